@@ -1,0 +1,321 @@
+"""The service's errors: one class for each thing that can go wrong.
+
+The same class is raised where the fault is found, rendered once as RFC 9457 problem+json, and raised again by the
+client.
+
+::
+
+    AttentionError                    500
+    ├── Unreadable                    400  the body is not JSON or not a safetensors file
+    ├── Unauthorized                  401
+    ├── Forbidden                     403
+    ├── NotFound                      404  no such path
+    │   ├── ModuleNotFound
+    │   ├── ParameterNotFound
+    │   └── CheckpointNotFound
+    ├── MethodNotAllowed              405
+    ├── NotAcceptable                 406
+    ├── Conflict                      409
+    │   ├── ModuleExists
+    │   └── VersionMismatch
+    ├── TooLarge                      413
+    │   ├── BodyTooLarge                   bytes on the wire
+    │   └── OverBudget                     bytes of memory
+    ├── UnsupportedMediaType          415
+    ├── InvalidRequest                422  well-formed, but impossible
+    │   ├── InvalidTensor
+    │   ├── ShapeMismatch
+    │   ├── KernelUnsuitable
+    │   └── InvalidCheckpoint
+    ├── Overloaded                    429
+    ├── Cancelled                     499
+    ├── InternalError                 500
+    ├── Unavailable                   503
+    │   ├── Loading
+    │   └── Draining
+    └── NeverFits                     507
+"""
+
+from collections.abc import Iterator
+from typing import Any, ClassVar
+
+PROBLEM_MEDIA_TYPE = "application/problem+json"
+_MEMBERS = frozenset({"type", "title", "status", "detail", "code", "param", "request_id"})
+
+
+class AttentionError(Exception):
+    """Anything the service answers that is not what was asked for.
+
+    ``detail`` says what was expected, what came and what to do; ``param`` names the request field at fault, dotted when
+    nested; ``facts`` are the numbers behind the sentence, and become fields of the problem document.
+    """
+
+    status: ClassVar[int] = 500
+    code: ClassVar[str] = "error"
+    title: ClassVar[str] = "The request could not be answered"
+    retry_after: ClassVar[int | None] = None
+    """Seconds after which the same request may succeed; None where it never will."""
+
+    def __init__(self, detail: str, *, param: str | None = None, request_id: str | None = None, **facts: Any) -> None:
+        super().__init__(detail)
+        self.detail = detail
+        self.param = param
+        self.request_id = request_id
+        self.facts = facts
+
+    def to_problem(self) -> dict[str, Any]:
+        """The problem document of RFC 9457, section 3."""
+        problem = {
+            **self.facts,
+            "type": f"urn:attention-service:problem:{self.code}",
+            "title": self.title,
+            "status": self.status,
+            "detail": self.detail,
+            "code": self.code,
+        }
+        if self.param is not None:
+            problem["param"] = self.param
+        if self.request_id is not None:
+            problem["request_id"] = self.request_id
+        return problem
+
+
+class Unreadable(AttentionError):
+    """The body cannot be parsed at all."""
+
+    status = 400
+    code = "unreadable"
+    title = "The body cannot be read"
+
+
+class Unauthorized(AttentionError):
+    """No credentials came, or they are not known."""
+
+    status = 401
+    code = "unauthorized"
+    title = "Credentials are missing or wrong"
+
+
+class Forbidden(AttentionError):
+    """The credentials do not allow this."""
+
+    status = 403
+    code = "forbidden"
+    title = "Not allowed"
+
+
+class NotFound(AttentionError):
+    """There is nothing at this path."""
+
+    status = 404
+    code = "not_found"
+    title = "Not found"
+
+
+class ModuleNotFound(NotFound):
+    """No module of this name is resident."""
+
+    code = "module_not_found"
+    title = "No such module"
+
+
+class ParameterNotFound(NotFound):
+    """The module has no parameter of this name."""
+
+    code = "parameter_not_found"
+    title = "No such parameter"
+
+
+class CheckpointNotFound(NotFound):
+    """The model repository holds no checkpoint at this path."""
+
+    code = "checkpoint_not_found"
+    title = "No such checkpoint"
+
+
+class MethodNotAllowed(AttentionError):
+    """The path exists, but not for this method."""
+
+    status = 405
+    code = "method_not_allowed"
+    title = "Method not allowed"
+
+
+class NotAcceptable(AttentionError):
+    """The reply cannot be given in any of the media types asked for."""
+
+    status = 406
+    code = "not_acceptable"
+    title = "No acceptable media type"
+
+
+class Conflict(AttentionError):
+    """The request does not fit the present state."""
+
+    status = 409
+    code = "conflict"
+    title = "Conflict with the present state"
+
+
+class ModuleExists(Conflict):
+    """A different module already has this name."""
+
+    code = "module_exists"
+    title = "The name is taken"
+
+
+class VersionMismatch(Conflict):
+    """The module is no longer at the pinned version."""
+
+    code = "version_mismatch"
+    title = "The module has another version"
+
+
+class TooLarge(AttentionError):
+    """More than the server takes."""
+
+    status = 413
+    code = "too_large"
+    title = "Too large"
+
+
+class BodyTooLarge(TooLarge):
+    """The body has more bytes than the server reads."""
+
+    code = "body_too_large"
+    title = "The body is too large"
+
+
+class OverBudget(TooLarge):
+    """The estimated peak memory exceeds the server's budget."""
+
+    code = "over_budget"
+    title = "More memory than the budget allows"
+
+
+class UnsupportedMediaType(AttentionError):
+    """The body's media type is not one that the server reads."""
+
+    status = 415
+    code = "unsupported_media_type"
+    title = "Unsupported media type"
+
+
+class InvalidRequest(AttentionError):
+    """The request is well-formed but cannot be carried out."""
+
+    status = 422
+    code = "invalid_request"
+    title = "The request is not valid"
+
+
+class InvalidTensor(InvalidRequest):
+    """A tensor is ragged, truncated, of an unknown dtype or of one that its role does not allow."""
+
+    code = "invalid_tensor"
+    title = "A tensor is not valid"
+
+
+class ShapeMismatch(InvalidRequest):
+    """A tensor does not have the shape its role asks for."""
+
+    code = "shape_mismatch"
+    title = "A tensor has the wrong shape"
+
+
+class KernelUnsuitable(InvalidRequest):
+    """The kernel asked for cannot compute this request."""
+
+    code = "kernel_unsuitable"
+    title = "The kernel cannot do this"
+
+
+class InvalidCheckpoint(InvalidRequest):
+    """The checkpoint exists but no attention layer can be read from it."""
+
+    code = "invalid_checkpoint"
+    title = "The checkpoint cannot be imported"
+
+
+class Overloaded(AttentionError):
+    """Too many requests wait already."""
+
+    status = 429
+    code = "overloaded"
+    title = "Too many requests"
+    retry_after = 1
+
+
+class Cancelled(AttentionError):
+    """The caller went away before the answer was ready."""
+
+    status = 499
+    code = "cancelled"
+    title = "Cancelled by the caller"
+
+
+class InternalError(AttentionError):
+    """A fault of the server."""
+
+    status = 500
+    code = "internal_error"
+    title = "The server failed"
+
+
+class Unavailable(AttentionError):
+    """The server cannot answer now."""
+
+    status = 503
+    code = "unavailable"
+    title = "Not available now"
+    retry_after = 1
+
+
+class Loading(Unavailable):
+    """The modules of the store are not all resident yet."""
+
+    code = "loading"
+    title = "Still loading"
+
+
+class Draining(Unavailable):
+    """The server is stopping and takes no new work."""
+
+    code = "draining"
+    title = "Shutting down"
+    retry_after = 5
+
+
+class NeverFits(AttentionError):
+    """The request needs more memory than this device has."""
+
+    status = 507
+    code = "never_fits"
+    title = "Does not fit this device"
+
+
+def _tree(root: type[AttentionError]) -> Iterator[type[AttentionError]]:
+    yield root
+    for child in root.__subclasses__():
+        yield from _tree(child)
+
+
+def error_classes() -> dict[str, type[AttentionError]]:
+    """Every error class of the contract by its ``code``."""
+    return {error.code: error for error in _tree(AttentionError)}
+
+
+def from_problem(status: int, problem: dict[str, Any]) -> AttentionError:
+    """The error that a problem document describes; an unknown code gives the class of its status."""
+    classes = error_classes()
+    known = classes.get(str(problem.get("code")))
+    if known is None:
+        by_status = (error for error in classes.values() if error.status == status)
+        known = next(by_status, InternalError if status >= 500 else AttentionError)
+    facts = {name: value for name, value in problem.items() if name not in _MEMBERS}
+    return known(
+        str(problem.get("detail") or problem.get("title") or f"the server answered {status}"),
+        param=problem.get("param"),
+        request_id=problem.get("request_id"),
+        **{name: value for name, value in facts.items() if name not in {"detail", "param", "request_id"}},
+    )

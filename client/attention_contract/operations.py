@@ -1,0 +1,150 @@
+"""The table of operations: method, path, request, reply and errors, each stated once.
+
+The server makes its routes and its OpenAPI document from this table, the client its calls.
+"""
+
+from dataclasses import dataclass
+from typing import Any, Final, Generic, Literal, TypeVar
+
+from attention_contract import errors as e
+from attention_contract.base import WireModel
+from attention_contract.errors import AttentionError
+from attention_contract.schemas import attention as a
+from attention_contract.schemas import complexity as c
+from attention_contract.schemas import modules as m
+from attention_contract.schemas import server as s
+
+ReplyT = TypeVar("ReplyT", bound=WireModel | None)
+Method = Literal["GET", "POST", "PUT", "DELETE"]
+
+ANY_TIME: Final = (e.NotAcceptable, e.InternalError, e.Unavailable)
+READS_BODY: Final = (*ANY_TIME, e.Unreadable, e.BodyTooLarge, e.UnsupportedMediaType, e.InvalidRequest)
+COMPUTES: Final = (*READS_BODY, e.OverBudget, e.Overloaded, e.NeverFits)
+OF_MODULE: Final = (e.ModuleNotFound, e.VersionMismatch)
+
+
+@dataclass(frozen=True)
+class Operation(Generic[ReplyT]):
+    """One operation over HTTP."""
+
+    name: str
+    method: Method
+    path: str
+    request: type[WireModel] | None
+    """What the body holds; for a GET, what the query string holds."""
+    reply: type[ReplyT] | None
+    summary: str
+    errors: tuple[type[AttentionError], ...] = ANY_TIME
+    status: int = 200
+    tensors: bool = False
+    """Bodies may be safetensors files."""
+    safe_to_repeat: bool = True
+    """Doing it twice leaves what doing it once leaves, so a lost reply may be asked for again."""
+    example: dict[str, Any] | None = None
+    """A request body that works as it stands."""
+
+
+server_info = Operation("server_info", "GET", "/v1", None, s.ServerInfo, "Version, device, dtypes and limits")
+list_variants = Operation(
+    "list_variants", "GET", "/v1/variants", None, s.VariantList,
+    "Every registered score, mask, position, normalizer, method and kernel",
+)  # fmt: skip
+list_modules = Operation("list_modules", "GET", "/v1/modules", None, m.ModuleList, "Every resident module")
+create_module = Operation(
+    "create_module", "POST", "/v1/modules", m.CreateModule, m.ModuleInfo,
+    "Make a module from a seed or from its parameters",
+    (*COMPUTES, e.ModuleExists), status=201, tensors=True,
+    example={"name": "demo", "config": {"d_model": 8, "num_heads": 2}, "seed": 0},
+)  # fmt: skip
+import_module = Operation(
+    "import_module", "POST", "/v1/modules/import", m.ImportModule, m.ModuleInfo,
+    "Make a module from one attention layer of a checkpoint",
+    (*COMPUTES, e.CheckpointNotFound, e.InvalidCheckpoint, e.ModuleExists), status=201,
+    example={"checkpoint": "minilm", "layer": 0, "name": "minilm.0"},
+)  # fmt: skip
+get_module = Operation(
+    "get_module", "GET", "/v1/modules/{name}", None, m.ModuleInfo, "Config, version, device and bytes of a module",
+    (*ANY_TIME, e.ModuleNotFound),
+)  # fmt: skip
+delete_module: Operation[None] = Operation(
+    "delete_module", "DELETE", "/v1/modules/{name}", None, None, "Remove a module from the device and the store",
+    (*ANY_TIME, *OF_MODULE), status=204, safe_to_repeat=False,
+)  # fmt: skip
+list_parameters = Operation(
+    "list_parameters", "GET", "/v1/modules/{name}/parameters", None, m.ParameterList,
+    "Names, shapes and statistics of a module's parameters",
+    (*ANY_TIME, e.ModuleNotFound),
+)  # fmt: skip
+replace_parameters = Operation(
+    "replace_parameters", "PUT", "/v1/modules/{name}/parameters", m.ReplaceParameters, m.ModuleInfo,
+    "Replace all parameters of a module, or none",
+    (*COMPUTES, *OF_MODULE), tensors=True,
+)  # fmt: skip
+get_parameter = Operation(
+    "get_parameter", "GET", "/v1/modules/{name}/parameters/{parameter}", m.ParameterQuery, m.Parameter,
+    "One parameter, a slice of it or one head of it",
+    (*ANY_TIME, *OF_MODULE, e.ParameterNotFound, e.InvalidRequest), tensors=True,
+)  # fmt: skip
+
+_QUERY = {"query": [[0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8], [0.8, 0.7, 0.6, 0.5, 0.4, 0.3, 0.2, 0.1]]}
+
+forward = Operation(
+    "forward", "POST", "/v1/modules/{name}/forward", a.ForwardRequest, a.ForwardReply,
+    "The output of a module, and any taps",
+    (*COMPUTES, *OF_MODULE, e.KernelUnsuitable), tensors=True,
+    example=_QUERY | {"return": ["output", "weights"]},
+)  # fmt: skip
+weights = Operation(
+    "weights", "POST", "/v1/modules/{name}/weights", a.WeightsRequest, a.WeightsReply,
+    "What each head of a module looks at",
+    (*COMPUTES, *OF_MODULE, e.KernelUnsuitable), tensors=True, example=_QUERY | {"top_k": 1},
+)  # fmt: skip
+gradients = Operation(
+    "gradients", "POST", "/v1/modules/{name}/gradients", a.GradientsRequest, a.GradientsReply,
+    "Exact gradients with respect to inputs, taps and parameters",
+    (*COMPUTES, *OF_MODULE, e.KernelUnsuitable), tensors=True,
+    example=_QUERY | {"wrt": ["query", "weights", "parameters"]},
+)  # fmt: skip
+complexity = Operation(
+    "complexity", "POST", "/v1/modules/{name}/complexity", c.ComplexityRequest, c.ComplexityReply,
+    "What a module costs at a shape or a sweep of shapes",
+    (*READS_BODY, *OF_MODULE, e.KernelUnsuitable),
+    example={"shape": {"batch": 1, "queries": 512}, "sweep": {"dimension": "length", "values": [512, 1024, 2048]}},
+)  # fmt: skip
+raw_forward = Operation(
+    "raw_forward", "POST", "/v1/attention/forward", a.RawForwardRequest, a.ForwardReply,
+    "Attention over raw q, k and v",
+    (*COMPUTES, e.KernelUnsuitable), tensors=True,
+    example=a.EXAMPLE_INPUTS | {"return": ["output", "weights"]},
+)  # fmt: skip
+raw_weights = Operation(
+    "raw_weights", "POST", "/v1/attention/weights", a.RawWeightsRequest, a.WeightsReply,
+    "What each head of a raw attention looks at",
+    (*COMPUTES, e.KernelUnsuitable), tensors=True, example=a.EXAMPLE_INPUTS | {"top_k": 1},
+)  # fmt: skip
+raw_gradients = Operation(
+    "raw_gradients", "POST", "/v1/attention/gradients", a.RawGradientsRequest, a.GradientsReply,
+    "Exact gradients of a raw attention",
+    (*COMPUTES, e.KernelUnsuitable), tensors=True,
+    example=a.EXAMPLE_INPUTS | {"upstream": [[1.0, 0.0], [0.0, 1.0]], "wrt": ["query", "key", "value", "weights"]},
+)  # fmt: skip
+raw_complexity = Operation(
+    "raw_complexity", "POST", "/v1/attention/complexity", c.RawComplexityRequest, c.ComplexityReply,
+    "What a raw attention costs at a shape or a sweep of shapes",
+    (*READS_BODY, e.KernelUnsuitable),
+    example={"shape": {"queries": 512}, "num_heads": 8, "head_dim": 64, "spec": {"masks": [{"name": "causal"}]}},
+)  # fmt: skip
+health_live = Operation("health_live", "GET", "/health/live", None, s.Health, "Whether the process answers", ())
+health_ready = Operation(
+    "health_ready", "GET", "/health/ready", None, s.Health, "Whether every module is resident and work is taken",
+    (e.Loading, e.Draining),
+)  # fmt: skip
+
+OPERATIONS: Final[tuple[Operation[Any], ...]] = (
+    server_info, list_variants,
+    list_modules, create_module, import_module, get_module, delete_module,
+    list_parameters, replace_parameters, get_parameter,
+    forward, weights, gradients, complexity,
+    raw_forward, raw_weights, raw_gradients, raw_complexity,
+    health_live, health_ready,
+)  # fmt: skip

@@ -1,0 +1,297 @@
+"""Forward, weights and gradients.
+
+Notation for shapes: B batch, H query heads, Hkv key/value heads, Lq queries, Lk keys (the past included), P past keys,
+D head width, Dv value width. Wherever B stands it may be missing, and is then missing in the reply.
+"""
+
+from typing import Annotated, Any, Literal
+
+from pydantic import Field, model_validator
+
+from attention_contract.base import WireModel
+from attention_contract.spec import AttentionSpec
+from attention_contract.tensors import BoolArray, Encoding, FloatArray, IntArray, MaskArray
+
+Tap = Literal["q", "k", "v", "scores", "capped_scores", "masked_scores", "weights", "context", "lse", "output"]
+"""The points along one attention, in order."""
+
+EditableTap = Literal["q", "k", "v", "scores", "capped_scores", "masked_scores", "weights", "context", "output"]
+KernelName = Literal["fused", "materialized"]
+Index = Annotated[int, Field(ge=0)]
+
+
+def output_only() -> list[Tap]:
+    """What a request returns unless it says otherwise."""
+    return ["output"]
+
+
+class Select(WireModel):
+    """Which heads and queries of the returned taps to keep, in the order given.
+
+    ``heads`` narrows every tap that has heads; ``k`` and ``v`` then give one entry for each selected query head: the
+    key/value head that it reads. ``queries`` narrows every tap that has queries, except ``output``.
+    """
+
+    heads: list[Index] | None = Field(None, min_length=1)
+    queries: list[Index] | None = Field(None, min_length=1)
+
+
+class Edit(WireModel):
+    """One intervention on a tap before the rest is computed: exactly one of ``set``, ``value`` and ``scale``."""
+
+    tap: EditableTap
+    heads: list[Index] | None = Field(None, min_length=1)
+    """Heads to touch; null for all. Of ``k`` and ``v`` these are key/value heads."""
+    queries: list[Index] | None = Field(None, min_length=1)
+    """Query rows to touch; null for all."""
+    keys: list[Index] | None = Field(None, min_length=1)
+    """Keys to touch; null for all."""
+    set: float | None = None
+    """Put this number there (0 knocks out)."""
+    value: FloatArray | None = None
+    """Put this tensor there, broadcast to the selected part."""
+    scale: float | None = None
+    """Multiply by this number."""
+    renormalize: bool = False
+    """After an edit of ``weights``: divide each row by its sum."""
+
+    @model_validator(mode="after")
+    def _one_action(self) -> "Edit":
+        if sum(action is not None for action in (self.set, self.value, self.scale)) != 1:
+            raise ValueError("expected exactly one of set, value and scale")
+        if self.renormalize and self.tap != "weights":
+            raise ValueError("renormalize applies to weights only")
+        return self
+
+
+class AttentionInputs(WireModel):
+    """What goes into one attention of a module."""
+
+    query: FloatArray
+    """``[B, Lq, d_model]``"""
+    key: FloatArray | None = None
+    """``[B, Lk − P, key_width]``; default: the query (self-attention)."""
+    value: FloatArray | None = None
+    """``[B, Lk − P, value_width]``; default: the key."""
+    mask: MaskArray | None = None
+    """Broadcastable to ``[B, H, Lq, Lk]``. Bool: true lets a query look. Float: added to the scores. A last dimension
+    shorter than the keys (and not 1) hides the rest."""
+    key_mask: BoolArray | None = None
+    """``[B, Lk]``, true for a real key, false for padding. Integers 0 and 1 are accepted."""
+    key_lengths: IntArray | None = None
+    """``[B]``: how many keys from the first on are real."""
+    past_key: FloatArray | None = None
+    """``[B, Hkv, P, D]``: projected keys of earlier tokens, put before the new ones."""
+    past_value: FloatArray | None = None
+    """``[B, Hkv, P, Dv]``"""
+    offsets: IntArray | None = None
+    """``[B]`` or one number, added to the query's index in every positional mask; default: P. May be negative."""
+    positions: IntArray | None = None
+    """``[B, Lq]``: the position of each token, for specs whose position encoding reads it."""
+    version: str | None = None
+    """Answer only if the module is at this version."""
+    kernel: KernelName | None = None
+    """Force this kernel; default: the cheapest that can produce what was asked."""
+    encoding: Encoding = "list"
+    """How a JSON reply carries tensors."""
+
+
+class ForwardRequest(AttentionInputs):
+    """One forward pass through a module."""
+
+    edits: list[Edit] = Field(default_factory=list, max_length=256)
+    """Applied in the order of the taps, then in the order given."""
+    return_: list[Tap] = Field(default_factory=output_only, alias="return", min_length=1)
+    """Which taps to return."""
+    select: Select | None = None
+    """Which heads and queries of those taps; default: all."""
+    average_heads: bool = False
+    """Return ``weights`` averaged over the (selected) heads, without the head dimension."""
+
+
+class RawInputs(WireModel):
+    """What raw attention adds: q, k and v come as they are, and the spec comes with them.
+
+    Layouts: ``query [B, H, Lq, D]``, ``key [B, Hkv, Lk, D]``, ``value [B, Hkv, Lk, Dv]``; or, with ``num_heads`` given,
+    ``[B, L, H·D]``. Without ``num_heads``, ``[Lq, D]`` is one head of one sequence. The reply keeps the query's layout.
+    """
+
+    spec: AttentionSpec = Field(default_factory=AttentionSpec)
+    """What is computed."""
+    parameters: dict[str, FloatArray] = Field(default_factory=dict)
+    """Learned tensors that the spec needs, by name."""
+    num_heads: int | None = Field(None, ge=1)
+    """Says that tensors come as ``[B, L, H·D]`` with this H."""
+    num_kv_heads: int | None = Field(None, ge=1)
+    """Key/value heads of that layout; default: ``num_heads``."""
+
+
+class RawForwardRequest(RawInputs, ForwardRequest):
+    """One attention over raw q, k and v."""
+
+
+class Ran(WireModel):
+    """What ran, and how the prediction compared."""
+
+    kernel: str
+    """The kernel that produced the output."""
+    device: str
+    dtype: str
+    """The dtype that was computed in."""
+    version: str | None = None
+    """The module's version; null for raw attention."""
+    flops: int
+    """Floating-point operations of the kernel that ran, projections included."""
+    predicted_ms: float
+    """Milliseconds that the cost model expected on the device."""
+    compute_ms: float
+    """Milliseconds on the device, without queueing."""
+    queue_ms: float
+    """Milliseconds between admission and execution."""
+    batch: int
+    """How many requests ran together."""
+    peak_bytes: int
+    """Peak memory that the request was admitted for, in bytes: the cost model's estimate."""
+
+
+class Taps(WireModel):
+    """The taps that were asked for."""
+
+    q: FloatArray | None = None
+    """``[B, H, Lq, D]``: queries after projection and position."""
+    k: FloatArray | None = None
+    """``[B, Hkv, Lk, D]``: keys after projection and position, the past included."""
+    v: FloatArray | None = None
+    """``[B, Hkv, Lk, Dv]``: values after projection, the past included."""
+    scores: FloatArray | None = None
+    """``[B, H, Lq, Lk]``: score times scale."""
+    capped_scores: FloatArray | None = None
+    """``[B, H, Lq, Lk]``: after the softcap (the same as scores where there is none)."""
+    masked_scores: FloatArray | None = None
+    """``[B, H, Lq, Lk]``: after bias and masks; −∞ where a query may not look."""
+    weights: FloatArray | None = None
+    """``[B, H, Lq, Lk]``, or ``[B, Lq, Lk]`` averaged over heads."""
+    context: FloatArray | None = None
+    """``[B, H, Lq, Dv]``: the weighted sum of the values, by head."""
+    lse: FloatArray | None = None
+    """``[B, H, Lq]``: log Σ exp(masked_scores / temperature); −∞ for a query that may look nowhere."""
+    output: FloatArray | None = None
+    """``[B, Lq, d_model]`` of a module; raw attention keeps the query's layout."""
+
+
+class ForwardReply(Taps):
+    """One field for each returned tap."""
+
+    present_key: FloatArray | None = None
+    """``[B, Hkv, Lk, D]``: past and new keys, where a past was given."""
+    present_value: FloatArray | None = None
+    """``[B, Hkv, Lk, Dv]``"""
+    ran: Ran
+
+
+# ── weights ──────────────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+class WeightsRequest(AttentionInputs):
+    """What each head looks at."""
+
+    top_k: int = Field(0, ge=0, le=1024)
+    """How many of the most attended keys to name for each query; 0 for none. At most the number of keys are given."""
+    select: Select | None = None
+    """Return the weights of these heads and queries. ``top_k`` covers the same selection; the statistics cover all."""
+    return_weights: bool = True
+    """False leaves the weights themselves out and gives statistics and top keys only."""
+    average_heads: bool = False
+    """Return the weights averaged over the (selected) heads, without the head dimension."""
+    query_mask: BoolArray | None = None
+    """``[B, Lq]``, true for a real query. Default: in self-attention (as many queries as new keys) the queries whose
+    own key is real; otherwise all. A query that may look nowhere is never counted."""
+
+
+class RawWeightsRequest(RawInputs, WeightsRequest):
+    """What each head of a raw attention looks at."""
+
+
+class HeadStatistics(WireModel):
+    """Means over the real queries, for each head: ``[B, H]``. NaN for a sequence without a real query."""
+
+    entropy: FloatArray
+    """−Σ w ln w, in nats."""
+    max_weight: FloatArray
+    """The largest weight of a query."""
+    mean_distance: FloatArray
+    """Σ w · |i + offset − j|: how far away a head looks, in tokens."""
+    first_key: FloatArray
+    """The share of the first key."""
+    own_position: FloatArray
+    """The share of the key at the query's own position, i + offset; queries that have none there count 0."""
+
+
+class TopKeys(WireModel):
+    """The most attended keys, the largest weight first."""
+
+    keys: IntArray
+    """``[B, H, Lq, k]``: positions among the keys."""
+    weights: FloatArray
+    """``[B, H, Lq, k]``"""
+
+
+class WeightsReply(WireModel):
+    """What each head looks at."""
+
+    statistics: HeadStatistics
+    queries: IntArray
+    """``[B]``: how many real queries the statistics are over."""
+    top: TopKeys | None = None
+    weights: FloatArray | None = None
+    """``[B, H, Lq, Lk]`` of the selected heads and queries, or ``[B, Lq, Lk]`` averaged over heads."""
+    ran: Ran
+
+
+# ── gradients ────────────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+class GradientsRequest(ForwardRequest):
+    """Exact gradients of L, where ∂L/∂output is given."""
+
+    upstream: FloatArray | None = None
+    """∂L/∂output, of the output's shape; default: ones (L is the sum of the output)."""
+    wrt: list[str] = Field(default_factory=lambda: ["query"], min_length=1, max_length=256)
+    """With respect to what: inputs (query, key, value, mask, past_key, past_value), taps (q, k, v, scores,
+    capped_scores, masked_scores, weights, context), parameters by name, or ``parameters`` for all of them. A key or
+    value that was not sent is the query, whose gradient is then the total over its roles."""
+    check: bool = False
+    """Also compare with central differences in float64, at a sample of the elements of each name."""
+
+
+class RawGradientsRequest(RawInputs, GradientsRequest):
+    """Exact gradients of a raw attention."""
+
+
+class GradientCheck(WireModel):
+    """A gradient against central differences, both in float64."""
+
+    max_absolute_error: float
+    max_relative_error: float
+    """The largest absolute error over the largest magnitude among the compared elements."""
+    elements: int
+    """How many elements were compared."""
+    passed: bool
+    """The relative error is at most 1e-6 (or the absolute error, where the gradient is that small)."""
+
+
+class GradientsReply(Taps):
+    """∂L/∂name for each name asked for, of the shape of that name."""
+
+    gradients: dict[str, FloatArray]
+    check: dict[str, GradientCheck] | None = None
+    ran: Ran
+
+
+EXAMPLE_INPUTS: dict[str, Any] = {
+    "query": [[1.0, 0.0], [0.0, 1.0]],
+    "key": [[1.0, 0.0], [0.0, 1.0], [1.0, 1.0]],
+    "value": [[1.0, 2.0], [3.0, 4.0], [5.0, 6.0]],
+    "spec": {"score": {"name": "dot"}},
+}
+"""A raw attention small enough to follow by hand."""

@@ -1,0 +1,147 @@
+"""What an attention costs: counts for one shape or a sweep of shapes.
+
+A FLOP is one multiplication, addition, comparison, division or elementary function; a matrix product of ``[m, k]`` by
+``[k, n]`` is 2·m·k·n. ``dense`` counts every query-key pair, ``masked`` those that the spec's masks allow.
+"""
+
+from typing import Literal
+
+from pydantic import Field, model_validator
+
+from attention_contract.base import WireModel
+from attention_contract.schemas.attention import Index, KernelName, Tap, output_only
+from attention_contract.spec import AttentionSpec
+from attention_contract.tensors import FloatName
+
+Size = Index
+
+
+class Shape(WireModel):
+    """The sizes of one request."""
+
+    batch: int = Field(1, ge=1)
+    queries: int = Field(ge=1)
+    keys: int | None = Field(None, ge=1)
+    """New keys, without the past; default: as many as queries."""
+    past: int = Field(0, ge=0)
+    """Keys of earlier tokens; they are also the offset of the positional masks."""
+
+
+class Sweep(WireModel):
+    """One size varied, the others held."""
+
+    dimension: Literal["length", "batch", "queries", "keys", "past"] = "length"
+    """``length`` varies queries and keys together."""
+    values: list[int] = Field(min_length=2, max_length=256)
+
+
+class ComplexityRequest(WireModel):
+    """The cost of a module at a shape or a sweep of shapes."""
+
+    shape: Shape
+    sweep: Sweep | None = None
+    """Default: the shape alone."""
+    return_: list[Tap] = Field(default_factory=output_only, alias="return")
+    """Taps that would be returned: their rows are recomputed, and cost memory."""
+    kernel: KernelName | None = None
+    """The kernel whose cost counts as the request's; default: the one the planner would take."""
+    version: str | None = None
+    """Answer only if the module is at this version."""
+
+
+class RawComplexityRequest(ComplexityRequest):
+    """The cost of a raw attention: no projections."""
+
+    num_heads: int = Field(ge=1)
+    num_kv_heads: int | None = Field(None, ge=1)
+    head_dim: int = Field(ge=1)
+    value_dim: int | None = Field(None, ge=1)
+    dtype: FloatName = "float32"
+    spec: AttentionSpec = Field(default_factory=AttentionSpec)
+
+    @model_validator(mode="after")
+    def _heads_divide(self) -> "RawComplexityRequest":
+        if self.num_kv_heads is not None and self.num_heads % self.num_kv_heads:
+            raise ValueError(f"num_kv_heads {self.num_kv_heads} does not divide num_heads {self.num_heads}")
+        return self
+
+
+class StageFlops(WireModel):
+    """FLOPs by stage."""
+
+    projections: int
+    """Queries, keys and values from their inputs: the matrix products."""
+    scores: int
+    """q·k for every pair counted."""
+    normalizer: int
+    """Scale, softcap, softmax: elementwise work on every pair counted."""
+    values: int
+    """The weighted sum of the values."""
+    output_projection: int
+    matmul: int
+    """The matrix products alone: what PyTorch's FLOP counter counts."""
+    total: int
+
+
+class PassFlops(WireModel):
+    """One direction, counted over all pairs and over the pairs that the masks allow."""
+
+    dense: StageFlops
+    masked: StageFlops
+
+
+class PeakBytes(WireModel):
+    """Peak memory of one forward request on the device, beyond the resident parameters, by kernel."""
+
+    fused: int
+    """Without materialized weights."""
+    materialized: int
+    """With the whole ``[B, H, Lq, Lk]`` of scores and weights."""
+    request: int
+    """Of the request itself: the kernel and the taps that it names."""
+
+
+class Cost(WireModel):
+    """The cost of one shape."""
+
+    shape: Shape
+    """With every default filled in."""
+    pairs: int
+    """Query-key pairs of one head: B · Lq · Lk."""
+    allowed_pairs: int
+    """Those that the spec's masks allow."""
+    forward: PassFlops
+    backward: PassFlops
+    """Gradients with respect to inputs and parameters, with the materialized kernel: no recomputation."""
+    backward_fused: PassFlops
+    """The same with a fused kernel, which recomputes the scores."""
+    kernel: str
+    """The kernel that the planner would take."""
+    parameter_bytes: int
+    input_bytes: int
+    output_bytes: int
+    kv_cache_bytes: int
+    """Keys and values of all tokens (past and new) in the module's dtype."""
+    kv_cache_bytes_per_token: int
+    peak_bytes: PeakBytes
+    predicted_ms: float
+    """Milliseconds that the planner expects of a forward pass on this device."""
+
+
+class Growth(WireModel):
+    """How the cost grows with the varied size: exponents between the two largest values, and the asymptotic form."""
+
+    dimension: str
+    flops_exponent: float
+    peak_bytes_exponent: float
+    time_order: str
+    """As in ``O(n²·d)``."""
+    memory_order: str
+
+
+class ComplexityReply(WireModel):
+    """Costs, in the order of the sweep."""
+
+    parameter_count: int
+    costs: list[Cost]
+    growth: Growth

@@ -1,0 +1,179 @@
+"""Resident modules: making, importing, describing and replacing them.
+
+Parameters of a module: ``q_proj.weight [H·D, d_model]``, ``k_proj.weight [Hkv·D, key_width]``,
+``v_proj.weight [Hkv·Dv, value_width]``, ``o_proj.weight [d_model, H·Dv]``, each with an optional ``.bias``.
+"""
+
+from typing import Annotated, Literal
+
+from pydantic import Field, model_validator
+
+from attention_contract.base import WireModel
+from attention_contract.spec import AttentionSpec
+from attention_contract.tensors import Encoding, FloatArray, FloatName
+
+ModuleName = Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,127}$")]
+Width = Annotated[int, Field(ge=1, le=1_048_576)]
+
+
+class Biases(WireModel):
+    """Which projections have a bias."""
+
+    q_proj: bool = False
+    k_proj: bool = False
+    v_proj: bool = False
+    o_proj: bool = False
+
+
+class ModuleConfig(WireModel):
+    """The shape of a module and what it computes."""
+
+    d_model: Width
+    """Width of the query and of the output."""
+    num_heads: int = Field(ge=1, le=65_536)
+    num_kv_heads: int | None = Field(None, ge=1, le=65_536)
+    """Key/value heads; must divide ``num_heads``. Default: ``num_heads``. 1 is multi-query attention."""
+    head_dim: Width | None = None
+    """Width of a head's queries and keys; default: d_model / num_heads."""
+    value_dim: Width | None = None
+    """Width of a head's values; default: ``head_dim``."""
+    key_width: Width | None = None
+    """Input width of the keys; default: ``d_model``."""
+    value_width: Width | None = None
+    """Input width of the values; default: ``d_model``."""
+    bias: bool | Biases | None = None
+    """Biases on all projections, on none, or as listed. Default: on all; with given parameters, as they are given."""
+    dtype: FloatName | None = None
+    """What the module computes in. Default: float32; with given parameters, their dtype."""
+    spec: AttentionSpec = Field(default_factory=AttentionSpec)
+
+    @model_validator(mode="after")
+    def _heads_divide(self) -> "ModuleConfig":
+        if self.head_dim is None and self.d_model % self.num_heads:
+            raise ValueError(
+                f"d_model {self.d_model} is not a multiple of num_heads {self.num_heads}; "
+                "give head_dim to choose the width"
+            )
+        if self.num_kv_heads is not None and self.num_heads % self.num_kv_heads:
+            raise ValueError(f"num_kv_heads {self.num_kv_heads} does not divide num_heads {self.num_heads}")
+        return self
+
+
+class CreateModule(WireModel):
+    """Make a module, from a seed or from its parameters."""
+
+    name: ModuleName
+    config: ModuleConfig
+    seed: int | None = Field(None, ge=0, lt=2**63)
+    """Xavier-uniform weights and zero biases drawn from this seed; default 0 where no parameters are given."""
+    parameters: dict[str, FloatArray] | None = None
+    """Every parameter by name."""
+
+    @model_validator(mode="after")
+    def _one_origin(self) -> "CreateModule":
+        if self.seed is not None and self.parameters is not None:
+            raise ValueError("expected seed or parameters, got both")
+        return self
+
+
+class ImportModule(WireModel):
+    """Make a module from one attention layer of a checkpoint in the model repository."""
+
+    checkpoint: str = Field(min_length=1, max_length=4096)
+    """Path inside the model repository: a folder with safetensors files, or one such file."""
+    layer: int = Field(0, ge=0)
+    name: ModuleName | None = None
+    """Default: the checkpoint's folder and the layer, as in ``minilm.0``."""
+    part: Literal["self", "cross"] = "self"
+    stack: Literal["encoder", "decoder"] | None = None
+    """Which stack, for a checkpoint that has both."""
+    num_heads: int | None = Field(None, ge=1)
+    """Needed where neither config.json nor the tensors' shapes tell it, as with ``nn.MultiheadAttention``."""
+
+
+class Source(WireModel):
+    """Where an imported module came from."""
+
+    checkpoint: str
+    layout: str
+    layer: int
+    part: Literal["self", "cross"]
+    stack: Literal["encoder", "decoder"] | None = None
+
+
+class ModuleInfo(WireModel):
+    """One resident module."""
+
+    name: str
+    config: ModuleConfig
+    """With every default filled in."""
+    version: str
+    """Content hash of config and parameters; also the ETag."""
+    device: str
+    parameter_count: int
+    bytes: int
+    """Bytes of its parameters on the device."""
+    source: Source | None = None
+
+
+class ModuleList(WireModel):
+    """Every resident module, by name."""
+
+    modules: list[ModuleInfo]
+    bytes: int
+    """Bytes of all of them on the device."""
+
+
+class ParameterInfo(WireModel):
+    """One parameter: its shape and what its numbers look like."""
+
+    name: str
+    shape: list[int]
+    dtype: str
+    bytes: int
+    mean: float
+    std: float
+    """Standard deviation, the sum of squares divided by the number of elements."""
+    min: float
+    max: float
+    norm: float
+    """Euclidean norm."""
+
+
+class ParameterList(WireModel):
+    """Every parameter of a module."""
+
+    name: str
+    version: str
+    parameters: list[ParameterInfo]
+
+
+class ReplaceParameters(WireModel):
+    """Replace all parameters of a module, or none: names and shapes must be those it has."""
+
+    parameters: dict[str, FloatArray] = Field(min_length=1)
+    """Every parameter by name; cast to the module's dtype."""
+    version: str | None = None
+    """Replace only if the module is at this version (as the header If-Match)."""
+
+
+class ParameterQuery(WireModel):
+    """Which part of a parameter to read."""
+
+    head: int | None = Field(None, ge=0)
+    """Only the rows (of ``o_proj.weight``: the columns) of this head: a query head, or a key/value head of ``k_proj``
+    and ``v_proj``."""
+    slice: str | None = Field(None, max_length=256, examples=["0:4,:8"])
+    """Then this slice of it: one ``start:stop:step`` or index for each dimension, separated by commas."""
+    version: str | None = None
+    """Answer only if the module is at this version."""
+    encoding: Encoding = "list"
+    """How a JSON reply carries tensors."""
+
+
+class Parameter(WireModel):
+    """One parameter, or a part of it."""
+
+    name: str
+    version: str
+    value: FloatArray

@@ -1,0 +1,68 @@
+"""The server itself: what it is, what it can do, and how it is."""
+
+from typing import Any, Literal
+
+from attention_contract.base import WireModel
+
+
+class Limits(WireModel):
+    """What the server takes."""
+
+    max_body_bytes: int
+    """Bytes of one request body."""
+    memory_budget_bytes: int
+    """Bytes that resident modules and running requests may hold together."""
+    max_queue: int
+    """Requests that may wait."""
+
+
+class Memory(WireModel):
+    """Where the budget stands."""
+
+    resident_bytes: int
+    in_flight_bytes: int
+    free_bytes: int
+
+
+class ServerInfo(WireModel):
+    """What answers."""
+
+    name: str
+    version: str
+    torch: str
+    device: str
+    """As in ``cpu`` or ``cuda:0``."""
+    device_name: str
+    dtypes: list[str]
+    media_types: list[str]
+    limits: Limits
+    memory: Memory
+    modules: int
+
+
+class Variant(WireModel):
+    """One registered entry: a score, mask, position, normalizer, method or kernel."""
+
+    kind: Literal["score", "mask", "position", "normalizer", "method", "kernel"]
+    name: str
+    summary: str
+    formula: str
+    cost: str
+    """Asymptotic cost in the sequence length n and the head width d."""
+    source: str
+    options: dict[str, Any]
+    """JSON Schema of its options."""
+
+
+class VariantList(WireModel):
+    """Everything that a spec can say here."""
+
+    variants: list[Variant]
+
+
+class Health(WireModel):
+    """Whether the server lives, and whether it takes work."""
+
+    status: Literal["live", "ready", "loading", "draining"]
+    modules: int
+    """Modules resident so far."""

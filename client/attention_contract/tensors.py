@@ -1,0 +1,336 @@
+"""Tensors on the wire: the dtypes, the JSON forms, and the pydantic types of tensor fields.
+
+A tensor is a numpy array on both sides of the wire. JSON carries it in one of three forms: nested lists;
+``{"dtype", "shape", "data": [flat]}``; ``{"dtype", "shape", "base64"}`` (little-endian, row-major). Non-finite numbers
+are the strings ``"NaN"``, ``"Infinity"`` and ``"-Infinity"``. bfloat16 is numpy's by way of ml_dtypes.
+"""
+
+import base64
+import binascii
+import math
+from collections.abc import Mapping
+from itertools import chain
+from typing import Annotated, Any, Final, Literal, TypeAlias
+
+import ml_dtypes
+import numpy as np
+from numpy.typing import NDArray
+from pydantic import GetCoreSchemaHandler, GetJsonSchemaHandler
+from pydantic.json_schema import JsonSchemaValue
+from pydantic_core import CoreSchema, PydanticCustomError, core_schema
+
+DtypeName = Literal["bool", "int32", "int64", "float16", "bfloat16", "float32", "float64"]
+FloatName = Literal["float16", "bfloat16", "float32", "float64"]
+Encoding = Literal["list", "base64"]
+Kind = Literal["float", "bool", "int", "mask"]
+
+DTYPES: Final[dict[str, np.dtype[Any]]] = {
+    "bool": np.dtype(np.bool_),
+    "int32": np.dtype("<i4"),
+    "int64": np.dtype("<i8"),
+    "float16": np.dtype("<f2"),
+    "bfloat16": np.dtype(ml_dtypes.bfloat16),
+    "float32": np.dtype("<f4"),
+    "float64": np.dtype("<f8"),
+}
+"""The dtypes of the wire, by name."""
+
+FLOATS: Final = frozenset({"float16", "bfloat16", "float32", "float64"})
+INTS: Final = frozenset({"int32", "int64"})
+MAX_RANK: Final = 8
+_NON_FINITE: Final = {"NaN": math.nan, "Infinity": math.inf, "-Infinity": -math.inf}
+_NAMES: Final = {dtype: name for name, dtype in DTYPES.items()}
+
+
+class Untyped(np.ndarray[Any, Any]):
+    """Numbers that came as nested lists and so state no dtype.
+
+    Held as bool, int64 or float64. Where a float is wanted they take the dtype of their surroundings: the module's,
+    else that of the request's other tensors, else float32.
+    """
+
+
+class TensorFault(ValueError):
+    """What is wrong with one tensor, before it is known which field it stands in."""
+
+    def __init__(self, message: str, **facts: Any) -> None:
+        super().__init__(message)
+        self.message = message
+        self.facts = facts
+
+
+def dtype_name(array: NDArray[Any]) -> str:
+    """The wire's name of an array's dtype. Raises TensorFault for one that the wire does not carry."""
+    name = _NAMES.get(array.dtype) or _NAMES.get(array.dtype.newbyteorder("<"))
+    if name is None:
+        raise TensorFault(f"dtype {array.dtype} cannot be sent; expected one of {', '.join(DTYPES)}")
+    return name
+
+
+def decode(value: Any) -> NDArray[Any]:
+    """The array that a JSON value stands for. Raises TensorFault where it stands for none."""
+    if isinstance(value, Mapping):
+        return _decode_object(value)
+    if isinstance(value, bool | int | float | str | list | tuple):
+        return _decode_nested(value)
+    raise TensorFault(f"expected a nested list or an object with dtype and shape, got {type(value).__name__}")
+
+
+def encode(array: NDArray[Any], encoding: Encoding) -> Any:
+    """The JSON value of an array: what orjson writes as nested lists, or an object with base64."""
+    if encoding == "base64":
+        name = dtype_name(array)
+        data = np.ascontiguousarray(array, dtype=DTYPES[name])
+        return {
+            "dtype": name,
+            "shape": list(array.shape),
+            "base64": base64.b64encode(data.reshape(-1).view(np.uint8).data).decode("ascii"),
+        }
+    if dtype_name(array) in {"float16", "bfloat16"}:
+        array = array.astype(np.float32)
+    if array.dtype.kind == "f" and not np.isfinite(array).all():
+        return _with_non_finite_as_text(array.tolist())
+    return np.ascontiguousarray(array) if array.ndim else array.item()
+
+
+def _with_non_finite_as_text(value: Any) -> Any:
+    if isinstance(value, list):
+        return [_with_non_finite_as_text(item) for item in value]
+    if math.isfinite(value):
+        return value
+    return "NaN" if math.isnan(value) else "Infinity" if value > 0 else "-Infinity"
+
+
+def _decode_nested(value: Any) -> NDArray[Any]:
+    """Flatten level by level in C, so that a ragged list is found without a Python loop over its numbers."""
+    shape: list[int] = []
+    level: list[Any] = [value]
+    while level and isinstance(level[0], list | tuple):
+        if not set(map(type, level)) <= {list, tuple}:
+            raise TensorFault(f"ragged: numbers and lists are mixed at depth {len(shape)}")
+        lengths = set(map(len, level))
+        if len(lengths) > 1:
+            raise TensorFault(
+                f"ragged: the lists at depth {len(shape)} have between {min(lengths)} and {max(lengths)} elements; "
+                "expected the same number in each"
+            )
+        shape.append(lengths.pop())
+        if len(shape) > MAX_RANK:
+            raise TensorFault(f"nested more than {MAX_RANK} lists deep")
+        level = list(chain.from_iterable(level))
+    if not level:
+        shape = shape or [0]
+        return np.zeros(shape, np.float64).view(Untyped)
+    if any(issubclass(kind, list | tuple) for kind in set(map(type, level))):
+        raise TensorFault(f"ragged: numbers and lists are mixed at depth {len(shape)}")
+    return _from_numbers(level).reshape(shape).view(Untyped)
+
+
+def _from_numbers(numbers: list[Any]) -> NDArray[Any]:
+    kinds = set(map(type, numbers))
+    if str in kinds:
+        numbers = [_number(item) for item in numbers]
+        kinds = set(map(type, numbers))
+    if kinds == {bool}:
+        return np.array(numbers, np.bool_)
+    if not kinds <= {int, float}:
+        found = ", ".join(sorted("null" if kind is type(None) else kind.__name__ for kind in kinds))
+        raise TensorFault(f"expected numbers only, or true and false only; got {found}")
+    try:
+        return np.array(numbers, np.int64 if kinds == {int} else np.float64)
+    except OverflowError:
+        raise TensorFault("an integer does not fit 64 bits") from None
+
+
+def _number(item: Any) -> Any:
+    if not isinstance(item, str):
+        return item
+    if item not in _NON_FINITE:
+        raise TensorFault(f"expected a number or one of {', '.join(_NON_FINITE)}; got {item[:20]!r}")
+    return _NON_FINITE[item]
+
+
+def _decode_object(value: Mapping[str, Any]) -> NDArray[Any]:
+    forms = {"data", "base64"} & set(value)
+    if set(value) - {"dtype", "shape", "data", "base64"} or len(forms) != 1 or not {"dtype", "shape"} <= set(value):
+        raise TensorFault('expected an object with "dtype", "shape" and one of "data" or "base64"')
+    dtype = DTYPES.get(value["dtype"]) if isinstance(value["dtype"], str) else None
+    if dtype is None:
+        raise TensorFault(f"unknown dtype {str(value['dtype'])[:20]!r}; expected one of {', '.join(DTYPES)}")
+    shape = checked_shape(value["shape"])
+    return _from_flat(value["data"], dtype, shape) if "data" in value else _from_base64(value["base64"], dtype, shape)
+
+
+def checked_shape(shape: Any) -> tuple[int, ...]:
+    """A shape whose sizes are non-negative integers. Raises TensorFault otherwise."""
+    if not isinstance(shape, list | tuple) or not all(type(size) is int and size >= 0 for size in shape):
+        raise TensorFault("shape is not a list of non-negative integers")
+    if len(shape) > MAX_RANK:
+        raise TensorFault(f"{len(shape)} dimensions; expected at most {MAX_RANK}")
+    if math.prod(max(size, 1) for size in shape) >= 2**63:
+        raise TensorFault(f"shape {list(shape)} overflows")
+    return tuple(shape)
+
+
+def _from_flat(data: Any, dtype: np.dtype[Any], shape: tuple[int, ...]) -> NDArray[Any]:
+    if not isinstance(data, list):
+        raise TensorFault("data is not a flat list of numbers")
+    if len(data) != math.prod(shape):
+        raise TensorFault(f"shape {list(shape)} takes {math.prod(shape)} numbers, got {len(data)}")
+    if any(issubclass(kind, list | dict) for kind in set(map(type, data))):
+        raise TensorFault("data is nested; expected a flat list of numbers, row by row")
+    numbers = _from_numbers(data) if data else np.zeros(0, dtype)
+    if dtype.kind in "bi":
+        if numbers.dtype.kind != dtype.kind or (data and _outside(numbers, dtype)):
+            raise TensorFault(f"data does not fit dtype {_NAMES[dtype]}")
+    elif numbers.dtype.kind == "b" and data:
+        raise TensorFault(f"data is true and false; expected numbers for dtype {_NAMES[dtype]}")
+    return cast(numbers, _NAMES[dtype]).reshape(shape)
+
+
+def _outside(numbers: NDArray[Any], dtype: np.dtype[Any]) -> bool:
+    if dtype.kind == "b":
+        return False
+    limits = np.iinfo(dtype)
+    return bool(numbers.min() < limits.min or numbers.max() > limits.max)
+
+
+def _from_base64(text: Any, dtype: np.dtype[Any], shape: tuple[int, ...]) -> NDArray[Any]:
+    if not isinstance(text, str):
+        raise TensorFault("base64 is not a string")
+    expected = math.prod(shape) * dtype.itemsize
+    if len(text) != -(-expected // 3) * 4:
+        raise TensorFault(
+            f"shape {list(shape)} of {_NAMES[dtype]} takes {expected} bytes; "
+            f"the base64 text holds about {len(text) * 3 // 4}"
+        )
+    try:
+        data = base64.b64decode(text, validate=True)
+    except (binascii.Error, ValueError):
+        raise TensorFault("base64 holds characters outside its alphabet") from None
+    return from_buffer(data, dtype, shape)
+
+
+def from_buffer(data: bytes | memoryview, dtype: np.dtype[Any], shape: tuple[int, ...]) -> NDArray[Any]:
+    """A read-only array over little-endian, row-major bytes, without a copy. Raises TensorFault on a wrong length."""
+    expected = math.prod(shape) * dtype.itemsize
+    if len(data) != expected:
+        raise TensorFault(f"shape {list(shape)} of {_NAMES[dtype]} takes {expected} bytes, got {len(data)}")
+    if dtype.kind == "b":
+        raw = np.frombuffer(data, np.uint8)
+        if raw.size and raw.max() > 1:
+            raise TensorFault("a bool tensor holds bytes other than 0 and 1")
+        return raw.view(np.bool_).reshape(shape)
+    return np.frombuffer(data, dtype).reshape(shape)
+
+
+def cast(array: NDArray[Any], name: str) -> NDArray[Any]:
+    """The array in another dtype. Raises TensorFault where a finite number would become infinite."""
+    dtype = DTYPES[name]
+    if array.dtype == dtype:
+        return array
+    with np.errstate(over="ignore", invalid="ignore"):
+        result = array.astype(dtype)
+    narrowed = array.dtype.kind in "if" and name in FLOATS and dtype.itemsize < 8
+    if narrowed and bool((np.isfinite(array) & ~np.isfinite(result)).any()):
+        raise TensorFault(f"a number is too large for {name}")
+    return result
+
+
+def _check_kind(array: NDArray[Any], kind: Kind) -> NDArray[Any]:
+    name = dtype_name(array)
+    untyped = isinstance(array, Untyped)
+    if kind == "float" and (name in FLOATS or (untyped and name in INTS)):
+        return array
+    if kind == "int" and name in INTS:
+        return array
+    if kind == "bool":
+        if name == "bool":
+            return array
+        if name in INTS and bool(((array == 0) | (array == 1)).all()):
+            return array.astype(np.bool_)
+    if kind == "mask":
+        if name in FLOATS or name == "bool":
+            return array
+        if untyped and not bool(((array == 0) | (array == 1)).all()):
+            return array.astype(np.float64).view(Untyped)
+        raise TensorFault(
+            "a mask is boolean (true lets a query look) or floating (added to the scores), and integers could mean "
+            'either; send true and false, or {"dtype": "float32", "shape": …, "data": …}'
+        )
+    wanted = {"float": "floating point", "int": "int32 or int64", "bool": "bool"}[kind]
+    raise TensorFault(f"expected {wanted}, got {name}")
+
+
+class _TensorField:
+    """Makes pydantic read and describe a numpy array of one kind."""
+
+    def __init__(self, kind: Kind) -> None:
+        self.kind = kind
+
+    def __get_pydantic_core_schema__(self, source: Any, handler: GetCoreSchemaHandler) -> CoreSchema:
+        return core_schema.no_info_plain_validator_function(
+            self._validate,
+            serialization=core_schema.plain_serializer_function_ser_schema(_to_json, when_used="json"),
+        )
+
+    def _validate(self, value: Any) -> NDArray[Any]:
+        try:
+            return _check_kind(value if isinstance(value, np.ndarray) else decode(value), self.kind)
+        except TensorFault as fault:
+            raise PydanticCustomError(
+                "invalid_tensor", "{message}", {"message": fault.message, **fault.facts}
+            ) from None
+
+    def __get_pydantic_json_schema__(self, schema: CoreSchema, handler: GetJsonSchemaHandler) -> JsonSchemaValue:
+        return {"x-tensor": self.kind}
+
+
+def _to_json(array: NDArray[Any]) -> Any:
+    value = encode(array, "list")
+    return value.tolist() if isinstance(value, np.ndarray) else value
+
+
+TENSOR_SCHEMA: Final[dict[str, Any]] = {
+    "title": "Tensor",
+    "description": (
+        "Nested lists, or an object with dtype, shape and either flat data or base64 (little-endian, row-major). "
+        'Non-finite numbers are the strings "NaN", "Infinity" and "-Infinity".'
+    ),
+    "anyOf": [
+        {"type": ["number", "boolean"]},
+        {"enum": list(_NON_FINITE)},
+        {"type": "array", "items": {"$ref": "#/components/schemas/Tensor"}},
+        {
+            "type": "object",
+            "required": ["dtype", "shape", "data"],
+            "additionalProperties": False,
+            "properties": {
+                "dtype": {"enum": list(DTYPES)},
+                "shape": {"type": "array", "items": {"type": "integer", "minimum": 0}, "maxItems": MAX_RANK},
+                "data": {
+                    "type": "array",
+                    "items": {"anyOf": [{"type": ["number", "boolean"]}, {"enum": list(_NON_FINITE)}]},
+                },
+            },
+        },
+        {
+            "type": "object",
+            "required": ["dtype", "shape", "base64"],
+            "additionalProperties": False,
+            "properties": {
+                "dtype": {"enum": list(DTYPES)},
+                "shape": {"type": "array", "items": {"type": "integer", "minimum": 0}, "maxItems": MAX_RANK},
+                "base64": {"type": "string", "contentEncoding": "base64"},
+            },
+        },
+    ],
+}
+"""The JSON Schema of a tensor, to stand once among the components of the OpenAPI document, where each field that a
+model's own schema marks with ``x-tensor`` refers to it."""
+
+Array: TypeAlias = NDArray[Any]
+FloatArray: TypeAlias = Annotated[NDArray[Any], _TensorField("float")]
+BoolArray: TypeAlias = Annotated[NDArray[Any], _TensorField("bool")]
+IntArray: TypeAlias = Annotated[NDArray[Any], _TensorField("int")]
+MaskArray: TypeAlias = Annotated[NDArray[Any], _TensorField("mask")]

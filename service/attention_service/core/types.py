@@ -1,13 +1,14 @@
 """What goes into one attention and what comes out.
 
-Notation for shapes, here and in all of ``core``: B batch, H query heads, Hkv key/value heads, Q queries, K keys (the past
-included), P past keys, D head width, V value width.
+Notation for shapes, here and in all of ``core``: B batch, H query heads, Hkv key/value heads, Q queries, K keys (the
+past included), P past keys, D head width, V value width.
 """
 
 from dataclasses import dataclass, field
 
-from attention_contract.spec import AttentionSpec
 from torch import Tensor
+
+from attention_contract.spec import AttentionSpec
 
 
 @dataclass(frozen=True)
@@ -22,8 +23,8 @@ class Problem:
     """``[B, Hkv, K, V]``"""
     spec: AttentionSpec = field(default_factory=AttentionSpec)
     mask: Tensor | None = None
-    """Bool (true lets a query look) or float (added), of rank 1 to 4, broadcastable to ``[B, H, Q, K]``; a last dimension
-    shorter than K (and not 1) hides the rest."""
+    """Bool (true lets a query look) or float (added), of rank 1 to 4, broadcastable to ``[B, H, Q, K]``; a last
+    dimension shorter than K (and not 1) hides the rest."""
     key_mask: Tensor | None = None
     """Bool ``[B, K]``, true for a real key."""
     key_lengths: Tensor | None = None

@@ -1,0 +1,61 @@
+# Two images: `--target cpu` (also what a plain `docker build .` gives) and `--target cuda`.
+ARG PYTHON_VERSION=3.11
+
+FROM python:${PYTHON_VERSION}-slim AS build
+ENV PIP_NO_CACHE_DIR=1 PIP_DISABLE_PIP_VERSION_CHECK=1 PATH=/opt/attention/bin:$PATH
+WORKDIR /src
+RUN python -m venv /opt/attention
+COPY pyproject.toml constraints.txt ./
+COPY deploy/install_torch.sh deploy/trim.sh deploy/
+# Dependencies without the project, so that a change of code does not install them anew.
+RUN python -c 'import tomllib; p = tomllib.load(open("pyproject.toml", "rb"))["project"]; \
+    print(*p["dependencies"], *p["optional-dependencies"]["server"], sep="\n")' > requirements.txt
+
+# The CPU build of torch, or none: with the CUDA packages this image would be some GB larger for nothing.
+FROM build AS packages-cpu
+ARG TORCH_INDEX_URL=
+RUN deploy/install_torch.sh /opt/attention/bin/python cpu \
+    && pip install -c constraints.txt -r requirements.txt \
+    && deploy/trim.sh /opt/attention
+
+FROM build AS packages-cuda
+ARG TORCH_INDEX_URL=
+RUN deploy/install_torch.sh /opt/attention/bin/python index \
+    && pip install -c constraints.txt -r requirements.txt \
+    && deploy/trim.sh /opt/attention
+
+# The project alone, laid over the packages: a layer of kilobytes.
+FROM build AS project
+COPY README.md ./
+COPY client client
+COPY service service
+RUN pip install --no-deps --prefix /opt/project .
+
+FROM python:${PYTHON_VERSION}-slim AS runtime
+RUN groupadd --gid 10001 attention \
+    && useradd --uid 10001 --gid attention --no-create-home --home-dir /tmp --shell /usr/sbin/nologin attention \
+    && install -d -o attention -g attention /data
+# HOME is /tmp: beside /data the only place that is writable when the root file system is not.
+ENV PATH=/opt/attention/bin:$PATH \
+    HOME=/tmp \
+    PYTHONDONTWRITEBYTECODE=1 \
+    PYTHONUNBUFFERED=1 \
+    ATTENTION_HOST=0.0.0.0 \
+    ATTENTION_PORT=8000 \
+    ATTENTION_MODELS_DIR=/data
+USER 10001:10001
+VOLUME /data
+EXPOSE 8000
+STOPSIGNAL SIGTERM
+HEALTHCHECK --interval=5s --timeout=5s --start-period=60s --retries=3 \
+    CMD ["python", "-c", "import os, urllib.request as r; r.urlopen(f'http://127.0.0.1:{os.environ[\"ATTENTION_PORT\"]}/health/ready', timeout=4)"]
+ENTRYPOINT ["attention"]
+CMD ["serve"]
+
+FROM runtime AS cuda
+COPY --from=packages-cuda /opt/attention /opt/attention
+COPY --from=project /opt/project /opt/attention
+
+FROM runtime AS cpu
+COPY --from=packages-cpu /opt/attention /opt/attention
+COPY --from=project /opt/project /opt/attention

@@ -1,0 +1,84 @@
+# Needs Python 3.11 or newer; uses uv where it is on PATH and pip where it is not. `make` lists what it can do.
+# Every ATTENTION_* setting passes through, from the environment or the command line: make serve ATTENTION_PORT=9000
+
+SHELL := /bin/sh
+.DEFAULT_GOAL := help
+.DELETE_ON_ERROR:
+
+VENV := .venv
+BIN := $(VENV)/bin
+# The first Python that is new enough, looked for only when the environment is made.
+PYTHON ?= $(shell for p in python3.11 python3.12 python3.13 python3; do \
+	$$p -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null && command -v $$p && break; done)
+# Which build of torch: auto, cpu, cu130, …, index (see deploy/install_torch.sh).
+TORCH ?= auto
+UV := $(shell command -v uv)
+ifdef UV
+INSTALL = $(UV) pip install --python $(BIN)/python
+else
+INSTALL = $(BIN)/python -m pip install --disable-pip-version-check
+endif
+# More arguments for `attention serve`, pytest or the benchmarks.
+ARGS ?=
+
+.PHONY: help serve test check demo bench constraints clean
+
+help: ## Print this list
+	@sed -n 's/^\([a-z]*\):.*## /\1 /p' $(MAKEFILE_LIST) | awk '{printf "make %-12s", $$1; $$1 = ""; print}'
+
+serve: $(VENV)/.server ## Start the server on 127.0.0.1:8000 (ATTENTION_* settings and ARGS pass through)
+	@exec $(BIN)/attention serve $(ARGS)
+
+test: $(VENV)/.dev ## Run the tests (ARGS go to pytest)
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n auto --dist loadfile $(ARGS)
+
+check: $(VENV)/.dev ## Check format, lint, types, import layers, Dockerfile and compose file
+	$(BIN)/ruff format --check .
+	$(BIN)/ruff check .
+	$(BIN)/mypy -p attention_contract -p attention_client -p attention_service
+	$(BIN)/lint-imports
+	$(BIN)/hadolint Dockerfile
+	$(BIN)/check-jsonschema --builtin-schema vendor.compose-spec docker-compose.yml
+
+demo: $(VENV)/.demo ## Show the attention of a sentence (SENTENCE="…", CHECKPOINT=folder)
+	$(BIN)/python examples/demo.py
+
+bench: $(VENV)/.dev ## Measure the kernels and compare them with their estimates (ARGS pass through)
+	$(BIN)/python -m benchmarks $(ARGS)
+
+constraints: ## Pin the newest versions in constraints.txt (torch keeps its pin; edit that line by hand)
+	rm -rf .cache/constraints
+	$(MAKE) --no-print-directory VENV=.cache/constraints PINS= .cache/constraints/.dev
+	sed -n '/^#/p' constraints.txt > .cache/constraints.txt
+	@.cache/constraints/bin/python -c 'from importlib.metadata import distributions as all; \
+		names = {d.name.lower().replace("_", "-"): d.version.split("+")[0] for d in all()}; \
+		print(*(f"{n}=={v}" for n, v in sorted(names.items()) if n not in ("attention-service", "pip", "uv")), sep="\n")' >> .cache/constraints.txt
+	mv .cache/constraints.txt constraints.txt
+	rm -rf .cache/constraints
+
+clean: ## Remove the environment and every cache
+	rm -rf $(VENV) .cache build dist .mypy_cache .pytest_cache .ruff_cache .hypothesis .import_linter_cache
+	find . -name __pycache__ -type d -prune -exec rm -rf {} +
+
+# The environment, filled step by step; a stamp says which extras of the present pins it holds.
+PINS := -c constraints.txt
+
+$(BIN)/python:
+	@test -n "$(UV)$(PYTHON)" || { echo "Python 3.11 or newer is needed; name it with: make PYTHON=/path/to/python3.11" >&2; exit 1; }
+	$(if $(UV),$(UV) venv --python $(or $(PYTHON),3.11) $(VENV),$(PYTHON) -m venv $(VENV))
+
+$(VENV)/.torch: constraints.txt deploy/install_torch.sh | $(BIN)/python
+	deploy/install_torch.sh $(BIN)/python $(TORCH)
+	@touch $@
+
+$(VENV)/.server: pyproject.toml $(VENV)/.torch
+	$(INSTALL) $(PINS) -e '.[server]'
+	@touch $@
+
+$(VENV)/.demo: pyproject.toml $(VENV)/.torch
+	$(INSTALL) $(PINS) -e '.[server,transformers]'
+	@touch $(VENV)/.server $@
+
+$(VENV)/.dev: pyproject.toml $(VENV)/.torch
+	$(INSTALL) $(PINS) -e '.[dev]'
+	@touch $(VENV)/.server $(VENV)/.demo $@

@@ -1,0 +1,47 @@
+#!/bin/sh
+# Install the pinned torch into an environment, in the build that fits the machine.
+#
+#   deploy/install_torch.sh PYTHON [BUILD]
+#
+#   BUILD  auto            the build for this machine's NVIDIA driver; the CPU build where there is none (default)
+#          cpu cu130 ...   that build
+#          index           whatever the package index has: on Linux, several GB of CUDA packages come with it
+#
+# For auto and cpu, a wheel that pip is told of (find-links, in its configuration or in PIP_FIND_LINKS) is taken first.
+# TORCH_INDEX_URL, the address of an index that holds the build, overrides BUILD. Other builds come from PyTorch's own
+# indexes, which uv knows; without uv on PATH it is borrowed for the one download.
+set -eu
+python=$1
+build=${2:-auto}
+pin=$(grep '^torch==' "$(dirname "$0")/../constraints.txt")
+[ "$build" = auto ] && [ "$(uname)" != Linux ] && build=index
+
+if command -v uv >/dev/null; then
+    install="uv pip install --python $python --no-deps"
+    links=${PIP_FIND_LINKS:-$(python3 -m pip config get global.find-links 2>/dev/null || true)}
+    UV_FIND_LINKS=${UV_FIND_LINKS:-$(echo $links | tr ' ' ',')}
+    export UV_FIND_LINKS
+else
+    install="$python -m pip install --no-deps"
+fi
+
+if [ -n "${TORCH_INDEX_URL:-}" ]; then
+    exec $install --index-url "$TORCH_INDEX_URL" "$pin"
+fi
+case $build in
+    index) exec $install "$pin" ;;
+    auto | cpu) if $install --no-index "$pin" 2>/dev/null; then exit; fi ;;
+esac
+
+borrowed=
+if ! command -v uv >/dev/null; then
+    borrowed=$(mktemp -d)
+    trap 'rm -rf "$borrowed"' EXIT
+    "$python" -m pip install --quiet --target "$borrowed" uv
+    PATH=$borrowed/bin:$PATH
+fi
+uv pip install --python "$python" --no-deps --torch-backend "$build" "$pin" || {
+    echo "The $build build of $pin could not be had. Give the address of an index that holds it as TORCH_INDEX_URL," >&2
+    echo "or take the package index's own build with TORCH=index (on Linux: several GB of CUDA packages)." >&2
+    exit 1
+}

@@ -1,0 +1,69 @@
+"""Does a running server answer, and does it keep what it is given? Needs nothing but Python.
+
+python deploy/smoke.py [URL]          make the module `smoke` where it is missing, and run it forward
+python deploy/smoke.py --kept [URL]   the same, but `smoke` must be there already, as after a restart
+"""
+
+import argparse
+import json
+import math
+from typing import Any
+from urllib.error import HTTPError
+from urllib.request import Request, urlopen
+
+MODULE = {"config": {"d_model": 8, "num_heads": 2, "spec": {"masks": [{"name": "causal"}]}}, "seed": 7}
+QUERY = [[math.sin(i + 3 * j) for i in range(8)] for j in range(4)]
+
+
+def call(method: str, url: str, body: object = None) -> Any:
+    """Send JSON, and read JSON."""
+    data = None if body is None else json.dumps(body).encode()
+    request = Request(url, data, {"Content-Type": "application/json"}, method=method)  # noqa: S310
+    with urlopen(request, timeout=30) as reply:  # noqa: S310
+        return json.loads(reply.read() or b"null")
+
+
+def exists(url: str, name: str) -> bool:
+    """Tell whether the server holds a module."""
+    try:
+        return bool(call("GET", f"{url}/v1/modules/{name}"))
+    except HTTPError as error:
+        if error.code == 404:
+            return False
+        raise
+
+
+def output(url: str, name: str) -> list[float]:
+    """Run the query through a module; the numbers come row after row."""
+    reply = call("POST", f"{url}/v1/modules/{name}/forward", {"query": QUERY})
+    return [number for row in reply["output"] for number in row]
+
+
+def main() -> None:
+    """Check one server."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("url", nargs="?", default="http://127.0.0.1:8000")
+    parser.add_argument("--kept", action="store_true")
+    options = parser.parse_args()
+
+    found = exists(options.url, "smoke")
+    if options.kept and not found:
+        raise SystemExit("the module `smoke` was not kept")
+    if not found:
+        call("POST", f"{options.url}/v1/modules", {"name": "smoke", **MODULE})
+
+    # A second module from the same seed must give the same numbers, whenever the first one was made.
+    call("POST", f"{options.url}/v1/modules", {"name": "smoke-twin", **MODULE})
+    try:
+        first, twin = output(options.url, "smoke"), output(options.url, "smoke-twin")
+    finally:
+        call("DELETE", f"{options.url}/v1/modules/smoke-twin")
+    if len(first) != 4 * 8 or not any(first):
+        raise SystemExit(f"not an output of 4 x 8 numbers: {first}")
+    if not all(math.isclose(a, b, abs_tol=1e-6) for a, b in zip(first, twin, strict=True)):
+        raise SystemExit("the module `smoke` gives other numbers than one made now from its seed")
+    print(f"{options.url} answers; `smoke` was {'kept' if found else 'made'}, its output begins {first[:3]}")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,57 @@
+"""Between numpy and torch, without a copy where the memory can be shared.
+
+numpy has no bfloat16 of its own: on its side it is that of ml_dtypes, and crosses over as the int16 of the same bits.
+"""
+
+from typing import Any, Final
+
+import ml_dtypes
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+TORCH_DTYPES: Final[dict[str, torch.dtype]] = {
+    "bool": torch.bool,
+    "int32": torch.int32,
+    "int64": torch.int64,
+    "float16": torch.float16,
+    "bfloat16": torch.bfloat16,
+    "float32": torch.float32,
+    "float64": torch.float64,
+}
+"""The dtypes of the wire, by name."""
+
+_NAMES: Final = {dtype: name for name, dtype in TORCH_DTYPES.items()}
+_BFLOAT16: Final = np.dtype(ml_dtypes.bfloat16)
+
+
+def torch_dtype_name(dtype: torch.dtype) -> str:
+    """The wire's name of a torch dtype. Raises KeyError for one that the wire does not carry."""
+    return _NAMES[dtype]
+
+
+def to_torch(array: NDArray[Any]) -> Tensor:
+    """The array as a tensor on the host, of the same shape and dtype.
+
+    The memory is shared, also that of a read-only array: write to the tensor only where the array is yours to write. A
+    byte order that is not the machine's and a negative stride cost a copy.
+    """
+    plain = np.asarray(array)  # a subclass may not be passed on
+    if not plain.dtype.isnative:
+        plain = plain.astype(plain.dtype.newbyteorder("="))
+    if any(stride < 0 for stride in plain.strides):
+        plain = plain.copy()
+    if plain.dtype == _BFLOAT16:
+        return torch.asarray(plain.view(np.int16)).view(torch.bfloat16)
+    return torch.asarray(plain)  # unlike from_numpy, silent about read-only memory
+
+
+def to_numpy(tensor: Tensor) -> NDArray[Any]:
+    """The tensor as an array, of the same shape and dtype; shares the memory of a tensor that is on the host."""
+    host = tensor.detach().cpu()
+    if host.dtype == torch.bfloat16:
+        bits: NDArray[Any] = host.view(torch.int16).numpy()
+        return bits.view(_BFLOAT16)
+    plain: NDArray[Any] = host.numpy()
+    return plain

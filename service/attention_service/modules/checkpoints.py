@@ -1,0 +1,301 @@
+"""Import one attention layer of a checkpoint in the model repository.
+
+``plan`` reads headers only; the tensors that are needed are read when the plan is carried out. Nothing is unpickled,
+and nothing outside the repository is read.
+"""
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path, PurePosixPath
+from typing import Any, Final
+
+from pydantic import ValidationError
+from torch import Tensor
+
+from attention_contract.errors import InvalidCheckpoint, InvalidRequest, ShapeMismatch
+from attention_contract.schemas.modules import ImportModule, ModuleConfig, Source
+from attention_service.core.arrays import TORCH_DTYPES
+from attention_service.modules.files import Checkpoint, open_checkpoint
+from attention_service.modules.layouts import LAYOUTS, Layout, Part, Piece
+from attention_service.modules.resident import biases_in, check_shapes, complete
+
+_LISTED: Final = 20
+_STACK: Final = re.compile(r"(?:^|\.)(encoder|decoder)(?=\.|$)")
+
+
+@dataclass(frozen=True)
+class Block:
+    """One attention block of a checkpoint."""
+
+    layout: Layout
+    prefix: str
+    """What stands before its tensors' names."""
+    layer: int
+    part: Part | None
+    """None where the names do not tell, as for a module that stands alone."""
+    stack: str | None
+
+
+@dataclass(frozen=True)
+class Plan:
+    """An import, decided from names, shapes and config.json."""
+
+    name: str
+    config: ModuleConfig
+    """Complete."""
+    source: Source
+    _checkpoint: Checkpoint
+    _pieces: Mapping[str, Piece]
+    """The tensors, by their full names, that hold each parameter."""
+
+    def read(self) -> dict[str, Tensor]:
+        """The parameters, on the host. Raises InvalidCheckpoint where the file does not hold what its header says."""
+        values = {
+            name: self._checkpoint.read(piece.tensor, piece.part, piece.of) for name, piece in self._pieces.items()
+        }
+        try:
+            check_shapes(self.config, {name: tuple(value.shape) for name, value in values.items()})
+            changed = {value.dtype for value in values.values()} != {TORCH_DTYPES[self.config.dtype or "float32"]}
+        except ShapeMismatch:
+            changed = True
+        if changed:
+            raise InvalidCheckpoint("the checkpoint changed while it was read; try again", param="checkpoint")
+        return values
+
+
+def plan(root: Path, request: ImportModule) -> Plan:
+    """What importing a layer amounts to; nothing is allocated for it.
+
+    Raises CheckpointNotFound, InvalidCheckpoint where no such layer can be read, and InvalidRequest where the request
+    must say more (``stack``, ``num_heads``) or contradicts the checkpoint.
+    """
+    checkpoint = open_checkpoint(root, request.checkpoint)
+    block = _choose(_blocks(checkpoint), request)
+    part = block.part or request.part
+    facts = checkpoint.config
+    if block.stack is not None and isinstance(facts.get(block.stack), dict):
+        facts = facts[block.stack]  # a pair of models keeps a config for each
+    _check_computation(block, checkpoint, facts)
+    pieces = _pieces(block, checkpoint)
+    config = _config(block.layout, pieces, checkpoint, _heads(block.layout, facts, request), request)
+    return Plan(
+        name=request.name or default_name(checkpoint.label, request.layer),
+        config=config.model_copy(update={"spec": block.layout.spec(facts, part)}),
+        source=Source(
+            checkpoint=PurePosixPath(request.checkpoint).as_posix(),
+            layout=block.layout.name,
+            layer=request.layer,
+            part=part,
+            stack="encoder" if block.stack == "encoder" else "decoder" if block.stack == "decoder" else None,
+        ),
+        _checkpoint=checkpoint,
+        _pieces=pieces,
+    )
+
+
+def default_name(label: str, layer: int) -> str:
+    """A module's name from that of its checkpoint, what a name may not hold replaced: ``minilm.0``."""
+    ending = f".{layer}"
+    stem = re.sub(r"[^A-Za-z0-9._-]+", "-", label).lstrip("._-") or "checkpoint"
+    return stem[: 128 - len(ending)] + ending
+
+
+# ── which block ──────────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+def _blocks(checkpoint: Checkpoint) -> list[Block]:
+    found: dict[str, Block] = {}
+    for layout in LAYOUTS:
+        for name in checkpoint.names:
+            tensor = next((tensor for tensor in layout.tensors if name == tensor or name.endswith(f".{tensor}")), None)
+            match = layout.block.fullmatch(name.removesuffix(tensor)) if tensor is not None else None
+            if match is not None:
+                stacks = _STACK.findall(match["path"] or "")
+                found[match[0]] = Block(
+                    layout,
+                    match[0],
+                    int(match["layer"] or 0),
+                    layout.parts[match["part"]] if match["part"] else None,
+                    stacks[-1] if stacks else None,
+                )
+    return sorted(found.values(), key=lambda block: (block.layer, block.prefix))
+
+
+def _choose(blocks: list[Block], request: ImportModule) -> Block:
+    if not blocks:
+        raise InvalidCheckpoint(
+            "the checkpoint holds no attention layer in a known layout "
+            f"({', '.join(layout.name for layout in LAYOUTS)})",
+            param="checkpoint",
+        )
+    fitting = [block for block in blocks if block.part in {request.part, None}]
+    if request.stack is not None:
+        fitting = [block for block in fitting if block.stack in {request.stack, None}]
+    chosen = [block for block in fitting if block.layer == request.layer]
+    if not chosen:
+        layers = sorted({block.layer for block in fitting})
+        kind = f"{request.stack} {request.part}" if request.stack else request.part
+        raise InvalidCheckpoint(
+            f"the checkpoint has no {kind}-attention in layer {request.layer}; "
+            + (f"there is one in {_ranges(layers)}" if layers else f"it has only {_parts(blocks)}"),
+            param="layer" if layers else "part",
+            layers=layers[:1000],
+        )
+    if len(chosen) == 1:
+        return chosen[0]
+    stacks = sorted({block.stack for block in chosen if block.stack is not None})
+    if request.stack is None and len(stacks) > 1:
+        raise InvalidRequest(
+            f"the checkpoint has {request.part}-attention in layer {request.layer} of its {' and its '.join(stacks)}; "
+            "say which by stack",
+            param="stack",
+            stacks=stacks,
+        )
+    places = [block.prefix for block in chosen]
+    raise InvalidCheckpoint(
+        f"the checkpoint has {len(places)} such layers, at {', '.join(places[:_LISTED])}; "
+        "save the one that is meant as a checkpoint of its own",
+        param="checkpoint",
+    )
+
+
+def _ranges(layers: list[int]) -> str:
+    """Layers in words: ``layers 0 to 11``, or a list where some are missing."""
+    if len(layers) == 1:
+        return f"layer {layers[0]}"
+    if layers == list(range(layers[0], layers[-1] + 1)):
+        return f"layers {layers[0]} to {layers[-1]}"
+    more = " …" if len(layers) > _LISTED else ""
+    return f"layers {', '.join(map(str, layers[:_LISTED]))}{more}"
+
+
+def _parts(blocks: list[Block]) -> str:
+    kinds = {f"{block.stack} {block.part}-attention" if block.stack else f"{block.part}-attention" for block in blocks}
+    return " and ".join(sorted(kinds))
+
+
+# ── what it computes ─────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+def _check_computation(block: Block, checkpoint: Checkpoint, facts: Mapping[str, Any]) -> None:
+    """Raise InvalidCheckpoint where the layer computes something that a module would not."""
+    layout = block.layout
+    for tensor, meaning in layout.unsupported.items():
+        if block.prefix + tensor in checkpoint.names:
+            raise InvalidCheckpoint(
+                f"{block.prefix}{tensor} is {meaning}, which is not supported", param="checkpoint", tensor=tensor
+            )
+    model_type = facts.get("model_type")
+    if layout.model_types is not None and model_type is not None and model_type not in layout.model_types:
+        raise InvalidCheckpoint(
+            f"config.json says model_type {str(model_type)[:80]!r}, which is not known to compute the attention of "
+            f"layout {layout.name!r}; known are {', '.join(sorted(layout.model_types))}",
+            param="checkpoint",
+        )
+    for entry, values in layout.required_config.items():
+        if facts.get(entry) is not None and facts[entry] not in values:
+            raise InvalidCheckpoint(
+                f"config.json says {entry} {str(facts[entry])[:80]!r}, which is not supported; "
+                f"expected {' or '.join(map(repr, values))}",
+                param="checkpoint",
+            )
+
+
+def _heads(layout: Layout, facts: Mapping[str, Any], request: ImportModule) -> int:
+    told = next((facts[entry] for entry in layout.head_counts if _is_count(facts.get(entry))), None)
+    heads = told if request.num_heads is None else request.num_heads
+    if heads is None:
+        raise InvalidRequest(
+            "neither the request nor a config.json beside the tensors tells the number of heads; give num_heads",
+            param="num_heads",
+        )
+    if told is not None and heads != told:
+        raise InvalidRequest(
+            f"num_heads is {heads}, but config.json says {told}; leave it out, or correct it",
+            param="num_heads",
+            expected=told,
+            actual=heads,
+        )
+    return heads
+
+
+def _is_count(value: Any) -> bool:
+    return isinstance(value, int) and value > 0
+
+
+# ── its tensors ──────────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+def _pieces(block: Block, checkpoint: Checkpoint) -> dict[str, Piece]:
+    pieces: dict[str, Piece] = {}
+    missing = []
+    for parameter, places in block.layout.pieces.items():
+        full = [Piece(block.prefix + piece.tensor, piece.part, piece.of) for piece in places]
+        piece = next((piece for piece in full if piece.tensor in checkpoint.names), None)
+        if piece is not None:
+            pieces[parameter] = piece
+        elif parameter.endswith(".weight"):
+            missing.append(" or ".join(piece.tensor for piece in full))
+    if missing:
+        raise InvalidCheckpoint(f"the checkpoint lacks {', '.join(missing)}", param="checkpoint", missing=missing)
+    return pieces
+
+
+def _config(
+    layout: Layout, pieces: Mapping[str, Piece], checkpoint: Checkpoint, heads: int, request: ImportModule
+) -> ModuleConfig:
+    """The complete config that the shapes amount to. Shapes as in the table of parameters of a module."""
+    headers = {parameter: checkpoint.header(piece.tensor) for parameter, piece in pieces.items()}
+    dtypes = sorted({header.dtype for header in headers.values()})
+    if len(dtypes) > 1:
+        raise InvalidCheckpoint(f"the layer's tensors differ in dtype: {', '.join(dtypes)}", param="checkpoint")
+    shapes = {}
+    for parameter, piece in pieces.items():
+        shape = headers[parameter].shape
+        if len(shape) != (2 if parameter.endswith(".weight") else 1) or 0 in shape or shape[0] % piece.of:
+            raise InvalidCheckpoint(
+                f"{piece.tensor} has shape {list(shape)}, which no {parameter} has", param="checkpoint"
+            )
+        shapes[parameter] = (shape[0] // piece.of, *shape[1:])
+    (q_rows, d_model), (k_rows, key_width) = shapes["q_proj.weight"], shapes["k_proj.weight"]
+    v_rows, value_width = shapes["v_proj.weight"]
+    head_dim = q_rows // heads
+    kv_heads = k_rows // max(head_dim, 1)
+    if q_rows % heads or k_rows % head_dim or v_rows % kv_heads or heads % kv_heads:
+        error = InvalidCheckpoint if request.num_heads is None else InvalidRequest
+        raise error(
+            f"{heads} heads do not divide the layer's projections of {q_rows} (query), {k_rows} (key) and {v_rows} "
+            "(value) rows",
+            param="checkpoint" if request.num_heads is None else "num_heads",
+            num_heads=heads,
+            rows=[q_rows, k_rows, v_rows],
+        )
+    try:
+        config = complete(
+            ModuleConfig.model_validate(
+                {
+                    "d_model": d_model,
+                    "num_heads": heads,
+                    "num_kv_heads": kv_heads,
+                    "head_dim": head_dim,
+                    "value_dim": v_rows // kv_heads,
+                    "key_width": key_width,
+                    "value_width": value_width,
+                    "bias": biases_in(pieces),
+                    "dtype": dtypes[0],
+                }
+            )
+        )
+        check_shapes(config, shapes)
+    except ValidationError as fault:
+        first = fault.errors()[0]
+        raise InvalidCheckpoint(
+            f"no module can have the layer's sizes: {'.'.join(map(str, first['loc']))}: {first['msg']}",
+            param="checkpoint",
+        ) from None
+    except ShapeMismatch as fault:
+        raise InvalidCheckpoint(
+            f"the layer's tensors do not fit each other: {fault.detail}", param="checkpoint", **fault.facts
+        ) from None
+    return config

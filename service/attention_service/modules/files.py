@@ -1,0 +1,170 @@
+"""Checkpoints as files: where their tensors lie, their headers, and reading parts of them.
+
+A checkpoint is a folder with ``*.safetensors`` files, listed by a ``*.safetensors.index.json`` or not, or one such
+file; a ``config.json`` beside the tensors describes them. Only what lies inside the model repository is read, after
+symbolic links are followed; what lies outside is answered like what does not exist.
+"""
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final
+
+from safetensors import SafetensorError, safe_open
+from torch import Tensor
+
+from attention_contract.errors import CheckpointNotFound, InvalidCheckpoint
+
+_DTYPES: Final = {"F16": "float16", "BF16": "bfloat16", "F32": "float32", "F64": "float64"}
+_SUFFIX: Final = ".safetensors"
+_SINGLE: Final = "model.safetensors"
+_INDEX: Final = ".safetensors.index.json"
+
+
+@dataclass(frozen=True)
+class Header:
+    """What a file's header says of one tensor."""
+
+    dtype: str
+    """The wire's name."""
+    shape: tuple[int, ...]
+
+
+@dataclass(frozen=True)
+class Checkpoint:
+    """An opened checkpoint."""
+
+    label: str
+    """Name of its folder, or of its file without the ending."""
+    config: Mapping[str, Any]
+    """config.json; empty where there is none."""
+    names: Mapping[str, Path]
+    """The file of every tensor."""
+
+    def header(self, tensor: str) -> Header:
+        """Dtype and shape of a tensor. Raises InvalidCheckpoint where it is missing or no float."""
+        try:
+            with safe_open(self.names[tensor], framework="pt") as file:
+                part = file.get_slice(tensor)
+                code, shape = part.get_dtype(), tuple(part.get_shape())
+        except (SafetensorError, OSError) as fault:
+            raise _unreadable(self.names[tensor], fault) from fault
+        if code not in _DTYPES:
+            raise InvalidCheckpoint(
+                f"{tensor} has dtype {code}; expected one of {', '.join(_DTYPES)}", param="checkpoint"
+            )
+        return Header(_DTYPES[code], shape)
+
+    def read(self, tensor: str, part: int = 0, of: int = 1) -> Tensor:
+        """A tensor, or the ``part``-th of ``of`` equal parts of its rows, on the host. Raises InvalidCheckpoint."""
+        try:
+            with safe_open(self.names[tensor], framework="pt") as file:
+                rows = file.get_slice(tensor)
+                size = rows.get_shape()[0] // of
+                # Cloned, so that nothing depends on the file any more.
+                value: Tensor = rows[part * size : (part + 1) * size].clone()
+                return value
+        except (SafetensorError, OSError) as fault:
+            raise _unreadable(self.names[tensor], fault) from fault
+
+
+def open_checkpoint(root: Path, checkpoint: str) -> Checkpoint:
+    """The checkpoint at a path inside the repository. Raises CheckpointNotFound and InvalidCheckpoint."""
+    place = _inside(root, root, checkpoint)
+    if place is None or not (place.is_dir() or (place.is_file() and place.suffix == _SUFFIX)):
+        raise CheckpointNotFound(
+            f"the model repository holds no checkpoint {checkpoint[:128]!r}; expected the path, inside it, of a folder "
+            f"with {_SUFFIX} files or of one such file",
+            param="checkpoint",
+        )
+    folder = place if place.is_dir() else place.parent
+    files = _tensor_files(root, place)
+    label = place.name if place.is_dir() else place.stem
+    return Checkpoint(
+        label if place != root.resolve() else "checkpoint",
+        _read_json(root, folder, "config.json") or {},
+        files,
+    )
+
+
+def _inside(root: Path, folder: Path, path: str) -> Path | None:
+    """The place of a path, if it exists and lies inside the repository."""
+    try:
+        place = (folder / path).resolve(strict=True)
+    except (OSError, ValueError, RuntimeError):  # missing; a null character; a loop of links
+        return None
+    return place if place.is_relative_to(root.resolve()) else None
+
+
+def _tensor_files(root: Path, place: Path) -> dict[str, Path]:
+    if place.is_file():
+        return dict.fromkeys(_names_in(place), place)
+    if _inside(root, place, _SINGLE) is not None:
+        return _tensors_of(root, place, [_SINGLE])
+    indexes = sorted(entry.name for entry in place.glob(f"*{_INDEX}"))
+    if len(indexes) == 1:
+        return _indexed(root, place, indexes[0])
+    return _tensors_of(root, place, sorted(entry.name for entry in place.glob(f"*{_SUFFIX}")))
+
+
+def _tensors_of(root: Path, folder: Path, files: list[str]) -> dict[str, Path]:
+    tensors: dict[str, Path] = {}
+    for name in files:
+        file = _shard(root, folder, name)
+        for tensor in _names_in(file):
+            if tensor in tensors:
+                raise InvalidCheckpoint(
+                    f"{tensors[tensor].name} and {name} both hold {tensor}; name the file that is meant",
+                    param="checkpoint",
+                )
+            tensors[tensor] = file
+    if not files:
+        raise InvalidCheckpoint(
+            f"the folder holds no {_SUFFIX} file; other formats are not read: convert the checkpoint",
+            param="checkpoint",
+        )
+    return tensors
+
+
+def _indexed(root: Path, folder: Path, index: str) -> dict[str, Path]:
+    listed = (_read_json(root, folder, index) or {}).get("weight_map")
+    if not isinstance(listed, dict) or not all(isinstance(file, str) for file in listed.values()):
+        raise InvalidCheckpoint(f"{index} has no weight_map from tensors to files", param="checkpoint")
+    files = {file: _shard(root, folder, file) for file in sorted(set(listed.values()))}
+    return {tensor: files[file] for tensor, file in listed.items()}
+
+
+def _shard(root: Path, folder: Path, name: str) -> Path:
+    file = _inside(root, folder, name)
+    if file is None or not file.is_file():
+        raise InvalidCheckpoint(f"the file {name[:128]!r} of the checkpoint is missing", param="checkpoint")
+    return file
+
+
+def _names_in(file: Path) -> list[str]:
+    try:
+        with safe_open(file, framework="pt") as tensors:
+            return list(tensors.keys())
+    except (SafetensorError, OSError) as fault:
+        raise _unreadable(file, fault) from fault
+
+
+def _read_json(root: Path, folder: Path, name: str) -> dict[str, Any] | None:
+    """A JSON object beside the tensors; None where there is no such file."""
+    file = _inside(root, folder, name)
+    if file is None:
+        return None
+    try:
+        value = json.loads(file.read_bytes())
+    except (OSError, ValueError, RecursionError):
+        value = None
+    if not isinstance(value, dict):
+        raise InvalidCheckpoint(f"{name} of the checkpoint is not a JSON object", param="checkpoint")
+    return value
+
+
+def _unreadable(file: Path, fault: Exception) -> InvalidCheckpoint:
+    # An OSError tells the whole path, which is not the caller's to know.
+    reason = (fault.strerror or "input/output error") if isinstance(fault, OSError) else str(fault)
+    return InvalidCheckpoint(f"{file.name} is not a readable safetensors file: {reason}", param="checkpoint")

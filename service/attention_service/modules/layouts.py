@@ -1,0 +1,117 @@
+"""The families of checkpoints that can be imported, one row each.
+
+A row tells where a family's attention blocks are among the tensor names, which of their tensors is which parameter, and
+what the checkpoint's config.json says of them. A further family is one more row.
+"""
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any, Final, Literal
+
+from attention_contract.spec import AttentionSpec, Causal
+
+Part = Literal["self", "cross"]
+
+
+@dataclass(frozen=True)
+class Piece:
+    """Where a parameter lies: a tensor of the block, or the ``part``-th of ``of`` equal parts of its rows."""
+
+    tensor: str
+    part: int = 0
+    of: int = 1
+
+
+@dataclass(frozen=True)
+class Layout:
+    """How one family of checkpoints keeps its attention layers."""
+
+    name: str
+    block: re.Pattern[str]
+    """Matches what stands before a block's own tensor names. Groups: ``path``, ``layer`` (0 where absent), ``part``."""
+    parts: Mapping[str, Part]
+    """What the text of the group ``part`` stands for."""
+    pieces: Mapping[str, tuple[Piece, ...]]
+    """For each parameter the places where it may lie; the first that exists is taken. Biases may be absent."""
+    unsupported: Mapping[str, str] = field(default_factory=dict)
+    """Tensors of a block that mean a computation that modules do not do, and what to call it."""
+    model_types: frozenset[str] | None = None
+    """The ``model_type`` values of config.json that are known to compute plain attention; None does not ask."""
+    required_config: Mapping[str, tuple[Any, ...]] = field(default_factory=dict)
+    """Entries of config.json that, where they are present, must have one of these values."""
+    head_counts: tuple[str, ...] = ("num_attention_heads", "num_heads", "nhead")
+    """Entries of config.json that may tell the number of heads."""
+    causal_if: str | None = None
+    """The entry of config.json that makes self-attention causal."""
+
+    @property
+    def tensors(self) -> frozenset[str]:
+        """The names, inside a block, of every tensor that matters."""
+        return frozenset(piece.tensor for places in self.pieces.values() for piece in places) | set(self.unsupported)
+
+    def spec(self, config: Mapping[str, Any], part: Part) -> AttentionSpec:
+        """What the layer computes, by its config.json."""
+        causal = part == "self" and self.causal_if is not None and bool(config.get(self.causal_if))
+        return AttentionSpec(masks=[Causal()] if causal else [])
+
+
+def _linear(**modules: str) -> dict[str, tuple[Piece, ...]]:
+    return {
+        f"{projection}.{kind}": (Piece(f"{module}.{kind}"),)
+        for projection, module in modules.items()
+        for kind in ("weight", "bias")
+    }
+
+
+BERT: Final = Layout(
+    name="bert",
+    block=re.compile(r"(?P<path>(?:.*\.)?)encoder\.layer\.(?P<layer>\d+)\.(?P<part>attention|crossattention)\."),
+    parts={"attention": "self", "crossattention": "cross"},
+    pieces=_linear(q_proj="self.query", k_proj="self.key", v_proj="self.value", o_proj="output.dense"),
+    unsupported={"self.query_global.weight": "global attention with projections of its own"},
+    # Many families keep these tensor names and compute something else (rotary or relative positions, sparse blocks).
+    model_types=frozenset(
+        {
+            "bert",
+            "bert-generation",
+            "camembert",
+            "data2vec-text",
+            "electra",
+            "ernie",
+            "layoutlm",
+            "roberta",
+            "roberta-prelayernorm",
+            "splinter",
+            "tapas",
+            "xlm-roberta",
+            "xlm-roberta-xl",
+        }
+    ),
+    required_config={"position_embedding_type": ("absolute",)},
+    causal_if="is_decoder",
+)
+"""Hugging Face BERT and its kin. Source: Devlin et al. 2018; names of ``transformers.BertModel``."""
+
+TORCH: Final = Layout(
+    name="torch",
+    block=re.compile(r"(?:(?P<path>(?:.*\.)?)layers\.(?P<layer>\d+)\.)?(?:(?P<part>self_attn|multihead_attn)\.)?"),
+    parts={"self_attn": "self", "multihead_attn": "cross"},
+    pieces={
+        "q_proj.weight": (Piece("in_proj_weight", 0, 3), Piece("q_proj_weight")),
+        "q_proj.bias": (Piece("in_proj_bias", 0, 3),),
+        "k_proj.weight": (Piece("in_proj_weight", 1, 3), Piece("k_proj_weight")),
+        "k_proj.bias": (Piece("in_proj_bias", 1, 3),),
+        "v_proj.weight": (Piece("in_proj_weight", 2, 3), Piece("v_proj_weight")),
+        "v_proj.bias": (Piece("in_proj_bias", 2, 3),),
+        "o_proj.weight": (Piece("out_proj.weight"),),
+        "o_proj.bias": (Piece("out_proj.bias"),),
+    },
+    unsupported={"bias_k": "a learned extra key (add_bias_kv)", "bias_v": "a learned extra value (add_bias_kv)"},
+)
+"""A state dict of ``torch.nn.MultiheadAttention``, or of the encoders and decoders of torch that are made of it.
+
+Whether self-attention is causal is an argument of their forward pass, so the spec has no mask. ``add_zero_attn`` leaves
+no trace in a state dict and cannot be noticed."""
+
+LAYOUTS: Final = (BERT, TORCH)

@@ -1,0 +1,264 @@
+"""The owner of all resident modules: it makes, imports, hands out, replaces and removes them.
+
+What it hands out never changes: a replacement swaps a new module in, and whoever holds the old one keeps it. A change
+is durable before it is seen. Everything here blocks and may be called from any thread.
+"""
+
+import threading
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+
+import torch
+
+from attention_contract.errors import InternalError, ModuleExists, ModuleNotFound, VersionMismatch
+from attention_contract.schemas.modules import CreateModule, ImportModule
+from attention_contract.tensors import Array
+from attention_service.core.arrays import TORCH_DTYPES
+from attention_service.core.multihead import Sizes, initial_parameters
+from attention_service.modules import checkpoints
+from attention_service.modules.given import config_of, to_parameters
+from attention_service.modules.resident import Module, check_shapes, parameter_bytes
+from attention_service.modules.store import DamagedError, MovedOnError, Store
+
+_LISTED = 10
+Problems = list[str]
+"""What could not be loaded, one sentence each."""
+Modules = list[Module]
+
+
+class Library:
+    """Every module on one device, backed by the store under ``root``."""
+
+    def __init__(self, root: Path, device: torch.device) -> None:
+        self.root = root
+        self.device = device
+        self._store = Store(root)
+        self._modules: dict[str, Module] = {}
+        self._condition = threading.Condition()
+        self._changing_names: set[str] = set()
+
+    # ── loading ──────────────────────────────────────────────────────────────────────────────────────────────────────
+
+    def load(self, on_loaded: Callable[[Module], object] | None = None) -> Problems:
+        """Remove what crashes left in the store, and make its modules resident; ``on_loaded`` is told of each.
+
+        Returns, in words, what could not be read: it is left on the disk as it is, and passed over.
+        """
+        self._store.clean()
+        return self.refresh(on_loaded)
+
+    def refresh(self, on_loaded: Callable[[Module], object] | None = None) -> Problems:
+        """Take over what other processes changed in the store: new modules, new versions, removals.
+
+        Returns problems as ``load`` does. A module that is resident stays so when the store can no longer be read.
+        """
+        try:
+            stored = self._store.names()
+        except OSError as fault:
+            return [f"the store of modules cannot be read: {fault.strerror}"]
+        problems = []
+        for name in sorted({*stored, *self._snapshot()}):
+            try:
+                with self._changing(name):
+                    changed = self._refresh(name)
+            except DamagedError as fault:
+                problems.append(f"module {name!r}: {fault}; restore its folder in the store, or remove it")
+            except (OSError, RuntimeError) as fault:  # the disk fails, or the device has no room
+                problems.append(f"module {name!r} could not be loaded: {str(fault).splitlines()[0]}")
+            else:
+                if changed is not None and on_loaded is not None:
+                    on_loaded(changed)
+        return problems
+
+    def _refresh(self, name: str) -> Module | None:
+        """Bring one module to its stored version; the new module, or None where nothing new is resident."""
+        resident = self._modules.get(name)
+        version = self._store.version(name)
+        if version is None:
+            self._forget(name)
+            return None
+        if resident is not None and resident.version == version:
+            return None
+        loaded = self._store.load(name)
+        return self._put(loaded.on(self.device)) if loaded is not None else None
+
+    # ── reading ──────────────────────────────────────────────────────────────────────────────────────────────────────
+
+    def get(self, name: str, version: str | None = None) -> Module:
+        """A resident module. Raises ModuleNotFound, or VersionMismatch where a pinned version no longer holds."""
+        module = self._modules.get(name)
+        if module is None:
+            raise ModuleNotFound(f"no module is named {name[:128]!r}; {self._existing()}", param="name")
+        module.check_version(version)
+        return module
+
+    def list(self) -> Modules:
+        """Every resident module, by name."""
+        return [module for _, module in sorted(self._snapshot().items())]
+
+    @property
+    def resident_bytes(self) -> int:
+        """Bytes of all parameters on the device."""
+        return sum(module.bytes for module in self._snapshot().values())
+
+    def estimate(self, request: CreateModule | ImportModule) -> int:
+        """Bytes that the parameters of the module asked for will take; nothing is allocated.
+
+        Raises what ``create`` or ``import_checkpoint`` would say of its names, shapes and dtypes.
+        """
+        if isinstance(request, ImportModule):
+            return parameter_bytes(checkpoints.plan(self.root, request).config)
+        return parameter_bytes(config_of(request))
+
+    # ── changing ─────────────────────────────────────────────────────────────────────────────────────────────────────
+
+    def create(self, request: CreateModule) -> tuple[Module, bool]:
+        """A module of a seed or of given parameters, and whether it is new: the same content is made only once.
+
+        Raises InvalidRequest, InvalidTensor or ShapeMismatch for parameters that do not fit, and ModuleExists where the
+        name stands for something else.
+        """
+        config = config_of(request)
+        with self._changing(request.name):
+            self._check_free(request.name, lambda existing: existing.config == config)
+            dtype = config.dtype or "float32"
+            parameters = (
+                initial_parameters(Sizes.of(config), request.seed or 0, TORCH_DTYPES[dtype])
+                if request.parameters is None
+                else to_parameters(request.parameters, dtype)
+            )
+            return self._add(Module.of(request.name, config, parameters))
+
+    def import_checkpoint(self, request: ImportModule) -> tuple[Module, bool]:
+        """A module of one attention layer of a checkpoint, and whether it is new, as for ``create``.
+
+        Raises CheckpointNotFound, InvalidCheckpoint, InvalidRequest where the request must say more, and ModuleExists.
+        """
+        plan = checkpoints.plan(self.root, request)
+        with self._changing(plan.name):
+            self._check_free(plan.name, lambda existing: existing.config == plan.config)
+            return self._add(Module.of(plan.name, plan.config, plan.read(), plan.source))
+
+    def replace(self, name: str, parameters: Mapping[str, Array], version: str | None = None) -> Module:
+        """Replace all parameters of a module, or none; they are cast to its dtype.
+
+        Raises InvalidRequest unless the names are the module's, ShapeMismatch unless the shapes are, InvalidTensor
+        where a number is too large for the dtype, ModuleNotFound, and VersionMismatch where a pin no longer holds.
+        """
+        with self._changing(name), self._guarded(name):
+            self._refresh(name)
+            present = self.get(name, version)
+            check_shapes(present.config, {given: value.shape for given, value in parameters.items()})
+            values = to_parameters(parameters, present.config.dtype or "float32")
+            made = Module.of(name, present.config, values, present.source)
+            if made.version == present.version:
+                return present
+            resident = made.on(self.device)
+            self._store.save(made, present.version)
+            return self._put(resident)
+
+    def delete(self, name: str, version: str | None = None) -> None:
+        """Remove a module from the device and the store. Raises ModuleNotFound and VersionMismatch."""
+        with self._changing(name), self._guarded(name):
+            self._refresh(name)
+            self._store.delete(name, self.get(name, version).version)
+            self._forget(name)
+
+    def _check_free(self, name: str, may_be_same: Callable[[Module], bool]) -> None:
+        """Raise ModuleExists where the name stands for something that is certainly different."""
+        try:
+            self._refresh(name)
+        except DamagedError as fault:
+            raise ModuleExists(
+                f"the store has a module {name!r} that cannot be read: {fault}; take another name, restore its folder, "
+                "or remove it by hand",
+                param="name",
+            ) from None
+        existing = self._modules.get(name)
+        if existing is not None and not may_be_same(existing):
+            raise _taken(existing)
+
+    def _add(self, made: Module) -> tuple[Module, bool]:
+        existing = self._modules.get(made.name)
+        if existing is None:
+            with self._guarded(made.name):
+                resident = made.on(self.device)  # before it is durable: what the device has no room for is not kept
+                try:
+                    self._store.save(made, None)
+                    return self._put(resident), True
+                except MovedOnError:  # another process made it meanwhile
+                    self._refresh(made.name)
+            existing = self.get(made.name)
+        if existing.version != made.version:
+            raise _taken(existing)
+        return existing, False
+
+    # ── the table of modules ─────────────────────────────────────────────────────────────────────────────────────────
+
+    def _snapshot(self) -> dict[str, Module]:
+        with self._condition:
+            return dict(self._modules)
+
+    def _put(self, module: Module) -> Module:
+        with self._condition:
+            self._modules[module.name] = module
+        return module
+
+    def _forget(self, name: str) -> None:
+        with self._condition:
+            self._modules.pop(name, None)
+
+    def _existing(self) -> str:
+        names = sorted(self._snapshot())
+        if not names:
+            return "there is none; create or import one"
+        more = f" and {len(names) - _LISTED} more" if len(names) > _LISTED else ""
+        return f"there are {', '.join(names[:_LISTED])}{more}"
+
+    @contextmanager
+    def _changing(self, name: str) -> Iterator[None]:
+        """One change of a name at a time; other names go on."""
+        with self._condition:
+            self._condition.wait_for(lambda: name not in self._changing_names)
+            self._changing_names.add(name)
+        try:
+            yield
+        finally:
+            with self._condition:
+                self._changing_names.discard(name)
+                self._condition.notify_all()
+
+    @contextmanager
+    def _guarded(self, name: str) -> Iterator[None]:
+        """What the store raises, in the contract's words; the table is then brought to what the store holds."""
+        try:
+            yield
+        except MovedOnError:
+            self._recover(name)
+            raise VersionMismatch(
+                f"module {name!r} was changed by another server at the same time; read it and try again",
+                param="version",
+            ) from None
+        except DamagedError as fault:
+            raise InternalError(
+                f"the stored module {name!r} cannot be read: {fault}; restore its folder, or remove it by hand"
+            ) from None
+        except OSError as fault:
+            self._recover(name)
+            raise InternalError(f"the store could not take module {name!r}: {fault.strerror or fault}") from fault
+
+    def _recover(self, name: str) -> None:
+        try:
+            self._refresh(name)
+        except (DamagedError, OSError):
+            return  # as it was
+
+
+def _taken(existing: Module) -> ModuleExists:
+    return ModuleExists(
+        f"a module named {existing.name!r} is there already, with other content (version {existing.version}); "
+        "take another name, replace its parameters, or delete it first",
+        param="name",
+        version=existing.version,
+    )

@@ -1,0 +1,128 @@
+"""Parameters as they are read: what their numbers look like, and single heads or slices of them."""
+
+import math
+import re
+from typing import Final
+
+import torch
+from torch import Tensor
+
+from attention_contract.errors import InvalidRequest, ParameterNotFound
+from attention_contract.schemas.modules import ParameterInfo, ParameterList, ParameterQuery
+from attention_service.core.arrays import torch_dtype_name
+from attention_service.core.multihead import Sizes
+from attention_service.modules.resident import Module
+
+_CHUNK: Final = 2**20
+_ITEM: Final = re.compile(r"(?P<index>[+-]?\d+)|(?P<start>[+-]?\d+)?:(?P<stop>[+-]?\d+)?(?::(?P<step>[+-]?\d+)?)?")
+
+
+def describe(module: Module) -> ParameterList:
+    """Name, shape and statistics of every parameter."""
+    return ParameterList(
+        name=module.name,
+        version=module.version,
+        parameters=[_describe(name, value) for name, value in module.parameters.items()],
+    )
+
+
+def _describe(name: str, value: Tensor) -> ParameterInfo:
+    """Statistics in float64, chunk by chunk, so that no copy of the whole is made."""
+    flat = value.reshape(-1)
+    chunks = [flat[start : start + _CHUNK] for start in range(0, flat.numel(), _CHUNK)]
+    extremes = torch.stack([torch.stack(chunk.aminmax()) for chunk in chunks]).double()
+    mean = torch.stack([chunk.double().sum() for chunk in chunks]).sum() / value.numel()
+    squares = torch.stack([(chunk.double() - mean).square().sum() for chunk in chunks]).sum()
+    norms = torch.stack([torch.linalg.vector_norm(chunk.double()) for chunk in chunks])
+    return ParameterInfo(
+        name=name,
+        shape=list(value.shape),
+        dtype=torch_dtype_name(value.dtype),
+        bytes=value.nbytes,
+        mean=float(mean),
+        std=math.sqrt(float(squares) / value.numel()),
+        min=float(extremes[:, 0].min()),
+        max=float(extremes[:, 1].max()),
+        norm=float(torch.linalg.vector_norm(norms)),
+    )
+
+
+def read(module: Module, parameter: str, query: ParameterQuery) -> Tensor:
+    """One parameter, one head of it, or a slice: a view on the device.
+
+    Raises ParameterNotFound, VersionMismatch, and InvalidRequest for a head or slice that it does not have.
+    """
+    module.check_version(query.version)
+    value = module.parameters.get(parameter)
+    if value is None:
+        names = list(module.parameters)
+        raise ParameterNotFound(
+            f"module {module.name!r} has no parameter {parameter[:80]!r}; it has {', '.join(names)}",
+            param="parameter",
+            names=names,
+        )
+    if query.head is not None:
+        value = _head(value, parameter, query.head, module.sizes)
+    return value if query.slice is None else value[_slices(query.slice, value.shape)]
+
+
+def _head(value: Tensor, parameter: str, head: int, sizes: Sizes) -> Tensor:
+    heads_along = {
+        "q_proj.weight": (0, sizes.heads, "query"),
+        "q_proj.bias": (0, sizes.heads, "query"),
+        "k_proj.weight": (0, sizes.kv_heads, "key/value"),
+        "k_proj.bias": (0, sizes.kv_heads, "key/value"),
+        "v_proj.weight": (0, sizes.kv_heads, "key/value"),
+        "v_proj.bias": (0, sizes.kv_heads, "key/value"),
+        "o_proj.weight": (1, sizes.heads, "query"),
+    }
+    if parameter not in heads_along:
+        raise InvalidRequest(
+            f"{parameter} does not consist of heads; leave head out, or read one of {', '.join(heads_along)}",
+            param="head",
+        )
+    dimension, heads, kind = heads_along[parameter]
+    if head >= heads:
+        raise InvalidRequest(
+            f"head is {head}, but {parameter} has {heads} {kind} heads; expected 0 to {heads - 1}",
+            param="head",
+            heads=heads,
+            actual=head,
+        )
+    width = value.shape[dimension] // heads
+    return value.narrow(dimension, head * width, width)
+
+
+def _slices(text: str, shape: torch.Size) -> tuple[int | slice, ...]:
+    """What to index with, as in numpy's basic indexing but without negative steps. Raises InvalidRequest."""
+    items = [item.strip() for item in text.split(",")]
+    if len(items) > len(shape):
+        raise InvalidRequest(
+            f"the slice {text!r} has {len(items)} items, but there are {len(shape)} dimensions, {list(shape)}",
+            param="slice",
+            expected=len(shape),
+            actual=len(items),
+        )
+    return tuple(_item(item, place, size) for place, (item, size) in enumerate(zip(items, shape, strict=False)))
+
+
+def _item(item: str, place: int, size: int) -> int | slice:
+    match = _ITEM.fullmatch(item)
+    if match is None:
+        raise InvalidRequest(
+            f"item {place} of the slice is {item!r}; expected an index or start:stop:step (: for everything)",
+            param="slice",
+        )
+    if match["index"] is not None:
+        index = int(match["index"])
+        if not -size <= index < size:
+            raise InvalidRequest(
+                f"item {place} of the slice is index {index}, out of range for size {size}", param="slice", size=size
+            )
+        return index
+    start, stop, step = (int(part) if part is not None else None for part in match.group("start", "stop", "step"))
+    if step is not None and step < 1:
+        raise InvalidRequest(
+            f"item {place} of the slice has step {step}; expected 1 or more: reverse the answer instead", param="slice"
+        )
+    return slice(*slice(start, stop, step).indices(size))

@@ -1,0 +1,164 @@
+"""One resident module: immutable, complete, and named by the hash of its content."""
+
+import hashlib
+import json
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from functools import cached_property
+from types import MappingProxyType
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from attention_contract.errors import InvalidRequest, ShapeMismatch, VersionMismatch
+from attention_contract.schemas.modules import Biases, ModuleConfig, ModuleInfo, Source
+from attention_service.core.arrays import TORCH_DTYPES, to_numpy, torch_dtype_name
+from attention_service.core.multihead import Sizes, parameter_shapes
+
+VERSION_DIGITS = 32
+
+
+@dataclass(frozen=True, eq=False)
+class Module:
+    """A module as it is at one version. A change of its parameters makes another one."""
+
+    name: str
+    config: ModuleConfig
+    """With every default filled in."""
+    sizes: Sizes
+    parameters: Mapping[str, Tensor]
+    """On one device, in the module's dtype, contiguous, without gradients."""
+    version: str
+    source: Source | None = None
+
+    @classmethod
+    def of(
+        cls, name: str, config: ModuleConfig, parameters: Mapping[str, Tensor], source: Source | None = None
+    ) -> "Module":
+        """A module of a complete config and parameters on the host; its version is computed from them."""
+        version = content_version(config.model_dump(mode="json"), parameters)
+        return cls(name, config, Sizes.of(config), MappingProxyType(dict(parameters)), version, source)
+
+    def on(self, device: torch.device) -> "Module":
+        """The same module on a device."""
+        moved = {name: value.to(device) for name, value in self.parameters.items()}
+        return replace(self, parameters=MappingProxyType(moved))
+
+    @property
+    def device(self) -> torch.device:
+        """Where its parameters are."""
+        return self.parameters["q_proj.weight"].device
+
+    @cached_property
+    def bytes(self) -> int:
+        """Bytes of its parameters on the device."""
+        return sum(value.nbytes for value in self.parameters.values())
+
+    @cached_property
+    def parameter_count(self) -> int:
+        """How many numbers its parameters hold."""
+        return sum(value.numel() for value in self.parameters.values())
+
+    def check_version(self, expected: str | None) -> None:
+        """Raise VersionMismatch where a pin is given and is not this version."""
+        if expected is not None and expected != self.version:
+            raise VersionMismatch(
+                f"module {self.name!r} is at version {self.version}, not at {expected[:64]!r}; "
+                "read it anew and pin its present version, or pin none",
+                param="version",
+                expected=expected[:64],
+                actual=self.version,
+            )
+
+    def info(self) -> ModuleInfo:
+        """What the wire says of it."""
+        return ModuleInfo(
+            name=self.name,
+            config=self.config,
+            version=self.version,
+            device=str(self.device),
+            parameter_count=self.parameter_count,
+            bytes=self.bytes,
+            source=self.source,
+        )
+
+
+def content_version(config: Mapping[str, Any], parameters: Mapping[str, Tensor]) -> str:
+    """The version of a content: a hash of its config, and of the name, dtype, shape and bytes of each parameter.
+
+    ``config`` is the JSON value of a complete config. Bytes are little-endian and row-major, so that the version does
+    not depend on the machine or the device; nothing is copied for a contiguous tensor on the host.
+    """
+    content = hashlib.sha256(_canonical(config))
+    for name in sorted(parameters):
+        value = parameters[name]
+        content.update(_canonical([name, torch_dtype_name(value.dtype), list(value.shape)]))
+        array = to_numpy(value.contiguous()).reshape(-1)
+        little = array.astype(array.dtype.newbyteorder("<"), copy=False)
+        content.update(little.view(np.uint8).data)
+    return content.hexdigest()[:VERSION_DIGITS]
+
+
+def _canonical(value: Any) -> bytes:
+    return json.dumps(value, sort_keys=True, separators=(",", ":"), ensure_ascii=True).encode() + b"\n"
+
+
+def complete(config: ModuleConfig) -> ModuleConfig:
+    """The config with every default filled in: float32, biases on all projections, and the widths."""
+    sizes = Sizes.of(config)
+    listed = (sizes.biases.q_proj, sizes.biases.k_proj, sizes.biases.v_proj, sizes.biases.o_proj)
+    return config.model_copy(
+        update={
+            "num_kv_heads": sizes.kv_heads,
+            "head_dim": sizes.head_dim,
+            "value_dim": sizes.value_dim,
+            "key_width": sizes.key_width,
+            "value_width": sizes.value_width,
+            "bias": listed[0] if len(set(listed)) == 1 else sizes.biases,
+            "dtype": config.dtype or "float32",
+        }
+    )
+
+
+def biases_in(names: Mapping[str, Any]) -> Biases:
+    """The biases that a set of parameters has."""
+    return Biases(**{name: f"{name}.bias" in names for name in Biases.model_fields})
+
+
+def parameter_bytes(config: ModuleConfig) -> int:
+    """Bytes that the parameters of a complete config take."""
+    item = TORCH_DTYPES[config.dtype or "float32"].itemsize
+    return item * sum(math.prod(shape) for shape in parameter_shapes(Sizes.of(config)).values())
+
+
+def check_shapes(config: ModuleConfig, given: Mapping[str, tuple[int, ...]]) -> None:
+    """Raise InvalidRequest unless exactly the config's parameters are given, ShapeMismatch unless in its shapes."""
+    expected = parameter_shapes(Sizes.of(config))
+    missing = [name for name in expected if name not in given]
+    unexpected = sorted(set(given) - set(expected))
+    if missing or unexpected:
+        told = [f"{', '.join(missing)} missing"] if missing else []
+        told += [f"{', '.join(_short(unexpected))} not known"] if unexpected else []
+        raise InvalidRequest(
+            f"the parameters are not those of the config: {'; '.join(told)}; expected {', '.join(expected)}",
+            param="parameters",
+            missing=missing,
+            unexpected=_short(unexpected),
+            expected=list(expected),
+        )
+    for name, shape in expected.items():
+        if given[name] != shape:
+            raise ShapeMismatch(
+                f"{name} has shape {list(given[name])}; the config asks for {list(shape)}",
+                param=f"parameters.{name}",
+                expected=list(shape),
+                actual=list(given[name]),
+            )
+
+
+def _short(names: list[str]) -> list[str]:
+    """A list of names from a request, of a length fit for an error."""
+    return [name[:80] for name in names[:10]] + (["…"] if len(names) > 10 else [])

@@ -1,0 +1,271 @@
+"""The durable store of modules: one folder each, and the only truth that replicas share.
+
+::
+
+    <root>/modules/<name>/config.json                          format, version, config, source
+    <root>/modules/<name>/parameters-<version>.safetensors
+
+A write is on the disk before it returns. A new module is built in a hidden folder and renamed into place; new
+parameters lie beside the old ones until ``config.json``, replaced in one step, names them; a deleted module is renamed
+away first. So a crash at any moment leaves the old or the new module, whole, and perhaps leftovers, which ``clean``
+removes. Readers and writers of several processes take turns by a lock on the ``modules`` folder, which ends with the
+process that holds it. Tensors are read as safetensors only; nothing is unpickled.
+"""
+
+import fcntl
+import json
+import os
+import re
+import secrets
+import shutil
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from types import MappingProxyType
+from typing import Any, Final
+
+from pydantic import ValidationError
+from safetensors import SafetensorError, safe_open
+from safetensors.torch import save_file
+from torch import Tensor
+
+from attention_contract.errors import InvalidRequest
+from attention_contract.schemas.modules import ModuleConfig, Source
+from attention_service.core.arrays import torch_dtype_name
+from attention_service.core.multihead import Sizes
+from attention_service.modules.resident import Module, check_shapes, complete, content_version
+
+FORMAT: Final = 1
+_CONFIG: Final = "config.json"
+_NAME: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,127}")
+_VERSION: Final = re.compile(r"[0-9a-f]{32}")
+_STAGED: Final = ".new-"
+_REMOVED: Final = ".removed-"
+
+
+class DamagedError(Exception):
+    """A module's folder does not hold what was once written there. The message says what, without paths."""
+
+
+class MovedOnError(Exception):
+    """The stored module is not at the version that the writer took it to be at."""
+
+
+class Store:
+    """Modules on disk, on behalf of all processes that share the folder."""
+
+    def __init__(self, root: Path) -> None:
+        self._folder = root / "modules"
+
+    # ── reading ──────────────────────────────────────────────────────────────────────────────────────────────────────
+
+    def names(self) -> list[str]:
+        """The folders that stand for a module, sorted. Raises OSError where the store cannot be read."""
+        if not self._folder.exists() and self._folder.parent.exists():
+            return []
+        return sorted(
+            entry.name for entry in self._folder.iterdir() if entry.is_dir() and _NAME.fullmatch(entry.name) is not None
+        )
+
+    def version(self, name: str) -> str | None:
+        """The stored version; None where there is no such module. Raises DamagedError."""
+        with self._locked(fcntl.LOCK_SH):
+            return self._version(name)
+
+    def _version(self, name: str) -> str | None:
+        folder = self._folder / name
+        return str(_described(folder)["version"]) if folder.is_dir() else None
+
+    def load(self, name: str) -> Module | None:
+        """A module, on the host, once its content is found to be what its version says; None where there is none.
+
+        Raises DamagedError.
+        """
+        with self._locked(fcntl.LOCK_SH):
+            folder = self._folder / name
+            if not folder.is_dir():
+                return None
+            described = _described(folder)
+            parameters = _read_parameters(folder, described["version"])
+        return _checked(name, described, parameters)
+
+    # ── writing ──────────────────────────────────────────────────────────────────────────────────────────────────────
+
+    def save(self, module: Module, replaces: str | None) -> None:
+        """Write a module (on the host) durably, new or in place of the version that it replaces.
+
+        Raises MovedOnError where the store holds another version, DamagedError where it holds an unreadable one, and
+        OSError where the disk does not take it; then the store holds the old or the new one, whole.
+        """
+        self._make_folder()
+        with self._locked(fcntl.LOCK_EX):
+            if self._version(module.name) != replaces:
+                raise MovedOnError
+            if replaces is None:
+                self._save_new(module)
+            else:
+                self._save_over(module)
+
+    def _save_new(self, module: Module) -> None:
+        staged = self._folder / f"{_STAGED}{secrets.token_hex(8)}"
+        try:
+            staged.mkdir()
+            _write_parameters(staged / _parameters_file(module.version), module)
+            _write_config(staged / _CONFIG, module)
+            _sync(staged)
+            os.replace(staged, self._folder / module.name)
+        except BaseException:
+            shutil.rmtree(staged, ignore_errors=True)
+            raise
+        _sync(self._folder)
+
+    def _save_over(self, module: Module) -> None:
+        folder = self._folder / module.name
+        parameters, config = (folder / f"{_STAGED}{name}" for name in ("parameters", _CONFIG))
+        _write_parameters(parameters, module)
+        os.replace(parameters, folder / _parameters_file(module.version))
+        _write_config(config, module)
+        _sync(folder)  # the parameters are there for good before anything names them
+        os.replace(config, folder / _CONFIG)
+        _sync(folder)
+        _sweep(folder, module.version)
+
+    def delete(self, name: str, version: str) -> None:
+        """Remove a module durably. Raises MovedOnError where the store holds another version, and OSError."""
+        with self._locked(fcntl.LOCK_EX):
+            if self._version(name) != version:
+                raise MovedOnError
+            removed = self._folder / f"{_REMOVED}{secrets.token_hex(8)}"
+            os.replace(self._folder / name, removed)
+            _sync(self._folder)
+        shutil.rmtree(removed, ignore_errors=True)
+
+    def clean(self) -> None:
+        """Remove what crashes left behind, and nothing else."""
+        if not self._folder.is_dir():
+            return
+        with suppress(OSError), self._locked(fcntl.LOCK_EX):
+            for entry in list(self._folder.iterdir()):
+                if entry.name.startswith((_STAGED, _REMOVED)):
+                    shutil.rmtree(entry, ignore_errors=True)
+                elif entry.is_dir() and _NAME.fullmatch(entry.name):
+                    with suppress(DamagedError):
+                        _sweep(entry, _described(entry)["version"])
+
+    def _make_folder(self) -> None:
+        if not self._folder.is_dir():
+            self._folder.mkdir(parents=True, exist_ok=True)
+            _sync(self._folder.parent)
+
+    @contextmanager
+    def _locked(self, how: int) -> Iterator[None]:
+        # The folder itself is the lock file: nothing to create, so that a store may also be mounted read-only.
+        if not self._folder.is_dir():
+            yield  # nothing is there yet
+            return
+        descriptor = os.open(self._folder, os.O_RDONLY)
+        try:
+            fcntl.flock(descriptor, how)
+            yield
+        finally:
+            os.close(descriptor)
+
+
+def _parameters_file(version: str) -> str:
+    return f"parameters-{version}.safetensors"
+
+
+def _sync(path: Path) -> None:
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def _write_parameters(path: Path, module: Module) -> None:
+    try:
+        save_file(dict(module.parameters), path, metadata={"version": module.version})
+    except SafetensorError as fault:  # a full disk comes as one of these
+        raise OSError(str(fault)) from fault
+    _sync(path)
+
+
+def _write_config(path: Path, module: Module) -> None:
+    described = {
+        "format": FORMAT,
+        "version": module.version,
+        "config": module.config.model_dump(mode="json"),
+        "source": module.source.model_dump(mode="json") if module.source is not None else None,
+    }
+    path.write_text(json.dumps(described, indent=2) + "\n", encoding="utf-8")
+    _sync(path)
+
+
+def _sweep(folder: Path, version: str) -> None:
+    """Remove the parameters of other versions, and what was never finished."""
+    for entry in list(folder.iterdir()):
+        stale = entry.match("parameters-*.safetensors") and entry.name != _parameters_file(version)
+        if stale or entry.name.startswith(_STAGED):
+            with suppress(OSError):
+                entry.unlink()
+
+
+def _described(folder: Path) -> dict[str, Any]:
+    """What config.json says, its outermost shape checked. Raises DamagedError."""
+    try:
+        described = json.loads((folder / _CONFIG).read_bytes())
+    except FileNotFoundError:
+        raise DamagedError(f"{_CONFIG} is missing") from None
+    except OSError as fault:
+        raise DamagedError(f"{_CONFIG} cannot be read: {fault.strerror}") from fault
+    except ValueError:
+        raise DamagedError(f"{_CONFIG} is not JSON") from None
+    if not isinstance(described, dict) or not isinstance(described.get("format"), int):
+        raise DamagedError(f"{_CONFIG} states no format")
+    if described["format"] > FORMAT:
+        raise DamagedError(f"it was written in format {described['format']}; this server reads up to {FORMAT}")
+    if not isinstance(described.get("version"), str) or not _VERSION.fullmatch(described["version"]):
+        raise DamagedError(f"{_CONFIG} states no version")
+    return described
+
+
+def _read_parameters(folder: Path, version: str) -> dict[str, Tensor]:
+    file = _parameters_file(version)
+    try:
+        with safe_open(folder / file, framework="pt") as tensors:
+            # Cloned, so that nothing depends on the file any more.
+            return {name: tensors.get_tensor(name).clone() for name in tensors.keys()}  # noqa: SIM118 (not a mapping)
+    except FileNotFoundError:
+        raise DamagedError(f"{file} is missing") from None
+    except (SafetensorError, OSError) as fault:
+        raise DamagedError(f"{file} cannot be read: {_reason(fault)}") from fault
+
+
+def _reason(fault: Exception) -> str:
+    return (fault.strerror or "input/output error") if isinstance(fault, OSError) else str(fault)
+
+
+def _checked(name: str, described: dict[str, Any], parameters: dict[str, Tensor]) -> Module:
+    """The module, if the content is what the version says. Raises DamagedError."""
+    try:
+        config = complete(ModuleConfig.model_validate(described.get("config")))
+        source = Source.model_validate(described["source"]) if described.get("source") is not None else None
+        check_shapes(config, {name: tuple(value.shape) for name, value in parameters.items()})
+        dtypes = {torch_dtype_name(value.dtype) for value in parameters.values()}
+    except ValidationError as fault:
+        first = fault.errors()[0]
+        raise DamagedError(
+            f"{_CONFIG} holds no valid {fault.title}: {'.'.join(map(str, first['loc']))}: {first['msg']}"
+        ) from None
+    except InvalidRequest as fault:
+        raise DamagedError(fault.detail) from None
+    except KeyError:
+        raise DamagedError("a parameter has a dtype that modules cannot have") from None
+    if dtypes != {config.dtype}:
+        raise DamagedError(f"its parameters are {', '.join(sorted(dtypes))}; its config says {config.dtype}")
+    # What was written is hashed, not what it means today, so that a version outlives new options of the config.
+    found = content_version(described["config"], parameters)
+    if found != described["version"]:
+        raise DamagedError(f"its content has version {found}, but {described['version']} was written")
+    return Module(name, config, Sizes.of(config), MappingProxyType(parameters), described["version"], source)

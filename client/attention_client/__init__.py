@@ -1,1 +1,90 @@
-"""A typed client of the attention service."""
+"""A typed client of the attention service.
+
+::
+
+    import numpy as np
+    from attention_client import Client
+
+    with Client("http://127.0.0.1:8000") as client:
+        client.create_module("demo", {"d_model": 8, "num_heads": 2}, seed=0)
+        reply = client.forward("demo", np.ones((1, 4, 8), np.float32), return_=["output", "weights"])
+        print(reply.output.shape, reply.ran.compute_ms)
+
+``AsyncClient`` has the same methods, awaited. Tensors are numpy arrays (bfloat16 by way of ml_dtypes), torch tensors or
+nested lists; replies are the typed models of ``attention_contract.schemas`` and hold numpy arrays.
+"""
+
+from attention_client.arrays import TensorLike
+from attention_client.client import AsyncClient, Client
+from attention_client.errors import ConnectionFailed, DeadlineExceeded, UnexpectedReply
+from attention_contract.errors import (
+    AttentionError,
+    BodyTooLarge,
+    Cancelled,
+    CheckpointNotFound,
+    Conflict,
+    Draining,
+    Forbidden,
+    InternalError,
+    InvalidCheckpoint,
+    InvalidRequest,
+    InvalidTensor,
+    KernelUnsuitable,
+    Loading,
+    MethodNotAllowed,
+    ModuleExists,
+    ModuleNotFound,
+    NeverFits,
+    NotAcceptable,
+    NotFound,
+    OverBudget,
+    Overloaded,
+    ParameterNotFound,
+    ShapeMismatch,
+    TooLarge,
+    Unauthorized,
+    Unavailable,
+    Unreadable,
+    UnsupportedMediaType,
+    VersionMismatch,
+)
+from attention_contract.spec import AttentionSpec
+
+__all__ = [
+    "AsyncClient",
+    "AttentionError",
+    "AttentionSpec",
+    "BodyTooLarge",
+    "Cancelled",
+    "CheckpointNotFound",
+    "Client",
+    "Conflict",
+    "ConnectionFailed",
+    "DeadlineExceeded",
+    "Draining",
+    "Forbidden",
+    "InternalError",
+    "InvalidCheckpoint",
+    "InvalidRequest",
+    "InvalidTensor",
+    "KernelUnsuitable",
+    "Loading",
+    "MethodNotAllowed",
+    "ModuleExists",
+    "ModuleNotFound",
+    "NeverFits",
+    "NotAcceptable",
+    "NotFound",
+    "OverBudget",
+    "Overloaded",
+    "ParameterNotFound",
+    "ShapeMismatch",
+    "TensorLike",
+    "TooLarge",
+    "Unauthorized",
+    "Unavailable",
+    "UnexpectedReply",
+    "Unreadable",
+    "UnsupportedMediaType",
+    "VersionMismatch",
+]

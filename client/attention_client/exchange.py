@@ -1,0 +1,180 @@
+"""One call on its way: the request that can be sent again, what is retried and when it ends. Shared by both clients."""
+
+import math
+import random
+import time
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any, Final, Generic, Literal, cast
+from urllib.parse import quote
+
+import httpx
+import stamina
+
+from attention_client.calls import Call, ReplyT
+from attention_client.errors import ConnectionFailed, DeadlineExceeded, UnexpectedReply
+from attention_contract.base import WireModel
+from attention_contract.errors import (
+    AttentionError,
+    Overloaded,
+    Unavailable,
+)
+from attention_contract.wire import JSON, MAX_HEADER, SAFETENSORS, to_body
+
+MediaType = Literal["safetensors", "json"]
+
+WAIT_INITIAL: Final = 0.1
+WAIT_JITTER: Final = 0.4
+WAIT_MAX: Final = 4.0
+"""Seconds before an attempt: 0.1·2ⁿ plus up to WAIT_JITTER, at most WAIT_MAX, unless the server names a time."""
+CHUNK: Final = 2**20
+"""Bytes handed to the socket at once, so that sending a large tensor copies no more than this."""
+_WAITING: Final[dict[type[httpx.TimeoutException], str]] = {
+    httpx.ConnectTimeout: " while connecting",
+    httpx.WriteTimeout: " while sending the request",
+    httpx.ReadTimeout: " while waiting for the reply",
+    httpx.PoolTimeout: " while waiting for a free connection",
+}
+
+
+@dataclass(frozen=True)
+class Policy:
+    """How a client makes its calls."""
+
+    timeout: float | None
+    retries: int
+    media_type: MediaType
+
+
+@dataclass(frozen=True)
+class BlockingBody:
+    """A body for ``httpx.Client`` that can be sent again."""
+
+    chunks: Callable[[], Iterator[bytes]]
+
+    def __iter__(self) -> Iterator[bytes]:
+        return self.chunks()
+
+
+@dataclass(frozen=True)
+class AwaitedBody:
+    """A body for ``httpx.AsyncClient`` that can be sent again."""
+
+    chunks: Callable[[], Iterator[bytes]]
+
+    async def __aiter__(self) -> AsyncIterator[bytes]:
+        for chunk in self.chunks():
+            yield chunk
+
+
+class Exchange(Generic[ReplyT]):
+    """One call from its first attempt to its reply."""
+
+    def __init__(self, call: Call[ReplyT], policy: Policy) -> None:
+        self.call = call
+        self.policy = policy
+        self.ends = math.inf if policy.timeout is None else time.monotonic() + policy.timeout
+        self.failure: AttentionError | None = None
+        """Why the last attempt failed."""
+        operation = call.operation
+        self.url = operation.path.format_map({name: quote(part, safe="") for name, part in call.path.items()})
+        self.media_type = SAFETENSORS if operation.tensors and policy.media_type == "safetensors" else JSON
+        self.headers = {"Accept": self.media_type, **call.headers}
+        self.params: Mapping[str, str] = {}
+        self.pieces: list[memoryview] = []
+        if call.request is not None:
+            self._put(call.request)
+
+    def _put(self, request: WireModel) -> None:
+        """The request as a query string or a body."""
+        if self.media_type == JSON and "encoding" in type(request).model_fields:
+            request = request.model_copy(update={"encoding": "base64"})  # keeps the dtypes of the reply
+        if self.call.operation.method == "GET":
+            given = request.model_dump(mode="json", by_alias=True, exclude_none=True, exclude_unset=True)
+            self.params = {name: str(value) for name, value in given.items()}
+            return
+        media_type = self.media_type
+        pieces = to_body(request, media_type, "request", "base64")
+        if media_type == SAFETENSORS and len(pieces[0]) > MAX_HEADER:  # a very long nested list
+            media_type = JSON
+            pieces = to_body(request, media_type, "request", "base64")
+        self.pieces = [memoryview(piece) for piece in pieces]
+        self.headers |= {"Content-Type": media_type, "Content-Length": str(sum(map(len, self.pieces)))}
+
+    def chunks(self) -> Iterator[bytes]:
+        """The body in order, as long as the deadline allows. These are views, which httpx takes as well as bytes."""
+        for piece in self.pieces:
+            for start in range(0, len(piece), CHUNK):
+                self.check()
+                yield cast("bytes", piece[start : start + CHUNK])
+
+    # ── attempts ─────────────────────────────────────────────────────────────────────────────────────────────────────
+
+    def attempts(self) -> Any:
+        """The attempts, to be iterated either way; each is a context manager that swallows what is to be retried."""
+        return stamina.retry_context(
+            on=self.backoff,
+            attempts=self.policy.retries + 1,
+            timeout=None,
+            wait_initial=WAIT_INITIAL,
+            wait_jitter=WAIT_JITTER,
+            wait_max=WAIT_MAX,
+        ).with_name(self.call.operation.name, (), {})
+
+    def backoff(self, fault: Exception) -> bool | float:
+        """Whether to try again after this fault, and after how many seconds where stamina is not to choose."""
+        if not isinstance(fault, AttentionError) or not self._transient(fault):
+            return False
+        self.failure = fault
+        left = self.remaining()
+        asked: float | None = fault.facts.get("retry_after")
+        if asked is not None:
+            return asked < left and min(asked + random.uniform(0, WAIT_JITTER), left)  # noqa: S311 - spreads load
+        return True if left > WAIT_MAX else random.uniform(0, left / 2)  # noqa: S311
+
+    def _transient(self, fault: AttentionError) -> bool:
+        if isinstance(fault, ConnectionFailed):
+            return not fault.facts["sent"] or self.call.operation.safe_to_repeat
+        return self.call.patient and isinstance(fault, Overloaded | Unavailable)
+
+    def remaining(self) -> float:
+        """Seconds until the deadline."""
+        return self.ends - time.monotonic()
+
+    def allowance(self) -> httpx.Timeout:
+        """What an attempt may take. Raises DeadlineExceeded where nothing is left."""
+        self.check()
+        return httpx.Timeout(None if self.policy.timeout is None else self.remaining())
+
+    def check(self) -> None:
+        """Raise DeadlineExceeded if the deadline has passed."""
+        if self.remaining() <= 0:
+            raise self._late() from self.failure
+
+    def _late(self, doing: str = "") -> DeadlineExceeded:
+        last = f"; the attempt before failed: {self.failure.detail}" if self.failure else ""
+        return DeadlineExceeded(
+            f"{self.call.operation.name} did not end within {self.policy.timeout} s{doing}{last}",
+            timeout=self.policy.timeout,
+        )
+
+    @contextmanager
+    def faults(self) -> Iterator[None]:
+        """Turn what httpx raises into the client's errors."""
+        try:
+            yield
+        except httpx.TimeoutException as fault:
+            raise self._late(_WAITING[type(fault)]) from fault
+        except (httpx.ConnectError, httpx.UnsupportedProtocol, httpx.ProxyError) as fault:
+            raise ConnectionFailed(f"cannot connect to {_origin(fault)}: {fault}", sent=False) from fault
+        except httpx.DecodingError as fault:
+            raise UnexpectedReply(f"the answer's content encoding is broken: {fault}", answered=200) from fault
+        except httpx.TransportError as fault:
+            what = str(fault) or type(fault).__name__
+            raise ConnectionFailed(f"the connection to {_origin(fault)} broke: {what}", sent=True) from fault
+
+
+def _origin(fault: httpx.RequestError) -> str:
+    url = fault.request.url
+    return f"{url.scheme}://{url.netloc.decode()}"

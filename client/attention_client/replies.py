@@ -1,0 +1,89 @@
+"""Responses to replies and errors."""
+
+import time
+from email.utils import parsedate_to_datetime
+from typing import cast
+
+import httpx
+
+from attention_client.calls import ReplyT
+from attention_client.errors import UnexpectedReply
+from attention_contract.base import WireModel
+from attention_contract.errors import (
+    PROBLEM_MEDIA_TYPE,
+    AttentionError,
+    InvalidRequest,
+    Unreadable,
+    error_classes,
+    from_problem,
+)
+from attention_contract.operations import Operation
+from attention_contract.wire import MEDIA_TYPES, from_body, from_json
+
+
+def read(operation: Operation[ReplyT], response: httpx.Response, body: bytearray) -> ReplyT:
+    """The reply that a response holds. Raises the error that it holds otherwise.
+
+    The reply's tensors are views into the body, and writable as it is.
+    """
+    media_type = response.headers.get("content-type", "").partition(";")[0].strip().lower()
+    if not response.is_success:
+        raise _error(response, media_type, body)
+    if operation.reply is None:
+        return cast("ReplyT", None)
+    if media_type not in MEDIA_TYPES:
+        raise _unexpected(response, media_type, body)
+    model = cast("type[WireModel]", operation.reply)
+    try:
+        return cast("ReplyT", from_body(model, memoryview(body), media_type, "reply"))
+    except (Unreadable, InvalidRequest) as fault:
+        raise UnexpectedReply(
+            f"the reply does not read as {model.__name__}: {fault.detail}; do client and server differ in version?",
+            answered=response.status_code,
+        ) from fault
+
+
+def _error(response: httpx.Response, media_type: str, body: bytearray) -> AttentionError:
+    error = _problem(response, body) if media_type == PROBLEM_MEDIA_TYPE else None
+    if error is None:
+        error = _unexpected(response, media_type, body)
+    if error.request_id is None:
+        error.request_id = response.headers.get("x-request-id")
+    seconds = _retry_after(response)
+    if seconds is not None:
+        error.facts["retry_after"] = seconds
+    return error
+
+
+def _problem(response: httpx.Response, body: bytearray) -> AttentionError | None:
+    try:
+        return from_problem(response.status_code, from_json(memoryview(body)))
+    except Unreadable:
+        return None
+
+
+def _unexpected(response: httpx.Response, media_type: str, body: bytearray) -> AttentionError:
+    """The error of an answer that is not the service's: of the class of its status where that says what to do."""
+    status = response.status_code
+    url = response.request.url
+    begins = bytes(body[:80]).decode("utf-8", "replace").strip()
+    detail = f"{url} answered {status} with {media_type or 'no media type'}, not as the attention service does"
+    if response.is_redirect:
+        detail += f": it points to {response.headers.get('location')}; use that as the base URL"
+    elif begins:
+        detail += f": {begins!r}"
+    known = (error for error in error_classes().values() if error.status == status and status not in {0, 500})
+    return next(known, UnexpectedReply)(detail, answered=status)
+
+
+def _retry_after(response: httpx.Response) -> float | None:
+    """Seconds that the header Retry-After asks for, in either of its forms."""
+    value = response.headers.get("retry-after", "").strip()
+    try:
+        return max(0.0, float(value)) if value.replace(".", "", 1).isdecimal() else _until(value)
+    except ValueError:
+        return None
+
+
+def _until(date: str) -> float:
+    return max(0.0, parsedate_to_datetime(date).timestamp() - time.time())

@@ -1,0 +1,60 @@
+"""Attention over one problem: its context, any taps, and its whole differentiable graph.
+
+Source: Vaswani et al. 2017, section 3.2.1.
+"""
+
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass, replace
+
+from torch import Tensor
+
+from attention_service.core.edits import BoundEdit
+from attention_service.core.kernels import KERNELS
+from attention_service.core.methods import METHODS
+from attention_service.core.stages import TAPS, narrow, stages
+from attention_service.core.types import Problem, Selection
+from attention_service.core.visibility import EVERYTHING
+
+
+@dataclass(frozen=True)
+class Attended:
+    """What one attention gave."""
+
+    context: Tensor
+    """``[B, H, Q, V]``, whole, from the kernel."""
+    taps: dict[str, Tensor]
+    """The taps that were asked for, narrowed by the selection."""
+
+
+def attend(
+    problem: Problem,
+    taps: Collection[str] = ("context",),
+    selection: Selection = EVERYTHING,
+    edits: Sequence[BoundEdit] = (),
+    kernel: str = "fused",
+) -> Attended:
+    """Attend from every query to every key that it may look at.
+
+    The kernel computes the context, whichever taps are asked for. Beside a kernel that keeps no weights, taps up to the
+    weights are computed again for the selected heads and queries alone; edits need every tap, hence the materialized
+    kernel. ``lse`` is log Σ exp(masked_scores / T), so that weights = exp(masked_scores / T − lse).
+    """
+    chosen = KERNELS["materialized" if edits else kernel].make()
+    whole = METHODS.of(problem.spec.method).attend(problem, chosen, taps, edits)
+    again = dict(stages(problem, set(taps) - set(whole), selection=selection))
+    asked = {tap: narrow(x, tap, problem, selection) for tap, x in whole.items() if tap in taps}
+    return Attended(whole["context"], again | asked)
+
+
+def trace(problem: Problem, edits: Sequence[BoundEdit] = ()) -> dict[str, Tensor]:
+    """Every tap, whole, each a node of one graph that leads from q, k and v to ``context``.
+
+    ``torch.autograd.grad(trace["context"], trace[tap], upstream)`` is the gradient with respect to any of them, whether
+    or not the problem's tensors ask for one. Forbidden scores and queries that may look nowhere have gradient zero.
+    """
+    tracked = replace(problem, q=_tracked(problem.q), k=_tracked(problem.k), v=_tracked(problem.v))
+    return dict(stages(tracked, set(TAPS) - {"lse"}, edits))
+
+
+def _tracked(x: Tensor) -> Tensor:
+    return x if x.requires_grad else x.detach().requires_grad_()

@@ -1,0 +1,104 @@
+"""How many pairs a pattern allows, exactly, without laying them out.
+
+The pairs are cut along diagonals, at the limits of all bands: between two cuts a band holds everywhere or nowhere, so
+what remains is to count marked queries and keys. Time grows with the marks and bands and not with the sequence.
+"""
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from itertools import pairwise
+from typing import Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from attention_service.core.patterns import FAR, Band, Cell, Keys, Pattern, Queries
+
+Integers = NDArray[np.int64]
+
+
+class Rows(Protocol):
+    """Some of the queries, by position."""
+
+    def reach(self, shift: int, keys: int) -> int:
+        """Σ over the rows of how many of the keys lie before p + shift."""
+
+    def up_to(self, positions: Integers) -> Integers:
+        """How many of the rows stand at or before each position."""
+
+
+@dataclass(frozen=True)
+class Stretch:
+    """Queries that stand side by side."""
+
+    first: int
+    size: int
+
+    def reach(self, shift: int, keys: int) -> int:
+        """Σ clip(p + shift, 0, keys): nothing below 0, a triangle, then all of the keys."""
+        start, stop = self.first + shift, self.first + shift + self.size
+        low, high = min(max(start, 0), keys), min(max(stop, 0), keys)
+        return (high * (high - 1) - low * (low - 1)) // 2 + keys * max(0, stop - max(start, keys))
+
+    def up_to(self, positions: Integers) -> Integers:
+        """By subtraction."""
+        return np.clip(positions - self.first + 1, 0, self.size)
+
+
+@dataclass(frozen=True)
+class Picked:
+    """Queries anywhere, in ascending order."""
+
+    positions: Integers
+
+    def reach(self, shift: int, keys: int) -> int:
+        """One by one."""
+        return int(np.clip(self.positions + shift, 0, keys).sum())
+
+    def up_to(self, positions: Integers) -> Integers:
+        """By bisection."""
+        return np.searchsorted(self.positions, positions, side="right")
+
+
+def count(pattern: Pattern, first: int, queries: int, keys: int) -> int:
+    """How many pairs of queries at positions first, first + 1, … and keys 0, 1, … are in the pattern."""
+    parts = list(pattern.parts())
+    marked_keys = _marks((part.positions for part in parts if isinstance(part, Keys)), 0, keys)
+    markings = [frozenset(part.positions) for part in parts if isinstance(part, Queries)]
+    marked = _marks(markings, first, first + queries)
+    alike: dict[tuple[bool, ...], list[int]] = {}  # marked queries by which of the parts mark them
+    for position in marked.tolist():
+        alike.setdefault(tuple(position in marking for marking in markings), []).append(position)
+
+    total = 0
+    for start, stop in pairwise(_cuts(parts, abs(first) + queries + keys + 1)):
+        cell = Cell(start, stop, None, np.concatenate([[-1], marked_keys]))
+        total += _pairs(pattern, cell, Stretch(first, queries), keys) - _pairs(pattern, cell, Picked(marked), keys)
+        for group in alike.values():
+            cell = Cell(start, stop, group[0], cell.keys)
+            total += _pairs(pattern, cell, Picked(np.array(group, dtype=np.int64)), keys)
+    return total
+
+
+def _pairs(pattern: Pattern, cell: Cell, rows: Rows, keys: int) -> int:
+    """The allowed pairs of some rows in a cell: as if no key were marked, corrected at those that are."""
+    allowed = np.broadcast_to(pattern.holds(cell), cell.keys.shape).astype(np.int64)
+    plain = int(allowed[0])
+    marked_keys = cell.keys[1:]
+    rows_at = rows.up_to(marked_keys - cell.start) - rows.up_to(marked_keys - cell.stop)
+    return plain * (rows.reach(cell.stop, keys) - rows.reach(cell.start, keys)) + int(
+        ((allowed[1:] - plain) * rows_at).sum()
+    )
+
+
+def _cuts(parts: list[Band | Queries | Keys], far: int) -> list[int]:
+    """Where j − p passes a limit of a band, between the ends that no pair reaches."""
+    bands = [part for part in parts if isinstance(part, Band)]
+    limits = {band.low for band in bands} | {band.high + 1 for band in bands if band.high is not None}
+    return sorted({-far, far} | {limit for limit in limits if limit is not None and -far < limit < far})
+
+
+def _marks(markings: Iterable[Iterable[int]], start: int, stop: int) -> Integers:
+    """Every position from start to before stop, once and ascending."""
+    inside = {position for marking in markings for position in marking if start <= position < min(stop, FAR)}
+    return np.array(sorted(inside), dtype=np.int64)

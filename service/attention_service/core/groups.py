@@ -1,0 +1,27 @@
+"""Grouped heads: query head h reads key/value head h // (H / Hkv).
+
+Source: Ainslie et al. 2023, section 2.2.
+"""
+
+from torch import Tensor
+
+
+def product(x: Tensor, y: Tensor) -> Tensor:
+    """The matrix product by head, x ``[B, H, Q, N]`` times y ``[B, Hkv, N, M]``, to ``[B, H, Q, M]``."""
+    batch, heads, queries, inner = x.shape
+    kv_heads, outer = y.shape[1], y.shape[3]
+    if heads == kv_heads:
+        return x @ y
+    # The queries of one group stand below each other, so that y is never copied for each of them.
+    stacked = x.reshape(batch, kv_heads, heads // kv_heads * queries, inner)
+    return (stacked @ y).reshape(batch, heads, queries, outer)
+
+
+def head_read_by(head: int, heads: int, kv_heads: int) -> int:
+    """The key/value head that a query head reads."""
+    return head // (heads // kv_heads)
+
+
+def one_for_each_query_head(x: Tensor, heads: int) -> Tensor:
+    """``[B, Hkv, K, W]`` to ``[B, H, K, W]``, each key/value head repeated for the queries that read it."""
+    return x.repeat_interleave(heads // x.shape[1], dim=1)

@@ -1,0 +1,134 @@
+"""PyTorch's scaled_dot_product_attention: the same numbers without the weights in memory."""
+
+from collections.abc import Collection, Iterator, Sequence
+from dataclasses import replace
+
+import torch
+from torch import Tensor
+from torch.nn.functional import pad, scaled_dot_product_attention
+
+from attention_contract.spec import AttentionSpec
+from attention_service.core.edits import BoundEdit
+from attention_service.core.groups import one_for_each_query_head
+from attention_service.core.kernels.base import KERNELS
+from attention_service.core.masks import pattern_of
+from attention_service.core.normalizers import NORMALIZERS, Softmax
+from attention_service.core.patterns import Band
+from attention_service.core.positions import POSITIONS
+from attention_service.core.scores import SCORES
+from attention_service.core.types import Problem
+from attention_service.core.visibility import real_keys, visibility, without_padding
+
+
+@KERNELS.register(
+    "fused",
+    formula="softmax(q·k · scale / T + mask / T) · v, block by block with a running maximum and sum",
+    cost="O(n²·d) time, O(n·d) memory",
+    source="Dao et al. 2022, algorithm 1; Rabe & Staats 2021",
+)
+class Fused:
+    """Never keeps the weights: takes dot-product scores with a softmax, every mask, and grouped heads."""
+
+    def attend(self, problem: Problem, taps: Collection[str], edits: Sequence[BoundEdit]) -> dict[str, Tensor]:
+        """The context alone: one call, its arguments made so that each device takes its fast path."""
+        q, k = POSITIONS.of(problem.spec.position).encode(problem.q, problem.k)
+        clean = without_padding(replace(problem, k=k))
+        k, v = clean.k, clean.v
+        normalizer = NORMALIZERS.of(problem.spec.normalizer)
+        factor = SCORES.of(problem.spec.score).factor(q.shape[-1])
+        if factor is None or not isinstance(normalizer, Softmax):
+            raise ValueError("the fused kernel computes softmax over dot products; ask `unsuitable` first")
+        scale = factor / normalizer.options.temperature
+        if scale <= 0:
+            # CPU: a causal mask becomes NaN under a scale that is not positive.
+            q, scale = q * scale, 1.0
+        mask, blind, causal = _mask(problem, normalizer.options.temperature)
+        grouped = q.shape[1] != k.shape[1]
+        if grouped and q.device.type == "cuda":
+            # The memory-efficient kernel, which takes masks and float32, knows no groups.
+            k, v, grouped = one_for_each_query_head(k, q.shape[1]), one_for_each_query_head(v, q.shape[1]), False
+        width = v.shape[-1]
+        if q.device.type != "cuda":
+            q, k, v = _same_width(q, k, v)
+        context = scaled_dot_product_attention(q, k, v, mask, is_causal=causal, scale=scale, enable_gqa=grouped)
+        context = context[..., :width]
+        return {"context": context if blind is None else context.masked_fill(blind, 0)}
+
+    def unsuitable(
+        self, spec: AttentionSpec, dtype: torch.dtype, *, edits: bool, taps_gradient: bool, double_backward: bool
+    ) -> Iterator[str]:
+        """What needs the weights, or another formula."""
+        normalizer = NORMALIZERS.of(spec.normalizer)
+        if SCORES.of(spec.score).factor(1) is None:
+            yield f"the fused kernel has no score {spec.score.name}"
+        if spec.softcap is not None:
+            yield "the fused kernel has no softcap"
+        if not isinstance(normalizer, Softmax):
+            yield f"the fused kernel has no normalizer {spec.normalizer.name}"
+        runs_in = torch.promote_types(dtype, torch.float32)
+        if normalizer.runs_in(dtype) != runs_in:
+            yield (
+                f"the fused kernel normalizes {_name(dtype)} inputs in {_name(runs_in)}, "
+                f"not in {spec.normalizer.dtype} as the spec asks"
+            )
+        if edits:
+            yield "edits need every tap in memory, which the fused kernel does not keep"
+        if taps_gradient:
+            yield "gradients with respect to scores and weights need them in memory, which the fused kernel avoids"
+        if double_backward:
+            yield "gradients of the fused kernel cannot be differentiated again"
+
+
+def _mask(problem: Problem, temperature: float) -> tuple[Tensor | None, Tensor | None, bool]:
+    """The mask to pass, which queries may look nowhere ``[.., .., Q, 1]``, and whether it is plainly causal.
+
+    Blind queries are let look everywhere, and their output is zeroed: what a kernel makes of a row of −∞, and of its
+    gradient, differs from device to device.
+    """
+    reach = _reach(problem)
+    if reach == 0 and problem.mask is None and real_keys(problem) is None:
+        return None, None, True
+    if reach is not None and reach >= problem.k.shape[2] - 1:  # nothing is hidden, as from the last query of a decode
+        problem = replace(problem, spec=problem.spec.model_copy(update={"masks": []}))
+    seen = visibility(problem)
+    if seen.bias is None:
+        if seen.allowed is None:
+            return None, None, False
+        blind = ~seen.allowed.any(-1, keepdim=True)
+        return seen.allowed | blind, blind, False
+    bias = seen.bias if seen.allowed is None else seen.bias.masked_fill(~seen.allowed, -torch.inf)
+    blind = (bias == -torch.inf).all(-1, keepdim=True)
+    return _passable(bias.masked_fill(blind, 0) / temperature, problem.q), blind, False
+
+
+def _reach(problem: Problem) -> int | None:
+    """The r for which the spec's masks say j ≤ i + r and nothing else; None where that is not what they say."""
+    if not problem.spec.masks:
+        return None
+    band = pattern_of(problem.spec.masks, problem.q.shape[2], problem.k.shape[2], problem.past)
+    if not isinstance(band, Band) or band.low is not None or band.high is None:
+        return None
+    if problem.offsets is None:
+        return band.high + problem.past
+    if problem.offsets.device.type != "cpu":
+        return None  # to read them would wait for everything queued on the device
+    offsets = set(problem.offsets.flatten().tolist())
+    return band.high + offsets.pop() if len(offsets) == 1 else None
+
+
+def _passable(bias: Tensor, q: Tensor) -> Tensor:
+    """The bias in a dtype that the kernel takes; numbers too large for it stay finite, since −∞ would forbid."""
+    dtype = q.dtype if q.device.type == "cuda" else torch.promote_types(q.dtype, torch.float32)
+    largest = torch.finfo(dtype).max
+    return torch.where(bias == -torch.inf, bias, bias.clamp(-largest, largest)).to(dtype)
+
+
+def _same_width(q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """Zeros put beside the narrower ones: the flash kernel of the CPU takes one width, and zeros change no product."""
+    width = max(q.shape[-1], v.shape[-1])
+    q, k, v = (x if x.shape[-1] == width else pad(x, (0, width - x.shape[-1])) for x in (q, k, v))
+    return q, k, v
+
+
+def _name(dtype: torch.dtype) -> str:
+    return str(dtype).removeprefix("torch.")

@@ -1,0 +1,32 @@
+"""The formula written out, with every score and weight in memory."""
+
+from collections.abc import Collection, Iterator, Sequence
+
+import torch
+from torch import Tensor
+
+from attention_contract.spec import AttentionSpec
+from attention_service.core.edits import BoundEdit
+from attention_service.core.kernels.base import KERNELS
+from attention_service.core.stages import stages
+from attention_service.core.types import Problem
+
+
+@KERNELS.register(
+    "materialized",
+    formula="softmax(cap(q·k · scale) + mask) · v, stage by stage",
+    cost="O(n²·d) time, O(n²) memory",
+    source="Vaswani et al. 2017, eq. 1",
+)
+class Materialized:
+    """Keeps the whole [B, H, Lq, Lk] of scores and weights: takes every spec, edit and gradient."""
+
+    def attend(self, problem: Problem, taps: Collection[str], edits: Sequence[BoundEdit]) -> dict[str, Tensor]:
+        """All stages, of which those asked for are kept."""
+        return dict(stages(problem, {*taps, "context"}, edits))
+
+    def unsuitable(
+        self, spec: AttentionSpec, dtype: torch.dtype, *, edits: bool, taps_gradient: bool, double_backward: bool
+    ) -> Iterator[str]:
+        """Nothing is."""
+        yield from ()

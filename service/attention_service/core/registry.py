@@ -1,0 +1,92 @@
+"""Where the parts of a spec meet what computes them.
+
+A registry holds the entries of one kind. An entry is a class made from its options, registered beside its formula,
+its asymptotic cost and its source; tests, benchmarks, docs and ``GET /v1/variants`` walk the registries.
+"""
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from importlib import import_module
+from typing import Any, Generic, Literal, TypeVar
+
+from attention_contract.base import WireModel
+
+Kind = Literal["score", "mask", "position", "normalizer", "method", "kernel"]
+Part = TypeVar("Part")
+Maker = TypeVar("Maker", bound=Callable[..., object])
+
+
+@dataclass(frozen=True)
+class Entry(Generic[Part]):
+    """One way to compute one part of an attention."""
+
+    kind: Kind
+    name: str
+    options: type[WireModel] | None
+    """The class of its options in the contract; None for a kernel, which has none."""
+    make: Callable[..., Part]
+    """From options to what computes; a kernel is made from nothing."""
+    summary: str
+    formula: str
+    cost: str
+    """Asymptotic, in the sequence length n and the head width d."""
+    source: str
+
+    @property
+    def schema(self) -> dict[str, Any]:
+        """JSON Schema of the options."""
+        return self.options.model_json_schema() if self.options else {"type": "object", "properties": {}}
+
+
+class Registry(Generic[Part]):
+    """The entries of one kind, by name."""
+
+    def __init__(self, kind: Kind) -> None:
+        self.kind = kind
+        self._entries: dict[str, Entry[Part]] = {}
+
+    def register(
+        self, options: type[WireModel] | str, *, formula: str, cost: str, source: str
+    ) -> Callable[[Maker], Maker]:
+        """Register the decorated class under the name of its options (or, for a kernel, under this name)."""
+
+        def add(make: Maker) -> Maker:
+            name = options if isinstance(options, str) else _name(options)
+            if name in self._entries:
+                raise ValueError(f"two entries of the {self.kind} registry are called {name}")
+            told = make if isinstance(options, str) else options
+            self._entries[name] = Entry[Part](
+                kind=self.kind,
+                name=name,
+                options=None if isinstance(options, str) else options,
+                make=make,  # type: ignore[arg-type]  # what computes a part is a class with that part's protocol
+                summary=(told.__doc__ or "").strip().partition("\n")[0],
+                formula=formula,
+                cost=cost,
+                source=source,
+            )
+            return make
+
+        return add
+
+    def of(self, options: WireModel) -> Part:
+        """What computes the part that these options describe."""
+        return self[_name(type(options))].make(options)
+
+    def __getitem__(self, name: str) -> Entry[Part]:
+        return self._entries[name]
+
+    def __iter__(self) -> Iterator[Entry[Part]]:
+        return iter(self._entries.values())
+
+
+def variants() -> list[Entry[Any]]:
+    """Every entry of every registry, kind by kind."""
+    # Imported here, because each of these imports this module to register its entries.
+    core = __name__.rpartition(".")[0]
+    modules = ("scores", "masks", "positions", "normalizers", "methods", "kernels")
+    return [entry for name in modules for entry in getattr(import_module(f"{core}.{name}"), name.upper())]
+
+
+def _name(options: type[WireModel]) -> str:
+    return str(options.model_fields["name"].default)

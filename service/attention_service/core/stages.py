@@ -1,0 +1,91 @@
+"""The formula, stage by stage: q, k → scores → softcap → bias and masks → normalizer → weighted sum of the values."""
+
+from collections.abc import Collection, Iterator, Sequence
+from dataclasses import replace
+
+import torch
+from torch import Tensor
+
+from attention_service.core import edits as interventions
+from attention_service.core.edits import BoundEdit
+from attention_service.core.groups import head_read_by, product
+from attention_service.core.normalizers import NORMALIZERS
+from attention_service.core.positions import POSITIONS
+from attention_service.core.scores import SCORES
+from attention_service.core.types import Problem, Selection
+from attention_service.core.visibility import EVERYTHING, visibility, without_padding
+
+TAPS = ("q", "k", "v", "scores", "capped_scores", "masked_scores", "lse", "weights", "context")
+"""In the order of the computation."""
+
+
+def stages(
+    problem: Problem,
+    taps: Collection[str] = TAPS,
+    edits: Sequence[BoundEdit] = (),
+    selection: Selection = EVERYTHING,
+) -> Iterator[tuple[str, Tensor]]:
+    """Each of these taps by name, computed only for the selected heads and queries and only as far as is needed.
+
+    Every tap is a node of its own in the graph that leads to the context, so that each has a gradient.
+    """
+    missing = set(taps)
+    for tap, x in _stages(problem, edits, selection, with_lse="lse" in taps):
+        if tap in missing:
+            missing.remove(tap)
+            yield tap, x
+        if not missing:
+            return
+
+
+def _stages(
+    problem: Problem, edits: Sequence[BoundEdit], selection: Selection, *, with_lse: bool
+) -> Iterator[tuple[str, Tensor]]:
+    spec = problem.spec
+    normalizer = NORMALIZERS.of(spec.normalizer)
+    q, k = POSITIONS.of(spec.position).encode(problem.q, problem.k)
+    q = interventions.apply(edits, "q", narrow(q, "q", problem, selection))
+    yield "q", q  # [B, H, Q, D]
+    k = interventions.apply(edits, "k", narrow(k, "k", problem, selection))
+    yield "k", k  # [B, Hkv, K, D]
+    v = interventions.apply(edits, "v", narrow(problem.v, "v", problem, selection))
+    yield "v", v  # [B, Hkv, K, V]
+
+    clean = without_padding(replace(problem, k=k, v=v))
+    # Half types are scored in float32, as a fused kernel accumulates, unless the spec asks for a half type itself.
+    dtype = torch.promote_types(q.dtype, normalizer.runs_in(q.dtype))
+    x = SCORES.of(spec.score).scores(q.to(dtype), clean.k.to(dtype))
+    x = interventions.apply(edits, "scores", x)
+    yield "scores", x  # [B, H, Q, K], as all up to the weights
+
+    x = x.view_as(x) if spec.softcap is None else spec.softcap * torch.tanh(x / spec.softcap)
+    x = interventions.apply(edits, "capped_scores", x)
+    yield "capped_scores", x
+
+    x = visibility(problem, selection).forbid(x.view_as(x))
+    if any(edit.tap == "masked_scores" for edit in edits):
+        forbidden = x == -torch.inf
+        x = interventions.apply(edits, "masked_scores", x).masked_fill(forbidden, -torch.inf)
+    yield "masked_scores", x
+
+    if with_lse:
+        yield "lse", normalizer.lse(x)  # [B, H, Q]
+
+    x = normalizer.weights(x).to(q.dtype)
+    x = interventions.apply(edits, "weights", x)
+    yield "weights", x
+
+    x = product(x, clean.v)
+    yield "context", interventions.apply(edits, "context", x)  # [B, H, Q, V]
+
+
+def narrow(x: Tensor, tap: str, problem: Problem, selection: Selection) -> Tensor:
+    """The selected heads and queries of a tap; of k and v, the head that each selected query head reads."""
+    axes = interventions.AXES[tap] if tap != "lse" else interventions.AXES["context"]
+    heads, queries = selection.heads, selection.queries
+    if heads is not None and tap in ("k", "v"):
+        heads = tuple(head_read_by(head, problem.q.shape[1], problem.k.shape[1]) for head in heads)
+    for axis, index in (("heads", heads), ("queries", queries)):
+        if index is not None and axis in axes:
+            x = x.index_select(axes[axis], torch.tensor(index, device=x.device))
+    return x

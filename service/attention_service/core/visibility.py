@@ -1,0 +1,86 @@
+"""Which queries may look at which keys: the spec's masks and the request's, put together."""
+
+from dataclasses import dataclass, replace
+
+import torch
+from torch import Tensor
+from torch.nn.functional import pad
+
+from attention_service.core.masks import allowed
+from attention_service.core.types import Problem, Selection
+
+EVERYTHING = Selection()
+"""All heads and queries."""
+
+
+@dataclass(frozen=True)
+class Visibility:
+    """What every mask of a problem says together. Both are broadcastable to ``[B, H, Q, K]``."""
+
+    allowed: Tensor | None
+    """Bool, true where a query may look; None where nothing is forbidden."""
+    bias: Tensor | None
+    """Float, added to the scores; −∞ forbids."""
+
+    def forbid(self, scores: Tensor) -> Tensor:
+        """The masked scores: the bias added, and −∞ wherever it is forbidden to look, whatever the score is there."""
+        if self.bias is not None:
+            forbidden = self.bias == -torch.inf
+            scores = (scores + self.bias.to(scores.dtype)).masked_fill(forbidden, -torch.inf)
+        if self.allowed is not None:
+            scores = scores.masked_fill(~self.allowed, -torch.inf)
+        return scores
+
+
+def visibility(problem: Problem, selection: Selection = EVERYTHING) -> Visibility:
+    """The masks of a problem, for the selected heads and queries."""
+    device, queries, keys = problem.q.device, problem.q.shape[2], problem.k.shape[2]
+    rows = None if selection.queries is None else torch.tensor(selection.queries, device=device)
+    spec_masks = allowed(
+        problem.spec.masks, queries, keys, past=problem.past, offsets=problem.offsets, rows=rows, device=device
+    )
+    real = real_keys(problem)
+    told = None if problem.mask is None else _narrow(_fit(problem.mask, keys), selection)
+    bias = told if told is not None and told.dtype != torch.bool else None
+    yes = [spec_masks, None if real is None else real[:, None, None, :], told if bias is None else None]
+    together: Tensor | None = None
+    for mask in yes:
+        if mask is not None:
+            together = mask if together is None else together & mask
+    return Visibility(together, bias)
+
+
+def real_keys(problem: Problem) -> Tensor | None:
+    """Bool ``[B, K]``, true for a key that is no padding; None where all are real."""
+    real = None if problem.key_mask is None else problem.key_mask.bool()
+    if problem.key_lengths is not None:
+        index = torch.arange(problem.k.shape[2], device=problem.k.device)
+        within = index < problem.key_lengths[:, None]  # [B, K]
+        real = within if real is None else real & within
+    return real
+
+
+def without_padding(problem: Problem) -> Problem:
+    """The problem with zeros for padded keys and values, which may hold anything: 0 · NaN would be NaN."""
+    real = real_keys(problem)
+    if real is None:
+        return problem
+    padded = ~real[:, None, :, None]  # [B, 1, K, 1]
+    return replace(problem, k=problem.k.masked_fill(padded, 0), v=problem.v.masked_fill(padded, 0))
+
+
+def _fit(mask: Tensor, keys: int) -> Tensor:
+    """A request's mask at rank 4 (leading dimensions added, as numpy does), keys beyond its last dimension hidden."""
+    mask = mask.view((1,) * (4 - mask.ndim) + mask.shape)
+    if mask.shape[-1] in (1, keys):
+        return mask
+    hidden = False if mask.dtype == torch.bool else -torch.inf
+    return pad(mask, (0, keys - mask.shape[-1]), value=hidden)
+
+
+def _narrow(mask: Tensor, selection: Selection) -> Tensor:
+    """The selected heads and queries, where the mask tells them apart."""
+    for dim, index in ((1, selection.heads), (2, selection.queries)):
+        if index is not None and mask.shape[dim] != 1:
+            mask = mask.index_select(dim, torch.tensor(index, device=mask.device))
+    return mask

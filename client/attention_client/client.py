@@ -54,8 +54,15 @@ def _named_after(make: Callable[..., Any], method: M) -> M:
     return method
 
 
-def _base_url(given: str | None) -> str:
-    return given or os.environ.get("ATTENTION_URL") or DEFAULT_URL
+def _base_url(given: str | None) -> httpx.URL:
+    text = given or os.environ.get("ATTENTION_URL") or DEFAULT_URL
+    try:
+        url = httpx.URL(text)
+    except httpx.InvalidURL as fault:
+        raise ValueError(f"base_url: {text!r} is no URL: {fault}") from None
+    if url.scheme not in {"http", "https"} or not url.host:
+        raise ValueError(f"base_url: expected something like {DEFAULT_URL}, got {text!r}")
+    return url
 
 
 class Client:

@@ -6,7 +6,7 @@ import time
 from collections.abc import AsyncIterator, Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any, Final, Generic, Literal, cast
+from typing import Any, Final, Generic, Literal, cast, get_args
 from urllib.parse import quote
 
 import httpx
@@ -45,6 +45,14 @@ class Policy:
     timeout: float | None
     retries: int
     media_type: MediaType
+
+    def __post_init__(self) -> None:
+        if self.timeout is not None and not self.timeout > 0:
+            raise ValueError(f"timeout: expected a positive number of seconds or None, got {self.timeout}")
+        if self.retries < 0:
+            raise ValueError(f"retries: expected 0 or more, got {self.retries}")
+        if self.media_type not in get_args(MediaType):
+            raise ValueError(f"media_type: expected one of {', '.join(get_args(MediaType))}; got {self.media_type!r}")
 
 
 @dataclass(frozen=True)
@@ -165,8 +173,8 @@ class Exchange(Generic[ReplyT]):
         try:
             yield
         except httpx.TimeoutException as fault:
-            raise self._late(_WAITING[type(fault)]) from fault
-        except (httpx.ConnectError, httpx.UnsupportedProtocol, httpx.ProxyError) as fault:
+            raise self._late(_WAITING.get(type(fault), "")) from fault
+        except (httpx.ConnectError, httpx.ProxyError) as fault:
             raise ConnectionFailed(f"cannot connect to {_origin(fault)}: {fault}", sent=False) from fault
         except httpx.DecodingError as fault:
             raise UnexpectedReply(f"the answer's content encoding is broken: {fault}", answered=200) from fault

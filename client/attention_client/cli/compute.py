@@ -1,0 +1,122 @@
+"""``attention forward``, ``weights`` and ``gradients``."""
+
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from attention_client import calls
+from attention_client.cli import files, results, show
+from attention_client.cli.inputs import Fields, Name, for_target, takes_inputs
+from attention_client.cli.session import AsJson, client_of, print_json
+
+Output = Annotated[
+    Path | None,
+    typer.Option("--output", "-o", callback=files.writable, help="Write the reply: .npy, .npz, .safetensors or .json."),
+]
+Heads = Annotated[list[int] | None, typer.Option("--head", help="Only this head; may be repeated.")]
+Rows = Annotated[list[int] | None, typer.Option("--row", help="Only this query; may be repeated.")]
+Edits = Annotated[str | None, typer.Option(metavar="JSON|FILE", help="Interventions, a list of objects.")]
+Returned = Annotated[list[str] | None, typer.Option("--return", help="A tap to return; may be repeated.")]
+Average = Annotated[bool, typer.Option("--average-heads", help="Average the weights over the heads.")]
+
+
+def _select(heads: list[int] | None, rows: list[int] | None) -> Fields:
+    """The request field ``select``, where there is anything to select."""
+    select = {name: values for name, values in (("heads", heads), ("queries", rows)) if values}
+    return {"select": select} if select else {}
+
+
+def _forward_fields(returned: list[str] | None, edits: str | None, average: bool) -> Fields:
+    fields: Fields = {"average_heads": average}
+    if returned:
+        fields["return_"] = returned
+    if edits is not None:
+        fields["edits"] = files.read_json(edits, "edits")
+    return fields
+
+
+@takes_inputs
+def forward(
+    inputs: Fields,
+    ctx: typer.Context,
+    name: Name = None,
+    returned: Returned = None,
+    heads: Heads = None,
+    rows: Rows = None,
+    average: Average = False,
+    edits: Edits = None,
+    output: Output = None,
+    as_json: AsJson = False,
+) -> None:
+    """The output of a module or of raw attention, and any taps."""
+    fields: dict[str, Any] = for_target(name, inputs) | _forward_fields(returned, edits, average) | _select(heads, rows)
+    with client_of(ctx) as client:
+        reply = client.send(calls.raw_forward(**fields) if name is None else calls.forward(name, **fields))
+    if output is not None:
+        files.write(output, reply, "output")
+    if as_json:
+        print_json(reply)
+    else:
+        show.tensors(files.tensors(reply))
+        results.ran(reply.ran)
+
+
+@takes_inputs
+def weights(
+    inputs: Fields,
+    ctx: typer.Context,
+    name: Name = None,
+    top_k: Annotated[int, typer.Option(help="How many of the most attended keys to name for each query.")] = 0,
+    heads: Heads = None,
+    rows: Rows = None,
+    average: Average = False,
+    query_mask: Annotated[str | None, typer.Option(metavar="FILE", help="batch × queries, true where real.")] = None,
+    output: Output = None,
+    as_json: AsJson = False,
+) -> None:
+    """What each head looks at: statistics, the most attended keys, and with -o or --json the weights themselves."""
+    fields: dict[str, Any] = for_target(name, inputs) | _select(heads, rows)
+    fields |= {"top_k": top_k, "average_heads": average, "return_weights": as_json or output is not None}
+    if query_mask is not None:
+        fields["query_mask"] = files.read(query_mask, "query_mask")
+    with client_of(ctx) as client:
+        reply = client.send(calls.raw_weights(**fields) if name is None else calls.weights(name, **fields))
+    if output is not None:
+        files.write(output, reply, "weights")
+    if as_json:
+        print_json(reply)
+    else:
+        results.heads(reply, heads)
+        if reply.top is not None:
+            results.top_keys(reply.top, heads, rows)
+        results.ran(reply.ran)
+
+
+@takes_inputs
+def gradients(
+    inputs: Fields,
+    ctx: typer.Context,
+    name: Name = None,
+    wrt: Annotated[list[str] | None, typer.Option(help="An input, a tap, a parameter, or parameters.")] = None,
+    upstream: Annotated[str | None, typer.Option(metavar="FILE", help="∂L/∂output; default: ones.")] = None,
+    check: Annotated[bool, typer.Option("--check", help="Compare with central differences in float64.")] = False,
+    returned: Returned = None,
+    edits: Edits = None,
+    output: Output = None,
+    as_json: AsJson = False,
+) -> None:
+    """Exact gradients with respect to inputs, taps and parameters."""
+    fields: dict[str, Any] = for_target(name, inputs) | _forward_fields(returned, edits, average=False)
+    fields |= {"wrt": wrt or ["query"], "check": check}
+    if upstream is not None:
+        fields["upstream"] = files.read(upstream, "upstream")
+    with client_of(ctx) as client:
+        reply = client.send(calls.raw_gradients(**fields) if name is None else calls.gradients(name, **fields))
+    if output is not None:
+        files.write(output, reply)
+    if as_json:
+        print_json(reply)
+    else:
+        results.gradients(reply)
+        results.ran(reply.ran)

@@ -1,0 +1,147 @@
+"""Tensors from files and into files, by suffix: ``.npy``, ``.npz``, ``.safetensors`` and ``.json``.
+
+A file with several tensors names them by the request field that they stand for; ``inputs.npz:q`` names another member.
+``-`` is JSON on standard input.
+"""
+
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import orjson
+import typer
+from numpy.typing import NDArray
+from safetensors import SafetensorError, deserialize
+
+from attention_contract.base import WireModel
+from attention_contract.tensors import DTYPES, from_buffer
+from attention_contract.wire import to_json, to_safetensors
+
+SUFFIXES = (".npy", ".npz", ".safetensors", ".json")
+_CODES = {"BOOL": "bool", "I32": "int32", "I64": "int64", "F16": "float16", "BF16": "bfloat16"} | {
+    "F32": "float32",
+    "F64": "float64",
+}
+
+
+def read(source: str, field: str) -> Any:
+    """The tensor that a file holds for a request field."""
+    source, member = _member(source)
+    content = _load(source, field)
+    if not _has_members(content):
+        return content
+    if member is None:
+        member = field if field in content or len(content) > 1 else next(iter(content), field)
+    if member not in content:
+        raise _bad(field, f"{source} holds {', '.join(map(repr, content)) or 'nothing'}, but no {member!r}")
+    return content[member]
+
+
+def read_all(source: str, field: str) -> dict[str, Any]:
+    """Every tensor of a file, by name."""
+    content = _load(source, field)
+    if not _has_members(content):
+        raise _bad(field, f"{source} holds one tensor without a name; expected .npz, .safetensors or a JSON object")
+    return dict(content)
+
+
+def read_json(text: str, field: str) -> Any:
+    """JSON that stands in the option itself, or in the file that it names."""
+    try:
+        content = text.encode() if text.lstrip().startswith(("{", "[")) else _bytes(text)
+        return orjson.loads(content)
+    except OSError as fault:
+        raise _bad(field, f"{text}: expected JSON or a file of it: {fault.strerror}") from None
+    except orjson.JSONDecodeError as fault:
+        raise _bad(field, f"not JSON: {fault}") from None
+
+
+def _member(source: str) -> tuple[str, str | None]:
+    path, colon, member = source.rpartition(":")
+    return (path, member) if colon and Path(path).suffix in SUFFIXES else (source, None)
+
+
+def _has_members(content: Any) -> bool:
+    """Whether this names tensors; an object with a dtype and a shape is a tensor itself."""
+    return isinstance(content, Mapping) and not {"dtype", "shape"} <= set(content)
+
+
+def _load(source: str, field: str) -> Any:
+    suffix = ".json" if source == "-" else Path(source).suffix
+    try:
+        if suffix == ".npy":
+            return np.load(source, allow_pickle=False)
+        if suffix == ".npz":
+            with np.load(source, allow_pickle=False) as archive:
+                return dict(archive)
+        if suffix == ".safetensors":
+            return {name: _array(entry) for name, entry in deserialize(_bytes(source))}  # type: ignore[no-untyped-call]
+        if suffix == ".json":
+            return orjson.loads(_bytes(source))
+    except OSError as fault:
+        raise _bad(field, f"{source}: {fault.strerror or fault}") from None
+    except (ValueError, SafetensorError, KeyError, EOFError) as fault:
+        raise _bad(field, f"{source} does not read as {suffix}: {fault}") from None
+    raise _bad(field, f"{source}: expected a file that ends in {', '.join(SUFFIXES)}, or - for JSON on standard input")
+
+
+def _array(entry: Mapping[str, Any]) -> NDArray[Any]:
+    return from_buffer(bytes(entry["data"]), DTYPES[_CODES[entry["dtype"]]], tuple(entry["shape"]))
+
+
+def _bytes(source: str) -> bytes:
+    return sys.stdin.buffer.read() if source == "-" else Path(source).read_bytes()
+
+
+def _bad(field: str, message: str) -> typer.BadParameter:
+    return typer.BadParameter(message, param_hint=f"--{field.replace('_', '-')}")
+
+
+# ── out ──────────────────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+def writable(path: Path | None) -> Path | None:
+    """The path to write to, checked before anything is asked. For use as an option's callback."""
+    if path is not None and path.suffix not in SUFFIXES:
+        raise typer.BadParameter(f"expected a file that ends in {', '.join(SUFFIXES)}; got {path}")
+    if path is not None and not path.absolute().parent.is_dir():
+        raise typer.BadParameter(f"there is no folder {path.absolute().parent}")
+    return path
+
+
+def tensors(reply: WireModel) -> dict[str, NDArray[Any]]:
+    """Every tensor of a reply, by its dotted name."""
+    return dict(_walk(reply.model_dump(by_alias=True), ""))
+
+
+def _walk(value: Any, path: str) -> list[tuple[str, NDArray[Any]]]:
+    if isinstance(value, np.ndarray):
+        return [(path, value)]
+    if isinstance(value, Mapping):
+        return [found for key, item in value.items() for found in _walk(item, f"{path}.{key}" if path else str(key))]
+    return []
+
+
+def write(path: Path, reply: WireModel, chief: str | None = None) -> None:
+    """Write a reply: whole as .safetensors or .json, its tensors as .npz, its chief or only tensor as .npy."""
+    if path.suffix == ".json":
+        path.write_bytes(to_json(reply))
+    elif path.suffix == ".safetensors":
+        path.write_bytes(b"".join(to_safetensors(reply, "reply")))
+    else:
+        found = {name: _for_numpy(array) for name, array in tensors(reply).items()}
+        if path.suffix == ".npz":
+            np.savez(path, **found)  # type: ignore[arg-type]
+            return
+        if chief not in found and len(found) == 1:
+            chief = next(iter(found))
+        if chief not in found:
+            raise typer.BadParameter(f"{path} holds one tensor; the reply has {', '.join(found)}: write .npz instead")
+        np.save(path, found[chief])
+
+
+def _for_numpy(array: NDArray[Any]) -> NDArray[Any]:
+    """Numpy's files know no bfloat16; float32 holds each of its numbers."""
+    return array.astype(np.float32) if array.dtype == DTYPES["bfloat16"] else array

@@ -1,0 +1,83 @@
+"""The options that forward, weights and gradients share: what goes into the attention."""
+
+import inspect
+from collections.abc import Callable
+from typing import Annotated, Any, get_type_hints
+
+import typer
+
+from attention_client.cli import files
+
+Fields = dict[str, Any]
+"""Request fields by name."""
+
+_RAW_ONLY = ("spec", "parameters", "num_heads", "num_kv_heads")
+
+Name = Annotated[str | None, typer.Argument(metavar="[NAME]", help="A resident module. Left out: raw attention.")]
+Spec = Annotated[str | None, typer.Option(metavar="JSON|FILE", help="Raw attention: what is computed.")]
+
+
+def _file(text: str) -> Any:
+    return typer.Option(metavar="FILE", help=text, rich_help_panel="Inputs")
+
+
+def gather(
+    query: Annotated[str | None, _file("batch × queries × d_model; raw: batch × heads × queries × width.")] = None,
+    key: Annotated[str | None, _file("By default the query.")] = None,
+    value: Annotated[str | None, _file("By default the key.")] = None,
+    mask: Annotated[str | None, _file("true: may look; or floats, added to the scores.")] = None,
+    key_mask: Annotated[str | None, _file("batch × keys, true for a real key.")] = None,
+    key_lengths: Annotated[str | None, _file("For each sequence: how many keys are real.")] = None,
+    past_key: Annotated[str | None, _file("Projected keys of earlier tokens.")] = None,
+    past_value: Annotated[str | None, _file("Projected values of earlier tokens.")] = None,
+    offsets: Annotated[str | None, _file("For each sequence: added to a query's index.")] = None,
+    positions: Annotated[str | None, _file("batch × queries: the position of each token.")] = None,
+    inputs: Annotated[str | None, _file("One file for all of these, its tensors named by field.")] = None,
+    raw: Annotated[bool, typer.Option("--raw", help="Raw attention, as without a NAME.")] = False,
+    spec: Spec = None,
+    parameters: Annotated[str | None, typer.Option(metavar="FILE", help="Raw: learned tensors of the spec.")] = None,
+    num_heads: Annotated[int | None, typer.Option(help="Raw: tensors are batch × length × heads·width.")] = None,
+    num_kv_heads: Annotated[int | None, typer.Option(help="Raw: heads of key and value in that layout.")] = None,
+    version: Annotated[str | None, typer.Option(help="Answer only if the module is at this version.")] = None,
+    kernel: Annotated[str | None, typer.Option(help="fused or materialized; default: the cheapest.")] = None,
+) -> Fields:
+    """The request fields that these options stand for."""
+    fields: Fields = {"version": version, "kernel": kernel, "num_heads": num_heads, "num_kv_heads": num_kv_heads}
+    if inputs is not None:
+        fields |= files.read_all(inputs, "inputs")
+    given = {"query": query, "key": key, "value": value, "mask": mask, "key_mask": key_mask, "key_lengths": key_lengths}
+    given |= {"past_key": past_key, "past_value": past_value, "offsets": offsets, "positions": positions}
+    fields |= {name: files.read(source, name) for name, source in given.items() if source is not None}
+    fields["spec"] = None if spec is None else files.read_json(spec, "spec")
+    fields["parameters"] = None if parameters is None else files.read_all(parameters, "parameters")
+    if "query" not in fields:
+        raise typer.BadParameter("expected a file; or --inputs with one that holds a query", param_hint="--query")
+    return {name: value for name, value in fields.items() if value is not None} | {"raw": raw}
+
+
+def takes_inputs(command: Callable[..., None]) -> Callable[..., None]:
+    """Give a command the shared options; it gets what ``gather`` makes of them as its first argument."""
+    shared = inspect.signature(gather).parameters
+    _, *own = inspect.signature(command).parameters.values()
+
+    def merged(**given: Any) -> None:
+        fields = gather(**{name: given.pop(name) for name in shared})
+        command(fields, **given)
+
+    every = [parameter.replace(kind=inspect.Parameter.KEYWORD_ONLY) for parameter in (*own, *shared.values())]
+    hints = get_type_hints(command, include_extras=True) | get_type_hints(gather, include_extras=True)
+    merged.__name__, merged.__doc__ = command.__name__, command.__doc__
+    merged.__annotations__ = {parameter.name: hints[parameter.name] for parameter in every}
+    merged.__dict__["__signature__"] = inspect.Signature(every)
+    return merged
+
+
+def for_target(name: str | None, fields: Fields) -> Fields:
+    """The fields as they suit a module, or raw attention where there is no name."""
+    raw = fields.pop("raw")
+    if name is not None and raw:
+        raise typer.BadParameter("a module's NAME and --raw exclude each other")
+    if name is not None and (wrong := [option for option in _RAW_ONLY if option in fields]):
+        option = wrong[0].replace("_", "-")
+        raise typer.BadParameter("it belongs to raw attention; leave it or NAME out", param_hint=f"--{option}")
+    return fields

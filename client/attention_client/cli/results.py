@@ -1,0 +1,114 @@
+"""What was computed, as tables for people."""
+
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+from rich.text import Text
+
+from attention_client.cli.show import new_table, number, print_out, scaled
+from attention_contract.schemas.attention import GradientsReply, HeadStatistics, Ran, TopKeys, WeightsReply
+from attention_contract.schemas.complexity import ComplexityReply
+from attention_contract.tensors import dtype_name
+
+MAX_ROWS = 64
+"""Of the table of top keys; --json and -o give all."""
+
+
+def ran(reply: Ran) -> None:
+    """One line on what ran."""
+    at = f" version {reply.version[:12]}" if reply.version else ""
+    print_out(
+        Text(
+            f"{reply.kernel} on {reply.device} in {reply.dtype}{at}: {scaled(reply.flops, 'FLOP')}, "
+            f"{reply.compute_ms:.3g} ms (predicted {reply.predicted_ms:.3g}, queued {reply.queue_ms:.3g}), "
+            f"up to {scaled(reply.peak_bytes, 'B')}, batch of {reply.batch}",
+            style="dim",
+        )
+    )
+
+
+def _batched(array: NDArray[Any], rank: int) -> NDArray[Any]:
+    """With a batch dimension, which a request without one gives back missing."""
+    return array if array.ndim == rank else array[None]
+
+
+def heads(reply: WeightsReply, chosen: list[int] | None) -> None:
+    """The statistics of each head; entropy in nats, distance in tokens."""
+    names = list(HeadStatistics.model_fields)
+    table = new_table("sequence", "head", *(name.replace("_", " ") for name in names), left=0)
+    columns = [_batched(getattr(reply.statistics, name), 2) for name in names]  # [B, H] each
+    for sequence, head in np.ndindex(columns[0].shape[:2]):
+        if not chosen or head in chosen:
+            table.add_row(str(sequence), str(head), *(number(column[sequence, head]) for column in columns))
+    print_out(table)
+
+
+def top_keys(top: TopKeys, chosen: list[int] | None, rows: list[int] | None) -> None:
+    """The most attended keys of each query, each with its weight."""
+    keys, weights = _batched(top.keys, 4), _batched(top.weights, 4)  # [B, H, Lq, k]
+    table = new_table("sequence", "head", "query", "key (weight), the largest first", left=0)
+    table.columns[-1].justify = "left"
+    lines = list(np.ndindex(keys.shape[:3]))
+    for sequence, head, query in lines[:MAX_ROWS]:
+        pairs = zip(keys[sequence, head, query], weights[sequence, head, query], strict=True)
+        named = (str(sequence), str(chosen[head] if chosen else head), str(rows[query] if rows else query))
+        table.add_row(*named, "  ".join(f"{key} ({float(weight):.3f})" for key, weight in pairs))
+    print_out(table)
+    if len(lines) > MAX_ROWS:
+        print_out(Text(f"… and {len(lines) - MAX_ROWS} more rows; --json and -o give all of them", style="dim"))
+
+
+def gradients(reply: GradientsReply) -> None:
+    """One row for each gradient, with its check where one was asked for."""
+    checks = reply.check or {}
+    extra = ("relative error", "absolute error", "elements", "check") if checks else ()
+    table = new_table("∂L/∂", "shape", "dtype", "norm", "largest", *extra, left=3)
+    for name, array in reply.gradients.items():
+        wide = array.astype(np.float64)
+        row = [number(np.linalg.norm(wide)), number(np.abs(wide).max(initial=0.0))]
+        if name in checks:
+            check = checks[name]
+            errors = (number(check.max_relative_error), number(check.max_absolute_error), str(check.elements))
+            row += [*errors, "passed" if check.passed else "[red]failed[/red]"]
+        table.add_row(name, str(list(array.shape)), dtype_name(array), *row)
+    print_out(table)
+
+
+def costs(reply: ComplexityReply) -> None:
+    """One row for each shape, and how the cost grows."""
+    table = new_table(
+        "kernel",
+        "batch",
+        "queries",
+        "keys",
+        "past",
+        "forward FLOP",
+        "masked",
+        "backward FLOP",
+        "kv cache",
+        "peak",
+        "ms",
+    )
+    for cost in reply.costs:
+        shape = cost.shape
+        sizes = (shape.batch, shape.queries, shape.keys or shape.queries, shape.past)
+        flops = (cost.forward.dense.total, cost.forward.masked.total, cost.backward.dense.total)
+        memory = (cost.kv_cache_bytes, cost.peak_bytes.request)
+        table.add_row(
+            cost.kernel,
+            *map(str, sizes),
+            *(scaled(value) for value in flops),
+            *(scaled(value, "B") for value in memory),
+            number(cost.predicted_ms),
+        )
+    print_out(table)
+    growth = reply.growth
+    print_out(
+        Text(
+            f"with {growth.dimension}: FLOPs grow as n^{growth.flops_exponent:.2f}, peak memory as "
+            f"n^{growth.peak_bytes_exponent:.2f}; time {growth.time_order}, memory {growth.memory_order}; "
+            f"{scaled(reply.parameter_count)} parameters",
+            style="dim",
+        )
+    )

@@ -1,0 +1,55 @@
+"""What every command shares: the client, the form of its output, and how an error ends it."""
+
+from dataclasses import dataclass
+from typing import Annotated, Any
+
+import httpx
+import typer
+from typer.core import TyperGroup
+
+from attention_client.client import Client
+from attention_contract.base import WireModel
+from attention_contract.errors import AttentionError
+from attention_contract.wire import to_json
+
+AsJson = Annotated[bool, typer.Option("--json", help="Print the reply as JSON, and nothing else.")]
+
+
+@dataclass
+class Session:
+    """Where the server is and how to reach it."""
+
+    url: str | None = None
+    timeout: float = 60.0
+    retries: int = 3
+    transport: httpx.BaseTransport | None = None
+
+    def client(self) -> Client:
+        """A client of that server."""
+        try:
+            return Client(self.url, timeout=self.timeout, retries=self.retries, transport=self.transport)
+        except ValueError as fault:
+            raise typer.BadParameter(str(fault)) from None
+
+
+class Commands(TyperGroup):
+    """Commands that end with one paragraph on standard error where the service refuses."""
+
+    def invoke(self, ctx: typer.Context) -> Any:  # type: ignore[override,unused-ignore]
+        """Run the command."""
+        try:
+            return super().invoke(ctx)
+        except AttentionError as fault:
+            known_as = f" (request {fault.request_id})" if fault.request_id else ""
+            typer.echo(f"{fault.title}: {fault.detail}{known_as}", err=True)
+            raise typer.Exit(1) from None
+
+
+def client_of(ctx: typer.Context) -> Client:
+    """The client that the global options ask for."""
+    return ctx.ensure_object(Session).client()
+
+
+def print_json(reply: WireModel) -> None:
+    """The reply as one line of JSON."""
+    typer.echo(to_json(reply))

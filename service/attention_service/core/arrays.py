@@ -43,8 +43,25 @@ def to_torch(array: NDArray[Any]) -> Tensor:
     if any(stride < 0 for stride in plain.strides):
         plain = plain.copy()
     if plain.dtype == _BFLOAT16:
-        return torch.asarray(plain.view(np.int16)).view(torch.bfloat16)
-    return torch.asarray(plain)  # unlike from_numpy, silent about read-only memory
+        return torch.from_numpy(_writable(plain.view(np.int16))).view(torch.bfloat16)
+    return torch.from_numpy(_writable(plain))
+
+
+class _Claim:
+    """Hands numpy an array's memory as if it could be written to; the new array keeps this, and this the old one."""
+
+    def __init__(self, array: NDArray[Any]) -> None:
+        self.array = array
+        address, _ = array.__array_interface__["data"]
+        self.__array_interface__ = array.__array_interface__ | {"data": (address, False)}
+
+
+def _writable(array: NDArray[Any]) -> NDArray[Any]:
+    """The array itself, or a view of its read-only memory about which torch does not warn.
+
+    Filtering that warning instead would change the filters of every thread.
+    """
+    return array if array.flags.writeable else np.asarray(_Claim(array))
 
 
 def to_numpy(tensor: Tensor) -> NDArray[Any]:

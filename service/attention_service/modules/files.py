@@ -15,6 +15,7 @@ from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
 from attention_contract.errors import CheckpointNotFound, InvalidCheckpoint
+from attention_service.modules.faults import reason
 
 _DTYPES: Final = {"F16": "float16", "BF16": "bfloat16", "F32": "float32", "F64": "float64"}
 _SUFFIX: Final = ".safetensors"
@@ -165,6 +166,4 @@ def _read_json(root: Path, folder: Path, name: str) -> dict[str, Any] | None:
 
 
 def _unreadable(file: Path, fault: Exception) -> InvalidCheckpoint:
-    # An OSError tells the whole path, which is not the caller's to know.
-    reason = (fault.strerror or "input/output error") if isinstance(fault, OSError) else str(fault)
-    return InvalidCheckpoint(f"{file.name} is not a readable safetensors file: {reason}", param="checkpoint")
+    return InvalidCheckpoint(f"{file.name} is not a readable safetensors file: {reason(fault)}", param="checkpoint")

@@ -17,6 +17,7 @@ from attention_contract.tensors import Array
 from attention_service.core.arrays import TORCH_DTYPES
 from attention_service.core.multihead import Sizes, initial_parameters
 from attention_service.modules import checkpoints
+from attention_service.modules.faults import reason
 from attention_service.modules.given import config_of, to_parameters
 from attention_service.modules.resident import Module, check_shapes, parameter_bytes
 from attention_service.modules.store import DamagedError, MovedOnError, Store
@@ -56,7 +57,9 @@ class Library:
         try:
             stored = self._store.names()
         except OSError as fault:
-            return [f"the store of modules cannot be read: {fault.strerror}"]
+            if isinstance(fault, FileNotFoundError) and not self._modules:
+                return []  # nothing was ever stored
+            return [f"the store of modules cannot be read: {reason(fault)}"]
         problems = []
         for name in sorted({*stored, *self._snapshot()}):
             try:
@@ -65,7 +68,7 @@ class Library:
             except DamagedError as fault:
                 problems.append(f"module {name!r}: {fault}; restore its folder in the store, or remove it")
             except (OSError, RuntimeError) as fault:  # the disk fails, or the device has no room
-                problems.append(f"module {name!r} could not be loaded: {str(fault).splitlines()[0]}")
+                problems.append(f"module {name!r} could not be loaded: {reason(fault)}")
             else:
                 if changed is not None and on_loaded is not None:
                     on_loaded(changed)
@@ -246,7 +249,7 @@ class Library:
             ) from None
         except OSError as fault:
             self._recover(name)
-            raise InternalError(f"the store could not take module {name!r}: {fault.strerror or fault}") from fault
+            raise InternalError(f"the store could not take module {name!r}: {reason(fault)}") from fault
 
     def _recover(self, name: str) -> None:
         try:

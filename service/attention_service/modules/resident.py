@@ -4,7 +4,7 @@ import hashlib
 import json
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from types import MappingProxyType
 from typing import Any
@@ -29,18 +29,25 @@ class Module:
     config: ModuleConfig
     """With every default filled in."""
     sizes: Sizes
-    parameters: Mapping[str, Tensor]
-    """On one device, in the module's dtype, contiguous, without gradients."""
+    parameters: Mapping[str, Tensor] = field(repr=False)
+    """On one device, in the module's dtype, contiguous, without gradients; in the order of the computation."""
     version: str
     source: Source | None = None
 
     @classmethod
     def of(
-        cls, name: str, config: ModuleConfig, parameters: Mapping[str, Tensor], source: Source | None = None
+        cls,
+        name: str,
+        config: ModuleConfig,
+        parameters: Mapping[str, Tensor],
+        source: Source | None = None,
+        version: str | None = None,
     ) -> "Module":
-        """A module of a complete config and parameters on the host; its version is computed from them."""
-        version = content_version(config.model_dump(mode="json"), parameters)
-        return cls(name, config, Sizes.of(config), MappingProxyType(dict(parameters)), version, source)
+        """A module of a complete config and parameters on the host; without a version, it is computed from them."""
+        sizes = Sizes.of(config)
+        ordered = {parameter: parameters[parameter] for parameter in parameter_shapes(sizes)}
+        version = version or content_version(config.model_dump(mode="json"), ordered)
+        return cls(name, config, sizes, MappingProxyType(ordered), version, source)
 
     def on(self, device: torch.device) -> "Module":
         """The same module on a device."""

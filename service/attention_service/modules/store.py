@@ -21,7 +21,6 @@ import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from types import MappingProxyType
 from typing import Any, Final
 
 from pydantic import ValidationError
@@ -32,7 +31,7 @@ from torch import Tensor
 from attention_contract.errors import InvalidRequest
 from attention_contract.schemas.modules import ModuleConfig, Source
 from attention_service.core.arrays import torch_dtype_name
-from attention_service.core.multihead import Sizes
+from attention_service.modules.faults import reason
 from attention_service.modules.resident import Module, check_shapes, complete, content_version
 
 FORMAT: Final = 1
@@ -60,9 +59,7 @@ class Store:
     # ── reading ──────────────────────────────────────────────────────────────────────────────────────────────────────
 
     def names(self) -> list[str]:
-        """The folders that stand for a module, sorted. Raises OSError where the store cannot be read."""
-        if not self._folder.exists() and self._folder.parent.exists():
-            return []
+        """The folders that stand for a module, sorted. Raises FileNotFoundError where there is no store yet."""
         return sorted(
             entry.name for entry in self._folder.iterdir() if entry.is_dir() and _NAME.fullmatch(entry.name) is not None
         )
@@ -218,7 +215,7 @@ def _described(folder: Path) -> dict[str, Any]:
     except FileNotFoundError:
         raise DamagedError(f"{_CONFIG} is missing") from None
     except OSError as fault:
-        raise DamagedError(f"{_CONFIG} cannot be read: {fault.strerror}") from fault
+        raise DamagedError(f"{_CONFIG} cannot be read: {reason(fault)}") from fault
     except ValueError:
         raise DamagedError(f"{_CONFIG} is not JSON") from None
     if not isinstance(described, dict) or not isinstance(described.get("format"), int):
@@ -239,11 +236,7 @@ def _read_parameters(folder: Path, version: str) -> dict[str, Tensor]:
     except FileNotFoundError:
         raise DamagedError(f"{file} is missing") from None
     except (SafetensorError, OSError) as fault:
-        raise DamagedError(f"{file} cannot be read: {_reason(fault)}") from fault
-
-
-def _reason(fault: Exception) -> str:
-    return (fault.strerror or "input/output error") if isinstance(fault, OSError) else str(fault)
+        raise DamagedError(f"{file} cannot be read: {reason(fault)}") from fault
 
 
 def _checked(name: str, described: dict[str, Any], parameters: dict[str, Tensor]) -> Module:
@@ -268,4 +261,4 @@ def _checked(name: str, described: dict[str, Any], parameters: dict[str, Tensor]
     found = content_version(described["config"], parameters)
     if found != described["version"]:
         raise DamagedError(f"its content has version {found}, but {described['version']} was written")
-    return Module(name, config, Sizes.of(config), MappingProxyType(parameters), described["version"], source)
+    return Module.of(name, config, parameters, source, described["version"])

@@ -56,7 +56,9 @@ class AttentionError(Exception):
     retry_after: ClassVar[int | None] = None
     """Seconds after which the same request may succeed; None where it never will."""
 
-    def __init__(self, detail: str, *, param: str | None = None, request_id: str | None = None, **facts: Any) -> None:
+    def __init__(
+        self, detail: str, /, *, param: str | None = None, request_id: str | None = None, **facts: Any
+    ) -> None:
         super().__init__(detail)
         self.detail = detail
         self.param = param
@@ -312,10 +314,9 @@ def from_problem(status: int, problem: dict[str, Any]) -> AttentionError:
     if known is None:
         by_status = (error for error in classes.values() if error.status == status)
         known = next(by_status, InternalError if status >= 500 else AttentionError)
-    facts = {name: value for name, value in problem.items() if name not in _MEMBERS}
     return known(
         str(problem.get("detail") or problem.get("title") or f"the server answered {status}"),
         param=problem.get("param"),
         request_id=problem.get("request_id"),
-        **{name: value for name, value in facts.items() if name not in {"detail", "param", "request_id"}},
+        **{name: value for name, value in problem.items() if name not in _MEMBERS},
     )

@@ -58,9 +58,9 @@ class SlidingWindow(WireModel):
     """i − left ≤ j ≤ i + right (Beltagy et al. 2020, section 3.1)."""
 
     name: Literal["sliding_window"] = "sliding_window"
-    left: int | None = Field(None, ge=0)
+    left: int | None = Field(None, ge=0, lt=2**31)
     """Keys before the query's own; null is unlimited."""
-    right: int | None = Field(None, ge=0)
+    right: int | None = Field(None, ge=0, lt=2**31)
     """Keys after the query's own; null is unlimited."""
 
 
@@ -68,7 +68,7 @@ class GlobalTokens(WireModel):
     """The listed positions see every key and are seen by every query (Beltagy et al. 2020, section 3.1)."""
 
     name: Literal["global_tokens"] = "global_tokens"
-    positions: list[Annotated[int, Field(ge=0)]] = Field(min_length=1, max_length=4096)
+    positions: list[Annotated[int, Field(ge=0, lt=2**31)]] = Field(min_length=1, max_length=4096)
     """Positions in the sequence, from 0, counted with the request's offset."""
 
 

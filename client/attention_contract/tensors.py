@@ -2,7 +2,8 @@
 
 A tensor is a numpy array on both sides of the wire. JSON carries it in one of three forms: nested lists;
 ``{"dtype", "shape", "data": [flat]}``; ``{"dtype", "shape", "base64"}`` (little-endian, row-major). Non-finite numbers
-are the strings ``"NaN"``, ``"Infinity"`` and ``"-Infinity"``. bfloat16 is numpy's by way of ml_dtypes.
+are the strings ``"NaN"``, ``"Infinity"`` and ``"-Infinity"``. Nested lists cannot say which sizes follow a size of 0;
+the other forms can. bfloat16 is numpy's by way of ml_dtypes.
 """
 
 import base64
@@ -38,6 +39,10 @@ DTYPES: Final[dict[str, np.dtype[Any]]] = {
 FLOATS: Final = frozenset({"float16", "bfloat16", "float32", "float64"})
 INTS: Final = frozenset({"int32", "int64"})
 MAX_RANK: Final = 8
+MAX_BYTES: Final = 2**63 - 1
+"""What a shape may ask for, sizes of 0 counted as 1: the bytes that an address can name."""
+
+_EMPTY: Final = {"float": "float64", "mask": "float64", "int": "int64", "bool": "bool"}
 _NON_FINITE: Final = {"NaN": math.nan, "Infinity": math.inf, "-Infinity": -math.inf}
 _NAMES: Final = {dtype: name for name, dtype in DTYPES.items()}
 
@@ -46,7 +51,7 @@ class Untyped(np.ndarray[Any, Any]):
     """Numbers that came as nested lists and so state no dtype.
 
     Held as bool, int64 or float64. Where a float is wanted they take the dtype of their surroundings: the module's,
-    else that of the request's other tensors, else float32.
+    else that of the request's other tensors, else float32. They travel as nested lists in every form of a body.
     """
 
 
@@ -78,7 +83,7 @@ def decode(value: Any) -> NDArray[Any]:
 
 def encode(array: NDArray[Any], encoding: Encoding) -> Any:
     """The JSON value of an array: what orjson writes as nested lists, or an object with base64."""
-    if encoding == "base64":
+    if encoding == "base64" and not isinstance(array, Untyped):
         name = dtype_name(array)
         data = np.ascontiguousarray(array, dtype=DTYPES[name])
         return {
@@ -88,9 +93,14 @@ def encode(array: NDArray[Any], encoding: Encoding) -> Any:
         }
     if dtype_name(array) in {"float16", "bfloat16"}:
         array = array.astype(np.float32)
+    array = _little_endian(array)
     if array.dtype.kind == "f" and not np.isfinite(array).all():
         return _with_non_finite_as_text(array.tolist())
     return np.ascontiguousarray(array) if array.ndim else array.item()
+
+
+def _little_endian(array: NDArray[Any]) -> NDArray[Any]:
+    return array.astype(DTYPES[dtype_name(array)], copy=False)
 
 
 def _with_non_finite_as_text(value: Any) -> Any:
@@ -167,8 +177,8 @@ def checked_shape(shape: Any) -> tuple[int, ...]:
         raise TensorFault("shape is not a list of non-negative integers")
     if len(shape) > MAX_RANK:
         raise TensorFault(f"{len(shape)} dimensions; expected at most {MAX_RANK}")
-    if math.prod(max(size, 1) for size in shape) >= 2**63:
-        raise TensorFault(f"shape {list(shape)} overflows")
+    if math.prod(max(size, 1) for size in shape) * 8 > MAX_BYTES:
+        raise TensorFault(f"shape of {len(shape)} dimensions overflows")
     return tuple(shape)
 
 
@@ -212,7 +222,10 @@ def _from_base64(text: Any, dtype: np.dtype[Any], shape: tuple[int, ...]) -> NDA
 
 
 def from_buffer(data: bytes | memoryview, dtype: np.dtype[Any], shape: tuple[int, ...]) -> NDArray[Any]:
-    """A read-only array over little-endian, row-major bytes, without a copy. Raises TensorFault on a wrong length."""
+    """An array over little-endian, row-major bytes, without a copy unless they lie unaligned.
+
+    Raises TensorFault on a wrong length.
+    """
     expected = math.prod(shape) * dtype.itemsize
     if len(data) != expected:
         raise TensorFault(f"shape {list(shape)} of {_NAMES[dtype]} takes {expected} bytes, got {len(data)}")
@@ -221,7 +234,8 @@ def from_buffer(data: bytes | memoryview, dtype: np.dtype[Any], shape: tuple[int
         if raw.size and raw.max() > 1:
             raise TensorFault("a bool tensor holds bytes other than 0 and 1")
         return raw.view(np.bool_).reshape(shape)
-    return np.frombuffer(data, dtype).reshape(shape)
+    array = np.frombuffer(data, dtype).reshape(shape)
+    return array if array.flags.aligned else array.copy()
 
 
 def cast(array: NDArray[Any], name: str) -> NDArray[Any]:
@@ -271,12 +285,15 @@ class _TensorField:
     def __get_pydantic_core_schema__(self, source: Any, handler: GetCoreSchemaHandler) -> CoreSchema:
         return core_schema.no_info_plain_validator_function(
             self._validate,
-            serialization=core_schema.plain_serializer_function_ser_schema(_to_json, when_used="json"),
+            serialization=core_schema.plain_serializer_function_ser_schema(nested, when_used="json"),
         )
 
     def _validate(self, value: Any) -> NDArray[Any]:
         try:
-            return _check_kind(value if isinstance(value, np.ndarray) else decode(value), self.kind)
+            array = _little_endian(value) if isinstance(value, np.ndarray) else decode(value)
+            if isinstance(array, Untyped) and not array.size:  # an empty list does not say what it would hold
+                array = array.astype(DTYPES[_EMPTY[self.kind]])
+            return _check_kind(array, self.kind)
         except TensorFault as fault:
             raise PydanticCustomError(
                 "invalid_tensor", "{message}", {"message": fault.message, **fault.facts}
@@ -286,7 +303,8 @@ class _TensorField:
         return {"x-tensor": self.kind}
 
 
-def _to_json(array: NDArray[Any]) -> Any:
+def nested(array: NDArray[Any]) -> Any:
+    """The array as nested Python lists, its non-finite numbers as strings."""
     value = encode(array, "list")
     return value.tolist() if isinstance(value, np.ndarray) else value
 

@@ -3,29 +3,40 @@
 ``application/json`` carries tensors in one of the forms of ``tensors``. ``application/vnd.safetensors`` carries them as
 they lie in memory: a safetensors file whose tensors are named by their field (dotted when nested: ``mask``,
 ``edits.0.value``, ``parameters.q_proj.weight``), with the rest of the model as JSON text in one metadata entry,
-``request`` or ``reply``.
+``request`` or ``reply``. Numbers without a dtype (``Untyped``) are nested lists in both, and so stay without one.
 """
 
 import json
 import math
 from collections.abc import Iterator, Mapping
-from typing import Any, Final, Literal, NamedTuple, TypeVar, get_args, get_origin
+from types import UnionType
+from typing import Annotated, Any, Final, Literal, NamedTuple, TypeVar, Union, get_args, get_origin
 
 import numpy as np
 import orjson
 from numpy.typing import NDArray
 from pydantic import BaseModel, ValidationError
 
-from attention_contract.base import WireModel
 from attention_contract.errors import InvalidRequest, InvalidTensor, Unreadable
-from attention_contract.tensors import DTYPES, Encoding, TensorFault, checked_shape, dtype_name, encode, from_buffer
+from attention_contract.tensors import (
+    DTYPES,
+    Encoding,
+    TensorFault,
+    Untyped,
+    checked_shape,
+    dtype_name,
+    encode,
+    from_buffer,
+    nested,
+)
 
 JSON: Final = "application/json"
 SAFETENSORS: Final = "application/vnd.safetensors"
 MEDIA_TYPES: Final = (JSON, SAFETENSORS)
 Entry = Literal["request", "reply"]
 
-_MAX_HEADER: Final = 16 * 2**20
+MAX_HEADER: Final = 16 * 2**20
+"""Bytes of a safetensors header that are read."""
 _CODES: Final = {
     "bool": "BOOL",
     "int32": "I32",
@@ -47,33 +58,67 @@ def validate(model: type[ModelT], data: Any) -> ModelT:
     try:
         return model.model_validate(data)
     except ValidationError as fault:
-        raise _as_contract_error(fault, data) from None
+        raise _as_contract_error(fault, model) from None
 
 
-def _path(location: tuple[int | str, ...], data: Any) -> str:
-    """The dotted path of a field. Pydantic puts the name of a union's chosen member into it, which is no field."""
+def _clip(text: str, limit: int = 80) -> str:
+    return text if len(text) <= limit else f"{text[:limit]}…"
+
+
+def _members(kind: Any) -> list[Any]:
+    """The types of a union, None left out; of anything else, itself."""
+    if get_origin(kind) is Annotated:
+        return _members(get_args(kind)[0])
+    if get_origin(kind) in {Union, UnionType}:
+        return [member for option in get_args(kind) for member in _members(option) if member is not type(None)]
+    return [kind]
+
+
+def _fields(kind: Any) -> dict[str, Any]:
+    """The types of a model's fields, by their name on the wire."""
+    if not (isinstance(kind, type) and issubclass(kind, BaseModel)):
+        return {}
+    return {field.alias or name: field.annotation for name, field in kind.model_fields.items()}
+
+
+def _path(location: tuple[int | str, ...], kind: Any) -> str:
+    """The dotted path of a field. Pydantic also names the member of a union that it tried, which is no field."""
     path = []
     for part in location:
-        if isinstance(data, Mapping) and part not in data and data.get("name") == part:
+        members = _members(kind)
+        if len(members) > 1:
+            labels = {str(_name_of(member)): member for member in members}
+            kind = labels.get(str(part))
             continue
-        path.append(str(part))
-        if isinstance(data, Mapping):
-            data = data.get(part)
-        elif isinstance(data, list) and isinstance(part, int) and part < len(data):
-            data = data[part]
-    return ".".join(path)
+        path.append(_clip(str(part)))
+        items = get_args(members[0])
+        kind = items[-1] if get_origin(members[0]) in {list, dict} else _fields(members[0]).get(str(part))
+    return _clip(".".join(path), 200)
 
 
-def _as_contract_error(fault: ValidationError, data: Any) -> InvalidRequest:
+def _name_of(member: Any) -> Any:
+    """What pydantic calls a member of a union: the tag of a tagged one, else the type's name."""
+    name = member.model_fields.get("name") if _fields(member) else None
+    return member.__name__ if name is None else name.default
+
+
+def _as_contract_error(fault: ValidationError, model: type[BaseModel]) -> InvalidRequest:
     errors = fault.errors(include_url=False, include_input=False)
     first = errors[0]
-    param = _path(first["loc"], data) or None
-    others = [_path(error["loc"], data) for error in errors[1:9]]
+    param = _path(first["loc"], model) or None
+    others = [_path(error["loc"], model) for error in errors[1:9]]
     facts: dict[str, Any] = {"also": others} if others else {}
-    message = first["msg"].removeprefix("Value error, ")
-    detail = f"{param}: {message}" if param else message
+    message = _clip(first["msg"].removeprefix("Value error, "), 300)
+    context = first.get("ctx", {})
     if first["type"] == "extra_forbidden":
-        detail = f"{param}: there is no such field; remove it or check its spelling"
+        message = "there is no such field; remove it or check its spelling"
+    elif first["type"] == "missing":
+        message = "this field is required"
+    elif first["type"] == "union_tag_invalid":
+        message = f"unknown name {_clip(str(context['tag']), 40)!r}; expected one of {context['expected_tags']}"
+    elif first["type"] == "union_tag_not_found":
+        message = 'expected an object with a "name"'
+    detail = f"{param}: {message}" if param else message
     if first["type"] == "invalid_tensor":
         return InvalidTensor(detail, param=param, **facts)
     return InvalidRequest(detail, param=param, **facts)
@@ -84,7 +129,12 @@ def _as_contract_error(fault: ValidationError, data: Any) -> InvalidRequest:
 
 def to_json(model: BaseModel, encoding: Encoding = "list") -> bytes:
     """The model as JSON text. Fields that are unset or null are left out."""
-    return orjson.dumps(_plain(_dump(model), encoding), option=orjson.OPT_SERIALIZE_NUMPY)
+    return dump_json(_dump(model), encoding)
+
+
+def dump_json(value: Any, encoding: Encoding = "list") -> bytes:
+    """A value of mappings, lists, numbers and arrays as JSON text, its non-finite numbers as strings."""
+    return orjson.dumps(_plain(value, encoding), option=orjson.OPT_SERIALIZE_NUMPY)
 
 
 def _dump(model: BaseModel) -> dict[str, Any]:
@@ -93,7 +143,7 @@ def _dump(model: BaseModel) -> dict[str, Any]:
 
 def _plain(value: Any, encoding: Encoding) -> Any:
     if isinstance(value, np.ndarray):
-        return encode(value, encoding)
+        return encode(value, "list" if isinstance(value, Untyped) else encoding)
     if isinstance(value, Mapping):
         return {key: _plain(item, encoding) for key, item in value.items()}
     if isinstance(value, list | tuple):
@@ -103,16 +153,16 @@ def _plain(value: Any, encoding: Encoding) -> Any:
     return value
 
 
-def from_json(body: bytes | memoryview) -> dict[str, Any]:
-    """The object that a JSON text holds. Raises Unreadable for any other text."""
+def from_json(body: bytes | memoryview, what: str = "the body") -> dict[str, Any]:
+    """The object that a JSON text holds. Raises Unreadable for any other text, calling it ``what``."""
     try:
         value = orjson.loads(body)
     except orjson.JSONDecodeError as fault:
         raise Unreadable(
-            f'the body is not JSON: {fault.msg} at byte {fault.pos}; write NaN as the string "NaN"'
+            f'{what} is not JSON: {_clip(fault.msg)} at character {fault.pos}; write NaN as the string "NaN"'
         ) from None
     if not isinstance(value, dict):
-        raise Unreadable(f"expected a JSON object, got {type(value).__name__}")
+        raise Unreadable(f"{what} is not a JSON object but {type(value).__name__}")
     return value
 
 
@@ -152,7 +202,9 @@ def _take_tensors(value: Any, path: str, placed: list[_Placed]) -> Any:
     if isinstance(value, Mapping):
         rest = {}
         for key, item in value.items():
-            if isinstance(item, np.ndarray):
+            if isinstance(item, Untyped):
+                rest[key] = nested(item)
+            elif isinstance(item, np.ndarray):
                 placed.append(_Placed(f"{path}{key}", item))
             else:
                 rest[key] = _take_tensors(item, f"{path}{key}.", placed)
@@ -172,10 +224,10 @@ def from_safetensors(body: bytes | memoryview, entry: Entry, model: type[BaseMod
     view = memoryview(body)
     header, start = _header(view)
     metadata = header.pop("__metadata__", {})
-    text = metadata.get(entry, "{}") if isinstance(metadata, dict) else "{}"
+    text = metadata.get(entry, "{}") if isinstance(metadata, dict) else None
     if not isinstance(text, str):
-        raise Unreadable(f"the metadata entry {entry!r} is not text")
-    data = from_json(text.encode())
+        raise Unreadable(f"the safetensors metadata is not an object whose entry {entry!r} is text")
+    data = from_json(text.encode(), f"the metadata entry {entry!r}")
     for name, array in _tensors(view[start:], header):
         _place(data, name, array, model)
     return data
@@ -185,9 +237,9 @@ def _header(view: memoryview) -> tuple[dict[str, Any], int]:
     if len(view) < 8:
         raise Unreadable(f"the safetensors file has {len(view)} bytes; expected at least 8")
     size = int.from_bytes(view[:8], "little")
-    if size > min(_MAX_HEADER, len(view) - 8):
+    if size > min(MAX_HEADER, len(view) - 8):
         raise Unreadable(f"the safetensors header says {size} bytes; the body has {len(view) - 8} after its length")
-    header = from_json(view[8 : 8 + size])
+    header = from_json(view[8 : 8 + size], "the safetensors header")
     return header, 8 + size
 
 
@@ -200,16 +252,15 @@ def _tensors(data: memoryview, header: dict[str, Any]) -> Iterator[_Placed]:
         end = last
         if last > len(data):
             raise Unreadable(f"tensor {name[:80]!r} ends at byte {last}; the file holds {len(data)}")
-        dtype = _FROM_CODES.get(entry.get("dtype"))
+        param = _clip(name)
+        dtype = _FROM_CODES.get(str(entry.get("dtype")))
         if dtype is None:
-            known = ", ".join(_FROM_CODES)
-            raise InvalidTensor(
-                f"{name}: unknown dtype {str(entry.get('dtype'))[:20]!r}; expected one of {known}", param=name
-            )
+            found, known = str(entry.get("dtype"))[:20], ", ".join(_FROM_CODES)
+            raise InvalidTensor(f"{param}: unknown dtype {found!r}; expected one of {known}", param=param)
         try:
             array = from_buffer(data[first:last], dtype, checked_shape(entry.get("shape")))
         except TensorFault as fault:
-            raise InvalidTensor(f"{name}: {fault.message}", param=name) from None
+            raise InvalidTensor(f"{param}: {fault.message}", param=param) from None
         yield _Placed(name, array)
     if end != len(data):
         raise Unreadable(f"the file holds {len(data)} bytes of tensors; its header accounts for {end}")
@@ -225,35 +276,29 @@ def _offsets(name: str, entry: Any) -> tuple[int, int]:
 def _place(data: dict[str, Any], name: str, array: NDArray[Any], model: type[BaseModel]) -> None:
     """Put a tensor where its dotted name says. Names inside a field that maps names to tensors may hold dots."""
     field, dot, rest = name.partition(".")
-    if dot and field in _maps(model):
-        data.setdefault(field, {})[rest] = array
-        return
     node: Any = data
-    *path, last = name.split(".")
+    *path, last = [field, rest] if dot and field in _maps(model) else name.split(".")
     for part in path:
-        node = _child(node, part, name)
-    if isinstance(node, dict):
-        node[last] = array
-    else:
-        raise InvalidTensor(f"{name[:80]}: the request has no place for a tensor of this name", param=name[:80])
+        node = _child(node, part)
+    param = _clip(name)
+    if not isinstance(node, dict):
+        raise InvalidTensor(f"{param}: the request has no place for a tensor of this name", param=param)
+    if last in node:
+        raise InvalidTensor(f"{param}: it is given twice; send it as a tensor or in the metadata", param=param)
+    node[last] = array
 
 
-def _child(node: Any, part: str, name: str) -> Any:
+def _child(node: Any, part: str) -> Any:
     if isinstance(node, dict):
         return node.setdefault(part, {})
-    if isinstance(node, list) and part.isdecimal() and int(part) < len(node):
+    if isinstance(node, list) and part.isdecimal() and len(part) < 10 and int(part) < len(node):
         return node[int(part)]
-    raise InvalidTensor(f"{name[:80]}: the request has no place for a tensor of this name", param=name[:80])
+    return None
 
 
 def _maps(model: type[BaseModel]) -> set[str]:
     """The fields of a model that map names to tensors."""
-    found = set()
-    for name, field in model.model_fields.items():
-        options = (field.annotation, *get_args(field.annotation))
-        if any(get_origin(option) is dict for option in options):
-            found.add(field.alias or name)
-    return found
+    return {name for name, kind in _fields(model).items() if any(get_origin(m) is dict for m in _members(kind))}
 
 
 def from_body(model: type[ModelT], body: bytes | memoryview, media_type: str, entry: Entry) -> ModelT:
@@ -270,9 +315,10 @@ def to_body(model: BaseModel, media_type: str, entry: Entry, encoding: Encoding 
 
 __all__ = [
     "JSON",
+    "MAX_HEADER",
     "MEDIA_TYPES",
     "SAFETENSORS",
-    "WireModel",
+    "dump_json",
     "from_body",
     "from_json",
     "from_safetensors",

@@ -17,7 +17,7 @@ Tap = Literal["q", "k", "v", "scores", "capped_scores", "masked_scores", "weight
 
 EditableTap = Literal["q", "k", "v", "scores", "capped_scores", "masked_scores", "weights", "context", "output"]
 KernelName = Literal["fused", "materialized"]
-Index = Annotated[int, Field(ge=0)]
+Index = Annotated[int, Field(ge=0, lt=2**31)]
 
 
 def output_only() -> list[Tap]:
@@ -88,7 +88,7 @@ class AttentionInputs(WireModel):
     """``[B]`` or one number, added to the query's index in every positional mask; default: P. May be negative."""
     positions: IntArray | None = None
     """``[B, Lq]``: the position of each token, for specs whose position encoding reads it."""
-    version: str | None = None
+    version: str | None = Field(None, max_length=256)
     """Answer only if the module is at this version."""
     kernel: KernelName | None = None
     """Force this kernel; default: the cheapest that can produce what was asked."""
@@ -256,7 +256,9 @@ class GradientsRequest(ForwardRequest):
 
     upstream: FloatArray | None = None
     """∂L/∂output, of the output's shape; default: ones (L is the sum of the output)."""
-    wrt: list[str] = Field(default_factory=lambda: ["query"], min_length=1, max_length=256)
+    wrt: list[Annotated[str, Field(max_length=256)]] = Field(
+        default_factory=lambda: ["query"], min_length=1, max_length=256
+    )
     """With respect to what: inputs (query, key, value, mask, past_key, past_value), taps (q, k, v, scores,
     capped_scores, masked_scores, weights, context), parameters by name, or ``parameters`` for all of them. A key or
     value that was not sent is the query, whose gradient is then the total over its roles."""
@@ -277,7 +279,7 @@ class GradientCheck(WireModel):
     elements: int
     """How many elements were compared."""
     passed: bool
-    """The relative error is at most 1e-6 (or the absolute error, where the gradient is that small)."""
+    """The relative error is at most 1e-6; of gradients below 1e-3, the absolute error at most 1e-9."""
 
 
 class GradientsReply(Taps):

@@ -32,7 +32,7 @@ class Sweep(WireModel):
 
     dimension: Literal["length", "batch", "queries", "keys", "past"] = "length"
     """``length`` varies queries and keys together."""
-    values: list[int] = Field(min_length=2, max_length=256)
+    values: list[Size] = Field(min_length=2, max_length=256)
 
 
 class ComplexityRequest(WireModel):
@@ -45,7 +45,7 @@ class ComplexityRequest(WireModel):
     """Taps that would be returned: their rows are recomputed, and cost memory."""
     kernel: KernelName | None = None
     """The kernel whose cost counts as the request's; default: the one the planner would take."""
-    version: str | None = None
+    version: str | None = Field(None, max_length=256)
     """Answer only if the module is at this version."""
 
 

@@ -153,7 +153,7 @@ class ReplaceParameters(WireModel):
 
     parameters: dict[str, FloatArray] = Field(min_length=1)
     """Every parameter by name; cast to the module's dtype."""
-    version: str | None = None
+    version: str | None = Field(None, max_length=256)
     """Replace only if the module is at this version (as the header If-Match)."""
 
 
@@ -165,7 +165,7 @@ class ParameterQuery(WireModel):
     and ``v_proj``."""
     slice: str | None = Field(None, max_length=256, examples=["0:4,:8"])
     """Then this slice of it: one ``start:stop:step`` or index for each dimension, separated by commas."""
-    version: str | None = None
+    version: str | None = Field(None, max_length=256)
     """Answer only if the module is at this version."""
     encoding: Encoding = "list"
     """How a JSON reply carries tensors."""

@@ -1,0 +1,184 @@
+"""A refusal names the field as the caller wrote it, says what was expected, and stays short."""
+
+import pytest
+
+from attention_contract import wire
+from attention_contract.errors import InvalidRequest, InvalidTensor
+from attention_contract.schemas.attention import ForwardRequest, RawForwardRequest, RawGradientsRequest
+from attention_contract.schemas.complexity import ComplexityRequest, RawComplexityRequest
+from attention_contract.schemas.modules import CreateModule, ImportModule, ReplaceParameters
+
+LONG = "x" * 10**6
+MODULE = {"name": "m", "config": {"d_model": 8, "num_heads": 2}}
+
+
+def refuses(model, data):
+    with pytest.raises(InvalidRequest) as caught:
+        wire.validate(model, data)
+    error = caught.value
+    assert len(error.detail) < 400
+    assert sum(map(len, error.facts.get("also", []))) < 3000
+    return error
+
+
+def raw(**fields):
+    return {"query": [[1.0]]} | fields
+
+
+def any_of(*masks):
+    return {"name": "any", "of": list(masks)}
+
+
+CASES = [
+    (ForwardRequest, {}, "query", "required"),
+    (ForwardRequest, raw(qurey=1), "qurey", "no such field"),
+    (ForwardRequest, raw(spec={}), "spec", "no such field"),
+    (ForwardRequest, raw(**{"return": ["wieghts"]}), "return.0", "'weights'"),
+    (ForwardRequest, raw(**{"return": ["weights", "q_proj"]}), "return.1", "'weights'"),
+    (ForwardRequest, raw(**{"return": []}), "return", "at least 1"),
+    (ForwardRequest, raw(edits=[{"tap": "lse", "set": 0}]), "edits.0.tap", "'weights'"),
+    (ForwardRequest, raw(edits=[{"tap": "scores"}]), "edits.0", "exactly one"),
+    (ForwardRequest, raw(edits=[{"tap": "scores", "set": 0, "scale": 1}]), "edits.0", "exactly one"),
+    (ForwardRequest, raw(edits=[{"tap": "scores", "set": 0, "renormalize": True}]), "edits.0", "weights only"),
+    (ForwardRequest, raw(edits=[{"tap": "q", "value": [1, [2]]}]), "edits.0.value", "ragged"),
+    (ForwardRequest, raw(edits=[{"tap": "q", "set": 0}] * 257), "edits", "at most 256"),
+    (ForwardRequest, raw(select={"heads": [-1]}), "select.heads.0", "greater"),
+    (ForwardRequest, raw(select={"heads": [2**64]}), "select.heads.0", "less"),
+    (ForwardRequest, raw(select={"heads": []}), "select.heads", "at least 1"),
+    (ForwardRequest, raw(kernel="fast"), "kernel", "'fused'"),
+    (ForwardRequest, raw(version=LONG), "version", "at most 256"),
+    (ForwardRequest, raw(key_lengths=[1.5]), "key_lengths", "int64"),
+    (RawForwardRequest, raw(parameters={"score.weight": "x"}), "parameters.score.weight", "number"),
+    (RawForwardRequest, raw(parameters=[1.0]), "parameters", "dictionary"),
+    (RawForwardRequest, raw(spec={"score": {"name": "cosmic"}}), "spec.score", "'scaled_dot'"),
+    (RawForwardRequest, raw(spec={"score": {}}), "spec.score", "name"),
+    (RawForwardRequest, raw(spec={"score": "dot"}), "spec.score", "name|dictionary|object"),
+    (RawForwardRequest, raw(spec={"score": {"name": "dot", "scale": 2}}), "spec.score.scale", "no such field"),
+    (RawForwardRequest, raw(spec={"score": {"name": "scaled_dot", "scale": "NaN"}}), "spec.score.scale", "finite"),
+    (RawForwardRequest, raw(spec={"softcap": 0}), "spec.softcap", "greater than 0"),
+    (RawForwardRequest, raw(spec={"softcap": "Infinity"}), "spec.softcap", "finite"),
+    (RawForwardRequest, raw(spec={"masks": {"name": "causal"}}), "spec.masks", "list"),
+    (RawForwardRequest, raw(spec={"masks": [{"name": "casual"}]}), "spec.masks.0", "'causal'"),
+    (RawForwardRequest, raw(spec={"masks": [{"name": "causal", "align": "x"}]}), "spec.masks.0.align", "top_left"),
+    (RawForwardRequest, raw(spec={"masks": [{"name": "causal", "causal": 1}]}), "spec.masks.0.causal", "no such"),
+    (RawForwardRequest, raw(spec={"masks": [any_of()]}), "spec.masks.0.of", "at least 1"),
+    (RawForwardRequest, raw(spec={"masks": [any_of({"name": "x"})]}), "spec.masks.0.of.0", "'global_tokens'"),
+    (
+        RawForwardRequest,
+        raw(spec={"masks": [{"name": "causal"}, any_of(any_of({"name": "sliding_window", "left": -1}))]}),
+        "spec.masks.1.of.0.of.0.left",
+        "greater",
+    ),
+    (
+        RawForwardRequest,
+        raw(spec={"masks": [{"name": "global_tokens", "positions": [0, -1]}]}),
+        "spec.masks.0.positions.1",
+        "greater",
+    ),
+    (
+        RawForwardRequest,
+        raw(spec={"normalizer": {"name": "softmax", "temperature": 0}}),
+        "spec.normalizer.temperature",
+        "0",
+    ),
+    (
+        RawForwardRequest,
+        raw(spec={"normalizer": {"name": "softmax", "dtype": "int8"}}),
+        "spec.normalizer.dtype",
+        "float32",
+    ),
+    (RawGradientsRequest, raw(wrt=[]), "wrt", "at least 1"),
+    (RawGradientsRequest, raw(wrt=[LONG]), "wrt.0", "at most 256"),
+    (CreateModule, MODULE | {"name": "a/b"}, "name", "pattern"),
+    (CreateModule, MODULE | {"name": LONG}, "name", "pattern"),
+    (CreateModule, MODULE | {"name": "m\n"}, "name", "pattern"),
+    (CreateModule, {"name": "config"}, "config", "required"),
+    (CreateModule, {"name": "seed", "config": {"d_model": 8}}, "config.num_heads", "required"),
+    (CreateModule, {"name": "m", "config": {"d_model": 9, "num_heads": 2}}, "config", "multiple"),
+    (CreateModule, {"name": "m", "config": {"d_model": 8, "num_heads": 4, "num_kv_heads": 3}}, "config", "divide"),
+    (CreateModule, {"name": "m", "config": {"d_model": 8, "num_heads": 2, "bias": "maybe"}}, "config.bias", "boolean"),
+    (CreateModule, {"name": "m", "config": {"d_model": 2**40, "num_heads": 2}}, "config.d_model", "less"),
+    (CreateModule, MODULE | {"seed": -1}, "seed", "greater"),
+    (CreateModule, MODULE | {"seed": 1, "parameters": {}}, None, "both"),
+    (ReplaceParameters, {"parameters": {}}, "parameters", "at least 1"),
+    (ImportModule, {"checkpoint": ""}, "checkpoint", "at least 1"),
+    (ImportModule, {"checkpoint": "c", "part": "both"}, "part", "'cross'"),
+    (ComplexityRequest, {"shape": {}}, "shape.queries", "required"),
+    (ComplexityRequest, {"shape": {"queries": 0}}, "shape.queries", "greater"),
+    (ComplexityRequest, {"shape": {"queries": 1}, "sweep": {"values": [1, -1]}}, "sweep.values.1", "greater"),
+    (ComplexityRequest, {"shape": {"queries": 1}, "sweep": {"values": [1]}}, "sweep.values", "at least 2"),
+    (
+        RawComplexityRequest,
+        {"shape": {"queries": 1}, "num_heads": 4, "num_kv_heads": 3, "head_dim": 1},
+        None,
+        "does not divide",
+    ),
+]
+
+
+@pytest.mark.parametrize(("model", "data", "param", "says"), CASES, ids=[f"{case[2]}-{case[3]}" for case in CASES])
+def test_a_refusal_names_the_field_and_what_was_expected(model, data, param, says):
+    error = refuses(model, data)
+    assert error.param == param
+    assert any(word in error.detail for word in says.split("|"))
+    if param:
+        assert error.detail.startswith(f"{param}: ")
+
+
+def test_a_field_that_is_only_half_right_is_named_among_the_others():
+    error = refuses(CreateModule, {"name": "m", "config": {"d_model": 8, "num_heads": 2, "bias": {"q": True}}})
+    assert "config.bias.q" in [error.param, *error.facts["also"]]
+
+
+def test_further_faults_are_listed_by_their_fields_up_to_eight():
+    error = refuses(RawForwardRequest, raw(**{f"x{n}": 1 for n in range(100)}))
+    assert error.param == "x0"
+    assert error.facts["also"] == [f"x{n}" for n in range(1, 9)]
+
+
+@pytest.mark.parametrize(
+    "data",
+    [
+        LONG,
+        [1.0] * 10**5,
+        {LONG: 1},
+        {LONG + str(n): 1 for n in range(3)},
+        raw(kernel=LONG),
+        raw(encoding=LONG),
+        raw(num_heads=LONG),
+        raw(parameters={LONG: "x"}),
+        raw(parameters=LONG),
+        raw(edits=[LONG]),
+        raw(edits=LONG),
+        raw(select={LONG: 1}),
+        raw(spec=LONG),
+        raw(spec={LONG: 1}),
+        raw(spec={"score": {"name": LONG}}),
+        raw(spec={"score": {"name": [LONG]}}),
+        raw(spec={"normalizer": {"name": LONG}}),
+        raw(spec={"masks": [{"name": LONG}]}),
+        raw(**{"return": [LONG] * 3}),
+    ],
+    ids=range(19),
+)
+def test_a_megabyte_of_bad_input_is_not_echoed(data):
+    error = refuses(RawForwardRequest, data)
+    assert len(error.param or "") < 250
+    assert len(str(error.to_problem())) < 2000
+
+
+@pytest.mark.parametrize("depth", [300, 5000])
+def test_masks_nested_too_deep_are_refused(depth):
+    mask = {"name": "causal"}
+    for _ in range(depth):
+        mask = any_of(mask)
+    refuses(RawForwardRequest, raw(spec={"masks": [mask]}))
+
+
+def test_a_tensor_at_fault_is_an_invalid_tensor():
+    with pytest.raises(InvalidTensor):
+        wire.validate(RawForwardRequest, {"query": [[1.0], 2.0]})
+
+
+def test_what_is_no_object_is_refused_without_a_field():
+    assert refuses(RawForwardRequest, [1]).param is None

@@ -1,0 +1,1 @@
+"""HTTP: routes that only translate, content negotiation, problem+json, metrics, the documents."""

@@ -1,0 +1,127 @@
+"""What an operator sees: one log line and the metrics of each request."""
+
+import logging
+import sys
+import time
+from typing import TYPE_CHECKING, Literal
+
+import structlog
+from asgi_correlation_id import correlation_id
+from prometheus_client import CONTENT_TYPE_LATEST, CollectorRegistry, Counter, Gauge, Histogram, generate_latest
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+if TYPE_CHECKING:
+    from attention_service.runtime.engine import Engine
+
+log = structlog.get_logger("attention_service.access")
+_SECONDS = (0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30)
+
+
+class Metrics:
+    """The server's metrics, in a registry of their own."""
+
+    def __init__(self) -> None:
+        self.registry = CollectorRegistry()
+        self.requests = Counter(
+            "attention_requests", "Requests answered", ["operation", "status"], registry=self.registry
+        )
+        self.seconds = Histogram(
+            "attention_request_seconds", "Time to answer", ["operation"], buckets=_SECONDS, registry=self.registry
+        )
+        self.cancelled = Counter(
+            "attention_requests_cancelled", "Requests whose caller went away", ["operation"], registry=self.registry
+        )
+
+    def watch(self, engine: "Engine") -> None:
+        """Show the engine's memory and queue."""
+        gauges = {
+            "attention_modules": ("Resident modules", lambda: len(engine.library.list())),
+            "attention_resident_bytes": ("Bytes of resident modules", lambda: engine.library.resident_bytes),
+            "attention_in_flight_bytes": ("Bytes that running requests hold", lambda: engine.budget.in_flight),
+            "attention_budget_bytes": ("The memory budget in bytes", lambda: engine.budget.total),
+            "attention_waiting_requests": ("Requests that wait", lambda: engine.budget.waiting),
+        }
+        for name, (text, read) in gauges.items():
+            Gauge(name, text, registry=self.registry).set_function(read)
+
+    async def page(self, _: Request) -> Response:
+        """The metrics in Prometheus' text format."""
+        return Response(generate_latest(self.registry), media_type=CONTENT_TYPE_LATEST)
+
+
+class Observe:
+    """Middleware that times each request, counts it and logs a line for it."""
+
+    def __init__(self, app: ASGIApp, metrics: Metrics) -> None:
+        self.app = app
+        self.metrics = metrics
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Pass one request on and look at what comes back."""
+        if scope["type"] != "http":
+            await self.app(scope, receive, send)
+            return
+        started = time.perf_counter()
+        status = 500
+
+        async def watched(message: Message) -> None:
+            nonlocal status
+            if message["type"] == "http.response.start":
+                status = message["status"]
+            await send(message)
+
+        try:
+            await self.app(scope, receive, watched)
+        finally:
+            seconds = time.perf_counter() - started
+            operation = getattr(scope.get("route"), "name", None) or "unknown"
+            self.metrics.requests.labels(operation, str(status)).inc()
+            self.metrics.seconds.labels(operation).observe(seconds)
+            if status == 499:
+                self.metrics.cancelled.labels(operation).inc()
+            log.info(
+                "request",
+                method=scope["method"],
+                path=scope["path"],
+                operation=operation,
+                status=status,
+                ms=round(seconds * 1e3, 3),
+                request_id=correlation_id.get(),
+            )
+
+
+def configure_logging(level: str, form: Literal["console", "json"]) -> None:
+    """Structured events on standard error, from this service and from the libraries alike."""
+    shared: list[structlog.typing.Processor] = [
+        structlog.stdlib.add_log_level,
+        structlog.processors.TimeStamper(fmt="iso", utc=True),
+    ]
+    # Tracebacks without local variables: those are other people's tensors.
+    without_locals = structlog.tracebacks.ExceptionDictTransformer(show_locals=False)
+    final: list[structlog.typing.Processor] = (
+        [structlog.processors.ExceptionRenderer(without_locals), structlog.processors.JSONRenderer()]
+        if form == "json"
+        else [
+            structlog.dev.ConsoleRenderer(
+                colors=sys.stderr.isatty(), exception_formatter=structlog.dev.plain_traceback
+            )
+        ]
+    )
+    structlog.configure(
+        processors=[*shared, structlog.stdlib.ProcessorFormatter.wrap_for_formatter],
+        wrapper_class=structlog.make_filtering_bound_logger(logging.getLevelName(level.upper())),
+        logger_factory=structlog.stdlib.LoggerFactory(),
+        cache_logger_on_first_use=True,
+    )
+    handler = logging.StreamHandler(sys.stderr)
+    handler.setFormatter(
+        structlog.stdlib.ProcessorFormatter(
+            processors=[structlog.stdlib.ProcessorFormatter.remove_processors_meta, *final], foreign_pre_chain=shared
+        )
+    )
+    root = logging.getLogger()
+    root.handlers = [handler]
+    root.setLevel(level.upper())
+    logging.getLogger("asgi_correlation_id").setLevel(logging.ERROR)

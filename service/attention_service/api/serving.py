@@ -1,0 +1,117 @@
+"""From an operation of the contract and a function to a route: read, call, reply."""
+
+import asyncio
+from collections.abc import Awaitable, Callable, Coroutine
+from dataclasses import dataclass
+from typing import Any, Generic, TypeVar
+
+from fastapi import APIRouter
+from starlette.requests import Request
+from starlette.responses import Response
+
+from attention_contract.base import WireModel
+from attention_contract.errors import Cancelled, InvalidRequest
+from attention_contract.operations import Operation
+from attention_contract.schemas.modules import ModuleInfo, Parameter, ParameterList
+from attention_service.api import negotiation
+from attention_service.runtime.engine import Engine
+
+BodyT = TypeVar("BodyT")
+ResultT = TypeVar("ResultT")
+
+
+@dataclass(frozen=True)
+class Call(Generic[BodyT]):
+    """One request, read and checked: what a handler works with."""
+
+    engine: Engine
+    path: dict[str, str]
+    body: BodyT
+    pin: str | None
+    """The version that If-Match names."""
+
+    @property
+    def name(self) -> str:
+        """The module that the path names."""
+        return self.path["name"]
+
+
+Handler = Callable[[Call[Any]], Awaitable[WireModel | None]]
+
+
+def serve(router: APIRouter, operation: Operation[Any]) -> Callable[[Handler], Handler]:
+    """Make a function of a Call the route of an operation."""
+
+    def register(handler: Handler) -> Handler:
+        async def endpoint(request: Request) -> Response:
+            media_type = negotiation.accepted(request, operation)
+            pin = _etags(request.headers.get("if-match"), "If-Match")
+            body: Any = None
+            if operation.request is not None:
+                limit = request.app.state.settings.max_body_bytes
+                body = _pinned(await negotiation.read(request, operation, operation.request, limit), pin)
+            call = Call(request.app.state.engine, dict(request.path_params), body, pin)
+            reply = await _unless_gone(request, handler(call))
+            return await _respond(request, operation, reply, media_type, getattr(body, "encoding", "list"))
+
+        router.add_api_route(
+            operation.path, endpoint, methods=[operation.method], name=operation.name, include_in_schema=False
+        )
+        return handler
+
+    return register
+
+
+async def _respond(
+    request: Request, operation: Operation[Any], reply: WireModel | None, media_type: str, encoding: Any
+) -> Response:
+    if reply is None:
+        return Response(status_code=operation.status)
+    headers: dict[str, str] = {"Vary": "Accept"} if operation.tensors else {}
+    if isinstance(reply, ModuleInfo | ParameterList | Parameter):
+        headers["ETag"] = f'"{reply.version}"'
+        if operation.method == "GET" and _etags(request.headers.get("if-none-match"), "If-None-Match") == reply.version:
+            return Response(status_code=304, headers=headers)
+    if operation.status == 201 and isinstance(reply, ModuleInfo):
+        headers["Location"] = f"/v1/modules/{reply.name}"
+    return await negotiation.render(reply, media_type, encoding=encoding, status=operation.status, headers=headers)
+
+
+def _etags(header: str | None, name: str) -> str | None:
+    """The one version that a precondition names; None for no precondition and for ``*``."""
+    if header is None or header.strip() == "*":
+        return None
+    tag = header.strip().removeprefix("W/")
+    if "," in tag or len(tag) < 2 or not (tag[0] == tag[-1] == '"'):
+        raise InvalidRequest(f'{name}: expected one version in quotation marks, as in "4f1d…", or *', param=name)
+    return tag[1:-1]
+
+
+def _pinned(body: Any, pin: str | None) -> Any:
+    """The body with the version that If-Match names, where it can carry one."""
+    if pin is None or "version" not in type(body).model_fields:
+        return body
+    if body.version not in {None, pin}:
+        raise InvalidRequest(
+            "version: the body and If-Match name different versions; send one of them", param="version"
+        )
+    return body.model_copy(update={"version": pin})
+
+
+async def _unless_gone(request: Request, work: Coroutine[Any, Any, ResultT] | Awaitable[ResultT]) -> ResultT:
+    """The result of the work, given up as soon as the caller has gone away. Raises Cancelled then."""
+    task = asyncio.ensure_future(work)
+    gone = asyncio.ensure_future(_gone(request))
+    try:
+        await asyncio.wait({task, gone}, return_when=asyncio.FIRST_COMPLETED)
+        if task.done():
+            return task.result()
+        raise Cancelled("the caller went away before the answer was ready")
+    finally:
+        gone.cancel()
+        task.cancel()
+
+
+async def _gone(request: Request) -> None:
+    while (await request.receive())["type"] != "http.disconnect":
+        pass

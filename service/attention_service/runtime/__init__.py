@@ -1,0 +1,1 @@
+"""The engine: plan, admit, execute; and what runs there. Knows no protocol."""

@@ -1,0 +1,398 @@
+"""From a request to one attention with known sizes: every shape and index checked, nothing allocated.
+
+The arrays stay what the wire gave (views into the body); only missing batch and head dimensions are added, as views.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+from torch import Tensor
+
+from attention_contract.errors import InvalidRequest, InvalidTensor, ShapeMismatch
+from attention_contract.schemas.attention import AttentionInputs, Edit, RawInputs, Select
+from attention_contract.spec import AttentionSpec
+from attention_contract.tensors import Array, Untyped, dtype_name
+from attention_service.core.edits import AXES
+from attention_service.core.types import Selection
+from attention_service.modules.resident import Module
+
+_FLOAT_INPUTS = ("query", "key", "value", "past_key", "past_value")
+
+
+@dataclass(frozen=True)
+class Layout:
+    """What the query's layout left out, to be left out of the reply as well."""
+
+    batched: bool = True
+    headed: bool = True
+    """False for a raw ``[Q, D]``: one head without a dimension of its own."""
+    merged: bool = False
+    """Heads lie side by side in the last dimension: ``[B, L, heads·W]``."""
+
+
+@dataclass(frozen=True)
+class Bound:
+    """One attention with its sizes known and its arrays batched.
+
+    B batch, H query heads, Hkv key/value heads, Q queries, K keys (the past included), P past keys.
+    """
+
+    module: Module | None
+    spec: AttentionSpec
+    layout: Layout
+    batch: int
+    heads: int
+    kv_heads: int
+    queries: int
+    keys: int
+    past: int
+    head_dim: int
+    value_dim: int
+    dtype: str
+    """What is computed in."""
+    reply_dtype: str
+    """What is answered in: that of the query, where it states one."""
+    arrays: dict[str, Array] = field(repr=False)
+    """The tensors that came, by field, each with its batch dimension (and its head dimension where it has one)."""
+    key_is_query: bool
+    value_is: str
+    """The field that the values come from: value, key or query."""
+
+    @property
+    def output_shape(self) -> tuple[int, ...]:
+        """The batched shape of the output."""
+        if self.module is not None:
+            return (self.batch, self.queries, self.module.sizes.d_model)
+        if self.layout.merged:
+            return (self.batch, self.queries, self.heads * self.value_dim)
+        return (self.batch, self.heads, self.queries, self.value_dim)
+
+
+def bind(module: Module | None, request: AttentionInputs) -> Bound:
+    """Check a request against its module, or a raw one against itself, and find its sizes.
+
+    Raises InvalidRequest, ShapeMismatch or InvalidTensor, which name the field.
+    """
+    if module is not None:
+        return _Binder(module, module.config.spec, request).module()
+    if not isinstance(request, RawInputs):
+        raise TypeError("a request without a module must bring its spec")
+    return _Binder(None, request.spec, request).raw(request)
+
+
+class _Binder:
+    """The checks of one request, in the order in which a reader would make them."""
+
+    def __init__(self, module: Module | None, spec: AttentionSpec, request: AttentionInputs) -> None:
+        self.target = module
+        self.spec = spec
+        self.request = request
+        self.arrays: dict[str, Array] = {}
+        if request.positions is not None:
+            raise InvalidRequest(
+                f"positions: the spec's position encoding is {spec.position.name!r}, which reads no positions; "
+                "leave them out",
+                param="positions",
+            )
+
+    # ── modules ──────────────────────────────────────────────────────────────────────────────────────────────────────
+
+    def module(self) -> Bound:
+        module, request = self.target, self.request
+        assert module is not None  # noqa: S101 - bind() comes here with a module only
+        sizes = module.sizes
+        query = request.query
+        if query.ndim not in {2, 3}:
+            raise _shape("query", "[B, Q, d_model] or [Q, d_model]", query)
+        layout = Layout(batched=query.ndim == 3)
+        rank = query.ndim
+        self._put("query", query, layout, rank)
+        batch, queries, _ = self.arrays["query"].shape
+        value_is = "value" if request.value is not None else "key" if request.key is not None else "query"
+        self._width("query", query, sizes.d_model, "d_model")
+        for role, source, width, name in (
+            ("key", "key" if request.key is not None else "query", sizes.key_width, "key_width"),
+            ("value", value_is, sizes.value_width, "value_width"),
+        ):
+            array = getattr(request, source)
+            if source == role:
+                if array.ndim != rank:
+                    raise _shape(role, f"as many dimensions as query, {rank}", array)
+                self._put(role, array, layout, rank)
+                if self.arrays[role].shape[0] != batch:
+                    raise _shape(role, f"the query's batch of {batch}", array)
+                self._width(role, array, width, name)
+            elif array.shape[-1] != width:
+                raise ShapeMismatch(
+                    f"{role}: it was not sent, and {source} has width {array.shape[-1]} where this module's {name} is "
+                    f"{width}; send {role}",
+                    param=role,
+                    expected=width,
+                    actual=array.shape[-1],
+                )
+        new_keys = self.arrays["query" if request.key is None else "key"].shape[1]
+        if self.arrays[value_is].shape[1] != new_keys:
+            raise _shape("value", f"as many tokens as the keys, {new_keys}", request.value)
+        past = self._past(layout, batch, sizes.kv_heads, sizes.head_dim, sizes.value_dim)
+        dtype = module.config.dtype or "float32"
+        return self._finish(
+            layout,
+            (batch, sizes.heads, sizes.kv_heads, queries, past + new_keys, past, sizes.head_dim, sizes.value_dim),
+            dtype,
+            dtype if isinstance(query, Untyped) else dtype_name(query),
+            value_is,
+        )
+
+    # ── raw attention ────────────────────────────────────────────────────────────────────────────────────────────────
+
+    def raw(self, request: RawInputs) -> Bound:
+        if self.request.version is not None:
+            raise InvalidRequest(
+                "version: raw attention has no module and so no version; leave it out", param="version"
+            )
+        if request.parameters:
+            name = next(iter(request.parameters))
+            raise InvalidRequest(
+                f"parameters.{name}: this spec has no learned tensors; leave them out", param=f"parameters.{name}"
+            )
+        if request.num_kv_heads is not None and request.num_heads is None:
+            raise InvalidRequest(
+                "num_kv_heads: it says how [B, L, H·D] splits, so num_heads is needed too", param="num_kv_heads"
+            )
+        layout, heads, kv_heads = self._raw_layout(request)
+        value_is = "value" if self.request.value is not None else "key" if self.request.key is not None else "query"
+        rank = self.request.query.ndim
+        for name in ("query", "key", "value"):
+            array = getattr(self.request, name)
+            if array is None:
+                continue
+            if array.ndim != rank:
+                raise _shape(name, f"as many dimensions as query, {rank}", array)
+            self._put(name, array, layout, rank)
+        split = {name: self._split_shape(name, kv_heads if name != "query" else heads, layout) for name in self.arrays}
+        batch, heads, queries, head_dim = split["query"]
+        key = split.get("key", split["query"])
+        value = split[value_is]
+        for name, shape in (("key", key), ("value", value)):
+            if shape[0] != batch:
+                raise _shape(name, f"the query's batch of {batch}", getattr(self.request, name))
+        if key[3] != head_dim:
+            raise _shape("key", f"the query's head width, {head_dim}", self.request.key)
+        kv_heads = key[1]
+        if kv_heads == 0 or heads % kv_heads:
+            raise _shape("key", f"a number of heads that divides the query's {heads}", self.request.key)
+        if value[1] != kv_heads:
+            raise _shape("value", f"as many heads as key, {kv_heads}", getattr(self.request, value_is))
+        if value[2] != key[2]:
+            raise _shape("value", f"as many tokens as key, {key[2]}", getattr(self.request, value_is))
+        past = self._past(layout, batch, kv_heads, head_dim, value[3])
+        dtype = self._common_dtype()
+        return self._finish(
+            layout, (batch, heads, kv_heads, queries, past + key[2], past, head_dim, value[3]), dtype, dtype, value_is
+        )
+
+    def _raw_layout(self, request: RawInputs) -> tuple[Layout, int, int]:
+        query = self.request.query
+        if request.num_heads is not None:
+            if query.ndim not in {2, 3}:
+                raise _shape("query", "[B, L, H·D] or [L, H·D], since num_heads is given", query)
+            kv_heads = request.num_kv_heads or request.num_heads
+            if request.num_heads % kv_heads:
+                raise InvalidRequest(
+                    f"num_kv_heads: {kv_heads} does not divide num_heads {request.num_heads}", param="num_kv_heads"
+                )
+            return Layout(batched=query.ndim == 3, merged=True), request.num_heads, kv_heads
+        if query.ndim not in {2, 3, 4}:
+            raise _shape("query", "[B, H, Q, D], [H, Q, D] or [Q, D]; for [B, L, H·D] give num_heads", query)
+        return Layout(batched=query.ndim == 4, headed=query.ndim != 2), 0, 0
+
+    def _split_shape(self, name: str, heads: int, layout: Layout) -> tuple[int, int, int, int]:
+        """The shape ``[B, heads, L, W]`` that a tensor has once its heads are split."""
+        array = self.arrays[name]
+        if not layout.merged:
+            b, h, length, width = array.shape
+            return b, h, length, width
+        if array.shape[-1] % heads:
+            raise _shape(name, f"a last dimension that is a multiple of its {heads} heads", array)
+        return array.shape[0], heads, array.shape[1], array.shape[2] // heads
+
+    def _common_dtype(self) -> str:
+        named = {
+            name: dtype_name(self.arrays[name])
+            for name in _FLOAT_INPUTS
+            if name in self.arrays and not isinstance(self.arrays[name], Untyped)
+        }
+        if len(set(named.values())) > 1:
+            listed = ", ".join(f"{name} is {dtype}" for name, dtype in named.items())
+            raise InvalidTensor(f"the tensors differ in dtype: {listed}; send them in one", param=list(named)[-1])
+        return next(iter(named.values()), "float32")
+
+    # ── both ─────────────────────────────────────────────────────────────────────────────────────────────────────────
+
+    def _put(self, name: str, array: Array, layout: Layout, rank: int) -> None:
+        """Keep an array under its field's name, with the dimensions that its layout leaves out."""
+        if not layout.batched and array.ndim == rank:
+            array = array[None]
+        if not layout.headed:
+            array = array[:, None]
+        self.arrays[name] = array
+
+    def _width(self, name: str, array: Array, width: int, called: str) -> None:
+        if array.shape[-1] != width:
+            raise ShapeMismatch(
+                f"{name}: expected a last dimension of {called} = {width}, got shape {list(array.shape)}",
+                param=name,
+                expected=[*array.shape[:-1], width],
+                actual=list(array.shape),
+            )
+
+    def _past(self, layout: Layout, batch: int, kv_heads: int, head_dim: int, value_dim: int) -> int:
+        """P, once past_key and past_value are known to fit."""
+        request = self.request
+        if (request.past_key is None) != (request.past_value is None):
+            missing = "past_key" if request.past_key is None else "past_value"
+            raise InvalidRequest(f"{missing}: past_key and past_value come together; send both or none", param=missing)
+        length = 0
+        for name, width in (("past_key", head_dim), ("past_value", value_dim)):
+            array = getattr(request, name)
+            if array is None:
+                return 0
+            full = array
+            if not layout.headed:
+                full = full[None] if full.ndim == 2 else full
+            if not layout.batched:
+                full = full[None] if full.ndim == 3 else full
+            if full.ndim != 4 or (full.shape[0], full.shape[1], full.shape[3]) != (batch, kv_heads, width):
+                raise _shape(name, f"[{batch}, {kv_heads}, P, {width}] ([B, Hkv, P, width])", array)
+            if name == "past_value" and full.shape[2] != length:
+                raise _shape(name, f"as many past tokens as past_key, {length}", array)
+            length = full.shape[2]
+            self.arrays[name] = full
+        return length
+
+    def _finish(
+        self,
+        layout: Layout,
+        sizes: tuple[int, int, int, int, int, int, int, int],
+        dtype: str,
+        reply_dtype: str,
+        value_is: str,
+    ) -> Bound:
+        batch, heads, _, queries, keys, _, _, _ = sizes
+        self._mask(batch, heads, queries, keys)
+        self._per_sequence("key_mask", (batch, keys), layout)
+        self._per_sequence("key_lengths", (batch,), layout)
+        self._per_sequence("offsets", (batch,), layout)
+        lengths = self.arrays.get("key_lengths")
+        if lengths is not None and lengths.size and (lengths.min() < 0 or lengths.max() > keys):
+            raise InvalidRequest(
+                f"key_lengths: expected numbers from 0 to the {keys} keys, got {lengths.min()} to {lengths.max()}",
+                param="key_lengths",
+            )
+        return Bound(
+            self.target, self.spec, layout, *sizes, dtype, reply_dtype, self.arrays, "key" not in self.arrays, value_is
+        )
+
+    def _mask(self, batch: int, heads: int, queries: int, keys: int) -> None:
+        mask = self.request.mask
+        if mask is None:
+            return
+        full = (batch, heads, queries, keys)
+        fits = 1 <= mask.ndim <= 4 and all(
+            size in {1, want} for size, want in zip(mask.shape[-2::-1], full[-2::-1], strict=False)
+        )
+        if not fits or mask.shape[-1] > keys:
+            raise _shape(
+                "mask",
+                f"a shape that broadcasts to [B, H, Q, K] = {list(full)} (its last dimension may be shorter)",
+                mask,
+            )
+        self.arrays["mask"] = mask
+
+    def _per_sequence(self, name: str, shape: tuple[int, ...], layout: Layout) -> None:
+        """A tensor with one entry (or row) for each sequence; one number stands for all of them."""
+        array = getattr(self.request, name)
+        if array is None:
+            return
+        if not layout.batched and array.ndim == len(shape) - 1:
+            array = array[None]
+        if name == "offsets" and array.ndim == 0:
+            array = np.broadcast_to(array, shape)
+        if array.shape != shape:
+            wanted = list(shape if layout.batched else shape[1:])
+            raise _shape(name, f"{wanted}", getattr(self.request, name))
+        self.arrays[name] = array
+
+
+def _shape(name: str, expected: str, array: Array | None) -> ShapeMismatch:
+    actual = list(array.shape) if array is not None else None
+    return ShapeMismatch(
+        f"{name}: expected {expected}; got shape {actual}", param=name, expected=expected, actual=actual
+    )
+
+
+def bind_selection(select: Select | None, bound: Bound) -> Selection:
+    """The heads and queries to keep, known to exist. Raises InvalidRequest for an index that is out of range."""
+    if select is None:
+        return Selection()
+    check_indices("select.heads", select.heads, bound.heads, "heads")
+    check_indices("select.queries", select.queries, bound.queries, "queries")
+    return Selection(_tuple(select.heads), _tuple(select.queries))
+
+
+def check_indices(param: str, indices: Sequence[int] | None, size: int, what: str) -> None:
+    """Raise InvalidRequest for an index beyond the size."""
+    if indices is not None and (largest := max(indices)) >= size:
+        raise InvalidRequest(
+            f"{param}: {largest} is out of range; there are {size} {what}, numbered from 0", param=param, limit=size
+        )
+
+
+def _tuple(indices: list[int] | None) -> tuple[int, ...] | None:
+    return None if indices is None else tuple(indices)
+
+
+def check_edits(edits: Sequence[Edit], bound: Bound) -> None:
+    """Raise InvalidRequest where an edit names what is not there, or brings a value that does not fit."""
+    for index, edit in enumerate(edits):
+        param = f"edits.{index}"
+        heads = bound.kv_heads if edit.tap in {"k", "v"} else bound.heads
+        sizes: dict[str, tuple[list[int] | None, int]] = {
+            "heads": (edit.heads, heads),
+            "queries": (edit.queries, bound.queries),
+            "keys": (edit.keys, bound.keys),
+        }
+        has = AXES[edit.tap]
+        part: list[int] = [bound.batch]
+        for axis, (indices, size) in sizes.items():
+            if axis not in has:
+                if indices is not None:
+                    raise InvalidRequest(
+                        f"{param}.{axis}: {edit.tap} has no {axis}; leave them out", param=f"{param}.{axis}"
+                    )
+                continue
+            check_indices(f"{param}.{axis}", indices, size, axis)
+            part.append(size if indices is None else len(indices))
+        widths: dict[str, int] = {
+            "q": bound.head_dim, "k": bound.head_dim, "v": bound.value_dim, "context": bound.value_dim,
+            "output": bound.output_shape[-1],
+        }  # fmt: skip
+        part += [widths[edit.tap]] if edit.tap in widths else []
+        if edit.tap == "output" and bound.module is None and not bound.layout.merged:
+            part.insert(1, bound.heads)
+        if edit.value is not None and not _broadcasts(edit.value.shape, part):
+            raise _shape(f"{param}.value", f"a shape that broadcasts to {part}", edit.value)
+
+
+def _broadcasts(shape: tuple[int, ...], target: list[int]) -> bool:
+    if len(shape) > len(target):
+        return False
+    return all(size in {1, want} for size, want in zip(shape[::-1], target[::-1], strict=False))
+
+
+def strip(value: Tensor, layout: Layout, *, heads_axis: bool) -> Tensor:
+    """Leave out of a batched result what the query's layout left out."""
+    if not layout.headed and heads_axis:
+        value = value[:, 0]
+    return value if layout.batched else value[0]

@@ -1,0 +1,110 @@
+"""The memory budget: what resident modules and running requests may hold together.
+
+Used from the event loop only, so its counts need no lock.
+"""
+
+import asyncio
+from collections import deque
+from collections.abc import Callable
+
+from attention_contract.errors import NeverFits, OverBudget, Overloaded
+
+
+class Budget:
+    """Admits work while it fits, makes it wait while it could fit, refuses it where it never will."""
+
+    def __init__(self, total: int, device_bytes: int, resident_bytes: Callable[[], int], max_waiting: int) -> None:
+        self.total = total
+        self.device_bytes = device_bytes
+        self.in_flight = 0
+        self._resident_bytes = resident_bytes
+        self._max_waiting = max_waiting
+        self._waiting: deque[tuple[int, asyncio.Future[None]]] = deque()
+        self._admitted = 0
+
+    @property
+    def waiting(self) -> int:
+        """How many requests wait for memory or for the device."""
+        return len(self._waiting) + max(self._admitted - 1, 0)
+
+    @property
+    def free(self) -> int:
+        """Bytes that could be admitted now."""
+        return max(self.total - self._resident_bytes() - self.in_flight, 0)
+
+    def check(self, need: int, what: str = "the request") -> None:
+        """Raise NeverFits or OverBudget where this many bytes can't be had even with nothing else in flight."""
+        if need > self.device_bytes:
+            raise NeverFits(
+                f"{what} needs an estimated {need} bytes at its peak; the device has {self.device_bytes} in all. "
+                "Ask for fewer queries, heads or taps at a time",
+                needed_bytes=need,
+                limit_bytes=self.device_bytes,
+            )
+        limit = self.total - self._resident_bytes()
+        if need > limit:
+            raise OverBudget(
+                f"{what} needs an estimated {need} bytes at its peak; the budget of {self.total} leaves "
+                f"{max(limit, 0)} beside the resident modules. Ask for less at a time, delete modules, or raise "
+                "the memory budget",
+                needed_bytes=need,
+                limit_bytes=max(limit, 0),
+            )
+
+    async def acquire(self, need: int) -> None:
+        """Take this many bytes of the budget, to be given back by ``release``; wait in order of arrival for them.
+
+        Raises NeverFits, OverBudget, or Overloaded where too many wait already.
+        """
+        self.check(need)
+        if self.waiting >= self._max_waiting:
+            raise Overloaded(
+                f"{self.waiting} requests wait already, and at most {self._max_waiting} may; try again in a moment",
+                limit=self._max_waiting,
+            )
+        if self._waiting or need > self.free:
+            await self._turn(need)
+        else:
+            self._take(need)
+
+    def release(self, need: int) -> None:
+        """Give back what ``acquire`` took."""
+        self.in_flight -= need
+        self._admitted -= 1
+        self._wake()
+
+    def _take(self, need: int) -> None:
+        self.in_flight += need
+        self._admitted += 1
+
+    async def _turn(self, need: int) -> None:
+        """Wait until these bytes have been taken for the caller, who is first in line then."""
+        turn: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self._waiting.append((need, turn))
+        try:
+            await turn
+        except asyncio.CancelledError:
+            if (
+                turn.done() and not turn.cancelled() and turn.exception() is None
+            ):  # woken and cancelled at once: give back what was taken
+                self.release(need)
+            self._wake()
+            raise
+
+    def _wake(self) -> None:
+        while self._waiting:
+            need, turn = self._waiting[0]
+            if turn.done():
+                self._waiting.popleft()
+                continue
+            try:
+                self.check(need)  # modules may have come to stay while it waited
+            except (NeverFits, OverBudget) as refusal:
+                self._waiting.popleft()
+                turn.set_exception(refusal)
+                continue
+            if need > self.free:
+                return
+            self._waiting.popleft()
+            self._take(need)
+            turn.set_result(None)

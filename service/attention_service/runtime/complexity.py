@@ -1,0 +1,80 @@
+"""Complexity: what a shape or a sweep of shapes would cost, without computing it."""
+
+from attention_contract.errors import InvalidRequest
+from attention_contract.schemas.complexity import ComplexityReply, ComplexityRequest, RawComplexityRequest, Shape
+from attention_service.core import cost
+from attention_service.core.arrays import TORCH_DTYPES
+from attention_service.core.cost import Workload
+from attention_service.modules.resident import Module
+from attention_service.runtime.device import Device
+from attention_service.runtime.planning import choose_kernel
+
+
+def report(module: Module | None, request: ComplexityRequest, device: Device) -> ComplexityReply:
+    """The costs of every shape asked for. Raises InvalidRequest for a sweep through sizes that can't be."""
+    dtype = _dtype(module, request)
+    costs = []
+    for shape in _shapes(request):
+        work = _workload(module, request, shape, device)
+        kernel = choose_kernel(work, dtype, device.rates, request.kernel)
+        costs.append(cost.cost_of(work, shape, kernel, device.rates))
+    base = _workload(module, request, request.shape, device)
+    dimension = request.sweep.dimension if request.sweep else "length"
+    values = request.sweep.values if request.sweep else [request.shape.queries]
+    return ComplexityReply(
+        parameter_count=cost.parameter_count(base.sizes),
+        costs=costs,
+        growth=cost.growth(base, dimension, values, costs[-1].kernel),
+    )
+
+
+def _dtype(module: Module | None, request: ComplexityRequest) -> str:
+    if module is not None:
+        return module.config.dtype or "float32"
+    return _raw(request).dtype
+
+
+def _raw(request: ComplexityRequest) -> RawComplexityRequest:
+    if not isinstance(request, RawComplexityRequest):
+        raise TypeError("a request without a module must bring its sizes")
+    return request
+
+
+def _workload(module: Module | None, request: ComplexityRequest, shape: Shape, device: Device) -> Workload:
+    if module is not None:
+        sizes, spec = module.sizes, module.config.spec
+        widths = (sizes.heads, sizes.kv_heads, sizes.head_dim, sizes.value_dim)
+    else:
+        raw = _raw(request)
+        sizes, spec = None, raw.spec
+        widths = (raw.num_heads, raw.num_kv_heads or raw.num_heads, raw.head_dim, raw.value_dim or raw.head_dim)
+    heads, kv_heads, head_dim, value_dim = widths
+    return Workload(
+        batch=shape.batch,
+        queries=shape.queries,
+        keys=shape.past + (shape.queries if shape.keys is None else shape.keys),
+        past=shape.past,
+        heads=heads,
+        kv_heads=kv_heads,
+        head_dim=head_dim,
+        value_dim=value_dim,
+        itemsize=TORCH_DTYPES[_dtype(module, request)].itemsize,
+        spec=spec,
+        sizes=sizes,
+        taps=frozenset(request.return_),
+        threads=device.threads,
+    )
+
+
+def _shapes(request: ComplexityRequest) -> list[Shape]:
+    if request.sweep is None:
+        return [request.shape]
+    dimension, shapes = request.sweep.dimension, []
+    least = 0 if dimension == "past" else 1
+    for index, value in enumerate(request.sweep.values):
+        if value < least:
+            param = f"sweep.values.{index}"
+            raise InvalidRequest(f"{param}: expected a {dimension} of at least {least}, got {value}", param=param)
+        varied: dict[str, int] = {"queries": value, "keys": value} if dimension == "length" else {dimension: value}
+        shapes.append(request.shape.model_copy(update=varied))
+    return shapes

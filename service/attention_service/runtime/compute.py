@@ -1,0 +1,117 @@
+"""From a bound request to numbers: load its tensors, attend, project out. Differentiable from end to end."""
+
+from collections.abc import Sequence
+from dataclasses import replace
+from functools import partial
+
+import torch
+from torch import Tensor
+
+from attention_contract.errors import InvalidTensor
+from attention_contract.schemas.attention import Edit
+from attention_contract.tensors import Array
+from attention_service.core import multihead
+from attention_service.core.arrays import TORCH_DTYPES, to_numpy, to_torch
+from attention_service.core.edits import BoundEdit, apply
+from attention_service.core.multihead import Parameters
+from attention_service.core.types import Problem
+from attention_service.runtime.binding import Bound, strip
+
+_COMPUTED = ("query", "key", "value", "past_key", "past_value")
+
+
+def load(bound: Bound, device: torch.device, dtype: torch.dtype | None = None) -> dict[str, Tensor]:
+    """The request's tensors on the device: the floating-point ones in the dtype that is computed in.
+
+    Raises InvalidTensor where a finite number would become infinite in that dtype.
+    """
+    dtype = dtype or TORCH_DTYPES[bound.dtype]
+    loaded: dict[str, Tensor] = {}
+    for name, array in bound.arrays.items():
+        tensor = to_torch(array)
+        if name in _COMPUTED:
+            converted = tensor.to(device, dtype)
+            narrowed = torch.finfo(dtype).max < _largest(tensor.dtype)
+            if narrowed and bool((converted.isinf() & ~tensor.to(device).isinf()).any()):
+                raise InvalidTensor(f"{name}: a number is too large for {bound.dtype}", param=name)
+            loaded[name] = converted
+        elif name == "mask" and tensor.dtype != torch.bool:
+            loaded[name] = tensor.to(device, dtype)  # what overflows hides its key, as −∞ does
+        else:
+            loaded[name] = tensor.to(device)
+    return loaded
+
+
+def _largest(dtype: torch.dtype) -> float:
+    return float(torch.finfo(dtype).max) if dtype.is_floating_point else float(torch.iinfo(dtype).max)
+
+
+def problem(bound: Bound, tensors: dict[str, Tensor], parameters: Parameters) -> Problem:
+    """The attention inside the request: projected for a module, split into heads, the past before the new keys."""
+    query = tensors["query"]
+    key = tensors.get("key", query)
+    value = tensors[bound.value_is]
+    if bound.module is not None:
+        q, k, v = multihead.project(parameters, bound.module.sizes, query, key, value)
+    elif bound.layout.merged:
+        q = multihead.split_heads(query, bound.heads)
+        k = multihead.split_heads(key, bound.kv_heads)
+        v = multihead.split_heads(value, bound.kv_heads)
+    else:
+        q, k, v = query, key, value
+    if "past_key" in tensors:
+        k = torch.cat([tensors["past_key"], k], dim=2)  # [B, Hkv, P + new, D]
+        v = torch.cat([tensors["past_value"], v], dim=2)
+    return Problem(
+        q, k, v, bound.spec,
+        mask=tensors.get("mask"),
+        key_mask=tensors.get("key_mask"),
+        key_lengths=tensors.get("key_lengths"),
+        past=bound.past,
+        offsets=tensors.get("offsets"),
+    )  # fmt: skip
+
+
+def output(bound: Bound, parameters: Parameters, context: Tensor, edits: Sequence[BoundEdit] = ()) -> Tensor:
+    """The output from context ``[B, H, Q, V]``, in the query's (batched) layout, edited where the request says so."""
+    if bound.module is None and not bound.layout.merged:  # the output is the context
+        return apply([replace(edit, tap="context") for edit in edits if edit.tap == "output"], "context", context)
+    merge = multihead.merge_heads if bound.module is None else partial(multihead.project_out, parameters)
+    return apply(edits, "output", merge(context))
+
+
+def bind_edits(edits: Sequence[Edit], device: torch.device, dtype: torch.dtype) -> list[BoundEdit]:
+    """The edits with their tensors on the device."""
+    return [
+        BoundEdit(
+            edit.tap,
+            _tuple(edit.heads),
+            _tuple(edit.queries),
+            _tuple(edit.keys),
+            edit.set,
+            None if edit.value is None else to_torch(edit.value).to(device, dtype),
+            edit.scale,
+            edit.renormalize,
+        )
+        for edit in edits
+    ]
+
+
+def _tuple(indices: list[int] | None) -> tuple[int, ...] | None:
+    return None if indices is None else tuple(indices)
+
+
+def answer(tensor: Tensor, bound: Bound, tap: str | None = None, dtype: str | None = None) -> Array:
+    """A batched result as the reply carries it: on the host, in the reply's dtype (or this) and the query's layout.
+
+    ``tap`` says which tap it is, and so whether heads are its second dimension; None has none.
+    """
+    value = strip(tensor.detach(), bound.layout, heads_axis=tap is not None and has_heads(tap, bound))
+    if value.is_floating_point():
+        value = value.to(TORCH_DTYPES[dtype or bound.reply_dtype])
+    return to_numpy(value)
+
+
+def has_heads(tap: str, bound: Bound) -> bool:
+    """Whether the second dimension of a tap is its heads."""
+    return tap != "output" or (bound.module is None and not bound.layout.merged)

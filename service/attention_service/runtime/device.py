@@ -1,0 +1,112 @@
+"""The device that one engine drives: what it is, what memory it has, how fast it is."""
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from statistics import median
+
+import psutil
+import torch
+
+from attention_service.core.cost import Rates
+
+_CGROUP_LIMITS = (Path("/sys/fs/cgroup/memory.max"), Path("/sys/fs/cgroup/memory/memory.limit_in_bytes"))
+BUDGET_SHARE = 0.8
+"""The share of the free memory that is the default budget; the rest is for the interpreter and the allocator."""
+
+
+@dataclass(frozen=True)
+class Device:
+    """A torch device and the facts about it that the engine plans with."""
+
+    torch: torch.device
+    name: str
+    total_bytes: int
+    rates: Rates
+
+    @classmethod
+    def open(cls, wanted: str = "auto", threads: int | None = None) -> "Device":
+        """The device of this name, its rates measured. Raises ValueError where there is no such device."""
+        if threads is not None:
+            torch.set_num_threads(threads)
+        device = _resolve(wanted)
+        return cls(device, _name(device), _total_bytes(device), measure_rates(device))
+
+    @property
+    def is_cuda(self) -> bool:
+        """Whether this is a CUDA device."""
+        return self.torch.type == "cuda"
+
+    @property
+    def threads(self) -> int:
+        """Threads of one computation on the CPU; 0 on a GPU."""
+        return 0 if self.is_cuda else torch.get_num_threads()
+
+    def free_bytes(self) -> int:
+        """Bytes that could be allocated now, whoever holds the rest."""
+        if self.is_cuda:
+            return int(torch.cuda.mem_get_info(self.torch)[0])
+        return min(psutil.virtual_memory().available, self.total_bytes)
+
+    def synchronize(self) -> None:
+        """Wait until the device has done what it was given."""
+        if self.is_cuda:
+            torch.cuda.synchronize(self.torch)
+
+
+def _resolve(wanted: str) -> torch.device:
+    if wanted == "auto":
+        return torch.device("cuda:0" if torch.cuda.is_available() else "cpu")
+    try:
+        device = torch.device(wanted)
+    except RuntimeError:
+        raise ValueError(f"device {wanted!r} is not known; expected auto, cpu, cuda or cuda:N") from None
+    if device.type == "cpu":
+        return torch.device("cpu")
+    if device.type != "cuda":
+        raise ValueError(f"device {wanted!r} is not supported; expected auto, cpu, cuda or cuda:N")
+    index = device.index or 0
+    if index >= torch.cuda.device_count():
+        raise ValueError(f"device {wanted!r} is not there; this machine has {torch.cuda.device_count()} CUDA devices")
+    return torch.device("cuda", index)
+
+
+def _name(device: torch.device) -> str:
+    if device.type == "cuda":
+        return torch.cuda.get_device_name(device)
+    return f"CPU, {torch.get_num_threads()} threads"
+
+
+def _total_bytes(device: torch.device) -> int:
+    if device.type == "cuda":
+        return int(torch.cuda.get_device_properties(device).total_memory)
+    total = psutil.virtual_memory().total
+    for limit in _CGROUP_LIMITS:  # a container sees the whole machine's memory, but is killed at its own limit
+        if limit.exists() and (text := limit.read_text().strip()).isdecimal():
+            total = min(total, int(text))
+    return total
+
+
+def measure_rates(device: torch.device) -> Rates:
+    """The rates of a float32 matrix product, of a copy, and the cost of starting an operation, measured now."""
+    side = 4096 if device.type == "cuda" else 512
+    a = torch.rand(side, side, device=device)
+    big = torch.empty(2**28 if device.type == "cuda" else 2**24, dtype=torch.uint8, device=device)
+    tiny = torch.rand(8, device=device)
+    product = _median_seconds(lambda: a @ a, device)
+    copy = _median_seconds(big.clone, device)
+    start = _median_seconds(lambda: tiny + tiny, device)
+    # One attention is about a dozen operations, each of which has to be started.
+    return Rates(flops_per_s=2 * side**3 / product, bytes_per_s=2 * big.nbytes / copy, overhead_s=12 * start)
+
+
+def _median_seconds(work: Callable[[], object], device: torch.device, rounds: int = 5) -> float:
+    times = []
+    for _ in range(rounds + 1):
+        started = time.perf_counter()
+        work()
+        if device.type == "cuda":
+            torch.cuda.synchronize(device)
+        times.append(time.perf_counter() - started)
+    return median(times[1:])

@@ -1,0 +1,225 @@
+"""The engine: one for each device. It binds, plans, admits, and executes away from the event loop.
+
+A request's life is a straight line: ``prepare`` (shapes, kernel, cost) → the memory budget → the device's worker
+thread → the reply. The first is quick and runs where it is called; nothing is allocated before the second.
+"""
+
+import asyncio
+import time
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
+from pathlib import Path
+from typing import Literal, TypeVar
+
+import torch
+
+from attention_contract.errors import AttentionError, Draining, Loading, NeverFits
+from attention_contract.schemas.attention import (
+    AttentionInputs,
+    ForwardReply,
+    ForwardRequest,
+    GradientsReply,
+    GradientsRequest,
+    Ran,
+    WeightsReply,
+    WeightsRequest,
+)
+from attention_contract.schemas.complexity import ComplexityReply, ComplexityRequest
+from attention_contract.schemas.modules import (
+    CreateModule,
+    ImportModule,
+    ModuleInfo,
+    ModuleList,
+    Parameter,
+    ParameterList,
+    ParameterQuery,
+    ReplaceParameters,
+)
+from attention_service.core.arrays import to_numpy
+from attention_service.modules import parameters
+from attention_service.modules.library import Library
+from attention_service.modules.resident import Module
+from attention_service.runtime import complexity, forward, gradients, inspection
+from attention_service.runtime.budget import Budget
+from attention_service.runtime.device import BUDGET_SHARE, Device
+from attention_service.runtime.jobs import Fields, Job
+
+ResultT = TypeVar("ResultT")
+State = Literal["loading", "ready", "draining"]
+
+
+class Engine:
+    """Answers questions about resident modules and raw attention on one device."""
+
+    def __init__(self, root: Path, device: Device, memory_budget: int | None = None, max_queue: int = 256) -> None:
+        self.device = device
+        self.library = Library(root, device.torch)
+        budget = memory_budget if memory_budget is not None else int(BUDGET_SHARE * device.free_bytes())
+        self.budget = Budget(budget, device.total_bytes, lambda: self.library.resident_bytes, max_queue)
+        self.state: State = "loading"
+        self.damaged: list[str] = []
+        """What could not be loaded from the store, in words."""
+        self._worker = ThreadPoolExecutor(1, thread_name_prefix=f"attention-{device.torch}")
+        self._files = ThreadPoolExecutor(2, thread_name_prefix="attention-store")
+
+    # ── life ─────────────────────────────────────────────────────────────────────────────────────────────────────────
+
+    async def start(self) -> None:
+        """Load every module of the store; then the engine is ready."""
+        self.damaged = await self._in_thread(self.library.load)
+        if self.state == "loading":
+            self.state = "ready"
+
+    def drain(self) -> None:
+        """Take no new work; what is in flight goes on."""
+        self.state = "draining"
+
+    async def stop(self) -> None:
+        """Drain, wait for what is in flight, and let the threads go."""
+        self.drain()
+        await asyncio.to_thread(self._worker.shutdown)
+        await asyncio.to_thread(self._files.shutdown)
+
+    def check_ready(self) -> None:
+        """Raise Loading or Draining unless work is taken."""
+        if self.state == "loading":
+            raise Loading("the modules of the store are still being loaded; try again in a moment")
+        if self.state == "draining":
+            raise Draining("the server is stopping; try another, or this one once it is back")
+
+    # ── modules ──────────────────────────────────────────────────────────────────────────────────────────────────────
+
+    async def create(self, request: CreateModule) -> ModuleInfo:
+        """Make a module resident and durable."""
+        return await self._add(request, partial(self.library.create, request))
+
+    async def import_checkpoint(self, request: ImportModule) -> ModuleInfo:
+        """Make a module of one layer of a checkpoint."""
+        return await self._add(request, partial(self.library.import_checkpoint, request))
+
+    async def _add(self, request: CreateModule | ImportModule, add: Callable[[], tuple[Module, bool]]) -> ModuleInfo:
+        self.check_ready()
+        need = await self._in_thread(partial(self.library.estimate, request))
+        await self.budget.acquire(need)
+        try:
+            module, _ = await self._in_thread(add)
+        finally:
+            self.budget.release(need)
+        return module.info()
+
+    def module(self, name: str, version: str | None = None) -> Module:
+        """A resident module. Raises ModuleNotFound, or VersionMismatch where it is no longer at the version."""
+        self.check_ready()
+        return self.library.get(name, version)
+
+    def modules(self) -> ModuleList:
+        """Every resident module."""
+        self.check_ready()
+        return ModuleList(modules=[module.info() for module in self.library.list()], bytes=self.library.resident_bytes)
+
+    async def delete(self, name: str, version: str | None = None) -> None:
+        """Remove a module from the device and the store."""
+        self.check_ready()
+        await self._in_thread(partial(self.library.delete, name, version))
+
+    async def replace(self, name: str, request: ReplaceParameters) -> ModuleInfo:
+        """Replace all parameters of a module, or none."""
+        need = self.module(name, request.version).bytes
+        await self.budget.acquire(need)
+        try:
+            module = await self._in_thread(partial(self.library.replace, name, request.parameters, request.version))
+        finally:
+            self.budget.release(need)
+        return module.info()
+
+    async def parameters(self, name: str) -> ParameterList:
+        """Names, shapes and statistics of a module's parameters."""
+        return await self._in_thread(partial(parameters.describe, self.module(name)))
+
+    async def parameter(self, name: str, parameter: str, query: ParameterQuery) -> Parameter:
+        """One parameter, or a part of it."""
+        module = self.module(name, query.version)
+        value = await self._in_thread(lambda: to_numpy(parameters.read(module, parameter, query)))
+        return Parameter(name=parameter, version=module.version, value=value)
+
+    # ── the four questions ───────────────────────────────────────────────────────────────────────────────────────────
+
+    async def forward(self, name: str | None, request: ForwardRequest) -> ForwardReply:
+        """The output of a module (of raw attention, where there is no name), and any taps."""
+        fields, ran = await self._run(forward.prepare(self._target(name, request), request, self.device))
+        return ForwardReply(**fields, ran=ran)
+
+    async def weights(self, name: str | None, request: WeightsRequest) -> WeightsReply:
+        """What each head looks at."""
+        fields, ran = await self._run(inspection.prepare(self._target(name, request), request, self.device))
+        return WeightsReply(**fields, ran=ran)
+
+    async def gradients(self, name: str | None, request: GradientsRequest) -> GradientsReply:
+        """Exact gradients with respect to inputs, taps and parameters."""
+        fields, ran = await self._run(gradients.prepare(self._target(name, request), request, self.device))
+        return GradientsReply(**fields, ran=ran)
+
+    async def complexity(self, name: str | None, request: ComplexityRequest) -> ComplexityReply:
+        """What a shape or a sweep of shapes costs."""
+        module = self._target(name, request)
+        return await self._in_thread(partial(complexity.report, module, request, self.device))
+
+    def _target(self, name: str | None, request: AttentionInputs | ComplexityRequest) -> Module | None:
+        self.check_ready()
+        return None if name is None else self.library.get(name, request.version)
+
+    # ── execution ────────────────────────────────────────────────────────────────────────────────────────────────────
+
+    async def _run(self, job: Job) -> tuple[Fields, Ran]:
+        """Admit a job, run it on the device's thread, and say what ran."""
+        need = job.plan.peak_bytes
+        await self.budget.acquire(need)
+        admitted = time.monotonic()
+        try:
+            future = self._worker.submit(self._timed, job)
+        except RuntimeError:
+            self.budget.release(need)
+            raise Draining("the server is stopping; try another, or this one once it is back") from None
+        loop = asyncio.get_running_loop()
+        # A job whose caller went away may be running already: its memory is free when it ends, not when it is given up.
+        future.add_done_callback(lambda _: loop.call_soon_threadsafe(self.budget.release, need))
+        fields, started, ended = await asyncio.wrap_future(future)
+        ran = Ran(
+            kernel=job.plan.kernel,
+            device=str(self.device.torch),
+            dtype=job.dtype,
+            version=job.module.version if job.module is not None else None,
+            flops=job.plan.flops,
+            predicted_ms=job.plan.predicted_ms,
+            compute_ms=(ended - started) * 1e3,
+            queue_ms=(started - admitted) * 1e3,
+            batch=1,
+            peak_bytes=need,
+        )
+        return fields, ran
+
+    def _timed(self, job: Job) -> tuple[Fields, float, float]:
+        started = time.monotonic()
+        try:
+            fields = job.run()
+        except AttentionError:
+            raise
+        except (torch.OutOfMemoryError, MemoryError) as fault:
+            raise _out_of_memory(job) from fault
+        except RuntimeError as fault:
+            if "can't allocate memory" in str(fault):  # the CPU allocator has no exception of its own
+                raise _out_of_memory(job) from fault
+            raise
+        return fields, started, time.monotonic()
+
+    async def _in_thread(self, work: Callable[[], ResultT]) -> ResultT:
+        return await asyncio.get_running_loop().run_in_executor(self._files, work)
+
+
+def _out_of_memory(job: Job) -> NeverFits:
+    return NeverFits(
+        f"the device ran out of memory, though the estimate was {job.plan.peak_bytes} bytes; "
+        "ask for fewer queries, heads or taps at a time",
+        needed_bytes=job.plan.peak_bytes,
+    )

@@ -1,0 +1,55 @@
+"""Forward: the output of one attention, and any taps along it."""
+
+import torch
+from torch import Tensor
+
+from attention_contract.schemas.attention import ForwardRequest
+from attention_service.core.arrays import TORCH_DTYPES
+from attention_service.core.attention import attend
+from attention_service.core.types import Selection
+from attention_service.modules.resident import Module
+from attention_service.runtime import compute
+from attention_service.runtime.binding import Bound, bind, bind_selection, check_edits
+from attention_service.runtime.device import Device
+from attention_service.runtime.jobs import Fields, Job
+from attention_service.runtime.planning import choose_kernel, plan_forward, workload
+
+
+def prepare(module: Module | None, request: ForwardRequest, device: Device) -> Job:
+    """Bind and plan one forward pass. Raises an InvalidRequest that names the field at fault."""
+    bound = bind(module, request)
+    selection = bind_selection(request.select, bound)
+    check_edits(request.edits, bound)
+    work = workload(bound, device, request.return_, selection)
+    kernel = choose_kernel(work, bound.dtype, device.rates, request.kernel, edits=bool(request.edits))
+    plan = plan_forward(work, kernel, device.rates)
+    return Job(plan, bound.dtype, module, lambda: run(bound, request, selection, kernel, device.torch))
+
+
+@torch.inference_mode()
+def run(bound: Bound, request: ForwardRequest, selection: Selection, kernel: str, device: torch.device) -> Fields:
+    """The asked taps as the reply's fields."""
+    parameters = bound.module.parameters if bound.module is not None else {}
+    edits = compute.bind_edits(request.edits, device, TORCH_DTYPES[bound.dtype])
+    problem = compute.problem(bound, compute.load(bound, device), parameters)
+    inner = [tap for tap in request.return_ if tap != "output"]
+    attended = attend(problem, inner, selection, edits, kernel)
+    fields = tap_fields(bound, attended.taps, average_heads=request.average_heads)
+    if "output" in request.return_:
+        output = compute.output(bound, parameters, attended.context, edits)
+        fields["output"] = compute.answer(output, bound, "output")
+    if bound.past or "past_key" in bound.arrays:
+        fields["present_key"] = compute.answer(problem.k, bound, "k")
+        fields["present_value"] = compute.answer(problem.v, bound, "v")
+    return fields
+
+
+def tap_fields(bound: Bound, taps: dict[str, Tensor], *, average_heads: bool) -> Fields:
+    """Taps, without the output, as the reply carries them."""
+    fields: Fields = {}
+    for tap, value in taps.items():
+        if tap == "weights" and average_heads:
+            fields[tap] = compute.answer(value.mean(dim=1), bound)
+        else:
+            fields[tap] = compute.answer(value, bound, tap)
+    return fields

@@ -1,0 +1,132 @@
+"""Inspection: what each head looks at. Statistics over the real queries, top keys, the weights themselves."""
+
+import torch
+from torch import Tensor
+
+from attention_contract.errors import ShapeMismatch
+from attention_contract.schemas.attention import WeightsRequest
+from attention_service.core.arrays import to_torch
+from attention_service.core.stages import stages
+from attention_service.core.types import Problem, Selection
+from attention_service.modules.resident import Module
+from attention_service.runtime import compute
+from attention_service.runtime.binding import Bound, bind, bind_selection
+from attention_service.runtime.device import Device
+from attention_service.runtime.forward import tap_fields
+from attention_service.runtime.jobs import Fields, Job
+from attention_service.runtime.planning import choose_kernel, plan_forward, workload
+
+_BLOCK_ELEMENTS = 2**23
+"""Weights that are held at once while the statistics are gathered: the whole [Q, K] never is."""
+
+
+def prepare(module: Module | None, request: WeightsRequest, device: Device) -> Job:
+    """Bind and plan one inspection. Raises an InvalidRequest that names the field at fault."""
+    bound = bind(module, request)
+    selection = bind_selection(request.select, bound)
+    query_mask = request.query_mask
+    if query_mask is not None:
+        expected = (bound.batch, bound.queries) if bound.layout.batched else (bound.queries,)
+        if query_mask.shape != expected:
+            raise ShapeMismatch(
+                f"query_mask: expected shape {list(expected)}, got {list(query_mask.shape)}",
+                param="query_mask",
+                expected=list(expected),
+                actual=list(query_mask.shape),
+            )
+    work = workload(bound, device, ("weights",) if request.top_k or request.return_weights else (), selection)
+    choose_kernel(work, bound.dtype, device.rates, request.kernel)
+    plan = plan_forward(work, "materialized", device.rates)
+    return Job(plan, bound.dtype, module, lambda: _run(bound, request, selection, device.torch))
+
+
+@torch.inference_mode()
+def _run(bound: Bound, request: WeightsRequest, selection: Selection, device: torch.device) -> Fields:
+    parameters = bound.module.parameters if bound.module is not None else {}
+    problem = compute.problem(bound, compute.load(bound, device), parameters)
+    real = _real_queries(bound, request, problem)
+    totals = _Totals(bound.batch, bound.heads, device)
+    rows = max(1, _BLOCK_ELEMENTS // max(1, bound.batch * bound.heads * bound.keys))
+    offset = _offset(bound, problem)
+    for start in range(0, bound.queries, rows):
+        block = tuple(range(start, min(start + rows, bound.queries)))
+        weights = _rows(problem, Selection(queries=block))  # [B, H, block, K]
+        index = torch.tensor(block, device=device)
+        totals.add(weights.double(), real[:, start : start + rows], index[None] + offset[:, None])
+    dtype = "float64" if bound.dtype == "float64" else "float32"
+    fields: Fields = {
+        "statistics": {name: compute.answer(mean, bound, "weights", dtype) for name, mean in totals.means().items()},
+        "queries": compute.answer(totals.queries, bound),
+    }
+    if request.top_k or request.return_weights:
+        weights = _rows(problem, selection)
+        if request.top_k:
+            top = weights.topk(min(request.top_k, bound.keys), dim=-1)
+            fields["top"] = {
+                "keys": compute.answer(top.indices, bound, "weights"),
+                "weights": compute.answer(top.values, bound, "weights"),
+            }
+        if request.return_weights:
+            fields |= tap_fields(bound, {"weights": weights}, average_heads=request.average_heads)
+    return fields
+
+
+def _rows(problem: Problem, selection: Selection) -> Tensor:
+    """The weights of the selected heads and queries."""
+    return dict(stages(problem, ("weights",), selection=selection))["weights"]
+
+
+def _offset(bound: Bound, problem: Problem) -> Tensor:
+    """``[B]``: what is added to a query's index to give its position."""
+    device = problem.q.device
+    if problem.offsets is None:
+        return torch.full((bound.batch,), bound.past, device=device)
+    return problem.offsets.to(device).expand(bound.batch)
+
+
+def _real_queries(bound: Bound, request: WeightsRequest, problem: Problem) -> Tensor:
+    """Bool ``[B, Q]``: given, or in self-attention the queries whose own key is real, or all."""
+    device = problem.q.device
+    if request.query_mask is not None:
+        return to_torch(request.query_mask).to(device).reshape(bound.batch, bound.queries)
+    real = torch.ones(bound.batch, bound.keys, dtype=torch.bool, device=device)
+    if bound.queries != bound.keys - bound.past:
+        return real.new_ones(bound.batch, bound.queries)
+    if problem.key_mask is not None:
+        real = real & problem.key_mask
+    if problem.key_lengths is not None:
+        real = real & (torch.arange(bound.keys, device=device) < problem.key_lengths[:, None])
+    return real[:, bound.past :]
+
+
+class _Totals:
+    """Sums over the real queries seen so far, ``[B, H]`` in float64."""
+
+    def __init__(self, batch: int, heads: int, device: torch.device) -> None:
+        self.queries = torch.zeros(batch, dtype=torch.int64, device=device)
+        self._looking = torch.zeros(batch, heads, dtype=torch.float64, device=device)
+        self._sums: dict[str, Tensor] = {}
+
+    def add(self, weights: Tensor, real: Tensor, positions: Tensor) -> None:
+        """Count weights ``[B, H, R, K]`` of the queries at positions ``[B, R]``, those that are real ``[B, R]``."""
+        keys = torch.arange(weights.shape[-1], device=weights.device)
+        distance = (positions[:, None, :, None] - keys).abs()  # [B, 1, R, K]
+        own = distance == 0
+        looking = real[:, None] & (weights > 0).any(-1)  # [B, H, R]: a query that may look nowhere has no weights
+        rows = {
+            "entropy": torch.special.entr(weights).sum(-1),
+            "max_weight": weights.amax(-1) if keys.numel() else weights.sum(-1),
+            "mean_distance": (weights * distance).sum(-1),
+            "first_key": weights[..., :1].sum(-1),
+            "own_position": (weights * own).sum(-1),
+        }
+        for name, row in rows.items():
+            self._sums[name] = self._sums.get(name, 0) + torch.where(looking, row, 0).sum(-1)
+        self._looking += looking.sum(-1)
+        self.queries += looking.any(1).sum(-1)
+
+    def means(self) -> dict[str, Tensor]:
+        """The mean of each statistic over its real queries; NaN where there are none."""
+        names = ("entropy", "max_weight", "mean_distance", "first_key", "own_position")
+        none = torch.zeros_like(self._looking)
+        return {name: self._sums.get(name, none) / self._looking for name in names}

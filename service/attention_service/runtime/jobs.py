@@ -1,0 +1,21 @@
+"""A job: what one request asks of the device, planned and ready to run."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+from attention_service.modules.resident import Module
+from attention_service.runtime.planning import Plan
+
+Fields = dict[str, Any]
+"""The fields of a reply, but for ``ran``."""
+
+
+@dataclass(frozen=True)
+class Job:
+    """One piece of planned work. ``run`` loads, computes and brings the answer to the host; it blocks."""
+
+    plan: Plan
+    dtype: str
+    module: Module | None
+    run: Callable[[], Fields]

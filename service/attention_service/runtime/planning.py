@@ -1,0 +1,94 @@
+"""From a bound request to a plan: which kernel, at what cost. Nothing is allocated here."""
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from attention_contract.errors import KernelUnsuitable
+from attention_service.core import cost
+from attention_service.core.arrays import TORCH_DTYPES
+from attention_service.core.cost import Rates, Workload
+from attention_service.core.kernels import KERNELS, unsuitable
+from attention_service.core.types import Selection
+from attention_service.runtime.binding import Bound
+from attention_service.runtime.device import Device
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What will run, and what it is expected to cost."""
+
+    kernel: str
+    flops: int
+    peak_bytes: int
+    predicted_ms: float
+
+
+def workload(bound: Bound, device: Device, taps: Iterable[str], selection: Selection) -> Workload:
+    """The sizes of a bound request, as the cost model takes them."""
+    mask = bound.arrays.get("mask")
+    return Workload(
+        batch=bound.batch,
+        queries=bound.queries,
+        keys=bound.keys,
+        past=bound.past,
+        heads=bound.heads,
+        kv_heads=bound.kv_heads,
+        head_dim=bound.head_dim,
+        value_dim=bound.value_dim,
+        itemsize=TORCH_DTYPES[bound.dtype].itemsize,
+        spec=bound.spec,
+        sizes=bound.module.sizes if bound.module is not None else None,
+        taps=frozenset(taps),
+        selected_heads=None if selection.heads is None else len(selection.heads),
+        selected_queries=None if selection.queries is None else len(selection.queries),
+        request_mask_elements=0 if mask is None else mask.size,
+        batched_offsets="offsets" in bound.arrays,
+        inputs=frozenset({"query", "key", "value"} & set(bound.arrays)),
+        threads=device.threads,
+    )
+
+
+def choose_kernel(
+    work: Workload, dtype: str, rates: Rates, wanted: str | None, *, edits: bool = False, taps_gradient: bool = False
+) -> str:
+    """The kernel that was asked for, or the one of least predicted time among those that can do it.
+
+    Raises KernelUnsuitable where the one asked for can't, or none can.
+    """
+    reasons = {
+        kernel.name: unsuitable(kernel.name, work.spec, TORCH_DTYPES[dtype], edits=edits, taps_gradient=taps_gradient)
+        for kernel in KERNELS
+    }
+    able = [name for name, reason in reasons.items() if reason is None]
+    if wanted is not None:
+        if (reason := reasons[wanted]) is not None:
+            raise KernelUnsuitable(
+                f"kernel: {wanted} cannot compute this: {reason}; leave kernel out, or ask for {' or '.join(able)}",
+                param="kernel",
+            )
+        return wanted
+    if not able:
+        raise KernelUnsuitable("; ".join(f"{name}: {reason}" for name, reason in reasons.items()), param="spec")
+    return min(able, key=lambda name: cost.predicted_seconds(work, name, rates))
+
+
+def plan_forward(work: Workload, kernel: str, rates: Rates) -> Plan:
+    """The cost of one forward pass."""
+    return Plan(
+        kernel=kernel,
+        flops=cost.flops(work, masked=False).total,
+        peak_bytes=cost.peak_bytes(work, kernel),
+        predicted_ms=cost.predicted_seconds(work, kernel, rates) * 1e3,
+    )
+
+
+def plan_gradients(work: Workload, kernel: str, rates: Rates, *, taps: bool, check: bool) -> Plan:
+    """The cost of a forward and a backward pass, and of the check where one is asked for."""
+    fused = kernel == "fused"
+    peak = cost.gradient_peak_bytes(work, taps=taps, kernel=kernel)
+    return Plan(
+        kernel=kernel,
+        flops=cost.flops(work, masked=False).total + cost.backward_flops(work, masked=False, fused=fused).total,
+        peak_bytes=max(peak, cost.check_peak_bytes(work)) if check else peak,
+        predicted_ms=cost.predicted_gradient_seconds(work, kernel, rates) * 1e3,
+    )

@@ -1,0 +1,62 @@
+"""The server's settings, each declared once.
+
+Each is a flag of ``attention serve``, an ``ATTENTION_*`` variable and a line of ``.env``. A flag wins over a variable,
+a variable over ``.env``.
+"""
+
+from pathlib import Path
+from typing import Literal
+
+from platformdirs import user_data_path
+from pydantic import ByteSize, Field
+from pydantic_settings import BaseSettings, SettingsConfigDict
+
+
+class Settings(BaseSettings):
+    """Keep attention modules resident and answer questions about them over HTTP."""
+
+    model_config = SettingsConfigDict(
+        env_prefix="ATTENTION_",
+        env_file=".env",
+        env_ignore_empty=True,
+        extra="ignore",
+        frozen=True,
+        use_attribute_docstrings=True,
+        cli_prog_name="attention serve",
+        cli_kebab_case=True,
+        cli_hide_none_type=True,
+        cli_avoid_json=True,
+    )
+
+    host: str = "127.0.0.1"
+    """Address to listen on; 0.0.0.0 for every interface."""
+
+    port: int = Field(8000, ge=0, le=65535)
+    """Port to listen on; 0 takes a free one."""
+
+    models_dir: Path = Field(default_factory=lambda: user_data_path("attention-service", appauthor=False))
+    """The model repository: modules are kept here, and checkpoints are imported from here."""
+
+    device: str = "auto"
+    """Where modules live and run: cpu, cuda, cuda:1, …; auto takes CUDA where there is one."""
+
+    memory_budget: ByteSize | None = None
+    """Bytes that resident modules and running requests may hold together, as in 8GiB; default: 80 % of what is free."""
+
+    max_body_bytes: ByteSize = Field(ByteSize(2**30), ge=1024)
+    """The largest request body, as in 64MiB."""
+
+    max_queue: int = Field(256, ge=1)
+    """How many requests may wait for the device before others are turned away with 429."""
+
+    threads: int | None = Field(None, ge=1)
+    """Threads of one computation on the CPU; default: one for each core."""
+
+    drain_seconds: int = Field(30, ge=0)
+    """How long a stop waits for requests in flight."""
+
+    log_level: Literal["debug", "info", "warning", "error"] = "info"
+    """The least severe event that is logged."""
+
+    log_format: Literal["console", "json"] = "console"
+    """Lines for people, or one JSON object a line."""

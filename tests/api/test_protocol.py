@@ -1,0 +1,226 @@
+"""What any HTTP client may rely on: media types, problems, limits, documents, health and metrics."""
+
+import re
+import socket
+import struct
+import threading
+import time
+from urllib.parse import urlsplit
+
+import httpx
+import numpy as np
+import pytest
+import safetensors.numpy
+
+from attention_contract.operations import OPERATIONS
+from attention_contract.wire import SAFETENSORS
+from tests.api.talk import post, problem
+from tests.conftest import live_server
+
+
+def test_a_library_that_knows_only_safetensors_can_ask(http):
+    body = safetensors.numpy.save(
+        {"query": np.eye(2, dtype=np.float32)}, {"request": '{"return": ["weights", "output"]}'}
+    )
+    answer = http.post("/v1/attention/forward", content=body, headers={"content-type": SAFETENSORS})
+    assert answer.headers["content-type"] == SAFETENSORS
+    tensors = safetensors.numpy.load(answer.content)
+    np.testing.assert_allclose(tensors["weights"].sum(-1), 1, atol=1e-6)
+    size = struct.unpack("<Q", answer.content[:8])[0]
+    assert b'\\"kernel\\":\\"fused\\"' in answer.content[8 : 8 + size]
+
+
+def test_accept_chooses_the_form_of_the_reply(http):
+    ask = {"query": [[1.0, 0.0]]}
+    forms = {"application/json": "application/json", SAFETENSORS: SAFETENSORS, "*/*": "application/json",
+             "application/*;q=0.5, application/json": "application/json",
+             f"application/json;q=0.1, {SAFETENSORS}": SAFETENSORS}  # fmt: skip
+    for accept, expected in forms.items():
+        assert (
+            http.post("/v1/attention/forward", json=ask, headers={"accept": accept}).headers["content-type"] == expected
+        )
+    assert problem(http.post("/v1/attention/forward", json=ask, headers={"accept": "text/html"}))["status"] == 406
+    assert problem(http.get("/v1", headers={"accept": SAFETENSORS}))["status"] == 406
+
+
+def test_encoding_chooses_between_lists_and_base64(http):
+    reply = post(http, "/v1/attention/forward", query=[[1.0, 0.0]], encoding="base64")
+    assert reply["output"]["dtype"] == "float32"
+    assert reply["output"]["shape"] == [1, 2]
+    assert set(reply["output"]) == {"dtype", "shape", "base64"}
+
+
+@pytest.mark.parametrize(
+    ("content", "media_type", "status"),
+    [
+        (b"{", "application/json", 400),
+        (b"[1]", "application/json", 400),
+        (b'{"query": [[NaN]]}', "application/json", 400),
+        (b"\xff\xfe", "application/json", 400),
+        (b"", "application/json", 400),
+        (b"12345678", SAFETENSORS, 400),
+        (b"", SAFETENSORS, 400),
+        (b"a=1", "application/x-www-form-urlencoded", 415),
+        (b"{}", "text/plain", 415),
+        (b"{}", "application/json", 422),
+    ],
+)
+def test_an_unreadable_body_is_a_problem(http, content, media_type, status):
+    answer = http.post("/v1/attention/forward", content=content, headers={"content-type": media_type})
+    assert problem(answer)["status"] == status
+
+
+def test_compressed_bodies_are_refused_and_said_so(http):
+    headers = {"content-type": "application/json", "content-encoding": "gzip"}
+    assert problem(http.post("/v1/attention/forward", content=b"x", headers=headers))["status"] == 415
+
+
+def test_unknown_paths_and_methods_are_problems(http):
+    assert problem(http.get("/v2"))["code"] == "not_found"
+    answer = http.put("/v1/modules")
+    assert problem(answer)["code"] == "method_not_allowed"
+    assert answer.headers["allow"] == "GET, POST"
+
+
+def test_a_problem_is_short_whatever_came(http):
+    bad = {"query": [[0.5] * 100_000, [0.5]]}
+    answer = http.post("/v1/attention/forward", json=bad)
+    assert answer.status_code == 422
+    assert len(answer.content) < 1000
+    answer = http.post("/v1/attention/forward", json={"query": "x" * 100_000, "y" * 5000: 1})
+    assert len(answer.content) < 3000
+
+
+def test_request_ids_are_kept_or_made(http):
+    assert http.get("/v1", headers={"x-request-id": "my-id.1"}).headers["x-request-id"] == "my-id.1"
+    assert re.fullmatch("[0-9a-f]{32}", http.get("/v1").headers["x-request-id"])
+    assert http.get("/v1", headers={"x-request-id": "bad id"}).headers["x-request-id"] != "bad id"
+
+
+def test_the_documents_describe_every_operation(http):
+    document = http.get("/openapi.json").json()
+    assert document["openapi"].startswith("3.1")
+    for operation in OPERATIONS:
+        described = document["paths"][operation.path][operation.method.lower()]
+        assert described["operationId"] == operation.name
+        assert str(operation.status) in described["responses"]
+        for error in operation.errors:
+            assert str(error.status) in described["responses"]
+        if operation.tensors and operation.method != "GET":
+            assert set(described["requestBody"]["content"]) == {"application/json", SAFETENSORS}
+    text = http.get("/openapi.json").text
+    for name in set(re.findall(r'"#/components/schemas/(\w+)"', text)):
+        assert name in document["components"]["schemas"], name
+    assert "x-tensor" not in text
+
+
+def test_every_example_of_the_document_works(http):
+    document = http.get("/openapi.json").json()
+    http.post("/v1/modules", json={"name": "demo", "config": {"d_model": 8, "num_heads": 2}, "seed": 0})
+    for operation in OPERATIONS:
+        if operation.example is None or operation.name == "import_module":
+            continue
+        content = document["paths"][operation.path][operation.method.lower()]["requestBody"]["content"]
+        answer = http.request(
+            operation.method, operation.path.format(name="demo"), json=content["application/json"]["example"]
+        )
+        assert answer.status_code == operation.status, answer.text
+
+
+def test_the_documents_need_no_other_host(http):
+    for path in ("/docs", "/redoc", "/"):
+        page = http.get(path)
+        assert page.status_code == 200
+        for address in re.findall(r'(?:src|href)="([^"]+)"', page.text):
+            parts = urlsplit(address)
+            assert parts.netloc == "", address
+            assert http.get(address).status_code == 200, address
+
+
+def test_variants_come_from_the_registry(http):
+    rows = http.get("/v1/variants").json()["variants"]
+    names = {(row["kind"], row["name"]) for row in rows}
+    assert {("score", "dot"), ("score", "scaled_dot"), ("mask", "causal"), ("mask", "sliding_window"),
+            ("mask", "global_tokens"), ("mask", "any"), ("normalizer", "softmax"), ("method", "exact"),
+            ("position", "none"), ("kernel", "fused"), ("kernel", "materialized")} <= names  # fmt: skip
+    assert all(row["source"] and row["formula"] and row["cost"] and row["summary"] for row in rows)
+
+
+def test_health_and_metrics_tell_the_truth(http):
+    assert http.get("/health/live").json()["status"] == "live"
+    assert http.get("/health/ready").json()["status"] == "ready"
+    http.get("/v1/modules/nobody")
+    text = http.get("/metrics").text
+    assert 'attention_requests_total{operation="get_module",status="404"}' in text
+    assert "attention_resident_bytes" in text
+    info = http.get("/v1").json()
+    assert info["limits"]["memory_budget_bytes"] > 0
+    assert info["memory"]["in_flight_bytes"] == 0
+
+
+def test_limits_are_kept(tmp_path):
+    with (
+        live_server(tmp_path, max_body_bytes=2048, memory_budget=64 * 2**20) as url,
+        httpx.Client(base_url=url) as http,
+    ):
+        long = b'{"query": [[' + b"0.1," * 1000 + b"0]]}"
+        refusal = problem(
+            http.post("/v1/attention/forward", content=long, headers={"content-type": "application/json"})
+        )
+        assert (refusal["status"], refusal["limit_bytes"]) == (413, 2048)
+
+        def pieces():
+            yield long[:1500]
+            yield long[1500:]
+
+        headers = {"content-type": "application/json"}
+        assert (
+            problem(http.post("/v1/attention/forward", content=pieces(), headers=headers))["code"] == "body_too_large"
+        )
+        rows = [[0.0]] * 200
+        assert http.post("/v1/attention/forward", json={"query": rows}).status_code == 200
+        big = {"name": "big", "config": {"d_model": 4096, "num_heads": 1}}
+        assert problem(http.post("/v1/modules", json=big))["code"] == "over_budget"
+        assert http.get("/v1").json()["memory"]["in_flight_bytes"] == 0
+
+
+def test_an_estimate_over_budget_is_refused_at_once(tmp_path):
+    with live_server(tmp_path, memory_budget=32 * 2**20) as url, httpx.Client(base_url=url, timeout=30) as http:
+        n = 4096
+        body = {"query": {"dtype": "float32", "shape": [n, 1], "data": [0.0] * n}, "return": ["weights"]}
+        refusal = problem(http.post("/v1/attention/forward", json=body))
+        assert (refusal["status"], refusal["code"]) == (413, "over_budget")
+        assert refusal["needed_bytes"] >= 4 * n * n
+        body["select"] = {"queries": [0]}
+        assert http.post("/v1/attention/forward", json=body).status_code == 200
+
+
+def test_a_caller_who_goes_away_harms_nobody(server, http):
+    address = urlsplit(server)
+    n = 600
+    body = ('{"query": [' + ",".join(["[" + ",".join(["0.5"] * 16) + "]"] * n) + '], "return": ["weights"]}').encode()
+    head = "POST /v1/attention/forward HTTP/1.1\r\nhost: x\r\ncontent-type: application/json\r\n"
+    head += f"content-length: {len(body)}\r\n\r\n"
+    for cut in (len(body), len(body) // 2):
+        with socket.create_connection((address.hostname, address.port)) as raw:
+            raw.sendall(head.encode() + body[:cut])
+    assert post(http, "/v1/attention/forward", query=[[1.0, 0.0]])["output"] == [[1.0, 0.0]]
+    deadline = time.monotonic() + 10
+    while http.get("/v1").json()["memory"]["in_flight_bytes"] and time.monotonic() < deadline:
+        time.sleep(0.05)
+    assert http.get("/v1").json()["memory"]["in_flight_bytes"] == 0
+
+
+def test_requests_at_once_get_their_own_answers(http, server):
+    answers: dict[int, list] = {}
+
+    def ask(index: int) -> None:
+        with httpx.Client(base_url=server, timeout=60) as own:
+            answers[index] = own.post("/v1/attention/forward", json={"query": [[index, 0.0]]}).json()["output"]
+
+    threads = [threading.Thread(target=ask, args=(index,)) for index in range(12)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert answers == {index: [[index, 0]] for index in range(12)}

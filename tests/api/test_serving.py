@@ -1,0 +1,102 @@
+"""The server as a process: the command, its settings, readiness, a graceful stop, and a kill."""
+
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+from contextlib import contextmanager
+
+import httpx
+import pytest
+
+from attention_service.settings import Settings
+
+
+@contextmanager
+def process(models_dir, *flags, **env):
+    """A server process on a free port, once it is ready, and its base URL."""
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        port = free.getsockname()[1]
+    environment = {**os.environ, "ATTENTION_MODELS_DIR": str(models_dir), "ATTENTION_PORT": str(port), **env}
+    command = [sys.executable, "-m", "attention_service", "--log-format", "json", *flags]
+    server = subprocess.Popen(command, env=environment, stderr=subprocess.PIPE, cwd=models_dir)
+    url = f"http://127.0.0.1:{port}"
+    try:
+        deadline = time.monotonic() + 60
+        while time.monotonic() < deadline and server.poll() is None:
+            try:
+                if httpx.get(f"{url}/health/ready").status_code == 200:
+                    break
+            except httpx.TransportError:
+                time.sleep(0.1)
+        yield server, url
+    finally:
+        server.kill()
+        server.wait()
+        server.stderr.close()
+
+
+def test_a_module_survives_a_kill(tmp_path):
+    body = {"name": "kept", "config": {"d_model": 8, "num_heads": 2}, "seed": 4}
+    with process(tmp_path) as (server, url):
+        made = httpx.post(f"{url}/v1/modules", json=body)
+        assert made.status_code == 201
+        server.send_signal(signal.SIGKILL)
+        server.wait(10)
+    with process(tmp_path) as (server, url):
+        assert httpx.get(f"{url}/v1/modules/kept").json() == made.json()
+        server.send_signal(signal.SIGTERM)
+        assert server.wait(20) == 0
+        lines = [json.loads(line) for line in server.stderr.read().splitlines()]
+    events = [line["event"] for line in lines]
+    assert "ready" in events
+    assert "stopped" in events
+    request = next(line for line in lines if line["event"] == "request")
+    assert {"method", "path", "status", "ms", "request_id"} <= set(request)
+
+
+def test_a_stop_lets_what_is_in_flight_finish(tmp_path):
+    with process(tmp_path, "--threads", "1") as (server, url), httpx.Client(base_url=url, timeout=60) as http:
+        n = 1500
+        body = {
+            "query": {"dtype": "float64", "shape": [4, n, 64], "data": [0.01] * (4 * n * 64)},
+            "wrt": ["query", "scores"],
+        }
+        with http.stream("POST", "/v1/attention/gradients", json=body) as answer:
+            server.send_signal(signal.SIGTERM)
+            answer.read()
+        assert answer.status_code in {200, 503}  # 503: the stop came before the request was read whole
+        assert server.wait(30) == 0
+
+
+def test_a_wrong_setting_is_said_in_the_users_words(tmp_path):
+    command = [sys.executable, "-m", "attention_service", "--port", "99999"]
+    failed = subprocess.run(command, capture_output=True, text=True, cwd=tmp_path, check=False)
+    assert failed.returncode == 2
+    assert "--port" in failed.stderr
+    assert "ATTENTION_PORT" in failed.stderr
+
+
+def test_a_flag_wins_over_a_variable_over_the_file(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / ".env").write_text("ATTENTION_PORT=1111\nATTENTION_MAX_QUEUE=7\nATTENTION_DEVICE=\n")
+    monkeypatch.setenv("ATTENTION_PORT", "2222")
+    assert (Settings().port, Settings().max_queue, Settings().device) == (2222, 7, "auto")
+    assert Settings(port=3333).port == 3333
+
+
+@pytest.mark.parametrize("name", Settings.model_fields)
+def test_every_setting_is_a_flag_with_a_word_of_help(name):
+    shown = subprocess.run(
+        [sys.executable, "-m", "attention_service", "--help"], capture_output=True, text=True, check=True,
+        env={**os.environ, "COLUMNS": "300"},
+    ).stdout if not HELP else HELP[0]  # fmt: skip
+    HELP[:] = [shown]
+    assert f"--{name.replace('_', '-')}" in shown
+    assert Settings.model_fields[name].description.split("\n")[0][:20] in shown
+
+
+HELP: list[str] = []

@@ -1,0 +1,68 @@
+"""Fixtures that every test may use: seeded numbers, and one live server over real HTTP."""
+
+import socket
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import httpx
+import numpy as np
+import pytest
+import torch
+import uvicorn
+
+from attention_service.api.app import create_app
+from attention_service.settings import Settings
+
+
+@pytest.fixture
+def rng() -> np.random.Generator:
+    """Numbers that are the same in every run."""
+    return np.random.default_rng(0)
+
+
+@contextmanager
+def live_server(models_dir: Path, **settings: object) -> Iterator[str]:
+    """The base URL of a server that runs in this process, on a free port, until the block ends."""
+    app = create_app(Settings(_env_file=None, models_dir=models_dir, **settings))
+    server = uvicorn.Server(uvicorn.Config(app, log_config=None, access_log=False, timeout_graceful_shutdown=5))
+    listener = socket.create_server(("127.0.0.1", 0))
+    thread = threading.Thread(target=server.run, kwargs={"sockets": [listener]}, daemon=True)
+    thread.start()
+    url = f"http://127.0.0.1:{listener.getsockname()[1]}"
+    try:
+        _wait_until_ready(url, thread)
+        yield url
+    finally:
+        server.should_exit = True
+        thread.join(20)
+        listener.close()
+
+
+def _wait_until_ready(url: str, thread: threading.Thread) -> None:
+    deadline = time.monotonic() + 60
+    while time.monotonic() < deadline and thread.is_alive():
+        try:
+            if httpx.get(f"{url}/health/ready").status_code == 200:
+                return
+        except httpx.TransportError:
+            pass
+        time.sleep(0.05)
+    raise RuntimeError("the server did not become ready")
+
+
+@pytest.fixture(scope="session")
+def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    """The base URL of a live server that all tests of a run share: use module names of your own."""
+    torch.set_num_threads(1)
+    with live_server(tmp_path_factory.mktemp("models")) as url:
+        yield url
+
+
+@pytest.fixture
+def http(server: str) -> Iterator[httpx.Client]:
+    """A plain HTTP client of that server: what a caller in any language has."""
+    with httpx.Client(base_url=server, timeout=60) as client:
+        yield client

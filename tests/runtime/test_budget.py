@@ -1,0 +1,106 @@
+"""The memory budget: never exceeded, fair in order, refused early, given back whatever happens."""
+
+import asyncio
+import random
+
+import pytest
+
+from attention_contract.errors import NeverFits, OverBudget, Overloaded
+from attention_service.runtime.budget import Budget
+
+
+def make(total=100, device=1000, resident=0, waiting=8):
+    return Budget(total, device, lambda: resident, waiting)
+
+
+def test_what_never_fits_is_refused_with_the_numbers():
+    budget = make(resident=40)
+    with pytest.raises(OverBudget) as refusal:
+        budget.check(61)
+    assert refusal.value.facts == {"needed_bytes": 61, "limit_bytes": 60}
+    with pytest.raises(NeverFits):
+        budget.check(1001)
+    budget.check(60)
+
+
+def test_waiting_is_in_order_and_a_small_one_does_not_overtake():
+    async def play():
+        budget, order = make(), []
+
+        async def hold(name, need):
+            await budget.acquire(need)
+            order.append(name)
+            await asyncio.sleep(0)
+            budget.release(need)
+
+        await budget.acquire(80)
+        tasks = [asyncio.create_task(hold(name, need)) for name, need in (("large", 90), ("small", 10))]
+        await asyncio.sleep(0.01)
+        assert order == []
+        budget.release(80)
+        await asyncio.gather(*tasks)
+        assert order == ["large", "small"]
+        assert budget.in_flight == 0
+
+    asyncio.run(play())
+
+
+def test_one_too_many_is_turned_away():
+    async def play():
+        budget = make(waiting=2)
+        await budget.acquire(100)
+        tasks = [asyncio.create_task(budget.acquire(50)) for _ in range(2)]
+        await asyncio.sleep(0)
+        with pytest.raises(Overloaded):
+            await budget.acquire(1)
+        budget.release(100)
+        await asyncio.gather(*tasks)
+        assert budget.in_flight == 100
+
+    asyncio.run(play())
+
+
+def test_a_waiter_that_no_longer_can_fit_is_told():
+    async def play():
+        resident = 0
+        budget = Budget(100, 1000, lambda: resident, 8)
+        await budget.acquire(60)
+        waiter = asyncio.create_task(budget.acquire(60))
+        await asyncio.sleep(0)
+        resident = 50
+        budget.release(60)
+        with pytest.raises(OverBudget):
+            await waiter
+        assert budget.in_flight == 0
+
+    asyncio.run(play())
+
+
+def test_the_budget_holds_under_random_work_and_cancellation():
+    async def play():
+        rng = random.Random(0)
+        budget = make(waiting=10_000)
+        peak = 0
+
+        async def work():
+            nonlocal peak
+            need = rng.randint(1, 100)
+            await budget.acquire(need)
+            try:
+                peak = max(peak, budget.in_flight)
+                assert budget.in_flight <= budget.total
+                await asyncio.sleep(rng.random() / 1000)
+            finally:
+                budget.release(need)
+
+        tasks = [asyncio.create_task(work()) for _ in range(400)]
+        await asyncio.sleep(0)
+        for task in rng.sample(tasks, 150):
+            task.cancel()
+            if rng.random() < 0.3:
+                await asyncio.sleep(0)
+        await asyncio.gather(*tasks, return_exceptions=True)
+        assert 0 < peak <= 100
+        assert (budget.in_flight, budget.waiting, budget.free) == (0, 0, 100)
+
+    asyncio.run(play())

@@ -173,7 +173,7 @@ for attempt in range(8):
 def test_a_writer_killed_at_any_moment_leaves_whole_modules_no_older_than_its_last_answer(root):
     # In a process of its own, which is single-threaded and so may fork.
     command = [sys.executable, "-c", KILLED, str(root)]
-    run = subprocess.run(command, check=False, capture_output=True, text=True, timeout=60)  # noqa: S603
+    run = subprocess.run(command, check=False, capture_output=True, text=True, timeout=60)
     assert run.returncode == 0, run.stderr
 
 

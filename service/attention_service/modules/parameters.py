@@ -125,4 +125,5 @@ def _item(item: str, place: int, size: int) -> int | slice:
         raise InvalidRequest(
             f"item {place} of the slice has step {step}; expected 1 or more: reverse the answer instead", param="slice"
         )
-    return slice(*slice(start, stop, step).indices(size))
+    first, end, stride = slice(start, stop, step).indices(size)
+    return slice(first, end, min(stride, size))  # torch's own strides overflow

@@ -20,6 +20,8 @@ from attention_contract.schemas.modules import Biases, CreateModule, ModuleConfi
 from attention_contract.tensors import DTYPES, FLOATS, decode
 from attention_service.core.arrays import TORCH_DTYPES, to_numpy
 from attention_service.core.multihead import Sizes, initial_parameters, parameter_shapes
+from attention_service.modules.library import Library
+from attention_service.modules.parameters import describe
 from attention_service.modules.resident import complete, content_version, parameter_bytes
 
 ODD = {"num_kv_heads": 2, "num_heads": 4, "head_dim": 3, "value_dim": 5, "key_width": 6, "value_width": 7}
@@ -257,3 +259,25 @@ def test_readers_always_see_a_whole_module(library, request_for, reopen):
             future.result()
     assert not torn
     assert reopen().get("m").version == library.get("m").version
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+@pytest.mark.parametrize("dtype", sorted(FLOATS))
+def test_a_module_is_the_same_on_a_gpu(library, request_for, root, dtype):
+    module, _ = library.create(request_for(dtype=dtype))
+    on_gpu = Library(root, torch.device("cuda", 0))
+    assert on_gpu.load() == []
+    moved = on_gpu.get("m")
+    assert moved.info() == module.info().model_copy(update={"device": "cuda:0"})
+    assert content_version(moved.config.model_dump(mode="json"), moved.parameters) == module.version
+    for name, value in module.parameters.items():
+        assert torch.equal(moved.parameters[name].cpu(), value)
+    described = describe(moved), describe(module)
+    for a, b in zip(*(description.parameters for description in described), strict=True):
+        assert (a.min, a.max) == (b.min, b.max)
+        assert (a.mean, a.std, a.norm) == pytest.approx((b.mean, b.std, b.norm), rel=1e-12, abs=1e-15)
+    changed = on_gpu.replace("m", {name: to_numpy(value) + 1 for name, value in moved.parameters.items()})
+    assert changed.device.type == "cuda"
+    assert library.refresh() == []
+    assert library.get("m").version == changed.version

@@ -66,7 +66,7 @@ def _linear(**modules: str) -> dict[str, tuple[Piece, ...]]:
 
 BERT: Final = Layout(
     name="bert",
-    block=re.compile(r"(?P<path>(?:.*\.)?)encoder\.layer\.(?P<layer>\d+)\.(?P<part>attention|crossattention)\."),
+    block=re.compile(r"(?P<path>(?:.*\.)?)encoder\.layer\.(?P<layer>\d{1,9})\.(?P<part>attention|crossattention)\."),
     parts={"attention": "self", "crossattention": "cross"},
     pieces=_linear(q_proj="self.query", k_proj="self.key", v_proj="self.value", o_proj="output.dense"),
     unsupported={"self.query_global.weight": "global attention with projections of its own"},
@@ -95,7 +95,7 @@ BERT: Final = Layout(
 
 TORCH: Final = Layout(
     name="torch",
-    block=re.compile(r"(?:(?P<path>(?:.*\.)?)layers\.(?P<layer>\d+)\.)?(?:(?P<part>self_attn|multihead_attn)\.)?"),
+    block=re.compile(r"(?:(?P<path>(?:.*\.)?)layers\.(?P<layer>\d{1,9})\.)?(?:(?P<part>self_attn|multihead_attn)\.)?"),
     parts={"self_attn": "self", "multihead_attn": "cross"},
     pieces={
         "q_proj.weight": (Piece("in_proj_weight", 0, 3), Piece("q_proj_weight")),

@@ -13,9 +13,6 @@ import pytest
 import torch
 import uvicorn
 
-from attention_service.api.app import create_app
-from attention_service.settings import Settings
-
 
 @pytest.fixture
 def rng() -> np.random.Generator:
@@ -26,6 +23,10 @@ def rng() -> np.random.Generator:
 @contextmanager
 def live_server(models_dir: Path, **settings: object) -> Iterator[str]:
     """The base URL of a server that runs in this process, on a free port, until the block ends."""
+    # Imported here: the tests of the contract and of the client run without the server's extra.
+    from attention_service.api.app import create_app
+    from attention_service.settings import Settings
+
     app = create_app(Settings(_env_file=None, models_dir=models_dir, **settings))
     server = uvicorn.Server(uvicorn.Config(app, log_config=None, access_log=False, timeout_graceful_shutdown=5))
     listener = socket.create_server(("127.0.0.1", 0))

@@ -19,7 +19,7 @@ from attention_contract.schemas.attention import ForwardReply, GradientsReply, W
 from attention_contract.schemas.complexity import ComplexityReply, Shape, Sweep
 from attention_contract.schemas.modules import ModuleConfig, ModuleInfo, ModuleList, Parameter, ParameterList
 from attention_contract.schemas.server import Health, ServerInfo, VariantList
-from attention_contract.wire import validate
+from attention_contract.validation import validate
 
 ReplyT = TypeVar("ReplyT", bound=WireModel | None)
 

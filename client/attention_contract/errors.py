@@ -40,6 +40,8 @@ from collections.abc import Iterator
 from typing import Any, ClassVar
 
 PROBLEM_MEDIA_TYPE = "application/problem+json"
+_MAX_DETAIL = 1000
+_MAX_PARAM = 200
 _MEMBERS = frozenset({"type", "title", "status", "detail", "code", "param", "request_id"})
 
 
@@ -59,9 +61,10 @@ class AttentionError(Exception):
     def __init__(
         self, detail: str, /, *, param: str | None = None, request_id: str | None = None, **facts: Any
     ) -> None:
+        detail = detail if len(detail) <= _MAX_DETAIL else f"{detail[:_MAX_DETAIL]}…"
         super().__init__(detail)
         self.detail = detail
-        self.param = param
+        self.param = param if param is None else param[:_MAX_PARAM]
         self.request_id = request_id
         self.facts = facts
 

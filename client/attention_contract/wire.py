@@ -9,15 +9,14 @@ they lie in memory: a safetensors file whose tensors are named by their field (d
 import json
 import math
 from collections.abc import Iterator, Mapping
-from types import UnionType
-from typing import Annotated, Any, Final, Literal, NamedTuple, TypeVar, Union, get_args, get_origin
+from typing import Any, Final, Literal, NamedTuple, TypeVar, get_origin
 
 import numpy as np
 import orjson
 from numpy.typing import NDArray
-from pydantic import BaseModel, ValidationError
+from pydantic import BaseModel
 
-from attention_contract.errors import InvalidRequest, InvalidTensor, Unreadable
+from attention_contract.errors import InvalidTensor, Unreadable
 from attention_contract.tensors import (
     DTYPES,
     Encoding,
@@ -29,6 +28,7 @@ from attention_contract.tensors import (
     from_buffer,
     nested,
 )
+from attention_contract.validation import clip, fields_of, members_of, validate
 
 JSON: Final = "application/json"
 SAFETENSORS: Final = "application/vnd.safetensors"
@@ -48,80 +48,6 @@ _CODES: Final = {
 }
 _FROM_CODES: Final = {code: DTYPES[name] for name, code in _CODES.items()}
 ModelT = TypeVar("ModelT", bound=BaseModel)
-
-
-# ── validation ───────────────────────────────────────────────────────────────────────────────────────────────────────
-
-
-def validate(model: type[ModelT], data: Any) -> ModelT:
-    """The model that the data stands for. Raises InvalidRequest or InvalidTensor, naming the first field at fault."""
-    try:
-        return model.model_validate(data)
-    except ValidationError as fault:
-        raise _as_contract_error(fault, model) from None
-
-
-def _clip(text: str, limit: int = 80) -> str:
-    return text if len(text) <= limit else f"{text[:limit]}…"
-
-
-def _members(kind: Any) -> list[Any]:
-    """The types of a union, None left out; of anything else, itself."""
-    if get_origin(kind) is Annotated:
-        return _members(get_args(kind)[0])
-    if get_origin(kind) in {Union, UnionType}:
-        return [member for option in get_args(kind) for member in _members(option) if member is not type(None)]
-    return [kind]
-
-
-def _fields(kind: Any) -> dict[str, Any]:
-    """The types of a model's fields, by their name on the wire."""
-    if not (isinstance(kind, type) and issubclass(kind, BaseModel)):
-        return {}
-    return {field.alias or name: field.annotation for name, field in kind.model_fields.items()}
-
-
-def _path(location: tuple[int | str, ...], kind: Any) -> str:
-    """The dotted path of a field. Pydantic also names the member of a union that it tried, which is no field."""
-    path = []
-    for part in location:
-        members = _members(kind)
-        if len(members) > 1:
-            labels = {str(_name_of(member)): member for member in members}
-            kind = labels.get(str(part))
-            continue
-        path.append(_clip(str(part)))
-        items = get_args(members[0])
-        kind = items[-1] if get_origin(members[0]) in {list, dict} else _fields(members[0]).get(str(part))
-    return _clip(".".join(path), 200)
-
-
-def _name_of(member: Any) -> Any:
-    """What pydantic calls a member of a union: the tag of a tagged one, else the type's name."""
-    name = member.model_fields.get("name") if _fields(member) else None
-    return member.__name__ if name is None else name.default
-
-
-def _as_contract_error(fault: ValidationError, model: type[BaseModel]) -> InvalidRequest:
-    errors = fault.errors(include_url=False, include_input=False)
-    first = errors[0]
-    param = _path(first["loc"], model) or None
-    others = [_path(error["loc"], model) for error in errors[1:9]]
-    facts: dict[str, Any] = {"also": others} if others else {}
-    message = _clip(first["msg"].removeprefix("Value error, "), 300)
-    context = first.get("ctx", {})
-    if first["type"] == "extra_forbidden":
-        message = "there is no such field; remove it or check its spelling"
-    elif first["type"] == "missing":
-        message = "this field is required"
-    elif first["type"] == "union_tag_invalid":
-        message = f"unknown name {_clip(str(context['tag']), 40)!r}; expected one of {context['expected_tags']}"
-    elif first["type"] == "union_tag_not_found":
-        message = 'expected an object with a "name"'
-    detail = f"{param}: {message}" if param else message
-    if first["type"] == "invalid_tensor":
-        return InvalidTensor(detail, param=param, **facts)
-    return InvalidRequest(detail, param=param, **facts)
 
 
 # ── JSON ─────────────────────────────────────────────────────────────────────────────────────────────────────────────
@@ -159,7 +85,7 @@ def from_json(body: bytes | memoryview, what: str = "the body") -> dict[str, Any
         value = orjson.loads(body)
     except orjson.JSONDecodeError as fault:
         raise Unreadable(
-            f'{what} is not JSON: {_clip(fault.msg)} at character {fault.pos}; write NaN as the string "NaN"'
+            f'{what} is not JSON: {clip(fault.msg)} at character {fault.pos}; write NaN as the string "NaN"'
         ) from None
     if not isinstance(value, dict):
         raise Unreadable(f"{what} is not a JSON object but {type(value).__name__}")
@@ -252,7 +178,7 @@ def _tensors(data: memoryview, header: dict[str, Any]) -> Iterator[_Placed]:
         end = last
         if last > len(data):
             raise Unreadable(f"tensor {name[:80]!r} ends at byte {last}; the file holds {len(data)}")
-        param = _clip(name)
+        param = clip(name)
         dtype = _FROM_CODES.get(str(entry.get("dtype")))
         if dtype is None:
             found, known = str(entry.get("dtype"))[:20], ", ".join(_FROM_CODES)
@@ -280,7 +206,7 @@ def _place(data: dict[str, Any], name: str, array: NDArray[Any], model: type[Bas
     *path, last = [field, rest] if dot and field in _maps(model) else name.split(".")
     for part in path:
         node = _child(node, part)
-    param = _clip(name)
+    param = clip(name)
     if not isinstance(node, dict):
         raise InvalidTensor(f"{param}: the request has no place for a tensor of this name", param=param)
     if last in node:
@@ -298,14 +224,14 @@ def _child(node: Any, part: str) -> Any:
 
 def _maps(model: type[BaseModel]) -> set[str]:
     """The fields of a model that map names to tensors."""
-    return {name for name, kind in _fields(model).items() if any(get_origin(m) is dict for m in _members(kind))}
+    return {name for name, kind in fields_of(model).items() if any(get_origin(m) is dict for m in members_of(kind))}
 
 
 def from_body(model: type[ModelT], body: bytes | memoryview, media_type: str, entry: Entry) -> ModelT:
     """The model that a body of one of the two media types holds."""
     if media_type == SAFETENSORS:
-        return validate(model, from_safetensors(body, entry, model))
-    return validate(model, from_json(body))
+        return validate(model, from_safetensors(body, entry, model), by_name=False)
+    return validate(model, from_json(body), by_name=False)
 
 
 def to_body(model: BaseModel, media_type: str, entry: Entry, encoding: Encoding = "list") -> list[bytes | memoryview]:
@@ -325,5 +251,4 @@ __all__ = [
     "to_body",
     "to_json",
     "to_safetensors",
-    "validate",
 ]

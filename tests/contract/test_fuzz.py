@@ -9,6 +9,7 @@ from attention_contract import wire
 from attention_contract.errors import AttentionError
 from attention_contract.operations import OPERATIONS
 from attention_contract.schemas.attention import RawForwardRequest
+from attention_contract.validation import validate
 
 thorough = settings(max_examples=80, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 MODELS = sorted({operation.request for operation in OPERATIONS if operation.request}, key=lambda model: model.__name__)
@@ -63,13 +64,13 @@ def only_our_errors_in_a_file(header, data=b""):
 @thorough
 @given(requests | values)
 def test_any_json_value_is_a_request_or_a_refusal(value):
-    only_our_errors(wire.validate, RawForwardRequest, value)
+    only_our_errors(validate, RawForwardRequest, value)
 
 
 @thorough
 @given(st.sampled_from(MODELS), objects)
 def test_any_json_object_is_a_body_of_any_operation_or_a_refusal(model, value):
-    only_our_errors(wire.validate, model, value)
+    only_our_errors(validate, model, value)
 
 
 @thorough
@@ -92,7 +93,7 @@ def test_a_sound_tensor_in_any_place_is_taken_or_refused(name, request):
 
 
 REQUEST = {"query": {"dtype": "float32", "shape": [1, 2], "data": [1, 2]}, "spec": {"masks": [{"name": "causal"}]}}
-FILE = b"".join(wire.to_safetensors(wire.validate(RawForwardRequest, REQUEST), "request"))
+FILE = b"".join(wire.to_safetensors(validate(RawForwardRequest, REQUEST), "request"))
 
 
 @thorough

@@ -14,7 +14,7 @@ print(*sorted(name.partition(".")[0] for name in sys.modules))
 
 @pytest.fixture(scope="module")
 def imported():
-    done = subprocess.run([sys.executable, "-c", SCRIPT], check=True, capture_output=True, text=True, timeout=60)  # noqa: S603
+    done = subprocess.run([sys.executable, "-c", SCRIPT], check=True, capture_output=True, text=True, timeout=60)
     return set(done.stdout.split())
 
 

@@ -8,6 +8,7 @@ from attention_contract import operations, wire
 from attention_contract.errors import AttentionError, InvalidRequest, VersionMismatch
 from attention_contract.operations import OPERATIONS, Operation
 from attention_contract.tensors import Untyped
+from attention_contract.validation import validate
 
 DESIGN = {
     ("GET", "/v1"),
@@ -74,7 +75,7 @@ def test_an_operation_is_consistent(operation):
 
 @each_example
 def test_an_example_is_valid_and_survives_both_media_types(operation):
-    request = wire.validate(operation.request, operation.example)
+    request = validate(operation.request, operation.example)
     for media_type in wire.MEDIA_TYPES if operation.tensors else (wire.JSON,):
         for encoding in ("list", "base64"):
             body = b"".join(wire.to_body(request, media_type, "request", encoding))

@@ -12,6 +12,7 @@ from attention_contract.base import WireModel
 from attention_contract.operations import OPERATIONS
 from attention_contract.schemas.attention import EditableTap, ForwardRequest, RawForwardRequest, Tap
 from attention_contract.schemas.modules import CreateModule, ImportModule
+from attention_contract.validation import validate
 
 sizes = st.none() | st.integers(0, 2**31 - 1)
 positive = st.floats(1e-6, 1e6)
@@ -60,7 +61,7 @@ def test_a_causal_mask_is_top_left_and_a_window_unlimited_unless_told_otherwise(
 @settings(max_examples=100, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(specs)
 def test_a_spec_survives_json_and_the_wire(data):
-    spec = wire.validate(AttentionSpec, data)
+    spec = validate(AttentionSpec, data)
     assert AttentionSpec.model_validate_json(spec.model_dump_json()) == spec
     assert wire.from_body(AttentionSpec, wire.to_json(spec), wire.JSON, "request") == spec
     for media_type in wire.MEDIA_TYPES:
@@ -127,7 +128,7 @@ def test_a_spec_is_immutable_and_counts_as_its_value():
     ids=["whole_spec", "longformer", "forward", "seed", "parameters", "import"],
 )
 def test_the_examples_of_the_design_are_valid(model, data):
-    wire.validate(model, data)
+    validate(model, data)
 
 
 def test_every_tap_of_the_design_may_be_returned_and_all_but_lse_edited():

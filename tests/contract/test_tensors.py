@@ -33,6 +33,7 @@ from attention_contract.tensors import (
     encode,
     from_buffer,
 )
+from attention_contract.validation import validate
 
 quick = settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 MEGABYTE = 10**6
@@ -200,7 +201,7 @@ def test_pydantics_own_json_is_nested_lists_without_non_finite_numbers():
     ids=str,
 )
 def test_numbers_without_a_dtype_stay_so_in_every_form(value, media_type, encoding):
-    model = wire.validate(Holder, value)
+    model = validate(Holder, value)
     (kind,) = value
     found = received(b"".join(wire.to_body(model, media_type, "request", encoding)), media_type, kind)
     assert isinstance(found, Untyped)
@@ -210,7 +211,7 @@ def test_numbers_without_a_dtype_stay_so_in_every_form(value, media_type, encodi
 @pytest.mark.parametrize("kind", Holder.model_fields)
 @pytest.mark.parametrize("empty", [[], [[]], [[], []]], ids=str)
 def test_an_empty_list_is_a_tensor_of_any_kind(kind, empty):
-    array = getattr(wire.validate(Holder, {kind: empty}), kind)
+    array = getattr(validate(Holder, {kind: empty}), kind)
     assert array.shape == np.array(empty).shape
     assert array.dtype.kind in {"floats": "f", "ints": "i", "bools": "b", "mask": "f"}[kind]
 
@@ -230,7 +231,7 @@ def test_a_field_takes_the_dtypes_of_its_kind_only(kind, name):
     accepts = {"floats": FLOATS, "ints": INTS, "bools": {"bool", *INTS}, "mask": {"bool", *FLOATS}}[kind]
     value = {"dtype": name, "shape": [2], "data": [True, False] if name == "bool" else [1, 0]}
     if name in accepts:
-        found = getattr(wire.validate(Holder, {kind: value}), kind)
+        found = getattr(validate(Holder, {kind: value}), kind)
         assert dtype_name(found) == ("bool" if kind == "bools" else name)
     else:
         refuses(kind, value)
@@ -242,14 +243,14 @@ def test_a_mask_of_zeros_and_ones_could_mean_either_and_is_refused(ambiguous):
 
 
 def test_a_mask_is_boolean_or_added():
-    assert wire.validate(Holder, {"mask": [[True, False]]}).mask.dtype == np.bool_
-    assert wire.validate(Holder, {"mask": [[0.0, 1.0]]}).mask.dtype == np.float64
-    assert wire.validate(Holder, {"mask": [[0, "-Infinity"]]}).mask.tolist() == [[0.0, -np.inf]]
-    assert wire.validate(Holder, {"mask": [[0, -10000]]}).mask.dtype == np.float64
+    assert validate(Holder, {"mask": [[True, False]]}).mask.dtype == np.bool_
+    assert validate(Holder, {"mask": [[0.0, 1.0]]}).mask.dtype == np.float64
+    assert validate(Holder, {"mask": [[0, "-Infinity"]]}).mask.tolist() == [[0.0, -np.inf]]
+    assert validate(Holder, {"mask": [[0, -10000]]}).mask.dtype == np.float64
 
 
 def test_a_bool_field_takes_integers_0_and_1():
-    assert wire.validate(Holder, {"bools": [[0, 1]]}).bools.tolist() == [[False, True]]
+    assert validate(Holder, {"bools": [[0, 1]]}).bools.tolist() == [[False, True]]
     refuses("bools", [[0, 2]])
     refuses("bools", [[0.0, 1.0]])
 
@@ -259,7 +260,7 @@ def test_a_bool_field_takes_integers_0_and_1():
 
 def refuses(kind, value):
     with pytest.raises(InvalidTensor) as caught:
-        wire.validate(Holder, {kind: value})
+        validate(Holder, {kind: value})
     assert caught.value.param == kind
     assert len(caught.value.detail) < 400
     assert caught.value.detail.startswith(f"{kind}: ")

@@ -2,11 +2,11 @@
 
 import pytest
 
-from attention_contract import wire
 from attention_contract.errors import InvalidRequest, InvalidTensor
 from attention_contract.schemas.attention import ForwardRequest, RawForwardRequest, RawGradientsRequest
 from attention_contract.schemas.complexity import ComplexityRequest, RawComplexityRequest
 from attention_contract.schemas.modules import CreateModule, ImportModule, ReplaceParameters
+from attention_contract.validation import validate
 
 LONG = "x" * 10**6
 MODULE = {"name": "m", "config": {"d_model": 8, "num_heads": 2}}
@@ -14,7 +14,7 @@ MODULE = {"name": "m", "config": {"d_model": 8, "num_heads": 2}}
 
 def refuses(model, data):
     with pytest.raises(InvalidRequest) as caught:
-        wire.validate(model, data)
+        validate(model, data)
     error = caught.value
     assert len(error.detail) < 400
     assert sum(map(len, error.facts.get("also", []))) < 3000
@@ -177,7 +177,7 @@ def test_masks_nested_too_deep_are_refused(depth):
 
 def test_a_tensor_at_fault_is_an_invalid_tensor():
     with pytest.raises(InvalidTensor):
-        wire.validate(RawForwardRequest, {"query": [[1.0], 2.0]})
+        validate(RawForwardRequest, {"query": [[1.0], 2.0]})
 
 
 def test_what_is_no_object_is_refused_without_a_field():

@@ -13,7 +13,8 @@ from starlette.types import Receive, Scope, Send
 from attention_contract.errors import BodyTooLarge, InvalidRequest, NotAcceptable, Unreadable, UnsupportedMediaType
 from attention_contract.operations import Operation
 from attention_contract.tensors import Encoding
-from attention_contract.wire import JSON, SAFETENSORS, from_body, to_body, validate
+from attention_contract.validation import validate
+from attention_contract.wire import JSON, SAFETENSORS, from_body, to_body
 
 ModelT = TypeVar("ModelT", bound=BaseModel)
 _INLINE_BYTES = 32 * 1024
@@ -52,7 +53,7 @@ async def read(request: Request, operation: Operation[Any], model: type[ModelT],
     Raises UnsupportedMediaType, BodyTooLarge, Unreadable, or an InvalidRequest that names the field at fault.
     """
     if operation.method == "GET":
-        return validate(model, _query(request))
+        return validate(model, _query(request), by_name=False)
     media_type = content_type(request)
     offered = [JSON, SAFETENSORS] if operation.tensors else [JSON]
     if media_type not in offered:

@@ -1,0 +1,85 @@
+"""From data to models, and from pydantic's complaints to the contract's errors."""
+
+from types import UnionType
+from typing import Annotated, Any, TypeVar, Union, get_args, get_origin
+
+from pydantic import BaseModel, ValidationError
+
+from attention_contract.errors import InvalidRequest, InvalidTensor
+
+ModelT = TypeVar("ModelT", bound=BaseModel)
+
+
+def validate(model: type[ModelT], data: Any, *, by_name: bool = True) -> ModelT:
+    """The model that the data stands for. Raises InvalidRequest or InvalidTensor, naming the first field at fault.
+
+    ``by_name``: take ``return_`` for ``return``, as Python writes it; the wire knows one spelling.
+    """
+    try:
+        return model.model_validate(data, by_alias=True, by_name=by_name)
+    except ValidationError as fault:
+        raise _as_contract_error(fault, model) from None
+
+
+def clip(text: str, limit: int = 80) -> str:
+    """The text, cut where it is longer than this: what came is never echoed whole."""
+    return text if len(text) <= limit else f"{text[:limit]}…"
+
+
+def members_of(kind: Any) -> list[Any]:
+    """The types of a union, None left out; of anything else, itself."""
+    if get_origin(kind) is Annotated:
+        return members_of(get_args(kind)[0])
+    if get_origin(kind) in {Union, UnionType}:
+        return [member for option in get_args(kind) for member in members_of(option) if member is not type(None)]
+    return [kind]
+
+
+def fields_of(kind: Any) -> dict[str, Any]:
+    """The types of a model's fields, by their name on the wire."""
+    if not (isinstance(kind, type) and issubclass(kind, BaseModel)):
+        return {}
+    return {field.alias or name: field.annotation for name, field in kind.model_fields.items()}
+
+
+def _path(location: tuple[int | str, ...], kind: Any) -> str:
+    """The dotted path of a field. Pydantic also names the member of a union that it tried, which is no field."""
+    path = []
+    for part in location:
+        members = members_of(kind)
+        if len(members) > 1:
+            labels = {str(_name_of(member)): member for member in members}
+            kind = labels.get(str(part))
+            continue
+        path.append(clip(str(part)))
+        items = get_args(members[0])
+        kind = items[-1] if get_origin(members[0]) in {list, dict} else fields_of(members[0]).get(str(part))
+    return clip(".".join(path), 200)
+
+
+def _name_of(member: Any) -> Any:
+    """What pydantic calls a member of a union: the tag of a tagged one, else the type's name."""
+    name = member.model_fields.get("name") if fields_of(member) else None
+    return member.__name__ if name is None else name.default
+
+
+def _as_contract_error(fault: ValidationError, model: type[BaseModel]) -> InvalidRequest:
+    errors = fault.errors(include_url=False, include_input=False)
+    first = errors[0]
+    param = _path(first["loc"], model) or None
+    others = [_path(error["loc"], model) for error in errors[1:9]]
+    facts: dict[str, Any] = {"also": others} if others else {}
+    message = clip(first["msg"].removeprefix("Value error, "), 300)
+    context = first.get("ctx", {})
+    if first["type"] == "extra_forbidden":
+        message = "there is no such field; remove it or check its spelling"
+    elif first["type"] == "missing":
+        message = "this field is required"
+    elif first["type"] == "union_tag_invalid":
+        message = f"unknown name {clip(str(context['tag']), 40)!r}; expected one of {context['expected_tags']}"
+    elif first["type"] == "union_tag_not_found":
+        message = 'expected an object with a "name"'
+    detail = f"{param}: {message}" if param else message
+    if first["type"] == "invalid_tensor":
+        return InvalidTensor(detail, param=param, **facts)
+    return InvalidRequest(detail, param=param, **facts)

@@ -12,7 +12,7 @@ from typing import Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from attention_service.core.patterns import FAR, Band, Cell, Keys, Pattern, Queries
+from attention_service.core.patterns import Band, Cell, Keys, Pattern, Queries
 
 Integers = NDArray[np.int64]
 
@@ -100,5 +100,5 @@ def _cuts(parts: list[Band | Queries | Keys], far: int) -> list[int]:
 
 def _marks(markings: Iterable[Iterable[int]], start: int, stop: int) -> Integers:
     """Every position from start to before stop, once and ascending."""
-    inside = {position for marking in markings for position in marking if start <= position < min(stop, FAR)}
+    inside = {position for marking in markings for position in marking if start <= position < stop}
     return np.array(sorted(inside), dtype=np.int64)

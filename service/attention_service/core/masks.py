@@ -12,7 +12,7 @@ from torch import Tensor
 
 from attention_contract import spec
 from attention_service.core.counting import count
-from attention_service.core.patterns import FAR, AllOf, AnyOf, Band, Keys, Pattern, Queries
+from attention_service.core.patterns import AllOf, AnyOf, Band, Keys, Pattern, Queries
 from attention_service.core.registry import Registry
 
 
@@ -24,6 +24,8 @@ class MaskRule(Protocol):
 
 
 MASKS = Registry[MaskRule]("mask")
+FAR = 2**61
+"""Offsets are cut off here: beyond any position in a sequence, and small enough that sums with it fit int64."""
 
 
 @MASKS.register(

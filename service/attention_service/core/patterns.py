@@ -14,10 +14,6 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-FAR = 2**61
-"""Beyond any position in a sequence, and small enough that sums with it fit int64."""
-
-
 @dataclass(frozen=True)
 class Cell:
     """Pairs on which every band is constant: one stretch of j − p, one kind of query, each kind of key."""
@@ -56,9 +52,9 @@ class Band:
         """Compared with each limit there is."""
         inside = torch.ones((1,) * j.ndim, dtype=torch.bool, device=j.device)
         if self.low is not None:
-            inside = j >= p + max(self.low, -FAR)
+            inside = j >= p + self.low
         if self.high is not None:
-            inside = inside & (j <= p + min(self.high, FAR))
+            inside = inside & (j <= p + self.high)
         return inside
 
     def holds(self, cell: Cell) -> NDArray[np.bool_]:
@@ -79,7 +75,7 @@ class Queries:
 
     def allows(self, p: Tensor, j: Tensor) -> Tensor:
         """By look-up."""
-        return torch.isin(p, _tensor(self.positions, p.device))
+        return torch.isin(p, torch.tensor(self.positions, device=p.device))
 
     def holds(self, cell: Cell) -> NDArray[np.bool_]:
         """The same for all keys."""
@@ -98,11 +94,11 @@ class Keys:
 
     def allows(self, p: Tensor, j: Tensor) -> Tensor:
         """By look-up."""
-        return torch.isin(j, _tensor(self.positions, j.device))
+        return torch.isin(j, torch.tensor(self.positions, device=j.device))
 
     def holds(self, cell: Cell) -> NDArray[np.bool_]:
         """Of each kind of key."""
-        return np.isin(cell.keys, [position for position in self.positions if position < FAR])
+        return np.isin(cell.keys, self.positions)
 
     def parts(self) -> Iterator["Keys"]:
         """Itself."""
@@ -149,7 +145,3 @@ class AnyOf:
         """Those of all."""
         for part in self.of:
             yield from part.parts()
-
-
-def _tensor(positions: Sequence[int], device: torch.device) -> Tensor:
-    return torch.tensor([position for position in positions if position < FAR], dtype=torch.int64, device=device)

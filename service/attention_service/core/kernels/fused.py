@@ -119,7 +119,7 @@ def _reach(problem: Problem) -> int | None:
 def _passable(bias: Tensor, q: Tensor) -> Tensor:
     """The bias in a dtype that the kernel takes; numbers too large for it stay finite, since −∞ would forbid."""
     dtype = q.dtype if q.device.type == "cuda" else torch.promote_types(q.dtype, torch.float32)
-    largest = torch.finfo(dtype).max
+    largest = min(torch.finfo(dtype).max, torch.finfo(bias.dtype).max)
     return torch.where(bias == -torch.inf, bias, bias.clamp(-largest, largest)).to(dtype)
 
 

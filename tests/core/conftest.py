@@ -1,0 +1,145 @@
+"""Problems to attend to, and the formula written out in plain loops to hold every other way against."""
+
+import math
+from collections.abc import Callable
+from itertools import product
+
+import pytest
+import torch
+from torch import Tensor
+
+from attention_contract import spec
+from attention_service.core.types import Problem
+
+SPECS = {
+    "default": spec.AttentionSpec(),
+    "dot": spec.AttentionSpec(score=spec.Dot()),
+    "negative scale": spec.AttentionSpec(score=spec.ScaledDot(scale=-0.3)),
+    "zero scale": spec.AttentionSpec(score=spec.ScaledDot(scale=0.0)),
+    "softcap": spec.AttentionSpec(softcap=0.7),
+    "temperature": spec.AttentionSpec(normalizer=spec.Softmax(temperature=2.5)),
+    "softcap and temperature": spec.AttentionSpec(softcap=0.7, normalizer=spec.Softmax(temperature=0.5)),
+}
+
+MASKS = {
+    "none": [],
+    "causal": [spec.Causal()],
+    "causal, bottom right": [spec.Causal(align="bottom_right")],
+    "sliding_window": [spec.SlidingWindow(left=2, right=1)],
+    "sliding_window, one side": [spec.SlidingWindow(left=1)],
+    "sliding_window, unlimited": [spec.SlidingWindow()],
+    "sliding_window, causal": [spec.SlidingWindow(right=0)],
+    "global_tokens": [spec.GlobalTokens(positions=[0, 3, 2**31 - 1])],
+    "any": [spec.AnyOf(of=[spec.SlidingWindow(left=1, right=1), spec.GlobalTokens(positions=[2])])],
+    "several": [spec.Causal(), spec.AnyOf(of=[spec.SlidingWindow(left=1), spec.GlobalTokens(positions=[0, 4])])],
+}
+
+
+def may_look(mask: spec.Mask, p: int, j: int, surplus: int) -> bool:
+    """The definition of each mask, as the contract words it; surplus is new keys − queries."""
+    match mask:
+        case spec.Causal(align="top_left"):
+            return j <= p
+        case spec.Causal(align="bottom_right"):
+            return j <= p + surplus
+        case spec.SlidingWindow(left=left, right=right):
+            return (left is None or p - left <= j) and (right is None or j <= p + right)
+        case spec.GlobalTokens(positions=positions):
+            return p in positions or j in positions
+        case spec.AnyOf(of=masks):
+            return any(may_look(each, p, j, surplus) for each in masks)
+    raise AssertionError(mask)
+
+
+def attend_in_loops(problem: Problem) -> dict[str, Tensor]:
+    """Every tap in float64, one query and key at a time."""
+    q, k, v = problem.q.double(), problem.k.double(), problem.v.double()
+    (batch, heads, queries, width), kv_heads, keys = q.shape, k.shape[1], k.shape[2]
+    given = problem.spec
+    scale = 1.0 if isinstance(given.score, spec.Dot) else given.score.scale
+    scale = width**-0.5 if scale is None else scale
+    temperature = given.normalizer.temperature
+    names = ("scores", "capped_scores", "masked_scores", "weights")
+    taps = {name: torch.zeros(batch, heads, queries, keys, dtype=torch.float64) for name in names}
+    taps["lse"] = torch.full((batch, heads, queries), -math.inf, dtype=torch.float64)
+    taps["context"] = torch.zeros(batch, heads, queries, v.shape[-1], dtype=torch.float64)
+    for b, h, i in product(range(batch), range(heads), range(queries)):
+        at = b, h, i
+        group = h // (heads // kv_heads)
+        offset = problem.past if problem.offsets is None else int(problem.offsets.expand(batch)[b])
+        for j in range(keys):
+            score = sum(float(q[b, h, i, d]) * float(k[b, group, j, d]) for d in range(width)) * scale
+            capped = score if given.softcap is None else given.softcap * math.tanh(score / given.softcap)
+            sees = all(may_look(mask, i + offset, j, keys - problem.past - queries) for mask in given.masks)
+            sees = sees and (problem.key_mask is None or bool(problem.key_mask[b, j]))
+            sees = sees and (problem.key_lengths is None or j < int(problem.key_lengths[b]))
+            masked = capped
+            if problem.mask is not None:
+                mask = problem.mask.expand(batch, heads, queries, -1)
+                column = 0 if mask.shape[-1] == 1 else j
+                if column >= mask.shape[-1] or (mask.dtype == torch.bool and not mask[b, h, i, column]):
+                    sees = False
+                elif mask.dtype != torch.bool:
+                    masked = capped + float(mask[b, h, i, column])
+            taps["scores"][*at, j], taps["capped_scores"][*at, j] = score, capped
+            taps["masked_scores"][*at, j] = masked if sees else -math.inf
+        exponentials = [math.exp(s / temperature) for s in taps["masked_scores"][at].tolist()]
+        if total := sum(exponentials):
+            taps["lse"][at] = math.log(total)
+            taps["weights"][at] = torch.tensor(exponentials, dtype=torch.float64) / total
+            taps["context"][at] = sum(taps["weights"][*at, j] * v[b, group, j] for j in range(keys) if exponentials[j])
+    return taps
+
+
+def random_problem(
+    batch=2, heads=2, kv_heads=1, queries=4, keys=5, width=2, value_width=3, dtype=torch.float64, seed=0, **more
+) -> Problem:
+    """Normal numbers; ``more`` are the other fields of a problem."""
+    generator = torch.Generator().manual_seed(seed)
+
+    def normal(*shape: int) -> Tensor:
+        return torch.randn(shape, generator=generator, dtype=torch.float64).to(dtype)
+
+    return Problem(
+        q=normal(batch, heads, queries, width),
+        k=normal(batch, kv_heads, keys, width),
+        v=normal(batch, kv_heads, keys, value_width),
+        **more,
+    )
+
+
+@pytest.fixture(scope="session")
+def make_problem() -> Callable[..., Problem]:
+    return random_problem
+
+
+@pytest.fixture(scope="session")
+def reference() -> Callable[[Problem], dict[str, Tensor]]:
+    return attend_in_loops
+
+
+@pytest.fixture(scope="session")
+def definition() -> Callable[[spec.Mask, int, int, int], bool]:
+    return may_look
+
+
+@pytest.fixture(params=SPECS.values(), ids=SPECS)
+def every_spec(request: pytest.FixtureRequest) -> spec.AttentionSpec:
+    return request.param
+
+
+@pytest.fixture(params=MASKS.values(), ids=MASKS)
+def every_mask(request: pytest.FixtureRequest) -> list[spec.Mask]:
+    return request.param
+
+
+@pytest.fixture(scope="session")
+def covered() -> dict[str, set[str]]:
+    """Names of the parts that ``every_spec`` and ``every_mask`` go through."""
+    return {
+        "score": {each.score.name for each in SPECS.values()},
+        "normalizer": {each.normalizer.name for each in SPECS.values()},
+        "position": {each.position.name for each in SPECS.values()},
+        "method": {each.method.name for each in SPECS.values()},
+        "mask": {mask.name for masks in MASKS.values() for mask in masks},
+    }

@@ -1,0 +1,161 @@
+"""Edits: what they touch, what they leave, and what follows from them."""
+
+import math
+
+import pytest
+import torch
+
+from attention_contract.spec import AttentionSpec, Causal
+from attention_service.core import edits
+from attention_service.core.attention import attend, trace
+from attention_service.core.edits import AXES, BoundEdit
+from attention_service.core.types import Problem, Selection
+
+TAPS = ("q", "k", "v", "scores", "capped_scores", "masked_scores", "weights", "context")
+PICKED = {"heads": (1, 0), "queries": (2,), "keys": (0, 3, 3)}
+
+
+@pytest.fixture
+def problem(make_problem):
+    return make_problem(heads=4, kv_heads=2, queries=4, keys=5, key_lengths=torch.tensor([5, 4]))
+
+
+def region(x, tap):
+    """Bool: the part of a tap that PICKED picks, element by element."""
+    inside = torch.zeros(x.shape, dtype=torch.bool)
+    for index in torch.cartesian_prod(*(torch.arange(size) for size in x.shape)).tolist():
+        inside[tuple(index)] = all(index[dim] in PICKED[axis] for axis, dim in AXES[tap].items())
+    return inside
+
+
+@pytest.mark.parametrize("tap", TAPS)
+@pytest.mark.parametrize("action", [{"set": 0.25}, {"scale": -2.0}], ids=str)
+def test_an_edit_touches_its_part_and_nothing_else(tap, action, problem):
+    before = attend(problem, TAPS, kernel="materialized").taps
+    after = attend(problem, TAPS, edits=[BoundEdit(tap, **PICKED, **action)]).taps
+    inside = region(before[tap], tap)
+    expected = torch.where(
+        inside, torch.full_like(before[tap], 0.25) if "set" in action else -2 * before[tap], before[tap]
+    )
+    if tap == "masked_scores":
+        expected[before[tap] == -math.inf] = -math.inf
+    assert after[tap].equal(expected)
+    assert inside.any()
+    for earlier in TAPS[: TAPS.index(tap)]:
+        assert after[earlier].equal(before[earlier])
+    assert not after["context"].equal(before["context"])
+
+
+@pytest.mark.parametrize("tap", TAPS)
+def test_an_edit_without_indices_touches_everything(tap, problem):
+    after = attend(problem, (tap,), edits=[BoundEdit(tap, set=0.5)]).taps[tap]
+    assert ((after == 0.5) | (after == -math.inf)).all()
+
+
+def test_a_value_is_put_in_the_order_of_the_indices():
+    x = torch.zeros(2, 4, 3, 5)
+    value = torch.arange(2 * 2 * 1 * 3.0).view(2, 2, 1, 3)
+    after = edits.apply([BoundEdit("weights", heads=(3, 1), queries=(2,), keys=(4, 0, 1), value=value)], "weights", x)
+    expected = torch.zeros_like(x)
+    for b in range(2):
+        for h, head in enumerate((3, 1)):
+            for j, key in enumerate((4, 0, 1)):
+                expected[b, head, 2, key] = value[b, h, 0, j]
+    assert after.equal(expected)
+    assert x.count_nonzero() == 0
+
+
+def test_a_value_is_broadcast_and_takes_the_dtype_of_the_tap():
+    x = torch.zeros(2, 4, 3, 5, dtype=torch.bfloat16)
+    value = torch.arange(5, dtype=torch.float64)
+    after = edits.apply([BoundEdit("q", heads=(1,), value=value)], "q", x)
+    assert after.dtype == torch.bfloat16
+    assert after[:, 1].equal(value.bfloat16().expand(2, 3, 5))
+    assert after[:, [0, 2, 3]].count_nonzero() == 0
+
+
+def test_the_output_of_a_module_can_be_edited():
+    x = torch.ones(2, 3, 4)
+    after = edits.apply([BoundEdit("output", queries=(1,), set=0.0), BoundEdit("q", set=9.0)], "output", x)
+    assert after.sum((0, 2)).tolist() == [8, 0, 8]
+
+
+def test_patching_a_tap_with_its_own_value_changes_nothing(problem):
+    before = attend(problem, TAPS, kernel="materialized")
+    for tap in TAPS:
+        after = attend(problem, edits=[BoundEdit(tap, value=before.taps[tap])])
+        assert after.context.equal(before.context)
+
+
+def test_edits_apply_in_the_order_of_taps_then_as_given(problem):
+    chain = [
+        BoundEdit("weights", scale=3.0),
+        BoundEdit("q", set=0.0),
+        BoundEdit("weights", set=1.0),
+        BoundEdit("weights", scale=2.0),
+    ]
+    taps = attend(problem, ("scores", "weights"), edits=chain).taps
+    assert taps["scores"].count_nonzero() == 0
+    assert (taps["weights"] == 2).all()
+
+
+def test_knocked_out_weights_can_be_renormalized(problem):
+    plain = attend(problem, ("weights",), kernel="materialized").taps["weights"]
+    edit = BoundEdit("weights", heads=(2,), queries=(0, 3), keys=(1, 2), set=0.0, renormalize=True)
+    after = attend(problem, ("weights",), edits=[edit]).taps["weights"]
+    assert after[:, 2, :, 1:3][:, [0, 3]].count_nonzero() == 0
+    torch.testing.assert_close(after.sum(-1), torch.ones_like(after[..., 0]))
+    rest = torch.ones(2, 4, 4, dtype=torch.bool)
+    rest[:, 2, [0, 3]] = False
+    assert after[rest].equal(plain[rest])
+    kept = plain[:, 2, 0, [0, 3]]
+    torch.testing.assert_close(after[:, 2, 0, 0] / after[:, 2, 0, 3], kept[:, 0] / kept[:, 1])
+
+
+def test_a_row_that_sums_to_zero_stays_zero(problem):
+    after = attend(problem, ("weights",), edits=[BoundEdit("weights", queries=(1,), set=0.0, renormalize=True)])
+    assert after.taps["weights"][:, :, 1].count_nonzero() == 0
+    assert after.context[:, :, 1].count_nonzero() == 0
+    assert after.context.isfinite().all()
+
+
+@pytest.mark.parametrize("tap", ["scores", "capped_scores", "masked_scores"])
+@pytest.mark.parametrize("action", [{"set": 50.0}, {"set": math.inf}, {"scale": 0.0}], ids=str)
+def test_edited_scores_stay_masked(tap, action, make_problem):
+    float_mask = torch.zeros(5).index_fill(0, torch.tensor(1), -math.inf)
+    problem = make_problem(spec=AttentionSpec(masks=[Causal()]), mask=float_mask, key_lengths=torch.tensor([4, 4]))
+    plain = attend(problem, ("masked_scores",), kernel="materialized").taps["masked_scores"]
+    forbidden = plain == -math.inf
+    after = attend(problem, ("masked_scores", "weights"), edits=[BoundEdit(tap, **action)]).taps
+    assert (after["masked_scores"][forbidden] == -math.inf).all()
+    assert (after["masked_scores"][~forbidden] > -math.inf).all()
+    if action.get("set") != math.inf:
+        assert after["weights"][forbidden].count_nonzero() == 0
+
+
+def test_hiding_every_key_by_an_edit_blinds_the_query(problem):
+    after = attend(problem, ("weights", "lse"), edits=[BoundEdit("masked_scores", queries=(2,), set=-math.inf)])
+    assert after.context[:, :, 2].count_nonzero() == 0
+    assert (after.taps["lse"][:, :, 2] == -math.inf).all()
+
+
+def test_taps_of_edited_attention_are_narrowed_too(problem):
+    edit = [BoundEdit("weights", keys=(0,), set=0.0)]
+    whole = attend(problem, TAPS, edits=edit).taps
+    part = attend(problem, TAPS, Selection(heads=(3,), queries=(1,)), edits=edit).taps
+    assert part["weights"].equal(whole["weights"][:, [3]][:, :, [1]])
+    assert part["k"].equal(whole["k"][:, [1]])
+
+
+def test_gradients_pass_by_what_was_edited(problem):
+    nodes = trace(problem, [BoundEdit("q", heads=(1, 1), scale=3.0), BoundEdit("weights", heads=(0,), set=0.5)])
+    assert not problem.q.requires_grad
+    leaf = problem.q.clone().requires_grad_()
+    edited = trace(Problem(leaf, problem.k, problem.v), [BoundEdit("q", heads=(1, 1), scale=3.0)])
+    at_tap, at_leaf = torch.autograd.grad(edited["context"].pow(2).sum(), [edited["q"], leaf])
+    factor = torch.tensor([1.0, 3, 1, 1], dtype=torch.float64).view(1, 4, 1, 1)
+    torch.testing.assert_close(at_leaf, at_tap * factor)
+    scores, weights = torch.autograd.grad(nodes["context"].pow(2).sum(), [nodes["scores"], nodes["weights"]])
+    assert scores[:, 0].count_nonzero() == 0
+    assert scores[:, 1:].count_nonzero() > 0
+    assert weights[:, 0].count_nonzero() > 0

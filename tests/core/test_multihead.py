@@ -1,0 +1,151 @@
+"""Projections and attention together against torch.nn.MultiheadAttention."""
+
+import numpy as np
+import pytest
+import torch
+from torch.nn import MultiheadAttention
+
+from attention_contract.schemas.modules import ModuleConfig
+from attention_contract.spec import AttentionSpec, Causal
+from attention_service.core.attention import attend
+from attention_service.core.kernels import KERNELS
+from attention_service.core.multihead import Sizes, initial_parameters, parameter_shapes, project, project_out
+from attention_service.core.types import Problem
+
+BATCH, QUERIES, KEYS, D_MODEL, HEADS = 3, 6, 7, 24, 4
+WIDTHS = {"same widths": {}, "own widths": {"kdim": 10, "vdim": 14}}
+DTYPES = pytest.mark.parametrize(("dtype", "tolerance"), [(torch.float32, 1e-6), (torch.float64, 1e-12)], ids=str)
+
+
+def split(module: MultiheadAttention) -> dict[str, torch.Tensor]:
+    """The parameters of a MultiheadAttention by our names."""
+    if module.in_proj_weight is not None:
+        weights = module.in_proj_weight.chunk(3)
+    else:
+        weights = (module.q_proj_weight, module.k_proj_weight, module.v_proj_weight)
+    parameters = {f"{name}_proj.weight": weight for name, weight in zip("qkv", weights, strict=True)}
+    parameters["o_proj.weight"] = module.out_proj.weight
+    if module.in_proj_bias is not None:
+        parameters |= {f"{n}_proj.bias": b for n, b in zip("qkv", module.in_proj_bias.chunk(3), strict=True)}
+        parameters["o_proj.bias"] = module.out_proj.bias
+    return {name: parameter.detach() for name, parameter in parameters.items()}
+
+
+def sizes_of(module: MultiheadAttention) -> Sizes:
+    return Sizes.of(ModuleConfig(d_model=D_MODEL, num_heads=HEADS, key_width=module.kdim, value_width=module.vdim))
+
+
+def ours(module, inputs, kernel, taps=(), spec=None, **masks):
+    """Output and taps of the same module here."""
+    parameters, sizes = split(module), sizes_of(module)
+    q, k, v = project(parameters, sizes, *inputs)
+    attended = attend(Problem(q, k, v, spec or AttentionSpec(), **masks), taps, kernel=kernel)
+    return project_out(parameters, attended.context), attended.taps
+
+
+def masks_of(kind, dtype):
+    """The same mask in PyTorch's words (true hides) and in ours (true shows)."""
+    generator = torch.Generator().manual_seed(4)
+    hidden = torch.rand(QUERIES, KEYS, generator=generator) > 0.6
+    hidden[:, 0] = False
+    padding = torch.zeros(BATCH, KEYS, dtype=torch.bool)
+    padding[1, 4:], padding[2, 1:] = True, True
+    added = torch.randn(BATCH, HEADS, QUERIES, KEYS, generator=generator, dtype=dtype)
+    match kind:
+        case "none":
+            return {}, {}
+        case "bool":
+            return {"attn_mask": hidden}, {"mask": ~hidden}
+        case "float by head":
+            return {"attn_mask": added.flatten(0, 1)}, {"mask": added}
+        case "padding":
+            return {"key_padding_mask": padding}, {"key_mask": ~padding}
+        case "lengths":
+            return {"key_padding_mask": padding}, {"key_lengths": torch.tensor([7, 4, 1])}
+        case "bool and padding":
+            return {"attn_mask": hidden, "key_padding_mask": padding}, {"mask": ~hidden, "key_mask": ~padding}
+    raise AssertionError(kind)
+
+
+@pytest.fixture(params=WIDTHS.values(), ids=WIDTHS)
+def widths(request):
+    return request.param
+
+
+def make(dtype, bias=True, **widths):
+    torch.manual_seed(0)
+    module = MultiheadAttention(D_MODEL, HEADS, bias=bias, batch_first=True, dtype=dtype, **widths).eval()
+    if bias:
+        torch.nn.init.normal_(module.in_proj_bias)
+        torch.nn.init.normal_(module.out_proj.bias)
+    shapes = [(QUERIES, D_MODEL), (KEYS, module.kdim), (KEYS, module.vdim)]
+    return module, [torch.randn(BATCH, *shape, dtype=dtype) for shape in shapes]
+
+
+@DTYPES
+@pytest.mark.parametrize("kernel", [entry.name for entry in KERNELS])
+@pytest.mark.parametrize("kind", ["none", "bool", "float by head", "padding", "lengths", "bool and padding"])
+def test_output_and_weights(kernel, kind, widths, dtype, tolerance):
+    module, inputs = make(dtype, **widths)
+    theirs, mine = masks_of(kind, dtype)
+    expected, weights = module(*inputs, **theirs, average_attn_weights=False)
+    _, averaged = module(*inputs, **theirs)
+    output, taps = ours(module, inputs, kernel, ("weights",), **mine)
+    torch.testing.assert_close(output, expected.detach(), rtol=0, atol=tolerance)
+    torch.testing.assert_close(taps["weights"], weights.detach(), rtol=0, atol=tolerance)
+    torch.testing.assert_close(taps["weights"].mean(1), averaged.detach(), rtol=0, atol=tolerance)
+
+
+@DTYPES
+@pytest.mark.parametrize("kernel", [entry.name for entry in KERNELS])
+def test_causal_self_attention_without_biases(kernel, dtype, tolerance):
+    module, (x, *_) = make(dtype, bias=False)
+    hidden = torch.ones(QUERIES, QUERIES, dtype=torch.bool).triu(1)
+    expected, weights = module(x, x, x, attn_mask=hidden, average_attn_weights=False)
+    output, taps = ours(module, (x, x, x), kernel, ("weights",), AttentionSpec(masks=[Causal()]))
+    torch.testing.assert_close(output, expected.detach(), rtol=0, atol=tolerance)
+    torch.testing.assert_close(taps["weights"], weights.detach(), rtol=0, atol=tolerance)
+
+
+@DTYPES
+@pytest.mark.parametrize("kernel", [entry.name for entry in KERNELS])
+def test_one_sequence_without_a_batch(kernel, widths, dtype, tolerance):
+    module, inputs = make(dtype, **widths)
+    single = [x[0] for x in inputs]
+    expected, _ = module(*single)
+    output, _ = ours(module, [x.unsqueeze(0) for x in single], kernel)
+    torch.testing.assert_close(output[0], expected.detach(), rtol=0, atol=tolerance)
+
+
+@pytest.mark.parametrize("kernel", [entry.name for entry in KERNELS])
+def test_gradients_of_inputs_and_parameters(kernel, widths):
+    module, inputs = make(torch.float64, **widths)
+    leaves = [x.requires_grad_() for x in inputs]
+    upstream = torch.randn(BATCH, QUERIES, D_MODEL, dtype=torch.float64)
+    theirs, mine = masks_of("bool and padding", torch.float64)
+    expected = torch.autograd.grad(module(*leaves, **theirs, need_weights=False)[0], leaves, upstream)
+    parameters = {name: parameter.requires_grad_() for name, parameter in split(module).items()}
+    q, k, v = project(parameters, sizes_of(module), *leaves)
+    output = project_out(parameters, attend(Problem(q, k, v, **mine), kernel=kernel).context)
+    found = torch.autograd.grad(output, [*leaves, *parameters.values()], upstream)
+    for mine_, theirs_ in zip(found, expected, strict=False):
+        torch.testing.assert_close(mine_, theirs_, rtol=0, atol=1e-12)
+
+    module(*inputs, **theirs, need_weights=False)[0].backward(upstream)
+    in_proj = [p.grad for name, p in module.named_parameters() if name.endswith("proj_weight")]
+    assert torch.cat([g.flatten() for g in in_proj]).numel() == sum(g.numel() for g in found[3:6])
+    torch.testing.assert_close(
+        torch.cat([g.flatten() for g in found[3:6]]), torch.cat([g.flatten() for g in in_proj]), rtol=0, atol=1e-11
+    )
+
+
+def test_a_seed_gives_the_same_parameters_in_every_dtype():
+    sizes = Sizes.of(ModuleConfig(d_model=12, num_heads=3, num_kv_heads=1, value_dim=5, key_width=7, bias=False))
+    wide = initial_parameters(sizes, 3, torch.float64)
+    assert {name: tuple(p.shape) for name, p in wide.items()} == parameter_shapes(sizes)
+    assert set(wide) == {"q_proj.weight", "k_proj.weight", "v_proj.weight", "o_proj.weight"}
+    half = initial_parameters(sizes, 3, torch.bfloat16)
+    for name, parameter in wide.items():
+        assert half[name].equal(parameter.bfloat16())
+        assert float(parameter.abs().max()) <= np.sqrt(6 / sum(parameter.shape))
+    assert not wide["q_proj.weight"].equal(initial_parameters(sizes, 4, torch.float64)["q_proj.weight"])

@@ -1,0 +1,138 @@
+"""What holds for every attention, tried on drawn shapes and masks."""
+
+import math
+from dataclasses import replace
+
+import torch
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from attention_contract.spec import AnyOf, AttentionSpec, Causal, GlobalTokens, SlidingWindow
+from attention_service.core.attention import attend
+from attention_service.core.kernels import KERNELS
+from attention_service.core.types import Selection
+
+kernels = st.sampled_from([entry.name for entry in KERNELS])
+sizes = st.integers(1, 6)
+seeds = st.integers(0, 2**31)
+masks = st.lists(
+    st.sampled_from(
+        [
+            Causal(),
+            Causal(align="bottom_right"),
+            SlidingWindow(left=2),
+            SlidingWindow(left=1, right=1),
+            AnyOf(of=[SlidingWindow(left=1, right=0), GlobalTokens(positions=[0])]),
+        ]
+    ),
+    max_size=2,
+)
+tried = settings(deadline=None, max_examples=40, suppress_health_check=[HealthCheck.too_slow])
+
+
+def close(found, expected):
+    torch.testing.assert_close(found, expected, rtol=0, atol=1e-12)
+
+
+@tried
+@given(kernel=kernels, queries=sizes, keys=sizes, seed=seeds)
+def test_the_order_of_keys_does_not_matter(make_problem, kernel, queries, keys, seed):
+    problem = make_problem(queries=queries, keys=keys, seed=seed, key_lengths=None)
+    order = torch.randperm(keys, generator=torch.Generator().manual_seed(seed))
+    shuffled = replace(problem, k=problem.k[:, :, order], v=problem.v[:, :, order])
+    close(attend(shuffled, kernel=kernel).context, attend(problem, kernel=kernel).context)
+
+
+@tried
+@given(
+    kernel=kernels,
+    queries=sizes,
+    keys=sizes,
+    seed=seeds,
+    chosen=masks,
+    rubbish=st.sampled_from([math.nan, math.inf, 3]),
+)
+def test_padding_has_no_influence_whatever_it_holds(make_problem, kernel, queries, keys, seed, chosen, rubbish):
+    real = torch.rand(2, keys, generator=torch.Generator().manual_seed(seed)) > 0.5
+    problem = make_problem(queries=queries, keys=keys, seed=seed, key_mask=real, spec=AttentionSpec(masks=chosen))
+
+    def outcome(each):
+        leaves = [x.clone().requires_grad_() for x in (each.q, each.k, each.v)]
+        attended = attend(
+            replace(each, q=leaves[0], k=leaves[1], v=leaves[2]), ("weights", "lse", "scores"), kernel=kernel
+        )
+        return attended.context, *attended.taps.values(), *torch.autograd.grad(attended.context.sum(), leaves)
+
+    padded = ~real[:, None, :, None]
+    dirty = replace(problem, k=problem.k.masked_fill(padded, rubbish), v=problem.v.masked_fill(padded, rubbish))
+    for found, expected in zip(outcome(dirty), outcome(problem), strict=True):
+        assert found.equal(expected)
+        assert not found.isnan().any()
+
+
+@tried
+@given(kernel=kernels, keys=sizes, real=sizes, seed=seeds)
+def test_padding_gives_what_its_absence_gives(make_problem, kernel, keys, real, seed):
+    problem = make_problem(keys=keys + real, seed=seed, key_lengths=torch.tensor([real, real]))
+    short = replace(problem, k=problem.k[:, :, :real], v=problem.v[:, :, :real], key_lengths=None)
+    close(attend(problem, kernel=kernel).context, attend(short, kernel=kernel).context)
+
+
+@tried
+@given(kernel=kernels, past=st.integers(0, 5), new=sizes, seed=seeds, chosen=masks)
+def test_a_sequence_split_in_past_and_present_equals_the_whole(make_problem, kernel, past, new, seed, chosen):
+    spec = AttentionSpec(masks=[Causal(), *chosen])
+    whole = make_problem(queries=past + new, keys=past + new, seed=seed, spec=spec)
+    later = replace(whole, q=whole.q[:, :, past:], past=past)
+    close(attend(later, kernel=kernel).context, attend(whole, kernel=kernel).context[:, :, past:])
+
+
+@tried
+@given(kernel=kernels, queries=sizes, keys=sizes, extra=st.integers(0, 3), seed=seeds)
+def test_a_window_as_wide_as_the_sequence_is_dense(make_problem, kernel, queries, keys, extra, seed):
+    dense = make_problem(queries=queries, keys=keys, seed=seed)
+    window = SlidingWindow(left=queries - 1 + extra, right=keys - 1 + extra)
+    close(
+        attend(replace(dense, spec=AttentionSpec(masks=[window])), kernel=kernel).context,
+        attend(dense, kernel=kernel).context,
+    )
+
+
+@tried
+@given(kernel=kernels, queries=sizes, keys=sizes, seed=seeds, chosen=masks, data=st.data())
+def test_a_selection_is_a_slice_and_leaves_the_context(make_problem, kernel, queries, keys, seed, chosen, data):
+    problem = make_problem(
+        heads=4, kv_heads=2, queries=queries, keys=keys, seed=seed, spec=AttentionSpec(masks=chosen), past=1
+    )
+    heads = data.draw(st.lists(st.integers(0, 3), min_size=1, max_size=3), label="heads")
+    rows = data.draw(st.lists(st.integers(0, queries - 1), min_size=1, max_size=3), label="queries")
+    taps = ("scores", "masked_scores", "weights", "lse", "context")
+    whole = attend(problem, taps, kernel=kernel)
+    part = attend(problem, taps, Selection(heads=tuple(heads), queries=tuple(rows)), kernel=kernel)
+    for name in taps:
+        close(part.taps[name], whole.taps[name][:, heads][:, :, rows])
+    assert part.context.equal(whole.context)
+    assert part.context.equal(attend(problem, (), kernel=kernel).context)
+
+
+@tried
+@given(kernel=kernels, queries=sizes, keys=sizes, seed=seeds, chosen=masks)
+def test_weights_are_a_distribution_and_mix_the_values(make_problem, kernel, queries, keys, seed, chosen):
+    problem = make_problem(queries=queries, keys=keys, seed=seed, spec=AttentionSpec(masks=chosen))
+    attended = attend(problem, ("weights", "masked_scores"), kernel=kernel)
+    weights, masked = attended.taps["weights"], attended.taps["masked_scores"]
+    sees = (masked > -math.inf).any(-1)
+    assert (weights >= 0).all()
+    assert weights[masked == -math.inf].count_nonzero() == 0
+    close(weights.sum(-1), sees.double())
+    close(attended.context, weights @ problem.v)
+
+
+@tried
+@given(kernel=kernels, seed=seeds, shift=st.floats(-50, 50))
+def test_adding_one_number_to_every_score_changes_no_weight(make_problem, kernel, seed, shift):
+    problem = make_problem(seed=seed)
+    shifted = replace(problem, mask=torch.tensor([shift], dtype=torch.float64))
+    before, after = (attend(each, ("weights", "lse"), kernel=kernel).taps for each in (problem, shifted))
+    close(after["weights"], before["weights"])
+    close(after["lse"], before["lse"] + shift)

@@ -35,7 +35,7 @@ def _load(entry: EntryPoint) -> Callable[[list[str]], int | None]:
         if fault.name is None or fault.name.startswith(entry.value.partition(".")[0]):
             raise  # the package's own fault
         typer.echo(
-            f"attention {entry.name} needs {fault.name}, which is not installed: pip install 'attention-service[server]'",
+            f"attention {entry.name} needs {fault.name}, which is missing: pip install 'attention-service[server]'",
             err=True,
         )
         raise typer.Exit(1) from None

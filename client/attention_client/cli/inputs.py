@@ -13,7 +13,7 @@ Fields = dict[str, Any]
 
 _RAW_ONLY = ("spec", "parameters", "num_heads", "num_kv_heads")
 
-Name = Annotated[str | None, typer.Argument(metavar="[NAME]", help="A resident module. Left out: raw attention.")]
+Name = Annotated[str | None, typer.Argument(metavar="NAME", help="A resident module. Left out: raw attention.")]
 Spec = Annotated[str | None, typer.Option(metavar="JSON|FILE", help="Raw attention: what is computed.")]
 
 

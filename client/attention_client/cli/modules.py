@@ -17,6 +17,10 @@ def modules(ctx: typer.Context, as_json: AsJson = False) -> None:
     """List, make, describe and remove resident modules."""
     if ctx.invoked_subcommand is None:
         every(ctx, as_json)
+    elif as_json:
+        raise typer.BadParameter(
+            "it belongs behind the command, as in attention modules list --json", param_hint="--json"
+        )
 
 
 @app.command("list")

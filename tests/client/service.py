@@ -1,0 +1,162 @@
+"""A service that is played: it answers every operation of the contract and remembers what it was asked."""
+
+import asyncio
+from typing import Any
+
+import httpx
+import numpy as np
+
+from attention_client import AsyncClient, Client
+from attention_contract.operations import OPERATIONS, Operation
+from attention_contract.schemas import attention as a
+from attention_contract.schemas import complexity as c
+from attention_contract.schemas import modules as m
+from attention_contract.schemas import server as s
+from attention_contract.wire import JSON, from_body, to_body
+
+URL = "http://service.test"
+X = np.ones((3, 8), np.float32)
+CONFIG = {"d_model": 8, "num_heads": 2}
+EXAMPLES = {
+    "server_info": ((), {}, "/v1"),
+    "list_variants": ((), {}, "/v1/variants"),
+    "list_modules": ((), {}, "/v1/modules"),
+    "create_module": (("demo", CONFIG), {"seed": 0}, "/v1/modules"),
+    "import_module": (("minilm",), {"layer": 1}, "/v1/modules/import"),
+    "get_module": (("demo",), {}, "/v1/modules/demo"),
+    "delete_module": (("demo",), {}, "/v1/modules/demo"),
+    "list_parameters": (("demo",), {}, "/v1/modules/demo/parameters"),
+    "replace_parameters": (("demo", {"q_proj.weight": X}), {}, "/v1/modules/demo/parameters"),
+    "get_parameter": (("demo", "q_proj.weight"), {"head": 1}, "/v1/modules/demo/parameters/q_proj.weight?head=1"),
+    "forward": (("demo", X), {"return_": ["output", "weights"]}, "/v1/modules/demo/forward"),
+    "weights": (("demo", X), {"top_k": 2}, "/v1/modules/demo/weights"),
+    "gradients": (("demo", X), {"wrt": ["query", "q_proj.weight"]}, "/v1/modules/demo/gradients"),
+    "complexity": (("demo", 512), {}, "/v1/modules/demo/complexity"),
+    "raw_forward": ((X, X, X), {}, "/v1/attention/forward"),
+    "raw_weights": ((X, X), {}, "/v1/attention/weights"),
+    "raw_gradients": ((X, X, X), {}, "/v1/attention/gradients"),
+    "raw_complexity": ((512,), {"num_heads": 8, "head_dim": 64}, "/v1/attention/complexity"),
+    "health_live": ((), {}, "/health/live"),
+    "health_ready": ((), {}, "/health/ready"),
+}
+"""For each operation: the arguments of its call, and the path that they lead to."""
+RAN = a.Ran(
+    kernel="fused", device="cpu", dtype="float32", version="abc", flops=2_000, predicted_ms=1.0, compute_ms=1.5,
+    queue_ms=0.1, batch=1, peak_bytes=4096,
+)  # fmt: skip
+INFO = m.ModuleInfo(
+    name="demo", config=m.ModuleConfig(d_model=8, num_heads=2), version="abc", device="cpu",
+    parameter_count=288, bytes=1152,
+)  # fmt: skip
+_STAGES = c.StageFlops(projections=1, scores=1, normalizer=1, values=1, output_projection=1, matmul=4, total=5)
+_PASS = c.PassFlops(dense=_STAGES, masked=_STAGES)
+HEADS = np.arange(2, dtype=np.float32)
+
+
+def cost(queries: int) -> c.Cost:
+    return c.Cost(
+        shape=c.Shape(queries=queries, keys=queries), pairs=queries**2, allowed_pairs=queries**2, forward=_PASS,
+        backward=_PASS, backward_fused=_PASS, kernel="fused", parameter_bytes=1, input_bytes=1, output_bytes=1,
+        kv_cache_bytes=2_000_000, kv_cache_bytes_per_token=1, predicted_ms=0.5,
+        peak_bytes=c.PeakBytes(fused=1, materialized=2, request=3),
+    )  # fmt: skip
+
+
+def reply_to(operation: Operation[Any], request: Any) -> Any:
+    """A reply of the right kind, with the request's own query as output."""
+    name = operation.name.removeprefix("raw_")
+    if name == "forward":
+        return a.ForwardReply(output=np.asarray(request.query), ran=RAN)
+    if name == "weights":
+        keys = np.tile(np.arange(request.top_k), (2, 3, 1))
+        return a.WeightsReply(
+            statistics=a.HeadStatistics(**dict.fromkeys(a.HeadStatistics.model_fields, HEADS)),
+            queries=np.array(3),
+            top=a.TopKeys(keys=keys, weights=keys.astype(np.float32)) if request.top_k else None,
+            weights=np.ones((2, 3, 3), np.float32) if request.return_weights else None,
+            ran=RAN,
+        )
+    if name == "gradients":
+        check = a.GradientCheck(max_absolute_error=1e-9, max_relative_error=1e-8, elements=4, passed=True)
+        wrt = dict.fromkeys(request.wrt, HEADS)
+        return a.GradientsReply(gradients=wrt, check=dict.fromkeys(wrt, check) if request.check else None, ran=RAN)
+    if name == "complexity":
+        growth = c.Growth(
+            dimension="length", flops_exponent=2, peak_bytes_exponent=1, time_order="O(n²·d)", memory_order="O(n·d)"
+        )
+        values = request.sweep.values if request.sweep else [request.shape.queries]
+        return c.ComplexityReply(parameter_count=288, costs=[cost(value) for value in values], growth=growth)
+    return {
+        "server_info": s.ServerInfo(
+            name="attention-service", version="0", torch="2", device="cpu", device_name="a cpu", dtypes=["float32"],
+            media_types=[JSON], limits=s.Limits(max_body_bytes=1, memory_budget_bytes=1, max_queue=1), modules=1,
+            memory=s.Memory(resident_bytes=1, in_flight_bytes=0, free_bytes=1),
+        ),
+        "list_variants": s.VariantList(variants=[
+            s.Variant(kind="score", name="dot", summary="q·k", formula="q·k", cost="O(n²)", source="Luong", options={}),
+        ]),
+        "list_modules": m.ModuleList(modules=[INFO], bytes=1152),
+        "list_parameters": m.ParameterList(name="demo", version="abc", parameters=[
+            m.ParameterInfo(
+                name="q_proj.weight", shape=[8, 8], dtype="float32", bytes=256, mean=0, std=1, min=-1, max=1, norm=8
+            ),
+        ]),
+        "get_parameter": m.Parameter(name="q_proj.weight", version="abc", value=np.ones((2, 2), np.float32)),
+        "health_live": s.Health(status="live", modules=1),
+        "health_ready": s.Health(status="ready", modules=1),
+        "delete_module": None,
+    }.get(operation.name, INFO)  # fmt: skip
+
+
+def operation_of(request: httpx.Request) -> Operation[Any]:
+    """The operation that a request is for; of two paths that fit, the one with fewer names in it."""
+    parts = request.url.path.split("/")
+    fitting = [
+        operation
+        for operation in OPERATIONS
+        if operation.method == request.method
+        and len(names := operation.path.split("/")) == len(parts)
+        and all(name == part or name.startswith("{") for name, part in zip(names, parts, strict=True))
+    ]
+    return min(fitting, key=lambda operation: operation.path.count("{"))
+
+
+class Played:
+    """Gives the answers of ``first``, one for each request (an exception is raised), and then what was asked for."""
+
+    def __init__(self, *first: httpx.Response | Exception) -> None:
+        self.first = list(first)
+        self.requests: list[httpx.Request] = []
+        self.asked: Any = None
+        self.transport = httpx.MockTransport(self.answer)
+
+    def answer(self, request: httpx.Request) -> httpx.Response:
+        self.requests.append(request)
+        if self.first:
+            answer = self.first.pop(0)
+            if isinstance(answer, Exception):
+                raise answer
+            return httpx.Response(answer.status_code, headers=answer.headers, content=answer.content)  # one to use up
+        operation = operation_of(request)
+        if operation.request is not None and operation.method != "GET":
+            self.asked = from_body(operation.request, request.content, request.headers["content-type"], "request")
+        reply = reply_to(operation, self.asked)
+        if reply is None:
+            return httpx.Response(operation.status)
+        media_type = request.headers["accept"]
+        body = b"".join(to_body(reply, media_type, "reply", getattr(self.asked, "encoding", "list")))
+        return httpx.Response(operation.status, content=body, headers={"content-type": media_type})
+
+
+def ask(kind: str, played: Played, method: str, *args: Any, **kwargs: Any) -> Any:
+    """The reply that one of the two clients gives."""
+    options = {name: kwargs.pop(name) for name in ("timeout", "retries", "media_type", "headers") if name in kwargs}
+
+    async def awaited() -> Any:
+        async with AsyncClient(URL, transport=played.transport, **options) as client:
+            return await getattr(client, method)(*args, **kwargs)
+
+    if kind == "async":
+        return asyncio.run(awaited())
+    with Client(URL, transport=played.transport, **options) as client:
+        return getattr(client, method)(*args, **kwargs)

@@ -1,0 +1,228 @@
+"""The ``attention`` command against a played service."""
+
+import json
+from importlib.metadata import EntryPoint
+
+import httpx
+import ml_dtypes
+import numpy as np
+import pytest
+import typer
+from typer.testing import CliRunner
+
+from attention_client.cli import app, extensions, files
+from attention_client.cli.session import Session
+from attention_contract.errors import PROBLEM_MEDIA_TYPE, ModuleNotFound
+from attention_contract.schemas.attention import ForwardReply
+from attention_contract.wire import from_body, to_safetensors
+from tests.client.service import RAN, URL
+
+X = np.arange(24, dtype=np.float32).reshape(3, 8)
+
+
+@pytest.fixture
+def run(played, tmp_path, monkeypatch):
+    """Run the command in an empty folder; the result of one that should have worked is checked."""
+    monkeypatch.chdir(tmp_path)
+    np.save("q.npy", X)
+
+    def run(*arguments, code=0, stdin=None):
+        session = Session(transport=played.transport)
+        result = CliRunner().invoke(app, ["--url", URL, *arguments], input=stdin, obj=session)
+        assert result.exit_code == code, result.output
+        assert code == 0 or isinstance(result.exception, SystemExit)
+        return result
+
+    return run
+
+
+# ── every command, for people and as JSON ────────────────────────────────────────────────────────────────────────────
+
+COMMANDS = {
+    "modules": ["demo", "abc", "288"],
+    "modules list": ["demo", "abc", "1.15 kB"],
+    "modules show demo": ["config.d_model", "8"],
+    "modules create demo --d-model 8 --num-heads 2 --seed 1": ["version", "abc"],
+    "modules parameters demo": ["q_proj.weight", "[8, 8]"],
+    "modules parameters demo q_proj.weight --head 1 --slice 0:2": ["[2, 2] float32", "1."],
+    "import minilm --layer 1": ["demo"],
+    "forward demo --query q.npy": ["output", "[3, 8]", "2 kFLOP", "1.5 ms"],
+    "forward --query q.npy": ["output"],
+    "weights demo --query q.npy --top-k 2": ["entropy", "own position", "0 (0.000)  1 (1.000)"],
+    "weights --raw --query q.npy": ["first key"],
+    "gradients demo --query q.npy --wrt query --wrt q_proj.weight --check": ["q_proj.weight", "passed", "1e-08"],
+    "gradients --query q.npy --key q.npy --value q.npy": ["query"],
+    "complexity demo --sweep length=512,1024,2048": ["2048", "O(n²·d)", "2 MB"],
+    "complexity --queries 4 --num-heads 8 --head-dim 64": ["fused"],
+    "info": ["limits.max_queue"],
+    "variants": ["score", "dot", "O(n²)"],
+}
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_a_command_shows_a_table(run, command):
+    output = run(*command.split()).stdout
+    assert all(text in output for text in COMMANDS[command]), output
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_json_prints_the_reply_and_nothing_else(run, command):
+    result = run(*command.split(), "--json")
+    assert isinstance(json.loads(result.stdout), dict)
+    assert result.stderr == ""
+
+
+# ── what is asked ────────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+def test_options_become_request_fields(run, played):
+    np.savez("in.npz", query=X, key_mask=np.array([True, True, False]))
+    np.savez("more.npz", first=X, other=X + 1)
+    run(
+        "forward", "demo", "--inputs", "in.npz", "--key", "more.npz:other", "--return", "output", "--return", "weights",
+        "--head", "1", "--row", "0", "--edits", '[{"tap": "weights", "set": 0}]', "--average-heads", "--version", "abc",
+    )  # fmt: skip
+    asked = played.asked
+    np.testing.assert_array_equal(asked.query, X)
+    np.testing.assert_array_equal(asked.key, X + 1)
+    assert asked.key_mask.tolist() == [True, True, False]
+    assert asked.return_ == ["output", "weights"]
+    assert (asked.select.heads, asked.select.queries) == ([1], [0])
+    assert (asked.edits[0].set, asked.average_heads, asked.version) == (0, True, "abc")
+
+
+def test_a_spec_may_stand_in_a_file(run, played, tmp_path):
+    (tmp_path / "spec.json").write_text('{"masks": [{"name": "causal"}]}')
+    run("forward", "--query", "q.npy", "--spec", "spec.json", "--num-heads", "2")
+    assert (played.asked.spec.masks[0].name, played.asked.num_heads) == ("causal", 2)
+    run("complexity", "--queries", "4", "--num-heads", "2", "--head-dim", "4", "--spec", '{"softcap": 5}')
+    assert played.asked.spec.softcap == 5
+
+
+def test_a_module_may_be_made_from_files(run, played, tmp_path):
+    np.savez("parameters.npz", **{"q_proj.weight": X})
+    (tmp_path / "config.json").write_text('{"d_model": 8, "num_heads": 2}')
+    run("modules", "create", "demo", "--config", "config.json", "--num-heads", "4", "--parameters", "parameters.npz")
+    assert played.asked.config.num_heads == 4
+    assert list(played.asked.parameters) == ["q_proj.weight"]
+
+
+def test_weights_are_fetched_only_where_they_are_kept(run, played):
+    run("weights", "demo", "--query", "q.npy")
+    assert played.asked.return_weights is False
+    run("weights", "demo", "--query", "q.npy", "-o", "w.npy")
+    assert np.load("w.npy").shape == (2, 3, 3)
+
+
+def test_a_module_is_deleted_at_a_version(run, played):
+    assert run("modules", "delete", "demo", "--version", "abc").stdout == ""
+    assert played.requests[0].headers["if-match"] == '"abc"'
+
+
+# ── files ────────────────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+@pytest.mark.parametrize("suffix", [".npy", ".npz", ".safetensors", ".json"])
+def test_what_is_written_can_be_read_again(run, suffix):
+    run("forward", "demo", "--query", "q.npy", "-o", f"out{suffix}")
+    np.testing.assert_array_equal(files.read(f"out{suffix}", "output"), X)
+
+
+def test_bfloat16_survives_in_safetensors_and_widens_elsewhere(run, tmp_path):
+    reply = ForwardReply(output=X.astype(ml_dtypes.bfloat16), ran=RAN)
+    (tmp_path / "in.safetensors").write_bytes(b"".join(to_safetensors(reply, "reply")))
+    for suffix in ("safetensors", "npy"):
+        run("forward", "demo", "--query", "in.safetensors", "-o", f"out.{suffix}")
+    again = from_body(ForwardReply, (tmp_path / "out.safetensors").read_bytes(), "application/vnd.safetensors", "reply")
+    assert again.output.dtype == ml_dtypes.bfloat16
+    assert np.load("out.npy").dtype == np.float32
+
+
+@pytest.mark.parametrize(
+    "text", ["[[1.5, 2]]", '{"query": [[1.5, 2]]}', '{"dtype": "int64", "shape": [1, 2], "data": [1, 2]}']
+)
+def test_json_comes_from_standard_input(run, played, text):
+    if "int64" in text:
+        run("forward", "demo", "--query", "-", stdin=text, code=1)
+    else:
+        run("forward", "demo", "--query", "-", stdin=text)
+        assert played.asked.query.tolist() == [[1.5, 2]]
+
+
+# ── what goes wrong ──────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+@pytest.mark.parametrize(
+    ("command", "text"),
+    [
+        ("forward demo", "--query"),
+        ("forward demo --query missing.npy", "No such file"),
+        ("forward demo --query q.txt", "expected a file that ends in"),
+        ("forward demo --query broken.npy", "does not read as .npy"),
+        ("forward demo --query in.npz:nothing", "no 'nothing'"),
+        ("forward demo --query q.npy -o out.txt", "expected a file that ends in"),
+        ("forward demo --query q.npy -o nowhere/out.npy", "there is no folder"),
+        ("forward demo --query q.npy --raw", "exclude each other"),
+        ("forward demo --query q.npy --spec {}", "raw attention"),
+        ("forward --query q.npy --spec {", "not JSON"),
+        ("complexity demo", "--queries"),
+        ("complexity demo --sweep length=a,b", "--sweep"),
+        ("complexity --queries 4", "--num-heads"),
+        ("modules parameters demo --head 1", "need a PARAMETER"),
+        ("modules --json list", "behind the command"),
+        ("nothing", "No such command"),
+    ],
+)
+def test_a_wrong_command_line_is_a_usage_error(run, played, tmp_path, command, text):
+    (tmp_path / "broken.npy").write_bytes(b"nothing")
+    np.savez("in.npz", a=X, b=X)
+    result = run(*command.split(), code=2)
+    assert text in " ".join(result.stderr.replace("│", " ").split())
+    assert result.stdout == ""
+    assert not played.requests
+
+
+def test_a_pickle_is_not_read(run):
+    np.save("objects.npy", np.array([{}], dtype=object), allow_pickle=True)
+    assert "does not read" in run("forward", "demo", "--query", "objects.npy", code=2).stderr
+
+
+def test_a_refusal_is_one_paragraph_on_standard_error(run, played):
+    problem = ModuleNotFound("no module 'demo'; there are: a, b", request_id="r-1").to_problem()
+    played.first = [httpx.Response(404, json=problem, headers={"content-type": PROBLEM_MEDIA_TYPE})]
+    result = run("modules", "show", "demo", "--json", code=1)
+    assert result.stdout == ""
+    assert result.stderr == "No such module: no module 'demo'; there are: a, b (request r-1)\n"
+
+
+def test_no_server_is_one_paragraph_on_standard_error(run, played):
+    played.first = [httpx.ConnectError("refused")] * 4
+    result = run("modules", code=1)
+    assert (result.stdout, result.stderr) == ("", f"No connection to the server: cannot connect to {URL}: refused\n")
+
+
+def test_a_url_that_is_none_is_a_usage_error(run):
+    assert "expected something like" in run("--url", "localhost:8000", "info", code=2).stderr
+
+
+# ── contributed commands ─────────────────────────────────────────────────────────────────────────────────────────────
+
+
+@pytest.mark.parametrize(("value", "code", "text"), [
+    ("tests.client.test_cli:contributed", 3, "got ['--port', '1', '--help']"),
+    ("no_such_package:serve", 1, "pip install 'attention-service[server]'"),
+])  # fmt: skip
+def test_other_packages_contribute_commands(monkeypatch, value, code, text):
+    entry = EntryPoint("serve", value, extensions.GROUP)
+    monkeypatch.setattr(extensions, "entry_points", lambda group: [entry] if group == extensions.GROUP else [])
+    other = typer.Typer()
+    other.command("one")(lambda: None)
+    extensions.add_extensions(other)
+    result = CliRunner().invoke(other, ["serve", "--port", "1", "--help"])
+    assert (result.exit_code, text in result.output) == (code, True), result.output
+
+
+def contributed(arguments):
+    """What an entry point of the group looks like."""
+    typer.echo(f"got {arguments}")
+    return 3

@@ -1,0 +1,114 @@
+"""What a caller may pass as a tensor, and what comes back."""
+
+import subprocess
+import sys
+
+import ml_dtypes
+import numpy as np
+import pytest
+import torch
+
+from attention_client import InvalidTensor, calls
+from attention_client.arrays import plain
+from attention_contract.tensors import DTYPES, Untyped
+from tests.client.service import ask
+
+
+@pytest.fixture(scope="module")
+def imported():
+    """The modules that the client and its command line load."""
+    script = "import sys, attention_client.cli; print(*sys.modules)"
+    done = subprocess.run([sys.executable, "-c", script], check=True, capture_output=True, text=True, timeout=60)
+    return set(done.stdout.split())
+
+
+@pytest.mark.parametrize("name", ["torch", "transformers", "fastapi", "attention_service"])
+def test_the_client_does_not_import(imported, name):
+    assert "attention_client.client" in imported
+    assert name not in imported
+
+
+@pytest.mark.parametrize("media_type", ["safetensors", "json"])
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16", "float32", "float64"])
+def test_every_dtype_comes_back_as_it_went(kind, played, dtype, media_type):
+    x = np.array([[0.1, -np.inf], [np.nan, 65504.0]]).astype(DTYPES[dtype])
+    reply = ask(kind, played, "forward", "demo", x, media_type=media_type)
+    assert played.asked.query.dtype == reply.output.dtype == DTYPES[dtype]
+    np.testing.assert_array_equal(reply.output.view(np.uint8), x.view(np.uint8))
+
+
+def test_a_reply_can_be_written_into(kind, played):
+    reply = ask(kind, played, "forward", "demo", np.ones((2, 2), np.float32))
+    reply.output[0] += 1
+    assert torch.from_numpy(reply.output)[0, 0] == 2
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32, torch.float64])
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda x: x,
+        lambda x: x.requires_grad_(),
+        torch.nn.Parameter,
+        lambda x: x.T,
+        lambda x: x[::2],
+        lambda x: x[0, 0],
+    ],
+    ids=["plain", "requires_grad", "parameter", "transposed", "strided", "scalar"],
+)
+def test_torch_tensors_are_taken_as_they_are(make, dtype):
+    x = make(torch.randn(4, 4, generator=torch.Generator().manual_seed(0)).to(dtype))
+    array = calls.forward("demo", x).request.query
+    assert array.dtype == DTYPES[str(dtype).removeprefix("torch.")]
+    np.testing.assert_array_equal(array.astype(np.float64), x.detach().double().numpy())
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+def test_torch_tensors_come_from_the_device():
+    x = torch.randn(3, 4, device="cuda", dtype=torch.bfloat16, requires_grad=True)
+    array = calls.forward("demo", x).request.query
+    np.testing.assert_array_equal(array.astype(np.float32), x.detach().float().cpu().numpy())
+
+
+def test_a_torch_tensor_that_numpy_cannot_hold_is_refused():
+    with pytest.raises(InvalidTensor, match="float8"):
+        calls.forward("demo", torch.ones(2, 2).to(torch.float8_e4m3fn))
+
+
+def test_torch_masks_and_lengths_keep_their_meaning():
+    request = calls.forward(
+        "demo", torch.ones(2, 3, 4), mask=torch.ones(3, 3, dtype=torch.bool).tril(), key_lengths=torch.tensor([3, 2])
+    ).request
+    assert (request.mask.dtype, request.key_lengths.dtype) == (np.bool_, np.int64)
+
+
+@pytest.mark.parametrize("media_type", ["safetensors", "json"])
+def test_a_nested_list_states_no_dtype_on_the_wire(played, media_type):
+    ask("sync", played, "forward", "demo", [[0.1, 2], [3, float("-inf")]], media_type=media_type)
+    assert isinstance(played.asked.query, Untyped)
+    np.testing.assert_array_equal(played.asked.query, [[0.1, 2], [3, -np.inf]])
+
+
+def test_a_nested_list_too_long_for_a_header_goes_as_json(played, monkeypatch):
+    monkeypatch.setattr("attention_client.exchange.MAX_HEADER", 1000)
+    reply = ask("sync", played, "forward", "demo", [[0.5] * 300])
+    assert played.requests[0].headers["content-type"] == "application/json"
+    assert reply.output.shape == (1, 300)
+
+
+def test_lists_of_arrays_are_stacked():
+    rows = [np.ones(3, np.float32), torch.zeros(3)]
+    np.testing.assert_array_equal(plain(rows), np.array([[1, 1, 1], [0, 0, 0]], np.float32))
+    assert plain([ml_dtypes.bfloat16(1)]) == [1.0]
+
+
+class Holder:
+    """What other array libraries offer."""
+
+    def __array__(self, dtype=None, copy=None):
+        return np.ones((2, 2), np.float32)
+
+
+def test_anything_with_an_array_is_an_array():
+    assert calls.forward("demo", Holder()).request.query.shape == (2, 2)

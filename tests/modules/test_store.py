@@ -54,6 +54,13 @@ def test_the_files_are_those_of_the_present_version_only(library, request_for, r
     assert entries(root) == []
 
 
+def test_other_users_may_read_what_the_umask_lets_them(library, request_for, root):
+    library.create(request_for())
+    (root / "plain").write_text("")
+    modes = {path.stat().st_mode for path in (root / "modules" / "m").iterdir()}
+    assert modes == {(root / "plain").stat().st_mode}
+
+
 class Faults:
     """Makes the n-th durable step of the store fail, before or after it takes effect."""
 
@@ -214,6 +221,7 @@ DAMAGE = {
     "states no format": _config(lambda _: []),
     "format 2; this server reads up to 1": _config(lambda d: d | {"format": 2}),
     "states no version": _config(lambda d: d | {"version": "../../etc/passwd"}),
+    f"parameters-{'0' * 32}.safetensors is missing": _config(lambda d: d | {"version": "0" * 32}),
     "holds no valid ModuleConfig: d_model": _config(lambda d: d | {"config": {"num_heads": 2}}),
     "holds no valid Source": _config(lambda d: d | {"source": {}}),
     "but [0-9a-f]{32} was written": _config(lambda d: d | {"config": d["config"] | {"spec": {"softcap": 3}}}),
@@ -283,7 +291,7 @@ def test_leftovers_of_a_crash_are_cleaned(library, request_for, root, reopen):
     before = entries(root)
     shutil.copytree(modules / "m", modules / ".new-0123")
     shutil.copytree(modules / "m", modules / ".removed-0123")
-    (modules / "m" / ".new-parameters").write_text("half")
+    (modules / ".new-0123" / ".tmp").write_text("half")
     shutil.copy(
         modules / "m" / f"parameters-{module.version}.safetensors",
         modules / "m" / f"parameters-{'0' * 32}.safetensors",

@@ -5,11 +5,11 @@
     <root>/modules/<name>/config.json                          format, version, config, source
     <root>/modules/<name>/parameters-<version>.safetensors
 
-A write is on the disk before it returns. A new module is built in a hidden folder and renamed into place; new
-parameters lie beside the old ones until ``config.json``, replaced in one step, names them; a deleted module is renamed
-away first. So a crash at any moment leaves the old or the new module, whole, and perhaps leftovers, which ``clean``
-removes. Readers and writers of several processes take turns by a lock on the ``modules`` folder, which ends with the
-process that holds it. Tensors are read as safetensors only; nothing is unpickled.
+A write is on the disk before it returns. Everything is first written in a hidden folder. A new module is this folder,
+renamed; new parameters are moved beside the old ones, until ``config.json``, replaced in one step, names them; a
+deleted module is renamed away first. So a crash at any moment leaves the old or the new module, whole, and perhaps
+leftovers, which ``clean`` removes. Readers and writers of several processes take turns by a lock on the ``modules``
+folder, which ends with the process that holds it. Tensors are read as safetensors only; nothing is unpickled.
 """
 
 import fcntl
@@ -98,32 +98,26 @@ class Store:
         with self._locked(fcntl.LOCK_EX):
             if self._version(module.name) != replaces:
                 raise MovedOnError
-            if replaces is None:
-                self._save_new(module)
-            else:
-                self._save_over(module)
+            staged = self._folder / f"{_STAGED}{secrets.token_hex(8)}"
+            try:
+                staged.mkdir()
+                _write_config(staged / _CONFIG, module)
+                _write_parameters(staged / _parameters_file(module.version), module)
+                _sync(staged)
+                if replaces is None:
+                    os.replace(staged, self._folder / module.name)
+                    _sync(self._folder)
+                else:
+                    self._move_over(staged, module)
+            finally:
+                shutil.rmtree(staged, ignore_errors=True)
 
-    def _save_new(self, module: Module) -> None:
-        staged = self._folder / f"{_STAGED}{secrets.token_hex(8)}"
-        try:
-            staged.mkdir()
-            _write_parameters(staged / _parameters_file(module.version), module)
-            _write_config(staged / _CONFIG, module)
-            _sync(staged)
-            os.replace(staged, self._folder / module.name)
-        except BaseException:
-            shutil.rmtree(staged, ignore_errors=True)
-            raise
-        _sync(self._folder)
-
-    def _save_over(self, module: Module) -> None:
+    def _move_over(self, staged: Path, module: Module) -> None:
         folder = self._folder / module.name
-        parameters, config = (folder / f"{_STAGED}{name}" for name in ("parameters", _CONFIG))
-        _write_parameters(parameters, module)
-        os.replace(parameters, folder / _parameters_file(module.version))
-        _write_config(config, module)
+        parameters = _parameters_file(module.version)
+        os.replace(staged / parameters, folder / parameters)
         _sync(folder)  # the parameters are there for good before anything names them
-        os.replace(config, folder / _CONFIG)
+        os.replace(staged / _CONFIG, folder / _CONFIG)
         _sync(folder)
         _sweep(folder, module.version)
 
@@ -185,6 +179,7 @@ def _write_parameters(path: Path, module: Module) -> None:
         save_file(dict(module.parameters), path, metadata={"version": module.version})
     except SafetensorError as fault:  # a full disk comes as one of these
         raise OSError(str(fault)) from fault
+    shutil.copymode(path.with_name(_CONFIG), path)  # safetensors makes a file that only its owner may read
     _sync(path)
 
 
@@ -200,10 +195,11 @@ def _write_config(path: Path, module: Module) -> None:
 
 
 def _sweep(folder: Path, version: str) -> None:
-    """Remove the parameters of other versions, and what was never finished."""
+    """Remove the parameters of other versions, unless those of this one are missing."""
+    if not (folder / _parameters_file(version)).exists():
+        return
     for entry in list(folder.iterdir()):
-        stale = entry.match("parameters-*.safetensors") and entry.name != _parameters_file(version)
-        if stale or entry.name.startswith(_STAGED):
+        if entry.match("parameters-*.safetensors") and entry.name != _parameters_file(version):
             with suppress(OSError):
                 entry.unlink()
 

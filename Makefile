@@ -18,7 +18,7 @@ INSTALL = $(UV) pip install --python $(BIN)/python
 else
 INSTALL = $(BIN)/python -m pip install --disable-pip-version-check
 endif
-# More arguments for `attention serve`, pytest or the benchmarks.
+# More arguments for what the target runs.
 ARGS ?=
 
 .PHONY: help serve test check demo bench constraints clean
@@ -41,7 +41,7 @@ check: $(VENV)/.dev ## Check format, lint, types, import layers, Dockerfile and 
 	$(BIN)/check-jsonschema --builtin-schema vendor.compose-spec docker-compose.yml
 
 demo: $(VENV)/.demo ## Show the attention of a sentence (SENTENCE="…", CHECKPOINT=folder)
-	$(BIN)/python examples/demo.py
+	$(BIN)/python examples/demo.py $(ARGS)
 
 bench: $(VENV)/.dev ## Measure the kernels and compare them with their estimates (ARGS pass through)
 	$(BIN)/python -m benchmarks $(ARGS)

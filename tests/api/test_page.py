@@ -83,7 +83,7 @@ def content_type(answer: httpx.Response) -> str:
 @pytest.mark.parametrize("path", [*SCRIPTS, WEB / "style.css", WEB / "index.html"], ids=lambda path: path.name)
 def test_nothing_refers_to_another_place(path):
     text = path.read_text(encoding="utf-8")
-    assert not re.findall(r"https?://|url\(|@import|[\"'(]//\w", text)
+    assert not re.findall(r"https?://|\burl\(|@import|[\"'(]//\w", text)
 
 
 def test_the_icon_refers_to_nothing_but_its_own_language():
@@ -111,7 +111,7 @@ def test_the_page_forbids_the_browser_what_it_does_not_need(page):
 @pytest.mark.parametrize("script", SCRIPTS, ids=lambda path: path.name)
 def test_scripts_parse(script):
     check = ["node", "--input-type=module", "--check"]
-    ran = subprocess.run(check, input=script.read_bytes(), capture_output=True, check=False)  # noqa: S603
+    ran = subprocess.run(check, input=script.read_bytes(), capture_output=True, check=False)
     assert ran.returncode == 0, ran.stderr.decode()
 
 
@@ -142,7 +142,7 @@ def test_every_path_that_the_scripts_ask_is_an_operation():
     known = {operation.path for operation in OPERATIONS}
     asked: set[str] = set()
     for script in SCRIPTS:
-        asked |= set(re.findall(r"[\"`]((?:v1|health)(?:/[^\"`]*)?)[\"`]", script.read_text(encoding="utf-8")))
+        asked |= set(re.findall(r"[\"`](v1(?:/[^\"`]*)?|health/[^\"`]*)[\"`]", script.read_text(encoding="utf-8")))
     assert "v1/modules" in asked
     for path in asked:
         general = re.sub(r"\$\{(?:encodeURIComponent\()?[\w.]*name\)?\}", "{name}", path)

@@ -1,0 +1,18 @@
+// Seeded standard normal numbers, so that a result can be asked for again.
+
+function uniform(seed) {
+  let state = seed >>> 0;
+  return () => {
+    state = (state + 0x6d2b79f5) >>> 0;
+    let x = Math.imul(state ^ (state >>> 15), state | 1);
+    x ^= x + Math.imul(x ^ (x >>> 7), x | 61);
+    return ((x ^ (x >>> 14)) >>> 0) / 2 ** 32;
+  };
+}
+
+/** `rows` × `columns` normal numbers with three decimals (mulberry32, Box and Muller 1958). */
+export function normal(rows, columns, seed) {
+  const next = uniform(seed);
+  const draw = () => Math.sqrt(-2 * Math.log(1 - next())) * Math.cos(2 * Math.PI * next());
+  return Array.from({ length: rows }, () => Array.from({ length: columns }, () => Math.round(draw() * 1000) / 1000));
+}

@@ -306,8 +306,8 @@ def _tree(root: type[AttentionError]) -> Iterator[type[AttentionError]]:
 
 
 def error_classes() -> dict[str, type[AttentionError]]:
-    """Every error class of the contract by its ``code``."""
-    return {error.code: error for error in _tree(AttentionError)}
+    """Every error class of the contract by its ``code``; not what others derive from them."""
+    return {error.code: error for error in _tree(AttentionError) if error.__module__ == __name__}
 
 
 def from_problem(status: int, problem: dict[str, Any]) -> AttentionError:

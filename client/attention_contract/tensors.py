@@ -215,13 +215,13 @@ def _from_base64(text: Any, dtype: np.dtype[Any], shape: tuple[int, ...]) -> NDA
             f"the base64 text holds about {len(text) * 3 // 4}"
         )
     try:
-        data = base64.b64decode(text, validate=True)
+        data = bytearray(base64.b64decode(text, validate=True))  # writable, as an array is expected to be
     except (binascii.Error, ValueError):
         raise TensorFault("base64 holds characters outside its alphabet") from None
     return from_buffer(data, dtype, shape)
 
 
-def from_buffer(data: bytes | memoryview, dtype: np.dtype[Any], shape: tuple[int, ...]) -> NDArray[Any]:
+def from_buffer(data: bytes | bytearray | memoryview, dtype: np.dtype[Any], shape: tuple[int, ...]) -> NDArray[Any]:
     """An array over little-endian, row-major bytes, without a copy unless they lie unaligned.
 
     Raises TensorFault on a wrong length.

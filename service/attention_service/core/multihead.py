@@ -80,7 +80,7 @@ def initial_parameters(sizes: Sizes, seed: int, dtype: torch.dtype) -> dict[str,
 
 def split_heads(x: Tensor, heads: int) -> Tensor:
     """``[B, L, heads·W]`` to ``[B, heads, L, W]``."""
-    return x.unflatten(-1, (heads, -1)).transpose(1, 2)
+    return x.reshape(*x.shape[:-1], heads, x.shape[-1] // heads).transpose(1, 2)
 
 
 def merge_heads(x: Tensor) -> Tensor:

@@ -151,12 +151,15 @@ class Library:
         """
         with self._changing(name), self._guarded(name):
             self._refresh(name)
-            present = self.get(name, version)
+            present = self.get(name)
             check_shapes(present.config, {given: value.shape for given, value in parameters.items()})
             values = to_parameters(parameters, present.config.dtype or "float32")
             made = Module.of(name, present.config, values, present.source)
             if made.version == present.version:
-                return present
+                return (
+                    present  # done already: a request whose reply was lost may come again, its pin outdated by itself
+                )
+            present.check_version(version)
             resident = made.on(self.device)
             self._store.save(made, present.version)
             return self._put(resident)

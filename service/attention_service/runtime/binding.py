@@ -171,6 +171,9 @@ class _Binder:
                 raise _shape(name, f"as many dimensions as query, {rank}", array)
             self._put(name, array, layout, rank)
         split = {name: self._split_shape(name, kv_heads if name != "query" else heads, layout) for name in self.arrays}
+        for name, shape in split.items():
+            if shape[1] == 0 or shape[3] == 0:
+                raise _shape(name, "at least one head, of a width of at least 1", self.arrays[name])
         batch, heads, queries, head_dim = split["query"]
         key = split.get("key", split["query"])
         value = split[value_is]

@@ -9,7 +9,9 @@ from statistics import median
 import psutil
 import torch
 
+from attention_service.core.attention import attend
 from attention_service.core.cost import Rates
+from attention_service.core.types import Problem
 
 _CGROUP_LIMITS = (Path("/sys/fs/cgroup/memory.max"), Path("/sys/fs/cgroup/memory/memory.limit_in_bytes"))
 BUDGET_SHARE = 0.8
@@ -89,16 +91,15 @@ def _total_bytes(device: torch.device) -> int:
 
 
 def measure_rates(device: torch.device) -> Rates:
-    """The rates of a float32 matrix product, of a copy, and the cost of starting an operation, measured now."""
+    """The rates of a float32 matrix product, of a copy, and the cost of the smallest attention, measured now."""
     side = 4096 if device.type == "cuda" else 512
     a = torch.rand(side, side, device=device)
     big = torch.empty(2**28 if device.type == "cuda" else 2**24, dtype=torch.uint8, device=device)
-    tiny = torch.rand(8, device=device)
+    tiny = Problem(*torch.rand(3, 1, 1, 8, 8, device=device))
     product = _median_seconds(lambda: a @ a, device)
     copy = _median_seconds(big.clone, device)
-    start = _median_seconds(lambda: tiny + tiny, device)
-    # One attention is about a dozen operations, each of which has to be started.
-    return Rates(flops_per_s=2 * side**3 / product, bytes_per_s=2 * big.nbytes / copy, overhead_s=12 * start)
+    start = _median_seconds(lambda: attend(tiny), device)
+    return Rates(flops_per_s=2 * side**3 / product, bytes_per_s=2 * big.nbytes / copy, overhead_s=start)
 
 
 def _median_seconds(work: Callable[[], object], device: torch.device, rounds: int = 5) -> float:

@@ -1,5 +1,7 @@
 """Inspection: what each head looks at. Statistics over the real queries, top keys, the weights themselves."""
 
+from dataclasses import replace
+
 import torch
 from torch import Tensor
 
@@ -16,8 +18,10 @@ from attention_service.runtime.forward import tap_fields
 from attention_service.runtime.jobs import Fields, Job
 from attention_service.runtime.planning import choose_kernel, plan_forward, workload
 
-_BLOCK_ELEMENTS = 2**23
+_BLOCK_ELEMENTS = 2**20
 """Weights that are held at once while the statistics are gathered: the whole [Q, K] never is."""
+_BYTES_PER_ELEMENT = 80
+"""What one of them takes meanwhile: five stages in float32 at most twice, and five statistics in float64."""
 
 
 def prepare(module: Module | None, request: WeightsRequest, device: Device) -> Job:
@@ -36,8 +40,16 @@ def prepare(module: Module | None, request: WeightsRequest, device: Device) -> J
             )
     work = workload(bound, device, ("weights",) if request.top_k or request.return_weights else (), selection)
     choose_kernel(work, bound.dtype, device.rates, request.kernel)
-    plan = plan_forward(work, "materialized", device.rates)
+    # Rows of weights are computed as beside a fused kernel, block by block; the context is not, but is counted.
+    plan = plan_forward(work, "fused", device.rates)
+    block = _block(bound) * bound.batch * bound.heads * bound.keys
+    plan = replace(plan, kernel="materialized", peak_bytes=plan.peak_bytes + block * _BYTES_PER_ELEMENT)
     return Job(plan, bound.dtype, module, lambda: _run(bound, request, selection, device.torch))
+
+
+def _block(bound: Bound) -> int:
+    """How many queries to look at at once."""
+    return max(1, min(bound.queries, _BLOCK_ELEMENTS // max(1, bound.batch * bound.heads * bound.keys)))
 
 
 @torch.inference_mode()
@@ -46,7 +58,7 @@ def _run(bound: Bound, request: WeightsRequest, selection: Selection, device: to
     problem = compute.problem(bound, compute.load(bound, device), parameters)
     real = _real_queries(bound, request, problem)
     totals = _Totals(bound.batch, bound.heads, device)
-    rows = max(1, _BLOCK_ELEMENTS // max(1, bound.batch * bound.heads * bound.keys))
+    rows = _block(bound)
     offset = _offset(bound, problem)
     for start in range(0, bound.queries, rows):
         block = tuple(range(start, min(start + rows, bound.queries)))

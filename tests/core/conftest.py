@@ -1,7 +1,7 @@
 """Problems to attend to, and the formula written out in plain loops to hold every other way against."""
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from itertools import product
 
 import pytest
@@ -106,6 +106,15 @@ def random_problem(
         v=normal(batch, kv_heads, keys, value_width),
         **more,
     )
+
+
+@pytest.fixture(scope="session", autouse=True)
+def one_thread() -> Iterator[None]:
+    """Problems here are tiny: threads would only wait for each other."""
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(threads)
 
 
 @pytest.fixture(scope="session")

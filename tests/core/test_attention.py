@@ -10,7 +10,7 @@ from torch.nn.functional import scaled_dot_product_attention
 
 from attention_contract.spec import AttentionSpec, Causal, Dot, SlidingWindow
 from attention_service.core.attention import attend
-from attention_service.core.kernels import KERNELS
+from attention_service.core.kernels import KERNELS, unsuitable
 from attention_service.core.scores import ScaledDot
 from attention_service.core.types import Problem, Selection
 
@@ -74,20 +74,22 @@ def test_pytorch_agrees(kernel, dtype, tolerance, causal, make_problem):
     torch.testing.assert_close(context.double(), expected, rtol=0, atol=tolerance)
 
 
-@pytest.mark.parametrize("kernel", KERNEL_NAMES)
-def test_every_tap_follows_the_formula(kernel, every_spec, every_mask, make_problem, reference):
+def test_every_tap_follows_the_formula(every_spec, every_mask, make_problem, reference):
     spec = every_spec.model_copy(update={"masks": every_mask})
     problem = make_problem(batch=1, spec=spec, key_lengths=torch.tensor([4]))
     expected = reference(problem)
-    taps = attend(problem, SCORE_SIDE, kernel=kernel).taps
-    for name in ("scores", "capped_scores"):
-        assert taps[name][..., 4:].count_nonzero() == 0  # padding counts as a zero key, whatever it holds
-        torch.testing.assert_close(taps[name][..., :4], expected[name][..., :4], rtol=0, atol=1e-12)
-    for name in ("masked_scores", "weights", "lse"):
-        torch.testing.assert_close(taps[name], expected[name], rtol=0, atol=1e-12)
-    temperature = spec.normalizer.temperature
-    again = (taps["masked_scores"] / temperature - taps["lse"].unsqueeze(-1)).exp().nan_to_num(0)
-    torch.testing.assert_close(taps["weights"], again, rtol=0, atol=1e-12)
+    for kernel in KERNEL_NAMES:
+        if unsuitable(kernel, spec, torch.float64):
+            continue
+        taps = attend(problem, SCORE_SIDE, kernel=kernel).taps
+        for name in ("scores", "capped_scores"):
+            assert taps[name][..., 4:].count_nonzero() == 0  # padding counts as a zero key, whatever it holds
+            torch.testing.assert_close(taps[name][..., :4], expected[name][..., :4], rtol=0, atol=1e-12)
+        for name in ("masked_scores", "weights", "lse"):
+            torch.testing.assert_close(taps[name], expected[name], rtol=0, atol=1e-12)
+        tempered = taps["masked_scores"] / spec.normalizer.temperature
+        again = (tempered - taps["lse"].unsqueeze(-1)).exp().nan_to_num(0)
+        torch.testing.assert_close(taps["weights"], again, rtol=0, atol=1e-12)
 
 
 @pytest.mark.parametrize("kernel", KERNEL_NAMES)

@@ -54,7 +54,7 @@ def test_both_alignments_agree_where_the_past_makes_up_the_difference():
     assert not allowed(top, 3, 8).equal(allowed(bottom, 3, 8))
 
 
-@settings(deadline=None, max_examples=300)
+@settings(deadline=None, max_examples=150)
 @given(
     chosen=st.lists(masks, max_size=3),
     queries=st.integers(0, 12),

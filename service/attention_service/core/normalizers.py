@@ -46,7 +46,9 @@ class Softmax:
     def weights(self, masked_scores: Tensor) -> Tensor:
         """exp(s/T − lse)."""
         seeing, blind = self._seeing(masked_scores)
-        return seeing.softmax(-1).masked_fill(blind, 0)
+        weights = seeing.softmax(-1)
+        del seeing  # one tensor of this size fewer in memory at the peak
+        return weights.masked_fill(blind, 0)
 
     def lse(self, masked_scores: Tensor) -> Tensor:
         """The logarithm of Σ exp(s/T); −∞ for a query that may look nowhere."""

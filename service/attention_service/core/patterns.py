@@ -14,6 +14,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+
 @dataclass(frozen=True)
 class Cell:
     """Pairs on which every band is constant: one stretch of j − p, one kind of query, each kind of key."""

@@ -128,7 +128,7 @@ def test_beside_the_fused_kernel_only_selected_rows_are_computed(make_problem, m
         ScaledDot, "scores", lambda *given: shapes.append([x.shape for x in given[1:]]) or original(*given)
     )
     problem = make_problem(heads=4, kv_heads=2)
-    attend(problem, ("context", "q", "k", "v"))
+    attend(problem, ("context", "q", "k", "v", "output"))
     assert shapes == []
     attend(problem, ("weights",), Selection(heads=(3,), queries=(1, 2)))
     assert shapes == [[(2, 1, 2, 2), (2, 1, 5, 2)]]

@@ -142,6 +142,11 @@ def test_what_the_fused_kernel_cannot_do(spec, dtype, needs, reason):
     assert unsuitable("materialized", spec, dtype, **needs) is None
 
 
+def test_the_fused_kernel_refuses_rather_than_leave_a_part_out(make_problem):
+    with pytest.raises(ValueError, match="unsuitable"):
+        attend(make_problem(spec=AttentionSpec(softcap=1.0)))
+
+
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32, torch.float64], ids=str)
 def test_what_the_fused_kernel_can_do(dtype, every_mask):
     assert unsuitable("fused", AttentionSpec(masks=every_mask, normalizer=Softmax(temperature=3.0)), dtype) is None

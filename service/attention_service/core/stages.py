@@ -29,7 +29,7 @@ def stages(
 
     Every tap is a node of its own in the graph that leads to the context, so that each has a gradient.
     """
-    missing = set(taps)
+    missing = set(taps) & set(TAPS)
     for tap, x in _stages(problem, edits, selection, with_lse="lse" in taps):
         if tap in missing:
             missing.remove(tap)

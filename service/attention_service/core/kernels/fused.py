@@ -36,8 +36,8 @@ class Fused:
         k, v = clean.k, clean.v
         normalizer = NORMALIZERS.of(problem.spec.normalizer)
         factor = SCORES.of(problem.spec.score).factor(q.shape[-1])
-        if factor is None or not isinstance(normalizer, Softmax):
-            raise ValueError("the fused kernel computes softmax over dot products; ask `unsuitable` first")
+        if factor is None or not isinstance(normalizer, Softmax) or problem.spec.softcap is not None:
+            raise ValueError("the fused kernel computes a plain softmax over dot products; ask `unsuitable` first")
         scale = factor / normalizer.options.temperature
         if scale <= 0:
             # CPU: a causal mask becomes NaN under a scale that is not positive.

@@ -104,9 +104,7 @@ def configure_logging(level: str, form: Literal["console", "json"]) -> None:
         [structlog.processors.ExceptionRenderer(without_locals), structlog.processors.JSONRenderer()]
         if form == "json"
         else [
-            structlog.dev.ConsoleRenderer(
-                colors=sys.stderr.isatty(), exception_formatter=structlog.dev.plain_traceback
-            )
+            structlog.dev.ConsoleRenderer(colors=sys.stderr.isatty(), exception_formatter=structlog.dev.plain_traceback)
         ]
     )
     structlog.configure(

@@ -3,20 +3,18 @@
 The arrays stay what the wire gave (views into the body); only missing batch and head dimensions are added, as views.
 """
 
-from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
 from torch import Tensor
 
 from attention_contract.errors import InvalidRequest, InvalidTensor, ShapeMismatch
-from attention_contract.schemas.attention import AttentionInputs, Edit, RawInputs, Select
+from attention_contract.schemas.attention import AttentionInputs, RawInputs
 from attention_contract.spec import AttentionSpec
 from attention_contract.tensors import Array, Untyped, dtype_name
-from attention_service.core.edits import AXES
-from attention_service.core.types import Selection
 from attention_service.modules.resident import Module
 
+Split = tuple[int, int, int, int]
 _FLOAT_INPUTS = ("query", "key", "value", "past_key", "past_value")
 
 
@@ -104,7 +102,7 @@ class _Binder:
         sizes = module.sizes
         query = request.query
         if query.ndim not in {2, 3}:
-            raise _shape("query", "[B, Q, d_model] or [Q, d_model]", query)
+            raise wrong_shape("query", "[B, Q, d_model] or [Q, d_model]", query)
         layout = Layout(batched=query.ndim == 3)
         rank = query.ndim
         self._put("query", query, layout, rank)
@@ -118,10 +116,10 @@ class _Binder:
             array = getattr(request, source)
             if source == role:
                 if array.ndim != rank:
-                    raise _shape(role, f"as many dimensions as query, {rank}", array)
+                    raise wrong_shape(role, f"as many dimensions as query, {rank}", array)
                 self._put(role, array, layout, rank)
                 if self.arrays[role].shape[0] != batch:
-                    raise _shape(role, f"the query's batch of {batch}", array)
+                    raise wrong_shape(role, f"the query's batch of {batch}", array)
                 self._width(role, array, width, name)
             elif array.shape[-1] != width:
                 raise ShapeMismatch(
@@ -133,7 +131,7 @@ class _Binder:
                 )
         new_keys = self.arrays["query" if request.key is None else "key"].shape[1]
         if self.arrays[value_is].shape[1] != new_keys:
-            raise _shape("value", f"as many tokens as the keys, {new_keys}", request.value)
+            raise wrong_shape("value", f"as many tokens as the keys, {new_keys}", request.value)
         past = self._past(layout, batch, sizes.kv_heads, sizes.head_dim, sizes.value_dim)
         dtype = module.config.dtype or "float32"
         return self._finish(
@@ -168,56 +166,64 @@ class _Binder:
             if array is None:
                 continue
             if array.ndim != rank:
-                raise _shape(name, f"as many dimensions as query, {rank}", array)
+                raise wrong_shape(name, f"as many dimensions as query, {rank}", array)
             self._put(name, array, layout, rank)
         split = {name: self._split_shape(name, kv_heads if name != "query" else heads, layout) for name in self.arrays}
-        for name, shape in split.items():
-            if shape[1] == 0 or shape[3] == 0:
-                raise _shape(name, "at least one head, of a width of at least 1", self.arrays[name])
-        batch, heads, queries, head_dim = split["query"]
-        key = split.get("key", split["query"])
-        value = split[value_is]
-        for name, shape in (("key", key), ("value", value)):
-            if shape[0] != batch:
-                raise _shape(name, f"the query's batch of {batch}", getattr(self.request, name))
-        if key[3] != head_dim:
-            raise _shape("key", f"the query's head width, {head_dim}", self.request.key)
+        (batch, heads, queries, head_dim), key, value = (
+            split["query"],
+            split.get("key", split["query"]),
+            split[value_is],
+        )
         kv_heads = key[1]
-        if kv_heads == 0 or heads % kv_heads:
-            raise _shape("key", f"a number of heads that divides the query's {heads}", self.request.key)
-        if value[1] != kv_heads:
-            raise _shape("value", f"as many heads as key, {kv_heads}", getattr(self.request, value_is))
-        if value[2] != key[2]:
-            raise _shape("value", f"as many tokens as key, {key[2]}", getattr(self.request, value_is))
+        self._agree(split["query"], key, value, value_is)
         past = self._past(layout, batch, kv_heads, head_dim, value[3])
         dtype = self._common_dtype()
         return self._finish(
             layout, (batch, heads, kv_heads, queries, past + key[2], past, head_dim, value[3]), dtype, dtype, value_is
         )
 
+    def _agree(self, query: Split, key: Split, value: Split, value_is: str) -> None:
+        """Raise ShapeMismatch unless the three can attend to one another; each is ``[B, heads, L, W]``."""
+        key_is = "query" if self.request.key is None else "key"
+        conditions = (
+            ("query", query[1] > 0 and query[3] > 0, "at least one head, of a width of at least 1"),
+            (key_is, key[0] == query[0], f"the query's batch of {query[0]}"),
+            (value_is, value[0] == query[0], f"the query's batch of {query[0]}"),
+            (key_is, key[3] == query[3], f"the query's head width, {query[3]}"),
+            (key_is, key[1] > 0 and query[1] % max(key[1], 1) == 0, f"heads that divide the query's {query[1]}"),
+            (value_is, value[1] == key[1], f"as many heads as key, {key[1]}"),
+            (value_is, value[2] == key[2], f"as many tokens as key, {key[2]}"),
+            (value_is, value[3] > 0, "a width of at least 1"),
+        )
+        for name, holds, expected in conditions:
+            if not holds:
+                raise wrong_shape(name, expected, getattr(self.request, name))
+
     def _raw_layout(self, request: RawInputs) -> tuple[Layout, int, int]:
         query = self.request.query
         if request.num_heads is not None:
             if query.ndim not in {2, 3}:
-                raise _shape("query", "[B, L, H·D] or [L, H·D], since num_heads is given", query)
+                raise wrong_shape("query", "[B, L, H·D] or [L, H·D], since num_heads is given", query)
             kv_heads = request.num_kv_heads or request.num_heads
-            if request.num_heads % kv_heads:
+            if request.num_heads % kv_heads or (self.request.key is None and kv_heads != request.num_heads):
                 raise InvalidRequest(
-                    f"num_kv_heads: {kv_heads} does not divide num_heads {request.num_heads}", param="num_kv_heads"
+                    f"num_kv_heads: {kv_heads} must divide num_heads {request.num_heads}, and be equal to it where no key "
+                    "is sent",
+                    param="num_kv_heads",
                 )
             return Layout(batched=query.ndim == 3, merged=True), request.num_heads, kv_heads
         if query.ndim not in {2, 3, 4}:
-            raise _shape("query", "[B, H, Q, D], [H, Q, D] or [Q, D]; for [B, L, H·D] give num_heads", query)
+            raise wrong_shape("query", "[B, H, Q, D], [H, Q, D] or [Q, D]; for [B, L, H·D] give num_heads", query)
         return Layout(batched=query.ndim == 4, headed=query.ndim != 2), 0, 0
 
-    def _split_shape(self, name: str, heads: int, layout: Layout) -> tuple[int, int, int, int]:
+    def _split_shape(self, name: str, heads: int, layout: Layout) -> Split:
         """The shape ``[B, heads, L, W]`` that a tensor has once its heads are split."""
         array = self.arrays[name]
         if not layout.merged:
             b, h, length, width = array.shape
             return b, h, length, width
         if array.shape[-1] % heads:
-            raise _shape(name, f"a last dimension that is a multiple of its {heads} heads", array)
+            raise wrong_shape(name, f"a last dimension that is a multiple of its {heads} heads", array)
         return array.shape[0], heads, array.shape[1], array.shape[2] // heads
 
     def _common_dtype(self) -> str:
@@ -267,9 +273,9 @@ class _Binder:
             if not layout.batched:
                 full = full[None] if full.ndim == 3 else full
             if full.ndim != 4 or (full.shape[0], full.shape[1], full.shape[3]) != (batch, kv_heads, width):
-                raise _shape(name, f"[{batch}, {kv_heads}, P, {width}] ([B, Hkv, P, width])", array)
+                raise wrong_shape(name, f"[{batch}, {kv_heads}, P, {width}] ([B, Hkv, P, width])", array)
             if name == "past_value" and full.shape[2] != length:
-                raise _shape(name, f"as many past tokens as past_key, {length}", array)
+                raise wrong_shape(name, f"as many past tokens as past_key, {length}", array)
             length = full.shape[2]
             self.arrays[name] = full
         return length
@@ -306,7 +312,7 @@ class _Binder:
             size in {1, want} for size, want in zip(mask.shape[-2::-1], full[-2::-1], strict=False)
         )
         if not fits or mask.shape[-1] > keys:
-            raise _shape(
+            raise wrong_shape(
                 "mask",
                 f"a shape that broadcasts to [B, H, Q, K] = {list(full)} (its last dimension may be shorter)",
                 mask,
@@ -324,74 +330,16 @@ class _Binder:
             array = np.broadcast_to(array, shape)
         if array.shape != shape:
             wanted = list(shape if layout.batched else shape[1:])
-            raise _shape(name, f"{wanted}", getattr(self.request, name))
+            raise wrong_shape(name, f"{wanted}", getattr(self.request, name))
         self.arrays[name] = array
 
 
-def _shape(name: str, expected: str, array: Array | None) -> ShapeMismatch:
+def wrong_shape(name: str, expected: str, array: Array | None) -> ShapeMismatch:
+    """The error of a tensor whose shape is not what its role asks for."""
     actual = list(array.shape) if array is not None else None
     return ShapeMismatch(
         f"{name}: expected {expected}; got shape {actual}", param=name, expected=expected, actual=actual
     )
-
-
-def bind_selection(select: Select | None, bound: Bound) -> Selection:
-    """The heads and queries to keep, known to exist. Raises InvalidRequest for an index that is out of range."""
-    if select is None:
-        return Selection()
-    check_indices("select.heads", select.heads, bound.heads, "heads")
-    check_indices("select.queries", select.queries, bound.queries, "queries")
-    return Selection(_tuple(select.heads), _tuple(select.queries))
-
-
-def check_indices(param: str, indices: Sequence[int] | None, size: int, what: str) -> None:
-    """Raise InvalidRequest for an index beyond the size."""
-    if indices is not None and (largest := max(indices)) >= size:
-        raise InvalidRequest(
-            f"{param}: {largest} is out of range; there are {size} {what}, numbered from 0", param=param, limit=size
-        )
-
-
-def _tuple(indices: list[int] | None) -> tuple[int, ...] | None:
-    return None if indices is None else tuple(indices)
-
-
-def check_edits(edits: Sequence[Edit], bound: Bound) -> None:
-    """Raise InvalidRequest where an edit names what is not there, or brings a value that does not fit."""
-    for index, edit in enumerate(edits):
-        param = f"edits.{index}"
-        heads = bound.kv_heads if edit.tap in {"k", "v"} else bound.heads
-        sizes: dict[str, tuple[list[int] | None, int]] = {
-            "heads": (edit.heads, heads),
-            "queries": (edit.queries, bound.queries),
-            "keys": (edit.keys, bound.keys),
-        }
-        has = AXES[edit.tap]
-        part: list[int] = [bound.batch]
-        for axis, (indices, size) in sizes.items():
-            if axis not in has:
-                if indices is not None:
-                    raise InvalidRequest(
-                        f"{param}.{axis}: {edit.tap} has no {axis}; leave them out", param=f"{param}.{axis}"
-                    )
-                continue
-            check_indices(f"{param}.{axis}", indices, size, axis)
-            part.append(size if indices is None else len(indices))
-        widths: dict[str, int] = {
-            "q": bound.head_dim, "k": bound.head_dim, "v": bound.value_dim, "context": bound.value_dim,
-            "output": bound.output_shape[-1],
-        }  # fmt: skip
-        part += [widths[edit.tap]] if edit.tap in widths else []
-        if edit.tap == "output" and bound.module is None and not bound.layout.merged:
-            part.insert(1, bound.heads)
-        if edit.value is not None and not _broadcasts(edit.value.shape, part):
-            raise _shape(f"{param}.value", f"a shape that broadcasts to {part}", edit.value)
-
-
-def _broadcasts(shape: tuple[int, ...], target: list[int]) -> bool:
-    if len(shape) > len(target):
-        return False
-    return all(size in {1, want} for size, want in zip(shape[::-1], target[::-1], strict=False))
 
 
 def strip(value: Tensor, layout: Layout, *, heads_axis: bool) -> Tensor:

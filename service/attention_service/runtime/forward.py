@@ -9,10 +9,11 @@ from attention_service.core.attention import attend
 from attention_service.core.types import Selection
 from attention_service.modules.resident import Module
 from attention_service.runtime import compute
-from attention_service.runtime.binding import Bound, bind, bind_selection, check_edits
+from attention_service.runtime.binding import Bound, bind
 from attention_service.runtime.device import Device
 from attention_service.runtime.jobs import Fields, Job
 from attention_service.runtime.planning import choose_kernel, plan_forward, workload
+from attention_service.runtime.selecting import bind_selection, check_edits
 
 
 def prepare(module: Module | None, request: ForwardRequest, device: Device) -> Job:

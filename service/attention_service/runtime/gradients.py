@@ -16,11 +16,12 @@ from attention_service.core.edits import BoundEdit
 from attention_service.core.types import Problem, Selection
 from attention_service.modules.resident import Module
 from attention_service.runtime import compute
-from attention_service.runtime.binding import Bound, bind, bind_selection, check_edits, strip
+from attention_service.runtime.binding import Bound, bind, strip
 from attention_service.runtime.device import Device
 from attention_service.runtime.forward import tap_fields
 from attention_service.runtime.jobs import Fields, Job
 from attention_service.runtime.planning import choose_kernel, plan_gradients, workload
+from attention_service.runtime.selecting import bind_selection, check_edits
 
 INPUTS = ("query", "key", "value", "mask", "past_key", "past_value")
 TAPS = ("q", "k", "v", "scores", "capped_scores", "masked_scores", "weights", "context")

@@ -12,11 +12,12 @@ from attention_service.core.stages import stages
 from attention_service.core.types import Problem, Selection
 from attention_service.modules.resident import Module
 from attention_service.runtime import compute
-from attention_service.runtime.binding import Bound, bind, bind_selection
+from attention_service.runtime.binding import Bound, bind
 from attention_service.runtime.device import Device
 from attention_service.runtime.forward import tap_fields
 from attention_service.runtime.jobs import Fields, Job
 from attention_service.runtime.planning import choose_kernel, plan_forward, workload
+from attention_service.runtime.selecting import bind_selection
 
 _BLOCK_ELEMENTS = 2**20
 """Weights that are held at once while the statistics are gathered: the whole [Q, K] never is."""

@@ -1,0 +1,68 @@
+"""Which parts of a request's taps are kept or edited: every index checked against the sizes."""
+
+from collections.abc import Sequence
+
+from attention_contract.errors import InvalidRequest
+from attention_contract.schemas.attention import Edit, Select
+from attention_service.core.edits import AXES
+from attention_service.core.types import Selection
+from attention_service.runtime.binding import Bound, wrong_shape
+
+
+def bind_selection(select: Select | None, bound: Bound) -> Selection:
+    """The heads and queries to keep, known to exist. Raises InvalidRequest for an index that is out of range."""
+    if select is None:
+        return Selection()
+    check_indices("select.heads", select.heads, bound.heads, "heads")
+    check_indices("select.queries", select.queries, bound.queries, "queries")
+    return Selection(_tuple(select.heads), _tuple(select.queries))
+
+
+def check_indices(param: str, indices: Sequence[int] | None, size: int, what: str) -> None:
+    """Raise InvalidRequest for an index beyond the size."""
+    if indices is not None and (largest := max(indices)) >= size:
+        raise InvalidRequest(
+            f"{param}: {largest} is out of range; there are {size} {what}, numbered from 0", param=param, limit=size
+        )
+
+
+def _tuple(indices: list[int] | None) -> tuple[int, ...] | None:
+    return None if indices is None else tuple(indices)
+
+
+def check_edits(edits: Sequence[Edit], bound: Bound) -> None:
+    """Raise InvalidRequest where an edit names what is not there, or brings a value that does not fit."""
+    for index, edit in enumerate(edits):
+        param = f"edits.{index}"
+        heads = bound.kv_heads if edit.tap in {"k", "v"} else bound.heads
+        sizes: dict[str, tuple[list[int] | None, int]] = {
+            "heads": (edit.heads, heads),
+            "queries": (edit.queries, bound.queries),
+            "keys": (edit.keys, bound.keys),
+        }
+        has = AXES[edit.tap]
+        part: list[int] = [bound.batch]
+        for axis, (indices, size) in sizes.items():
+            if axis not in has:
+                if indices is not None:
+                    raise InvalidRequest(
+                        f"{param}.{axis}: {edit.tap} has no {axis}; leave them out", param=f"{param}.{axis}"
+                    )
+                continue
+            check_indices(f"{param}.{axis}", indices, size, axis)
+            part.append(size if indices is None else len(indices))
+        widths: dict[str, int] = {
+            "q": bound.head_dim, "k": bound.head_dim, "v": bound.value_dim, "context": bound.value_dim,
+            "output": bound.output_shape[-1],
+        }  # fmt: skip
+        part += [widths[edit.tap]] if edit.tap in widths else []
+        if edit.tap == "output" and bound.module is None and not bound.layout.merged:
+            part.insert(1, bound.heads)
+        if edit.value is not None and not _broadcasts(edit.value.shape, part):
+            raise wrong_shape(f"{param}.value", f"a shape that broadcasts to {part}", edit.value)
+
+
+def _broadcasts(shape: tuple[int, ...], target: list[int]) -> bool:
+    if len(shape) > len(target):
+        return False
+    return all(size in {1, want} for size, want in zip(shape[::-1], target[::-1], strict=False))

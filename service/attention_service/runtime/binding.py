@@ -169,13 +169,9 @@ class _Binder:
                 raise wrong_shape(name, f"as many dimensions as query, {rank}", array)
             self._put(name, array, layout, rank)
         split = {name: self._split_shape(name, kv_heads if name != "query" else heads, layout) for name in self.arrays}
-        (batch, heads, queries, head_dim), key, value = (
-            split["query"],
-            split.get("key", split["query"]),
-            split[value_is],
-        )
-        kv_heads = key[1]
-        self._agree(split["query"], key, value, value_is)
+        query, key, value = split["query"], split.get("key", split["query"]), split[value_is]
+        self._agree(query, key, value, value_is)
+        (batch, heads, queries, head_dim), kv_heads = query, key[1]
         past = self._past(layout, batch, kv_heads, head_dim, value[3])
         dtype = self._common_dtype()
         return self._finish(
@@ -207,8 +203,7 @@ class _Binder:
             kv_heads = request.num_kv_heads or request.num_heads
             if request.num_heads % kv_heads or (self.request.key is None and kv_heads != request.num_heads):
                 raise InvalidRequest(
-                    f"num_kv_heads: {kv_heads} must divide num_heads {request.num_heads}, and be equal to it where no key "
-                    "is sent",
+                    f"num_kv_heads: {kv_heads} must divide num_heads {request.num_heads}, and equal it where no key is sent",
                     param="num_kv_heads",
                 )
             return Layout(batched=query.ndim == 3, merged=True), request.num_heads, kv_heads

@@ -1,0 +1,122 @@
+"""A BERT encoder whose attention the service computes, and everything else ``transformers``."""
+
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+os.environ["HF_HUB_OFFLINE"] = "1"  # everything is in the checkpoint's folder
+
+import torch
+from torch import Tensor, nn
+from transformers import AutoModel, AutoTokenizer
+from transformers.utils import logging
+
+from attention_client import Client
+from attention_contract.schemas.attention import HeadStatistics, Ran
+
+logging.set_verbosity_error()
+logging.disable_progress_bar()
+
+
+@dataclass(frozen=True)
+class LayerSeen:
+    """What the service said of one layer."""
+
+    module: str
+    weights: Tensor
+    """``[heads, queries, keys]``"""
+    statistics: HeadStatistics
+    """``[1, heads]`` each."""
+    ran: Ran
+
+
+@dataclass(frozen=True)
+class Encoded:
+    """One pass of a sentence through the encoder."""
+
+    hidden: Tensor
+    """``[tokens, d_model]``: what leaves the last layer."""
+    weights: list[Tensor]
+    """``[heads, queries, keys]`` of every layer."""
+    layers: list[LayerSeen] = field(default_factory=list)
+    """What the service said, where it took part."""
+
+
+class ServedAttention(nn.Module):
+    """Stands where a layer's own attention stood: its module in the service, asked over HTTP."""
+
+    def __init__(self, client: Client, module: str) -> None:
+        super().__init__()
+        self.client, self.module = client, module
+        self.seen: list[LayerSeen] = []
+
+    def forward(self, hidden: Tensor, *_: Any, **__: Any) -> tuple[Tensor, Tensor]:
+        """The output for hidden states ``[1, tokens, d_model]``, with the output projection done, and the weights."""
+        reply = self.client.forward(self.module, hidden, return_=["output", "weights"])
+        asked = self.client.weights(self.module, hidden, return_weights=False, version=reply.ran.version)
+        assert reply.output is not None
+        assert reply.weights is not None
+        output, weights = torch.from_numpy(reply.output), torch.from_numpy(reply.weights)
+        self.seen.append(LayerSeen(self.module, weights[0], asked.statistics, reply.ran))
+        return output, weights
+
+
+class Encoder:
+    """A checkpoint with the names of BERT: tokens in, hidden states out."""
+
+    def __init__(self, checkpoint: Path) -> None:
+        if not (checkpoint / "config.json").is_file():
+            raise FileNotFoundError(f"{checkpoint} is no folder with a checkpoint: it has no config.json")
+        local: dict[str, Any] = {"local_files_only": True}
+        self._tokenizer = AutoTokenizer.from_pretrained(checkpoint, **local)
+        self._model = AutoModel.from_pretrained(
+            checkpoint, attn_implementation="eager", dtype=torch.float32, use_safetensors=True, **local
+        ).eval()
+        try:
+            self._layers = list(self._model.encoder.layer)
+        except AttributeError:
+            raise ValueError(f"{checkpoint} is no encoder with the layout of BERT") from None
+
+    @property
+    def depth(self) -> int:
+        """How many layers it has."""
+        return len(self._layers)
+
+    def tokens(self, sentence: str) -> list[str]:
+        """The tokens of a sentence, those that the tokenizer adds included."""
+        ids: list[int] = self._inputs(sentence)["input_ids"][0].tolist()
+        tokens: list[str] = self._tokenizer.convert_ids_to_tokens(ids)
+        return tokens
+
+    def run(self, sentence: str) -> Encoded:
+        """Encode a sentence by ``transformers`` alone."""
+        with torch.inference_mode():
+            reply = self._model(**self._inputs(sentence), output_attentions=True)
+        return Encoded(reply.last_hidden_state[0], [weights[0] for weights in reply.attentions])
+
+    def run_served(self, sentence: str, client: Client, modules: list[str]) -> Encoded:
+        """Encode a sentence with the attention of every layer computed by these modules of the service."""
+        with self._served(client, modules) as attentions, torch.inference_mode():
+            hidden = self._model(**self._inputs(sentence)).last_hidden_state[0]
+        layers = [attention.seen[-1] for attention in attentions]
+        return Encoded(hidden, [layer.weights for layer in layers], layers)
+
+    @contextmanager
+    def _served(self, client: Client, modules: list[str]) -> Iterator[list[ServedAttention]]:
+        """Let the service stand in for the attention of every layer: the residual and the LayerNorm stay here."""
+        own = [(layer.attention.self, layer.attention.output.dense) for layer in self._layers]
+        served = [ServedAttention(client, module) for module in modules]
+        try:
+            for layer, attention in zip(self._layers, served, strict=True):
+                layer.attention.self, layer.attention.output.dense = attention, nn.Identity()
+            yield served
+        finally:
+            for layer, (attention, dense) in zip(self._layers, own, strict=True):
+                layer.attention.self, layer.attention.output.dense = attention, dense
+
+    def _inputs(self, sentence: str) -> Any:
+        longest = min(self._tokenizer.model_max_length, self._model.config.max_position_embeddings)
+        return self._tokenizer(sentence, return_tensors="pt", truncation=True, max_length=longest)

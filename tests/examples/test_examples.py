@@ -1,0 +1,159 @@
+"""Every example runs as its reader would run it, and what it claims holds."""
+
+import os
+import re
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+from platformdirs import user_cache_path
+from tests.conftest import live_server
+from transformers import BertConfig, BertModel
+
+EXAMPLES = Path(__file__).parents[2] / "examples"
+MINILM = user_cache_path("attention-service", appauthor=False) / "minilm"
+VOCABULARY = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", "the", "cat", "sat", "on", "mat", "##s", "."]
+
+
+def run(*command: str | Path, **env: str) -> subprocess.CompletedProcess[str]:
+    inherited = {name: value for name, value in os.environ.items() if name not in {"SENTENCE", "CHECKPOINT"}}
+    inherited |= {"OMP_NUM_THREADS": "1", "PYTHONWARNINGS": "error"}
+    return subprocess.run(
+        [str(part) for part in command], env=inherited | env, capture_output=True, text=True, timeout=300, check=False
+    )
+
+
+def succeed(*command: str | Path, **env: str) -> str:
+    done = run(*command, **env)
+    assert done.returncode == 0, done.stdout + done.stderr
+    return done.stdout
+
+
+def difference(printed: str, of: str) -> float:
+    """The number that a line of the demo or an example gives for something."""
+    found = re.search(rf"{of}.*?(\d\.\de[+-]\d+)", printed)
+    assert found, printed
+    return float(found[1])
+
+
+# ── examples that ask a running service ──────────────────────────────────────────────────────────────────────────────
+
+
+def test_the_quickstart_answers_the_four_questions_as_often_as_it_is_run(server):
+    for _ in range(2):
+        printed = succeed(sys.executable, EXAMPLES / "quickstart.py", ATTENTION_URL=server)
+        assert "output (1, 5, 64)" in printed
+        assert printed.count("passed") == 10
+        assert "O(n²" in printed
+
+
+@pytest.mark.skipif(shutil.which("curl") is None, reason="needs curl")
+def test_the_quickstart_does_the_same_with_curl(server):
+    printed = succeed("sh", EXAMPLES / "quickstart.sh", ATTENTION_URL=server)
+    for field in ('"version"', '"output"', '"statistics"', '"gradients"', '"growth"'):
+        assert field in printed
+
+
+@pytest.mark.skipif(shutil.which("curl") is None, reason="needs curl")
+def test_the_quickstart_with_curl_stops_at_a_refusal():
+    assert run("sh", EXAMPLES / "quickstart.sh", ATTENTION_URL="http://127.0.0.1:1").returncode != 0
+
+
+def test_a_kernel_of_ones_own_has_the_exact_numbers(server):
+    printed = succeed(sys.executable, EXAMPLES / "check_a_kernel.py", ATTENTION_URL=server)
+    for name in ("output", "lse", "query", "key", "value"):
+        assert difference(printed, name) < 1e-12
+
+
+def test_a_module_of_pytorch_computes_the_same_in_the_service(tmp_path):
+    with live_server(tmp_path) as url:
+        printed = succeed(
+            sys.executable, EXAMPLES / "pytorch_module.py", ATTENTION_URL=url, ATTENTION_MODELS_DIR=str(tmp_path)
+        )
+    assert difference(printed, "output") < 1e-6
+    assert difference(printed, "weights") < 1e-6
+
+
+# ── the demo ─────────────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+@pytest.fixture(scope="module")
+def tiny_bert(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A random encoder with the layout of BERT, and a tokenizer that knows one sentence."""
+    folder = tmp_path_factory.mktemp("checkpoints") / "tiny-bert"
+    torch.manual_seed(0)
+    config = BertConfig(
+        vocab_size=len(VOCABULARY),
+        hidden_size=32,
+        num_hidden_layers=2,
+        num_attention_heads=4,
+        intermediate_size=64,
+        max_position_embeddings=64,
+        initializer_range=0.5,  # uneven weights, as in a trained encoder
+    )
+    BertModel(config).eval().save_pretrained(folder)
+    (folder / "vocab.txt").write_text("\n".join(VOCABULARY) + "\n")
+    (folder / "tokenizer_config.json").write_text('{"tokenizer_class": "BertTokenizer", "do_lower_case": true}')
+    return folder
+
+
+def demo(*arguments: str | Path, **env: str) -> subprocess.CompletedProcess[str]:
+    return run(sys.executable, EXAMPLES / "demo.py", *arguments, COLUMNS="100", **env)
+
+
+def agreed(done: subprocess.CompletedProcess[str]) -> str:
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert difference(done.stdout, "weights of all heads and layers") <= 1e-5
+    assert difference(done.stdout, "final hidden state") <= 1e-4
+    return done.stdout
+
+
+def test_the_demo_agrees_with_transformers(tiny_bert):
+    printed = agreed(demo("--checkpoint", tiny_bert))
+    assert "imported tiny-bert.0 tiny-bert.1" in printed
+    assert "[CLS] the cat sat on the mat [SEP]" in printed
+    assert printed.count("rows look at columns") == 1
+    assert "share of the first key, [CLS]" in printed
+    assert "\x1b" not in printed
+
+
+def test_the_demo_asks_a_service_that_runs_already(tiny_bert, tmp_path):
+    """What to encode comes from the environment here, as `make demo` passes it on."""
+    shutil.copytree(tiny_bert, tmp_path / "kept" / "tiny")
+    with live_server(tmp_path) as url:
+        printed = agreed(
+            demo(
+                "--url", url, "--stored-as", "kept/tiny", "--all", CHECKPOINT=str(tiny_bert), SENTENCE="the mats " * 15
+            )
+        )
+    assert "[CLS] the mat ##s the mat ##s" in printed
+    assert printed.count("rows look at columns") == 8
+
+
+def test_the_demo_says_what_is_wrong(tmp_path):
+    done = demo("--checkpoint", tmp_path)
+    assert done.returncode == 1
+    assert done.stderr.startswith("demo: ")
+    assert "config.json" in done.stderr
+
+
+def test_the_demo_says_when_the_numbers_differ(tiny_bert, tmp_path):
+    """Another encoder's attention, on the service's side, does not pass for this one's."""
+    other = shutil.copytree(tiny_bert, tmp_path / "tiny-bert")
+    torch.manual_seed(1)
+    BertModel(BertConfig.from_pretrained(tiny_bert)).save_pretrained(other)
+    with live_server(tmp_path) as url:
+        done = demo("--checkpoint", tiny_bert, "--url", url)
+    assert done.returncode == 1
+    assert "does NOT agree" in done.stdout
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(not MINILM.is_dir(), reason="needs MiniLM in the cache folder; `make demo` fetches it")
+def test_the_demo_agrees_on_minilm():
+    printed = agreed(demo())
+    assert "minilm.5" in printed
+    assert "[CLS] the cat sat on the mat [SEP]" in printed

@@ -49,8 +49,8 @@ def create_app(settings: Settings) -> FastAPI:
     )
     app.state.settings = settings
     app.include_router(make_router(settings))
-    app.add_api_route("/metrics", metrics.page, include_in_schema=False)
-    app.add_api_route("/", _page, include_in_schema=False)
+    app.add_api_route("/metrics", metrics.page, name="metrics", include_in_schema=False)
+    app.add_api_route("/", _page, name="page", include_in_schema=False)
     app.mount("/web", StaticFiles(directory=_WEB), name="web")
     document = openapi.document()
     app.openapi = lambda: document  # type: ignore[method-assign]

@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from attention_service.runtime.engine import Engine
 
 log = structlog.get_logger("attention_service.access")
+_BY_THE_CLOCK = {"health_live", "health_ready", "metrics"}
 _SECONDS = (0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30)
 
 
@@ -81,7 +82,9 @@ class Observe:
             self.metrics.seconds.labels(operation).observe(seconds)
             if status == 499:
                 self.metrics.cancelled.labels(operation).inc()
-            log.info(
+            # What asks by the clock would drown what people ask.
+            note = log.debug if operation in _BY_THE_CLOCK else log.info
+            note(
                 "request",
                 method=scope["method"],
                 path=scope["path"],

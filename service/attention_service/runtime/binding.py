@@ -203,7 +203,7 @@ class _Binder:
             kv_heads = request.num_kv_heads or request.num_heads
             if request.num_heads % kv_heads or (self.request.key is None and kv_heads != request.num_heads):
                 raise InvalidRequest(
-                    f"num_kv_heads: {kv_heads} must divide num_heads {request.num_heads}, and equal it where no key is sent",
+                    f"num_kv_heads: {kv_heads} must divide num_heads {request.num_heads}; without key, equal it",
                     param="num_kv_heads",
                 )
             return Layout(batched=query.ndim == 3, merged=True), request.num_heads, kv_heads

@@ -64,7 +64,8 @@ def prepare(module: Module | None, request: GradientsRequest, device: Device) ->
     kernel = choose_kernel(
         work, bound.dtype, device.rates, request.kernel, edits=bool(request.edits), taps_gradient=taps
     )
-    plan = plan_gradients(work, kernel, device.rates, taps=taps, check=request.check)
+    checks = 2 * CHECKED_ELEMENTS * len(targets.names) if request.check else 0
+    plan = plan_gradients(work, kernel, device.rates, taps=taps, checks=checks)
     return Job(plan, bound.dtype, module, lambda: _run(bound, request, selection, targets, kernel, device.torch))
 
 

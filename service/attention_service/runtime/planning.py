@@ -1,7 +1,7 @@
 """From a bound request to a plan: which kernel, at what cost. Nothing is allocated here."""
 
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from attention_contract.errors import KernelUnsuitable
 from attention_service.core import cost
@@ -82,13 +82,14 @@ def plan_forward(work: Workload, kernel: str, rates: Rates) -> Plan:
     )
 
 
-def plan_gradients(work: Workload, kernel: str, rates: Rates, *, taps: bool, check: bool) -> Plan:
-    """The cost of a forward and a backward pass, and of the check where one is asked for."""
+def plan_gradients(work: Workload, kernel: str, rates: Rates, *, taps: bool, checks: int) -> Plan:
+    """The cost of a forward and a backward pass, and of as many forward passes in float64 as a check makes."""
     fused = kernel == "fused"
+    checked = cost.predicted_seconds(replace(work, itemsize=8), "materialized", rates) if checks else 0.0
     peak = cost.gradient_peak_bytes(work, taps=taps, kernel=kernel)
     return Plan(
         kernel=kernel,
         flops=cost.flops(work, masked=False).total + cost.backward_flops(work, masked=False, fused=fused).total,
-        peak_bytes=max(peak, cost.check_peak_bytes(work)) if check else peak,
-        predicted_ms=cost.predicted_gradient_seconds(work, kernel, rates) * 1e3,
+        peak_bytes=max(peak, cost.check_peak_bytes(work)) if checks else peak,
+        predicted_ms=(cost.predicted_gradient_seconds(work, kernel, rates) + checks * checked) * 1e3,
     )

@@ -1,0 +1,141 @@
+"""The engine without HTTP: readiness, draining, cancellation, and what a full device is told."""
+
+import asyncio
+import threading
+
+import numpy as np
+import pytest
+import torch
+
+from attention_contract.errors import Draining, Loading, NeverFits
+from attention_contract.schemas.attention import RawForwardRequest
+from attention_contract.schemas.modules import CreateModule, ModuleConfig
+from attention_service.core.cost import Rates
+from attention_service.runtime import engine as engine_module
+from attention_service.runtime.device import Device
+from attention_service.runtime.engine import Engine
+
+ASK = RawForwardRequest(query=np.eye(2, dtype=np.float32))
+
+
+@pytest.fixture
+def device():
+    return Device(torch.device("cpu"), "test", 2**30, Rates(1e10, 1e10, 1e-5))
+
+
+def test_nothing_is_answered_before_the_store_is_loaded_nor_after_a_stop(tmp_path, device):
+    async def play():
+        engine = Engine(tmp_path, device)
+        with pytest.raises(Loading) as loading:
+            await engine.forward(None, ASK)
+        assert loading.value.retry_after
+        await engine.start()
+        assert (await engine.forward(None, ASK)).output.shape == (2, 2)
+        engine.drain()
+        with pytest.raises(Draining):
+            await engine.forward(None, ASK)
+        await engine.stop()
+
+    asyncio.run(play())
+
+
+def test_a_stop_during_the_load_stays_a_stop(tmp_path, device):
+    async def play():
+        engine = Engine(tmp_path, device)
+        engine.drain()
+        await engine.start()
+        assert engine.state == "draining"
+        await engine.stop()
+
+    asyncio.run(play())
+
+
+def test_what_was_given_up_in_the_queue_never_runs_and_frees_its_memory(tmp_path, device, monkeypatch):
+    gate, ran = threading.Event(), []
+
+    async def play():
+        engine = Engine(tmp_path, device)
+        await engine.start()
+        real = engine_module.forward.run
+
+        def slow(*arguments):
+            ran.append(1)
+            gate.wait(10)
+            return real(*arguments)
+
+        monkeypatch.setattr(engine_module.forward, "run", slow)
+        tasks = [asyncio.create_task(engine.forward(None, ASK)) for _ in range(3)]
+        while not ran:
+            await asyncio.sleep(0.001)
+        tasks[0].cancel()  # running: its memory is held until it ends
+        tasks[1].cancel()  # queued: it never runs
+        await asyncio.sleep(0.01)
+        assert engine.budget.in_flight > 0
+        gate.set()
+        assert (await tasks[2]).output.shape == (2, 2)
+        await engine.stop()
+        assert len(ran) == 2
+        assert engine.budget.in_flight == 0
+
+    asyncio.run(play())
+
+
+@pytest.mark.parametrize("fault", [MemoryError(), RuntimeError("DefaultCPUAllocator: can't allocate memory")])
+def test_a_device_that_is_full_after_all_says_so_and_goes_on(tmp_path, device, monkeypatch, fault):
+    async def play():
+        engine = Engine(tmp_path, device)
+        await engine.start()
+        with monkeypatch.context() as patch:
+
+            def full(*_):
+                raise fault
+
+            patch.setattr(engine_module.forward, "run", full)
+            with pytest.raises(NeverFits):
+                await engine.forward(None, ASK)
+        assert (await engine.forward(None, ASK)).output.shape == (2, 2)
+        assert engine.budget.in_flight == 0
+        await engine.stop()
+
+    asyncio.run(play())
+
+
+def test_resident_modules_count_against_the_budget(tmp_path, device):
+    async def play():
+        engine = Engine(tmp_path, device, memory_budget=2**20)
+        await engine.start()
+        before = engine.budget.free
+        info = await engine.create(CreateModule(name="m", config=ModuleConfig(d_model=64, num_heads=4)))
+        assert engine.budget.free == before - info.bytes
+        assert engine.modules().bytes == info.bytes
+        await engine.delete("m")
+        assert engine.budget.free == before
+        await engine.stop()
+
+    asyncio.run(play())
+
+
+def test_the_device_says_what_it_is():
+    opened = Device.open("cpu")
+    assert 0 < opened.free_bytes() <= opened.total_bytes
+    assert opened.rates.flops_per_s > 1e8
+    for wrong in ("cuda:99", "tpu", "meta"):
+        with pytest.raises(ValueError, match="device"):
+            Device.open(wrong)
+
+
+@pytest.mark.gpu
+def test_modules_are_resident_on_cuda_and_answer_from_there(tmp_path):
+    if not torch.cuda.is_available():
+        pytest.skip("needs a CUDA device")
+
+    async def play():
+        engine = Engine(tmp_path, Device.open("auto"))
+        await engine.start()
+        info = await engine.create(CreateModule(name="m", config=ModuleConfig(d_model=64, num_heads=4)))
+        assert info.device == "cuda:0"
+        reply = await engine.forward(None, ASK)
+        assert reply.ran.device == "cuda:0"
+        await engine.stop()
+
+    asyncio.run(play())

@@ -110,3 +110,5 @@ if __name__ == "__main__":
         sys.exit(main())
     except (AttentionError, OSError, RuntimeError, ValueError, subprocess.CalledProcessError) as fault:
         sys.exit(f"demo: {fault}")
+    except KeyboardInterrupt:
+        sys.exit(130)

@@ -1,0 +1,51 @@
+"""``docs/settings.md``, made from the settings themselves: ``python -m tests.docs.settings_page`` writes it anew."""
+
+from typing import Any, get_args
+
+from attention_service.settings import Settings
+from tests.docs.snippets import ROOT
+
+PAGE = ROOT / "docs" / "settings.md"
+COMPUTED = {"models_dir": "the user's data folder, on Linux `~/.local/share/attention-service`"}
+"""Defaults that are found when the server starts."""
+HEAD = """# Settings
+
+Each setting is a flag of `attention serve`, an `ATTENTION_*` variable, and a line of `.env` in the working folder; a
+flag wins over a variable, a variable over `.env`. An empty variable counts as unset. Sizes are in bytes or with a unit
+(`512MiB`, `8GB`). `make serve` passes variables through, and flags as `make serve ARGS="--port 9000"`; for Docker see
+[deploy.md](deploy.md). Written by `python -m tests.docs.settings_page` from `attention_service/settings.py`.
+
+| flag | variable | default | meaning |
+|---|---|---|---|
+"""
+TAIL = """
+The client and the `attention` command read one variable, `ATTENTION_URL`: where the server is.
+"""
+
+
+def render() -> str:
+    """The whole page."""
+    rows = [
+        f"| `--{name.replace('_', '-')}` | `ATTENTION_{name.upper()}` | {_default(name, field)} | {_meaning(field)} |\n"
+        for name, field in Settings.model_fields.items()
+    ]
+    return HEAD + "".join(rows) + TAIL
+
+
+def _default(name: str, field: Any) -> str:
+    if name in COMPUTED:
+        return COMPUTED[name]
+    if field.default is None:
+        return ""
+    human = getattr(field.default, "human_readable", None)
+    return f"`{human() if human else field.default}`"
+
+
+def _meaning(field: Any) -> str:
+    choices = [value for value in get_args(field.annotation) if isinstance(value, str)]
+    listed = f" One of {', '.join(f'`{value}`' for value in choices)}." if choices else ""
+    return " ".join(field.description.split()) + listed
+
+
+if __name__ == "__main__":
+    PAGE.write_text(render(), "utf-8")

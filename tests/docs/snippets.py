@@ -1,0 +1,312 @@
+"""The documents' code blocks: found, run against a server, and compared with the outputs that the documents show.
+
+A ``python`` or ``sh`` block is run; the ``text`` or ``json`` block that follows it directly is its output. Blocks of
+one document run in order; its Python blocks share their names. ``console`` blocks are shown, not run.
+
+In an output, ``…`` stands for whatever comes. In JSON that is any value, any further elements of a list, and, as a
+key, any further fields of an object; in text it is a part of a line, or, alone on a line, any number of lines. Numbers
+that differ from run to run (``VOLATILE``) are not compared; other decimals may differ in their last digit.
+
+``python -m tests.docs.snippets [DOCUMENT …]`` runs the documents and writes outputs that have changed into them.
+"""
+
+import io
+import json
+import math
+import os
+import re
+import subprocess
+import sys
+import tempfile
+import traceback
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import chdir
+from dataclasses import dataclass, field
+from functools import partial
+from pathlib import Path
+from typing import Any
+from unittest import mock
+
+from markdown_it import MarkdownIt
+
+from attention_client import Client
+
+ROOT = Path(__file__).parents[2]
+DOCUMENTS = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
+DEFAULT_URL = "http://127.0.0.1:8000"
+ELISION = "…"
+VOLATILE = frozenset(
+    {"kernel", "predicted_ms", "compute_ms", "queue_ms", "peak_bytes", "request_id", "device", "device_name", "memory"}
+)
+"""Fields of replies that depend on the machine, its settings or the moment."""
+SERVER_SETTINGS: dict[str, Any] = {"memory_budget": 2**30, "threads": 1}
+"""How the server that the documents talk to is started."""
+
+_RAN = re.compile(r"^(?:fused|materialized) on \S+ (in .*?: [\d.]+ \w*FLOP), .*")
+"""The command's line on what ran: the dtype, the version and the FLOPs are compared, times and bytes are not."""
+_NUMBER = re.compile(r"(?<![\w.])[-+]?\d+(?:\.\d+)?(?:e[-+]?\d+)?(?![\w…])")
+
+
+@dataclass(frozen=True)
+class Block:
+    """One block of code and, where one follows directly, its output."""
+
+    document: Path
+    language: str
+    code: str
+    line: int
+    """Of the first line of code, from 1."""
+    output: str | None = None
+    output_language: str = ""
+    output_lines: tuple[int, int] | None = None
+    """The lines of the document between the fences of the output, from 0."""
+
+    @property
+    def place(self) -> str:
+        return f"{self.document.relative_to(ROOT)}:{self.line}"
+
+
+class SnippetError(AssertionError):
+    """A block failed, or printed something else than the document says."""
+
+
+def blocks(document: Path) -> Iterator[Block]:
+    """Every block of code of a document that is no output."""
+    tokens = MarkdownIt().parse(document.read_text("utf-8"))
+    at = 0
+    while at < len(tokens):
+        token, at = tokens[at], at + 1
+        if token.type != "fence":
+            continue
+        found: dict[str, Any] = {}
+        if token.info in {"python", "sh"} and at < len(tokens) and tokens[at].type == "fence":
+            follows = tokens[at]
+            if follows.info in {"text", "json"}:
+                start, end = follows.map
+                found = {
+                    "output": follows.content,
+                    "output_language": follows.info,
+                    "output_lines": (start + 1, end - 1),
+                }
+                at += 1
+        yield Block(document, token.info, token.content, token.map[0] + 2, **found)
+
+
+@dataclass
+class Session:
+    """What the blocks of one document share: a server, a folder, and Python's names."""
+
+    url: str
+    models_dir: Path
+    folder: Path
+    names: dict[str, Any] = field(default_factory=lambda: {"__name__": "__main__"})
+
+    def run(self, block: Block) -> str:
+        """What a block prints. Raises SnippetError where it fails."""
+        code = block.code.replace(DEFAULT_URL, self.url)
+        printed = self._python(block, code) if block.language == "python" else self._shell(block, code)
+        return printed.replace(self.url, DEFAULT_URL)
+
+    @property
+    def _environment(self) -> dict[str, str]:
+        return {
+            "ATTENTION_URL": self.url,
+            "ATTENTION_MODELS_DIR": str(self.models_dir),
+            "PATH": f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}",
+        }
+
+    def _python(self, block: Block, code: str) -> str:
+        out = io.StringIO()
+        # Not sys.stdout: the server of a test runs in this process too, and its log lines go there.
+        self.names["print"] = partial(print, file=out)
+        padded = "\n" * (block.line - 1) + code  # so that a traceback names the document's own lines
+        with mock.patch.dict(os.environ, self._environment), chdir(self.folder):
+            try:
+                exec(compile(padded, str(block.document), "exec"), self.names)  # noqa: S102
+            except Exception:
+                raise SnippetError(f"{block.place} failed\n{traceback.format_exc()}") from None
+        return out.getvalue()
+
+    def _shell(self, block: Block, code: str) -> str:
+        done = subprocess.run(
+            ["/bin/bash", "-uo", "pipefail", "-c", code],
+            env={**os.environ, **self._environment, "NO_COLOR": "1", "COLUMNS": "100"},
+            cwd=self.folder,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            stdin=subprocess.DEVNULL,
+            text=True,
+            timeout=60,
+            check=False,
+        )
+        if done.returncode:
+            raise SnippetError(f"{block.place} ended with {done.returncode}\n{done.stdout}")
+        return done.stdout
+
+    def close(self) -> None:
+        """Close the clients that the Python blocks left open."""
+        for value in self.names.values():
+            if isinstance(value, Client):
+                value.close()
+
+
+def check(block: Block, printed: str) -> None:
+    """Raise SnippetError unless a block printed what the document shows."""
+    if block.output is None:
+        return
+    found = (
+        _json_difference(_json(block.output), _json(printed), "")
+        if block.output_language == "json"
+        else _text_difference(block.output, printed)
+    )
+    if found is not None:
+        raise SnippetError(f"{block.place} printed something else: {found}\n── printed ──\n{printed}")
+
+
+def _json(text: str) -> Any:
+    try:
+        return json.loads(text)
+    except json.JSONDecodeError as fault:
+        raise SnippetError(f"not JSON ({fault}): {text}") from None
+
+
+def _json_difference(shown: Any, printed: Any, path: str) -> str | None:
+    """Where two JSON values differ, in words; None where they do not."""
+    if shown == ELISION:
+        return None
+    if isinstance(shown, Mapping) and isinstance(printed, Mapping):
+        return _object_difference(shown, printed, path)
+    if isinstance(shown, list) and isinstance(printed, list):
+        return _list_difference(shown, printed, path)
+    if type(shown) is type(printed) and shown == printed:
+        return None
+    numbers = all(isinstance(value, int | float) and not isinstance(value, bool) for value in (shown, printed))
+    if numbers and math.isclose(shown, printed, rel_tol=1e-5, abs_tol=1e-7):
+        return None
+    return f"{path or 'the value'} is {json.dumps(printed)[:200]}, shown as {json.dumps(shown)[:200]}"
+
+
+def _object_difference(shown: Mapping[str, Any], printed: Mapping[str, Any], path: str) -> str | None:
+    missing = set(shown) - set(printed) - {ELISION}
+    more = set() if ELISION in shown else set(printed) - set(shown)
+    if missing or more:
+        return f"{path or 'the object'} lacks {sorted(missing)}, has besides {sorted(more)}"
+    same = (name for name in shown if name != ELISION and name not in VOLATILE)
+    return next(filter(None, (_json_difference(shown[name], printed[name], f"{path}.{name}") for name in same)), None)
+
+
+def _list_difference(shown: Sequence[Any], printed: Sequence[Any], path: str) -> str | None:
+    if ELISION in shown:
+        at = shown.index(ELISION)
+        behind = len(shown) - at - 1
+        if len(printed) < at + behind:
+            return f"{path} has {len(printed)} elements"
+        shown = [*shown[:at], *shown[at + 1 :]]
+        printed = [*printed[:at], *printed[len(printed) - behind :]]
+    if len(shown) != len(printed):
+        return f"{path} has {len(printed)} elements, shown with {len(shown)}"
+    pairs = enumerate(zip(shown, printed, strict=True))
+    return next(filter(None, (_json_difference(a, b, f"{path}[{at}]") for at, (a, b) in pairs)), None)
+
+
+def _text_difference(shown: str, printed: str) -> str | None:
+    wanted, found = shown.rstrip().splitlines(), printed.rstrip().splitlines()
+    at = 0
+    for index, line in enumerate(wanted):
+        if line.strip() == ELISION:
+            later = wanted[index + 1 :]
+            if not later:
+                return None
+            while at < len(found) and not _line_matches(later[0], found[at]):
+                at += 1
+        elif at >= len(found):
+            return f"the line {line!r} is missing"
+        elif not _line_matches(line, found[at]):
+            return f"{found[at]!r}, shown as {line!r}"
+        else:
+            at += 1
+    return None if at == len(found) else f"there is more: {found[at]!r}"
+
+
+def _line_matches(shown: str, printed: str) -> bool:
+    """Whether a line is what is shown, up to runs of spaces and the last digit of a decimal."""
+    shown, printed = (_RAN.sub(r"ran \1", line) for line in (shown, printed))
+    numbers: list[str] = []
+
+    def remember(match: re.Match[str]) -> str:
+        numbers.append(match[0])
+        return "\0"
+
+    pattern = re.escape(_NUMBER.sub(remember, " ".join(shown.split())))
+    pattern = pattern.replace("\0", f"({_NUMBER.pattern})").replace(re.escape(ELISION), ".*?")
+    match = re.fullmatch(pattern, " ".join(printed.split()))
+    return match is not None and all(map(_same_number, numbers, match.groups()))
+
+
+def _same_number(shown: str, printed: str) -> bool:
+    if "." not in shown and "e" not in shown:
+        return shown == printed
+    digits, _, exponent = shown.partition("e")
+    last = 10.0 ** (int(exponent or 0) - len(digits.partition(".")[2]))
+    return abs(float(shown) - float(printed)) <= 1.01 * last
+
+
+# ── writing ──────────────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+def pretty(value: Any, indent: int = 0, width: int = 110) -> str:
+    """JSON over several lines, with whatever fits on one line on one."""
+    flat = json.dumps(value, ensure_ascii=False)
+    if len(flat) + indent <= width or not isinstance(value, dict | list) or not value:
+        return flat
+    inner = " " * (indent + 2)
+    if isinstance(value, dict):
+        items = [f"{json.dumps(name, ensure_ascii=False)}: {pretty(item, indent + 2)}" for name, item in value.items()]
+        first, last = "{}"
+    else:
+        items = [pretty(item, indent + 2) for item in value]
+        first, last = "[]"
+    return f"{first}\n" + ",\n".join(inner + item for item in items) + f"\n{' ' * indent}{last}"
+
+
+def update(document: Path, session: Session) -> int:
+    """Run a document and write every output that has changed into it. Returns how many did."""
+    lines = document.read_text("utf-8").splitlines()
+    changes: list[tuple[tuple[int, int], str]] = []
+    for block in blocks(document):
+        if block.language not in {"python", "sh"}:
+            continue
+        printed = session.run(block)
+        try:
+            check(block, printed)
+        except SnippetError:
+            assert block.output_lines is not None
+            new = pretty(json.loads(printed)) if block.output_language == "json" else printed.rstrip()
+            changes.append((block.output_lines, new))
+    for (start, end), new in reversed(changes):
+        lines[start:end] = [line.rstrip() for line in new.splitlines()]
+    document.write_text("\n".join(lines) + "\n", "utf-8")
+    return len(changes)
+
+
+def main(names: Sequence[str]) -> None:
+    """Bring the named documents (all of them, where none is named) up to date."""
+    from attention_service.api.observing import configure_logging
+    from tests.conftest import live_server
+
+    configure_logging("error", "console")
+    for document in [Path(name).resolve() for name in names] or DOCUMENTS:
+        with (
+            tempfile.TemporaryDirectory() as models,
+            tempfile.TemporaryDirectory() as folder,
+            live_server(Path(models), **SERVER_SETTINGS) as url,
+        ):
+            session = Session(url, Path(models), Path(folder))
+            try:
+                print(document.relative_to(ROOT), "outputs changed:", update(document, session))
+            finally:
+                session.close()
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])

@@ -1,0 +1,117 @@
+"""What the documents name exists: settings, commands, targets, services, paths, links."""
+
+import re
+import tomllib
+
+import pytest
+
+from attention_contract.errors import error_classes
+from attention_contract.operations import OPERATIONS
+from attention_service.core.registry import variants
+from attention_service.settings import Settings
+from tests.docs import settings_page
+from tests.docs.snippets import DOCUMENTS, ROOT, blocks
+
+PAGES = [*DOCUMENTS, ROOT / "CONTRIBUTING.md", ROOT / "CHANGELOG.md"]
+MAKEFILE = (ROOT / "Makefile").read_text()
+TARGETS = set(re.findall(r"^([a-z]+):", MAKEFILE, re.MULTILINE))
+COMPOSE = (ROOT / "docker-compose.yml").read_text()
+SERVICES = set(
+    re.findall(r"^  ([\w-]+):", COMPOSE.partition("\nservices:")[2].partition("\nvolumes:")[0], re.MULTILINE)
+)
+STAGES = set(re.findall(r"^FROM \S+ AS (\S+)", (ROOT / "Dockerfile").read_text(), re.MULTILINE))
+VARIABLES = {f"ATTENTION_{name.upper()}" for name in Settings.model_fields} | {"ATTENTION_URL"}
+FLAGS = {f"--{name.replace('_', '-')}" for name in Settings.model_fields} | {"--help"}
+COMPOSE_COMMANDS = {"up", "down", "logs", "ps", "build"}
+
+every_page = pytest.mark.parametrize("page", PAGES, ids=lambda page: page.stem)
+
+
+def console_lines():
+    for page in PAGES:
+        for block in blocks(page):
+            if block.language == "console":
+                yield from (line.partition("#")[0].strip() for line in block.code.splitlines())
+
+
+def test_the_page_of_settings_is_what_the_settings_say():
+    assert settings_page.PAGE.read_text("utf-8") == settings_page.render(), "run python -m tests.docs.settings_page"
+
+
+def test_console_blocks_name_targets_services_and_flags_that_exist():
+    for line in console_lines():
+        for target in re.findall(r"(?:^|&& )make ([a-z]+)", line):
+            assert target in TARGETS, line
+        if words := re.findall(r"docker compose (.*)", line):
+            command, *rest = words[0].split()
+            assert command in COMPOSE_COMMANDS, line
+            assert {word for word in rest if not word.startswith("-")} <= SERVICES, line
+        for stage in re.findall(r"--target (\S+)", line):
+            assert stage in STAGES, line
+        if line.startswith("attention serve"):
+            assert set(re.findall(r"--[a-z-]+", line)) <= FLAGS, line
+
+
+@every_page
+def test_blocks_are_of_a_kind_that_is_run_or_declared_not_to_be(page):
+    kinds = {block.language for block in blocks(page)}
+    assert kinds <= ({"python", "sh", "console", "text"} if page in DOCUMENTS else {"console", "text"})
+
+
+@every_page
+def test_variables_and_targets_named_in_prose_exist(page):
+    text = page.read_text("utf-8")
+    assert set(re.findall(r"\bATTENTION_[A-Z_]*[A-Z]\b", text)) <= VARIABLES
+    assert set(re.findall(r"`make ([a-z]+)", text)) <= TARGETS
+
+
+@every_page
+def test_links_lead_somewhere(page):
+    for target in re.findall(r"\]\(([^)\s]+)\)", page.read_text("utf-8")):
+        if target.startswith("http"):
+            continue
+        path, _, anchor = target.partition("#")
+        file = (page.parent / path).resolve() if path else page
+        assert file.exists(), target
+        if anchor:
+            headings = re.findall(r"^#+ (.*)", file.read_text("utf-8"), re.MULTILINE)
+            assert anchor in {re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in headings}, (
+                target
+            )
+
+
+def test_the_tour_shows_every_path_and_error():
+    text = (ROOT / "docs" / "api.md").read_text("utf-8")
+    for operation in OPERATIONS:
+        assert f"{operation.method} {operation.path}" in text, operation.name
+    # What this server never raises, or what is only the root of others.
+    abstract = {
+        "error",
+        "conflict",
+        "too_large",
+        "unavailable",
+        "unauthorized",
+        "forbidden",
+        "cancelled",
+        "internal_error",
+    }
+    missing = [code for code in error_classes() if code not in abstract and f"`{code}`" not in text]
+    assert [code for code in missing if not error_classes()[code].__module__.startswith("attention_client")] == []
+
+
+def test_the_readme_names_every_variant():
+    text = (ROOT / "README.md").read_text("utf-8").lower()
+    said = {"any": "unions", "none": "", "exact": "exact", "materialized": "", "fused": ""}
+    for variant in variants():
+        assert said.get(variant.name, variant.name.replace("_", " ")) in text.replace("_", " "), variant.name
+
+
+def test_every_dependency_has_its_reason():
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    listed = [
+        *project["dependencies"],
+        *(name for extra in project["optional-dependencies"].values() for name in extra),
+    ]
+    names = {re.match(r"[a-z0-9-]+", name, re.IGNORECASE)[0] for name in listed} - {"attention-service"}
+    text = (ROOT / "docs" / "dependencies.md").read_text("utf-8")
+    assert [name for name in sorted(names) if f"`{name}`" not in text and f"`{name}[" not in text] == []

@@ -1,0 +1,64 @@
+"""Every example of the documents runs, and gives what the document says it gives."""
+
+import pytest
+
+from tests.conftest import live_server
+from tests.docs.snippets import DOCUMENTS, SERVER_SETTINGS, Block, Session, SnippetError, blocks, check
+
+RUNNABLE = [document for document in DOCUMENTS if any(block.language in {"python", "sh"} for block in blocks(document))]
+
+
+@pytest.mark.parametrize("document", RUNNABLE, ids=lambda document: document.stem)
+def test_every_example_gives_the_output_shown(document, tmp_path):
+    models, folder = tmp_path / "models", tmp_path / "folder"
+    folder.mkdir()
+    models.mkdir()
+    wrong = []
+    with live_server(models, **SERVER_SETTINGS) as url:
+        session = Session(url, models, folder)
+        for block in blocks(document):
+            if block.language in {"python", "sh"}:
+                try:
+                    check(block, session.run(block))
+                except SnippetError as fault:
+                    wrong.append(str(fault))
+        session.close()
+    assert not wrong, "\n\n".join(wrong)
+
+
+def shown(output, language, document=DOCUMENTS[0]):
+    return Block(document, "sh", "", 1, output, language)
+
+
+@pytest.mark.parametrize(
+    ("language", "output", "printed"),
+    [
+        ("json", '{"a": 1.0, "ran": {"compute_ms": 3}}', '{"a": 1.0000001, "ran": {"compute_ms": 5}}'),
+        ("json", '{"a": [1, "…", 4], "…": "…"}', '{"a": [1, 2, 3, 4], "b": 1}'),
+        ("json", '{"id": "…"}', '{"id": [1]}'),
+        ("text", "shape  (2, 3) mean 0.1235", "shape (2, 3)   mean 0.1234\n"),
+        ("text", "version 1e7… of demo\n…\nend", "version 1e7ab of demo\na\nb\nend\n"),
+    ],
+)
+def test_what_may_differ_between_machines_is_let_pass(language, output, printed):
+    check(shown(output, language), printed)
+
+
+@pytest.mark.parametrize(
+    ("language", "output", "printed"),
+    [
+        ("json", '{"a": 1.0}', '{"a": 1.001}'),
+        ("json", '{"a": 1}', '{"a": 1, "b": 2}'),
+        ("json", '{"a": 1, "b": 2}', '{"a": 1}'),
+        ("json", '{"a": [1, "…", 4]}', '{"a": [1, 2, 3]}'),
+        ("json", '{"a": true}', '{"a": 1}'),
+        ("json", "{}", "not json"),
+        ("text", "mean 0.1235", "mean 0.1239"),
+        ("text", "shape (2, 3)", "shape (2, 4)"),
+        ("text", "one", "one\ntwo"),
+        ("text", "one\n…\nlast", "one\ntwo"),
+    ],
+)
+def test_what_is_wrong_is_found(language, output, printed):
+    with pytest.raises(SnippetError):
+        check(shown(output, language), printed)

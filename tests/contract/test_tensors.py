@@ -148,7 +148,7 @@ def test_the_safetensors_library_reads_what_we_write_and_we_read_what_it_writes(
 
 def test_the_safetensors_library_reads_bfloat16_as_torch_and_we_read_its():
     torch = pytest.importorskip("torch")
-    from safetensors import torch as library  # noqa: PLC0415
+    from safetensors import torch as library
 
     array = np.array(SPECIAL["bfloat16"], np.uint16).view(ml_dtypes.bfloat16)
     kind, model = field_of(array)

@@ -90,6 +90,15 @@ def _total_bytes(device: torch.device) -> int:
     return total
 
 
+def warm_up(device: Device) -> None:
+    """Compute something of each kind, so that the first request does not pay for threads and code being loaded."""
+    for kernel in ("fused", "materialized"):
+        x = torch.rand(1, 64, 64, device=device.torch, requires_grad=True)
+        q = (x @ x).reshape(1, 4, 16, 64)
+        attend(Problem(q, q, q), kernel=kernel).context.sum().backward()  # type: ignore[no-untyped-call]
+    device.synchronize()
+
+
 def measure_rates(device: torch.device) -> Rates:
     """The rates of a float32 matrix product, of a copy, and the cost of the smallest attention, measured now."""
     side = 4096 if device.type == "cuda" else 512

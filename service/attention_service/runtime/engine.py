@@ -42,7 +42,7 @@ from attention_service.modules.library import Library
 from attention_service.modules.resident import Module
 from attention_service.runtime import complexity, forward, gradients, inspection
 from attention_service.runtime.budget import Budget
-from attention_service.runtime.device import BUDGET_SHARE, Device
+from attention_service.runtime.device import BUDGET_SHARE, Device, warm_up
 from attention_service.runtime.jobs import Fields, Job
 
 ResultT = TypeVar("ResultT")
@@ -66,8 +66,9 @@ class Engine:
     # ── life ─────────────────────────────────────────────────────────────────────────────────────────────────────────
 
     async def start(self) -> None:
-        """Load every module of the store; then the engine is ready."""
+        """Load every module of the store and warm the device's thread up; then the engine is ready."""
         self.damaged = await self._in_thread(self.library.load)
+        await asyncio.get_running_loop().run_in_executor(self._worker, warm_up, self.device)
         if self.state == "loading":
             self.state = "ready"
 

@@ -21,8 +21,8 @@ def prepare(module: Module | None, request: ForwardRequest, device: Device) -> J
     bound = bind(module, request)
     selection = bind_selection(request.select, bound)
     check_edits(request.edits, bound)
-    work = workload(bound, device, request.return_, selection)
-    kernel = choose_kernel(work, bound.dtype, device.rates, request.kernel, edits=bool(request.edits))
+    work = workload(bound, device, request.return_, selection, edited=bool(request.edits))
+    kernel = choose_kernel(work, bound.dtype, device.rates, request.kernel)
     plan = plan_forward(work, kernel, device.rates)
     return Job(plan, bound.dtype, module, lambda: run(bound, request, selection, kernel, device.torch))
 

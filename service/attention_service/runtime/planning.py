@@ -23,7 +23,9 @@ class Plan:
     predicted_ms: float
 
 
-def workload(bound: Bound, device: Device, taps: Iterable[str], selection: Selection) -> Workload:
+def workload(
+    bound: Bound, device: Device, taps: Iterable[str], selection: Selection, *, edited: bool = False
+) -> Workload:
     """The sizes of a bound request, as the cost model takes them."""
     mask = bound.arrays.get("mask")
     return Workload(
@@ -42,21 +44,24 @@ def workload(bound: Bound, device: Device, taps: Iterable[str], selection: Selec
         selected_heads=None if selection.heads is None else len(selection.heads),
         selected_queries=None if selection.queries is None else len(selection.queries),
         request_mask_elements=0 if mask is None else mask.size,
+        bool_mask=mask is not None and mask.dtype.kind == "b",
+        padded=bool({"key_mask", "key_lengths"} & set(bound.arrays)),
         batched_offsets="offsets" in bound.arrays,
+        edited=edited,
         inputs=frozenset({"query", "key", "value"} & set(bound.arrays)),
         threads=device.threads,
     )
 
 
-def choose_kernel(
-    work: Workload, dtype: str, rates: Rates, wanted: str | None, *, edits: bool = False, taps_gradient: bool = False
-) -> str:
+def choose_kernel(work: Workload, dtype: str, rates: Rates, wanted: str | None, *, taps_gradient: bool = False) -> str:
     """The kernel that was asked for, or the one of least predicted time among those that can do it.
 
     Raises KernelUnsuitable where the one asked for can't, or none can.
     """
     reasons = {
-        kernel.name: unsuitable(kernel.name, work.spec, TORCH_DTYPES[dtype], edits=edits, taps_gradient=taps_gradient)
+        kernel.name: unsuitable(
+            kernel.name, work.spec, TORCH_DTYPES[dtype], edits=work.edited, taps_gradient=taps_gradient
+        )
         for kernel in KERNELS
     }
     able = [name for name, reason in reasons.items() if reason is None]

@@ -1,0 +1,44 @@
+"""The cost model: FLOPs, bytes and seconds of one attention, counted from its sizes before anything is allocated.
+
+The estimate that is reported is the one by which a request is admitted and its kernel chosen.
+"""
+
+from attention_service.core.cost.flops import backward_flops, backward_pass, flops, forward_pass, pair_count
+from attention_service.core.cost.gradient_memory import check_peak_bytes, gradient_peak_bytes
+from attention_service.core.cost.growth import growth, memory_order, time_order
+from attention_service.core.cost.memory import peak_bytes
+from attention_service.core.cost.report import cost_of
+from attention_service.core.cost.tensors import (
+    input_bytes,
+    kv_cache_bytes,
+    kv_cache_bytes_per_token,
+    output_bytes,
+    parameter_count,
+)
+from attention_service.core.cost.time import Rates, moved_bytes, predicted_gradient_seconds, predicted_seconds
+from attention_service.core.cost.workload import Workload
+
+__all__ = [
+    "Rates",
+    "Workload",
+    "backward_flops",
+    "backward_pass",
+    "check_peak_bytes",
+    "cost_of",
+    "flops",
+    "forward_pass",
+    "gradient_peak_bytes",
+    "growth",
+    "input_bytes",
+    "kv_cache_bytes",
+    "kv_cache_bytes_per_token",
+    "memory_order",
+    "moved_bytes",
+    "output_bytes",
+    "pair_count",
+    "parameter_count",
+    "peak_bytes",
+    "predicted_gradient_seconds",
+    "predicted_seconds",
+    "time_order",
+]

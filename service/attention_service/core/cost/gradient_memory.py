@@ -1,0 +1,131 @@
+"""Peak memory of a forward and a backward pass, and of its check by central differences.
+
+Three phases can be the largest: the end of the forward pass, with what autograd keeps of it; the attention's own
+backward pass; and the backward pass of the projections, when the graph of the attention is gone.
+"""
+
+from dataclasses import replace
+
+from attention_service.core.cost.fused_memory import fused_arguments, fused_mask_bytes, fused_peak, fused_workspace
+from attention_service.core.cost.held import Held
+from attention_service.core.cost.memory import SMALL, bias_copies, materialized_peak, peak_bytes, score_tensors
+from attention_service.core.cost.pairs import fused_masks, masks_of, score_itemsize, softmax_itemsize
+from attention_service.core.cost.tensors import parameter_count
+from attention_service.core.cost.workload import Workload
+
+
+def gradient_peak_bytes(work: Workload, *, taps: bool, kernel: str, mask: bool = True) -> int:
+    """The most that one forward and one backward pass hold at a time, beyond the resident parameters.
+
+    ``taps``: gradients with respect to taps are wanted, which keeps every tap of the materialized pass and a gradient
+    for each. ``mask``: one with respect to a mask that is added may be wanted, for which PyTorch's fused kernel keeps
+    the weights. Taps that are returned beside the gradients are computed again once the graph is gone.
+    """
+    held = Held.of(work)
+    biased = mask and work.request_mask_elements > 0 and not work.bool_mask
+    if taps or kernel != "fused":
+        forward, backward = _materialized(work, taps=taps)
+    else:
+        forward, backward = _fused(work)
+        if biased:
+            expanded = 3 * held.kv * (work.heads // work.kv_heads) if work.heads != work.kv_heads else 0
+            forward, backward = (
+                max(fused, written + expanded)
+                for fused, written in zip((forward, backward), _materialized(work, taps=False), strict=True)
+            )
+    leaves = held.inputs + (held.mask if biased else 0)
+    gradients = _gradient_bytes(work)
+    ends = 2 * (held.output or held.context)  # the output and ∂L/∂output
+    projecting = ends + gradients + (_tap_bytes(work, taps) or held.q + held.kv)
+    peak = leaves + max(held.projecting - held.inputs, held.made + forward, held.made + ends + backward, projecting)
+    again = 0
+    if work.taps - {"output"}:
+        again = leaves + ends + gradients + _tap_bytes(work, taps) + peak_bytes(work, kernel)
+    return max(peak, again) + SMALL
+
+
+def check_peak_bytes(work: Workload, *, taps: bool = True) -> int:
+    """The most that a check by central differences in float64 holds at a time, what was found before it included.
+
+    That is the gradients once more in float64 with their graph, then, for one name after the other, copies of its
+    tensor and two materialized forward passes with their outputs. ``taps``: some of the names are taps.
+    """
+    held = Held.of(work)
+    found = held.inputs + _gradient_bytes(work) + 2 * (held.output or held.context) + _tap_bytes(work, taps)
+    double = replace(work, itemsize=8, taps=frozenset({"output"}), selected_heads=None, selected_queries=None)
+    wide = Held.of(double)
+    parameters = 8 * parameter_count(work.sizes)
+    graph = gradient_peak_bytes(double, taps=taps, kernel="materialized") + parameters
+    # Both the graph's leaves and the probe's are held, the gradients, the two outputs and their difference.
+    leaves = 2 * (wide.inputs + parameters) + _gradient_bytes(double) + 4 * (wide.output or wide.context)
+    moved = 4 * max(wide.inputs, parameters, 8 * work.pairs * work.heads if taps else 0)
+    probing = leaves + moved + _tap_bytes(double, taps) + peak_bytes(replace(double, edited=taps), "materialized")
+    return found + max(graph, probing)
+
+
+def _materialized(work: Workload, *, taps: bool) -> tuple[int, int]:
+    """The end of the stages, and their backward pass, beyond q, k, v, and the output with its gradient.
+
+    Autograd keeps the softmax and the weights over all pairs, and the tanh of a softcap; the backward pass of the
+    softmax has a gradient going in and one coming out beside them.
+    """
+    held = Held.of(work)
+    masks = masks_of(work)
+    pairs = work.pairs * work.heads
+    e, c, n = work.itemsize, score_itemsize(work), softmax_itemsize(work)
+    graph = _factors(work) + masks.together + bias_copies(work, masks)
+    if work.spec.softcap is not None:
+        graph += pairs * c
+    kinds = score_tensors(work) if taps else 0
+    stages = materialized_peak(replace(work, taps=frozenset()), work.heads * work.queries, masks)
+    forward = graph + max(kinds - 1, 0) * pairs * c + stages
+    flowing_back = 2 * held.context + work.batch * work.kv_heads * work.keys * work.value_dim * e
+    flowing = 3 * n if not taps else (kinds * c + 2 * e) + max(3 * n, kinds * c + 2 * n)
+    if taps:
+        flowing_back += held.context + held.merged + 2 * held.q + held.kv
+    flowing_back += 2 * n * work.batch * work.heads * work.queries  # which queries look nowhere, and sums over keys
+    padding = held.kv if work.padded else 0
+    backward = graph + padding + pairs * flowing + flowing_back + _output_projection(work)
+    return forward, max(forward, backward)
+
+
+def _factors(work: Workload) -> int:
+    """The factors of the scores that autograd keeps beside q and k: scaled, widened, laid out for the product."""
+    c = score_itemsize(work)
+    queries = work.batch * work.heads * work.queries * work.head_dim
+    keys = work.batch * work.kv_heads * work.keys * work.head_dim
+    return c * (queries + (keys if work.batch > 1 or c != work.itemsize else 0))
+
+
+def _fused(work: Workload) -> tuple[int, int]:
+    """The call, and its backward pass: three gradients, the context, its gradient, and one contiguous."""
+    held = Held.of(work)
+    masks = fused_masks(work)
+    _, mask = fused_mask_bytes(work, masks)
+    contexts = (2 if work.sizes is None else 3) + (1 if masks.any else 0)
+    padding = 2 * held.kv if work.padded else 0
+    merged = held.merged if work.value_dim < work.head_dim else 0
+    backward = padding + mask + 2 * fused_arguments(work) + contexts * held.context + merged + held.q + held.kv
+    return fused_peak(work) + merged, backward + 2 * fused_workspace(work) + _output_projection(work)
+
+
+def _output_projection(work: Workload) -> int:
+    """Its gradient, which is found before the attention's."""
+    return 0 if work.sizes is None else work.sizes.d_model * (work.heads * work.value_dim + 1) * work.itemsize
+
+
+def _gradient_bytes(work: Workload) -> int:
+    """Of inputs and parameters. Self-attention adds up the gradients of three roles, all held at a time."""
+    held = Held.of(work)
+    new = work.batch * work.queries * (work.sizes.d_model if work.sizes else 0) * work.itemsize
+    partial = (3 - len(work.inputs)) * new
+    return held.inputs + partial + parameter_count(work.sizes) * work.itemsize
+
+
+def _tap_bytes(work: Workload, taps: bool) -> int:
+    """Every tap that is a tensor of its own, and a gradient for each."""
+    if not taps:
+        return 0
+    held = Held.of(work)
+    pairs = work.pairs * work.heads * (score_tensors(work) * score_itemsize(work) + work.itemsize)
+    return 2 * (pairs + held.q + held.kv + held.context)

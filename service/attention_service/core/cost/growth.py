@@ -1,0 +1,84 @@
+"""How the cost grows along a sweep: measured between its two largest values, and in the limit."""
+
+from collections.abc import Sequence
+from math import log
+
+from attention_contract.schemas.complexity import Growth
+from attention_contract.spec import AnyOf, Causal, Mask, SlidingWindow
+from attention_service.core.cost.flops import flops
+from attention_service.core.cost.memory import makes_pairs, peak_bytes
+from attention_service.core.cost.workload import Workload
+
+# b batch, m queries, n keys (and queries, where the length varies), p past keys, d width of all heads together, h heads
+_PAIRS = {"length": "n²", "batch": "b·m·n", "queries": "m·n", "keys": "m·n", "past": "m·p"}
+_TOKENS = {"length": "n", "batch": "b·(m + n)", "queries": "m", "keys": "n", "past": "p"}
+
+
+def growth(work: Workload, dimension: str, values: Sequence[int], kernel: str) -> Growth:
+    """The exponents between the two largest values of a sweep, and the asymptotic forms.
+
+    FLOPs are those of the forward pass over every pair, bytes the kernel's peak with the taps of the workload. With
+    fewer than two positive values, the largest is compared with its double.
+    """
+    sizes = sorted({value for value in values if value > 0}) or [work.value(dimension) or 1]
+    if len(sizes) == 1:
+        sizes.append(2 * sizes[0])
+    (small, before), (large, after) = ((size, work.at(dimension, size)) for size in sizes[-2:])
+    step = log(large) - log(small)
+
+    def exponent(less: int, more: int) -> float:
+        return (log(more) - log(less)) / step
+
+    return Growth(
+        dimension=dimension,
+        flops_exponent=exponent(flops(before, masked=False).total, flops(after, masked=False).total),
+        peak_bytes_exponent=exponent(peak_bytes(before, kernel), peak_bytes(after, kernel)),
+        time_order=time_order(work, dimension),
+        memory_order=memory_order(work, dimension, kernel),
+    )
+
+
+def time_order(work: Workload, dimension: str = "length") -> str:
+    """As in ``O(n²·d)``: of the work that both kernels do, which is over every pair, or up to half of them.
+
+    Where the masks leave a band (and strips of global tokens), the form over the allowed pairs alone is added.
+    """
+    projections = f" + {_TOKENS[dimension]}·d²" if work.sizes is not None and dimension != "past" else ""
+    order = f"O({_PAIRS[dimension]}·d{projections})"
+    left, right, strips = _band(work.spec.masks)
+    if dimension == "length" and left and right:
+        band = "n·(w + g)" if strips else "n·w"
+        order += f"; over allowed pairs alone O({band}·d{projections})"
+    return order
+
+
+def memory_order(work: Workload, dimension: str, kernel: str) -> str:
+    """As in ``O(n·d)``: of the peak beyond the parameters, with what the request needs over all pairs."""
+    by_head, shared = makes_pairs(work, kernel)
+    pairs = f"h·{_PAIRS[dimension]} + " if by_head else f"{_PAIRS[dimension]} + " if shared else ""
+    return f"O({pairs}{_TOKENS[dimension]}·d)"
+
+
+def _band(masks: Sequence[Mask]) -> tuple[bool, bool, bool]:
+    """Whether masks together bound how far a query sees, left and right, and whether global tokens are exempt."""
+    bounds = [_bounds(mask) for mask in masks]
+    return (
+        any(left for left, _, _ in bounds),
+        any(right for _, right, _ in bounds),
+        any(strips for *_, strips in bounds),
+    )
+
+
+def _bounds(mask: Mask) -> tuple[bool, bool, bool]:
+    if isinstance(mask, Causal):
+        return False, True, False
+    if isinstance(mask, SlidingWindow):
+        return mask.left is not None, mask.right is not None, False
+    if isinstance(mask, AnyOf):
+        bounds = [_bounds(member) for member in mask.of]
+        return (
+            all(left for left, _, _ in bounds),
+            all(right for _, right, _ in bounds),
+            any(strips for *_, strips in bounds),
+        )
+    return True, True, True  # global tokens

@@ -1,0 +1,65 @@
+"""Bytes of the tensors that come in, stay and go out."""
+
+from attention_service.core.cost.workload import Workload
+from attention_service.core.multihead import Sizes, parameter_shapes
+
+
+def parameter_count(sizes: Sizes | None) -> int:
+    """Parameters of the projections, biases included: about 4·d_model² where all widths are d_model."""
+    if sizes is None:
+        return 0
+    return sum(shape[0] * (shape[1] if len(shape) == 2 else 1) for shape in parameter_shapes(sizes).values())
+
+
+def kv_cache_bytes_per_token(work: Workload) -> int:
+    """Keys and values of one token of one sequence: Hkv · (D + V) elements. Source: Shazeer 2019, section 3."""
+    return work.kv_heads * (work.head_dim + work.value_dim) * work.itemsize
+
+
+def kv_cache_bytes(work: Workload) -> int:
+    """Keys and values of all tokens of the batch, past and new."""
+    return work.batch * work.keys * kv_cache_bytes_per_token(work)
+
+
+def input_bytes(work: Workload) -> int:
+    """The request's tensors in the dtype that is computed in.
+
+    Query, key and value where they are tensors of their own, past keys and values, and the mask.
+    """
+    if work.sizes is None:
+        widths = (work.heads * work.head_dim, work.kv_heads * work.head_dim, work.kv_heads * work.value_dim)
+    else:
+        widths = (work.sizes.d_model, work.sizes.key_width, work.sizes.value_width)
+    tokens = (work.queries, work.new_keys, work.new_keys)
+    elements = sum(
+        length * width
+        for name, length, width in zip(("query", "key", "value"), tokens, widths, strict=True)
+        if name in work.inputs
+    )
+    past = work.batch * work.past * kv_cache_bytes_per_token(work)
+    mask = work.request_mask_elements * (1 if work.bool_mask else work.itemsize)
+    return work.batch * elements * work.itemsize + mask + past
+
+
+def output_bytes(work: Workload) -> int:
+    """The reply's tensors in the dtype that is computed in: the taps, and all keys and values with a past."""
+    present = kv_cache_bytes(work) if work.past else 0
+    return present + sum(tap_elements(work, tap) for tap in work.taps) * work.itemsize
+
+
+def tap_elements(work: Workload, tap: str) -> int:
+    """Elements of one tap, of the selected heads and queries."""
+    heads = work.heads if work.selected_heads is None else work.selected_heads
+    kv_heads = work.kv_heads if work.selected_heads is None else work.selected_heads
+    queries = work.queries if work.selected_queries is None else work.selected_queries
+    if tap == "output":
+        width = work.heads * work.value_dim if work.sizes is None else work.sizes.d_model
+        return work.batch * work.queries * width
+    elements = {
+        "q": heads * queries * work.head_dim,
+        "k": kv_heads * work.keys * work.head_dim,
+        "v": kv_heads * work.keys * work.value_dim,
+        "context": heads * queries * work.value_dim,
+        "lse": heads * queries,
+    }
+    return work.batch * elements.get(tap, heads * queries * work.keys)

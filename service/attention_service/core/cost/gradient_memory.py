@@ -8,7 +8,7 @@ from dataclasses import replace
 
 from attention_service.core.cost.fused_memory import fused_arguments, fused_mask_bytes, fused_peak, fused_workspace
 from attention_service.core.cost.held import Held
-from attention_service.core.cost.memory import SMALL, bias_copies, materialized_peak, peak_bytes, score_tensors
+from attention_service.core.cost.memory import bias_copies, materialized_peak, peak_bytes, score_tensors, with_margin
 from attention_service.core.cost.pairs import fused_masks, masks_of, score_itemsize, softmax_itemsize
 from attention_service.core.cost.tensors import parameter_count
 from attention_service.core.cost.workload import Workload
@@ -41,7 +41,7 @@ def gradient_peak_bytes(work: Workload, *, taps: bool, kernel: str, mask: bool =
     again = 0
     if work.taps - {"output"}:
         again = leaves + ends + gradients + _tap_bytes(work, taps) + peak_bytes(work, kernel)
-    return max(peak, again) + SMALL
+    return max(with_margin(peak), again)
 
 
 def check_peak_bytes(work: Workload, *, taps: bool = True) -> int:

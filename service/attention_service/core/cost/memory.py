@@ -15,8 +15,6 @@ _NORMALIZED = frozenset({"weights", "lse"})
 PAIR_TAPS = SCORE_TAPS | _NORMALIZED
 """Taps for which every score of the selected heads and queries is needed."""
 _INNER = frozenset({"q", "k", "v"}) | PAIR_TAPS
-SMALL = 4096
-"""Bytes of what has no dimension worth counting: scalars, indices, offsets."""
 
 
 def peak_bytes(work: Workload, kernel: str) -> int:
@@ -36,7 +34,12 @@ def peak_bytes(work: Workload, kernel: str) -> int:
             attention = max(attention, kept + context + _kept(work) + _narrowing(work))
             kept = _kept(work)
     after = context + held.merged + held.output + kept
-    return max(held.projecting, held.problem + max(attention, after)) + SMALL
+    return with_margin(max(held.projecting, held.problem + max(attention, after)))
+
+
+def with_margin(counted: int) -> int:
+    """A sixteenth more, and a page, for what is too small to count: scalars, indices, flags of rows."""
+    return counted + counted // 16 + 4096
 
 
 def materialized_peak(work: Workload, rows: int, masks: Masks, *, weighed: bool = True) -> int:
@@ -101,7 +104,6 @@ def _again_peak(work: Workload) -> int:
     """The taps that a fused kernel does not keep, computed again for the selected heads and queries."""
     if not work.taps & _INNER:
         return 0
-    held = Held.of(work)
     heads = work.heads if work.selected_heads is None else work.selected_heads
     queries = work.queries if work.selected_queries is None else work.selected_queries
     narrowed = 0
@@ -112,9 +114,8 @@ def _again_peak(work: Workload) -> int:
     masks = masks_of(work)
     if masks.any and queries < work.queries:
         masks = _rows_of(masks, queries, work.queries)
-    return (
-        held.context + narrowed + materialized_peak(work, heads * queries, masks, weighed=bool(work.taps & _NORMALIZED))
-    )
+    weighed = bool(work.taps & _NORMALIZED)
+    return narrowed + materialized_peak(work, heads * queries, masks, weighed=weighed)
 
 
 def _rows_of(masks: Masks, queries: int, of: int) -> Masks:

@@ -1,0 +1,200 @@
+"""FLOPs against PyTorch's own counter on the meta device, and against published numbers."""
+
+from dataclasses import replace
+
+import pytest
+import torch
+from torch.utils.flop_counter import FlopCounterMode, sdpa_backward_flop_count
+
+from attention_contract.schemas.modules import Biases
+from attention_contract.spec import AnyOf, AttentionSpec, Causal, Dot, GlobalTokens, ScaledDot, SlidingWindow, Softmax
+from attention_service.core.cost import Workload, backward_flops, flops, pair_count, parameter_count
+from attention_service.core.masks import allowed_pairs
+from attention_service.core.multihead import Sizes, initial_parameters, parameter_shapes, project, project_out
+
+NO_BIAS = Biases()
+ALL_BIASES = Biases(q_proj=True, k_proj=True, v_proj=True, o_proj=True)
+
+
+def sizes_of(d_model=24, heads=4, kv_heads=4, head_dim=6, value_dim=6, key_width=24, value_width=24, biases=ALL_BIASES):
+    return Sizes(d_model, heads, kv_heads, head_dim, value_dim, key_width, value_width, biases)
+
+
+def work_of(sizes=None, *, batch=2, queries=10, keys=10, heads=4, kv_heads=4, head_dim=6, value_dim=6, **more):
+    if sizes is not None:
+        heads, kv_heads, head_dim, value_dim = sizes.heads, sizes.kv_heads, sizes.head_dim, sizes.value_dim
+    return Workload(
+        batch, queries, keys, heads, kv_heads, head_dim, value_dim, **({"itemsize": 4, "sizes": sizes} | more)
+    )
+
+
+WORKLOADS = {
+    "raw": work_of(),
+    "raw grouped": work_of(kv_heads=2, keys=7),
+    "raw multi-query, wide values": work_of(kv_heads=1, value_dim=9),
+    "module": work_of(sizes_of()),
+    "module without biases": work_of(sizes_of(biases=NO_BIAS)),
+    "grouped": work_of(sizes_of(kv_heads=2)),
+    "wide values": work_of(sizes_of(value_dim=9)),
+    "cross attention": work_of(sizes_of(key_width=10, value_width=14), queries=5, keys=13),
+    "decode": work_of(sizes_of(kv_heads=2), queries=1, keys=12, past=11),
+    "everything": work_of(
+        sizes_of(20, 6, 2, 5, 7, 11, 13, Biases(q_proj=True, o_proj=True)), batch=3, queries=4, keys=9, past=3
+    ),
+}
+
+
+def meta_pass(work: Workload) -> tuple[int, int]:
+    """What PyTorch counts for one attention with a materialized matrix of weights: forward and backward."""
+
+    def meta(*shape: int) -> torch.Tensor:
+        return torch.empty(shape, device="meta", requires_grad=True)
+
+    parameters = {}
+    if work.sizes is not None:
+        parameters = {name: meta(*shape) for name, shape in parameter_shapes(work.sizes).items()}
+        widths = (work.sizes.d_model, work.sizes.key_width, work.sizes.value_width)
+        lengths = (work.queries, work.new_keys, work.new_keys)
+        inputs = [meta(work.batch, length, width) for length, width in zip(lengths, widths, strict=True)]
+    past_key = meta(work.batch, work.kv_heads, work.past, work.head_dim)
+    past_value = meta(work.batch, work.kv_heads, work.past, work.value_dim)
+    raw = (
+        meta(work.batch, work.heads, work.queries, work.head_dim),
+        meta(work.batch, work.kv_heads, work.new_keys, work.head_dim),
+        meta(work.batch, work.kv_heads, work.new_keys, work.value_dim),
+    )
+    with FlopCounterMode(display=False) as forward:
+        q, k, v = raw if work.sizes is None else project(parameters, work.sizes, *inputs)
+        group = work.heads // work.kv_heads
+        k = torch.cat([past_key, k], 2).repeat_interleave(group, 1)
+        v = torch.cat([past_value, v], 2).repeat_interleave(group, 1)
+        output = (q @ k.mT).softmax(-1) @ v
+        if work.sizes is not None:
+            output = project_out(parameters, output)
+    with FlopCounterMode(display=False) as backward:
+        output.sum().backward()
+    return forward.get_total_flops(), backward.get_total_flops()
+
+
+@pytest.mark.parametrize("work", WORKLOADS.values(), ids=WORKLOADS)
+def test_dense_matmuls_are_what_pytorch_counts(work):
+    forward, backward = meta_pass(work)
+    assert flops(work, masked=False).matmul == forward
+    assert backward_flops(work, masked=False, fused=False).matmul == backward
+
+
+@pytest.mark.parametrize("work", WORKLOADS.values(), ids=WORKLOADS)
+def test_fused_backward_is_what_pytorch_counts_for_its_fused_kernels(work):
+    q = (work.batch, work.heads, work.queries, work.head_dim)
+    k = (work.batch, work.kv_heads, work.keys, work.head_dim)
+    v = (work.batch, work.kv_heads, work.keys, work.value_dim)
+    stages = backward_flops(work, masked=False, fused=True)
+    assert stages.scores + stages.values == sdpa_backward_flop_count((*q[:3], work.value_dim), q, k, v)
+
+
+def test_fused_kernels_on_meta_count_the_same():
+    work = work_of(queries=16, keys=24, head_dim=8, value_dim=16)
+    q, k, v = (
+        torch.empty(2, 4, length, width, device="meta", dtype=torch.float16, requires_grad=True)
+        for length, width in ((16, 8), (24, 8), (24, 16))
+    )
+    with FlopCounterMode(display=False) as forward:
+        output = torch.ops.aten._scaled_dot_product_efficient_attention(q, k, v, None, True)[0]
+    with FlopCounterMode(display=False) as backward:
+        output.sum().backward()
+    assert flops(work, masked=False).matmul == forward.get_total_flops()
+    assert backward_flops(work, masked=False, fused=True).matmul == backward.get_total_flops()
+
+
+@pytest.mark.parametrize("fused", [False, True])
+@pytest.mark.parametrize("work", WORKLOADS.values(), ids=WORKLOADS)
+def test_total_is_the_sum_of_the_stages(work, fused):
+    for stages in (flops(work, masked=True), backward_flops(work, masked=True, fused=fused)):
+        assert stages.matmul == stages.projections + stages.scores + stages.values + stages.output_projection
+        assert stages.total == stages.matmul + stages.normalizer
+
+
+@pytest.mark.parametrize(
+    ("spec", "forward", "backward", "backward_fused"),
+    [
+        (AttentionSpec(score=Dot()), 5, 4, 4),
+        (AttentionSpec(score=ScaledDot(scale=1.0)), 5, 4, 4),
+        (AttentionSpec(), 6, 5, 6),
+        (AttentionSpec(normalizer=Softmax(temperature=2.0)), 7, 6, 8),
+        (AttentionSpec(softcap=50.0), 9, 10, 14),
+        (AttentionSpec(masks=[SlidingWindow(left=100)]), 7, 5, 7),
+    ],
+)
+def test_elementwise_work_per_pair(spec, forward, backward, backward_fused):
+    work = work_of(spec=spec)
+    pairs = work.pairs * work.heads
+    rows = work.batch * work.heads * work.queries
+    assert flops(work, masked=False).normalizer == forward * pairs
+    assert backward_flops(work, masked=False, fused=False).normalizer == backward * pairs
+    fused = backward_flops(work, masked=False, fused=True).normalizer
+    assert fused == backward_fused * pairs + 2 * work.value_dim * rows
+
+
+MASKS = {
+    "causal": [Causal()],
+    "causal bottom right": [Causal(align="bottom_right")],
+    "window": [SlidingWindow(left=2, right=1)],
+    "causal window": [Causal(), SlidingWindow(left=2)],
+    "longformer": [AnyOf(of=[SlidingWindow(left=1, right=1), GlobalTokens(positions=[0])])],
+}
+
+
+@pytest.mark.parametrize("masks", MASKS.values(), ids=MASKS)
+@pytest.mark.parametrize("name", WORKLOADS)
+def test_masked_counts_only_allowed_pairs(name, masks):
+    work = replace(WORKLOADS[name], spec=AttentionSpec(masks=masks))
+    allowed = allowed_pairs(masks, work.queries, work.keys, past=work.past) * work.batch
+    dense, counted = flops(work, masked=False), flops(work, masked=True)
+    assert pair_count(work, masked=True) == allowed
+    for stage in ("scores", "normalizer", "values"):
+        assert getattr(counted, stage) * work.pairs == getattr(dense, stage) * allowed
+    assert counted.projections == dense.projections
+    assert counted.output_projection == dense.output_projection
+
+
+def test_flash_attention_paper_counts():
+    """4·S²·D·H for each sequence, half of it when causal, 2.5 times for the backward pass (Dao 2023, section 4.1)."""
+    batch, length, heads, width = 4, 2048, 16, 64
+    work = work_of(
+        batch=batch, queries=length, keys=length, heads=heads, kv_heads=heads, head_dim=width, value_dim=width
+    )
+    published = 4 * length**2 * width * heads * batch
+    forward = flops(work, masked=False).matmul
+    assert forward == published
+    assert backward_flops(work, masked=False, fused=True).matmul == 2.5 * forward
+    causal = replace(work, spec=AttentionSpec(masks=[Causal()]))
+    diagonal = 2 * length * width * heads * batch
+    assert flops(causal, masked=True).matmul == published // 2 + diagonal
+
+
+@pytest.mark.parametrize("d_model", [64, 512, 4096])
+def test_attention_costs_as_much_as_projections_at_twice_the_width(d_model):
+    sizes = sizes_of(d_model, 8, 8, d_model // 8, d_model // 8, d_model, d_model, NO_BIAS)
+    stages = flops(work_of(sizes, queries=2 * d_model, keys=2 * d_model), masked=False)
+    assert stages.scores + stages.values == stages.projections + stages.output_projection
+
+
+def test_parameters_are_about_four_times_the_width_squared():
+    sizes = sizes_of(512, 8, 8, 64, 64, 512, 512, NO_BIAS)
+    assert parameter_count(sizes) == 4 * 512**2
+    assert parameter_count(replace(sizes, biases=ALL_BIASES)) == 4 * 512**2 + 4 * 512
+    assert parameter_count(None) == 0
+
+
+@pytest.mark.parametrize("name", WORKLOADS)
+def test_parameters_are_those_of_the_module(name):
+    sizes = WORKLOADS[name].sizes
+    if sizes is not None:
+        parameters = initial_parameters(sizes, 0, torch.float32)
+        assert parameter_count(sizes) == sum(tensor.numel() for tensor in parameters.values())
+
+
+def test_huge_sizes_are_exact():
+    length = 10**12
+    work = work_of(queries=length, keys=length, batch=1, heads=1, kv_heads=1, head_dim=1, value_dim=1)
+    assert flops(work, masked=False).matmul == 4 * 10**24

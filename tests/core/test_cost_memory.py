@@ -1,0 +1,287 @@
+"""The peak estimates against what PyTorch's profiler sees allocated on the CPU, operators' own buffers included."""
+
+from bisect import bisect_left
+from dataclasses import dataclass, replace
+from itertools import accumulate
+
+import pytest
+import torch
+from torch.profiler import ProfilerActivity, profile, record_function
+
+from attention_contract.schemas.modules import Biases
+from attention_contract.spec import AnyOf, AttentionSpec, Causal, GlobalTokens, SlidingWindow
+from attention_service.core.attention import attend, trace
+from attention_service.core.cost import (
+    Workload,
+    check_peak_bytes,
+    gradient_peak_bytes,
+    input_bytes,
+    kv_cache_bytes,
+    kv_cache_bytes_per_token,
+    output_bytes,
+    peak_bytes,
+)
+from attention_service.core.multihead import Sizes, initial_parameters, project, project_out
+from attention_service.core.types import Problem, Selection
+
+DTYPES = {2: torch.bfloat16, 4: torch.float32, 8: torch.float64}
+KERNELS = ("fused", "materialized")
+GRADIENT_TAPS = ("q", "k", "v", "scores", "capped_scores", "masked_scores", "weights", "context")
+ALL_TAPS = frozenset({"output", "lse", *GRADIENT_TAPS})
+BIASES = Biases(q_proj=True, k_proj=True, v_proj=True, o_proj=True)
+
+CAUSAL = AttentionSpec(masks=[Causal()])
+WINDOW = AttentionSpec(masks=[Causal(), SlidingWindow(left=64)])
+LONGFORMER = AttentionSpec(masks=[AnyOf(of=[SlidingWindow(left=32, right=32), GlobalTokens(positions=[0, 1])])])
+SOFTCAP = AttentionSpec(softcap=30.0)
+
+
+def raw(*, batch=2, queries=256, keys=256, heads=4, kv_heads=4, head_dim=64, value_dim=64, itemsize=4, **more):
+    return Workload(batch, queries, keys, heads, kv_heads, head_dim, value_dim, itemsize, **more)
+
+
+def module(width=256, heads=4, kv_heads=4, **more):
+    head = width // heads
+    sizes = Sizes(width, heads, kv_heads, head, head, width, width, BIASES)
+    more = {"inputs": frozenset({"query"})} | more
+    return raw(heads=heads, kv_heads=kv_heads, head_dim=head, value_dim=head, sizes=sizes, **more)
+
+
+WORKLOADS = {
+    "raw": raw(),
+    "causal": raw(spec=CAUSAL),
+    "window": raw(spec=WINDOW),
+    "longformer": raw(spec=LONGFORMER),
+    "softcap": raw(spec=SOFTCAP),
+    "grouped": raw(kv_heads=1),
+    "wide values": raw(value_dim=96),
+    "narrow values": raw(value_dim=32),
+    "bfloat16": raw(itemsize=2),
+    "bfloat16 window": raw(itemsize=2, spec=WINDOW),
+    "float64": raw(itemsize=8),
+    "padded": raw(padded=True, spec=CAUSAL),
+    "offsets": raw(batch=4, spec=WINDOW, batched_offsets=True),
+    "mask of keys": raw(request_mask_elements=2 * 256, bool_mask=True),
+    "mask of pairs": raw(request_mask_elements=256 * 256, bool_mask=True, spec=WINDOW),
+    "bias of pairs": raw(request_mask_elements=256 * 256),
+    "bias of heads": raw(request_mask_elements=2 * 4 * 256 * 256),
+    "module": module(),
+    "module, window": module(spec=WINDOW),
+    "module, grouped": module(heads=8, kv_heads=2),
+    "module, cross": module(queries=64, keys=700, inputs=frozenset({"query", "key", "value"})),
+    "module, long": module(128, 2, 2, batch=1, queries=1024, keys=1024),
+    "module, short": module(512, 8, 8, batch=16, queries=64, keys=64),
+    "decode": module(batch=4, queries=1, keys=1000, past=999, spec=CAUSAL),
+    "chunk": module(queries=128, keys=640, past=512, spec=CAUSAL),
+}
+TAPPED = {
+    "weights": raw(taps=frozenset({"output", "weights"})),
+    "scores": raw(taps=frozenset({"output", "scores"})),
+    "all": raw(spec=WINDOW, taps=ALL_TAPS),
+    "all in bfloat16": raw(itemsize=2, taps=ALL_TAPS),
+    "selected": raw(
+        spec=WINDOW, taps=frozenset({"output", "weights", "masked_scores"}), selected_heads=2, selected_queries=32
+    ),
+    "projections": module(taps=frozenset({"q", "k", "v"}), selected_heads=2),
+    "lse": raw(taps=frozenset({"output", "lse"})),
+}
+
+
+@dataclass
+class Request:
+    """A workload's tensors, and the pass over them that a server would make."""
+
+    work: Workload
+
+    def __post_init__(self):
+        work, sizes = self.work, self.work.sizes
+        dtype = DTYPES[work.itemsize]
+        widths = {"query": work.head_dim, "key": work.head_dim, "value": work.value_dim}
+        if sizes is not None:
+            widths = {"query": sizes.d_model, "key": sizes.key_width, "value": sizes.value_width}
+        self.tensors = {}
+        for name in ("query", "key", "value"):
+            if name in work.inputs:
+                length = work.queries if name == "query" else work.new_keys
+                heads = () if sizes is not None else (work.heads if name == "query" else work.kv_heads,)
+                self.tensors[name] = torch.randn(work.batch, *heads, length, widths[name]).to(dtype)
+        if work.past:
+            for name, width in (("past_key", work.head_dim), ("past_value", work.value_dim)):
+                self.tensors[name] = torch.randn(work.batch, work.kv_heads, work.past, width).to(dtype)
+        if work.request_mask_elements:
+            shapes = ((work.batch, 1, 1, work.keys), (1, 1, work.queries, work.keys))
+            whole = (work.batch, work.heads, work.queries, work.keys)
+            fits = [shape for shape in shapes if torch.Size(shape).numel() == work.request_mask_elements]
+            mask = torch.randn(fits[0] if fits else whole)
+            self.tensors["mask"] = mask > -2 if work.bool_mask else mask.to(dtype)
+        if work.padded:
+            self.tensors["key_lengths"] = torch.full((work.batch,), work.keys - 1)
+        if work.batched_offsets:
+            self.tensors["offsets"] = torch.arange(work.batch)
+        self.parameters = {} if sizes is None else initial_parameters(sizes, 0, dtype)
+
+    def problem(self, tensors, parameters) -> Problem:
+        q = tensors["query"]
+        k = tensors.get("key", q)
+        v = tensors.get("value", k)
+        if self.work.sizes is not None:
+            q, k, v = project(parameters, self.work.sizes, q, k, v)
+        if "past_key" in tensors:
+            k = torch.cat([tensors["past_key"], k], 2)
+            v = torch.cat([tensors["past_value"], v], 2)
+        asked = {name: tensors.get(name) for name in ("mask", "key_lengths", "offsets")}
+        return Problem(q, k, v, self.work.spec, past=self.work.past, **asked)
+
+    def copied(self):
+        """As when they are brought to a device."""
+        return {name: tensor.clone() for name, tensor in self.tensors.items()}
+
+    @torch.inference_mode()
+    def forward(self, kernel: str):
+        work = self.work
+        problem = self.problem(self.copied(), self.parameters)
+        heads, queries = (
+            None if count is None else tuple(range(count)) for count in (work.selected_heads, work.selected_queries)
+        )
+        attended = attend(problem, work.taps - {"output"}, Selection(heads, queries), (), kernel)
+        output = attended.context if work.sizes is None else project_out(self.parameters, attended.context)
+        return problem, attended.taps, output
+
+    def backward(self, kernel: str, taps=()):
+        tensors = self.copied()
+        leaves = {name: x.requires_grad_() for name, x in tensors.items() if x.is_floating_point()}
+        parameters = {name: x.detach().requires_grad_() for name, x in self.parameters.items()}
+        problem = self.problem(tensors, parameters)
+        if taps:
+            found = trace(problem)
+            context = found["context"]
+            at = {tap: found[tap] for tap in taps}
+            del found
+        else:
+            context, at = attend(problem, (), Selection(), (), kernel).context, {}
+        del problem
+        output = context if self.work.sizes is None else project_out(parameters, context)
+        del context
+        wanted = [*leaves.values(), *parameters.values(), *at.values()]
+        upstream = torch.ones_like(output)
+        gradients = torch.autograd.grad(output, wanted, upstream, materialize_grads=True, allow_unused=True)
+        return output, wanted, gradients
+
+
+def passes():
+    """Every pass that is measured, by what it is."""
+    for name, work in (WORKLOADS | TAPPED).items():
+        request = Request(work)
+        for kernel in KERNELS:
+            if work.spec.softcap is not None and kernel == "fused":
+                continue  # which the kernel cannot compute
+            yield ("forward", name, kernel), lambda request=request, kernel=kernel: request.forward(kernel)
+            if name in WORKLOADS:
+                yield ("backward", name, kernel), lambda request=request, kernel=kernel: request.backward(kernel)
+        if name in WORKLOADS:
+            yield (
+                ("taps", name, "materialized"),
+                lambda request=request: request.backward("materialized", GRADIENT_TAPS),
+            )
+
+
+@pytest.fixture(scope="module")
+def measured() -> dict[tuple[str, str, str], int]:
+    """The most bytes that each pass held at a time. One profile of all of them: to start one takes long."""
+    with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as profiler:
+        for key, run in passes():
+            with record_function("|".join(key)):
+                run()
+    events = sorted(profiler.profiler.kineto_results.events(), key=lambda event: event.start_ns())
+    allocated = [event for event in events if event.name() == "[memory]"]
+    times = [event.start_ns() for event in allocated]
+    peaks = {}
+    for event in events:
+        if event.name().count("|") == 2:
+            inside = allocated[bisect_left(times, event.start_ns()) : bisect_left(times, event.end_ns())]
+            peaks[tuple(event.name().split("|"))] = max(accumulate(change.nbytes() for change in inside))
+    return peaks
+
+
+def assert_tight(work: Workload, estimate: int, actual: int) -> None:
+    # Half types are packed once more on processors with matrix instructions for them, and only there.
+    slack = 2 if work.itemsize == 2 else 1.5
+    assert actual <= estimate <= slack * actual, f"{estimate / actual:.3f} of the {actual} bytes measured"
+
+
+@pytest.mark.parametrize("name", WORKLOADS | TAPPED)
+def test_forward_peak_is_what_is_allocated(name, measured):
+    for kernel in KERNELS:
+        if ("forward", name, kernel) in measured:
+            work = (WORKLOADS | TAPPED)[name]
+            assert_tight(work, peak_bytes(work, kernel), measured["forward", name, kernel])
+
+
+@pytest.mark.parametrize("name", WORKLOADS)
+def test_gradient_peak_is_what_is_allocated(name, measured):
+    for kernel in KERNELS:
+        if ("backward", name, kernel) in measured:
+            estimate = gradient_peak_bytes(WORKLOADS[name], taps=False, kernel=kernel)
+            assert_tight(WORKLOADS[name], estimate, measured["backward", name, kernel])
+
+
+@pytest.mark.parametrize("name", WORKLOADS)
+def test_peak_with_gradients_of_every_tap_is_what_is_allocated(name, measured):
+    estimate = gradient_peak_bytes(WORKLOADS[name], taps=True, kernel="materialized")
+    assert_tight(WORKLOADS[name], estimate, measured["taps", name, "materialized"])
+
+
+def test_everything_was_measured(measured):
+    assert len(measured) == 2 * len(TAPPED) + 5 * len(WORKLOADS) - 2
+
+
+@pytest.mark.parametrize("work", WORKLOADS.values(), ids=WORKLOADS)
+def test_what_does_more_is_never_estimated_to_need_less(work):
+    for kernel in KERNELS:
+        gradient = gradient_peak_bytes(work, taps=False, kernel=kernel)
+        assert peak_bytes(work, kernel) <= peak_bytes(replace(work, taps=ALL_TAPS), kernel)
+        assert peak_bytes(work, kernel) <= gradient <= gradient_peak_bytes(work, taps=True, kernel=kernel)
+    assert gradient_peak_bytes(work, taps=False, kernel="materialized") < check_peak_bytes(work, taps=False)
+    assert check_peak_bytes(work, taps=False) < check_peak_bytes(work, taps=True)
+    assert peak_bytes(work, "materialized") <= peak_bytes(replace(work, edited=True), "materialized")
+
+
+def test_the_fused_peak_grows_with_the_length_and_the_materialized_with_its_square():
+    short, long = (module(queries=length, keys=length) for length in (2**14, 2**15))
+    assert peak_bytes(long, "fused") / peak_bytes(short, "fused") == pytest.approx(2, rel=0.01)
+    assert peak_bytes(long, "materialized") / peak_bytes(short, "materialized") == pytest.approx(4, rel=0.01)
+
+
+def test_sizes_beyond_any_machine_are_counted_all_the_same():
+    length = 2**31
+    work = module(queries=length, keys=length, spec=WINDOW)
+    assert peak_bytes(work, "materialized") > 16 * work.pairs * work.heads
+    assert check_peak_bytes(work) > gradient_peak_bytes(work, taps=True, kernel="materialized") > length**2
+
+
+@pytest.mark.parametrize(
+    ("layers", "kv_heads", "published"),
+    [(32, 32, 512), (32, 8, 128), (80, 8, 320)],
+    ids=["Llama 2 7B", "Llama 3 8B", "Llama 3 70B"],
+)
+def test_kv_cache_per_token_of_published_models(layers, kv_heads, published):
+    """KiB for each token in half precision over all layers, with heads 128 wide."""
+    work = raw(heads=64, kv_heads=kv_heads, head_dim=128, value_dim=128, itemsize=2, keys=4096)
+    assert layers * kv_cache_bytes_per_token(work) == published * 1024
+    assert kv_cache_bytes(work) == work.batch * 4096 * kv_cache_bytes_per_token(work)
+
+
+@pytest.mark.parametrize("work", WORKLOADS.values(), ids=WORKLOADS)
+def test_inputs_and_outputs_are_what_comes_and_goes(work):
+    request = Request(work)
+    counted = {name: x for name, x in request.tensors.items() if name not in {"key_lengths", "offsets"}}
+    assert input_bytes(work) == sum(x.nbytes for x in counted.values())
+    problem, _, output = request.forward("materialized")
+    present = problem.k.nbytes + problem.v.nbytes if work.past else 0
+    assert output_bytes(work) == output.nbytes + present
+
+
+def test_output_counts_the_selected_part_of_the_taps():
+    work = raw(taps=frozenset({"output", "weights", "k", "lse"}), kv_heads=2, selected_heads=3, selected_queries=5)
+    elements = 2 * 4 * 256 * 64 + 2 * 3 * 5 * 256 + 2 * 3 * 256 * 64 + 2 * 3 * 5
+    assert output_bytes(work) == 4 * elements

@@ -62,6 +62,7 @@ def _workload(module: Module | None, request: ComplexityRequest, shape: Shape, d
         spec=spec,
         sizes=sizes,
         taps=frozenset(request.return_),
+        inputs=frozenset({"query"} if module is not None and shape.keys is None else {"query", "key", "value"}),
         threads=device.threads,
     )
 

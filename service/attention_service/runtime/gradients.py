@@ -63,7 +63,7 @@ def prepare(module: Module | None, request: GradientsRequest, device: Device) ->
     taps = bool(targets.taps)
     kernel = choose_kernel(work, bound.dtype, device.rates, request.kernel, taps_gradient=taps)
     checks = 2 * CHECKED_ELEMENTS * len(targets.names) if request.check else 0
-    plan = plan_gradients(work, kernel, device.rates, taps=taps, checks=checks)
+    plan = plan_gradients(work, kernel, device.rates, taps=taps, mask="mask" in targets.inputs, checks=checks)
     return Job(plan, bound.dtype, module, lambda: _run(bound, request, selection, targets, kernel, device.torch))
 
 

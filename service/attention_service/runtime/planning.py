@@ -87,14 +87,17 @@ def plan_forward(work: Workload, kernel: str, rates: Rates) -> Plan:
     )
 
 
-def plan_gradients(work: Workload, kernel: str, rates: Rates, *, taps: bool, checks: int) -> Plan:
-    """The cost of a forward and a backward pass, and of as many forward passes in float64 as a check makes."""
+def plan_gradients(work: Workload, kernel: str, rates: Rates, *, taps: bool, mask: bool, checks: int) -> Plan:
+    """The cost of a forward and a backward pass, and of as many forward passes in float64 as a check makes.
+
+    ``taps`` and ``mask`` say whether there are gradients with respect to them.
+    """
     fused = kernel == "fused"
     checked = cost.predicted_seconds(replace(work, itemsize=8), "materialized", rates) if checks else 0.0
-    peak = cost.gradient_peak_bytes(work, taps=taps, kernel=kernel)
+    peak = cost.gradient_peak_bytes(work, taps=taps, kernel=kernel, mask=mask)
     return Plan(
         kernel=kernel,
         flops=cost.flops(work, masked=False).total + cost.backward_flops(work, masked=False, fused=fused).total,
-        peak_bytes=max(peak, cost.check_peak_bytes(work)) if checks else peak,
+        peak_bytes=max(peak, cost.check_peak_bytes(work, taps=taps)) if checks else peak,
         predicted_ms=(cost.predicted_gradient_seconds(work, kernel, rates) + checks * checked) * 1e3,
     )

@@ -180,8 +180,8 @@ def _json_difference(shown: Any, printed: Any, path: str) -> str | None:
         return _list_difference(shown, printed, path)
     if type(shown) is type(printed) and shown == printed:
         return None
-    numbers = all(isinstance(value, int | float) and not isinstance(value, bool) for value in (shown, printed))
-    if numbers and math.isclose(shown, printed, rel_tol=1e-5, abs_tol=1e-7):
+    floats = {type(shown), type(printed)} in ({float}, {int, float})  # two integers are equal or wrong
+    if floats and math.isclose(shown, printed, rel_tol=1e-5, abs_tol=1e-7):
         return None
     return f"{path or 'the value'} is {json.dumps(printed)[:200]}, shown as {json.dumps(shown)[:200]}"
 
@@ -238,7 +238,7 @@ def _line_matches(shown: str, printed: str) -> bool:
         return "\0"
 
     pattern = re.escape(_NUMBER.sub(remember, " ".join(shown.split())))
-    pattern = pattern.replace("\0", f"({_NUMBER.pattern})").replace(re.escape(ELISION), ".*?")
+    pattern = pattern.replace(re.escape(ELISION), ".*?").replace("\0", f"({_NUMBER.pattern})")
     match = re.fullmatch(pattern, " ".join(printed.split()))
     return match is not None and all(map(_same_number, numbers, match.groups()))
 

@@ -48,6 +48,7 @@ def test_what_may_differ_between_machines_is_let_pass(language, output, printed)
     ("language", "output", "printed"),
     [
         ("json", '{"a": 1.0}', '{"a": 1.001}'),
+        ("json", '{"a": 1000000}', '{"a": 1000001}'),
         ("json", '{"a": 1}', '{"a": 1, "b": 2}'),
         ("json", '{"a": 1, "b": 2}', '{"a": 1}'),
         ("json", '{"a": [1, "…", 4]}', '{"a": [1, 2, 3]}'),

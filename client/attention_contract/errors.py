@@ -70,8 +70,7 @@ class AttentionError(Exception):
 
     def to_problem(self) -> dict[str, Any]:
         """The problem document of RFC 9457, section 3."""
-        problem = {
-            **self.facts,
+        problem: dict[str, Any] = {
             "type": f"urn:attention-service:problem:{self.code}",
             "title": self.title,
             "status": self.status,
@@ -82,7 +81,7 @@ class AttentionError(Exception):
             problem["param"] = self.param
         if self.request_id is not None:
             problem["request_id"] = self.request_id
-        return problem
+        return problem | {name: value for name, value in self.facts.items() if name not in _MEMBERS}
 
 
 class Unreadable(AttentionError):

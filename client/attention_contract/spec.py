@@ -15,7 +15,7 @@ from attention_contract.base import WireModel
 
 
 class Dot(WireModel):
-    """Plain dot product, q·k (Luong et al. 2015, eq. 8, ``dot``)."""
+    """Plain dot product, q·k (Luong et al. 2015, eq. 8, "dot")."""
 
     name: Literal["dot"] = "dot"
 

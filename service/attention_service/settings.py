@@ -34,7 +34,7 @@ class Settings(BaseSettings):
     port: int = Field(8000, ge=0, le=65535)
     """Port to listen on; 0 takes a free one."""
 
-    models_dir: Path = Field(default_factory=lambda: user_data_path("attention-service", appauthor=False))
+    models_dir: Path = user_data_path("attention-service", appauthor=False)
     """The model repository: modules are kept here, and checkpoints are imported from here."""
 
     device: str = "auto"

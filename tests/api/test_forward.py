@@ -196,3 +196,12 @@ def test_a_number_too_large_for_the_module_is_refused_and_harms_nobody(http):
     problem = refuse(http, "/v1/modules/half/forward", query=[[1e6, 0]])
     assert (problem["status"], problem["param"]) == (422, "query")
     assert len(post(http, "/v1/modules/half/forward", query=[[1.0, 0]])["output"]) == 1
+
+
+def test_the_log_sum_exp_of_a_long_sequence_needs_no_square(http, rng):
+    n = 3000
+    x = rng.normal(size=(n, 4)).round(3)
+    reply = post(http, "/v1/attention/forward", query=x.tolist(), **{"return": ["lse", "q"]})
+    assert reply["ran"]["peak_bytes"] < 4 * n * n
+    scores = torch.from_numpy(x @ x.T / 2)
+    np.testing.assert_allclose(reply["lse"], scores.logsumexp(-1), atol=1e-5)

@@ -80,3 +80,19 @@ def test_selected_heads_and_rows_only(http, rng):
 )
 def test_what_cannot_be_is_refused(http, body, param):
     assert refuse(http, "/v1/attention/weights", query=[[1.0, 0], [0, 1]], **body)["param"] == param
+
+
+def test_long_sequences_are_looked_at_in_blocks(http, rng):
+    n = 3000  # nine million weights a head, more than are held at once
+    x = rng.normal(size=(n, 4)).round(3)
+    body = {"query": x.tolist(), "spec": {"masks": [{"name": "causal"}]}, "top_k": 2}
+    reply = post(http, "/v1/attention/weights", **body, return_weights=False)
+    assert reply["ran"]["peak_bytes"] < 4 * n * n * 4
+    scores = x @ x.T / 2
+    weights = np.exp(scores) * np.tri(n)
+    weights /= weights.sum(-1, keepdims=True)
+    expected = statistics(weights[None], np.arange(n), np.arange(n))
+    for name, value in expected.items():
+        np.testing.assert_allclose(reply["statistics"][name], value[0], rtol=1e-4, err_msg=name)
+    assert reply["top"]["keys"][0] == [0, -1]  # there is no second key that the first query could look at
+    assert reply["top"]["keys"][-1] == np.argsort(-weights[-1])[:2].tolist()

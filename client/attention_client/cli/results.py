@@ -84,7 +84,7 @@ def costs(reply: ComplexityReply) -> None:
         "keys",
         "past",
         "forward FLOP",
-        "masked",
+        "forward, masked",
         "backward FLOP",
         "kv cache",
         "peak",
@@ -93,7 +93,8 @@ def costs(reply: ComplexityReply) -> None:
     for cost in reply.costs:
         shape = cost.shape
         sizes = (shape.batch, shape.queries, shape.keys or shape.queries, shape.past)
-        flops = (cost.forward.dense.total, cost.forward.masked.total, cost.backward.dense.total)
+        backward = cost.backward_fused if cost.kernel == "fused" else cost.backward
+        flops = (cost.forward.dense.total, cost.forward.masked.total, backward.dense.total)
         memory = (cost.kv_cache_bytes, cost.peak_bytes.request)
         table.add_row(
             cost.kernel,
@@ -104,11 +105,14 @@ def costs(reply: ComplexityReply) -> None:
         )
     print_out(table)
     growth = reply.growth
+    parameters = f"; {scaled(reply.parameter_count)} parameters" if reply.parameter_count else ""
+    if len(reply.costs) == 1:
+        print_out(Text(f"time {growth.time_order}, memory {growth.memory_order}{parameters}", style="dim"))
+        return
     print_out(
         Text(
             f"with {growth.dimension}: FLOPs grow as n^{growth.flops_exponent:.2f}, peak memory as "
-            f"n^{growth.peak_bytes_exponent:.2f}; time {growth.time_order}, memory {growth.memory_order}; "
-            f"{scaled(reply.parameter_count)} parameters",
+            f"n^{growth.peak_bytes_exponent:.2f}; time {growth.time_order}, memory {growth.memory_order}{parameters}",
             style="dim",
         )
     )

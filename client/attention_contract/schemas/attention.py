@@ -231,7 +231,7 @@ class TopKeys(WireModel):
     """The most attended keys, the largest weight first."""
 
     keys: IntArray
-    """``[B, H, Lq, k]``: positions among the keys."""
+    """``[B, H, Lq, k]``: positions among the keys; −1 where no further key has weight."""
     weights: FloatArray
     """``[B, H, Lq, k]``"""
 

@@ -6,14 +6,18 @@ Source: Vaswani et al. 2017, section 3.2.1.
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass, replace
 
+import torch
 from torch import Tensor
 
+from attention_service.core.blocks import blocks
 from attention_service.core.edits import BoundEdit
 from attention_service.core.kernels import KERNELS
 from attention_service.core.methods import METHODS
 from attention_service.core.stages import TAPS, narrow, stages
 from attention_service.core.types import Problem, Selection
 from attention_service.core.visibility import EVERYTHING
+
+_OVER_PAIRS = {"scores", "capped_scores", "masked_scores", "weights"}
 
 
 @dataclass(frozen=True)
@@ -41,9 +45,18 @@ def attend(
     """
     chosen = KERNELS["materialized" if edits else kernel].make()
     whole = METHODS.of(problem.spec.method).attend(problem, chosen, taps, edits)
-    again = dict(stages(problem, set(taps) - set(whole), selection=selection))
+    again = _again(problem, set(taps) - set(whole), selection)
     asked = {tap: narrow(x, tap, problem, selection) for tap, x in whole.items() if tap in taps}
     return Attended(whole["context"], again | asked)
+
+
+def _again(problem: Problem, taps: set[str], selection: Selection) -> dict[str, Tensor]:
+    """Taps that the kernel did not keep, for the selected heads and queries alone."""
+    if "lse" not in taps or taps & _OVER_PAIRS:
+        return dict(stages(problem, taps, selection=selection))
+    # One number a query: no reason to hold the scores of all of them.
+    lse = [dict(stages(problem, {"lse"}, selection=block))["lse"] for block in blocks(problem, selection)]
+    return dict(stages(problem, taps - {"lse"}, selection=selection)) | {"lse": torch.cat(lse, dim=2)}
 
 
 def trace(problem: Problem, edits: Sequence[BoundEdit] = ()) -> dict[str, Tensor]:

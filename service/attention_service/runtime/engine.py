@@ -14,7 +14,7 @@ from typing import Literal, TypeVar
 
 import torch
 
-from attention_contract.errors import AttentionError, Draining, Loading, NeverFits
+from attention_contract.errors import AttentionError, Draining, Loading, NeverFits, Unavailable
 from attention_contract.schemas.attention import (
     AttentionInputs,
     ForwardReply,
@@ -58,6 +58,8 @@ class Engine:
         budget = memory_budget if memory_budget is not None else int(BUDGET_SHARE * device.free_bytes())
         self.budget = Budget(budget, device.total_bytes, lambda: self.library.resident_bytes, max_queue)
         self.state: State = "loading"
+        self.failure: str | None = None
+        """Why the store could not be loaded at all."""
         self.damaged: list[str] = []
         """What could not be loaded from the store, in words."""
         self._worker = ThreadPoolExecutor(1, thread_name_prefix=f"attention-{device.torch}")
@@ -67,8 +69,12 @@ class Engine:
 
     async def start(self) -> None:
         """Load every module of the store and warm the device's thread up; then the engine is ready."""
-        self.damaged = await self._in_thread(self.library.load)
-        await asyncio.get_running_loop().run_in_executor(self._worker, warm_up, self.device)
+        try:
+            self.damaged = await self._in_thread(self.library.load)
+            await asyncio.get_running_loop().run_in_executor(self._worker, warm_up, self.device)
+        except Exception as fault:
+            self.failure = type(fault).__name__
+            raise
         if self.state == "loading":
             self.state = "ready"
 
@@ -84,6 +90,8 @@ class Engine:
 
     def check_ready(self) -> None:
         """Raise Loading or Draining unless work is taken."""
+        if self.failure is not None:
+            raise Unavailable(f"the store could not be loaded ({self.failure}); the server's log has the cause")
         if self.state == "loading":
             raise Loading("the modules of the store are still being loaded; try again in a moment")
         if self.state == "draining":

@@ -8,6 +8,7 @@ from torch import Tensor
 from attention_contract.errors import ShapeMismatch
 from attention_contract.schemas.attention import WeightsRequest
 from attention_service.core.arrays import to_torch
+from attention_service.core.blocks import blocks, rows_at_once
 from attention_service.core.stages import stages
 from attention_service.core.types import Problem, Selection
 from attention_service.modules.resident import Module
@@ -19,10 +20,8 @@ from attention_service.runtime.jobs import Fields, Job
 from attention_service.runtime.planning import choose_kernel, plan_forward, workload
 from attention_service.runtime.selecting import bind_selection
 
-_BLOCK_ELEMENTS = 2**20
-"""Weights that are held at once while the statistics are gathered: the whole [Q, K] never is."""
-_BYTES_PER_ELEMENT = 80
-"""What one of them takes meanwhile: five stages in float32 at most twice, and five statistics in float64."""
+_BYTES_PER_WEIGHT = 80
+"""While statistics are gathered: five stages in float32 at most twice, and five statistics in float64."""
 
 
 def prepare(module: Module | None, request: WeightsRequest, device: Device) -> Job:
@@ -39,18 +38,14 @@ def prepare(module: Module | None, request: WeightsRequest, device: Device) -> J
                 expected=list(expected),
                 actual=list(query_mask.shape),
             )
-    work = workload(bound, device, ("weights",) if request.top_k or request.return_weights else (), selection)
+    work = workload(bound, device, ("weights",) if request.return_weights else (), selection)
     choose_kernel(work, bound.dtype, device.rates, request.kernel)
     # Rows of weights are computed as beside a fused kernel, block by block; the context is not, but is counted.
     plan = plan_forward(work, "fused", device.rates)
-    block = _block(bound) * bound.batch * bound.heads * bound.keys
-    plan = replace(plan, kernel="materialized", peak_bytes=plan.peak_bytes + block * _BYTES_PER_ELEMENT)
+    rows = min(bound.queries, rows_at_once(bound.batch, bound.heads, bound.keys))
+    gathering = rows * bound.batch * bound.heads * bound.keys * _BYTES_PER_WEIGHT
+    plan = replace(plan, kernel="materialized", peak_bytes=plan.peak_bytes + gathering)
     return Job(plan, bound.dtype, module, lambda: _run(bound, request, selection, device.torch))
-
-
-def _block(bound: Bound) -> int:
-    """How many queries to look at at once."""
-    return max(1, min(bound.queries, _BLOCK_ELEMENTS // max(1, bound.batch * bound.heads * bound.keys)))
 
 
 @torch.inference_mode()
@@ -59,34 +54,38 @@ def _run(bound: Bound, request: WeightsRequest, selection: Selection, device: to
     problem = compute.problem(bound, compute.load(bound, device), parameters)
     real = _real_queries(bound, request, problem)
     totals = _Totals(bound.batch, bound.heads, device)
-    rows = _block(bound)
-    offset = _offset(bound, problem)
-    for start in range(0, bound.queries, rows):
-        block = tuple(range(start, min(start + rows, bound.queries)))
-        weights = _rows(problem, Selection(queries=block))  # [B, H, block, K]
-        index = torch.tensor(block, device=device)
-        totals.add(weights.double(), real[:, start : start + rows], index[None] + offset[:, None])
+    positions = torch.arange(bound.queries, device=device) + _offset(bound, problem)[:, None]  # [B, Q]
+    for block in blocks(problem, Selection()):
+        rows = slice(None) if block.queries is None else list(block.queries)
+        totals.add(_rows(problem, block).double(), real[:, rows], positions[:, rows])
     dtype = "float64" if bound.dtype == "float64" else "float32"
     fields: Fields = {
         "statistics": {name: compute.answer(mean, bound, "weights", dtype) for name, mean in totals.means().items()},
         "queries": compute.answer(totals.queries, bound),
     }
-    if request.top_k or request.return_weights:
+    if request.top_k:
+        keys, weights = _top(problem, selection, min(request.top_k, bound.keys))
+        fields["top"] = {
+            "keys": compute.answer(keys, bound, "weights"),
+            "weights": compute.answer(weights, bound, "weights"),
+        }
+    if request.return_weights:
         weights = _rows(problem, selection)
-        if request.top_k:
-            top = weights.topk(min(request.top_k, bound.keys), dim=-1)
-            fields["top"] = {
-                "keys": compute.answer(top.indices, bound, "weights"),
-                "weights": compute.answer(top.values, bound, "weights"),
-            }
-        if request.return_weights:
-            fields |= tap_fields(bound, {"weights": weights}, average_heads=request.average_heads)
+        fields |= tap_fields(bound, {"weights": weights}, average_heads=request.average_heads)
     return fields
 
 
 def _rows(problem: Problem, selection: Selection) -> Tensor:
     """The weights of the selected heads and queries."""
     return dict(stages(problem, ("weights",), selection=selection))["weights"]
+
+
+def _top(problem: Problem, selection: Selection, count: int) -> tuple[Tensor, Tensor]:
+    """The most attended keys of each selected query and their weights, ``[B, H, Q, count]``; −1 for no key."""
+    tops = [_rows(problem, block).topk(count, dim=-1) for block in blocks(problem, selection)]
+    weights = torch.cat([top.values for top in tops], dim=2)
+    keys = torch.cat([top.indices for top in tops], dim=2)
+    return keys.masked_fill(weights == 0, -1), weights
 
 
 def _offset(bound: Bound, problem: Problem) -> Tensor:

@@ -74,7 +74,9 @@ def choose_kernel(work: Workload, dtype: str, rates: Rates, wanted: str | None, 
         return wanted
     if not able:
         raise KernelUnsuitable("; ".join(f"{name}: {reason}" for name, reason in reasons.items()), param="spec")
-    return min(able, key=lambda name: cost.predicted_seconds(work, name, rates))
+    # Without the taps: asking to see them must not change which kernel makes the output.
+    bare = replace(work, taps=frozenset({"output"}), selected_heads=None, selected_queries=None)
+    return min(able, key=lambda name: cost.predicted_seconds(bare, name, rates))
 
 
 def plan_forward(work: Workload, kernel: str, rates: Rates) -> Plan:

@@ -4,6 +4,7 @@ Each phase adds up what is held while it runs; the peak is the largest. The orde
 project, put the past before the new keys, mask, score, normalize, weigh the values, project out.
 """
 
+from attention_service.core.blocks import rows_at_once
 from attention_service.core.cost.fused_memory import fused_context, fused_peak
 from attention_service.core.cost.held import Held
 from attention_service.core.cost.pairs import Masks, fused_masks, masks_of, score_itemsize, softmax_itemsize
@@ -106,10 +107,12 @@ def _again_peak(work: Workload) -> int:
         return 0
     heads = work.heads if work.selected_heads is None else work.selected_heads
     queries = work.queries if work.selected_queries is None else work.selected_queries
+    if not work.taps & (PAIR_TAPS - {"lse"}):
+        queries = min(queries, rows_at_once(work.batch, heads, work.keys))
     narrowed = 0
     if work.selected_heads is not None:
         narrowed += work.batch * heads * work.keys * (work.head_dim + work.value_dim) * work.itemsize
-    if narrowed or work.selected_queries is not None:
+    if narrowed or queries < work.queries:
         narrowed += work.batch * heads * work.queries * work.head_dim * work.itemsize
     masks = masks_of(work)
     if masks.any and queries < work.queries:

@@ -1,0 +1,22 @@
+"""How much is computed at once where the whole of it is not needed at once."""
+
+from dataclasses import replace
+
+from attention_service.core.types import Problem, Selection
+
+_ELEMENTS = 2**20
+
+
+def rows_at_once(batch: int, heads: int, keys: int) -> int:
+    """How many queries to look at together: about a million scores ``[batch, heads, rows, keys]``, one row at least."""
+    return max(1, _ELEMENTS // max(1, batch * heads * keys))
+
+
+def blocks(problem: Problem, selection: Selection) -> list[Selection]:
+    """The selection, cut along its queries into as many as keep the scores of each at that size; never none."""
+    batch, heads, queries, _ = problem.q.shape
+    rows = rows_at_once(batch, len(selection.heads or range(heads)), problem.k.shape[2])
+    wanted = tuple(range(queries)) if selection.queries is None else selection.queries
+    if len(wanted) <= rows:
+        return [selection]
+    return [replace(selection, queries=wanted[start : start + rows]) for start in range(0, len(wanted), rows)]

@@ -64,7 +64,7 @@ import_module = Operation(
 )  # fmt: skip
 get_module = Operation(
     "get_module", "GET", "/v1/modules/{name}", None, m.ModuleInfo, "Config, version, device and bytes of a module",
-    (*ANY_TIME, e.ModuleNotFound),
+    (*ANY_TIME, *OF_MODULE),
 )  # fmt: skip
 delete_module: Operation[None] = Operation(
     "delete_module", "DELETE", "/v1/modules/{name}", None, None, "Remove a module from the device and the store",
@@ -73,12 +73,13 @@ delete_module: Operation[None] = Operation(
 list_parameters = Operation(
     "list_parameters", "GET", "/v1/modules/{name}/parameters", None, m.ParameterList,
     "Names, shapes and statistics of a module's parameters",
-    (*ANY_TIME, e.ModuleNotFound),
+    (*ANY_TIME, *OF_MODULE),
 )  # fmt: skip
 replace_parameters = Operation(
     "replace_parameters", "PUT", "/v1/modules/{name}/parameters", m.ReplaceParameters, m.ModuleInfo,
     "Replace all parameters of a module, or none",
     (*COMPUTES, *OF_MODULE), tensors=True,
+    example={"parameters": {f"{role}_proj.weight": [[1.0]] for role in "qkvo"}},
 )  # fmt: skip
 get_parameter = Operation(
     "get_parameter", "GET", "/v1/modules/{name}/parameters/{parameter}", m.ParameterQuery, m.Parameter,
@@ -134,10 +135,13 @@ raw_complexity = Operation(
     (*READS_BODY, e.KernelUnsuitable),
     example={"shape": {"queries": 512}, "num_heads": 8, "head_dim": 64, "spec": {"masks": [{"name": "causal"}]}},
 )  # fmt: skip
-health_live = Operation("health_live", "GET", "/health/live", None, s.Health, "Whether the process answers", ())
+health_live = Operation(
+    "health_live", "GET", "/health/live", None, s.Health, "Whether the process answers",
+    (e.NotAcceptable,),
+)  # fmt: skip
 health_ready = Operation(
     "health_ready", "GET", "/health/ready", None, s.Health, "Whether every module is resident and work is taken",
-    (e.Loading, e.Draining),
+    (e.NotAcceptable, e.Loading, e.Draining),
 )  # fmt: skip
 
 OPERATIONS: Final[tuple[Operation[Any], ...]] = (

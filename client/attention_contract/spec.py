@@ -5,11 +5,16 @@ spec: scaled dot product, no softcap, no position, no masks, softmax, exact. To 
 add it to its union, and register its computation, gradient and cost in ``attention_service.core``.
 """
 
-from typing import Annotated, Literal
+from typing import Annotated, Final, Literal
 
-from pydantic import Field, PositiveFloat
+from pydantic import Field, PositiveFloat, model_validator
 
 from attention_contract.base import WireModel
+
+MAX_MASKS: Final = 64
+"""Masks of one spec, those inside of ``any`` counted: the pairs that they allow together are counted exactly."""
+MAX_POSITIONS: Final = 16_384
+"""Positions that they list together."""
 
 # ── scores: s(q, k) ──────────────────────────────────────────────────────────────────────────────────────────────────
 
@@ -121,3 +126,18 @@ class AttentionSpec(WireModel):
     """All of them must allow; an empty list allows everything."""
     normalizer: Normalizer = Field(default_factory=Softmax)
     method: Method = Field(default_factory=Exact)
+
+    @model_validator(mode="after")
+    def _countable(self) -> "AttentionSpec":
+        masks, positions, waiting = 0, 0, list(self.masks)
+        while waiting:
+            mask = waiting.pop()
+            masks += 1
+            positions += len(mask.positions) if isinstance(mask, GlobalTokens) else 0
+            waiting += mask.of if isinstance(mask, AnyOf) else []
+        if masks > MAX_MASKS or positions > MAX_POSITIONS:
+            raise ValueError(
+                f"the masks are {masks} with {positions} listed positions, those inside of any counted; "
+                f"expected at most {MAX_MASKS} and {MAX_POSITIONS}"
+            )
+        return self

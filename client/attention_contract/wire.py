@@ -76,6 +76,8 @@ def _plain(value: Any, encoding: Encoding) -> Any:
         return [_plain(item, encoding) for item in value]
     if isinstance(value, float) and not math.isfinite(value):
         return "NaN" if math.isnan(value) else "Infinity" if value > 0 else "-Infinity"
+    if isinstance(value, int) and not -(2**63) <= value < 2**64:
+        return float(value)  # the fact of an error, such as the bytes that will never be had: orjson knows 64 bits
     return value
 
 

@@ -11,6 +11,7 @@ from pydantic_settings import CliApp
 
 from attention_service.api.app import create_app
 from attention_service.api.observing import configure_logging
+from attention_service.runtime.device import resolve
 from attention_service.settings import Settings
 
 
@@ -35,6 +36,15 @@ def serve(arguments: Sequence[str] | None = None) -> int:
         for error in fault.errors(include_url=False):
             name = "_".join(str(part) for part in error["loc"])
             sys.stderr.write(f"--{name.replace('_', '-')} (ATTENTION_{name.upper()}): {error['msg']}\n")
+        return 2
+    try:
+        resolve(settings.device)
+        settings.models_dir.mkdir(parents=True, exist_ok=True)
+    except ValueError as fault:
+        sys.stderr.write(f"--device (ATTENTION_DEVICE): {fault}\n")
+        return 2
+    except OSError as fault:
+        sys.stderr.write(f"--models-dir (ATTENTION_MODELS_DIR): {fault.strerror}: {settings.models_dir}\n")
         return 2
     configure_logging(settings.log_level, settings.log_format)
     config = uvicorn.Config(

@@ -141,3 +141,8 @@ def test_the_check_finds_the_gradient_through_an_edit(http, rng):
 )
 def test_what_has_no_gradient_is_refused(http, body, param):
     assert refuse(http, "/v1/attention/gradients", query=Q, **body)["param"] == param
+
+
+def test_a_gradient_that_is_no_number_does_not_pass_the_check(http):
+    reply = post(http, "/v1/attention/gradients", query=[[1, "NaN"], [0, 1]], check=True)
+    assert reply["check"]["query"]["passed"] is False

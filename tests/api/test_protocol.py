@@ -16,6 +16,7 @@ from attention_contract.operations import OPERATIONS
 from attention_contract.wire import SAFETENSORS
 from tests.api.talk import post, problem
 from tests.conftest import live_server
+from tests.docs.snippets import json_difference
 
 
 def test_a_library_that_knows_only_safetensors_can_ask(http):
@@ -114,17 +115,26 @@ def test_the_documents_describe_every_operation(http):
     assert "x-tensor" not in text
 
 
-def test_every_example_of_the_document_works(http):
+def test_every_example_of_the_document_works_and_gives_the_reply_shown(http):
     document = http.get("/openapi.json").json()
     http.post("/v1/modules", json={"name": "demo", "config": {"d_model": 8, "num_heads": 2}, "seed": 0})
+    http.post("/v1/modules", json={"name": "unit", "config": {"d_model": 1, "num_heads": 1, "bias": False}})
     for operation in OPERATIONS:
-        if operation.example is None or operation.name == "import_module":
+        described = document["paths"][operation.path][operation.method.lower()]
+        content = described["responses"][str(operation.status)].get("content", {})
+        shown = content.get("application/json", {}).get("example")
+        assert (shown is None) == (operation.name in {"delete_module", "list_variants"}), operation.name
+        if shown is not None:
+            operation.reply.model_validate(shown)
+        if operation.name in {"import_module", "delete_module"}:
             continue
-        content = document["paths"][operation.path][operation.method.lower()]["requestBody"]["content"]
-        answer = http.request(
-            operation.method, operation.path.format(name="demo"), json=content["application/json"]["example"]
-        )
+        name = "unit" if operation.name == "replace_parameters" else "demo"
+        request = described.get("requestBody", {}).get("content", {}).get("application/json", {})
+        path = operation.path.format(name=name, parameter="q_proj.bias")
+        answer = http.request(operation.method, path, json=request.get("example"))
         assert answer.status_code == operation.status, answer.text
+        if operation.name not in {"list_modules", "server_info", "health_live", "health_ready", "list_variants"}:
+            assert json_difference(shown, answer.json(), operation.name) is None
 
 
 def test_the_documents_need_no_other_host(http):

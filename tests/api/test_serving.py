@@ -6,6 +6,7 @@ import signal
 import socket
 import subprocess
 import sys
+import threading
 import time
 from contextlib import contextmanager
 
@@ -72,12 +73,40 @@ def test_a_stop_lets_what_is_in_flight_finish(tmp_path):
         assert server.wait(30) == 0
 
 
+def test_what_outlasts_the_grace_is_told_that_the_server_stopped(tmp_path):
+    with process(tmp_path, "--drain-seconds", "0") as (server, url), httpx.Client(base_url=url, timeout=60) as http:
+        n = 1200
+        body = {"query": {"dtype": "float64", "shape": [8, n, 64], "data": [0.01] * (8 * n * 64)}, "check": True}
+        answers = []
+        asking = threading.Thread(target=lambda: answers.append(http.post("/v1/attention/gradients", json=body)))
+        asking.start()
+        deadline = time.monotonic() + 30
+        while not httpx.get(f"{url}/v1").json()["memory"]["in_flight_bytes"] and time.monotonic() < deadline:
+            time.sleep(0.02)
+        server.send_signal(signal.SIGTERM)
+        asking.join(30)
+        assert answers[0].status_code == 503
+        assert answers[0].json()["code"] == "draining"
+
+
 def test_a_wrong_setting_is_said_in_the_users_words(tmp_path):
     command = [sys.executable, "-m", "attention_service", "--port", "99999"]
     failed = subprocess.run(command, capture_output=True, text=True, cwd=tmp_path, check=False)
     assert failed.returncode == 2
     assert "--port" in failed.stderr
     assert "ATTENTION_PORT" in failed.stderr
+
+
+@pytest.mark.parametrize(
+    ("flag", "value"), [("--device", "tpu"), ("--models-dir", "a-file"), ("--memory-budget", "lots")]
+)
+def test_what_cannot_be_served_is_said_before_anything_starts(tmp_path, flag, value):
+    (tmp_path / "a-file").write_text("")
+    command = [sys.executable, "-m", "attention_service", flag, value]
+    failed = subprocess.run(command, capture_output=True, text=True, cwd=tmp_path, check=False)
+    assert failed.returncode == 2
+    assert flag in failed.stderr
+    assert "Traceback" not in failed.stderr
 
 
 def test_a_flag_wins_over_a_variable_over_the_file(tmp_path, monkeypatch):

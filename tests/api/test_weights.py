@@ -96,3 +96,8 @@ def test_long_sequences_are_looked_at_in_blocks(http, rng):
         np.testing.assert_allclose(reply["statistics"][name], value[0], rtol=1e-4, err_msg=name)
     assert reply["top"]["keys"][0] == [0, -1]  # there is no second key that the first query could look at
     assert reply["top"]["keys"][-1] == np.argsort(-weights[-1])[:2].tolist()
+
+
+def test_a_kernel_that_keeps_no_weights_cannot_show_them(http):
+    assert refuse(http, "/v1/attention/weights", query=[[1.0, 0]], kernel="fused")["code"] == "kernel_unsuitable"
+    assert post(http, "/v1/attention/weights", query=[[1.0, 0]], kernel="materialized")["weights"] == [[1]]

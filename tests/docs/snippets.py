@@ -155,7 +155,7 @@ def check(block: Block, printed: str) -> None:
     if block.output is None:
         return
     found = (
-        _json_difference(_json(block.output), _json(printed), "")
+        json_difference(_json(block.output), _json(printed), "")
         if block.output_language == "json"
         else _text_difference(block.output, printed)
     )
@@ -170,7 +170,7 @@ def _json(text: str) -> Any:
         raise SnippetError(f"not JSON ({fault}): {text}") from None
 
 
-def _json_difference(shown: Any, printed: Any, path: str) -> str | None:
+def json_difference(shown: Any, printed: Any, path: str) -> str | None:
     """Where two JSON values differ, in words; None where they do not."""
     if shown == ELISION:
         return None
@@ -192,7 +192,7 @@ def _object_difference(shown: Mapping[str, Any], printed: Mapping[str, Any], pat
     if missing or more:
         return f"{path or 'the object'} lacks {sorted(missing)}, has besides {sorted(more)}"
     same = (name for name in shown if name != ELISION and name not in VOLATILE)
-    return next(filter(None, (_json_difference(shown[name], printed[name], f"{path}.{name}") for name in same)), None)
+    return next(filter(None, (json_difference(shown[name], printed[name], f"{path}.{name}") for name in same)), None)
 
 
 def _list_difference(shown: Sequence[Any], printed: Sequence[Any], path: str) -> str | None:
@@ -206,7 +206,7 @@ def _list_difference(shown: Sequence[Any], printed: Sequence[Any], path: str) ->
     if len(shown) != len(printed):
         return f"{path} has {len(printed)} elements, shown with {len(shown)}"
     pairs = enumerate(zip(shown, printed, strict=True))
-    return next(filter(None, (_json_difference(a, b, f"{path}[{at}]") for at, (a, b) in pairs)), None)
+    return next(filter(None, (json_difference(a, b, f"{path}[{at}]") for at, (a, b) in pairs)), None)
 
 
 def _text_difference(shown: str, printed: str) -> str | None:

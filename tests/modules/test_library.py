@@ -176,7 +176,9 @@ def test_a_pin_holds_until_the_parameters_change(library, request_for):
     changed = library.replace("m", doubled, module.version)
     assert changed.version != module.version
     assert library.get("m", changed.version) is changed
-    for attempt in (library.get, library.delete, lambda name, version: library.replace(name, doubled, version)):
+    assert library.replace("m", doubled, module.version) is changed  # done already: a lost reply may be asked for again
+    tripled = {name: value * 3 for name, value in doubled.items()}
+    for attempt in (library.get, library.delete, lambda name, version: library.replace(name, tripled, version)):
         with pytest.raises(VersionMismatch) as caught:
             attempt("m", module.version)
         assert caught.value.facts == {"expected": module.version, "actual": changed.version}

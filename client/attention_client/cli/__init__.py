@@ -3,6 +3,7 @@
 Exit status: 0 when it worked, 1 when the service or the connection refused, 2 when the command line is wrong.
 """
 
+from importlib import metadata
 from typing import Annotated
 
 import stamina.instrumentation
@@ -23,6 +24,12 @@ app = typer.Typer(
 )
 
 
+def _print_version(wanted: bool) -> None:
+    if wanted:
+        typer.echo(metadata.version("attention-service"))
+        raise typer.Exit
+
+
 @app.callback()
 def options(
     ctx: typer.Context,
@@ -32,6 +39,9 @@ def options(
     ] = None,
     timeout: Annotated[float, typer.Option(help="Seconds that one call may take, retries included.")] = 60.0,
     retries: Annotated[int, typer.Option(help="How often to repeat after a transient failure.")] = 3,
+    version: Annotated[
+        bool, typer.Option("--version", callback=_print_version, is_eager=True, help="Print the version and leave.")
+    ] = False,
 ) -> None:
     """Ask attention modules what they output, look at, change by and cost."""
     session = ctx.ensure_object(Session)

@@ -19,11 +19,11 @@ Size = Index
 class Shape(WireModel):
     """The sizes of one request."""
 
-    batch: int = Field(1, ge=1)
-    queries: int = Field(ge=1)
-    keys: int | None = Field(None, ge=1)
+    batch: int = Field(1, ge=1, lt=2**31)
+    queries: int = Field(ge=1, lt=2**31)
+    keys: int | None = Field(None, ge=1, lt=2**31)
     """New keys, without the past; default: as many as queries."""
-    past: int = Field(0, ge=0)
+    past: int = Field(0, ge=0, lt=2**31)
     """Keys of earlier tokens; they are also the offset of the positional masks."""
 
 
@@ -52,10 +52,10 @@ class ComplexityRequest(WireModel):
 class RawComplexityRequest(ComplexityRequest):
     """The cost of a raw attention: no projections."""
 
-    num_heads: int = Field(ge=1)
-    num_kv_heads: int | None = Field(None, ge=1)
-    head_dim: int = Field(ge=1)
-    value_dim: int | None = Field(None, ge=1)
+    num_heads: int = Field(ge=1, lt=2**31)
+    num_kv_heads: int | None = Field(None, ge=1, lt=2**31)
+    head_dim: int = Field(ge=1, lt=2**31)
+    value_dim: int | None = Field(None, ge=1, lt=2**31)
     dtype: FloatName = "float32"
     spec: AttentionSpec = Field(default_factory=AttentionSpec)
 

@@ -1,7 +1,9 @@
 """The OpenAPI document, made from the contract's table of operations."""
 
+import json
 import re
 from collections.abc import Iterable
+from importlib.resources import files
 from typing import Any
 
 from pydantic import BaseModel
@@ -12,8 +14,11 @@ from attention_contract.operations import OPERATIONS, Operation
 from attention_contract.tensors import TENSOR_SCHEMA
 from attention_contract.wire import JSON, SAFETENSORS
 from attention_service import __version__
+from attention_service.api.serving import VERSIONED
 
 _REF = "#/components/schemas/"
+_REPLIES: dict[str, Any] = json.loads(files(__package__).joinpath("replies.json").read_text("utf-8"))
+"""A reply of each operation, to its example where it has one; a test holds them against a live server."""
 _DESCRIPTION = """
 Keeps attention modules resident and answers four questions about them: what they output (**forward**), what they look
 at and are made of (**weights**, **parameters**), how they change (**gradients**) and what they cost (**complexity**).
@@ -45,8 +50,13 @@ def _operation(operation: Operation[Any]) -> dict[str, Any]:
         "parameters": [*_path_parameters(operation), *_query_parameters(operation), *_preconditions(operation)],
         "responses": {str(operation.status): _success(operation)} | _failures(operation.errors),
     }
+    if operation.method == "GET" and _versioned(operation):
+        described["responses"]["304"] = {"description": "Not changed since", "headers": _headers("ETag")}
     if operation.request is not None and operation.method != "GET":
-        described["requestBody"] = {"required": True, "content": _content(operation, operation.request, example=True)}
+        described["requestBody"] = {
+            "required": True,
+            "content": _content(operation, operation.request, operation.example),
+        }
     return described
 
 
@@ -57,10 +67,10 @@ def _tag(path: str) -> str:
     return "server"
 
 
-def _content(operation: Operation[Any], model: type[BaseModel], *, example: bool) -> dict[str, Any]:
+def _content(operation: Operation[Any], model: type[BaseModel], example: Any) -> dict[str, Any]:
     media: dict[str, Any] = {JSON: {"schema": {"$ref": _REF + model.__name__}}}
-    if example and operation.example is not None:
-        media[JSON]["example"] = operation.example
+    if example is not None:
+        media[JSON]["example"] = example
     if operation.tensors:
         media[SAFETENSORS] = {"schema": {"type": "string", "format": "binary", "contentMediaType": SAFETENSORS}}
     return media
@@ -82,19 +92,31 @@ def _query_parameters(operation: Operation[Any]) -> list[dict[str, Any]]:
 
 
 def _preconditions(operation: Operation[Any]) -> list[dict[str, Any]]:
-    text = "A version in quotation marks, as the ETag has it; another one is answered with 409."
-    if operation.path.startswith("/v1/modules/{name}"):
-        return [
-            {"name": "If-Match", "in": "header", "required": False, "schema": {"type": "string"}, "description": text}
-        ]
-    return []
+    if not operation.path.startswith("/v1/modules/{name}"):
+        return []
+    told = {"If-Match": "A version in quotation marks, as the ETag has it; another one is answered with 409."}
+    if operation.method == "GET" and _versioned(operation):
+        told["If-None-Match"] = "Versions in quotation marks; at one of them, the answer is 304 without a body."
+    return [
+        {"name": name, "in": "header", "required": False, "description": text} | _TEXT for name, text in told.items()
+    ]
 
 
 def _success(operation: Operation[Any]) -> dict[str, Any]:
-    answer: dict[str, Any] = {"description": operation.summary, "headers": {"X-Request-ID": {"$ref": _REQUEST_ID}}}
+    names = ["X-Request-ID", *(["ETag"] if _versioned(operation) else [])]
+    names += ["Location"] if operation.status == 201 else []
+    answer: dict[str, Any] = {"description": operation.summary, "headers": _headers(*names)}
     if operation.reply is not None:
-        answer["content"] = _content(operation, operation.reply, example=False)
+        answer["content"] = _content(operation, operation.reply, _REPLIES.get(operation.name))
     return answer
+
+
+def _versioned(operation: Operation[Any]) -> bool:
+    return operation.reply in VERSIONED
+
+
+def _headers(*names: str) -> dict[str, Any]:
+    return {name: {"$ref": f"#/components/headers/{name}"} for name in names}
 
 
 def _failures(errors: Iterable[type[AttentionError]]) -> dict[str, Any]:
@@ -104,6 +126,7 @@ def _failures(errors: Iterable[type[AttentionError]]) -> dict[str, Any]:
     return {
         str(status): {
             "description": "; ".join(f"{error.title} (`{error.code}`)" for error in group),
+            "headers": _headers("X-Request-ID", *(["Retry-After"] if any(e.retry_after for e in group) else [])),
             "content": {PROBLEM_MEDIA_TYPE: {"schema": {"$ref": _REF + "Problem"}}},
         }
         for status, group in sorted(by_status.items())
@@ -145,12 +168,12 @@ _PROBLEM = {
         "request_id": {"type": "string"},
     },
 }
-_REQUEST_ID = "#/components/headers/X-Request-ID"
+_TEXT = {"schema": {"type": "string"}}
 _HEADERS = {
-    "X-Request-ID": {
-        "schema": {"type": "string"},
-        "description": "The request's id: the one that was sent, or a new one.",
-    }
+    "X-Request-ID": _TEXT | {"description": "The request's id: the one that was sent, or a new one."},
+    "ETag": _TEXT | {"description": "The module's version, in quotation marks."},
+    "Location": _TEXT | {"description": "The path of what was made."},
+    "Retry-After": {"schema": {"type": "integer"}, "description": "Seconds after which to try again."},
 }
 _PLAIN_PATHS = {
     "/metrics": {

@@ -54,11 +54,16 @@ def install(app: FastAPI) -> None:
 
     @app.exception_handler(Exception)
     async def unknown(request: Request, error: Exception) -> Response:
-        log.error("internal_error", path=request.url.path, exc_info=error)
-        answer = render(InternalError("the server failed; its log has the cause under this request's id"))
+        answer = render(unexpected(request, error))
         # This handler stands outside the middleware that adds the header to every other answer.
         answer.headers["X-Request-ID"] = correlation_id.get() or ""
         return answer
+
+
+def unexpected(request: Request, fault: Exception) -> InternalError:
+    """The error for a fault of the server's own, which goes into the log."""
+    log.error("internal_error", path=request.url.path, request_id=correlation_id.get(), exc_info=fault)
+    return InternalError("the server failed; its log has the cause under this request's id")
 
 
 def _from_http(request: Request, error: HTTPException) -> AttentionError:

@@ -112,7 +112,7 @@ def make_router(settings: Settings) -> APIRouter:
 
     @serve(router, operations.list_parameters)
     async def list_parameters(call: Call[None]) -> ParameterList:
-        return await call.engine.parameters(call.name)
+        return await call.engine.parameters(call.name, call.pin)
 
     @serve(router, operations.replace_parameters)
     async def replace_parameters(call: Call[ReplaceParameters]) -> ModuleInfo:

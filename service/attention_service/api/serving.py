@@ -10,10 +10,11 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from attention_contract.base import WireModel
-from attention_contract.errors import Cancelled, InvalidRequest
+from attention_contract.errors import AttentionError, Cancelled, Draining, InvalidRequest
 from attention_contract.operations import Operation
 from attention_contract.schemas.modules import ModuleInfo, Parameter, ParameterList
-from attention_service.api import negotiation
+from attention_contract.wire import JSON
+from attention_service.api import negotiation, problems
 from attention_service.runtime.engine import Engine
 
 BodyT = TypeVar("BodyT")
@@ -36,6 +37,8 @@ class Call(Generic[BodyT]):
         return self.path["name"]
 
 
+VERSIONED = (ModuleInfo, ParameterList, Parameter)
+"""Replies that are a module or a part of one: their version is their ETag."""
 Handler = Callable[[Call[Any]], Awaitable[WireModel | None]]
 
 
@@ -44,15 +47,20 @@ def serve(router: APIRouter, operation: Operation[Any]) -> Callable[[Handler], H
 
     def register(handler: Handler) -> Handler:
         async def endpoint(request: Request) -> Response:
-            media_type = negotiation.accepted(request, operation)
+            media_type = negotiation.accepted(request, operation) if operation.reply is not None else JSON
             pin = _etags(request.headers.get("if-match"), "If-Match")
             body: Any = None
             if operation.request is not None:
                 limit = request.app.state.settings.max_body_bytes
                 body = _pinned(await negotiation.read(request, operation, operation.request, limit), pin)
             call = Call(request.app.state.engine, dict(request.path_params), body, pin)
-            reply = await _unless_gone(request, handler(call))
-            return await _respond(request, operation, reply, media_type, getattr(body, "encoding", "list"))
+            try:
+                reply = await _unless_gone(request, handler(call))
+                return await _respond(request, operation, reply, media_type, getattr(body, "encoding", "list"))
+            except AttentionError:
+                raise
+            except Exception as fault:
+                raise problems.unexpected(request, fault) from fault
 
         router.add_api_route(
             operation.path, endpoint, methods=[operation.method], name=operation.name, include_in_schema=False
@@ -68,13 +76,19 @@ async def _respond(
     if reply is None:
         return Response(status_code=operation.status)
     headers: dict[str, str] = {"Vary": "Accept"} if operation.tensors else {}
-    if isinstance(reply, ModuleInfo | ParameterList | Parameter):
+    if isinstance(reply, VERSIONED):
         headers["ETag"] = f'"{reply.version}"'
-        if operation.method == "GET" and _etags(request.headers.get("if-none-match"), "If-None-Match") == reply.version:
+        if operation.method == "GET" and _unchanged(request.headers.get("if-none-match"), headers["ETag"]):
             return Response(status_code=304, headers=headers)
     if operation.status == 201 and isinstance(reply, ModuleInfo):
         headers["Location"] = f"/v1/modules/{reply.name}"
     return await negotiation.render(reply, media_type, encoding=encoding, status=operation.status, headers=headers)
+
+
+def _unchanged(header: str | None, etag: str) -> bool:
+    """Whether If-None-Match names the present version; compared weakly, as RFC 9110 has it."""
+    given = [tag.strip().removeprefix("W/") for tag in (header or "").split(",")]
+    return "*" in given or etag in given
 
 
 def _etags(header: str | None, name: str) -> str | None:
@@ -107,6 +121,10 @@ async def _unless_gone(request: Request, work: Coroutine[Any, Any, ResultT] | Aw
         if task.done():
             return task.result()
         raise Cancelled("the caller went away before the answer was ready")
+    except asyncio.CancelledError:  # the server gives up what is still running at the end of its grace
+        raise Draining(
+            "the server stopped before the answer was ready; ask another, or this one once it is back"
+        ) from None
     finally:
         gone.cancel()
         task.cancel()

@@ -59,7 +59,10 @@ def _replacement(x: Tensor, edit: BoundEdit, listed: dict[int, tuple[int, ...]])
     """What stands in the region after the edit, in the shape of the tap (or one number)."""
     if edit.value is not None:
         sizes = [len(listed[dim]) if dim in listed else size for dim, size in enumerate(x.shape)]
-        places = [torch.tensor(listed.get(dim, range(size)), device=x.device) for dim, size in enumerate(x.shape)]
+        places = [
+            torch.tensor(listed.get(dim, range(size)), dtype=torch.int64, device=x.device)  # of none it would be floats
+            for dim, size in enumerate(x.shape)
+        ]
         patch = edit.value.to(device=x.device, dtype=x.dtype).expand(sizes)
         return torch.zeros_like(x).index_put(torch.meshgrid(places, indexing="ij"), patch)
     if edit.scale is not None:

@@ -3,6 +3,7 @@
 The arrays stay what the wire gave (views into the body); only missing batch and head dimensions are added, as views.
 """
 
+import math
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -15,6 +16,9 @@ from attention_contract.tensors import Array, Untyped, dtype_name
 from attention_service.modules.resident import Module
 
 Split = tuple[int, int, int, int]
+MAX_EMPTY = 2**22
+"""What the other sizes of a tensor without elements may multiply to: it costs nothing to send, and what is made of its
+sizes alone (positions, masks, statistics) would."""
 _FLOAT_INPUTS = ("query", "key", "value", "past_key", "past_value")
 
 
@@ -284,6 +288,9 @@ class _Binder:
         value_is: str,
     ) -> Bound:
         batch, heads, _, queries, keys, _, _, _ = sizes
+        for name, array in self.arrays.items():
+            if not array.size and math.prod(max(size, 1) for size in array.shape) > MAX_EMPTY:
+                raise wrong_shape(name, f"sizes of at most {MAX_EMPTY} elements beside a size of 0", array)
         self._mask(batch, heads, queries, keys)
         self._per_sequence("key_mask", (batch, keys), layout)
         self._per_sequence("key_lengths", (batch,), layout)
@@ -306,7 +313,7 @@ class _Binder:
         fits = 1 <= mask.ndim <= 4 and all(
             size in {1, want} for size, want in zip(mask.shape[-2::-1], full[-2::-1], strict=False)
         )
-        if not fits or mask.shape[-1] > keys:
+        if not fits or mask.shape[-1] > max(keys, 1):
             raise wrong_shape(
                 "mask",
                 f"a shape that broadcasts to [B, H, Q, K] = {list(full)} (its last dimension may be shorter)",

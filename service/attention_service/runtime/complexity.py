@@ -1,13 +1,18 @@
 """Complexity: what a shape or a sweep of shapes would cost, without computing it."""
 
+from typing import Any
+
 from attention_contract.errors import InvalidRequest
-from attention_contract.schemas.complexity import ComplexityReply, ComplexityRequest, RawComplexityRequest, Shape
+from attention_contract.schemas.complexity import ComplexityReply, ComplexityRequest, Cost, RawComplexityRequest, Shape
 from attention_service.core import cost
 from attention_service.core.arrays import TORCH_DTYPES
 from attention_service.core.cost import Workload
 from attention_service.modules.resident import Module
 from attention_service.runtime.device import Device
 from attention_service.runtime.planning import choose_kernel
+
+LARGEST_COUNT = 2**63 - 1
+"""What a reader of the reply can hold in a 64-bit integer."""
 
 
 def report(module: Module | None, request: ComplexityRequest, device: Device) -> ComplexityReply:
@@ -18,6 +23,7 @@ def report(module: Module | None, request: ComplexityRequest, device: Device) ->
         work = _workload(module, request, shape, device)
         kernel = choose_kernel(work, dtype, device.rates, request.kernel)
         costs.append(cost.cost_of(work, shape, kernel, device.rates))
+        _check_counts(costs[-1], shape)
     base = _workload(module, request, request.shape, device)
     dimension = request.sweep.dimension if request.sweep else "length"
     values = request.sweep.values if request.sweep else [request.shape.queries]
@@ -26,6 +32,19 @@ def report(module: Module | None, request: ComplexityRequest, device: Device) ->
         costs=costs,
         growth=cost.growth(base, dimension, values, costs[-1].kernel),
     )
+
+
+def _check_counts(counted: Cost, shape: Shape) -> None:
+    """Raise InvalidRequest for a shape whose counts not every reader of JSON has room for."""
+    if _largest(counted.model_dump()) > LARGEST_COUNT:
+        sizes = ", ".join(f"{name} {size}" for name, size in shape.model_dump(exclude_none=True).items())
+        raise InvalidRequest(f"shape: {sizes}: its counts do not fit 64 bits; ask for smaller sizes", param="shape")
+
+
+def _largest(value: Any) -> int:
+    if isinstance(value, dict):
+        return max(map(_largest, value.values()), default=0)
+    return value if isinstance(value, int) else 0
 
 
 def _dtype(module: Module | None, request: ComplexityRequest) -> str:

@@ -11,7 +11,7 @@ from attention_contract.errors import InvalidTensor
 from attention_contract.schemas.attention import Edit
 from attention_contract.tensors import Array
 from attention_service.core import multihead
-from attention_service.core.arrays import TORCH_DTYPES, to_numpy, to_torch
+from attention_service.core.arrays import TORCH_DTYPES, to_numpy, to_torch, torch_dtype_name
 from attention_service.core.edits import BoundEdit, apply
 from attention_service.core.multihead import Parameters
 from attention_service.core.types import Problem
@@ -28,18 +28,28 @@ def load(bound: Bound, device: torch.device, dtype: torch.dtype | None = None) -
     dtype = dtype or TORCH_DTYPES[bound.dtype]
     loaded: dict[str, Tensor] = {}
     for name, array in bound.arrays.items():
-        tensor = to_torch(array)
         if name in _COMPUTED:
-            converted = tensor.to(device, dtype)
-            narrowed = torch.finfo(dtype).max < _largest(tensor.dtype)
-            if narrowed and bool((converted.isinf() & ~tensor.to(device).isinf()).any()):
-                raise InvalidTensor(f"{name}: a number is too large for {bound.dtype}", param=name)
-            loaded[name] = converted
-        elif name == "mask" and tensor.dtype != torch.bool:
+            loaded[name] = converted(array, name, device, dtype)
+            continue
+        tensor = to_torch(array)
+        if name == "mask" and tensor.dtype != torch.bool:
             loaded[name] = tensor.to(device, dtype)  # what overflows hides its key, as −∞ does
         else:
             loaded[name] = tensor.to(device)
     return loaded
+
+
+def converted(array: Array, name: str, device: torch.device, dtype: torch.dtype) -> Tensor:
+    """A tensor of the request on the device and in this dtype.
+
+    Raises InvalidTensor, which calls it ``name``, where a finite number would become infinite.
+    """
+    tensor = to_torch(array)
+    result = tensor.to(device, dtype)
+    narrowed = torch.finfo(dtype).max < _largest(tensor.dtype)
+    if narrowed and bool((result.isinf() & ~tensor.to(device).isinf()).any()):
+        raise InvalidTensor(f"{name}: a number is too large for {torch_dtype_name(dtype)}", param=name)
+    return result
 
 
 def _largest(dtype: torch.dtype) -> float:
@@ -81,7 +91,7 @@ def output(bound: Bound, parameters: Parameters, context: Tensor, edits: Sequenc
 
 
 def bind_edits(edits: Sequence[Edit], device: torch.device, dtype: torch.dtype) -> list[BoundEdit]:
-    """The edits with their tensors on the device."""
+    """The edits with their tensors on the device. Raises InvalidTensor as ``converted`` does."""
     return [
         BoundEdit(
             edit.tap,
@@ -89,11 +99,11 @@ def bind_edits(edits: Sequence[Edit], device: torch.device, dtype: torch.dtype) 
             _tuple(edit.queries),
             _tuple(edit.keys),
             edit.set,
-            None if edit.value is None else to_torch(edit.value).to(device, dtype),
+            None if edit.value is None else converted(edit.value, f"edits.{index}.value", device, dtype),
             edit.scale,
             edit.renormalize,
         )
-        for edit in edits
+        for index, edit in enumerate(edits)
     ]
 
 

@@ -32,7 +32,7 @@ class Device:
         """The device of this name, its rates measured. Raises ValueError where there is no such device."""
         if threads is not None:
             torch.set_num_threads(threads)
-        device = _resolve(wanted)
+        device = resolve(wanted)
         return cls(device, _name(device), _total_bytes(device), measure_rates(device))
 
     @property
@@ -57,7 +57,8 @@ class Device:
             torch.cuda.synchronize(self.torch)
 
 
-def _resolve(wanted: str) -> torch.device:
+def resolve(wanted: str) -> torch.device:
+    """The torch device that a setting names. Raises ValueError where there is none."""
     if wanted == "auto":
         return torch.device("cuda:0" if torch.cuda.is_available() else "cpu")
     try:

@@ -64,6 +64,8 @@ class Engine:
         """What could not be loaded from the store, in words."""
         self._worker = ThreadPoolExecutor(1, thread_name_prefix=f"attention-{device.torch}")
         self._files = ThreadPoolExecutor(2, thread_name_prefix="attention-store")
+        # One thread of its own: a long sweep keeps nobody waiting but another sweep.
+        self._counting = ThreadPoolExecutor(1, thread_name_prefix="attention-complexity")
 
     # ── life ─────────────────────────────────────────────────────────────────────────────────────────────────────────
 
@@ -85,8 +87,8 @@ class Engine:
     async def stop(self) -> None:
         """Drain, wait for what is in flight, and let the threads go."""
         self.drain()
-        await asyncio.to_thread(self._worker.shutdown)
-        await asyncio.to_thread(self._files.shutdown)
+        for threads in (self._worker, self._files, self._counting):
+            await asyncio.to_thread(partial(threads.shutdown, cancel_futures=True))
 
     def check_ready(self) -> None:
         """Raise Loading or Draining unless work is taken."""
@@ -134,7 +136,7 @@ class Engine:
 
     async def replace(self, name: str, request: ReplaceParameters) -> ModuleInfo:
         """Replace all parameters of a module, or none."""
-        need = self.module(name, request.version).bytes
+        need = self.module(name).bytes  # its pin is checked with the write
         await self.budget.acquire(need)
         try:
             module = await self._in_thread(partial(self.library.replace, name, request.parameters, request.version))
@@ -142,9 +144,9 @@ class Engine:
             self.budget.release(need)
         return module.info()
 
-    async def parameters(self, name: str) -> ParameterList:
+    async def parameters(self, name: str, version: str | None = None) -> ParameterList:
         """Names, shapes and statistics of a module's parameters."""
-        return await self._in_thread(partial(parameters.describe, self.module(name)))
+        return await self._in_thread(partial(parameters.describe, self.module(name, version)))
 
     async def parameter(self, name: str, parameter: str, query: ParameterQuery) -> Parameter:
         """One parameter, or a part of it."""
@@ -172,7 +174,7 @@ class Engine:
     async def complexity(self, name: str | None, request: ComplexityRequest) -> ComplexityReply:
         """What a shape or a sweep of shapes costs."""
         module = self._target(name, request)
-        return await self._in_thread(partial(complexity.report, module, request, self.device))
+        return await self._in_thread(partial(complexity.report, module, request, self.device), self._counting)
 
     def _target(self, name: str | None, request: AttentionInputs | ComplexityRequest) -> Module | None:
         self.check_ready()
@@ -222,8 +224,8 @@ class Engine:
             raise
         return fields, started, time.monotonic()
 
-    async def _in_thread(self, work: Callable[[], ResultT]) -> ResultT:
-        return await asyncio.get_running_loop().run_in_executor(self._files, work)
+    async def _in_thread(self, work: Callable[[], ResultT], threads: ThreadPoolExecutor | None = None) -> ResultT:
+        return await asyncio.get_running_loop().run_in_executor(threads or self._files, work)
 
 
 def _out_of_memory(job: Job) -> NeverFits:

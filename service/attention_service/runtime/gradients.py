@@ -10,7 +10,7 @@ from torch import Tensor
 from attention_contract.errors import InvalidRequest, ShapeMismatch
 from attention_contract.schemas.attention import GradientCheck, GradientsRequest
 from attention_contract.tensors import Array
-from attention_service.core.arrays import TORCH_DTYPES, to_numpy, to_torch
+from attention_service.core.arrays import TORCH_DTYPES, to_numpy
 from attention_service.core.attention import attend, trace
 from attention_service.core.edits import BoundEdit
 from attention_service.core.types import Problem, Selection
@@ -61,7 +61,7 @@ def prepare(module: Module | None, request: GradientsRequest, device: Device) ->
     _check_upstream(request.upstream, bound)
     work = workload(bound, device, request.return_, selection, edited=bool(request.edits))
     taps = bool(targets.taps)
-    kernel = choose_kernel(work, bound.dtype, device.rates, request.kernel, taps_gradient=taps)
+    kernel = choose_kernel(work, bound.dtype, device.rates, request.kernel, keeps_weights=taps)
     checks = 2 * CHECKED_ELEMENTS * len(targets.names) if request.check else 0
     plan = plan_gradients(work, kernel, device.rates, taps=taps, mask="mask" in targets.inputs, checks=checks)
     return Job(plan, bound.dtype, module, lambda: _run(bound, request, selection, targets, kernel, device.torch))
@@ -145,7 +145,7 @@ def _run(
 def _upstream(upstream: Array | None, bound: Bound, dtype: torch.dtype, device: torch.device) -> Tensor:
     if upstream is None:
         return torch.ones(bound.output_shape, dtype=dtype, device=device)
-    return to_torch(upstream).to(device, dtype).reshape(bound.output_shape)
+    return compute.converted(upstream, "upstream", device, dtype).reshape(bound.output_shape)
 
 
 def _parameters(bound: Bound, dtype: torch.dtype) -> dict[str, Tensor]:
@@ -265,7 +265,8 @@ def _compare(probe: _Probe, gradient: Tensor, upstream: Tensor) -> GradientCheck
             ends.append(probe.output(moved.view_as(probe.at)))
         # The difference first, the sum after it: what did not change cancels exactly.
         numeric = float((upstream * (ends[0] - ends[1])).sum()) / (2 * step)
-        worst = max(worst, abs(numeric - float(flat[index])))
+        error = abs(numeric - float(flat[index]))
+        worst = max(worst, error) if math.isfinite(error) else math.inf  # NaN would be passed over by max
         largest = max(largest, abs(numeric), abs(float(flat[index])))
     return GradientCheck(
         max_absolute_error=worst,

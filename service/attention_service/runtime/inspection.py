@@ -22,6 +22,8 @@ from attention_service.runtime.selecting import bind_selection
 
 _BYTES_PER_WEIGHT = 80
 """While statistics are gathered: five stages in float32 at most twice, and five statistics in float64."""
+_BYTES_PER_POSITION = 9
+"""A query's position and whether it is real, for each sequence; and the list of all queries, cut into blocks."""
 
 
 def prepare(module: Module | None, request: WeightsRequest, device: Device) -> Job:
@@ -39,13 +41,22 @@ def prepare(module: Module | None, request: WeightsRequest, device: Device) -> J
                 actual=list(query_mask.shape),
             )
     work = workload(bound, device, ("weights",) if request.return_weights else (), selection)
-    choose_kernel(work, bound.dtype, device.rates, request.kernel)
+    choose_kernel(work, bound.dtype, device.rates, request.kernel, keeps_weights=True)
     # Rows of weights are computed as beside a fused kernel, block by block; the context is not, but is counted.
     plan = plan_forward(work, "fused", device.rates)
     rows = min(bound.queries, rows_at_once(bound.batch, bound.heads, bound.keys))
     gathering = rows * bound.batch * bound.heads * bound.keys * _BYTES_PER_WEIGHT
-    plan = replace(plan, kernel="materialized", peak_bytes=plan.peak_bytes + gathering)
+    gathering += bound.queries * (bound.batch + 4) * _BYTES_PER_POSITION
+    top = _top_elements(bound, request, selection) * (17 + 2 * work.itemsize)
+    plan = replace(plan, kernel="materialized", peak_bytes=plan.peak_bytes + gathering + top)
     return Job(plan, bound.dtype, module, lambda: _run(bound, request, selection, device.torch))
+
+
+def _top_elements(bound: Bound, request: WeightsRequest, selection: Selection) -> int:
+    """How many keys are named. Of each, its index and weight are held twice, where blocks are put together."""
+    heads = bound.heads if selection.heads is None else len(selection.heads)
+    queries = bound.queries if selection.queries is None else len(selection.queries)
+    return bound.batch * heads * queries * min(request.top_k, bound.keys)
 
 
 @torch.inference_mode()

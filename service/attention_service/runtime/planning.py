@@ -53,14 +53,15 @@ def workload(
     )
 
 
-def choose_kernel(work: Workload, dtype: str, rates: Rates, wanted: str | None, *, taps_gradient: bool = False) -> str:
+def choose_kernel(work: Workload, dtype: str, rates: Rates, wanted: str | None, *, keeps_weights: bool = False) -> str:
     """The kernel that was asked for, or the one of least predicted time among those that can do it.
 
+    ``keeps_weights``: what is asked needs them in memory, as looking at them and gradients with respect to taps do.
     Raises KernelUnsuitable where the one asked for can't, or none can.
     """
     reasons = {
         kernel.name: unsuitable(
-            kernel.name, work.spec, TORCH_DTYPES[dtype], edits=work.edited, taps_gradient=taps_gradient
+            kernel.name, work.spec, TORCH_DTYPES[dtype], edits=work.edited, taps_gradient=keeps_weights
         )
         for kernel in KERNELS
     }

@@ -1,9 +1,13 @@
 """Which parts of a request's taps are kept or edited: every index checked against the sizes."""
 
+import math
 from collections.abc import Sequence
+
+import torch
 
 from attention_contract.errors import InvalidRequest
 from attention_contract.schemas.attention import Edit, Select
+from attention_service.core.arrays import TORCH_DTYPES
 from attention_service.core.edits import AXES
 from attention_service.core.types import Selection
 from attention_service.runtime.binding import Bound, wrong_shape
@@ -32,6 +36,7 @@ def _tuple(indices: list[int] | None) -> tuple[int, ...] | None:
 
 def check_edits(edits: Sequence[Edit], bound: Bound) -> None:
     """Raise InvalidRequest where an edit names what is not there, or brings a value that does not fit."""
+    dtype = TORCH_DTYPES[bound.dtype]
     for index, edit in enumerate(edits):
         param = f"edits.{index}"
         heads = bound.kv_heads if edit.tap in {"k", "v"} else bound.heads
@@ -50,6 +55,12 @@ def check_edits(edits: Sequence[Edit], bound: Bound) -> None:
                     )
                 continue
             check_indices(f"{param}.{axis}", indices, size, axis)
+            if edit.value is not None and indices is not None and len(set(indices)) < len(indices):
+                raise InvalidRequest(
+                    f"{param}.{axis}: an index is listed twice, so that value would have two numbers for one place; "
+                    "list each once",
+                    param=f"{param}.{axis}",
+                )
             part.append(size if indices is None else len(indices))
         widths: dict[str, int] = {
             "q": bound.head_dim, "k": bound.head_dim, "v": bound.value_dim, "context": bound.value_dim,
@@ -58,6 +69,11 @@ def check_edits(edits: Sequence[Edit], bound: Bound) -> None:
         part += [widths[edit.tap]] if edit.tap in widths else []
         if edit.tap == "output" and bound.module is None and not bound.layout.merged:
             part.insert(1, bound.heads)
+        if edit.set is not None and math.isfinite(edit.set) and abs(edit.set) > torch.finfo(dtype).max:
+            raise InvalidRequest(
+                f"{param}.set: {edit.set:g} is too large for {bound.dtype}, in which this is computed",
+                param=f"{param}.set",
+            )
         if edit.value is not None and not _broadcasts(edit.value.shape, part):
             raise wrong_shape(f"{param}.value", f"a shape that broadcasts to {part}", edit.value)
 

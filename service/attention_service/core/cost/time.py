@@ -3,6 +3,7 @@
 Source: Williams et al. 2009, the roofline model.
 """
 
+import operator
 from dataclasses import dataclass, replace
 
 from attention_contract.schemas.complexity import StageFlops
@@ -25,16 +26,17 @@ class Rates:
     overhead_s: float
     """Seconds to start one attention, however small."""
 
-    def seconds(self, flops: float, moved: int) -> float:
-        """The longer of the two, and the start."""
-        return max(flops / self.flops_per_s, moved / self.bytes_per_s) + self.overhead_s
+    def seconds(self, flops: float, moved: int, kernel: str) -> float:
+        """Arithmetic and traffic, and the start: side by side in a fused kernel, one after the other in stages."""
+        together = max if kernel == "fused" else operator.add
+        return float(together(flops / self.flops_per_s, moved / self.bytes_per_s)) + self.overhead_s
 
 
 def predicted_seconds(work: Workload, kernel: str, rates: Rates) -> float:
     """Seconds of one forward pass with this kernel, the taps that are computed again included."""
     again = 2 * _pairs_again(work) * work.head_dim if kernel == "fused" else 0
     executed = _executed(flops(work, masked=False), work, kernel) + again
-    return rates.seconds(executed, moved_bytes(work, kernel))
+    return rates.seconds(executed, moved_bytes(work, kernel), kernel)
 
 
 def predicted_gradient_seconds(work: Workload, kernel: str, rates: Rates) -> float:
@@ -44,7 +46,7 @@ def predicted_gradient_seconds(work: Workload, kernel: str, rates: Rates) -> flo
     """
     stages = backward_flops(work, masked=False, fused=kernel == "fused")
     moved = 2 * moved_bytes(replace(work, taps=frozenset({"output"})), kernel)
-    return predicted_seconds(work, kernel, rates) + rates.seconds(_executed(stages, work, kernel), moved)
+    return predicted_seconds(work, kernel, rates) + rates.seconds(_executed(stages, work, kernel), moved, kernel)
 
 
 def moved_bytes(work: Workload, kernel: str) -> int:

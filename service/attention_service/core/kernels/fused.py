@@ -74,7 +74,7 @@ class Fused:
         if edits:
             yield "edits need every tap in memory, which the fused kernel does not keep"
         if taps_gradient:
-            yield "gradients with respect to scores and weights need them in memory, which the fused kernel avoids"
+            yield "scores and weights are wanted in memory, where the fused kernel never has them"
         if double_backward:
             yield "gradients of the fused kernel cannot be differentiated again"
 

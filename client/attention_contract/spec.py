@@ -5,16 +5,16 @@ spec: scaled dot product, no softcap, no position, no masks, softmax, exact. To 
 add it to its union, and register its computation, gradient and cost in ``attention_service.core``.
 """
 
-from typing import Annotated, Final, Literal
+from typing import Annotated, Final, Literal, Self
 
 from pydantic import Field, PositiveFloat, model_validator
 
 from attention_contract.base import WireModel
 
 MAX_MASKS: Final = 64
-"""Masks of one spec, those inside of ``any`` counted: the pairs that they allow together are counted exactly."""
+"""Masks of one spec, those inside of ``any`` and ``all`` counted: the pairs that they allow together are counted exactly."""
 MAX_POSITIONS: Final = 16_384
-"""Positions that they list together."""
+"""Positions and lengths that they list together."""
 
 # ── scores: s(q, k) ──────────────────────────────────────────────────────────────────────────────────────────────────
 
@@ -77,6 +77,87 @@ class GlobalTokens(WireModel):
     """Positions in the sequence, from 0, counted with the request's offset."""
 
 
+class PrefixLM(WireModel):
+    """Every query sees the first keys, and beyond them none ahead: j < length or j ≤ i (Raffel et al. 2020, 3.2.1).
+
+    With the request's offset added to i, as in ``causal`` with ``top_left``.
+    """
+
+    name: Literal["prefix_lm"] = "prefix_lm"
+    length: int = Field(ge=0, lt=2**31)
+    """How many keys every query sees."""
+
+
+class Block(WireModel):
+    """A query sees the keys of its own block of positions: ⌊j/size⌋ = ⌊i/size⌋ (Child et al. 2019, section 4.3)."""
+
+    name: Literal["block"] = "block"
+    size: int = Field(ge=1, lt=2**31)
+    """Positions in a block; the first block begins at position 0."""
+    neighbours: int = Field(0, ge=0, lt=2**31)
+    """How many blocks to each side of its own a query sees besides."""
+
+
+class Strided(WireModel):
+    """A neighbourhood, and every key at a multiple of the stride away (Child et al. 2019, section 4.3).
+
+    |i − j| ≤ local or (i − j) mod stride = 0. The paper's pattern is this with ``causal``, which is not implied.
+    """
+
+    name: Literal["strided"] = "strided"
+    stride: int = Field(ge=1, lt=2**31)
+    local: int | None = Field(None, ge=0, lt=2**31)
+    """Keys before and after the query's own; null is the stride."""
+
+
+class FixedStride(WireModel):
+    """A query sees its own block, and the last keys of every block (Child et al. 2019, section 4.3).
+
+    ⌊j/stride⌋ = ⌊i/stride⌋ or j mod stride ≥ stride − summary. The paper's pattern is this with ``causal``, which is
+    not implied.
+    """
+
+    name: Literal["fixed"] = "fixed"
+    stride: int = Field(ge=1, lt=2**31)
+    """Positions in a block; the first block begins at position 0."""
+    summary: int = Field(1, ge=1, lt=2**31)
+    """How many keys at the end of each block every query sees; at most the stride."""
+
+    @model_validator(mode="after")
+    def _check(self) -> Self:
+        if self.summary > self.stride:
+            raise ValueError(
+                f"summary is {self.summary}, and a block has {self.stride} positions; make it that or fewer"
+            )
+        return self
+
+
+class RandomBlocks(WireModel):
+    """Each block of queries sees as many blocks of keys, drawn at random (Zaheer et al. 2020, section 2).
+
+    Drawn without repetition among all blocks of the keys, past and padding included, from the seed, the number of the
+    query's block and the number of blocks of keys alone: the same on every device, and for every head and sequence.
+    """
+
+    name: Literal["random_blocks"] = "random_blocks"
+    size: int = Field(ge=1, lt=2**31)
+    """Positions in a block, of queries (their offset added) and of keys; the first block begins at position 0."""
+    count: int = Field(ge=1, le=64)
+    """How many blocks of keys a query sees; all of them where there are no more."""
+    seed: int = Field(0, ge=0, lt=2**31)
+
+
+class Documents(WireModel):
+    """Sequences packed into one: a query sees the keys of its own document (Krell et al. 2021).
+
+    Positions beyond the listed documents form one more; a query before position 0 stands in none and sees nothing.
+    """
+
+    name: Literal["documents"] = "documents"
+    lengths: list[Annotated[int, Field(ge=1, lt=2**31)]] = Field(min_length=1, max_length=4096)
+    """Positions in each document; the first begins at position 0. The same for every sequence of the batch."""
+
+
 class AnyOf(WireModel):
     """The union: a query may look where at least one of the masks lets it. Longformer is a window or global tokens."""
 
@@ -84,8 +165,29 @@ class AnyOf(WireModel):
     of: list["Mask"] = Field(min_length=1, max_length=16)
 
 
-Mask = Annotated[Causal | SlidingWindow | GlobalTokens | AnyOf, Field(discriminator="name")]
+class AllOf(WireModel):
+    """The intersection: a query may look where each of the masks lets it, as in ``masks``; to nest in an ``any``."""
+
+    name: Literal["all"] = "all"
+    of: list["Mask"] = Field(min_length=1, max_length=16)
+
+
+Mask = Annotated[
+    Causal
+    | SlidingWindow
+    | GlobalTokens
+    | PrefixLM
+    | Block
+    | Strided
+    | FixedStride
+    | RandomBlocks
+    | Documents
+    | AnyOf
+    | AllOf,
+    Field(discriminator="name"),
+]
 AnyOf.model_rebuild()
+AllOf.model_rebuild()
 
 # ── normalizers ──────────────────────────────────────────────────────────────────────────────────────────────────────
 
@@ -134,10 +236,11 @@ class AttentionSpec(WireModel):
             mask = waiting.pop()
             masks += 1
             positions += len(mask.positions) if isinstance(mask, GlobalTokens) else 0
-            waiting += mask.of if isinstance(mask, AnyOf) else []
+            positions += len(mask.lengths) if isinstance(mask, Documents) else 0
+            waiting += mask.of if isinstance(mask, AnyOf | AllOf) else []
         if masks > MAX_MASKS or positions > MAX_POSITIONS:
             raise ValueError(
-                f"the masks are {masks} with {positions} listed positions, those inside of any counted; "
+                f"the masks are {masks} with {positions} listed positions, nested ones counted; "
                 f"expected at most {MAX_MASKS} and {MAX_POSITIONS}"
             )
         return self

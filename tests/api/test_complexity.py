@@ -38,6 +38,14 @@ def test_causal_halves_the_allowed_pairs_and_growth_is_quadratic(http):
     assert "n²" in reply["growth"]["time_order"]
 
 
+def test_sparse_masks_are_counted_at_lengths_that_no_matrix_fits(http):
+    reply = post(
+        http, "/v1/attention/complexity", shape={"queries": 10**6}, num_heads=1, head_dim=64,
+        spec={"masks": [{"name": "strided", "stride": 1000, "local": 0}]},
+    )  # fmt: skip
+    assert reply["costs"][0]["allowed_pairs"] == 10**9
+
+
 def test_what_runs_says_the_flops_that_were_counted(http, rng):
     x = rng.normal(size=(16, 64)).tolist()
     post(http, "/v1/modules", name="cost", config={"d_model": 64, "num_heads": 4}, seed=0)
@@ -56,6 +64,10 @@ def test_what_runs_says_the_flops_that_were_counted(http, rng):
         ({"shape": {"queries": 4}, "sweep": {"dimension": "length", "values": [4, 0]}}, "sweep.values.1"),
         ({"shape": {"queries": 4}, "kernel": "fused", "spec": {"softcap": 2}}, "kernel"),
         ({"shape": {"queries": 4}, "num_kv_heads": 3}, None),
+        (
+            {"shape": {"queries": 10**9}, "spec": {"masks": [{"name": "random_blocks", "size": 8, "count": 3}]}},
+            "spec.masks",
+        ),
     ],
 )
 def test_what_cannot_be_is_refused(http, body, param):

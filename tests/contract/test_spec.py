@@ -9,12 +9,14 @@ from hypothesis import strategies as st
 
 from attention_contract import AttentionSpec, wire
 from attention_contract.base import WireModel
+from attention_contract.errors import InvalidRequest
 from attention_contract.operations import OPERATIONS
 from attention_contract.schemas.attention import EditableTap, ForwardRequest, RawForwardRequest, Tap
 from attention_contract.schemas.modules import CreateModule, ImportModule
 from attention_contract.validation import validate
 
 sizes = st.none() | st.integers(0, 2**31 - 1)
+blocks = st.integers(1, 2**31 - 1)
 positive = st.floats(1e-6, 1e6)
 leaf_masks = (
     st.fixed_dictionaries({"name": st.just("causal"), "align": st.sampled_from(["top_left", "bottom_right"])})
@@ -22,10 +24,23 @@ leaf_masks = (
     | st.fixed_dictionaries(
         {"name": st.just("global_tokens"), "positions": st.lists(st.integers(0, 2**31 - 1), min_size=1, max_size=3)}
     )
+    | st.fixed_dictionaries({"name": st.just("prefix_lm"), "length": st.integers(0, 2**31 - 1)})
+    | st.fixed_dictionaries(
+        {"name": st.just("block"), "size": blocks}, optional={"neighbours": st.integers(0, 2**31 - 1)}
+    )
+    | st.fixed_dictionaries({"name": st.just("strided"), "stride": blocks}, optional={"local": sizes})
+    | st.fixed_dictionaries({"name": st.just("fixed"), "stride": st.integers(9, 99), "summary": st.integers(1, 9)})
+    | st.fixed_dictionaries(
+        {"name": st.just("random_blocks"), "size": blocks, "count": st.integers(1, 64)},
+        optional={"seed": st.integers(0, 2**31 - 1)},
+    )
+    | st.fixed_dictionaries({"name": st.just("documents"), "lengths": st.lists(blocks, min_size=1, max_size=3)})
 )
 masks = st.recursive(
     leaf_masks,
-    lambda inner: st.fixed_dictionaries({"name": st.just("any"), "of": st.lists(inner, min_size=1, max_size=3)}),
+    lambda inner: st.fixed_dictionaries(
+        {"name": st.sampled_from(["any", "all"]), "of": st.lists(inner, min_size=1, max_size=3)}
+    ),
     max_leaves=5,
 )
 specs = st.fixed_dictionaries(
@@ -56,6 +71,13 @@ def test_a_causal_mask_is_top_left_and_a_window_unlimited_unless_told_otherwise(
     spec = AttentionSpec.model_validate({"masks": [{"name": "causal"}, {"name": "sliding_window"}]})
     assert spec.masks[0].align == "top_left"
     assert (spec.masks[1].left, spec.masks[1].right) == (None, None)
+
+
+def test_a_summary_is_no_longer_than_its_block():
+    with pytest.raises(InvalidRequest, match="5 positions") as refused:
+        validate(AttentionSpec, {"masks": [{"name": "fixed", "stride": 5, "summary": 6}]})
+    assert refused.value.param == "masks.0"
+    validate(AttentionSpec, {"masks": [{"name": "fixed", "stride": 5, "summary": 5}]})
 
 
 @settings(max_examples=100, deadline=None, suppress_health_check=[HealthCheck.too_slow])

@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Callable, Iterator
-from itertools import product
+from itertools import accumulate, product
 
 import pytest
 import torch
@@ -31,11 +31,41 @@ MASKS = {
     "sliding_window, causal": [spec.SlidingWindow(right=0)],
     "global_tokens": [spec.GlobalTokens(positions=[0, 3, 2**31 - 1])],
     "any": [spec.AnyOf(of=[spec.SlidingWindow(left=1, right=1), spec.GlobalTokens(positions=[2])])],
+    "all": [
+        spec.AllOf(of=[spec.SlidingWindow(left=2), spec.AnyOf(of=[spec.Causal(), spec.GlobalTokens(positions=[1])])])
+    ],
+    "prefix_lm": [spec.PrefixLM(length=2)],
+    "block": [spec.Block(size=2)],
+    "block, neighbours": [spec.Block(size=2, neighbours=1), spec.Causal()],
+    "strided": [spec.Strided(stride=3, local=0)],
+    "strided, causal": [spec.Strided(stride=2), spec.Causal()],
+    "fixed": [spec.FixedStride(stride=3)],
+    "random_blocks": [spec.RandomBlocks(size=2, count=1, seed=3)],
+    "documents": [spec.Documents(lengths=[1, 2])],
     "several": [spec.Causal(), spec.AnyOf(of=[spec.SlidingWindow(left=1), spec.GlobalTokens(positions=[0, 4])])],
 }
 
 
-def may_look(mask: spec.Mask, p: int, j: int, surplus: int) -> bool:
+def draw(seed: int, row: int, blocks: int, count: int) -> list[int]:
+    """The blocks of keys that a block of queries sees, in the order in which they are drawn."""
+
+    def noise(last: int) -> int:
+        state = 0
+        for word in (seed, row % 2**32, row // 2**32 % 2**32, last, 0):
+            state = ((state ^ word) + 0x9E3779B9) % 2**32
+            state = (state ^ state >> 16) * 0x21F0AAAD % 2**32
+            state = (state ^ state >> 15) * 0x735A2D97 % 2**32
+            state ^= state >> 15
+        return state
+
+    drawn: list[int] = []
+    for last in range(max(0, blocks - count), blocks):
+        number = noise(last) % (last + 1)
+        drawn.append(last if number in drawn else number)
+    return drawn
+
+
+def may_look(mask: spec.Mask, p: int, j: int, surplus: int, keys: int) -> bool:
     """The definition of each mask, as the contract words it; surplus is new keys − queries."""
     match mask:
         case spec.Causal(align="top_left"):
@@ -47,7 +77,22 @@ def may_look(mask: spec.Mask, p: int, j: int, surplus: int) -> bool:
         case spec.GlobalTokens(positions=positions):
             return p in positions or j in positions
         case spec.AnyOf(of=masks):
-            return any(may_look(each, p, j, surplus) for each in masks)
+            return any(may_look(each, p, j, surplus, keys) for each in masks)
+        case spec.AllOf(of=masks):
+            return all(may_look(each, p, j, surplus, keys) for each in masks)
+        case spec.PrefixLM(length=length):
+            return j < length or j <= p
+        case spec.Block(size=size, neighbours=neighbours):
+            return abs(j // size - p // size) <= neighbours
+        case spec.Strided(stride=stride, local=local):
+            return abs(p - j) <= (stride if local is None else local) or (p - j) % stride == 0
+        case spec.FixedStride(stride=stride, summary=summary):
+            return j // stride == p // stride or j % stride >= stride - summary
+        case spec.RandomBlocks(size=size, count=count, seed=seed):
+            return j // size in draw(seed, p // size, -(-keys // size), count)
+        case spec.Documents(lengths=lengths):
+            starts = [0, *accumulate(lengths)]
+            return sum(start <= p for start in starts) == sum(start <= j for start in starts)
     raise AssertionError(mask)
 
 
@@ -70,7 +115,7 @@ def attend_in_loops(problem: Problem) -> dict[str, Tensor]:
         for j in range(keys):
             score = sum(float(q[b, h, i, d]) * float(k[b, group, j, d]) for d in range(width)) * scale
             capped = score if given.softcap is None else given.softcap * math.tanh(score / given.softcap)
-            sees = all(may_look(mask, i + offset, j, keys - problem.past - queries) for mask in given.masks)
+            sees = all(may_look(mask, i + offset, j, keys - problem.past - queries, keys) for mask in given.masks)
             sees = sees and (problem.key_mask is None or bool(problem.key_mask[b, j]))
             sees = sees and (problem.key_lengths is None or j < int(problem.key_lengths[b]))
             masked = capped
@@ -83,9 +128,11 @@ def attend_in_loops(problem: Problem) -> dict[str, Tensor]:
                     masked = capped + float(mask[b, h, i, column])
             taps["scores"][*at, j], taps["capped_scores"][*at, j] = score, capped
             taps["masked_scores"][*at, j] = masked if sees else -math.inf
-        exponentials = [math.exp(s / temperature) for s in taps["masked_scores"][at].tolist()]
+        logits = [s / temperature for s in taps["masked_scores"][at].tolist()]
+        highest = max([s for s in logits if s > -math.inf], default=0.0)
+        exponentials = [math.exp(s - highest) for s in logits]
         if total := sum(exponentials):
-            taps["lse"][at] = math.log(total)
+            taps["lse"][at] = math.log(total) + highest
             taps["weights"][at] = torch.tensor(exponentials, dtype=torch.float64) / total
             taps["context"][at] = sum(taps["weights"][*at, j] * v[b, group, j] for j in range(keys) if exponentials[j])
     return taps
@@ -128,8 +175,13 @@ def reference() -> Callable[[Problem], dict[str, Tensor]]:
 
 
 @pytest.fixture(scope="session")
-def definition() -> Callable[[spec.Mask, int, int, int], bool]:
+def definition() -> Callable[[spec.Mask, int, int, int, int], bool]:
     return may_look
+
+
+@pytest.fixture(scope="session")
+def drawn_blocks() -> Callable[[int, int, int, int], list[int]]:
+    return draw
 
 
 @pytest.fixture(params=SPECS.values(), ids=SPECS)

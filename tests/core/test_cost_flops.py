@@ -7,7 +7,18 @@ import torch
 from torch.utils.flop_counter import FlopCounterMode, sdpa_backward_flop_count
 
 from attention_contract.schemas.modules import Biases
-from attention_contract.spec import AnyOf, AttentionSpec, Causal, Dot, GlobalTokens, ScaledDot, SlidingWindow, Softmax
+from attention_contract.spec import (
+    AnyOf,
+    AttentionSpec,
+    Causal,
+    Documents,
+    Dot,
+    GlobalTokens,
+    ScaledDot,
+    SlidingWindow,
+    Softmax,
+    Strided,
+)
 from attention_service.core.cost import Workload, backward_flops, flops, pair_count, parameter_count
 from attention_service.core.masks import allowed_pairs
 from attention_service.core.multihead import Sizes, initial_parameters, parameter_shapes, project, project_out
@@ -140,6 +151,8 @@ MASKS = {
     "causal bottom right": [Causal(align="bottom_right")],
     "window": [SlidingWindow(left=2, right=1)],
     "causal window": [Causal(), SlidingWindow(left=2)],
+    "strided": [Causal(), Strided(stride=3)],
+    "documents": [Documents(lengths=[3, 4])],
     "longformer": [AnyOf(of=[SlidingWindow(left=1, right=1), GlobalTokens(positions=[0])])],
 }
 

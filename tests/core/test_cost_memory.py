@@ -9,7 +9,19 @@ import torch
 from torch.profiler import ProfilerActivity, profile, record_function
 
 from attention_contract.schemas.modules import Biases
-from attention_contract.spec import AnyOf, AttentionSpec, Causal, GlobalTokens, SlidingWindow
+from attention_contract.spec import (
+    AnyOf,
+    AttentionSpec,
+    Block,
+    Causal,
+    Documents,
+    FixedStride,
+    GlobalTokens,
+    PrefixLM,
+    RandomBlocks,
+    SlidingWindow,
+    Strided,
+)
 from attention_service.core.attention import attend, trace
 from attention_service.core.cost import (
     Workload,
@@ -33,6 +45,13 @@ BIASES = Biases(q_proj=True, k_proj=True, v_proj=True, o_proj=True)
 CAUSAL = AttentionSpec(masks=[Causal()])
 WINDOW = AttentionSpec(masks=[Causal(), SlidingWindow(left=64)])
 LONGFORMER = AttentionSpec(masks=[AnyOf(of=[SlidingWindow(left=32, right=32), GlobalTokens(positions=[0, 1])])])
+BLOCKS = AttentionSpec(masks=[Block(size=32, neighbours=1), Documents(lengths=[100])])
+SPARSE = AttentionSpec(
+    masks=[
+        AnyOf(of=[PrefixLM(length=9), Strided(stride=16), FixedStride(stride=16), RandomBlocks(size=32, count=2)]),
+        Documents(lengths=[100]),
+    ]
+)
 SOFTCAP = AttentionSpec(softcap=30.0)
 
 
@@ -52,6 +71,8 @@ WORKLOADS = {
     "causal": raw(spec=CAUSAL),
     "window": raw(spec=WINDOW),
     "longformer": raw(spec=LONGFORMER),
+    "blocks": raw(spec=BLOCKS),
+    "sparse": raw(spec=SPARSE),
     "softcap": raw(spec=SOFTCAP),
     "grouped": raw(kv_heads=1),
     "wide values": raw(value_dim=96),

@@ -7,7 +7,20 @@ import pytest
 
 from attention_contract.schemas.complexity import Shape
 from attention_contract.schemas.modules import Biases
-from attention_contract.spec import AnyOf, AttentionSpec, Causal, GlobalTokens, SlidingWindow
+from attention_contract.spec import (
+    AllOf,
+    AnyOf,
+    AttentionSpec,
+    Block,
+    Causal,
+    Documents,
+    FixedStride,
+    GlobalTokens,
+    PrefixLM,
+    RandomBlocks,
+    SlidingWindow,
+    Strided,
+)
 from attention_service.core.cost import (
     Rates,
     Workload,
@@ -114,6 +127,18 @@ LONGFORMER = AnyOf(of=[SlidingWindow(left=4, right=4), GlobalTokens(positions=[0
         ([Causal(), SlidingWindow(left=5)], "O(n²·d); over allowed pairs alone O(n·w·d)"),
         ([LONGFORMER], "O(n²·d); over allowed pairs alone O(n·(w + g)·d)"),
         ([AnyOf(of=[SlidingWindow(left=4, right=4), Causal()])], "O(n²·d)"),
+        ([AllOf(of=[SlidingWindow(left=4), Causal()])], "O(n²·d); over allowed pairs alone O(n·w·d)"),
+        ([LONGFORMER, SlidingWindow(left=9, right=9)], "O(n²·d); over allowed pairs alone O(n·w·d)"),
+        ([PrefixLM(length=3)], "O(n²·d)"),
+        ([PrefixLM(length=3), SlidingWindow(left=9)], "O(n²·d); over allowed pairs alone O(n·(w + g)·d)"),
+        ([Block(size=4)], "O(n²·d); over allowed pairs alone O(n·w·d)"),
+        ([Strided(stride=4), Causal()], "O(n²·d); over allowed pairs alone O(n·(w + n/s)·d)"),
+        ([FixedStride(stride=4), Causal()], "O(n²·d); over allowed pairs alone O(n·(w + n·c/s)·d)"),
+        (
+            [AnyOf(of=[LONGFORMER, RandomBlocks(size=4, count=2)])],
+            "O(n²·d); over allowed pairs alone O(n·(w + g + r)·d)",
+        ),
+        ([Documents(lengths=[4])], "O(n²·d)"),
     ],
 )
 def test_time_order_says_what_the_kernels_do_and_what_the_masks_leave(masks, order):

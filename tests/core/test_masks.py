@@ -7,16 +7,41 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from attention_contract.spec import AnyOf, Causal, GlobalTokens, SlidingWindow
-from attention_service.core.masks import allowed, allowed_pairs
+from attention_contract.errors import InvalidRequest
+from attention_contract.spec import (
+    AllOf,
+    AnyOf,
+    Block,
+    Causal,
+    Documents,
+    FixedStride,
+    GlobalTokens,
+    PrefixLM,
+    RandomBlocks,
+    SlidingWindow,
+    Strided,
+)
+from attention_service.core.masks import MASKS, allowed, allowed_pairs
 
 reach = st.none() | st.integers(0, 12)
 leaves = (
     st.builds(Causal, align=st.sampled_from(["top_left", "bottom_right"]))
     | st.builds(SlidingWindow, left=reach, right=reach)
     | st.builds(GlobalTokens, positions=st.lists(st.integers(0, 20), min_size=1, max_size=5))
+    | st.builds(PrefixLM, length=st.integers(0, 20))
+    | st.builds(Block, size=st.integers(1, 7), neighbours=st.integers(0, 2))
+    | st.builds(Strided, stride=st.integers(1, 6), local=reach)
+    | st.builds(FixedStride, stride=st.integers(4, 7), summary=st.integers(1, 4))
+    | st.builds(RandomBlocks, size=st.integers(1, 5), count=st.integers(1, 4), seed=st.integers(0, 2**31 - 1))
+    | st.builds(Documents, lengths=st.lists(st.integers(1, 9), min_size=1, max_size=4))
 )
-masks = st.recursive(leaves, lambda inner: st.builds(AnyOf, of=st.lists(inner, min_size=1, max_size=3)), max_leaves=5)
+
+
+def either(of):
+    return st.sampled_from([AnyOf(of=of), AllOf(of=of)])
+
+
+masks = st.recursive(leaves, lambda inner: st.lists(inner, min_size=1, max_size=3).flatmap(either), max_leaves=5)
 
 
 @pytest.mark.parametrize(
@@ -34,7 +59,12 @@ def test_dense_masks_follow_their_definition(every_mask, queries, keys, past, of
     steps = offsets if isinstance(offsets, list) else [past if offsets is None else offsets]
     surplus = keys - past - queries
     expected = [
-        [[[all(definition(m, i + o, j, surplus) for m in every_mask) for j in range(keys)] for i in range(queries)]]
+        [
+            [
+                [all(definition(m, i + o, j, surplus, keys) for m in every_mask) for j in range(keys)]
+                for i in range(queries)
+            ]
+        ]
         for o in steps
     ]
     assert mask.equal(torch.tensor(expected, dtype=torch.bool).view(mask.shape))
@@ -54,13 +84,16 @@ def test_both_alignments_agree_where_the_past_makes_up_the_difference():
     assert not allowed(top, 3, 8).equal(allowed(bottom, 3, 8))
 
 
-@settings(deadline=None, max_examples=150)
+lengths = st.integers(0, 12) | st.integers(0, 150)
+
+
+@settings(deadline=None, max_examples=300)
 @given(
     chosen=st.lists(masks, max_size=3),
-    queries=st.integers(0, 12),
-    new=st.integers(0, 12),
+    queries=lengths,
+    new=lengths,
     past=st.integers(0, 6),
-    offset=st.none() | st.integers(-15, 15),
+    offset=st.none() | st.integers(-15, 15) | st.integers(-150, 150),
 )
 def test_the_count_is_that_of_the_dense_mask(chosen, queries, new, past, offset):
     keys = past + new
@@ -101,3 +134,120 @@ def test_offsets_at_the_end_of_int64_do_not_wrap(mask):
 def test_masks_can_be_shaped_without_memory(every_mask):
     mask = allowed(every_mask, 5, 7, offsets=torch.zeros(2, dtype=torch.int64, device="meta"), device="meta")
     assert mask is None or (mask.is_meta and mask.shape == (2, 1, 5, 7))
+
+
+SPARSE = {
+    "prefix_lm": [PrefixLM(length=33_333)],
+    "block": [Block(size=512, neighbours=1), Causal()],
+    "strided": [Strided(stride=316), Causal()],
+    "strided far": [Strided(stride=31_623), Causal()],
+    "fixed": [FixedStride(stride=128, summary=8), Causal()],
+    "documents": [Documents(lengths=[20] * 4096), Causal()],
+    "bigbird": [
+        AnyOf(
+            of=[
+                RandomBlocks(size=64, count=3),
+                SlidingWindow(left=96, right=96),
+                GlobalTokens(positions=list(range(8))),
+            ]
+        )
+    ],
+}
+
+
+@pytest.mark.parametrize("chosen", SPARSE.values(), ids=SPARSE)
+def test_a_hundred_thousand_tokens_are_counted_in_a_moment(chosen):
+    n = 100_000
+    start = time.perf_counter()
+    counted = allowed_pairs(chosen, n, n)
+    assert time.perf_counter() - start < 3  # a tenth of it where nothing else runs
+    rows = torch.arange(500, n, 997)  # none of them global
+    sampled = sum(int(allowed(chosen, n, n, rows=part).sum()) for part in rows.split(20))
+    assert counted == pytest.approx(sampled / len(rows) * n, rel=0.1)
+
+
+def test_what_repeats_is_counted_whatever_its_length():
+    n = 10**9
+    assert allowed_pairs([PrefixLM(length=n // 2)], n, n) == n * (n + 1) // 2 + (n // 2) * (n // 2 - 1) // 2
+    assert allowed_pairs([Block(size=1000)], n, n) == 1000 * n
+    assert allowed_pairs([Strided(stride=1000, local=0)], n, n) == 1000 * (n // 1000) ** 2
+    blocks = n // 1000
+    assert allowed_pairs([FixedStride(stride=1000, summary=10)], n, n) == 1000 * n + n * 10 * (blocks - 1)
+    assert allowed_pairs([Documents(lengths=[n // 4, n // 4])], n, n) == 2 * (n // 4) ** 2 + (n // 2) ** 2
+
+
+@pytest.mark.parametrize(
+    "chosen",
+    [
+        [AnyOf(of=[Strided(stride=3001), Strided(stride=3002)])],
+        [Strided(stride=2), GlobalTokens(positions=list(range(0, 8192, 2)))],
+        [RandomBlocks(size=1, count=64)],
+        [Documents(lengths=[1] * 4096), AllOf(of=[AllOf(of=[SlidingWindow(left=i) for i in range(16)])] * 16)],
+    ],
+)
+def test_what_takes_too_long_to_count_is_refused(chosen):
+    with pytest.raises(InvalidRequest, match="too long"):
+        allowed_pairs(chosen, 10**7, 10**7)
+
+
+@pytest.mark.parametrize("offset", [2**63 - 1, -(2**63), 2**61, -(2**61)])
+def test_offsets_far_away_are_counted_as_they_are_computed(every_mask, offset):
+    if every_mask:
+        dense = allowed(every_mask, 5, 7, offsets=torch.tensor(offset))
+        assert allowed_pairs(every_mask, 5, 7, offset=offset) == int(dense.sum())
+
+
+def test_the_largest_blocks_do_not_wrap():
+    most = 2**31 - 1
+    for mask in (Block(size=most, neighbours=most), Strided(stride=most), FixedStride(stride=most, summary=most)):
+        for offset in (0, most, -most, 2**61, -(2**61)):
+            dense = allowed([mask], 3, 3, offsets=torch.tensor(offset))
+            assert allowed_pairs([mask], 3, 3, offset=offset) == int(dense.sum())
+
+
+@settings(deadline=None)
+@given(
+    size=st.integers(1, 5),
+    count=st.integers(1, 6),
+    seed=st.integers(0, 2**31 - 1),
+    keys=st.integers(0, 30),
+    offset=st.integers(-(2**40), 2**40),
+)
+def test_random_blocks_are_those_of_the_definition_and_none_twice(size, count, seed, keys, offset, drawn_blocks):
+    mask = RandomBlocks(size=size, count=count, seed=seed)
+    dense = allowed([mask], 4, keys, offsets=torch.tensor(offset))[0, 0]
+    blocks = -(-keys // size)
+    for i, row in enumerate(dense):
+        seen = {j // size for j in row.nonzero().flatten().tolist()}
+        assert seen == set(drawn_blocks(seed, (i + offset) // size, blocks, count))
+        assert len(seen) == min(count, blocks)
+
+
+def test_random_blocks_stay_what_they_are(drawn_blocks):
+    assert [drawn_blocks(0, row, 100, 3) for row in (-1, 0, 1, 2**40)] == [
+        [48, 82, 85],
+        [19, 15, 42],
+        [55, 71, 5],
+        [67, 98, 97],
+    ]
+    means = torch.tensor([[float(block) for block in drawn_blocks(7, row, 64, 3)] for row in range(2000)]).mean(0)
+    assert means.sub(31.5).abs().max() < 2  # of a standard deviation of 18.5 / √2000 ≈ 0.4
+
+
+def test_neighbouring_documents_do_not_see_each_other_nor_what_is_before_them():
+    mask = Documents(lengths=[2, 1])
+    dense = allowed([mask], 6, 5, offsets=torch.tensor(-1))[0, 0].int().tolist()
+    assert dense == [[0] * 5, [1, 1, 0, 0, 0], [1, 1, 0, 0, 0], [0, 0, 1, 0, 0], [0, 0, 0, 1, 1], [0, 0, 0, 1, 1]]
+
+
+def test_a_prefix_of_nothing_is_causal_and_one_of_everything_dense():
+    assert allowed([PrefixLM(length=0)], 4, 6).equal(allowed([Causal()], 4, 6))
+    assert allowed([PrefixLM(length=6)], 4, 6).all()
+
+
+def test_every_mask_says_how_much_it_holds(every_mask):
+    for mask in every_mask:
+        pattern = MASKS.of(mask).pattern(0, 6)
+        dense = pattern.allows(torch.arange(6)[:, None], torch.arange(6))
+        assert pattern.laid_out or dense.numel() < 36
+        assert pattern.building >= pattern.laid_out

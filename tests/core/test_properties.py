@@ -7,7 +7,20 @@ import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from attention_contract.spec import AnyOf, AttentionSpec, Causal, GlobalTokens, SlidingWindow
+from attention_contract.spec import (
+    AllOf,
+    AnyOf,
+    AttentionSpec,
+    Block,
+    Causal,
+    Documents,
+    FixedStride,
+    GlobalTokens,
+    PrefixLM,
+    RandomBlocks,
+    SlidingWindow,
+    Strided,
+)
 from attention_service.core.attention import attend
 from attention_service.core.kernels import KERNELS
 from attention_service.core.types import Selection
@@ -23,6 +36,11 @@ masks = st.lists(
             SlidingWindow(left=2),
             SlidingWindow(left=1, right=1),
             AnyOf(of=[SlidingWindow(left=1, right=0), GlobalTokens(positions=[0])]),
+            AnyOf(of=[AllOf(of=[Causal(), Strided(stride=2, local=0)]), PrefixLM(length=1)]),
+            Block(size=2),
+            FixedStride(stride=3),
+            RandomBlocks(size=2, count=1),
+            Documents(lengths=[2, 1]),
         ]
     ),
     max_size=2,

@@ -101,7 +101,7 @@ def test_the_tour_shows_every_path_and_error():
 
 def test_the_readme_names_every_variant():
     text = (ROOT / "README.md").read_text("utf-8").lower()
-    said = {"any": "unions", "none": "", "exact": "exact", "materialized": "", "fused": ""}
+    said = {"any": "unions", "all": "intersections", "none": "", "exact": "exact", "materialized": "", "fused": ""}
     for variant in variants():
         assert said.get(variant.name, variant.name.replace("_", " ")) in text.replace("_", " "), variant.name
 

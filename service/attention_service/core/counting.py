@@ -1,20 +1,36 @@
-"""How many pairs a pattern allows, exactly, without laying them out.
+"""How many pairs a pattern of bands and marks allows, exactly, without laying them out.
 
 The pairs are cut along diagonals, at the limits of all bands: between two cuts a band holds everywhere or nowhere, so
 what remains is to count marked queries and keys. Time grows with the marks and bands and not with the sequence.
+Patterns with other parts are counted by rows.
 """
 
 from collections.abc import Iterable
 from dataclasses import dataclass
+from functools import reduce
 from itertools import pairwise
 from typing import Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
-from attention_service.core.patterns import Band, Cell, Keys, Pattern, Queries
+from attention_service.core.patterns import AllOf, AnyOf, Band, Keys, Part, Pattern, Queries
 
 Integers = NDArray[np.int64]
+
+
+@dataclass(frozen=True)
+class Cell:
+    """Pairs on which every band is constant: one stretch of j − p, one kind of query, each kind of key."""
+
+    start: int
+    """j − p from here …"""
+    stop: int
+    """… to before here."""
+    query: int | None
+    """A marked query's position; None for the queries that no pattern marks."""
+    keys: Integers
+    """-1 for the keys that no pattern marks, then each marked key's position."""
 
 
 class Rows(Protocol):
@@ -60,6 +76,11 @@ class Picked:
         return np.searchsorted(self.positions, positions, side="right")
 
 
+def countable(pattern: Pattern) -> bool:
+    """Whether bands and marks are all that the pattern is built of."""
+    return all(isinstance(part, Band | Keys | Queries) for part in pattern.parts())
+
+
 def count(pattern: Pattern, first: int, queries: int, keys: int) -> int:
     """How many pairs of queries at positions first, first + 1, … and keys 0, 1, … are in the pattern."""
     parts = list(pattern.parts())
@@ -80,9 +101,26 @@ def count(pattern: Pattern, first: int, queries: int, keys: int) -> int:
     return total
 
 
+def _holds(pattern: Pattern, cell: Cell) -> NDArray[np.bool_]:
+    """Whether the pairs of a cell are in the pattern, for each kind of key (or one answer for all of them)."""
+    match pattern:
+        case Band():  # a cell lies on one side of each limit
+            above = pattern.low is None or pattern.low <= cell.start
+            return np.array(above and (pattern.high is None or cell.stop <= pattern.high + 1))
+        case Queries():
+            return np.array(cell.query in pattern.positions)
+        case Keys():
+            return np.isin(cell.keys, pattern.positions)
+        case AllOf():
+            return reduce(np.logical_and, (_holds(each, cell) for each in pattern.of), np.array(True))
+        case AnyOf():
+            return reduce(np.logical_or, (_holds(each, cell) for each in pattern.of), np.array(False))
+    raise TypeError(f"{type(pattern).__name__} is counted by rows")
+
+
 def _pairs(pattern: Pattern, cell: Cell, rows: Rows, keys: int) -> int:
     """The allowed pairs of some rows in a cell: as if no key were marked, corrected at those that are."""
-    allowed = np.broadcast_to(pattern.holds(cell), cell.keys.shape).astype(np.int64)
+    allowed = np.broadcast_to(_holds(pattern, cell), cell.keys.shape).astype(np.int64)
     plain = int(allowed[0])
     marked_keys = cell.keys[1:]
     rows_at = rows.up_to(marked_keys - cell.start) - rows.up_to(marked_keys - cell.stop)
@@ -91,7 +129,7 @@ def _pairs(pattern: Pattern, cell: Cell, rows: Rows, keys: int) -> int:
     )
 
 
-def _cuts(parts: list[Band | Queries | Keys], far: int) -> list[int]:
+def _cuts(parts: list[Part], far: int) -> list[int]:
     """Where j − p passes a limit of a band, between the ends that no pair reaches."""
     bands = [part for part in parts if isinstance(part, Band)]
     limits = {band.low for band in bands} | {band.high + 1 for band in bands if band.high is not None}

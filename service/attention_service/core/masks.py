@@ -5,22 +5,24 @@ p is the query's index plus its offset, which is the length of the past unless t
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import accumulate
 from typing import Protocol
 
 import torch
 from torch import Tensor
 
 from attention_contract import spec
-from attention_service.core.counting import count
+from attention_service.core import counting, row_counting
 from attention_service.core.patterns import AllOf, AnyOf, Band, Keys, Pattern, Queries
 from attention_service.core.registry import Registry
+from attention_service.core.tilings import Blocks, Drawn, Leading, Remainder, Segments, Stripes
 
 
 class MaskRule(Protocol):
     """A mask that depends on positions alone."""
 
-    def pattern(self, surplus: int) -> Pattern:
-        """The pairs it allows, where there are ``surplus`` more new keys than queries."""
+    def pattern(self, surplus: int, keys: int) -> Pattern:
+        """The pairs it allows, among so many keys, of which ``surplus`` more are new than there are queries."""
 
 
 MASKS = Registry[MaskRule]("mask")
@@ -40,7 +42,7 @@ class Causal:
 
     options: spec.Causal
 
-    def pattern(self, surplus: int) -> Pattern:
+    def pattern(self, surplus: int, keys: int) -> Pattern:
         """Everything up to the (aligned) diagonal."""
         return Band(high=surplus if self.options.align == "bottom_right" else 0)
 
@@ -57,7 +59,7 @@ class SlidingWindow:
 
     options: spec.SlidingWindow
 
-    def pattern(self, surplus: int) -> Pattern:
+    def pattern(self, surplus: int, keys: int) -> Pattern:
         """One band."""
         left = self.options.left
         return Band(low=None if left is None else -left, high=self.options.right)
@@ -75,10 +77,114 @@ class GlobalTokens:
 
     options: spec.GlobalTokens
 
-    def pattern(self, surplus: int) -> Pattern:
+    def pattern(self, surplus: int, keys: int) -> Pattern:
         """Marked queries and marked keys."""
         positions = tuple(self.options.positions)
         return AnyOf((Queries(positions), Keys(positions)))
+
+
+@MASKS.register(
+    spec.PrefixLM,
+    formula="j < length or j ≤ p",
+    cost="O(1) a pair; half of the n² pairs remain, and half of the prefix's",
+    source="Raffel et al. 2020, section 3.2.1",
+)
+@dataclass(frozen=True)
+class PrefixLM:
+    """Causal beyond a prefix that every query sees."""
+
+    options: spec.PrefixLM
+
+    def pattern(self, surplus: int, keys: int) -> Pattern:
+        """The first keys, and everything up to the diagonal."""
+        return AnyOf((Leading(self.options.length), Band(high=0)))
+
+
+@MASKS.register(
+    spec.Block,
+    formula="|⌊j/size⌋ − ⌊p/size⌋| ≤ neighbours",
+    cost="O(1) a pair; n·size·(2·neighbours + 1) pairs remain",
+    source="Child et al. 2019, section 4.3",
+)
+@dataclass(frozen=True)
+class Block:
+    """Blocks along the diagonal."""
+
+    options: spec.Block
+
+    def pattern(self, surplus: int, keys: int) -> Pattern:
+        """The query's block and its neighbours."""
+        return Blocks(self.options.size, self.options.neighbours)
+
+
+@MASKS.register(
+    spec.Strided,
+    formula="|p − j| ≤ local or (p − j) mod stride = 0",
+    cost="O(1) a pair; n·(2·local + n/stride) pairs remain",
+    source="Child et al. 2019, section 4.3",
+)
+@dataclass(frozen=True)
+class Strided:
+    """A neighbourhood and stripes beside the diagonal."""
+
+    options: spec.Strided
+
+    def pattern(self, surplus: int, keys: int) -> Pattern:
+        """A band and every so many diagonals."""
+        local = self.options.stride if self.options.local is None else self.options.local
+        return AnyOf((Band(-local, local), Stripes(self.options.stride)))
+
+
+@MASKS.register(
+    spec.FixedStride,
+    formula="⌊j/stride⌋ = ⌊p/stride⌋ or j mod stride ≥ stride − summary",
+    cost="O(1) a pair; n·(stride + n·summary/stride) pairs remain",
+    source="Child et al. 2019, section 4.3",
+)
+@dataclass(frozen=True)
+class FixedStride:
+    """Blocks along the diagonal and columns at the ends of blocks."""
+
+    options: spec.FixedStride
+
+    def pattern(self, surplus: int, keys: int) -> Pattern:
+        """The query's block, and the end of each."""
+        stride, summary = self.options.stride, self.options.summary
+        return AnyOf((Blocks(stride), Remainder(stride, stride - summary)))
+
+
+@MASKS.register(
+    spec.RandomBlocks,
+    formula="⌊j/size⌋ ∈ draw(seed, ⌊p/size⌋, ⌈keys/size⌉), count blocks",
+    cost="O(count) a pair; n·size·count pairs remain",
+    source="Zaheer et al. 2020, section 2",
+)
+@dataclass(frozen=True)
+class RandomBlocks:
+    """A few blocks of keys for each block of queries."""
+
+    options: spec.RandomBlocks
+
+    def pattern(self, surplus: int, keys: int) -> Pattern:
+        """Drawn among the blocks of all keys."""
+        return Drawn(self.options.size, self.options.count, self.options.seed, -(-keys // self.options.size))
+
+
+@MASKS.register(
+    spec.Documents,
+    formula="p and j lie between the same two ends, ends = cumulative lengths",
+    cost="O(log documents) a query and key; Σ length² pairs remain",
+    source="Krell et al. 2021 (packing without cross-contamination)",
+)
+@dataclass(frozen=True)
+class Documents:
+    """Blocks of any lengths along the diagonal."""
+
+    options: spec.Documents
+
+    def pattern(self, surplus: int, keys: int) -> Pattern:
+        """Cut where a document begins, and where the last has ended."""
+        return Segments((0, *accumulate(self.options.lengths)))
 
 
 @MASKS.register(
@@ -93,14 +199,31 @@ class Union:
 
     options: spec.AnyOf
 
-    def pattern(self, surplus: int) -> Pattern:
+    def pattern(self, surplus: int, keys: int) -> Pattern:
         """The union of theirs."""
-        return AnyOf(tuple(MASKS.of(mask).pattern(surplus) for mask in self.options.of))
+        return AnyOf(tuple(MASKS.of(mask).pattern(surplus, keys) for mask in self.options.of))
+
+
+@MASKS.register(
+    spec.AllOf,
+    formula="each of the masks allows (p, j)",
+    cost="the sum of its masks",
+    source="Child et al. 2019, section 4.3 (a sparse pattern and a causal one)",
+)
+@dataclass(frozen=True)
+class Intersection:
+    """What each of several masks allows."""
+
+    options: spec.AllOf
+
+    def pattern(self, surplus: int, keys: int) -> Pattern:
+        """The intersection of theirs."""
+        return AllOf(tuple(MASKS.of(mask).pattern(surplus, keys) for mask in self.options.of))
 
 
 def pattern_of(masks: Sequence[spec.Mask], queries: int, keys: int, past: int = 0) -> Pattern:
     """What all of the masks allow."""
-    patterns = [MASKS.of(mask).pattern(keys - past - queries) for mask in masks]
+    patterns = tuple(MASKS.of(mask).pattern(keys - past - queries, keys) for mask in masks)
     return patterns[0] if len(patterns) == 1 else AllOf(patterns)
 
 
@@ -130,6 +253,12 @@ def allowed(
 def allowed_pairs(
     masks: Sequence[spec.Mask], queries: int, keys: int, *, past: int = 0, offset: int | None = None
 ) -> int:
-    """How many of the queries × keys pairs all of the masks allow, exactly, in time that does not grow with them."""
-    first = past if offset is None else offset
-    return count(pattern_of(masks, queries, keys, past), max(-FAR, min(first, FAR)), queries, keys)
+    """How many of the queries × keys pairs all of the masks allow, exactly, without laying them out.
+
+    Raises InvalidRequest where that would take too long (see ``row_counting``).
+    """
+    first = max(-FAR, min(past if offset is None else offset, FAR))
+    pattern = pattern_of(masks, queries, keys, past)
+    if counting.countable(pattern):
+        return counting.count(pattern, first, queries, keys)
+    return row_counting.count(pattern, first, queries, keys)

@@ -4,10 +4,10 @@ from collections.abc import Sequence
 from math import log
 
 from attention_contract.schemas.complexity import Growth
-from attention_contract.spec import AnyOf, Causal, Mask, SlidingWindow
 from attention_service.core.cost.flops import flops
 from attention_service.core.cost.memory import makes_pairs, peak_bytes
 from attention_service.core.cost.workload import Workload
+from attention_service.core.masks import pattern_of
 
 # b batch, m queries, n keys (and queries, where the length varies), p past keys, d width of all heads together, h heads
 _PAIRS = {"length": "n²", "batch": "b·m·n", "queries": "m·n", "keys": "m·n", "past": "m·p"}
@@ -41,13 +41,14 @@ def growth(work: Workload, dimension: str, values: Sequence[int], kernel: str) -
 def time_order(work: Workload, dimension: str = "length") -> str:
     """As in ``O(n²·d)``: of the work that both kernels do, which is over every pair, or up to half of them.
 
-    Where the masks leave a band (and strips of global tokens), the form over the allowed pairs alone is added.
+    Where the masks leave a query a band of w keys, and strips besides, the form over the allowed pairs alone is added.
+    Strips are of g global tokens, of r keys in random blocks, of every s-th key, or of c in every s.
     """
     projections = f" + {_TOKENS[dimension]}·d²" if work.sizes is not None and dimension != "past" else ""
     order = f"O({_PAIRS[dimension]}·d{projections})"
-    left, right, strips = _band(work.spec.masks)
-    if dimension == "length" and left and right:
-        band = "n·(w + g)" if strips else "n·w"
+    bounds = pattern_of(work.spec.masks, work.queries, work.keys, work.past).bounds
+    if dimension == "length" and bounds.left and bounds.right:
+        band = f"n·({' + '.join(['w', *sorted(bounds.strips)])})" if bounds.strips else "n·w"
         order += f"; over allowed pairs alone O({band}·d{projections})"
     return order
 
@@ -57,28 +58,3 @@ def memory_order(work: Workload, dimension: str, kernel: str) -> str:
     by_head, shared = makes_pairs(work, kernel)
     pairs = f"h·{_PAIRS[dimension]} + " if by_head else f"{_PAIRS[dimension]} + " if shared else ""
     return f"O({pairs}{_TOKENS[dimension]}·d)"
-
-
-def _band(masks: Sequence[Mask]) -> tuple[bool, bool, bool]:
-    """Whether masks together bound how far a query sees, left and right, and whether global tokens are exempt."""
-    bounds = [_bounds(mask) for mask in masks]
-    return (
-        any(left for left, _, _ in bounds),
-        any(right for _, right, _ in bounds),
-        any(strips for *_, strips in bounds),
-    )
-
-
-def _bounds(mask: Mask) -> tuple[bool, bool, bool]:
-    if isinstance(mask, Causal):
-        return False, True, False
-    if isinstance(mask, SlidingWindow):
-        return mask.left is not None, mask.right is not None, False
-    if isinstance(mask, AnyOf):
-        bounds = [_bounds(member) for member in mask.of]
-        return (
-            all(left for left, _, _ in bounds),
-            all(right for _, right, _ in bounds),
-            any(strips for *_, strips in bounds),
-        )
-    return True, True, True  # global tokens

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from math import prod
 
-from attention_contract.spec import AnyOf, Causal, GlobalTokens, Mask, SlidingWindow
+from attention_contract.spec import Mask
 from attention_service.core.cost.workload import Workload
 from attention_service.core.masks import pattern_of
 from attention_service.core.patterns import Band
@@ -56,9 +56,8 @@ def masks_of(work: Workload, masks: Sequence[Mask] | None = None) -> Masks:
         bias = own[0] * own[1] * own[2] * work.keys
     together = _broadcast(shapes) * work.keys
     combined = _broadcast([*shapes, own] if own is not None else shapes) * work.keys
-    held = [_building(mask) for mask in masks]
-    building = max((extra + (1 if index else 0) for index, extra in enumerate(held)), default=0)
-    return Masks(spec, bias, together, combined, spec * max(building, 3 if len(masks) > 1 else 1))
+    building = pattern_of(masks, work.queries, work.keys, work.past).building
+    return Masks(spec, bias, together, combined, spec * max(building, 1))
 
 
 def fused_masks(work: Workload) -> Masks:
@@ -118,16 +117,3 @@ def _broadcast(shapes: Sequence[tuple[int, int, int]]) -> int:
     if not shapes:
         return 0
     return prod(max(sizes) for sizes in zip(*shapes, strict=True))
-
-
-def _building(mask: Mask) -> int:
-    """How many masks of all pairs are held at a time while this one is evaluated."""
-    match mask:
-        case Causal():
-            return 2
-        case SlidingWindow():
-            return 3 if mask.left is not None and mask.right is not None else 2
-        case GlobalTokens():
-            return 1
-        case AnyOf():
-            return max(3, *(_building(member) + 1 for member in mask.of))

@@ -1,0 +1,248 @@
+"""Parts of patterns that cut positions into blocks, documents and remainders, or draw blocks at random."""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from attention_service.core.patterns import Bounds, Part, Turns
+
+_LOW = 2**32 - 1
+
+
+@dataclass(frozen=True)
+class Leading(Part):
+    """j < length."""
+
+    length: int
+
+    def allows(self, p: Tensor, j: Tensor) -> Tensor:
+        """The same for all queries."""
+        return j < self.length
+
+    @property
+    def laid_out(self) -> bool:
+        """One answer for each key."""
+        return False
+
+    @property
+    def building(self) -> int:
+        """Nothing over pairs."""
+        return 0
+
+    @property
+    def bounds(self) -> Bounds:
+        """Few keys for every query."""
+        return Bounds(left=True, right=True, strips=frozenset({"g"}))
+
+    def edges(self, p: Tensor) -> Tensor:
+        """Its end."""
+        return torch.full((len(p), 1), self.length)
+
+    @property
+    def turns(self) -> Turns:
+        """The same for all rows."""
+        return Turns(still=(self.length,))
+
+
+@dataclass(frozen=True)
+class Blocks(Part):
+    """|⌊j / size⌋ − ⌊p / size⌋| ≤ neighbours."""
+
+    size: int
+    neighbours: int = 0
+
+    def allows(self, p: Tensor, j: Tensor) -> Tensor:
+        """By the numbers of the blocks."""
+        own, other = p // self.size, j // self.size
+        if not self.neighbours:
+            return own == other
+        return (other >= own - self.neighbours) & (other <= own + self.neighbours)
+
+    @property
+    def building(self) -> int:
+        """Each comparison, and both together."""
+        return 3 if self.neighbours else 1
+
+    def edges(self, p: Tensor) -> Tensor:
+        """Where the first block begins, and where the last has ended."""
+        own = p[:, None] // self.size
+        return (own + torch.tensor([-self.neighbours, self.neighbours + 1])) * self.size
+
+    @property
+    def turns(self) -> Turns:
+        """They move by a block at a time."""
+        beside = self.neighbours * self.size
+        return Turns(moving=((1 - self.size - beside, -beside), (1 + beside, self.size + beside)), period=self.size)
+
+
+@dataclass(frozen=True)
+class Stripes(Part):
+    """(p − j) mod stride = 0."""
+
+    stride: int
+
+    def allows(self, p: Tensor, j: Tensor) -> Tensor:
+        """By the remainders."""
+        return p % self.stride == j % self.stride
+
+    @property
+    def bounds(self) -> Bounds:
+        """A share of all keys."""
+        return Bounds(left=True, right=True, strips=frozenset({"n/s"}))
+
+    def edges(self, p: Tensor) -> Tensor:
+        """Each key that is seen, and the next."""
+        return p[:, None] + torch.tensor([0, 1])
+
+    @property
+    def every(self) -> int:
+        """The stride."""
+        return self.stride
+
+    @property
+    def turns(self) -> Turns:
+        """All move with p; after a stride the first is where another was."""
+        return Turns(period=self.stride)
+
+
+@dataclass(frozen=True)
+class Remainder(Part):
+    """j mod size ≥ least."""
+
+    size: int
+    least: int
+
+    def allows(self, p: Tensor, j: Tensor) -> Tensor:
+        """The same for all queries."""
+        return j % self.size >= self.least
+
+    @property
+    def laid_out(self) -> bool:
+        """One answer for each key."""
+        return False
+
+    @property
+    def building(self) -> int:
+        """Nothing over pairs."""
+        return 0
+
+    @property
+    def bounds(self) -> Bounds:
+        """A share of all keys."""
+        return Bounds(left=True, right=True, strips=frozenset({"n·c/s"}))
+
+    def edges(self, p: Tensor) -> Tensor:
+        """Where a block begins, and where its seen part does."""
+        return torch.tensor([0, self.least]).expand(len(p), -1)
+
+    @property
+    def every(self) -> int:
+        """The size."""
+        return self.size
+
+    @property
+    def turns(self) -> Turns:
+        """The same for all rows; against what moves, it looks the same after a block."""
+        return Turns(period=self.size)
+
+
+@dataclass(frozen=True)
+class Segments(Part):
+    """p and j lie between the same two of the ends, or both beyond the last; p before the first sees nothing."""
+
+    ends: tuple[int, ...]
+
+    def allows(self, p: Tensor, j: Tensor) -> Tensor:
+        """By how many ends are at or before each; no key is before the first."""
+        return self._number(p) == self._number(j)
+
+    def _number(self, positions: Tensor) -> Tensor:
+        return torch.searchsorted(torch.tensor(self.ends, device=positions.device), positions.contiguous(), right=True)
+
+    @property
+    def bounds(self) -> Bounds:
+        """The last segment grows with the sequence."""
+        return Bounds(left=False, right=False)
+
+    def edges(self, p: Tensor) -> Tensor:
+        """Both ends of the query's own segment."""
+        ends = torch.tensor([-1, *self.ends, 2**62])
+        number = self._number(p)
+        return torch.stack([ends[number], ends[number + 1]], dim=1)
+
+    @property
+    def turns(self) -> Turns:
+        """Rows differ from segment to segment."""
+        return Turns(still=self.ends, rows=self.ends)
+
+
+@dataclass(frozen=True)
+class Drawn(Part):
+    """⌊j / size⌋ is one of the blocks drawn, without repetition, for ⌊p / size⌋."""
+
+    size: int
+    count: int
+    seed: int
+    blocks: int
+    """How many blocks of keys there are to draw from."""
+
+    def allows(self, p: Tensor, j: Tensor) -> Tensor:
+        """Compared with one draw after the other."""
+        block = j // self.size
+        seen = torch.zeros((1,) * j.ndim, dtype=torch.bool, device=j.device)
+        for drawn in self._draws(p):
+            seen = seen | (drawn == block)
+        return seen
+
+    def _draws(self, p: Tensor) -> Iterator[Tensor]:
+        """The blocks drawn for each query: Floyd's algorithm (Bentley and Floyd 1987), one number for each draw."""
+        row = p // self.size
+        taken: list[Tensor] = []
+        for last in range(max(0, self.blocks - self.count), self.blocks):
+            number = noise(self.seed, row, last) % (last + 1)
+            for other in taken.copy():
+                number = torch.where(number == other, last, number)
+            taken.append(number)
+            yield number
+
+    @property
+    def building(self) -> int:
+        """What was found, one comparison, and both together."""
+        return 3
+
+    @property
+    def bounds(self) -> Bounds:
+        """Few keys, anywhere."""
+        return Bounds(left=True, right=True, strips=frozenset({"r"}))
+
+    def edges(self, p: Tensor) -> Tensor:
+        """Both ends of each block."""
+        drawn = list(self._draws(p[:, None]))
+        if not drawn:
+            return p.new_empty(len(p), 0)
+        starts = torch.cat(drawn, dim=1) * self.size
+        return torch.cat([starts, starts + self.size], dim=1)
+
+    @property
+    def turns(self) -> Turns:
+        """Each block of rows is another."""
+        return Turns(period=None)
+
+
+def noise(seed: int, row: Tensor, draw: int) -> Tensor:
+    """A number below 2³² for each row and draw, in integer arithmetic that no device does differently.
+
+    Each of the words seed, row (low, then high 32 bits) and draw (likewise) is mixed in by h ← mix(((h xor word) +
+    0x9e3779b9) mod 2³²), from h = 0, with mix: h ← h xor h >> 16; h ← h · 0x21f0aaad mod 2³²; h ← h xor h >> 15;
+    h ← h · 0x735a2d97 mod 2³²; h ← h xor h >> 15. No product reaches 2⁶³.
+    """
+    words = (torch.full_like(row, seed), row & _LOW, row >> 32 & _LOW, draw & _LOW, draw >> 32)
+    state = torch.zeros_like(row)
+    for word in words:
+        state = (state ^ word) + 0x9E3779B9 & _LOW
+        state = (state ^ state >> 16) * 0x21F0AAAD & _LOW
+        state = (state ^ state >> 15) * 0x735A2D97 & _LOW
+        state = state ^ state >> 15
+    return state

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from math import log
 
 from attention_contract.schemas.complexity import Growth
-from attention_contract.spec import AnyOf, Causal, Mask, SlidingWindow
+from attention_contract.spec import AnyOf, Causal, Entmax15, Mask, SlidingWindow, Sparsemax
 from attention_service.core.cost.flops import flops
 from attention_service.core.cost.memory import makes_pairs, peak_bytes
 from attention_service.core.cost.workload import Workload
@@ -44,11 +44,13 @@ def time_order(work: Workload, dimension: str = "length") -> str:
     Where the masks leave a band (and strips of global tokens), the form over the allowed pairs alone is added.
     """
     projections = f" + {_TOKENS[dimension]}·d²" if work.sizes is not None and dimension != "past" else ""
-    order = f"O({_PAIRS[dimension]}·d{projections})"
+    sorting = isinstance(work.spec.normalizer, Sparsemax | Entmax15)
+    width = f"(d + h·log {'p' if dimension == 'past' else 'n'})" if sorting else "d"
+    order = f"O({_PAIRS[dimension]}·{width}{projections})"
     left, right, strips = _band(work.spec.masks)
     if dimension == "length" and left and right:
         band = "n·(w + g)" if strips else "n·w"
-        order += f"; over allowed pairs alone O({band}·d{projections})"
+        order += f"; over allowed pairs alone O({band}·{width}{projections})"
     return order
 
 

@@ -8,7 +8,7 @@ add it to its union, and register its computation, gradient and cost in ``attent
 from collections.abc import Mapping
 from typing import Annotated, Any, Literal
 
-from pydantic import BeforeValidator, Field, PositiveFloat
+from pydantic import BeforeValidator, ConfigDict, Field, PositiveFloat
 
 from attention_contract.base import WireModel
 
@@ -87,6 +87,8 @@ AnyOf.model_rebuild()
 
 
 Temperature = Annotated[PositiveFloat, Field(allow_inf_nan=False)]
+_NAMED = ConfigDict(json_schema_extra={"required": ["name"]})
+"""Of all but the softmax, so that options without a name fit one JSON Schema of the union."""
 
 
 class Softmax(WireModel):
@@ -101,6 +103,8 @@ class Softmax(WireModel):
 class Sigmoid(WireModel):
     """sigmoid(s / temperature + bias), each key for itself: the weights of a query need not sum to 1."""
 
+    model_config = _NAMED
+
     name: Literal["sigmoid"] = "sigmoid"
     bias: float | None = Field(None, allow_inf_nan=False)
     """Added to every score; null is −ln n for a sequence of n keys: the past is counted, padding (by ``key_mask`` and
@@ -113,6 +117,8 @@ class Sigmoid(WireModel):
 class Sparsemax(WireModel):
     """The distribution nearest to s / temperature: the weights sum to 1, and those of low scores are exactly 0."""
 
+    model_config = _NAMED
+
     name: Literal["sparsemax"] = "sparsemax"
     temperature: Temperature = 1.0
     dtype: Literal["float32", "float64"] = "float32"
@@ -121,6 +127,8 @@ class Sparsemax(WireModel):
 
 class Entmax15(WireModel):
     """1.5-entmax of s / temperature, between softmax and sparsemax: sums to 1, low scores get exactly 0."""
+
+    model_config = _NAMED
 
     name: Literal["entmax15"] = "entmax15"
     temperature: Temperature = 1.0

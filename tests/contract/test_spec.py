@@ -65,6 +65,9 @@ def test_a_normalizer_without_a_name_is_a_softmax(options):
     ):
         assert spec.normalizer == Softmax(**options)
     assert AttentionSpec(normalizer=Entmax15()).normalizer == Entmax15()
+    schemas = AttentionSpec.model_json_schema()
+    union = [schemas["$defs"][each["$ref"].rpartition("/")[2]] for each in schemas["properties"]["normalizer"]["oneOf"]]
+    assert [each["title"] for each in union if "name" not in each.get("required", ())] == ["Softmax"]
 
 
 def test_a_causal_mask_is_top_left_and_a_window_unlimited_unless_told_otherwise():

@@ -5,14 +5,15 @@ spec: scaled dot product, no softcap, no position, no masks, softmax, exact. To 
 add it to its union, and register its computation, gradient and cost in ``attention_service.core``.
 """
 
-from typing import Annotated, Final, Literal, Self
+from collections.abc import Mapping
+from typing import Annotated, Any, Final, Literal, Self
 
-from pydantic import Field, PositiveFloat, model_validator
+from pydantic import BeforeValidator, ConfigDict, Field, PositiveFloat, model_validator
 
 from attention_contract.base import WireModel
 
 MAX_MASKS: Final = 64
-"""Masks of one spec, those inside of ``any`` and ``all`` counted: the pairs that they allow together are counted exactly."""
+"""Masks of one spec, nested ones counted: the pairs that they allow together are counted exactly."""
 MAX_POSITIONS: Final = 16_384
 """Positions and lengths that they list together."""
 
@@ -192,16 +193,64 @@ AllOf.model_rebuild()
 # ── normalizers ──────────────────────────────────────────────────────────────────────────────────────────────────────
 
 
+Temperature = Annotated[PositiveFloat, Field(allow_inf_nan=False)]
+_NAMED = ConfigDict(json_schema_extra={"required": ["name"]})
+"""Of all but the softmax, so that options without a name fit one JSON Schema of the union."""
+
+
 class Softmax(WireModel):
     """softmax(s / temperature) over the keys."""
 
     name: Literal["softmax"] = "softmax"
-    temperature: PositiveFloat = Field(1.0, allow_inf_nan=False)
+    temperature: Temperature = 1.0
     dtype: Literal["float16", "bfloat16", "float32", "float64"] = "float32"
     """The softmax runs in this dtype, or in that of the scores where it is wider; a narrower one is taken as asked."""
 
 
-Normalizer = Softmax
+class Sigmoid(WireModel):
+    """sigmoid(s / temperature + bias), each key for itself: the weights of a query need not sum to 1."""
+
+    model_config = _NAMED
+
+    name: Literal["sigmoid"] = "sigmoid"
+    bias: float | None = Field(None, allow_inf_nan=False)
+    """Added to every score; null is −ln n for a sequence of n keys: the past is counted, padding (by ``key_mask`` and
+    ``key_lengths``) is not, and what the other masks hide is. Every query of a sequence has the same."""
+    temperature: Temperature = 1.0
+    dtype: Literal["float16", "bfloat16", "float32", "float64"] = "float32"
+    """As of the softmax."""
+
+
+class Sparsemax(WireModel):
+    """The distribution nearest to s / temperature: the weights sum to 1, and those of low scores are exactly 0."""
+
+    model_config = _NAMED
+
+    name: Literal["sparsemax"] = "sparsemax"
+    temperature: Temperature = 1.0
+    dtype: Literal["float32", "float64"] = "float32"
+    """It runs in this dtype, or in that of the scores where it is wider."""
+
+
+class Entmax15(WireModel):
+    """1.5-entmax of s / temperature, between softmax and sparsemax: sums to 1, low scores get exactly 0."""
+
+    model_config = _NAMED
+
+    name: Literal["entmax15"] = "entmax15"
+    temperature: Temperature = 1.0
+    dtype: Literal["float32", "float64"] = "float32"
+    """It runs in this dtype, or in that of the scores where it is wider."""
+
+
+def _softmax_unless_named(options: Any) -> Any:
+    """A normalizer without a name is a softmax."""
+    return {"name": "softmax", **options} if isinstance(options, Mapping) and "name" not in options else options
+
+
+Normalizer = Annotated[
+    Softmax | Sigmoid | Sparsemax | Entmax15, Field(discriminator="name"), BeforeValidator(_softmax_unless_named)
+]
 
 # ── methods ──────────────────────────────────────────────────────────────────────────────────────────────────────────
 

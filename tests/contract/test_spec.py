@@ -13,6 +13,7 @@ from attention_contract.errors import InvalidRequest
 from attention_contract.operations import OPERATIONS
 from attention_contract.schemas.attention import EditableTap, ForwardRequest, RawForwardRequest, Tap
 from attention_contract.schemas.modules import CreateModule, ImportModule
+from attention_contract.spec import Entmax15, Softmax
 from attention_contract.validation import validate
 
 sizes = st.none() | st.integers(0, 2**31 - 1)
@@ -50,7 +51,11 @@ specs = st.fixed_dictionaries(
         | st.fixed_dictionaries({"name": st.just("scaled_dot"), "scale": st.none() | st.floats(-1e6, 1e6)}),
         "softcap": st.none() | positive,
         "masks": st.lists(masks, max_size=3),
-        "normalizer": st.fixed_dictionaries({"name": st.just("softmax"), "temperature": positive}),
+        "normalizer": st.fixed_dictionaries({"temperature": positive})
+        | st.fixed_dictionaries(
+            {"name": st.sampled_from(["softmax", "sparsemax", "entmax15", "sigmoid"]), "temperature": positive}
+        )
+        | st.fixed_dictionaries({"name": st.just("sigmoid"), "bias": st.none() | st.floats(-1e6, 1e6)}),
     },
 )
 
@@ -65,6 +70,19 @@ def test_an_empty_object_is_a_spec_with_the_documented_defaults():
         "method": {"name": "exact"},
     }
     assert AttentionSpec() == AttentionSpec.model_validate({})
+
+
+@pytest.mark.parametrize("options", [{}, {"temperature": 2.0}, {"dtype": "float64"}])
+def test_a_normalizer_without_a_name_is_a_softmax(options):
+    for spec in (
+        AttentionSpec.model_validate({"normalizer": options}),
+        AttentionSpec.model_validate_json(json.dumps({"normalizer": options})),
+    ):
+        assert spec.normalizer == Softmax(**options)
+    assert AttentionSpec(normalizer=Entmax15()).normalizer == Entmax15()
+    schemas = AttentionSpec.model_json_schema()
+    union = [schemas["$defs"][each["$ref"].rpartition("/")[2]] for each in schemas["properties"]["normalizer"]["oneOf"]]
+    assert [each["title"] for each in union if "name" not in each.get("required", ())] == ["Softmax"]
 
 
 def test_a_causal_mask_is_top_left_and_a_window_unlimited_unless_told_otherwise():

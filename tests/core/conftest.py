@@ -18,6 +18,12 @@ SPECS = {
     "zero scale": spec.AttentionSpec(score=spec.ScaledDot(scale=0.0)),
     "softcap": spec.AttentionSpec(softcap=0.7),
     "temperature": spec.AttentionSpec(normalizer=spec.Softmax(temperature=2.5)),
+    "sigmoid": spec.AttentionSpec(normalizer=spec.Sigmoid()),
+    "sigmoid, bias": spec.AttentionSpec(normalizer=spec.Sigmoid(bias=0.75, temperature=0.5)),
+    "sparsemax": spec.AttentionSpec(normalizer=spec.Sparsemax()),
+    "sparsemax, temperature": spec.AttentionSpec(normalizer=spec.Sparsemax(temperature=2.5)),
+    "entmax15": spec.AttentionSpec(normalizer=spec.Entmax15()),
+    "entmax15, temperature and softcap": spec.AttentionSpec(softcap=0.7, normalizer=spec.Entmax15(temperature=0.25)),
     "softcap and temperature": spec.AttentionSpec(softcap=0.7, normalizer=spec.Softmax(temperature=0.5)),
 }
 
@@ -103,7 +109,6 @@ def attend_in_loops(problem: Problem) -> dict[str, Tensor]:
     given = problem.spec
     scale = 1.0 if isinstance(given.score, spec.Dot) else given.score.scale
     scale = width**-0.5 if scale is None else scale
-    temperature = given.normalizer.temperature
     names = ("scores", "capped_scores", "masked_scores", "weights")
     taps = {name: torch.zeros(batch, heads, queries, keys, dtype=torch.float64) for name in names}
     taps["lse"] = torch.full((batch, heads, queries), -math.inf, dtype=torch.float64)
@@ -128,14 +133,55 @@ def attend_in_loops(problem: Problem) -> dict[str, Tensor]:
                     masked = capped + float(mask[b, h, i, column])
             taps["scores"][*at, j], taps["capped_scores"][*at, j] = score, capped
             taps["masked_scores"][*at, j] = masked if sees else -math.inf
-        logits = [s / temperature for s in taps["masked_scores"][at].tolist()]
-        highest = max([s for s in logits if s > -math.inf], default=0.0)
-        exponentials = [math.exp(s - highest) for s in logits]
-        if total := sum(exponentials):
-            taps["lse"][at] = math.log(total) + highest
-            taps["weights"][at] = torch.tensor(exponentials, dtype=torch.float64) / total
-            taps["context"][at] = sum(taps["weights"][*at, j] * v[b, group, j] for j in range(keys) if exponentials[j])
+        tempered = [s / given.normalizer.temperature for s in taps["masked_scores"][at].tolist()]
+        if (highest := max(tempered, default=-math.inf)) > -math.inf:
+            taps["lse"][at] = math.log(sum(math.exp(s - highest) for s in tempered)) + highest
+            weights = normalized(given.normalizer, tempered, real_keys(problem, b))
+            taps["weights"][at] = torch.tensor(weights, dtype=torch.float64)
+            taps["context"][at] = sum(weights[j] * v[b, group, j] for j in range(keys) if weights[j])
+    if not isinstance(given.normalizer, spec.Softmax):
+        del taps["lse"]
     return taps
+
+
+def real_keys(problem: Problem, b: int) -> int:
+    """How many keys of a sequence are no padding."""
+    keys = range(problem.k.shape[2])
+    lengths = problem.key_lengths
+    return sum(
+        (problem.key_mask is None or bool(problem.key_mask[b, j])) and (lengths is None or j < int(lengths[b]))
+        for j in keys
+    )
+
+
+def normalized(normalizer: spec.Normalizer, scores: list[float], length: int) -> list[float]:
+    """One row of weights, by the definitions; the thresholds by bisection, where the entries sort."""
+    match normalizer:
+        case spec.Softmax():
+            highest = max(scores)
+            total = sum(math.exp(s - highest) for s in scores)
+            return [math.exp(s - highest) / total for s in scores]
+        case spec.Sigmoid(bias=bias):
+            bias = -math.log(length) if bias is None else bias
+            return [1 / (1 + math.exp(-s - bias)) if s > -math.inf else 0.0 for s in scores]
+        case spec.Sparsemax():
+            return above_threshold(scores, 1)
+        case spec.Entmax15():
+            return above_threshold([s / 2 for s in scores], 2)
+    raise AssertionError(normalizer)
+
+
+def above_threshold(scores: list[float], power: int) -> list[float]:
+    """max(s − τ, 0)^power, summing to 1."""
+    high = max(scores)
+    low = high - 1
+    for _ in range(100):
+        middle = (low + high) / 2
+        if sum(max(s - middle, 0) ** power for s in scores) >= 1:
+            low = middle
+        else:
+            high = middle
+    return [max(s - low, 0) ** power for s in scores]
 
 
 def random_problem(

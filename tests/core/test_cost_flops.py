@@ -13,10 +13,13 @@ from attention_contract.spec import (
     Causal,
     Documents,
     Dot,
+    Entmax15,
     GlobalTokens,
     ScaledDot,
+    Sigmoid,
     SlidingWindow,
     Softmax,
+    Sparsemax,
     Strided,
 )
 from attention_service.core.cost import Workload, backward_flops, flops, pair_count, parameter_count
@@ -144,6 +147,23 @@ def test_elementwise_work_per_pair(spec, forward, backward, backward_fused):
     assert backward_flops(work, masked=False, fused=False).normalizer == backward * pairs
     fused = backward_flops(work, masked=False, fused=True).normalizer
     assert fused == backward_fused * pairs + 2 * work.value_dim * rows
+
+
+@pytest.mark.parametrize(
+    ("normalizer", "forward", "backward"),
+    [(Sigmoid(), 4, 3), (Sigmoid(temperature=2.0), 5, 4), (Sparsemax(), 9, 4), (Entmax15(temperature=2.0), 20, 10)],
+)
+@pytest.mark.parametrize(("keys", "comparisons"), [(1, 0), (2, 1), (8, 3), (9, 4), (10**12, 40)])
+def test_other_normalizers_count_their_operations_and_the_comparisons_of_a_sort(
+    normalizer, forward, backward, keys, comparisons
+):
+    work = work_of(keys=keys, spec=AttentionSpec(score=Dot(), normalizer=normalizer))
+    pairs = work.pairs * work.heads
+    forward += 0 if isinstance(normalizer, Sigmoid) else comparisons
+    assert flops(work, masked=False).normalizer == forward * pairs
+    assert backward_flops(work, masked=False, fused=False).normalizer == backward * pairs
+    fused = backward_flops(work, masked=False, fused=True).normalizer
+    assert fused == (forward + backward) * pairs  # all of it repeated
 
 
 MASKS = {

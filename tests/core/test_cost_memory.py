@@ -15,11 +15,14 @@ from attention_contract.spec import (
     Block,
     Causal,
     Documents,
+    Entmax15,
     FixedStride,
     GlobalTokens,
     PrefixLM,
     RandomBlocks,
+    Sigmoid,
     SlidingWindow,
+    Sparsemax,
     Strided,
 )
 from attention_service.core.attention import attend, trace
@@ -33,6 +36,7 @@ from attention_service.core.cost import (
     output_bytes,
     peak_bytes,
 )
+from attention_service.core.kernels import unsuitable
 from attention_service.core.multihead import Sizes, initial_parameters, project, project_out
 from attention_service.core.types import Problem, Selection
 
@@ -53,6 +57,7 @@ SPARSE = AttentionSpec(
     ]
 )
 SOFTCAP = AttentionSpec(softcap=30.0)
+NORMALIZERS = {each.name: each for each in (Sigmoid(), Sparsemax(), Entmax15())}
 
 
 def raw(*, batch=2, queries=256, keys=256, heads=4, kv_heads=4, head_dim=64, value_dim=64, itemsize=4, **more):
@@ -94,6 +99,13 @@ WORKLOADS = {
     "module, short": module(512, 8, 8, batch=16, queries=64, keys=64),
     "decode": module(batch=4, queries=1, keys=1000, past=999, spec=CAUSAL),
     "chunk": module(queries=128, keys=640, past=512, spec=CAUSAL),
+}
+WORKLOADS |= {name: raw(spec=AttentionSpec(normalizer=each)) for name, each in NORMALIZERS.items()}
+WORKLOADS |= {
+    "bfloat16 sigmoid": raw(itemsize=2, spec=AttentionSpec(normalizer=NORMALIZERS["sigmoid"])),
+    "bfloat16 sparsemax": raw(itemsize=2, spec=AttentionSpec(normalizer=NORMALIZERS["sparsemax"])),
+    "float64 entmax15": raw(itemsize=8, spec=AttentionSpec(normalizer=NORMALIZERS["entmax15"])),
+    "module, entmax15, window": module(spec=WINDOW.model_copy(update={"normalizer": NORMALIZERS["entmax15"]})),
 }
 TAPPED = {
     "weights": raw(taps=frozenset({"output", "weights"})),
@@ -194,8 +206,8 @@ def passes():
     for name, work in (WORKLOADS | TAPPED).items():
         request = Request(work)
         for kernel in KERNELS:
-            if work.spec.softcap is not None and kernel == "fused":
-                continue  # which the kernel cannot compute
+            if unsuitable(kernel, work.spec, DTYPES[work.itemsize]):
+                continue
             yield ("forward", name, kernel), lambda request=request, kernel=kernel: request.forward(kernel)
             if name in WORKLOADS:
                 yield ("backward", name, kernel), lambda request=request, kernel=kernel: request.backward(kernel)
@@ -253,7 +265,8 @@ def test_peak_with_gradients_of_every_tap_is_what_is_allocated(name, measured):
 
 
 def test_everything_was_measured(measured):
-    assert len(measured) == 2 * len(TAPPED) + 5 * len(WORKLOADS) - 2
+    fused = sum(not unsuitable("fused", work.spec, DTYPES[work.itemsize]) for work in WORKLOADS.values())
+    assert len(measured) == 2 * len(TAPPED) + 3 * len(WORKLOADS) + 2 * fused
 
 
 @pytest.mark.parametrize("work", WORKLOADS.values(), ids=WORKLOADS)

@@ -14,11 +14,14 @@ from attention_contract.spec import (
     Block,
     Causal,
     Documents,
+    Entmax15,
     FixedStride,
     GlobalTokens,
     PrefixLM,
     RandomBlocks,
+    Sigmoid,
     SlidingWindow,
+    Sparsemax,
     Strided,
 )
 from attention_service.core.cost import (
@@ -149,6 +152,15 @@ def test_time_order_of_a_module_and_other_dimensions():
     assert time_order(MODULE) == "O(n²·d + n·d²)"
     assert time_order(RAW, "batch") == "O(b·m·n·d)"
     assert time_order(RAW, "past") == "O(m·p·d)"
+
+
+@pytest.mark.parametrize("normalizer", [Sparsemax(), Entmax15()])
+def test_sorting_adds_a_logarithm_to_the_time(normalizer):
+    plain, work = (replace(RAW, spec=AttentionSpec(normalizer=each)) for each in (Sigmoid(), normalizer))
+    assert time_order(plain) == "O(n²·d)"
+    assert time_order(work) == "O(n²·(d + h·log n))"
+    assert time_order(work, "past") == "O(m·p·(d + h·log p))"
+    assert moved_bytes(plain, "materialized") < moved_bytes(RAW, "materialized") < moved_bytes(work, "materialized")
 
 
 @pytest.mark.parametrize(

@@ -133,7 +133,7 @@ def test_gradients_are_those_of_the_materialized_kernel(kernel, every_mask, requ
         (AttentionSpec(normalizer=Softmax(dtype="bfloat16")), torch.bfloat16, {}, "bfloat16"),
         (AttentionSpec(normalizer=Softmax(dtype="float64")), torch.float16, {}, "float64"),
         (AttentionSpec(), torch.float32, {"edits": True}, "edits"),
-        (AttentionSpec(), torch.float32, {"taps_gradient": True}, "gradients"),
+        (AttentionSpec(), torch.float32, {"taps_gradient": True}, "in memory"),
         (AttentionSpec(), torch.float32, {"double_backward": True}, "differentiated again"),
     ],
 )

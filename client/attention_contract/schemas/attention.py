@@ -174,7 +174,7 @@ class Taps(WireModel):
     context: FloatArray | None = None
     """``[B, H, Lq, Dv]``: the weighted sum of the values, by head."""
     lse: FloatArray | None = None
-    """``[B, H, Lq]``: log Σ exp(masked_scores / temperature); −∞ for a query that may look nowhere."""
+    """``[B, H, Lq]``: log Σ exp(masked_scores / temperature); −∞ for a query that may look nowhere. Softmax only."""
     output: FloatArray | None = None
     """``[B, Lq, d_model]`` of a module; raw attention keeps the query's layout."""
 
@@ -213,14 +213,18 @@ class RawWeightsRequest(RawInputs, WeightsRequest):
 
 
 class HeadStatistics(WireModel):
-    """Means over the real queries, for each head: ``[B, H]``. NaN for a sequence without a real query."""
+    """Means over the real queries, for each head: ``[B, H]``. NaN for a sequence without a real query.
+
+    All but ``max_weight`` are of the shares w / Σ w, which are the weights themselves where those sum to 1, as they do
+    unless the normalizer is a sigmoid.
+    """
 
     entropy: FloatArray
-    """−Σ w ln w, in nats."""
+    """−Σ p ln p of the shares p, in nats."""
     max_weight: FloatArray
-    """The largest weight of a query."""
+    """The largest weight of a query, as it is."""
     mean_distance: FloatArray
-    """Σ w · |i + offset − j|: how far away a head looks, in tokens."""
+    """Σ p · |i + offset − j| of the shares p: how far away a head looks, in tokens."""
     first_key: FloatArray
     """The share of the first key."""
     own_position: FloatArray

@@ -41,7 +41,8 @@ def attend(
 
     The kernel computes the context, whichever taps are asked for. Beside a kernel that keeps no weights, taps up to the
     weights are computed again for the selected heads and queries alone; edits need every tap, hence the materialized
-    kernel. ``lse`` is log Σ exp(masked_scores / T), so that weights = exp(masked_scores / T − lse).
+    kernel. ``lse`` is log Σ exp(masked_scores / T), so that weights = exp(masked_scores / T − lse);
+    asked of a normalizer other than the softmax, it is a ValueError.
     """
     chosen = KERNELS["materialized" if edits else kernel].make()
     whole = METHODS.of(problem.spec.method).attend(problem, chosen, taps, edits)

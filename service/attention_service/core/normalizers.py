@@ -1,13 +1,31 @@
 """Normalizers: from scores to weights."""
 
 from dataclasses import dataclass
-from typing import Protocol
+from math import log
+from typing import Protocol, runtime_checkable
 
 import torch
 from torch import Tensor
 
 from attention_contract import spec
+from attention_service.core.projections import entmax15_roots, sparsemax
 from attention_service.core.registry import Registry
+
+
+@dataclass(frozen=True)
+class PairCost:
+    """What a normalizer costs for each query-key pair of each head, the division by the temperature left out."""
+
+    flops: int
+    backward_flops: int
+    held: int
+    """Bytes at the peak of the forward pass, beside the masked scores."""
+    held_backward: int
+    """Bytes at the peak of the backward pass, what the forward pass kept for it included."""
+    apart: bool
+    """Whether the forward pass keeps another tensor than the weights for the backward pass."""
+    moved: int
+    """Bytes read and written in the forward pass."""
 
 
 class Normalizer(Protocol):
@@ -16,14 +34,35 @@ class Normalizer(Protocol):
     def runs_in(self, dtype: torch.dtype) -> torch.dtype:
         """The dtype of the computation for inputs of this dtype."""
 
-    def weights(self, masked_scores: Tensor) -> Tensor:
-        """``[..., K]`` to ``[..., K]``, in the dtype of the computation."""
+    def weights(self, masked_scores: Tensor, lengths: Tensor | None = None) -> Tensor:
+        """``[B, H, Q, K]`` to ``[B, H, Q, K]``, in the dtype of the computation.
+
+        lengths ``[B]``: how many keys of each sequence are no padding; None where all are.
+        """
+
+    def cost(self, keys: int, itemsize: int) -> PairCost:
+        """For rows of so many keys, computed in a dtype of so many bytes."""
+
+
+@runtime_checkable
+class Exponential(Protocol):
+    """A normalizer whose weights are exponentials divided by their sum, so that the logarithm of the sum tells all."""
 
     def lse(self, masked_scores: Tensor) -> Tensor:
         """``[..., K]`` to ``[...]``: the logarithm of what the weights are divided by."""
 
 
 NORMALIZERS = Registry[Normalizer]("normalizer")
+
+
+def has_lse(options: spec.Normalizer) -> bool:
+    """Whether the tap ``lse`` has a meaning."""
+    return isinstance(NORMALIZERS.of(options), Exponential)
+
+
+def _tempered(masked_scores: Tensor, temperature: float, dtype: torch.dtype) -> Tensor:
+    x = masked_scores.to(dtype)
+    return x if temperature == 1 else x / temperature
 
 
 @NORMALIZERS.register(
@@ -40,10 +79,9 @@ class Softmax:
 
     def runs_in(self, dtype: torch.dtype) -> torch.dtype:
         """The wider of the inputs' dtype and the one asked for; a half type is taken as asked."""
-        asked: torch.dtype = getattr(torch, self.options.dtype)
-        return asked if asked.itemsize < torch.float32.itemsize else torch.promote_types(dtype, asked)
+        return _widened(dtype, self.options.dtype)
 
-    def weights(self, masked_scores: Tensor) -> Tensor:
+    def weights(self, masked_scores: Tensor, lengths: Tensor | None = None) -> Tensor:
         """exp(s/T − lse)."""
         seeing, blind = self._seeing(masked_scores)
         weights = seeing.softmax(-1)
@@ -55,14 +93,145 @@ class Softmax:
         seeing, blind = self._seeing(masked_scores)
         return seeing.logsumexp(-1).masked_fill(blind.squeeze(-1), -torch.inf)
 
+    def cost(self, keys: int, itemsize: int) -> PairCost:
+        """Forward: maximum, subtract, exp, sum, divide. Backward: w·∂w, its sum, subtract, multiply by w.
+
+        Its input made finite, the exponentials and the weights are held at once; backward, the weights, their gradient
+        and that of the scores. Tempered, looked through for blind queries, made finite, normalized and zeroed, nine
+        tensors are read or written.
+        """
+        return PairCost(5, 4, held=3 * itemsize, held_backward=3 * itemsize, apart=True, moved=9 * itemsize)
+
     def _seeing(self, masked_scores: Tensor) -> tuple[Tensor, Tensor]:
         """s/T with the rows of blind queries made finite, and which rows those are.
 
         Both ends of the softmax must be filled: a row of −∞ is 0/0 forward, and its NaN would come back through the
         gradient of anything that only covers it afterwards.
         """
-        tempered = masked_scores.to(self.runs_in(masked_scores.dtype))
-        if self.options.temperature != 1:
-            tempered = tempered / self.options.temperature
+        tempered = _tempered(masked_scores, self.options.temperature, self.runs_in(masked_scores.dtype))
         blind = (tempered == -torch.inf).all(-1, keepdim=True)  # [..., 1]
         return tempered.masked_fill(blind, 0), blind
+
+
+@NORMALIZERS.register(
+    spec.Sigmoid,
+    formula="w_j = 1 / (1 + exp(−s_j/T − b)), b = −ln n by default, T = temperature",
+    cost="O(n²)",
+    source="Ramapuram et al. 2024, section 3",
+)
+@dataclass(frozen=True)
+class Sigmoid:
+    """sigmoid(s / T + b), each key for itself. What is forbidden has −∞ and so exactly 0, forward and backward."""
+
+    options: spec.Sigmoid
+
+    def runs_in(self, dtype: torch.dtype) -> torch.dtype:
+        """The wider of the inputs' dtype and the one asked for; a half type is taken as asked."""
+        return _widened(dtype, self.options.dtype)
+
+    def weights(self, masked_scores: Tensor, lengths: Tensor | None = None) -> Tensor:
+        """σ(s/T + b)."""
+        x = _tempered(masked_scores, self.options.temperature, self.runs_in(masked_scores.dtype))
+        x = x + self._bias(x, lengths)
+        return x.sigmoid()
+
+    def cost(self, keys: int, itemsize: int) -> PairCost:
+        """Forward: add the bias, exp, add 1, divide. Backward: 1 − w, times w, times ∂w.
+
+        Held: the biased scores and the weights; backward, the weights and both gradients.
+        """
+        tempered = 2 * itemsize if self.options.temperature != 1 else 0
+        moved = 4 * itemsize + tempered
+        return PairCost(4, 3, held=2 * itemsize, held_backward=3 * itemsize, apart=False, moved=moved)
+
+    def _bias(self, x: Tensor, lengths: Tensor | None) -> Tensor | float:
+        """One number, or ``[B, 1, 1, 1]`` where sequences differ in length; a sequence without a key counts as one."""
+        if self.options.bias is not None:
+            return self.options.bias
+        if lengths is None:
+            return -log(max(x.shape[-1], 1))
+        # Found in float64: a half type cannot count every length.
+        return lengths.clamp(min=1).double().log().neg().to(x.dtype)[:, None, None, None]
+
+
+@NORMALIZERS.register(
+    spec.Sparsemax,
+    formula="w_j = max(s_j/T − τ, 0), τ such that Σ w = 1, T = temperature",
+    cost="O(n² log n)",
+    source="Martins & Astudillo 2016, eq. 3 and algorithm 1; gradient: eq. 14",
+)
+@dataclass(frozen=True)
+class Sparsemax:
+    """The point of the simplex nearest to s / T."""
+
+    options: spec.Sparsemax
+
+    def runs_in(self, dtype: torch.dtype) -> torch.dtype:
+        """The wider of the inputs' dtype and the one asked for."""
+        return _widened(dtype, self.options.dtype)
+
+    def weights(self, masked_scores: Tensor, lengths: Tensor | None = None) -> Tensor:
+        """max(s/T − τ, 0)."""
+        return sparsemax(masked_scores.to(self.runs_in(masked_scores.dtype)), self.options.temperature)
+
+    def cost(self, keys: int, itemsize: int) -> PairCost:
+        """Nine operations and the sort; four of the gradient.
+
+        Forward: maximum and subtract; ⌈log₂ K⌉ comparisons to sort; running sum, times the rank, plus 1, compare,
+        count; subtract τ, maximum with 0. Backward: in the support?, select, sum, subtract.
+
+        Held: the shifted scores, and them sorted with their places (8 bytes each) or with their running sum. A level
+        of the sort reads and writes both.
+        """
+        levels = _levels(keys)
+        held = max(2 * itemsize + 8, 3 * itemsize)
+        moved = 13 * itemsize + 2 * (itemsize + 8) * levels
+        return PairCost(9 + levels, 4, held=held, held_backward=3 * itemsize + 1, apart=False, moved=moved)
+
+
+@NORMALIZERS.register(
+    spec.Entmax15,
+    formula="w_j = max(s_j/(2T) − τ, 0)², τ such that Σ w = 1, T = temperature",
+    cost="O(n² log n)",
+    source="Peters et al. 2019, section 3.2",
+)
+@dataclass(frozen=True)
+class Entmax15:
+    """1.5-entmax of s / T: what is to softmax (α = 1) and sparsemax (α = 2) their middle."""
+
+    options: spec.Entmax15
+
+    def runs_in(self, dtype: torch.dtype) -> torch.dtype:
+        """The wider of the inputs' dtype and the one asked for."""
+        return _widened(dtype, self.options.dtype)
+
+    def weights(self, masked_scores: Tensor, lengths: Tensor | None = None) -> Tensor:
+        """max(s/2T − τ, 0)²."""
+        x = masked_scores.to(self.runs_in(masked_scores.dtype))
+        return entmax15_roots(x, self.options.temperature).square()
+
+    def cost(self, keys: int, itemsize: int) -> PairCost:
+        """Nineteen operations and the sort; nine of the gradient.
+
+        Forward: maximum, subtract, halve; ⌈log₂ K⌉ comparisons to sort; two running sums and a square; two means;
+        variance (multiply, subtract), τ (subtract, maximum with 0, root, subtract), compare, count; subtract τ, maximum
+        with 0, square. Backward: the square's 2, then of its roots: in the support?, select, two sums, multiply,
+        subtract, halve.
+
+        Held: the shifted scores, and them sorted with their places (8 bytes each) or with two running sums; backward
+        five tensors, in the gradient of the square.
+        """
+        levels = _levels(keys)
+        held = max(2 * itemsize + 8, 4 * itemsize)
+        moved = 36 * itemsize + 2 * (itemsize + 8) * levels
+        return PairCost(19 + levels, 9, held=held, held_backward=5 * itemsize, apart=True, moved=moved)
+
+
+def _widened(dtype: torch.dtype, name: str) -> torch.dtype:
+    asked: torch.dtype = getattr(torch, name)
+    return asked if asked.itemsize < torch.float32.itemsize else torch.promote_types(dtype, asked)
+
+
+def _levels(keys: int) -> int:
+    """⌈log₂ K⌉: by how many comparisons for each element K of them are sorted."""
+    return max(keys - 1, 0).bit_length()

@@ -6,22 +6,28 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
+from attention_contract.spec import AttentionSpec
 from attention_service.core import edits as interventions
 from attention_service.core.edits import BoundEdit
 from attention_service.core.groups import head_read_by, product
-from attention_service.core.normalizers import NORMALIZERS
+from attention_service.core.normalizers import NORMALIZERS, Exponential, has_lse
 from attention_service.core.positions import POSITIONS
 from attention_service.core.scores import SCORES
 from attention_service.core.types import Problem, Selection
-from attention_service.core.visibility import EVERYTHING, visibility, without_padding
+from attention_service.core.visibility import EVERYTHING, real_keys, visibility, without_padding
 
 TAPS = ("q", "k", "v", "scores", "capped_scores", "masked_scores", "lse", "weights", "context")
-"""In the order of the computation."""
+"""In the order of the computation. ``lse`` has a meaning for a softmax only."""
+
+
+def taps_of(spec: AttentionSpec) -> tuple[str, ...]:
+    """The taps that this spec has."""
+    return TAPS if has_lse(spec.normalizer) else tuple(tap for tap in TAPS if tap != "lse")
 
 
 def stages(
     problem: Problem,
-    taps: Collection[str] = TAPS,
+    taps: Collection[str],
     edits: Sequence[BoundEdit] = (),
     selection: Selection = EVERYTHING,
 ) -> Iterator[tuple[str, Tensor]]:
@@ -30,6 +36,8 @@ def stages(
     Every tap is a node of its own in the graph that leads to the context, so that each has a gradient.
     """
     missing = set(taps) & set(TAPS)
+    if lacking := missing - set(taps_of(problem.spec)):
+        raise ValueError(f"{problem.spec.normalizer.name} has no {', '.join(lacking)}; ask `taps_of` first")
     for tap, x in _stages(problem, edits, selection, with_lse="lse" in taps):
         if tap in missing:
             missing.remove(tap)
@@ -68,10 +76,11 @@ def _stages(
         x = interventions.apply(edits, "masked_scores", x).masked_fill(forbidden, -torch.inf)
     yield "masked_scores", x
 
-    if with_lse:
+    if with_lse and isinstance(normalizer, Exponential):
         yield "lse", normalizer.lse(x)  # [B, H, Q]
 
-    x = normalizer.weights(x).to(q.dtype)
+    real = real_keys(problem)
+    x = normalizer.weights(x, None if real is None else real.sum(-1)).to(q.dtype)
     x = interventions.apply(edits, "weights", x)
     yield "weights", x
 

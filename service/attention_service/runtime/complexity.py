@@ -10,14 +10,16 @@ from attention_service.core.cost import Workload
 from attention_service.modules.resident import Module
 from attention_service.runtime.device import Device
 from attention_service.runtime.planning import choose_kernel
+from attention_service.runtime.selecting import check_taps
 
 LARGEST_COUNT = 2**63 - 1
 """What a reader of the reply can hold in a 64-bit integer."""
 
 
 def report(module: Module | None, request: ComplexityRequest, device: Device) -> ComplexityReply:
-    """The costs of every shape asked for. Raises InvalidRequest for a sweep through sizes that can't be."""
+    """The costs of every shape asked for. Raises InvalidRequest for what can't be: sizes, or taps of the spec."""
     dtype = _dtype(module, request)
+    check_taps(request.return_, module.config.spec if module is not None else _raw(request).spec)
     costs = []
     for shape in _shapes(request):
         work = _workload(module, request, shape, device)

@@ -13,12 +13,13 @@ from attention_service.runtime.binding import Bound, bind
 from attention_service.runtime.device import Device
 from attention_service.runtime.jobs import Fields, Job
 from attention_service.runtime.planning import choose_kernel, plan_forward, workload
-from attention_service.runtime.selecting import bind_selection, check_edits
+from attention_service.runtime.selecting import bind_selection, check_edits, check_taps
 
 
 def prepare(module: Module | None, request: ForwardRequest, device: Device) -> Job:
     """Bind and plan one forward pass. Raises an InvalidRequest that names the field at fault."""
     bound = bind(module, request)
+    check_taps(request.return_, bound.spec)
     selection = bind_selection(request.select, bound)
     check_edits(request.edits, bound)
     work = workload(bound, device, request.return_, selection, edited=bool(request.edits))

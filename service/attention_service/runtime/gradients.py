@@ -21,7 +21,7 @@ from attention_service.runtime.device import Device
 from attention_service.runtime.forward import tap_fields
 from attention_service.runtime.jobs import Fields, Job
 from attention_service.runtime.planning import choose_kernel, plan_gradients, workload
-from attention_service.runtime.selecting import bind_selection, check_edits
+from attention_service.runtime.selecting import bind_selection, check_edits, check_taps
 
 INPUTS = ("query", "key", "value", "mask", "past_key", "past_value")
 TAPS = ("q", "k", "v", "scores", "capped_scores", "masked_scores", "weights", "context")
@@ -55,6 +55,7 @@ class _Graph:
 def prepare(module: Module | None, request: GradientsRequest, device: Device) -> Job:
     """Bind and plan one forward and backward pass. Raises an InvalidRequest that names the field at fault."""
     bound = bind(module, request)
+    check_taps(request.return_, bound.spec)
     selection = bind_selection(request.select, bound)
     check_edits(request.edits, bound)
     targets = _targets(request.wrt, bound)

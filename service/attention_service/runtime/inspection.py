@@ -20,8 +20,8 @@ from attention_service.runtime.jobs import Fields, Job
 from attention_service.runtime.planning import choose_kernel, plan_forward, workload
 from attention_service.runtime.selecting import bind_selection
 
-_BYTES_PER_WEIGHT = 80
-"""While statistics are gathered: five stages in float32 at most twice, and five statistics in float64."""
+_BYTES_PER_WEIGHT = 88
+"""While statistics are gathered: five stages in float32 at most twice; the shares and five statistics in float64."""
 _BYTES_PER_POSITION = 9
 """A query's position and whether it is real, for each sequence; and the list of all queries, cut into blocks."""
 
@@ -133,15 +133,16 @@ class _Totals:
     def add(self, weights: Tensor, real: Tensor, positions: Tensor) -> None:
         """Count weights ``[B, H, R, K]`` of the queries at positions ``[B, R]``, those that are real ``[B, R]``."""
         keys = torch.arange(weights.shape[-1], device=weights.device)
+        shares = weights / weights.sum(-1, keepdim=True)  # NaN for a query without weights, which is not counted
         distance = (positions[:, None, :, None] - keys).abs()  # [B, 1, R, K]
         own = distance == 0
         looking = real[:, None] & (weights > 0).any(-1)  # [B, H, R]: a query that may look nowhere has no weights
         rows = {
-            "entropy": torch.special.entr(weights).sum(-1),
+            "entropy": torch.special.entr(shares).sum(-1),
             "max_weight": weights.amax(-1) if keys.numel() else weights.sum(-1),
-            "mean_distance": (weights * distance).sum(-1),
-            "first_key": weights[..., :1].sum(-1),
-            "own_position": (weights * own).sum(-1),
+            "mean_distance": (shares * distance).sum(-1),
+            "first_key": shares[..., :1].sum(-1),
+            "own_position": (shares * own).sum(-1),
         }
         for name, row in rows.items():
             self._sums[name] = self._sums.get(name, 0) + torch.where(looking, row, 0).sum(-1)

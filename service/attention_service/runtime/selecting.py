@@ -6,11 +6,25 @@ from collections.abc import Sequence
 import torch
 
 from attention_contract.errors import InvalidRequest
-from attention_contract.schemas.attention import Edit, Select
+from attention_contract.schemas.attention import Edit, Select, Tap
+from attention_contract.spec import AttentionSpec
 from attention_service.core.arrays import TORCH_DTYPES
 from attention_service.core.edits import AXES
+from attention_service.core.stages import taps_of
 from attention_service.core.types import Selection
 from attention_service.runtime.binding import Bound, wrong_shape
+
+
+def check_taps(taps: Sequence[Tap], spec: AttentionSpec) -> None:
+    """Raise InvalidRequest for a tap that has no meaning with this spec."""
+    for index, tap in enumerate(taps):
+        if tap != "output" and tap not in taps_of(spec):
+            param = f"return.{index}"
+            raise InvalidRequest(
+                f"{param}: {tap} is the logarithm of a softmax's sum, and the normalizer is {spec.normalizer.name}; "
+                "leave it out",
+                param=param,
+            )
 
 
 def bind_selection(select: Select | None, bound: Bound) -> Selection:

@@ -4,9 +4,9 @@ import { el, scroll, table } from "./dom.js";
 import { bytes, count, milliseconds, real, short, whole } from "./format.js";
 
 const STATISTICS = [
-  ["entropy", "entropy, nats", "−Σ w ln w: 0 looks at one key, ln(keys) at all alike"],
+  ["entropy", "entropy, nats", "−Σ p ln p of the shares: 0 looks at one key, ln(keys) at all alike"],
   ["max_weight", "largest weight", "the largest weight of a query"],
-  ["mean_distance", "mean distance, tokens", "Σ w · |i − j|: how far away a head looks"],
+  ["mean_distance", "mean distance, tokens", "Σ p · |i − j|: how far away a head looks"],
   ["first_key", "first key", "the share of the first key"],
   ["own_position", "own position", "the share of the key at the query's own position"],
 ];

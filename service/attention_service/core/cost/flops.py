@@ -6,7 +6,8 @@ biases, are summed (less than one in the width of the model).
 """
 
 from attention_contract.schemas.complexity import PassFlops, StageFlops
-from attention_contract.spec import ScaledDot
+from attention_contract.spec import ScaledDot, Softmax
+from attention_service.core.cost.pairs import normalizer_cost
 from attention_service.core.cost.workload import Workload
 from attention_service.core.masks import allowed_pairs
 
@@ -15,14 +16,15 @@ def flops(work: Workload, *, masked: bool) -> StageFlops:
     """One forward pass, over every pair or over those that the spec's masks allow.
 
     Normalizer, for each pair of each head: scale 1 (unless the score has none); softcap 3 (divide, tanh, multiply);
-    masks 1 (add); temperature 1 (divide, unless 1); softmax 5 (maximum, subtract, exp, sum, divide).
+    masks 1 (add); temperature 1 (divide, unless 1); softmax 5 (maximum, subtract, exp, sum, divide), or what another
+    normalizer says that it takes.
     """
     pairs = pair_count(work, masked=masked) * work.heads
     project_in, project_out = _projections(work)
     return _stages(
         projections=project_in,
         scores=2 * pairs * work.head_dim,
-        normalizer=pairs * (_before_softmax(work) + 5),
+        normalizer=pairs * (_before_normalizer(work) + normalizer_cost(work).flops),
         values=2 * pairs * work.value_dim,
         output_projection=project_out,
     )
@@ -31,26 +33,29 @@ def flops(work: Workload, *, masked: bool) -> StageFlops:
 def backward_flops(work: Workload, *, masked: bool, fused: bool) -> StageFlops:
     """The gradients with respect to inputs and parameters: each matrix product of the forward pass becomes two.
 
-    Normalizer, for each pair of each head: softmax 4 (w·∂w, its sum over the keys, subtract, multiply by w); scale 1;
-    temperature 1; softcap 5 (multiply, square, subtract, multiply, divide).
+    Normalizer, for each pair of each head: softmax 4 (w·∂w, its sum over the keys, subtract, multiply by w), or what
+    another says that it takes; scale 1; temperature 1; softcap 5 (multiply, square, subtract, multiply, divide).
 
     A fused kernel keeps no weights and recomputes them from the scores: one product, scale, softcap, masks and
     temperature as in the forward pass, and 2 for exp(s − lse). It finds Σ w·∂w from the output instead, with 2·V for
-    each query, which leaves 2 of the softmax's 4 for each pair. Source: Dao et al. 2022, algorithm 4.
+    each query, which leaves 2 of the softmax's 4 for each pair. Source: Dao et al. 2022, algorithm 4. Of
+    another normalizer, which no fused kernel here computes, the whole would have to be repeated.
     """
     pairs = pair_count(work, masked=masked) * work.heads
-    softmax = 4
-    per_pair = _scaled(work) + _tempered(work) + (5 if work.spec.softcap is not None else 0)
+    normalizer = normalizer_cost(work)
+    per_pair = normalizer.backward_flops + _scaled(work) + _tempered(work) + (5 if work.spec.softcap is not None else 0)
     per_row = 0
     if fused:
-        softmax = 2
-        per_pair += _before_softmax(work) + 2
-        per_row = 2 * work.value_dim
+        per_pair += _before_normalizer(work)
+        if isinstance(work.spec.normalizer, Softmax):
+            per_row = 2 * work.value_dim  # for each pair, the 2 that this saves are spent on exp(s − lse)
+        else:
+            per_pair += normalizer.flops
     project_in, project_out = _projections(work)
     return _stages(
         projections=2 * project_in,
         scores=(6 if fused else 4) * pairs * work.head_dim,
-        normalizer=pairs * (per_pair + softmax) + work.batch * work.heads * work.queries * per_row,
+        normalizer=pairs * per_pair + work.batch * work.heads * work.queries * per_row,
         values=4 * pairs * work.value_dim,
         output_projection=2 * project_out,
     )
@@ -84,7 +89,7 @@ def _tempered(work: Workload) -> int:
     return int(work.spec.normalizer.temperature != 1)
 
 
-def _before_softmax(work: Workload) -> int:
+def _before_normalizer(work: Workload) -> int:
     softcap = 3 if work.spec.softcap is not None else 0
     masks = int(bool(work.spec.masks) or work.request_mask_elements > 0)
     return _scaled(work) + softcap + masks + _tempered(work)

@@ -9,7 +9,7 @@ from dataclasses import replace
 from attention_service.core.cost.fused_memory import fused_arguments, fused_mask_bytes, fused_peak, fused_workspace
 from attention_service.core.cost.held import Held
 from attention_service.core.cost.memory import bias_copies, materialized_peak, peak_bytes, score_tensors, with_margin
-from attention_service.core.cost.pairs import fused_masks, masks_of, score_itemsize, softmax_itemsize
+from attention_service.core.cost.pairs import fused_masks, masks_of, normalizer_cost, score_itemsize, softmax_itemsize
 from attention_service.core.cost.tensors import parameter_count
 from attention_service.core.cost.workload import Workload
 
@@ -67,7 +67,7 @@ def _materialized(work: Workload, *, taps: bool) -> tuple[int, int]:
     """The end of the stages, and their backward pass, beyond q, k, v, and the output with its gradient.
 
     Autograd keeps the softmax and the weights over all pairs, and the tanh of a softcap; the backward pass of the
-    softmax has a gradient going in and one coming out beside them.
+    softmax has a gradient going in and one coming out beside them; another normalizer says what it holds then.
     """
     held = Held.of(work)
     masks = masks_of(work)
@@ -80,7 +80,12 @@ def _materialized(work: Workload, *, taps: bool) -> tuple[int, int]:
     stages = materialized_peak(replace(work, taps=frozenset()), work.heads * work.queries, masks)
     forward = graph + max(kinds - 1, 0) * pairs * c + stages
     flowing_back = 2 * held.context + work.batch * work.kv_heads * work.keys * work.value_dim * e
-    flowing = 3 * n if not taps else (kinds * c + 2 * e) + max(3 * n, kinds * c + 2 * n)
+    normalizer = normalizer_cost(work)
+    flowing = normalizer.held_backward
+    if taps and (normalizer.apart or e != n):
+        flowing = kinds * c + 2 * e + max(flowing, kinds * c + 2 * n)
+    elif taps:  # the weights and their gradient, which the normalizer holds too, are the tap's
+        flowing = kinds * c + 2 * e + max(flowing - 2 * e, kinds * c)
     if taps:
         flowing_back += held.context + held.merged + 2 * held.q + held.kv
     flowing_back += 2 * n * work.batch * work.heads * work.queries  # which queries look nowhere, and sums over keys

@@ -4,6 +4,7 @@ from collections.abc import Sequence
 from math import log
 
 from attention_contract.schemas.complexity import Growth
+from attention_contract.spec import Entmax15, Sparsemax
 from attention_service.core.cost.flops import flops
 from attention_service.core.cost.memory import makes_pairs, peak_bytes
 from attention_service.core.cost.workload import Workload
@@ -45,11 +46,13 @@ def time_order(work: Workload, dimension: str = "length") -> str:
     Strips are of g global tokens, of r keys in random blocks, of every s-th key, or of c in every s.
     """
     projections = f" + {_TOKENS[dimension]}·d²" if work.sizes is not None and dimension != "past" else ""
-    order = f"O({_PAIRS[dimension]}·d{projections})"
+    sorting = isinstance(work.spec.normalizer, Sparsemax | Entmax15)
+    width = f"(d + h·log {'p' if dimension == 'past' else 'n'})" if sorting else "d"
+    order = f"O({_PAIRS[dimension]}·{width}{projections})"
     bounds = pattern_of(work.spec.masks, work.queries, work.keys, work.past).bounds
     if dimension == "length" and bounds.left and bounds.right:
         band = f"n·({' + '.join(['w', *sorted(bounds.strips)])})" if bounds.strips else "n·w"
-        order += f"; over allowed pairs alone O({band}·d{projections})"
+        order += f"; over allowed pairs alone O({band}·{width}{projections})"
     return order
 
 

@@ -7,7 +7,14 @@ project, put the past before the new keys, mask, score, normalize, weigh the val
 from attention_service.core.blocks import rows_at_once
 from attention_service.core.cost.fused_memory import fused_context, fused_peak
 from attention_service.core.cost.held import Held
-from attention_service.core.cost.pairs import Masks, fused_masks, masks_of, score_itemsize, softmax_itemsize
+from attention_service.core.cost.pairs import (
+    Masks,
+    fused_masks,
+    masks_of,
+    normalizer_cost,
+    score_itemsize,
+    softmax_itemsize,
+)
 from attention_service.core.cost.tensors import kv_cache_bytes, tap_elements
 from attention_service.core.cost.workload import Workload
 
@@ -49,7 +56,8 @@ def materialized_peak(work: Workload, rows: int, masks: Masks, *, weighed: bool 
     ``weighed``: on to the weights; otherwise no further than the scores, where those are asked for.
 
     Scores and softmax over S pairs, in c and n bytes each: a score, its softmax input made finite, the exponentials
-    and the weights are held at once, c + 3n; softcap and masks work on two or three scores at a time.
+    and the weights are held at once, c + 3n (another normalizer says what it holds in place of 3n); softcap and masks
+    work on two or three scores at a time.
     """
     c, n = score_itemsize(work), softmax_itemsize(work)
     pairs = work.batch * rows * work.keys
@@ -73,7 +81,9 @@ def materialized_peak(work: Workload, rows: int, masks: Masks, *, weighed: bool 
         values = work.value_dim * (work.batch * rows + work.batch * work.kv_heads * work.keys)  # laid out, and the sum
         last_scores = scores if work.taps & _score_groups(work)[-1] else 0
         peak = max(
-            peak, kept + scores + 3 * pairs * n + blind, kept + last_scores + (pairs + values) * work.itemsize + blind
+            peak,
+            kept + scores + pairs * normalizer_cost(work).held + blind,
+            kept + last_scores + (pairs + values) * work.itemsize + blind,
         )
     return before + peak
 

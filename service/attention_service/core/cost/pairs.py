@@ -7,6 +7,7 @@ from math import prod
 from attention_contract.spec import Mask
 from attention_service.core.cost.workload import Workload
 from attention_service.core.masks import pattern_of
+from attention_service.core.normalizers import NORMALIZERS, PairCost
 from attention_service.core.patterns import Band
 
 _ITEMSIZE = {"float16": 2, "bfloat16": 2, "float32": 4, "float64": 8}
@@ -90,12 +91,17 @@ def reach_of(work: Workload) -> int | None:
 
 
 def score_itemsize(work: Workload) -> int:
-    """Bytes of a score: half types are scored in float32, or in what the softmax runs in where that is wider."""
+    """Bytes of a score: half types are scored in float32, or in what the normalizer runs in where that is wider."""
     return max(work.itemsize, softmax_itemsize(work), 4)
 
 
+def normalizer_cost(work: Workload) -> PairCost:
+    """What the spec's normalizer says that each pair costs."""
+    return NORMALIZERS.of(work.spec.normalizer).cost(work.keys, softmax_itemsize(work))
+
+
 def softmax_itemsize(work: Workload) -> int:
-    """Bytes of one element inside the softmax: a half type is taken as asked, another where it is the wider one."""
+    """Bytes of one element inside the normalizer: a half type is taken as asked, another where it is the wider one."""
     asked = _ITEMSIZE[work.spec.normalizer.dtype]
     return asked if asked < 4 else max(asked, work.itemsize)
 

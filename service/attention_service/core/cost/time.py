@@ -10,7 +10,14 @@ from attention_contract.schemas.complexity import StageFlops
 from attention_service.core.cost.flops import backward_flops, flops
 from attention_service.core.cost.held import Held
 from attention_service.core.cost.memory import PAIR_TAPS
-from attention_service.core.cost.pairs import fused_masks, masks_of, plainly_causal, score_itemsize, softmax_itemsize
+from attention_service.core.cost.pairs import (
+    fused_masks,
+    masks_of,
+    normalizer_cost,
+    plainly_causal,
+    score_itemsize,
+    softmax_itemsize,
+)
 from attention_service.core.cost.tensors import parameter_count
 from attention_service.core.cost.workload import Workload
 
@@ -84,7 +91,7 @@ def _stage_traffic(work: Workload, pairs: int) -> int:
     """Bytes moved by the stages over this many pairs, each of which reads what the one before it wrote."""
     c, n = score_itemsize(work), softmax_itemsize(work)
     scores = 1 + (6 if work.spec.softcap is not None else 0) + (2 if masks_of(work).any else 0)
-    # Tempered, looked through for queries that look nowhere, made finite, normalized, zeroed: nine in all. Then the
-    # weights, written in the dtype of the values where that is another, and read for their sum.
+    # What the normalizer moves; then the weights, written in the dtype of the values where that is another, and read
+    # for their sum.
     narrowed = work.itemsize if n == work.itemsize else n + 2 * work.itemsize
-    return pairs * (scores * c + 9 * n + narrowed)
+    return pairs * (scores * c + normalizer_cost(work).moved + narrowed)

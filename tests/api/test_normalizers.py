@@ -1,0 +1,101 @@
+"""Normalizers other than the softmax, over HTTP: what they answer, and that none has a log-sum-exp."""
+
+import numpy as np
+import pytest
+
+from tests.api.talk import post, refuse
+
+OTHERS = ("sigmoid", "sparsemax", "entmax15")
+X = [[1.0, 0.0, 2.0], [0.0, 1.0, 0.0], [3.0, -1.0, 1.0]]
+
+
+@pytest.fixture(scope="module", params=OTHERS)
+def normalizer(request):
+    return {"name": request.param}
+
+
+def typed(x):
+    return {"dtype": "float64", "shape": list(np.shape(x)), "data": np.ravel(x).tolist()}
+
+
+def test_a_module_normalizes_as_its_spec_says(http, normalizer):
+    name = normalizer["name"]
+    spec = {"normalizer": normalizer | {"temperature": 0.5}, "masks": [{"name": "causal"}]}
+    post(http, "/v1/modules", name=name, config={"d_model": 4, "num_heads": 2, "spec": spec}, seed=0)
+    reply = post(http, f"/v1/modules/{name}/forward", query=np.eye(4).tolist(), **{"return": ["output", "weights"]})
+    weights = np.array(reply["weights"])
+    assert not np.triu(weights[0], 1).any()
+    assert (weights >= 0).all()
+    assert np.allclose(weights.sum(-1), 1, atol=1e-6) == (name != "sigmoid")
+    assert reply["ran"]["kernel"] == "materialized"
+    http.delete(f"/v1/modules/{name}")
+
+
+def test_a_normalizer_without_a_name_is_a_softmax(http):
+    cold, plain = (
+        post(http, "/v1/attention/forward", query=X, spec={"normalizer": normalizer}, **{"return": ["weights"]})
+        for normalizer in ({"temperature": 0.5}, {"name": "softmax", "temperature": 0.5})
+    )
+    assert cold["weights"] == plain["weights"]
+
+
+@pytest.mark.parametrize("question", ["forward", "gradients"])
+def test_the_log_sum_exp_is_refused(http, normalizer, question):
+    asked = {"return": ["output", "lse"]}
+    document = refuse(http, f"/v1/attention/{question}", query=X, spec={"normalizer": normalizer}, **asked)
+    assert (document["status"], document["param"]) == (422, "return.1")
+    assert normalizer["name"] in document["detail"]
+    assert "lse" in document["detail"]
+
+
+def test_the_log_sum_exp_of_a_shape_is_refused(http, normalizer):
+    body = {"shape": {"queries": 4}, "num_heads": 1, "head_dim": 2, "spec": {"normalizer": normalizer}}
+    assert refuse(http, "/v1/attention/complexity", **body, **{"return": ["lse"]})["param"] == "return.0"
+    cost = post(http, "/v1/attention/complexity", **body)["costs"][0]
+    assert cost["kernel"] == "materialized"
+
+
+def test_the_fused_kernel_is_refused(http, normalizer):
+    document = refuse(http, "/v1/attention/forward", query=X, spec={"normalizer": normalizer}, kernel="fused")
+    assert document["param"] == "kernel"
+    assert f"no normalizer {normalizer['name']}" in document["detail"]
+
+
+def test_gradients_pass_their_check(http, normalizer, rng):
+    q, mask = rng.normal(size=(1, 2, 4, 3)), np.zeros((4, 4))
+    wrt = ["query", "q", "k", "v", "scores", "masked_scores", "weights", "mask"]
+    edits = [{"tap": "weights", "heads": [0], "keys": [1], "set": 0, "renormalize": True}]
+    body = {"query": typed(q), "mask": typed(mask), "spec": {"normalizer": normalizer}, "wrt": wrt, "check": True}
+    for more in ({}, {"edits": edits}):
+        reply = post(http, "/v1/attention/gradients", **body, **more)
+        assert all(row["passed"] for row in reply["check"].values()), reply["check"]
+
+
+def test_statistics_are_of_the_shares_and_the_largest_weight_is_as_it_is(http, normalizer, rng):
+    reply = post(http, "/v1/attention/weights", query=rng.normal(size=(2, 6, 4)).tolist(), top_k=6,
+                 spec={"normalizer": normalizer})  # fmt: skip
+    weights, found = np.array(reply["weights"]), reply["statistics"]
+    shares = weights / weights.sum(-1, keepdims=True)
+    distance = np.abs(np.arange(6)[:, None] - np.arange(6))
+    logs = np.log(np.where(shares > 0, shares, 1))
+    expected = {
+        "entropy": -(shares * logs).sum(-1),
+        "max_weight": weights.max(-1),
+        "mean_distance": (shares * distance).sum(-1),
+        "first_key": shares[..., 0],
+        "own_position": np.diagonal(shares, axis1=-2, axis2=-1),
+    }
+    for name, rows in expected.items():
+        np.testing.assert_allclose(found[name], rows.mean(-1), atol=1e-6, err_msg=name)
+    assert (np.array(found["entropy"]) <= np.log(6)).all()
+    keys = np.array(reply["top"]["keys"])
+    assert ((keys == -1) == (np.array(reply["top"]["weights"]) == 0)).all()
+    assert (keys == -1).any() == (normalizer["name"] != "sigmoid")
+
+
+def test_padding_changes_no_weight(http, normalizer, rng):
+    x = rng.normal(size=(5, 4))
+    spec = {"normalizer": normalizer}
+    padded = post(http, "/v1/attention/forward", query=x.tolist(), key_lengths=[3], spec=spec)
+    short = post(http, "/v1/attention/forward", query=x.tolist(), key=x[:3].tolist(), value=x[:3].tolist(), spec=spec)
+    np.testing.assert_allclose(padded["output"], short["output"], atol=1e-6)

@@ -1,0 +1,484 @@
+"""What an unkind caller sends: every request is answered or refused in a sentence, and nobody else notices."""
+
+import base64
+import json
+import random
+import socket
+import threading
+import time
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+from urllib.parse import urlsplit
+
+import httpx
+import numpy as np
+import pytest
+
+from attention_contract.operations import OPERATIONS
+from attention_contract.wire import SAFETENSORS, to_safetensors
+from tests.api.talk import post, problem, refuse
+
+RAW = "/v1/attention"
+Q = [[1.0, 0.0], [0.0, 1.0]]
+SECONDS = 2.0
+"""Far above what a refusal takes, far below what an attack would."""
+
+
+def empty(*shape: int, dtype: str = "float32") -> dict[str, Any]:
+    return {"dtype": dtype, "shape": list(shape), "data": []}
+
+
+def zeros(*shape: int) -> dict[str, Any]:
+    data = base64.b64encode(bytes(4 * int(np.prod(shape)))).decode()
+    return {"dtype": "float32", "shape": list(shape), "base64": data}
+
+
+def idle(http: httpx.Client) -> bool:
+    """Whether the memory in flight comes back to nothing."""
+    deadline = time.monotonic() + 10
+    while http.get("/v1").json()["memory"]["in_flight_bytes"]:
+        if time.monotonic() > deadline:
+            return False
+        time.sleep(0.02)
+    return True
+
+
+@pytest.fixture(scope="module")
+def module(server):
+    with httpx.Client(base_url=server, timeout=60) as client:
+        client.post("/v1/modules", json={"name": "robust", "config": {"d_model": 8, "num_heads": 2}})
+    return "robust"
+
+
+# ── small bodies that ask for much ───────────────────────────────────────────────────────────────────────────────────
+
+WINDOW = {"masks": [{"name": "sliding_window", "left": 1, "right": 1}]}
+NESTED: dict[str, Any] = {"name": "sliding_window", "left": 0, "right": 0}
+for _ in range(3):
+    NESTED = {"name": "any", "of": [NESTED] * 5}
+MANY = 3 * 10**5
+GREEDY: dict[str, tuple[str, dict[str, Any]]] = {
+    "queries without a batch": ("weights", {"query": empty(0, 1, 2**40, 1), "key": empty(0, 1, 1, 1)}),
+    "keys without a batch": ("forward", {"query": empty(0, 1, 2, 1), "key": empty(0, 1, 2**40, 1), "spec": WINDOW}),
+    "padding without a batch": (
+        "forward",
+        {"query": empty(0, 1, 2, 1), "key": empty(0, 1, 2**30, 1), "key_lengths": empty(0, dtype="int64")},
+    ),
+    "pairs without a batch": ("forward", {"query": empty(0, 1, 2**21, 1), "spec": WINDOW}),
+    "sequences without queries": ("weights", {"query": empty(2**40, 1, 0, 1)}),
+    "heads without queries": ("gradients", {"query": empty(1, 2**40, 0, 1)}),
+    "past without a batch": (
+        "forward",
+        {"query": empty(0, 1, 1, 1), "past_key": empty(0, 1, 2**40, 1), "past_value": empty(0, 1, 2**40, 1)},
+    ),
+    "sizes that overflow": ("forward", {"query": empty(0, 2**31, 2**28, 1), "return": ["weights"]}),
+    "one row many times": (
+        "forward",
+        {"query": Q, "return": ["weights"], "select": {"heads": [0] * MANY, "queries": [0] * MANY}},
+    ),
+    "top keys of one row many times": (
+        "weights",
+        {"query": Q, "top_k": 2, "return_weights": False, "select": {"heads": [0] * MANY, "queries": [0] * MANY}},
+    ),
+    "a value for one place many times": (
+        "forward",
+        {"query": Q, "edits": [{"tap": "weights", "queries": [0] * 10**4, "keys": [1] * 10**4, "value": 1.0}]},
+    ),
+    "masks in masks": ("forward", {"query": Q, "spec": {"masks": [NESTED]}}),
+    "weights of a long sequence": ("forward", {"query": zeros(1, 1, 10**6, 1), "return": ["weights"]}),
+    "a mask for a long sequence": ("forward", {"query": zeros(1, 1, 10**6, 1), "spec": WINDOW}),
+    "every gradient of a long sequence": (
+        "gradients",
+        {"query": zeros(1, 1, 10**6, 1), "wrt": ["query", "scores", "weights"], "check": True},
+    ),
+}
+
+
+@pytest.mark.parametrize("attack", GREEDY)
+def test_what_would_take_more_than_there_is_is_refused_at_once(http, attack):
+    operation, body = GREEDY[attack]
+    text = json.dumps(body)
+    started = time.monotonic()
+    answer = http.post(f"{RAW}/{operation}", content=text, headers={"content-type": "application/json"})
+    assert time.monotonic() - started < SECONDS
+    assert answer.status_code in {413, 422, 507}, answer.text
+    assert len(answer.text) < 2000
+    problem(answer)
+    assert idle(http)
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        {"shape": {"queries": 2**40}},
+        {"shape": {"queries": 2**31 - 1}},
+        {"shape": {"queries": 2, "batch": 10**30}},
+        {"shape": {"queries": 2**31 - 1, "past": 2**31 - 1}, "sweep": {"values": [2**31 - 1, 1]}},
+        {"shape": {"queries": 100}, "spec": {"masks": [NESTED]}},
+        {"shape": {"queries": 2}, "spec": {"masks": [{"name": "global_tokens", "positions": [*range(4096)]}] * 5}},
+    ],
+)
+def test_a_cost_beyond_counting_is_refused(http, body):
+    refused = refuse(http, f"{RAW}/complexity", num_heads=64, head_dim=128, **body)
+    assert refused["status"] == 422
+    assert refused["param"].partition(".")[0] in {"shape", "spec"}
+
+
+def test_the_most_masks_there_may_be_are_counted_in_time(http):
+    masks = [{"name": "global_tokens", "positions": list(range(i, 8000, 2))[:4000]} for i in range(4)]
+    masks += [{"name": "any", "of": [{"name": "sliding_window", "left": 9 * i, "right": i}] * 2} for i in range(12)]
+    started = time.monotonic()
+    post(http, f"{RAW}/complexity", shape={"queries": 10**5}, num_heads=1, head_dim=4, spec={"masks": masks})
+    assert time.monotonic() - started < 5 * SECONDS
+
+
+# ── numbers at the edge ──────────────────────────────────────────────────────────────────────────────────────────────
+
+
+@pytest.mark.parametrize(
+    ("operation", "more", "param"),
+    [
+        ("forward", {"edits": [{"tap": "q", "set": 1e300}]}, "edits.0.set"),
+        ("forward", {"edits": [{"tap": "q", "scale": 1.0}, {"tap": "q", "value": [1e300, 1]}]}, "edits.1.value"),
+        ("gradients", {"upstream": [[1e300, 0], [0, 0]]}, "upstream"),
+        ("gradients", {"key": [[1e300, 0]]}, "key"),
+    ],
+)
+def test_a_number_too_large_for_what_is_computed_in_is_refused_by_name(http, operation, more, param):
+    assert refuse(http, f"{RAW}/{operation}", query=Q, **more)["param"] == param
+
+
+def test_a_check_does_not_pass_over_what_is_not_a_number(http):
+    reply = post(http, f"{RAW}/gradients", query=[["NaN", 1], [1, 2]], wrt=["query"], check=True)
+    assert reply["check"]["query"]["passed"] is False
+
+
+@pytest.mark.parametrize("tap", ["q", "k", "v", "scores", "masked_scores", "weights", "context", "output"])
+def test_a_value_for_a_tap_without_elements_changes_nothing(http, tap):
+    no_queries = {"query": empty(0, 2), "key": Q} if tap not in {"k", "v"} else {"query": Q, "key": empty(0, 2)}
+    reply = post(http, f"{RAW}/forward", **no_queries, edits=[{"tap": tap, "value": 1.0}])
+    assert np.sum(reply["output"]) == 0
+
+
+def test_a_mask_may_be_one_wide_where_there_are_no_keys(http):
+    reply = post(http, f"{RAW}/forward", query=Q, key=empty(0, 2), mask=[[True], [True]])
+    assert reply["output"] == [[0, 0], [0, 0]]
+
+
+# ── bodies that were bent ────────────────────────────────────────────────────────────────────────────────────────────
+
+ODD: list[Any] = [
+    None, True, -1, 0, 1, 2, 2**31, 2**63, 2**64, -(2**63), 10**30, 1e308, -1e-320, 0.5, "", "NaN", "Infinity",
+    "-Infinity", "x" * 300, "\u0000", "é\U0001f600", [], [[]], [[], [1]], [1, [2]], [True], ["NaN"], [None], {},
+    {"name": "any", "of": []}, {"name": "nothing"}, {"dtype": "float16", "shape": [1], "data": [1e6]},
+    {"dtype": "bfloat16", "shape": [2, 2], "base64": "AACAPwAAgD8="}, {"dtype": "int64", "shape": [], "data": [5]},
+    {"dtype": "float32", "shape": [2**62], "data": []}, {"dtype": "float32", "shape": [0, 2**62], "data": []},
+    {"dtype": "float64", "shape": [-1], "base64": ""}, {"dtype": "bool", "shape": [2], "data": [True, False]},
+    {"shape": [1]}, [[1.0, 0.0], [0.0, 1.0]], [[True, False], [False, True]], [0, 5], [10**9], "materialized",
+    "parameters",
+]  # fmt: skip
+FULL: dict[str, Any] = {
+    "mask": [[0.0, "-Infinity"], [0.0, 0.0]], "key_mask": [True, True], "key_lengths": 2, "offsets": -1,
+    "edits": [{"tap": "weights", "heads": [0], "keys": [1], "set": 0, "renormalize": True}],
+    "return": ["output", "weights", "lse"], "select": {"heads": [0], "queries": [1, 0]}, "average_heads": True,
+    "kernel": "materialized", "encoding": "base64",
+}  # fmt: skip
+SPEC = {
+    "score": {"name": "scaled_dot", "scale": 0.5}, "softcap": 2.0, "position": {"name": "none"},
+    "masks": [{"name": "any", "of": [{"name": "causal"}, {"name": "global_tokens", "positions": [0]}]}],
+    "normalizer": {"name": "softmax", "temperature": 0.5}, "method": {"name": "exact"},
+}  # fmt: skip
+X = [[0.1 * i for i in range(8)], [0.3] * 8]
+VALID: list[tuple[str, dict[str, Any]]] = [
+    *((operation.path, operation.example) for operation in OPERATIONS if operation.example),
+    (f"{RAW}/forward", {"query": Q, **FULL, "spec": SPEC}),
+    (
+        f"{RAW}/gradients",
+        {"query": Q, "key": Q, **FULL, "spec": SPEC, "wrt": ["key", "mask", "weights"], "check": True},
+    ),
+    (f"{RAW}/weights", {"query": Q, "spec": SPEC, "top_k": 2, "query_mask": [True, False], "return_weights": False}),
+    ("/v1/modules/{name}/gradients", {"query": X, **FULL, "wrt": ["parameters", "q"], "upstream": X}),
+    ("/v1/modules/{name}/parameters", {"parameters": {"q_proj.weight": X}}),
+]
+
+
+def places(value: Any, path: tuple[Any, ...] = ()) -> list[tuple[Any, ...]]:
+    inner = value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list) else ()
+    return [path, *(place for key, item in inner for place in places(item, (*path, key)))]
+
+
+def bent(value: Any, rng: random.Random) -> Any:
+    """The value with one to three of its places replaced, removed, doubled or added to."""
+    for _ in range(rng.randint(1, 3)):
+        *path, last = rng.choice([place for place in places(value) if place] or [("x",)])
+        node = value
+        for key in path:
+            node = node[key]
+        action = rng.random()
+        if action < 0.1:
+            del node[last]
+        elif action < 0.2 and isinstance(node, list):
+            node.append(node[last])
+        elif action < 0.25 and isinstance(node, dict):
+            node[rng.choice(["x", "query", "spec", "name", "positions", "past_key"])] = rng.choice(ODD)
+        else:
+            node[last] = rng.choice(ODD)
+        value = json.loads(json.dumps(value))
+    return value
+
+
+def test_bent_bodies_are_answered_or_refused(http, module):
+    rng = random.Random(7)
+    seen: set[int] = set()
+    for _ in range(700):
+        path, valid = rng.choice(VALID)
+        body = bent(json.loads(json.dumps(valid)), rng)
+        method = "PUT" if path.endswith("/parameters") else "POST"
+        answer = http.request(method, path.replace("{name}", module), json=body)
+        seen.add(answer.status_code)
+        assert answer.status_code < 500 or answer.status_code == 507, (path, body, answer.text)
+        assert len(answer.text) < 4000 or answer.status_code == 200
+        if answer.status_code >= 400:
+            problem(answer)
+    assert {200, 422} <= seen
+    assert idle(http)
+
+
+def test_bent_safetensors_are_answered_or_refused(http):
+    from attention_contract.schemas.attention import RawForwardRequest
+
+    rng = random.Random(3)
+    query = np.ones((1, 2, 4), np.float32)
+    whole = b"".join(to_safetensors(RawForwardRequest(query=query, mask=query[0] > 0, num_heads=2), "request"))
+    size = int.from_bytes(whole[:8], "little")
+    header, data = json.loads(whole[8 : 8 + size]), whole[8 + size :]
+    names = [
+        "query",
+        "",
+        ".",
+        "a" * 500,
+        "query.0.0",
+        "edits.0.value",
+        "parameters.x",
+        "spec.masks.0",
+        ".".join("a" * 500),
+    ]
+    texts = ["", "{}", "[]", "{", '{"query": [[1]]}', '{"edits": [{"tap": "q"}]}', '{"num_heads": "NaN"}', "é"]
+    for _ in range(300):
+        bad = json.loads(json.dumps(header))
+        choice = rng.random()
+        if choice < 0.3:
+            name = rng.choice(["query", "mask"])
+            bad[name] = bent(bad[name], rng) if rng.random() < 0.5 else rng.choice(ODD)
+        elif choice < 0.5:
+            bad[rng.choice(names)] = bad.pop("query")
+        elif choice < 0.7:
+            bad["__metadata__"] = rng.choice(
+                [{"request": rng.choice(texts)}, rng.choice(ODD), {"request": rng.choice(ODD)}]
+            )
+        text = json.dumps(bad).encode()
+        length = rng.choice([len(text)] * 6 + [0, len(text) - 1, len(text) + 1, 2**63, 2**64 - 1])
+        body = length.to_bytes(8, "little") + text + rng.choice([data] * 6 + [data[:-1], data + b"\0", b""])
+        if choice > 0.9:
+            body = bytearray(whole)
+            for _ in range(3):
+                body[rng.randrange(len(body))] = rng.randrange(256)
+        answer = http.post(f"{RAW}/forward", content=bytes(body), headers={"content-type": SAFETENSORS})
+        assert answer.status_code < 500 or answer.status_code == 507, (bytes(body), answer.text)
+        if answer.status_code >= 400:
+            problem(answer)
+    assert idle(http)
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        b"", b"null", b"[]", b"\xff\xfe", b"[" * 10**5, b'{"query":' * 2000, b'{"query": NaN}', b'{"query": 1e400}',
+        b'{"query": "\\ud800"}', b'{"query": ' + b"[" * 900 + b"]" * 900 + b"}", b'\xef\xbb\xbf{"query": [[1]]}',
+    ],
+)  # fmt: skip
+def test_text_that_is_no_request_is_refused(http, body):
+    answer = http.post(f"{RAW}/forward", content=body, headers={"content-type": "application/json"})
+    assert answer.status_code in {400, 422}
+    problem(answer)
+
+
+# ── beside others ────────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+def test_good_requests_beside_bad_ones_get_the_same_bits(server, http):
+    rng = np.random.default_rng(5)
+    good = {"query": rng.normal(size=(2, 3, 9, 4)).tolist(), "encoding": "base64", "return": ["output", "weights"]}
+    expected = post(http, f"{RAW}/forward", **good)
+    bad = [
+        ("forward", {"query": Q, "mask": [[1, 2, 3]]}), ("gradients", {"query": Q, "wrt": ["x"]}),
+        ("forward", {"query": zeros(1, 1, 10**6, 1), "return": ["weights"]}), ("weights", {"query": "NaN"}),
+        ("forward", {"query": [["NaN", 1]], "return": ["weights", "output"]}),
+    ]  # fmt: skip
+    stop = threading.Event()
+
+    def disturb(index: int) -> set[int]:
+        statuses = set()
+        with httpx.Client(base_url=server, timeout=60) as client:
+            while not stop.is_set():
+                operation, body = bad[index % len(bad)]
+                statuses.add(client.post(f"{RAW}/{operation}", json=body).status_code)
+                index += 1
+        return statuses
+
+    with ThreadPoolExecutor(3) as threads:
+        disturbing = [threads.submit(disturb, index) for index in range(3)]
+        for _ in range(20):
+            reply = post(http, f"{RAW}/forward", **good)
+            assert (reply["output"], reply["weights"]) == (expected["output"], expected["weights"])
+        stop.set()
+        assert set().union(*(one.result() for one in disturbing)) <= {200, 413, 422, 429, 507}
+    assert idle(http)
+
+
+def test_the_version_in_a_reply_is_the_one_that_made_its_numbers(server, http):
+    config = {"d_model": 1, "num_heads": 1, "bias": False}
+    names = [f"{name}_proj.weight" for name in "qkvo"]
+
+    def parameters(number: float) -> dict[str, Any]:
+        return {name: [[1.0]] for name in names} | {"o_proj.weight": [[number]]}
+
+    made = post(http, "/v1/modules", name="robust.race", config=config, parameters=parameters(0.0))
+    versions = {made["version"]: 0.0}
+    found: list[tuple[str, float]] = []
+    stop = threading.Event()
+
+    def look() -> None:
+        with httpx.Client(base_url=server, timeout=60) as client:
+            while not stop.is_set():
+                reply = post(client, "/v1/modules/robust.race/forward", query=[[1.0]])
+                found.append((reply["ran"]["version"], reply["output"][0][0]))
+
+    with ThreadPoolExecutor(2) as threads:
+        looking = [threads.submit(look) for _ in range(2)]
+        for number in range(1, 16):
+            answer = http.put("/v1/modules/robust.race/parameters", json={"parameters": parameters(number)})
+            versions[answer.json()["version"]] = number
+        stop.set()
+        for one in looking:
+            one.result()
+    assert len(versions) == 16
+    assert all(versions[version] == number for version, number in found)
+    assert found
+
+
+def test_a_module_may_be_deleted_while_it_answers(server, http):
+    config = {"d_model": 64, "num_heads": 2}
+    statuses: list[int] = []
+
+    def look() -> None:
+        with httpx.Client(base_url=server, timeout=60) as client:
+            body = {"query": zeros(1, 100, 64), "return": ["output", "weights"]}
+            statuses.extend(client.post("/v1/modules/robust.gone/forward", json=body).status_code for _ in range(8))
+
+    for seed in range(4):
+        post(http, "/v1/modules", name="robust.gone", config=config, seed=seed)
+        with ThreadPoolExecutor(2) as threads:
+            looking = [threads.submit(look) for _ in range(2)]
+            time.sleep(0.03)
+            assert http.delete("/v1/modules/robust.gone").status_code == 204
+            for one in looking:
+                one.result()
+    assert set(statuses) <= {200, 404}
+    assert http.get("/v1/modules/robust.gone").status_code == 404
+    assert idle(http)
+
+
+# ── the protocol itself ──────────────────────────────────────────────────────────────────────────────────────────────
+
+
+def exchange(server: str, *pieces: bytes, wait: float = 0.0) -> bytes:
+    """What comes back on one connection until the server closes it."""
+    address = urlsplit(server)
+    with socket.create_connection((address.hostname, address.port), timeout=20) as raw:
+        for piece in pieces:
+            raw.sendall(piece)
+            time.sleep(wait)
+        received = b""
+        while chunk := raw.recv(65536):
+            received += chunk
+        return received
+
+
+def head(method: str, target: str, **headers: object) -> bytes:
+    lines = [f"{method} {target} HTTP/1.1", "host: x"]
+    lines += [f"{name.replace('_', '-')}: {value}" for name, value in headers.items()]
+    return ("\r\n".join(lines) + "\r\n\r\n").encode("latin-1")
+
+
+@pytest.mark.parametrize(
+    "path",
+    [
+        "/v1/modules/..", "/v1/modules/../..", "/v1/modules/%2e%2e/forward", "/v1/modules/a%2Fb", "/v1/modules/%00",
+        "/v1/modules/%ff%fe", "/v1/modules/%", "/v1/modules/%zz", "/v1/modules/" + "a" * 30_000, "//v1//modules",
+        "/v1/modules/é", "/v1/modules/a/parameters/..%2f..%2fetc", "/web/..%2f..%2fsettings.py", "/web/%00", "/v1/",
+        "/v1/modules/x/parameters/q?slice=%F0%9F%98%80", "/v1?x=%", "/v1/modules?" + "a=b&" * 2000,
+    ],
+)  # fmt: skip
+@pytest.mark.parametrize("method", ["GET", "HEAD", "OPTIONS", "POST", "PATCH"])
+def test_odd_paths_and_methods_are_answered(server, method, path):
+    body = exchange(server, head(method, "X", connection="close").replace(b"X", path.encode(), 1))
+    status = int(body.split(b" ", 2)[1])
+    assert status < 500, body[:300]
+    if status == 405:
+        assert b"\r\nallow: " in body.lower()
+    if method == "HEAD" and b"Invalid HTTP request" not in body:
+        assert body.endswith(b"\r\n\r\n")
+
+
+def test_requests_on_one_connection_are_answered_in_order(server):
+    def request(number: int, **headers: object) -> bytes:
+        body = json.dumps({"query": [[number, 0.0]]}).encode()
+        return head("POST", f"{RAW}/forward", content_length=len(body), **headers) + body
+
+    pipelined = request(1) + request(2) + head("GET", "/v1/nowhere") + request(3, connection="close")
+    received = exchange(server, pipelined)
+    assert [line.split()[1] for line in received.split(b"HTTP/1.1")[1:] for line in [b"x" + line]] == [
+        b"200", b"200", b"404", b"200",
+    ]  # fmt: skip
+    positions = [received.index(f'"output":[[{number}.0,0.0]]'.encode()) for number in (1, 2, 3)]
+    assert positions == sorted(positions)
+
+
+def test_a_body_in_chunks_is_read_and_a_broken_one_refused(server):
+    body = b'{"query": [[1.0, 0.0]]}'
+    chunked = head("POST", f"{RAW}/forward", transfer_encoding="chunked", connection="close")
+    pieces = [f"{len(part):x}\r\n".encode() + part + b"\r\n" for part in (body[:5], body[5:])]
+    assert b'"output":[[1.0,0.0]]' in exchange(server, chunked, *pieces, b"0\r\n\r\n", wait=0.02)
+    assert exchange(server, chunked, b"zz\r\n{}\r\n0\r\n\r\n").startswith(b"HTTP/1.1 400")
+
+
+@pytest.mark.parametrize("length", ["-1", "1e3", "+5", "0x10", "5, 6", "9" * 40, "", "٣"])
+def test_a_content_length_that_is_no_number_is_refused(server, length):
+    request = head("POST", f"{RAW}/forward", connection="close")
+    request = request.replace(b"\r\n\r\n", b"\r\ncontent-length: " + length.encode() + b"\r\n\r\n")
+    answer = exchange(server, request + b'{"query": [[1.0]]}')
+    assert answer.startswith((b"HTTP/1.1 4", b"HTTP/1.1 200")) or not answer
+    assert not answer.startswith(b"HTTP/1.1 200") or length in {"", "+5"}
+
+
+@pytest.mark.parametrize(
+    ("header", "value", "statuses"),
+    [
+        ("accept", "*/*;q=0", {200, 406}), ("accept", "application/json;q=abc", {200, 406}), ("accept", ";;", {406}),
+        ("accept", "application/*, text/html;q=0.1", {200}), ("accept", "image/png", {406}), ("accept", "/", {406}),
+        ("accept", "a/b," * 500 + "*/*", {200}), ("accept", "*", {200}), ("accept", "é/é", {406}),
+        ("content-type", "text/plain", {415}), ("content-type", "application/json; charset=utf-8", {200}),
+        ("content-type", "APPLICATION/JSON", {200}), ("content-type", ";", {200, 415}),
+        ("content-encoding", "gzip", {415}), ("if-match", "x", {422}), ("if-match", '"a", "b"', {422}),
+        ("if-match", '"' + "a" * 4000 + '"', {409, 422}), ("if-match", "*", {200}), ("if-match", '"é"', {409}),
+        ("x-request-id", "é" * 10, {200}), ("expect", "100-continue", {200}),
+    ],
+)  # fmt: skip
+def test_odd_headers_are_understood_or_refused(http, module, header, value, statuses):
+    body = json.dumps({"query": X}).encode()
+    sent = {"content-type": "application/json"} | {header: value.encode("utf-8")}
+    answer = http.post(f"/v1/modules/{module}/forward", content=body, headers=sent)
+    assert answer.status_code in statuses, answer.text
+    if answer.status_code >= 400:
+        problem(answer)

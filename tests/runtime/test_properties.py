@@ -1,0 +1,521 @@
+"""Drawn requests to a live server, held against the formula in plain loops of float64."""
+
+import itertools
+import math
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import httpx
+import numpy as np
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from attention_contract.operations import OPERATIONS
+from attention_contract.spec import AttentionSpec
+from attention_contract.tensors import DTYPES
+from attention_contract.wire import MEDIA_TYPES, from_body, to_body
+
+OPERATION = {operation.name: operation for operation in OPERATIONS}
+PAIRS = ("scores", "capped_scores", "masked_scores", "weights")
+TAPS = ("q", "k", "v", *PAIRS, "lse", "context", "output")
+EDITABLE = tuple(tap for tap in TAPS if tap != "lse")
+CONFIGS: dict[str, dict[str, Any]] = {
+    "properties.plain": {"d_model": 4, "num_heads": 2, "dtype": "float64"},
+    "properties.odd": {
+        "d_model": 3, "num_heads": 4, "num_kv_heads": 2, "head_dim": 2, "value_dim": 3, "key_width": 5,
+        "value_width": 2, "bias": {"q_proj": True, "o_proj": True}, "dtype": "float64",
+        "spec": {"softcap": 0.7, "masks": [{"name": "sliding_window", "left": 2, "right": 1}]},
+    },
+}  # fmt: skip
+drawn = settings(
+    derandomize=True,
+    database=None,
+    deadline=None,
+    max_examples=60,
+    suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large],
+)
+
+
+@pytest.fixture(scope="module")
+def ask(server):
+    """A function that sends a request to one of the operations, in a media type, and reads the reply."""
+    with httpx.Client(base_url=server, timeout=60) as client:
+
+        def send(operation: str, request: dict[str, Any], module: str | None = None, media_type: str = MEDIA_TYPES[1]):
+            described = OPERATION[operation if module else f"raw_{operation}"]
+            body = b"".join(to_body(described.request(**request), media_type, "request", "base64"))
+            path = described.path.replace("{name}", module or "")
+            answer = client.post(path, content=body, headers={"content-type": media_type, "accept": media_type})
+            assert answer.status_code == 200, answer.text
+            return from_body(described.reply, answer.content, media_type, "reply")
+
+        yield send
+
+
+@pytest.fixture(scope="module")
+def modules(server):
+    """The parameters of two modules that the server has, by name."""
+    rng = np.random.default_rng(1)
+    made = {}
+    with httpx.Client(base_url=server, timeout=60) as client:
+        for name, config in CONFIGS.items():
+            info = client.post("/v1/modules", json={"name": name, "config": config}).json()
+            listed = client.get(f"/v1/modules/{name}/parameters").json()["parameters"]
+            made[name] = {one["name"]: rng.normal(size=one["shape"]) for one in listed}
+            body = {"parameters": {key: value.tolist() for key, value in made[name].items()}}
+            assert client.put(f"/v1/modules/{name}/parameters", json=body).status_code == 200, info
+    return made
+
+
+# ── the formula, once more ───────────────────────────────────────────────────────────────────────────────────────────
+
+
+@dataclass
+class Case:
+    """One request and what the formula needs to know of it."""
+
+    request: dict[str, Any]
+    spec: AttentionSpec
+    heads: int
+    kv_heads: int
+    past: int
+    module: str | None = None
+    parameters: dict[str, np.ndarray] = field(default_factory=dict)
+    batched: bool = True
+    headed: bool = True
+    merged: bool = False
+
+
+def may_look(mask: Any, p: int, j: int, surplus: int) -> bool:
+    match mask.name:
+        case "causal":
+            return j <= p + (surplus if mask.align == "bottom_right" else 0)
+        case "sliding_window":
+            return (mask.left is None or j >= p - mask.left) and (mask.right is None or j <= p + mask.right)
+        case "global_tokens":
+            return p in mask.positions or j in mask.positions
+        case "prefix_lm":
+            return j < mask.length or j <= p
+        case "block":
+            return abs(j // mask.size - p // mask.size) <= mask.neighbours
+        case "strided":
+            return abs(p - j) <= (mask.stride if mask.local is None else mask.local) or (p - j) % mask.stride == 0
+        case "fixed":
+            return j // mask.stride == p // mask.stride or j % mask.stride >= mask.stride - mask.summary
+        case "documents":
+            ends = list(itertools.accumulate(mask.lengths))
+            return p >= 0 and sum(p >= end for end in ends) == sum(j >= end for end in ends)
+        case "any":
+            return any(may_look(member, p, j, surplus) for member in mask.of)
+        case "all":
+            return all(may_look(member, p, j, surplus) for member in mask.of)
+    raise AssertionError(mask.name)
+
+
+def split(case: Case, name: str, heads: int) -> np.ndarray:
+    """``[B, heads, L, W]`` of an input, as the request holds it."""
+    x = np.asarray(case.request[name], np.float64)
+    if case.module is None and not case.merged and not name.startswith("past"):
+        return x if case.batched else (x[None] if case.headed else x[None, None])
+    x = x if case.batched else x[None]
+    if name.startswith("past"):
+        return x if case.headed else x[:, None] if x.ndim == 3 else x
+    batch, length, width = x.shape
+    return x.reshape(batch, length, heads, width // heads).transpose(0, 2, 1, 3)
+
+
+def project(case: Case, name: str, x: np.ndarray, heads: int) -> np.ndarray:
+    x = x if case.batched else x[None]
+    y = x @ case.parameters[f"{name}.weight"].T + case.parameters.get(f"{name}.bias", 0.0)
+    return y.reshape(*y.shape[:2], heads, y.shape[2] // heads).transpose(0, 2, 1, 3)
+
+
+def formula(case: Case, put: dict[str, np.ndarray] | None = None) -> dict[str, np.ndarray]:
+    """Every tap, batched and with heads; ``put`` replaces taps after their edits."""
+    r, spec, h, hkv = case.request, case.spec, case.heads, case.kv_heads
+    key = "key" if r.get("key") is not None else "query"
+    value = "value" if r.get("value") is not None else key
+    if case.module is None:
+        q, k, v = split(case, "query", h), split(case, key, hkv), split(case, value, hkv)
+    else:
+        q = project(case, "q_proj", r["query"], h)
+        k, v = project(case, "k_proj", r[key], hkv), project(case, "v_proj", r[value], hkv)
+    if r.get("past_key") is not None:
+        k = np.concatenate([split(case, "past_key", hkv), k], axis=2)
+        v = np.concatenate([split(case, "past_value", hkv), v], axis=2)
+    taps: dict[str, np.ndarray] = {"present_key": k, "present_value": v}
+
+    def settle(tap: str, x: np.ndarray) -> np.ndarray:
+        for edit in r.get("edits") or ():
+            x = edited(x, tap, edit) if edit["tap"] == tap else x
+        taps[tap] = x if put is None or tap not in put else put[tap]
+        return taps[tap]
+
+    q, k, v = settle("q", q), settle("k", k), settle("v", v)
+    (batch, _, queries, width), keys = q.shape, k.shape[2]
+    real = np.ones((batch, keys), bool)
+    if r.get("key_mask") is not None:
+        real &= np.asarray(r["key_mask"]).reshape(batch, keys)
+    if r.get("key_lengths") is not None:
+        real &= np.arange(keys) < np.asarray(r["key_lengths"]).reshape(batch, 1)
+    k, v = np.where(real[:, None, :, None], k, 0), np.where(real[:, None, :, None], v, 0)
+    offsets = np.broadcast_to(case.past if r.get("offsets") is None else np.asarray(r["offsets"]), (batch,))
+    own = None if r.get("mask") is None else told(np.asarray(r["mask"]), keys, (batch, h, queries, keys))
+
+    scale = 1.0 if spec.score.name == "dot" else spec.score.scale if spec.score.scale is not None else width**-0.5
+    scores, hidden = np.zeros((2, batch, h, queries, keys))
+    for b, n, i, j in np.ndindex(batch, h, queries, keys):
+        scores[b, n, i, j] = scale * (q[b, n, i] @ k[b, n // (h // hkv), j])
+        seen = real[b, j] and all(may_look(m, i + offsets[b], j, keys - case.past - queries) for m in spec.masks)
+        hidden[b, n, i, j] = (0.0 if seen else -np.inf) + (0.0 if own is None else own[b, n, i, j])
+    scores = settle("scores", scores)
+    capped = settle("capped_scores", scores if spec.softcap is None else spec.softcap * np.tanh(scores / spec.softcap))
+    masked = settle("masked_scores", np.where(hidden == -np.inf, -np.inf, capped + hidden))
+    masked = taps["masked_scores"] = np.where(hidden == -np.inf, -np.inf, masked)
+    tempered = masked / spec.normalizer.temperature
+    weights = np.zeros_like(tempered)
+    taps["lse"] = np.full(tempered.shape[:3], -np.inf)
+    for row in np.ndindex(batch, h, queries):
+        top = tempered[row].max(initial=-np.inf)
+        if top > -np.inf:
+            taps["lse"][row] = top + math.log(np.exp(tempered[row] - top).sum())
+            weights[row] = np.exp(tempered[row] - taps["lse"][row])
+    weights = settle("weights", weights)
+    context = np.zeros((batch, h, queries, v.shape[3]))
+    for b, n in np.ndindex(batch, h):
+        context[b, n] = weights[b, n] @ v[b, n // (h // hkv)]
+    context = settle("context", context)
+    merged = context.transpose(0, 2, 1, 3).reshape(batch, queries, h * v.shape[3])
+    if case.module is not None:
+        merged = merged @ case.parameters["o_proj.weight"].T + case.parameters.get("o_proj.bias", 0.0)
+    settle("output", merged if case.module is not None or case.merged else context)
+    return taps
+
+
+def told(mask: np.ndarray, keys: int, full: tuple[int, ...]) -> np.ndarray:
+    """What the request's mask adds: keys beyond its last dimension are hidden."""
+    added = np.where(mask, 0.0, -np.inf) if mask.dtype == bool else mask
+    if added.shape[-1] not in {1, keys}:
+        hidden = np.full((*added.shape[:-1], keys - added.shape[-1]), -np.inf)
+        added = np.concatenate([added, hidden], axis=-1)
+    return np.broadcast_to(added, full)
+
+
+def edited(x: np.ndarray, tap: str, edit: dict[str, Any]) -> np.ndarray:
+    axes = {"k": {"heads": 1, "keys": 2}, "v": {"heads": 1, "keys": 2}, "output": {"queries": x.ndim - 2}}
+    axes = axes.get(tap, {"heads": 1, "queries": 2} | ({"keys": 3} if tap in PAIRS else {}))
+    region = [list(range(size)) for size in x.shape]
+    for axis, dim in axes.items():
+        region[dim] = list(dict.fromkeys(edit.get(axis) or region[dim]))
+    at = np.ix_(*region)
+    x = x.copy()
+    with np.errstate(invalid="ignore"):  # a forbidden score times 0; it stays forbidden
+        x[at] = x[at] * edit["scale"] if "scale" in edit else edit.get("value", edit.get("set"))
+    if edit.get("renormalize"):
+        for b, h, i in itertools.product(*region[:3]):
+            total = x[b, h, i].sum()
+            x[b, h, i] /= total if total != 0 else 1
+    return x
+
+
+def as_replied(case: Case, tap: str, x: np.ndarray) -> np.ndarray:
+    """A tap narrowed and laid out as the reply has it."""
+    select = case.request.get("select") or {}
+    heads, queries = select.get("heads"), select.get("queries")
+    has_heads = tap != "output" or (case.module is None and not case.merged)
+    if tap not in {"output", "present_key", "present_value"}:
+        if heads is not None:
+            group = case.heads // case.kv_heads
+            x = x[:, [head // group for head in heads] if tap in {"k", "v"} else heads]
+        if queries is not None and tap not in {"k", "v"}:
+            x = x[:, :, queries]
+        if tap == "weights" and case.request.get("average_heads"):
+            x, has_heads = x.mean(axis=1), False
+    if has_heads and not case.headed:
+        x = x[:, 0]
+    return x if case.batched else x[0]
+
+
+# ── what is drawn ────────────────────────────────────────────────────────────────────────────────────────────────────
+
+small = st.integers(0, 3)
+size = st.integers(1, 3)
+
+
+def named(name: str, **options: st.SearchStrategy[Any]) -> st.SearchStrategy[dict[str, Any]]:
+    return st.fixed_dictionaries({"name": st.just(name)} | options)
+
+
+def nested(inner: st.SearchStrategy[Any]) -> st.SearchStrategy[dict[str, Any]]:
+    members = st.lists(inner, min_size=1, max_size=3)
+    return named("any", of=members) | named("all", of=members)
+
+
+masks = st.recursive(
+    named("causal", align=st.sampled_from(["top_left", "bottom_right"]))
+    | named("sliding_window", left=st.none() | small, right=st.none() | small)
+    | named("global_tokens", positions=st.lists(st.integers(0, 8), min_size=1, max_size=3))
+    | named("prefix_lm", length=small)
+    | named("block", size=size, neighbours=small)
+    | named("strided", stride=size, local=st.none() | small)
+    | named("fixed", stride=size)
+    | named("documents", lengths=st.lists(size, min_size=1, max_size=3)),
+    nested,
+    max_leaves=4,
+)
+specs = st.fixed_dictionaries(
+    {},
+    optional={
+        "score": st.sampled_from([{"name": "dot"}, {"name": "scaled_dot", "scale": -0.4}, {"name": "scaled_dot"}]),
+        "softcap": st.sampled_from([0.5, 3.0]),
+        "normalizer": st.sampled_from([0.3, 2.0]).map(lambda t: {"name": "softmax", "temperature": t}),
+        "masks": st.lists(masks, max_size=2),
+    },
+)
+
+
+@st.composite
+def cases(draw: st.DrawFn, *, edits: bool = False, empty: bool = True) -> Case:
+    least = 0 if empty else 1
+    rng = np.random.default_rng(draw(st.integers(0, 2**16)))
+    module = draw(st.none() | st.sampled_from(sorted(CONFIGS)))
+    layout = "module" if module else draw(st.sampled_from(["split", "split", "headless", "merged"]))
+    batched = layout != "headless" and draw(st.booleans())
+    batch = draw(st.integers(least, 3)) if batched else 1
+    queries, new = draw(st.integers(least, 4)), draw(st.integers(least, 4))
+    past = draw(st.none() | st.integers(0, 3))
+    has_key, has_value = draw(st.sampled_from([(True, True), (True, True), (True, False), (False, True)]))
+    kv_heads, group, width, v_width = (draw(st.integers(1, 3)) for _ in range(4))
+    spec = draw(specs)
+    config = CONFIGS.get(module or "", {})
+    if module:
+        heads, kv_heads = config["num_heads"], config.get("num_kv_heads", config["num_heads"])
+        width = config.get("head_dim", config["d_model"] // heads)
+        v_width, spec = config.get("value_dim", width), config.get("spec", {})
+        has_key, has_value = (True, True) if "key_width" in config else (has_key, has_value)
+    else:
+        kv_heads, group = (1, 1) if layout == "headless" else (kv_heads, 1 if not has_key else group)
+        heads, v_width = kv_heads * group, v_width if has_value else width
+    new = queries if not has_key else new
+
+    def numbers(*shape: int) -> np.ndarray:
+        return rng.normal(size=shape)
+
+    def tensor(name: str, count: int, length: int, wide: int) -> np.ndarray:
+        if module:
+            shape = (batch, length, config.get(name, config["d_model"]))
+        else:
+            shape = (batch, length, count * wide) if layout == "merged" else (batch, count, length, wide)
+        return stripped(numbers(*shape), heads_axis=layout == "headless")
+
+    def stripped(x: np.ndarray, *, heads_axis: bool) -> np.ndarray:
+        x = x[:, 0] if heads_axis else x
+        return x if batched else np.asarray(x[0])
+
+    request: dict[str, Any] = {"query": tensor("query_width", heads, queries, width)}
+    if has_key:
+        request["key"] = tensor("key_width", kv_heads, new, width)
+    if has_value:
+        request["value"] = tensor("value_width", kv_heads, new, v_width)
+    if past is not None:
+        for name, wide in (("past_key", width), ("past_value", v_width)):
+            request[name] = stripped(numbers(batch, kv_heads, past, wide), heads_axis=layout == "headless")
+    keys = new + (past or 0)
+    if layout == "merged":
+        request |= {"num_heads": heads, "num_kv_heads": kv_heads}
+    kind = draw(st.sampled_from(["none", "none", "bool", "float"]))
+    if kind != "none":
+        rank = draw(st.integers(1, 4))
+        shape = [draw(st.sampled_from([1, size])) for size in (batch, heads, queries)] + [draw(st.integers(0, keys))]
+        mask = numbers(*shape[-rank:])
+        request["mask"] = mask > -0.5 if kind == "bool" else np.where(mask > 1.2, -np.inf, mask)
+    if draw(st.integers(0, 2)) == 0:
+        request["key_mask"] = stripped(numbers(batch, keys) > -0.7, heads_axis=False)
+    if draw(st.integers(0, 2)) == 0:
+        request["key_lengths"] = stripped(rng.integers(0, keys + 1, size=batch), heads_axis=False)
+    offset = draw(st.sampled_from(["none", "one", "each"]))
+    if offset != "none":
+        each = rng.integers(-3, 6, size=batch)
+        request["offsets"] = np.array(draw(st.integers(-3, 6))) if offset == "one" else stripped(each, heads_axis=False)
+    if module is None:
+        request["spec"] = spec
+    if draw(st.booleans()):
+        sizes = {"heads": heads, "queries": queries}
+        request["select"] = {
+            axis: draw(st.lists(st.integers(0, size - 1), min_size=1, max_size=3))
+            for axis, size in sizes.items()
+            if size and draw(st.booleans())
+        }
+    request |= {"average_heads": draw(st.booleans()), "encoding": "base64"}
+    case = Case(request, AttentionSpec.model_validate(spec), heads, kv_heads, past or 0, module)
+    case = replace(case, batched=batched, headed=layout != "headless", merged=layout == "merged")
+    if edits:
+        taps = draw(st.lists(st.sampled_from(EDITABLE), min_size=1, max_size=3))
+        request["edits"] = [draw(an_edit(case, tap, queries, keys, rng, (width, v_width))) for tap in taps]
+    return case
+
+
+@st.composite
+def an_edit(
+    draw: st.DrawFn, case: Case, tap: str, queries: int, keys: int, rng: np.random.Generator, widths: tuple[int, int]
+) -> dict[str, Any]:
+    sizes = {
+        "heads": case.kv_heads if tap in {"k", "v"} else case.heads,
+        "queries": 0 if tap in {"k", "v"} else queries,
+        "keys": keys if tap in {"k", "v", *PAIRS} else 0,
+    }
+    if tap == "output":
+        sizes["heads"] = 0
+    edit: dict[str, Any] = {"tap": tap}
+    action = draw(st.sampled_from(["set", "scale", "value"]))
+    for axis, size in sizes.items():
+        if size and draw(st.booleans()):
+            edit[axis] = draw(st.lists(st.integers(0, size - 1), min_size=1, max_size=3, unique=action == "value"))
+    if action == "value":
+        last = len(edit.get("keys", range(keys))) if tap in PAIRS else 1
+        edit["value"] = rng.normal(size=draw(st.sampled_from([(), (1,), (1, last)])))
+    else:
+        edit[action] = draw(st.sampled_from([0.0, -1.5, 2.0]))
+    if tap == "weights":
+        edit["renormalize"] = draw(st.booleans())
+    return edit
+
+
+# ── what must hold ───────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+def close(actual: np.ndarray, expected: np.ndarray, what: str, tolerance: float = 1e-9) -> None:
+    assert actual is not None, what
+    assert actual.shape == expected.shape, what
+    np.testing.assert_allclose(actual, expected, rtol=tolerance, atol=tolerance, err_msg=what)
+
+
+@drawn
+@given(case=cases(), media_type=st.sampled_from(MEDIA_TYPES))
+def test_every_tap_is_the_formula(ask, modules, case, media_type):
+    case.parameters = modules.get(case.module, {})
+    expected = formula(case)
+    reply = ask("forward", case.request | {"return_": list(TAPS)}, case.module, media_type)
+    for tap in TAPS:
+        close(getattr(reply, tap), as_replied(case, tap, expected[tap]), tap)
+    if "past_key" in case.request:
+        for tap in ("present_key", "present_value"):
+            close(getattr(reply, tap), as_replied(case, tap, expected[tap]), tap)
+    for kernel in ("materialized",) if case.spec.softcap else ("fused", "materialized"):
+        alone = ask("forward", case.request | {"kernel": kernel}, case.module, media_type)
+        assert alone.ran.kernel == kernel
+        close(alone.output, as_replied(case, "output", expected["output"]), kernel)
+
+
+@drawn
+@given(case=cases(edits=True))
+def test_edited_taps_are_the_formula_with_its_taps_edited(ask, modules, case):
+    case.parameters = modules.get(case.module, {})
+    expected = formula(case)
+    reply = ask("forward", case.request | {"return_": list(TAPS)}, case.module)
+    for tap in TAPS:
+        close(getattr(reply, tap), as_replied(case, tap, expected[tap]), tap)
+
+
+@drawn
+@given(case=cases())
+def test_statistics_are_means_over_the_queries_that_look_somewhere(ask, modules, case):
+    case.parameters = modules.get(case.module, {})
+    weights = formula(case)["weights"]
+    batch, heads, queries, keys = weights.shape
+    r = case.request
+    offsets = np.broadcast_to(case.past if r.get("offsets") is None else r["offsets"], (batch,))
+    real = np.ones((batch, keys), bool)
+    if "key_mask" in r:
+        real &= r["key_mask"].reshape(batch, keys)
+    if "key_lengths" in r:
+        real &= np.arange(keys) < np.asarray(r["key_lengths"]).reshape(batch, 1)
+    own_real = real[:, case.past :] if queries == keys - case.past else np.ones((batch, queries), bool)
+    names = ("entropy", "max_weight", "mean_distance", "first_key", "own_position")
+    expected = {name: np.full((batch, heads), np.nan) for name in names}
+    for b, h in np.ndindex(batch, heads):
+        rows = [i for i in range(queries) if own_real[b, i] and weights[b, h, i].any()]
+        if not rows:
+            continue
+        w, at = weights[b, h, rows], np.array(rows)[:, None] + offsets[b] - np.arange(keys)
+        expected["entropy"][b, h] = -(w * np.log(np.where(w > 0, w, 1))).sum(-1).mean()
+        expected["max_weight"][b, h] = w.max(-1).mean()
+        expected["mean_distance"][b, h] = (w * abs(at)).sum(-1).mean()
+        expected["first_key"][b, h] = w[:, 0].mean()
+        expected["own_position"][b, h] = (w * (at == 0)).sum(-1).mean()
+    top_k = 2
+    reply = ask("weights", r | {"top_k": top_k}, case.module)
+    plain = replace(case, request={})
+    for name, value in expected.items():
+        close(getattr(reply.statistics, name), as_replied(plain, "lse", value), name)
+    close(reply.weights, as_replied(case, "weights", weights), "weights")
+    unaveraged = replace(case, request=r | {"average_heads": False})
+    best = np.sort(as_replied(unaveraged, "weights", weights), axis=-1)[..., ::-1][..., :top_k]
+    close(reply.top.weights, best, "top")
+    picked = np.take_along_axis(as_replied(unaveraged, "weights", weights), np.maximum(reply.top.keys, 0), -1)
+    assert (reply.top.keys[best == 0] == -1).all()
+    close(np.where(reply.top.keys < 0, 0, picked), best, "top keys")
+
+
+@settings(drawn, max_examples=40)
+@given(case=cases(empty=False) | cases(edits=True, empty=False), data=st.data())
+def test_gradients_are_the_slopes_of_the_formula(ask, modules, case, data):
+    case.parameters = modules.get(case.module, {})
+    r = case.request
+    taps = formula(case)
+    rng = np.random.default_rng(0)
+    batched_upstream = rng.normal(size=taps["output"].shape)
+    plain = replace(case, request={})
+    floating = ["mask"] if r.get("mask") is not None and r["mask"].dtype != bool else []
+    inputs = [name for name in ("query", "key", "value", "past_key", "past_value") if name in r] + floating
+    names = [*inputs, *(tap for tap in TAPS if tap not in {"lse", "output"}), *case.parameters]
+    wrt = data.draw(st.lists(st.sampled_from(names), min_size=1, max_size=4, unique=True))
+    reply = ask("gradients", r | {"wrt": wrt, "upstream": as_replied(plain, "output", batched_upstream)}, case.module)
+
+    def loss(name: str, value: np.ndarray) -> float:
+        if name in inputs:
+            found = formula(replace(case, request=r | {name: value}))
+        elif name in case.parameters:
+            found = formula(replace(case, parameters=case.parameters | {name: value}))
+        else:
+            found = formula(case, {name: value})
+        return float((found["output"] * batched_upstream).sum())
+
+    for name in wrt:
+        whole = r[name] if name in inputs else case.parameters.get(name, taps.get(name))
+        gradient = reply.gradients[name]
+        shape = whole.shape if name in inputs or name in case.parameters else as_replied(plain, name, whole).shape
+        assert gradient.shape == shape, name
+        for place in rng.permutation(whole.size)[:3]:
+            if not np.isfinite(whole.flat[place]):
+                assert gradient.flat[place] == 0, name
+                continue
+            ends = []
+            for step in (1e-5, -1e-5):
+                moved = np.array(whole)
+                moved.flat[place] += step
+                ends.append(loss(name, moved))
+            slope = (ends[0] - ends[1]) / 2e-5
+            assert gradient.flat[place] == pytest.approx(slope, rel=1e-5, abs=1e-7), name
+
+
+@pytest.mark.parametrize("media_type", MEDIA_TYPES)
+@pytest.mark.parametrize(("dtype", "tolerance"), [("float16", 5e-3), ("bfloat16", 4e-2), ("float32", 1e-5)])
+@settings(drawn, max_examples=12)
+@given(case=cases())
+def test_every_dtype_comes_back_as_it_came(ask, modules, media_type, dtype, tolerance, case):
+    """A module computes in its own dtype, raw attention in that of its inputs; both answer in that of the query."""
+    case.parameters = modules.get(case.module, {})
+    floats = ("query", "key", "value", "past_key", "past_value")
+    narrow = {name: case.request[name].astype(DTYPES[dtype]) for name in floats if name in case.request}
+    case = replace(case, request=case.request | narrow)
+    expected = formula(case)
+    reply = ask("forward", case.request | {"return_": ["output", "lse", "k"]}, case.module, media_type)
+    assert reply.ran.dtype == ("float64" if case.module else dtype)
+    scale = 1 + max(np.abs(expected[tap][np.isfinite(expected[tap])]).max(initial=0) for tap in ("output", "lse", "k"))
+    for tap in ("output", "lse", "k"):
+        value = getattr(reply, tap)
+        close(value.astype(np.float64), as_replied(case, tap, expected[tap]), tap, tolerance * scale)
+        if media_type == MEDIA_TYPES[1]:
+            assert value.dtype == DTYPES[dtype], tap

@@ -26,7 +26,7 @@ RUN deploy/install_torch.sh /opt/attention/bin/python index \
 
 # The project alone, laid over the packages, as a layer of its own: a change of code moves a megabyte.
 FROM build AS project
-COPY README.md ./
+COPY README.md LICENSE ./
 COPY client client
 COPY service service
 RUN pip install --no-deps --prefix /opt/project .

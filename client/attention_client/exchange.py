@@ -135,7 +135,7 @@ class Exchange(Generic[ReplyT]):
         if not isinstance(fault, AttentionError) or not self._transient(fault):
             return False
         self.failure = fault
-        left = self.remaining()
+        left = max(self.remaining(), 0.0)
         asked: float | None = fault.facts.get("retry_after")
         if asked is not None:
             return asked < left and min(asked + random.uniform(0, WAIT_JITTER), left)  # noqa: S311 - spreads load

@@ -8,7 +8,7 @@ add it to its union, and register its computation, gradient and cost in ``attent
 from collections.abc import Mapping
 from typing import Annotated, Any, Final, Literal, Self
 
-from pydantic import BeforeValidator, ConfigDict, Field, PositiveFloat, model_validator
+from pydantic import BeforeValidator, ConfigDict, Field, model_validator
 
 from attention_contract.base import WireModel
 
@@ -16,6 +16,9 @@ MAX_MASKS: Final = 64
 """Masks of one spec, nested ones counted: the pairs that they allow together are counted exactly."""
 MAX_POSITIONS: Final = 16_384
 """Positions and lengths that they list together."""
+
+Constant = Annotated[float, Field(ge=1e-6, le=1e9, allow_inf_nan=False)]
+"""A factor that keeps scores of any common size finite in float32, and not zero."""
 
 # ── scores: s(q, k) ──────────────────────────────────────────────────────────────────────────────────────────────────
 
@@ -30,7 +33,7 @@ class ScaledDot(WireModel):
     """Scaled dot product, q·k · scale (Vaswani et al. 2017, eq. 1)."""
 
     name: Literal["scaled_dot"] = "scaled_dot"
-    scale: float | None = Field(None, allow_inf_nan=False)
+    scale: float | None = Field(None, ge=-1e9, le=1e9, allow_inf_nan=False)
     """Factor on q·k; null is 1/√D for head width D."""
 
 
@@ -193,7 +196,6 @@ AllOf.model_rebuild()
 # ── normalizers ──────────────────────────────────────────────────────────────────────────────────────────────────────
 
 
-Temperature = Annotated[PositiveFloat, Field(allow_inf_nan=False)]
 _NAMED = ConfigDict(json_schema_extra={"required": ["name"]})
 """Of all but the softmax, so that options without a name fit one JSON Schema of the union."""
 
@@ -202,7 +204,7 @@ class Softmax(WireModel):
     """softmax(s / temperature) over the keys."""
 
     name: Literal["softmax"] = "softmax"
-    temperature: Temperature = 1.0
+    temperature: Constant = 1.0
     dtype: Literal["float16", "bfloat16", "float32", "float64"] = "float32"
     """The softmax runs in this dtype, or in that of the scores where it is wider; a narrower one is taken as asked."""
 
@@ -216,7 +218,7 @@ class Sigmoid(WireModel):
     bias: float | None = Field(None, allow_inf_nan=False)
     """Added to every score; null is −ln n for a sequence of n keys: the past is counted, padding (by ``key_mask`` and
     ``key_lengths``) is not, and what the other masks hide is. Every query of a sequence has the same."""
-    temperature: Temperature = 1.0
+    temperature: Constant = 1.0
     dtype: Literal["float16", "bfloat16", "float32", "float64"] = "float32"
     """As of the softmax."""
 
@@ -227,7 +229,7 @@ class Sparsemax(WireModel):
     model_config = _NAMED
 
     name: Literal["sparsemax"] = "sparsemax"
-    temperature: Temperature = 1.0
+    temperature: Constant = 1.0
     dtype: Literal["float32", "float64"] = "float32"
     """It runs in this dtype, or in that of the scores where it is wider."""
 
@@ -238,7 +240,7 @@ class Entmax15(WireModel):
     model_config = _NAMED
 
     name: Literal["entmax15"] = "entmax15"
-    temperature: Temperature = 1.0
+    temperature: Constant = 1.0
     dtype: Literal["float32", "float64"] = "float32"
     """It runs in this dtype, or in that of the scores where it is wider."""
 
@@ -270,7 +272,7 @@ class AttentionSpec(WireModel):
     """What is computed: score · scale → softcap → bias and masks → normalizer, then the weighted sum of the values."""
 
     score: Score = Field(default_factory=ScaledDot)
-    softcap: float | None = Field(None, gt=0, allow_inf_nan=False)
+    softcap: Constant | None = None
     """c·tanh(s/c) on the scores, before the masks (Gemma 2, section 2); null for none."""
     position: Position = Field(default_factory=NoPosition)
     masks: list[Mask] = Field(default_factory=list, max_length=16)

@@ -47,7 +47,7 @@ def main() -> None:
 def _section(title: str, text: str, cases: Iterable[Case], rounds: int) -> str:
     lines = [
         f"## {title}", "", text, "",
-        "| case | ms | baseline | ms | ratio | 10–90 % | GFLOP/s | predicted ms |",
+        "| case | ms | baseline | ms | ratio | 10–90 % | dense GFLOP/s | predicted ms |",
         "|---|---:|---|---:|---:|---:|---:|---:|",
     ]  # fmt: skip
     for case in cases:

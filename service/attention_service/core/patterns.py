@@ -4,6 +4,7 @@ A query stands at position p (its index plus the offset), a key at its index j. 
 bands along the diagonal and marked queries and keys, by union and intersection. ``tilings`` has more parts.
 """
 
+from abc import ABC, abstractmethod
 from collections.abc import Hashable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Protocol
@@ -63,7 +64,7 @@ class Turns:
     """So many rows on, the moving edges have moved by as much; None where they never repeat."""
 
 
-class Part:
+class Part(ABC):
     """A pattern that is built of no other. By default it is laid out at once, and leaves a query few keys."""
 
     @property
@@ -85,23 +86,23 @@ class Part:
         """Itself."""
         yield self
 
+    @abstractmethod
     def allows(self, p: Tensor, j: Tensor) -> Tensor:
         """Bool, broadcastable to the shape of p and j together: whether a pair is in the set."""
-        raise NotImplementedError
 
     @property
     def bounds(self) -> Bounds:
         """Few keys for each query."""
         return Bounds(left=True, right=True)
 
+    @abstractmethod
     def edges(self, p: Tensor) -> Tensor:
         """``[R]`` to ``[R, E]``: the keys from which another answer holds, by query; of what repeats, one each."""
-        raise NotImplementedError
 
     @property
+    @abstractmethod
     def turns(self) -> Turns:
         """How the edges depend on p."""
-        raise NotImplementedError
 
 
 @dataclass(frozen=True)

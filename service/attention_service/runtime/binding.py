@@ -57,7 +57,6 @@ class Bound:
     """What is answered in: that of the query, where it states one."""
     arrays: dict[str, Array] = field(repr=False)
     """The tensors that came, by field, each with its batch dimension (and its head dimension where it has one)."""
-    key_is_query: bool
     value_is: str
     """The field that the values come from: value, key or query."""
 
@@ -91,6 +90,7 @@ class _Binder:
         self.spec = spec
         self.request = request
         self.arrays: dict[str, Array] = {}
+        self.value_is = "value" if request.value is not None else "key" if request.key is not None else "query"
         if request.positions is not None:
             raise InvalidRequest(
                 f"positions: the spec's position encoding is {spec.position.name!r}, which reads no positions; "
@@ -111,7 +111,7 @@ class _Binder:
         rank = query.ndim
         self._put("query", query, layout, rank)
         batch, queries, _ = self.arrays["query"].shape
-        value_is = "value" if request.value is not None else "key" if request.key is not None else "query"
+        value_is = self.value_is
         self._width("query", query, sizes.d_model, "d_model")
         for role, source, width, name in (
             ("key", "key" if request.key is not None else "query", sizes.key_width, "key_width"),
@@ -163,7 +163,7 @@ class _Binder:
                 "num_kv_heads: it says how [B, L, H·D] splits, so num_heads is needed too", param="num_kv_heads"
             )
         layout, heads, kv_heads = self._raw_layout(request)
-        value_is = "value" if self.request.value is not None else "key" if self.request.key is not None else "query"
+        value_is = self.value_is
         rank = self.request.query.ndim
         for name in ("query", "key", "value"):
             array = getattr(self.request, name)
@@ -301,9 +301,7 @@ class _Binder:
                 f"key_lengths: expected numbers from 0 to the {keys} keys, got {lengths.min()} to {lengths.max()}",
                 param="key_lengths",
             )
-        return Bound(
-            self.target, self.spec, layout, *sizes, dtype, reply_dtype, self.arrays, "key" not in self.arrays, value_is
-        )
+        return Bound(self.target, self.spec, layout, *sizes, dtype, reply_dtype, self.arrays, value_is)
 
     def _mask(self, batch: int, heads: int, queries: int, keys: int) -> None:
         mask = self.request.mask

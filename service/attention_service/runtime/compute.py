@@ -16,6 +16,7 @@ from attention_service.core.edits import BoundEdit, apply
 from attention_service.core.multihead import Parameters
 from attention_service.core.types import Problem
 from attention_service.runtime.binding import Bound, strip
+from attention_service.runtime.selecting import as_tuple
 
 _COMPUTED = ("query", "key", "value", "past_key", "past_value")
 
@@ -95,9 +96,9 @@ def bind_edits(edits: Sequence[Edit], device: torch.device, dtype: torch.dtype) 
     return [
         BoundEdit(
             edit.tap,
-            _tuple(edit.heads),
-            _tuple(edit.queries),
-            _tuple(edit.keys),
+            as_tuple(edit.heads),
+            as_tuple(edit.queries),
+            as_tuple(edit.keys),
             edit.set,
             None if edit.value is None else converted(edit.value, f"edits.{index}.value", device, dtype),
             edit.scale,
@@ -105,10 +106,6 @@ def bind_edits(edits: Sequence[Edit], device: torch.device, dtype: torch.dtype) 
         )
         for index, edit in enumerate(edits)
     ]
-
-
-def _tuple(indices: list[int] | None) -> tuple[int, ...] | None:
-    return None if indices is None else tuple(indices)
 
 
 def answer(tensor: Tensor, bound: Bound, tap: str | None = None, dtype: str | None = None) -> Array:

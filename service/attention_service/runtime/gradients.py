@@ -103,7 +103,9 @@ def _targets(wrt: Sequence[str], bound: Bound) -> _Targets:
 def _check_upstream(upstream: Array | None, bound: Bound) -> None:
     if upstream is None:
         return
-    expected = strip(torch.empty(bound.output_shape, device="meta"), bound.layout, heads_axis=_output_has_heads(bound))
+    expected = strip(
+        torch.empty(bound.output_shape, device="meta"), bound.layout, heads_axis=compute.has_heads("output", bound)
+    )
     if tuple(upstream.shape) != tuple(expected.shape):
         raise ShapeMismatch(
             f"upstream: expected the output's shape {list(expected.shape)}, got {list(upstream.shape)}",
@@ -111,10 +113,6 @@ def _check_upstream(upstream: Array | None, bound: Bound) -> None:
             expected=list(expected.shape),
             actual=list(upstream.shape),
         )
-
-
-def _output_has_heads(bound: Bound) -> bool:
-    return compute.has_heads("output", bound)
 
 
 def _run(
@@ -219,9 +217,10 @@ def _check(
     upstream = _upstream(request.upstream, bound, double, device)
     graph = _graph(bound, targets, edits, "materialized", double, device)
     gradients = _differentiate(graph, targets, upstream)
+    tensors, parameters = compute.load(bound, device, double), _parameters(bound, double)
     with torch.no_grad():
         return {
-            name: _compare(_probe(bound, name, graph.at[name].detach(), edits, device), gradient, upstream)
+            name: _compare(_probe(bound, name, graph.at[name].detach(), edits, tensors, parameters), gradient, upstream)
             for name, gradient in gradients.items()
         }
 
@@ -234,10 +233,14 @@ class _Probe:
     output: Callable[[Tensor], Tensor]
 
 
-def _probe(bound: Bound, name: str, at: Tensor, edits: Sequence[BoundEdit], device: torch.device) -> _Probe:
-    tensors = compute.load(bound, device, torch.float64)
-    parameters = _parameters(bound, torch.float64)
-
+def _probe(
+    bound: Bound,
+    name: str,
+    at: Tensor,
+    edits: Sequence[BoundEdit],
+    tensors: dict[str, Tensor],
+    parameters: dict[str, Tensor],
+) -> _Probe:
     def output(value: Tensor) -> Tensor:
         changed = edits
         if name in TAPS:  # resume from the tap: put the changed value in its place, after all that was asked for

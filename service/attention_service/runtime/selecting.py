@@ -33,7 +33,7 @@ def bind_selection(select: Select | None, bound: Bound) -> Selection:
         return Selection()
     check_indices("select.heads", select.heads, bound.heads, "heads")
     check_indices("select.queries", select.queries, bound.queries, "queries")
-    return Selection(_tuple(select.heads), _tuple(select.queries))
+    return Selection(as_tuple(select.heads), as_tuple(select.queries))
 
 
 def check_indices(param: str, indices: Sequence[int] | None, size: int, what: str) -> None:
@@ -44,7 +44,8 @@ def check_indices(param: str, indices: Sequence[int] | None, size: int, what: st
         )
 
 
-def _tuple(indices: list[int] | None) -> tuple[int, ...] | None:
+def as_tuple(indices: list[int] | None) -> tuple[int, ...] | None:
+    """Indices as the core takes them; None stays None, and stands for all."""
     return None if indices is None else tuple(indices)
 
 

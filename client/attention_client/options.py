@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any, TypedDict
 
 from attention_client.arrays import TensorLike
-from attention_contract.schemas.attention import Edit, KernelName, Select, Tap
+from attention_contract.schemas.attention import Dropout, Edit, KernelName, Select, Tap
 from attention_contract.spec import AttentionSpec
 
 
@@ -29,6 +29,7 @@ class InputOptions(TypedDict, total=False):
 class ForwardOptions(InputOptions, total=False):
     """The fields of ForwardRequest."""
 
+    dropout: Dropout | Mapping[str, Any] | None
     return_: Sequence[Tap]
     edits: Sequence[Edit | Mapping[str, Any]]
     select: Select | Mapping[str, Any] | None

@@ -37,7 +37,43 @@ class ScaledDot(WireModel):
     """Factor on q·k; null is 1/√D for head width D."""
 
 
-Score = Annotated[Dot | ScaledDot, Field(discriminator="name")]
+class Bilinear(WireModel):
+    """qᵀ W k, one W for each head (Luong et al. 2015, eq. 8, "general").
+
+    Learned: ``score.weight [H, D, D]``.
+    """
+
+    name: Literal["bilinear"] = "bilinear"
+
+
+class Additive(WireModel):
+    """vᵀ tanh(W₁ q + W₂ k) (Bahdanau et al. 2015, appendix A.1.2).
+
+    Learned: ``score.query_weight [H, hidden, D]``, ``score.key_weight [H, hidden, D]`` and ``score.v [H, hidden]``.
+    """
+
+    name: Literal["additive"] = "additive"
+    hidden: int | None = Field(None, ge=1, le=65_536)
+    """Width of the layer between; null is the head width D."""
+
+
+class Gaussian(WireModel):
+    """−‖q − k‖² / 2σ²: with a softmax, kernel regression (Nadaraya 1964; Watson 1964)."""
+
+    name: Literal["gaussian"] = "gaussian"
+    sigma: Constant | Literal["learned"] = 1.0
+    """The bandwidth σ, or ``learned``: ``score.sigma [H]``, one for each head."""
+
+
+class Cosine(WireModel):
+    """q·k / (‖q‖ ‖k‖) · scale; 0 where either vector is zero (Graves et al. 2014, eq. 6)."""
+
+    name: Literal["cosine"] = "cosine"
+    scale: Annotated[float, Field(ge=-1e9, le=1e9, allow_inf_nan=False)] | Literal["learned"] = 1.0
+    """The factor, or ``learned``: ``score.scale [H]``, one for each head."""
+
+
+Score = Annotated[Dot | ScaledDot | Bilinear | Additive | Gaussian | Cosine, Field(discriminator="name")]
 
 # ── positions ────────────────────────────────────────────────────────────────────────────────────────────────────────
 
@@ -207,6 +243,10 @@ class Softmax(WireModel):
     temperature: Constant = 1.0
     dtype: Literal["float16", "bfloat16", "float32", "float64"] = "float32"
     """The softmax runs in this dtype, or in that of the scores where it is wider; a narrower one is taken as asked."""
+    sinks: bool = False
+    """Beside the keys one more score for each head, learned (``sinks [H]``), takes weight and gives nothing, so that
+    the weights of a query sum to less than 1 (Agarwal et al. 2025, gpt-oss, section 2.2; Xiao et al. 2024). It is
+    divided by the temperature as the others are, and no mask hides it."""
 
 
 class Sigmoid(WireModel):
@@ -277,6 +317,11 @@ class AttentionSpec(WireModel):
     position: Position = Field(default_factory=NoPosition)
     masks: list[Mask] = Field(default_factory=list, max_length=16)
     """All of them must allow; an empty list allows everything."""
+    add_bias_kv: bool = False
+    """One more key and value after all others, learned (``bias_k [Hkv·D]``, ``bias_v [Hkv·Dv]``), which no mask hides:
+    ``torch.nn.MultiheadAttention``'s."""
+    add_zero_attn: bool = False
+    """One more key and value of zeros after all others, which no mask hides: ``torch.nn.MultiheadAttention``'s."""
     normalizer: Normalizer = Field(default_factory=Softmax)
     method: Method = Field(default_factory=Exact)
 

@@ -66,7 +66,9 @@ def test_an_empty_object_is_a_spec_with_the_documented_defaults():
         "softcap": None,
         "position": {"name": "none"},
         "masks": [],
-        "normalizer": {"name": "softmax", "temperature": 1.0, "dtype": "float32"},
+        "add_bias_kv": False,
+        "add_zero_attn": False,
+        "normalizer": {"name": "softmax", "temperature": 1.0, "dtype": "float32", "sinks": False},
         "method": {"name": "exact"},
     }
     assert AttentionSpec() == AttentionSpec.model_validate({})

@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from itertools import accumulate, product
 
 import pytest
@@ -9,11 +10,21 @@ import torch
 from torch import Tensor
 
 from attention_contract import spec
+from attention_service.core.learned import learned_of
 from attention_service.core.types import Problem
 
 SPECS = {
     "default": spec.AttentionSpec(),
     "dot": spec.AttentionSpec(score=spec.Dot()),
+    "bilinear": spec.AttentionSpec(score=spec.Bilinear()),
+    "additive": spec.AttentionSpec(score=spec.Additive(hidden=3)),
+    "additive, sparsemax": spec.AttentionSpec(score=spec.Additive(), normalizer=spec.Sparsemax()),
+    "gaussian": spec.AttentionSpec(score=spec.Gaussian(sigma=0.8)),
+    "gaussian, learned": spec.AttentionSpec(score=spec.Gaussian(sigma="learned"), softcap=2.0),
+    "cosine": spec.AttentionSpec(score=spec.Cosine(scale=-3.0)),
+    "cosine, learned": spec.AttentionSpec(score=spec.Cosine(scale="learned"), normalizer=spec.Sigmoid()),
+    "sinks": spec.AttentionSpec(normalizer=spec.Softmax(sinks=True)),
+    "sinks and temperature": spec.AttentionSpec(normalizer=spec.Softmax(sinks=True, temperature=0.5)),
     "negative scale": spec.AttentionSpec(score=spec.ScaledDot(scale=-0.3)),
     "zero scale": spec.AttentionSpec(score=spec.ScaledDot(scale=0.0)),
     "softcap": spec.AttentionSpec(softcap=0.7),
@@ -105,10 +116,9 @@ def may_look(mask: spec.Mask, p: int, j: int, surplus: int, keys: int) -> bool:
 def attend_in_loops(problem: Problem) -> dict[str, Tensor]:
     """Every tap in float64, one query and key at a time."""
     q, k, v = problem.q.double(), problem.k.double(), problem.v.double()
-    (batch, heads, queries, width), kv_heads, keys = q.shape, k.shape[1], k.shape[2]
+    (batch, heads, queries, _), kv_heads, keys = q.shape, k.shape[1], k.shape[2]
+    learned = {name: x.double() for name, x in problem.learned.items()}
     given = problem.spec
-    scale = 1.0 if isinstance(given.score, spec.Dot) else given.score.scale
-    scale = width**-0.5 if scale is None else scale
     names = ("scores", "capped_scores", "masked_scores", "weights")
     taps = {name: torch.zeros(batch, heads, queries, keys, dtype=torch.float64) for name in names}
     taps["lse"] = torch.full((batch, heads, queries), -math.inf, dtype=torch.float64)
@@ -118,7 +128,7 @@ def attend_in_loops(problem: Problem) -> dict[str, Tensor]:
         group = h // (heads // kv_heads)
         offset = problem.past if problem.offsets is None else int(problem.offsets.expand(batch)[b])
         for j in range(keys):
-            score = sum(float(q[b, h, i, d]) * float(k[b, group, j, d]) for d in range(width)) * scale
+            score = scored(given.score, q[b, h, i].tolist(), k[b, group, j].tolist(), learned, h)
             capped = score if given.softcap is None else given.softcap * math.tanh(score / given.softcap)
             sees = all(may_look(mask, i + offset, j, keys - problem.past - queries, keys) for mask in given.masks)
             sees = sees and (problem.key_mask is None or bool(problem.key_mask[b, j]))
@@ -134,14 +144,44 @@ def attend_in_loops(problem: Problem) -> dict[str, Tensor]:
             taps["scores"][*at, j], taps["capped_scores"][*at, j] = score, capped
             taps["masked_scores"][*at, j] = masked if sees else -math.inf
         tempered = [s / given.normalizer.temperature for s in taps["masked_scores"][at].tolist()]
+        if "sinks" in learned:
+            tempered.append(float(learned["sinks"][h]) / given.normalizer.temperature)
         if (highest := max(tempered, default=-math.inf)) > -math.inf:
             taps["lse"][at] = math.log(sum(math.exp(s - highest) for s in tempered)) + highest
-            weights = normalized(given.normalizer, tempered, real_keys(problem, b))
+            weights = normalized(given.normalizer, tempered, real_keys(problem, b))[:keys]
             taps["weights"][at] = torch.tensor(weights, dtype=torch.float64)
             taps["context"][at] = sum(weights[j] * v[b, group, j] for j in range(keys) if weights[j])
     if not isinstance(given.normalizer, spec.Softmax):
         del taps["lse"]
     return taps
+
+
+def scored(score: spec.Score, q: list[float], k: list[float], learned: dict[str, Tensor], h: int) -> float:
+    """One score, by its definition."""
+
+    def of(name: str) -> list:
+        return learned[f"score.{name}"][h].tolist()
+
+    def dot(x: list[float], y: list[float]) -> float:
+        return sum(a * b for a, b in zip(x, y, strict=True))
+
+    match score:
+        case spec.Dot():
+            return dot(q, k)
+        case spec.ScaledDot(scale=scale):
+            return dot(q, k) * (len(q) ** -0.5 if scale is None else scale)
+        case spec.Bilinear():
+            return sum(a * dot(row, k) for a, row in zip(q, of("weight"), strict=True))
+        case spec.Additive():
+            rows = zip(of("query_weight"), of("key_weight"), strict=True)
+            return dot(of("v"), [math.tanh(dot(to_q, q) + dot(to_k, k)) for to_q, to_k in rows])
+        case spec.Gaussian(sigma=sigma):
+            sigma = of("sigma") if sigma == "learned" else sigma
+            return -(math.dist(q, k) ** 2) / (2 * sigma**2)
+        case spec.Cosine(scale=scale):
+            lengths = math.hypot(*q) * math.hypot(*k)
+            return (of("scale") if scale == "learned" else scale) * dot(q, k) / lengths if lengths else 0.0
+    raise AssertionError(score)
 
 
 def real_keys(problem: Problem, b: int) -> int:
@@ -193,12 +233,17 @@ def random_problem(
     def normal(*shape: int) -> Tensor:
         return torch.randn(shape, generator=generator, dtype=torch.float64).to(dtype)
 
-    return Problem(
+    problem = Problem(
         q=normal(batch, heads, queries, width),
         k=normal(batch, kv_heads, keys, width),
         v=normal(batch, kv_heads, keys, value_width),
         **more,
     )
+    needed = learned_of(problem.spec, problem.widths)
+    learned = {name: normal(*each.shape) for name, each in needed.items()}
+    if "score.sigma" in learned:
+        learned["score.sigma"] = learned["score.sigma"].abs() + 0.5
+    return replace(problem, learned=learned | problem.learned)
 
 
 @pytest.fixture(scope="session", autouse=True)

@@ -214,9 +214,9 @@ def test_attention_costs_as_much_as_projections_at_twice_the_width(d_model):
 
 def test_parameters_are_about_four_times_the_width_squared():
     sizes = sizes_of(512, 8, 8, 64, 64, 512, 512, NO_BIAS)
-    assert parameter_count(sizes) == 4 * 512**2
-    assert parameter_count(replace(sizes, biases=ALL_BIASES)) == 4 * 512**2 + 4 * 512
-    assert parameter_count(None) == 0
+    assert parameter_count(work_of(sizes)) == 4 * 512**2
+    assert parameter_count(work_of(replace(sizes, biases=ALL_BIASES))) == 4 * 512**2 + 4 * 512
+    assert parameter_count(work_of()) == 0
 
 
 @pytest.mark.parametrize("name", WORKLOADS)
@@ -224,7 +224,7 @@ def test_parameters_are_those_of_the_module(name):
     sizes = WORKLOADS[name].sizes
     if sizes is not None:
         parameters = initial_parameters(sizes, 0, torch.float32)
-        assert parameter_count(sizes) == sum(tensor.numel() for tensor in parameters.values())
+        assert parameter_count(work_of(sizes)) == sum(tensor.numel() for tensor in parameters.values())
 
 
 def test_huge_sizes_are_exact():

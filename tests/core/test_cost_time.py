@@ -187,7 +187,7 @@ def test_the_cost_of_a_shape_is_that_of_its_workload():
     assert cost.forward.dense == flops(same, masked=False)
     assert cost.forward.masked == flops(same, masked=True)
     assert cost.backward_fused.dense.matmul > cost.backward.dense.matmul == 2 * cost.forward.dense.matmul
-    assert cost.parameter_bytes == 4 * parameter_count(SIZES)
+    assert cost.parameter_bytes == 4 * parameter_count(work)
     assert cost.kv_cache_bytes == 3 * 12 * cost.kv_cache_bytes_per_token
     assert cost.peak_bytes.request == peak_bytes(same, "fused") >= cost.peak_bytes.fused
     assert cost.predicted_ms == predicted_seconds(same, "fused", RATES) * 1e3

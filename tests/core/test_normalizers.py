@@ -22,8 +22,8 @@ def test_known_scaling():
     k[0, 0, :, 0] = raw
     q = torch.zeros(1, 1, 1, 64)
     q[..., 0] = 1
-    torch.testing.assert_close(Dot(spec.Dot()).scores(q, k).flatten(), raw)
-    scaled = ScaledDot(spec.ScaledDot()).scores(q, k).flatten()
+    torch.testing.assert_close(Dot(spec.Dot()).scores(q, k, {}).flatten(), raw)
+    scaled = ScaledDot(spec.ScaledDot()).scores(q, k, {}).flatten()
     torch.testing.assert_close(scaled, torch.tensor([0.025, 1.0625, 0.1375, 0.0375, 0.0625]))
 
 

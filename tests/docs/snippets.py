@@ -282,11 +282,19 @@ def update(document: Path, session: Session) -> int:
         except SnippetError:
             assert block.output_lines is not None
             new = pretty(json.loads(printed)) if block.output_language == "json" else printed.rstrip()
-            changes.append((block.output_lines, new))
+            changes.append((block.output_lines, _keeping(lines[slice(*block.output_lines)], new)))
     for (start, end), new in reversed(changes):
         lines[start:end] = [line.rstrip() for line in new.splitlines()]
     document.write_text("\n".join(lines) + "\n", "utf-8")
     return len(changes)
+
+
+def _keeping(shown: Sequence[str], new: str) -> str:
+    """The new output with those lines of the shown one that still hold, in which … may stand for what varies."""
+    printed = new.splitlines()
+    if len(printed) != len(shown):
+        return new
+    return "\n".join(old if _line_matches(old, line) else line for old, line in zip(shown, printed, strict=True))
 
 
 def main(names: Sequence[str]) -> None:

@@ -96,9 +96,25 @@ class AttentionInputs(WireModel):
     """How a JSON reply carries tensors."""
 
 
+class Dropout(WireModel):
+    """Weights put to zero at random, the others divided by 1 − p (Srivastava et al. 2014).
+
+    Which, depends on the seed and on the indices of sequence, head, query and key alone: the same request drops the
+    same, on every device and with every kernel that can. The tap ``weights`` is what they are before.
+    """
+
+    p: float = Field(ge=0, lt=1, allow_inf_nan=False)
+    """The share that is dropped."""
+    seed: int = Field(0, ge=0, lt=2**31)
+    return_mask: bool = False
+    """Return ``dropout_mask``: which weights are kept, of the selected heads and queries."""
+
+
 class ForwardRequest(AttentionInputs):
     """One forward pass through a module."""
 
+    dropout: Dropout | None = None
+    """Drop weights; default: none."""
     edits: list[Edit] = Field(default_factory=list, max_length=256)
     """Applied in the order of the taps, then in the order given."""
     return_: list[Tap] = Field(default_factory=output_only, alias="return", min_length=1)
@@ -186,6 +202,8 @@ class ForwardReply(Taps):
     """``[B, Hkv, Lk, D]``: past and new keys, where a past was given."""
     present_value: FloatArray | None = None
     """``[B, Hkv, Lk, Dv]``"""
+    dropout_mask: BoolArray | None = None
+    """``[B, H, Lq, Lk]``, true for a weight that is kept, where ``dropout.return_mask`` asks for it."""
     ran: Ran
 
 
@@ -291,6 +309,8 @@ class GradientsReply(Taps):
     """∂L/∂name for each name asked for, of the shape of that name."""
 
     gradients: dict[str, FloatArray]
+    dropout_mask: BoolArray | None = None
+    """As in a forward reply."""
     check: dict[str, GradientCheck] | None = None
     ran: Ran
 

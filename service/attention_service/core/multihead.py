@@ -4,13 +4,16 @@ Source: Vaswani et al. 2017, section 3.2.2; grouped heads: Ainslie et al. 2023.
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 
 import torch
 from torch import Tensor
 from torch.nn.functional import linear
 
 from attention_contract.schemas.modules import Biases, ModuleConfig
+from attention_contract.spec import AttentionSpec
+from attention_service.core.learned import learned_of
+from attention_service.core.types import Learned, Problem, Widths
 
 Parameters = Mapping[str, Tensor]
 
@@ -27,6 +30,18 @@ class Sizes:
     key_width: int
     value_width: int
     biases: Biases
+    spec: AttentionSpec = field(default_factory=AttentionSpec)
+    """What is computed: it may need learned tensors of its own."""
+
+    @property
+    def widths(self) -> Widths:
+        """What the shapes of the spec's learned tensors depend on."""
+        return Widths(self.heads, self.kv_heads, self.head_dim, self.value_dim, self.d_model)
+
+    @property
+    def learned(self) -> dict[str, Learned]:
+        """The spec's learned tensors, by name."""
+        return learned_of(self.spec, self.widths)
 
     @classmethod
     def of(cls, config: ModuleConfig) -> "Sizes":
@@ -44,6 +59,7 @@ class Sizes:
             biases=config.bias
             if isinstance(config.bias, Biases)
             else Biases(q_proj=everywhere, k_proj=everywhere, v_proj=everywhere, o_proj=everywhere),
+            spec=config.spec,
         )
 
 
@@ -60,22 +76,45 @@ def parameter_shapes(sizes: Sizes) -> dict[str, tuple[int, ...]]:
         shapes[f"{name}.weight"] = shape
         if getattr(sizes.biases, name):
             shapes[f"{name}.bias"] = shape[:1]
-    return shapes
+    return shapes | {name: learned.shape for name, learned in sizes.learned.items()}
 
 
 def initial_parameters(sizes: Sizes, seed: int, dtype: torch.dtype) -> dict[str, Tensor]:
-    """Xavier-uniform weights (Glorot & Bengio 2010, eq. 16) and zero biases, the same for a seed on every device."""
+    """Xavier-uniform weights (Glorot & Bengio 2010, eq. 16) and zero biases, the same for a seed on every device.
+
+    What the spec learns begins as it says.
+    """
     generator = torch.Generator().manual_seed(seed)
     parameters: dict[str, Tensor] = {}
+    learned = sizes.learned
     for name, shape in parameter_shapes(sizes).items():
-        if len(shape) == 1:
-            parameters[name] = torch.zeros(shape, dtype=dtype)
+        fill = learned[name].fill if name in learned else (0.0 if len(shape) == 1 else None)
+        if fill is not None:
+            parameters[name] = torch.full(shape, fill, dtype=dtype)
         else:
-            bound = (6 / (shape[0] + shape[1])) ** 0.5
+            bound = (6 / (shape[-2] + shape[-1])) ** 0.5
             # Drawn in float32 whatever the dtype, so that a module in bfloat16 is the float32 one, rounded.
             uniform = torch.rand(shape, generator=generator)
             parameters[name] = ((2 * uniform - 1) * bound).to(dtype)
     return parameters
+
+
+def with_added_keys(problem: Problem) -> Problem:
+    """The problem with the keys and values that its spec adds after all others, learned ones before zeros.
+
+    As ``torch.nn.MultiheadAttention`` does with ``add_bias_kv`` and ``add_zero_attn``.
+    """
+    k, v = [problem.k], [problem.v]
+    batch, kv_heads = problem.k.shape[:2]
+    if problem.spec.add_bias_kv:
+        for parts, name in ((k, "bias_k"), (v, "bias_v")):
+            parts.append(problem.learned[name].view(1, kv_heads, 1, -1).expand(batch, -1, -1, -1))
+    if problem.spec.add_zero_attn:
+        for parts in (k, v):
+            parts.append(parts[0].new_zeros(batch, kv_heads, 1, parts[0].shape[-1]))
+    if len(k) == 1:
+        return problem
+    return replace(problem, k=torch.cat(k, 2), v=torch.cat(v, 2), extra=len(k) - 1)
 
 
 def split_heads(x: Tensor, heads: int) -> Tensor:

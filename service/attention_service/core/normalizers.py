@@ -1,7 +1,9 @@
 """Normalizers: from scores to weights."""
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from math import log
+from types import MappingProxyType
 from typing import Protocol, runtime_checkable
 
 import torch
@@ -10,6 +12,9 @@ from torch import Tensor
 from attention_contract import spec
 from attention_service.core.projections import entmax15_roots, sparsemax
 from attention_service.core.registry import Registry
+from attention_service.core.types import Learned, Widths
+
+_NOTHING: Mapping[str, Tensor] = MappingProxyType({})
 
 
 @dataclass(frozen=True)
@@ -34,7 +39,12 @@ class Normalizer(Protocol):
     def runs_in(self, dtype: torch.dtype) -> torch.dtype:
         """The dtype of the computation for inputs of this dtype."""
 
-    def weights(self, masked_scores: Tensor, lengths: Tensor | None = None) -> Tensor:
+    def learned(self, widths: Widths) -> dict[str, Learned]:
+        """Its learned tensors by name."""
+
+    def weights(
+        self, masked_scores: Tensor, lengths: Tensor | None = None, learned: Mapping[str, Tensor] = _NOTHING
+    ) -> Tensor:
         """``[B, H, Q, K]`` to ``[B, H, Q, K]``, in the dtype of the computation.
 
         lengths ``[B]``: how many keys of each sequence are no padding; None where all are.
@@ -48,8 +58,8 @@ class Normalizer(Protocol):
 class Exponential(Protocol):
     """A normalizer whose weights are exponentials divided by their sum, so that the logarithm of the sum tells all."""
 
-    def lse(self, masked_scores: Tensor) -> Tensor:
-        """``[..., K]`` to ``[...]``: the logarithm of what the weights are divided by."""
+    def lse(self, masked_scores: Tensor, learned: Mapping[str, Tensor] = _NOTHING) -> Tensor:
+        """``[B, H, Q, K]`` to ``[B, H, Q]``: the logarithm of what the weights are divided by."""
 
 
 NORMALIZERS = Registry[Normalizer]("normalizer")
@@ -60,6 +70,14 @@ def has_lse(options: spec.Normalizer) -> bool:
     return isinstance(NORMALIZERS.of(options), Exponential)
 
 
+class _Plain:
+    """A normalizer that learns nothing."""
+
+    def learned(self, widths: Widths) -> dict[str, Learned]:
+        """None."""
+        return {}
+
+
 def _tempered(masked_scores: Tensor, temperature: float, dtype: torch.dtype) -> Tensor:
     x = masked_scores.to(dtype)
     return x if temperature == 1 else x / temperature
@@ -67,9 +85,9 @@ def _tempered(masked_scores: Tensor, temperature: float, dtype: torch.dtype) -> 
 
 @NORMALIZERS.register(
     spec.Softmax,
-    formula="w_j = exp(s_j/T) / Σ_k exp(s_k/T), T = temperature",
+    formula="w_j = exp(s_j/T) / (Σ_k exp(s_k/T) + exp(sink/T)), T = temperature, the sink only where asked for",
     cost="O(n²)",
-    source="Vaswani et al. 2017, eq. 1; temperature: Hinton et al. 2015, eq. 1",
+    source="Vaswani et al. 2017, eq. 1; temperature: Hinton et al. 2015, eq. 1; sinks: Agarwal et al. 2025, 2.2",
 )
 @dataclass(frozen=True)
 class Softmax:
@@ -77,19 +95,29 @@ class Softmax:
 
     options: spec.Softmax
 
+    def learned(self, widths: Widths) -> dict[str, Learned]:
+        """A sink's score for each head, where there are sinks."""
+        return {"sinks": Learned((widths.heads,), fill=0.0)} if self.options.sinks else {}
+
     def runs_in(self, dtype: torch.dtype) -> torch.dtype:
         """The wider of the inputs' dtype and the one asked for; a half type is taken as asked."""
         return _widened(dtype, self.options.dtype)
 
-    def weights(self, masked_scores: Tensor, lengths: Tensor | None = None) -> Tensor:
+    def weights(
+        self, masked_scores: Tensor, lengths: Tensor | None = None, learned: Mapping[str, Tensor] = _NOTHING
+    ) -> Tensor:
         """exp(s/T − lse)."""
+        if self.options.sinks:
+            return self._with_sinks(masked_scores, learned).softmax(-1)[..., :-1]
         seeing, blind = self._seeing(masked_scores)
         weights = seeing.softmax(-1)
         del seeing  # one tensor of this size fewer in memory at the peak
         return weights.masked_fill(blind, 0)
 
-    def lse(self, masked_scores: Tensor) -> Tensor:
-        """The logarithm of Σ exp(s/T); −∞ for a query that may look nowhere."""
+    def lse(self, masked_scores: Tensor, learned: Mapping[str, Tensor] = _NOTHING) -> Tensor:
+        """The logarithm of Σ exp(s/T), a sink's score among them; −∞ for a query that may look nowhere."""
+        if self.options.sinks:
+            return self._with_sinks(masked_scores, learned).logsumexp(-1)
         seeing, blind = self._seeing(masked_scores)
         return seeing.logsumexp(-1).masked_fill(blind.squeeze(-1), -torch.inf)
 
@@ -98,9 +126,18 @@ class Softmax:
 
         Its input made finite, the exponentials and the weights are held at once; backward, the weights, their gradient
         and that of the scores. Tempered, looked through for blind queries, made finite, normalized and zeroed, nine
-        tensors are read or written.
+        tensors are read or written. Sinks need neither, but a copy of the scores with one column more.
         """
+        if self.options.sinks:
+            return PairCost(5, 4, held=3 * itemsize, held_backward=4 * itemsize, apart=False, moved=8 * itemsize)
         return PairCost(5, 4, held=3 * itemsize, held_backward=3 * itemsize, apart=True, moved=9 * itemsize)
+
+    def _with_sinks(self, masked_scores: Tensor, learned: Mapping[str, Tensor]) -> Tensor:
+        """s/T with the score of its head's sink after those of the keys: a query always looks there at least."""
+        sinks = learned["sinks"].to(masked_scores.dtype).view(1, -1, 1, 1).expand(*masked_scores.shape[:3], 1)
+        lowest = torch.finfo(masked_scores.dtype).min
+        joined = torch.cat([masked_scores, sinks.clamp(min=lowest)], -1)
+        return _tempered(joined, self.options.temperature, self.runs_in(masked_scores.dtype))
 
     def _seeing(self, masked_scores: Tensor) -> tuple[Tensor, Tensor]:
         """s/T with the rows of blind queries made finite, and which rows those are.
@@ -120,7 +157,7 @@ class Softmax:
     source="Ramapuram et al. 2024, section 3",
 )
 @dataclass(frozen=True)
-class Sigmoid:
+class Sigmoid(_Plain):
     """sigmoid(s / T + b), each key for itself. What is forbidden has −∞ and so exactly 0, forward and backward."""
 
     options: spec.Sigmoid
@@ -129,7 +166,9 @@ class Sigmoid:
         """The wider of the inputs' dtype and the one asked for; a half type is taken as asked."""
         return _widened(dtype, self.options.dtype)
 
-    def weights(self, masked_scores: Tensor, lengths: Tensor | None = None) -> Tensor:
+    def weights(
+        self, masked_scores: Tensor, lengths: Tensor | None = None, learned: Mapping[str, Tensor] = _NOTHING
+    ) -> Tensor:
         """σ(s/T + b)."""
         x = _tempered(masked_scores, self.options.temperature, self.runs_in(masked_scores.dtype))
         x = x + self._bias(x, lengths)
@@ -161,7 +200,7 @@ class Sigmoid:
     source="Martins & Astudillo 2016, eq. 3 and algorithm 1; gradient: eq. 14",
 )
 @dataclass(frozen=True)
-class Sparsemax:
+class Sparsemax(_Plain):
     """The point of the simplex nearest to s / T."""
 
     options: spec.Sparsemax
@@ -170,7 +209,9 @@ class Sparsemax:
         """The wider of the inputs' dtype and the one asked for."""
         return _widened(dtype, self.options.dtype)
 
-    def weights(self, masked_scores: Tensor, lengths: Tensor | None = None) -> Tensor:
+    def weights(
+        self, masked_scores: Tensor, lengths: Tensor | None = None, learned: Mapping[str, Tensor] = _NOTHING
+    ) -> Tensor:
         """max(s/T − τ, 0)."""
         return sparsemax(masked_scores.to(self.runs_in(masked_scores.dtype)), self.options.temperature)
 
@@ -196,7 +237,7 @@ class Sparsemax:
     source="Peters et al. 2019, section 3.2",
 )
 @dataclass(frozen=True)
-class Entmax15:
+class Entmax15(_Plain):
     """1.5-entmax of s / T: what is to softmax (α = 1) and sparsemax (α = 2) their middle."""
 
     options: spec.Entmax15
@@ -205,7 +246,9 @@ class Entmax15:
         """The wider of the inputs' dtype and the one asked for."""
         return _widened(dtype, self.options.dtype)
 
-    def weights(self, masked_scores: Tensor, lengths: Tensor | None = None) -> Tensor:
+    def weights(
+        self, masked_scores: Tensor, lengths: Tensor | None = None, learned: Mapping[str, Tensor] = _NOTHING
+    ) -> Tensor:
         """max(s/2T − τ, 0)²."""
         x = masked_scores.to(self.runs_in(masked_scores.dtype))
         return entmax15_roots(x, self.options.temperature).square()

@@ -1,57 +1,272 @@
 """Scores: how well a query and a key agree."""
 
+from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
+import torch
 from torch import Tensor
 
 from attention_contract import spec
-from attention_service.core.groups import product
+from attention_service.core.additive import additive_scores
+from attention_service.core.groups import one_for_each_query_head, product
 from attention_service.core.registry import Registry
+from attention_service.core.types import Learned, Widths
+
+Tensors = Mapping[str, Tensor]
+
+
+@dataclass(frozen=True)
+class ScoreCost:
+    """What a score costs, by what it is done for. Products are matrix products."""
+
+    pair_products: int
+    """FLOPs of matrix products for each query-key pair of each head."""
+    pair_flops: int = 0
+    """Other FLOPs for each pair."""
+    pair_backward_products: int | None = None
+    """FLOPs of matrix products for each pair in the backward pass; None is twice those of the forward pass."""
+    pair_backward_flops: int = 0
+    query_products: int = 0
+    """FLOPs of matrix products for each query of each head."""
+    query_flops: int = 0
+    key_products: int = 0
+    """For each key, of each head for which it is done."""
+    key_flops: int = 0
+    by_query_head: bool = False
+    """Whether keys are treated once for each query head and not once for each key/value head."""
+    query_width: int = 0
+    """Elements held for each query in place of the query while the pairs are scored."""
+    key_width: int = 0
+    """Elements held for each key in place of the key; 0 where the key serves as it is."""
+    scratch: int = 0
+    """Elements held beside, whatever the sizes."""
 
 
 class Score(Protocol):
     """s(q, k) for every query and key."""
 
-    def scores(self, q: Tensor, k: Tensor) -> Tensor:
+    def learned(self, widths: Widths) -> dict[str, Learned]:
+        """Its learned tensors by name."""
+
+    def scores(self, q: Tensor, k: Tensor, learned: Tensors) -> Tensor:
         """From q ``[B, H, Q, D]`` and k ``[B, Hkv, K, D]`` to ``[B, H, Q, K]``."""
 
-    def factor(self, width: int) -> float | None:
-        """The number f for which s(q, k) = f · q·k at head width D; None where the score is no such product."""
+    def cost(self, widths: Widths) -> ScoreCost:
+        """What it costs at these widths."""
+
+
+@runtime_checkable
+class Product(Protocol):
+    """A score that is a scaled dot product of tensors made of the queries and of tensors made of the keys."""
+
+    def factors(self, q: Tensor, k: Tensor, learned: Tensors) -> tuple[Tensor, Tensor, float]:
+        """Tensors q' ``[B, H, Q, W]`` and k' ``[B, Hkv, K, W]`` and a number f, such that s(q, k) = f · q'·k'."""
 
 
 SCORES = Registry[Score]("score")
 
 
+class _OfProduct:
+    """A score told by its factors."""
+
+    def learned(self, widths: Widths) -> dict[str, Learned]:
+        """None."""
+        return {}
+
+    def factors(self, q: Tensor, k: Tensor, learned: Tensors) -> tuple[Tensor, Tensor, float]:
+        """The queries and keys as they are."""
+        return q, k, 1.0
+
+    def scores(self, q: Tensor, k: Tensor, learned: Tensors) -> Tensor:
+        """(Q · f) Kᵀ, since scaling the queries is D/K of the work of scaling the scores."""
+        q, k, factor = self.factors(q, k, learned)
+        return product(q if factor == 1 else q * factor, k.mT)
+
+
 @SCORES.register(spec.Dot, formula="q·k", cost="O(n²·d)", source="Luong et al. 2015, eq. 8")
 @dataclass(frozen=True)
-class Dot:
+class Dot(_OfProduct):
     """s = q·k."""
 
     options: spec.Dot
 
-    def factor(self, width: int) -> float:
-        """1: the product as it is."""
-        return 1.0
-
-    def scores(self, q: Tensor, k: Tensor) -> Tensor:
-        """Q Kᵀ."""
-        return product(q, k.mT)
+    def cost(self, widths: Widths) -> ScoreCost:
+        """The product."""
+        return ScoreCost(pair_products=2 * widths.head_dim)
 
 
 @SCORES.register(
     spec.ScaledDot, formula="q·k · scale, scale = 1/√d by default", cost="O(n²·d)", source="Vaswani et al. 2017, eq. 1"
 )
 @dataclass(frozen=True)
-class ScaledDot:
+class ScaledDot(_OfProduct):
     """s = q·k · scale."""
 
     options: spec.ScaledDot
 
-    def factor(self, width: int) -> float:
+    def factors(self, q: Tensor, k: Tensor, learned: Tensors) -> tuple[Tensor, Tensor, float]:
         """The scale asked for, or 1/√D."""
-        return width**-0.5 if self.options.scale is None else self.options.scale
+        return q, k, q.shape[-1] ** -0.5 if self.options.scale is None else self.options.scale
 
-    def scores(self, q: Tensor, k: Tensor) -> Tensor:
-        """(Q · scale) Kᵀ, since scaling the queries is D/K of the work of scaling the scores."""
-        return product(q * self.factor(q.shape[-1]), k.mT)
+    def cost(self, widths: Widths) -> ScoreCost:
+        """The product, and the scale for each pair, as the formula has it."""
+        scale = int(self.options.scale != 1)
+        return ScoreCost(2 * widths.head_dim, scale, pair_backward_flops=scale, query_width=scale * widths.head_dim)
+
+
+@SCORES.register(
+    spec.Bilinear, formula="qᵀ W k, W for each head", cost="O(n²·d + n·d²)", source="Luong et al. 2015, eq. 8 (general)"
+)
+@dataclass(frozen=True)
+class Bilinear(_OfProduct):
+    """s = qᵀ W k."""
+
+    options: spec.Bilinear
+
+    def learned(self, widths: Widths) -> dict[str, Learned]:
+        """W."""
+        return {"score.weight": Learned((widths.heads, widths.head_dim, widths.head_dim))}
+
+    def factors(self, q: Tensor, k: Tensor, learned: Tensors) -> tuple[Tensor, Tensor, float]:
+        """Wᵀq and k."""
+        return q @ learned["score.weight"].to(q.dtype), k, 1.0
+
+    def cost(self, widths: Widths) -> ScoreCost:
+        """The queries through W, and the product."""
+        d = widths.head_dim
+        return ScoreCost(2 * d, query_products=2 * d * d, query_width=d)
+
+
+@SCORES.register(
+    spec.Additive,
+    formula="vᵀ tanh(W₁ q + W₂ k), W₁, W₂ and v for each head",
+    cost="O(n²·hidden + n·hidden·d)",
+    source="Bahdanau et al. 2015, appendix A.1.2",
+)
+@dataclass(frozen=True)
+class Additive:
+    """s = vᵀ tanh(W₁ q + W₂ k)."""
+
+    options: spec.Additive
+
+    def learned(self, widths: Widths) -> dict[str, Learned]:
+        """W₁, W₂ and v."""
+        heads, hidden = widths.heads, self._hidden(widths.head_dim)
+        return {
+            "score.query_weight": Learned((heads, hidden, widths.head_dim)),
+            "score.key_weight": Learned((heads, hidden, widths.head_dim)),
+            "score.v": Learned((heads, hidden)),
+        }
+
+    def scores(self, q: Tensor, k: Tensor, learned: Tensors) -> Tensor:
+        """Block by block, so that what stands between is never held whole."""
+        into, of_keys, v = (learned[f"score.{name}"].to(q.dtype) for name in ("query_weight", "key_weight", "v"))
+        return additive_scores(q @ into.mT, one_for_each_query_head(k, q.shape[1]) @ of_keys.mT, v)
+
+    def cost(self, widths: Widths) -> ScoreCost:
+        """For each pair: add and tanh, and the product with v.
+
+        Backward: add and tanh again; 1 − t², times v, times ∂s, and its sums over keys and over queries; and the
+        product that gives ∂v.
+        """
+        d, hidden = widths.head_dim, self._hidden(widths.head_dim)
+        return ScoreCost(
+            pair_products=2 * hidden,
+            pair_flops=2 * hidden,
+            pair_backward_products=2 * hidden,
+            pair_backward_flops=8 * hidden,
+            query_products=2 * hidden * d,
+            key_products=2 * hidden * d,
+            by_query_head=True,
+            query_width=hidden,
+            key_width=hidden + d * (widths.heads != widths.kv_heads),
+            scratch=3 * 2**20,
+        )
+
+    def _hidden(self, head_dim: int) -> int:
+        return self.options.hidden or head_dim
+
+
+@SCORES.register(
+    spec.Gaussian,
+    formula="−‖q − k‖² / 2σ²",
+    cost="O(n²·d)",
+    source="Nadaraya 1964; Watson 1964 (with a softmax, their estimator with a Gaussian kernel)",
+)
+@dataclass(frozen=True)
+class Gaussian(_OfProduct):
+    """s = −‖q − k‖² / 2σ²."""
+
+    options: spec.Gaussian
+
+    def learned(self, widths: Widths) -> dict[str, Learned]:
+        """σ, where it is learned."""
+        return {"score.sigma": Learned((widths.heads,), fill=1.0)} if self.options.sigma == "learned" else {}
+
+    def factors(self, q: Tensor, k: Tensor, learned: Tensors) -> tuple[Tensor, Tensor, float]:
+        """From (q, −‖q‖²/2, 1)/σ² and (k, 1, −‖k‖²/2), once both are moved so that the keys lie around zero.
+
+        No distance changes by that, and less is lost where points are close together and far from zero.
+        """
+        centre = k.detach().nan_to_num(0, 0, 0).mean(2, keepdim=True) if k.shape[2] else 0
+        around = one_for_each_query_head(centre, q.shape[1]) if isinstance(centre, Tensor) else centre
+        q, k = q - around, k - centre
+        q = torch.cat([q, _half_square(q), torch.ones_like(q[..., :1])], -1)
+        k = torch.cat([k, torch.ones_like(k[..., :1]), _half_square(k)], -1)
+        if self.options.sigma != "learned":
+            return q, k, self.options.sigma**-2
+        return q * learned["score.sigma"].to(q.dtype).view(-1, 1, 1) ** -2, k, 1.0
+
+    def cost(self, widths: Widths) -> ScoreCost:
+        """The product of D + 2 columns, and σ; for a query 4·D, for a key 5·D: moved, squared, summed, (averaged)."""
+        d = widths.head_dim
+        return ScoreCost(
+            2 * (d + 2), 1, pair_backward_flops=1, query_flops=4 * d, key_flops=5 * d,
+            query_width=3 * d + 4, key_width=3 * d + 2,
+        )  # fmt: skip
+
+
+@SCORES.register(
+    spec.Cosine,
+    formula="q·k / (‖q‖ ‖k‖) · scale, 0 for a zero vector",
+    cost="O(n²·d)",
+    source="Graves et al. 2014, eq. 6; a learned scale for each head: Liu et al. 2022, section 3.2",
+)
+@dataclass(frozen=True)
+class Cosine(_OfProduct):
+    """s = q·k / (‖q‖ ‖k‖) · scale."""
+
+    options: spec.Cosine
+
+    def learned(self, widths: Widths) -> dict[str, Learned]:
+        """The scale, where it is learned."""
+        return {"score.scale": Learned((widths.heads,), fill=1.0)} if self.options.scale == "learned" else {}
+
+    def factors(self, q: Tensor, k: Tensor, learned: Tensors) -> tuple[Tensor, Tensor, float]:
+        """Both at length 1."""
+        q, k = _unit(q), _unit(k)
+        if self.options.scale != "learned":
+            return q, k, self.options.scale
+        return q * learned["score.scale"].to(q.dtype).view(-1, 1, 1), k, 1.0
+
+    def cost(self, widths: Widths) -> ScoreCost:
+        """The product and the scale; for a query or a key 3·D: squared, summed, divided."""
+        d = widths.head_dim
+        return ScoreCost(
+            2 * d, 1, pair_backward_flops=1, query_flops=3 * d, key_flops=3 * d, query_width=2 * d, key_width=d
+        )
+
+
+def _half_square(x: Tensor) -> Tensor:
+    """``[..., W]`` to ``[..., 1]``: −‖x‖²/2."""
+    half: Tensor = x.square().sum(-1, keepdim=True) * -0.5
+    return half
+
+
+def _unit(x: Tensor) -> Tensor:
+    """x/‖x‖; zero, with a gradient of zero, where x is."""
+    length = torch.linalg.vector_norm(x, dim=-1, keepdim=True)
+    zero = length == 0
+    inverse: Tensor = (1 / length.masked_fill(zero, 1)).masked_fill(zero, 0)
+    return x * inverse

@@ -8,8 +8,12 @@ from torch import Tensor
 
 from attention_contract.spec import AttentionSpec
 from attention_service.core import edits as interventions
+from attention_service.core.blocks import rows_at_once
+from attention_service.core.dropout import dropped, kept
 from attention_service.core.edits import BoundEdit
 from attention_service.core.groups import head_read_by, product
+from attention_service.core.indices import pick
+from attention_service.core.learned import narrow_learned
 from attention_service.core.normalizers import NORMALIZERS, Exponential, has_lse
 from attention_service.core.positions import POSITIONS
 from attention_service.core.scores import SCORES
@@ -60,9 +64,10 @@ def _stages(
     yield "v", v  # [B, Hkv, K, V]
 
     clean = without_padding(replace(problem, k=k, v=v))
+    learned = narrow_learned(problem, selection)
     # Half types are scored in float32, as a fused kernel accumulates, unless the spec asks for a half type itself.
     dtype = torch.promote_types(q.dtype, normalizer.runs_in(q.dtype))
-    x = SCORES.of(spec.score).scores(q.to(dtype), clean.k.to(dtype))
+    x = SCORES.of(spec.score).scores(q.to(dtype), clean.k.to(dtype), learned)
     x = interventions.apply(edits, "scores", x)
     yield "scores", x  # [B, H, Q, K], as all up to the weights
 
@@ -77,15 +82,31 @@ def _stages(
     yield "masked_scores", x
 
     if with_lse and isinstance(normalizer, Exponential):
-        yield "lse", normalizer.lse(x)  # [B, H, Q]
+        yield "lse", normalizer.lse(x, learned)  # [B, H, Q]
 
     real = real_keys(problem)
-    x = normalizer.weights(x, None if real is None else real.sum(-1)).to(q.dtype)
+    x = normalizer.weights(x, None if real is None else real.sum(-1), learned).to(q.dtype)
     x = interventions.apply(edits, "weights", x)
     yield "weights", x
 
+    if problem.dropout is not None:
+        x = dropped(x, problem.dropout, kept_weights(problem, selection))
     x = product(x, clean.v)
     yield "context", interventions.apply(edits, "context", x)  # [B, H, Q, V]
+
+
+def kept_weights(problem: Problem, selection: Selection = EVERYTHING) -> Tensor:
+    """Bool ``[B, H, Q, K]``: which weights the problem's dropout keeps, of the selected heads and queries."""
+    if problem.dropout is None:
+        raise ValueError("the problem has no dropout")
+    device, (batch, heads, queries, _) = problem.q.device, problem.q.shape
+    keys = problem.k.shape[2]
+    chosen = (range(batch), selection.heads or range(heads), selection.queries or range(queries), range(keys))
+    of_batch, of_heads, of_queries, of_keys = (torch.tensor(each, dtype=torch.int64, device=device) for each in chosen)
+    rows = rows_at_once(batch, len(of_heads), keys)  # the numbers drawn are eight times as large as the answer
+    starts = range(0, max(len(of_queries), 1), rows)
+    parts = [kept(problem.dropout, of_batch, of_heads, of_queries[start : start + rows], of_keys) for start in starts]
+    return torch.cat(parts, 2)
 
 
 def narrow(x: Tensor, tap: str, problem: Problem, selection: Selection) -> Tensor:
@@ -96,5 +117,5 @@ def narrow(x: Tensor, tap: str, problem: Problem, selection: Selection) -> Tenso
         heads = tuple(head_read_by(head, problem.q.shape[1], problem.k.shape[1]) for head in heads)
     for axis, index in (("heads", heads), ("queries", queries)):
         if index is not None and axis in axes:
-            x = x.index_select(axes[axis], torch.tensor(index, device=x.device))
+            x = pick(x, axes[axis], index)
     return x

@@ -4,11 +4,43 @@ Notation for shapes, here and in all of ``core``: B batch, H query heads, Hkv ke
 past included), P past keys, D head width, V value width.
 """
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from torch import Tensor
 
 from attention_contract.spec import AttentionSpec
+
+
+@dataclass(frozen=True)
+class Widths:
+    """What the shapes of learned tensors depend on."""
+
+    heads: int
+    kv_heads: int
+    head_dim: int
+    value_dim: int
+    d_model: int | None = None
+    """Of a module; None for raw attention."""
+
+
+@dataclass(frozen=True)
+class Learned:
+    """One learned tensor of a spec: its shape, how it begins, and where its heads are."""
+
+    shape: tuple[int, ...]
+    fill: float | None = None
+    """What every element begins as; None draws them Xavier-uniform, over the last two dimensions."""
+    heads: int | None = 0
+    """Which dimension counts query heads; None where there is none."""
+
+
+@dataclass(frozen=True)
+class Dropout:
+    """Weights put to zero at random, the rest divided by 1 − p."""
+
+    p: float
+    seed: int
 
 
 @dataclass(frozen=True)
@@ -18,7 +50,7 @@ class Problem:
     q: Tensor
     """``[B, H, Q, D]``"""
     k: Tensor
-    """``[B, Hkv, K, D]``, the past included."""
+    """``[B, Hkv, K, D]``, the past first and what the spec adds last."""
     v: Tensor
     """``[B, Hkv, K, V]``"""
     spec: AttentionSpec = field(default_factory=AttentionSpec)
@@ -33,6 +65,26 @@ class Problem:
     """P: how many of the keys are from the past."""
     offsets: Tensor | None = None
     """Integer ``[B]`` or ``[]``, added to the query's index in every positional mask; None stands for P."""
+    learned: Mapping[str, Tensor] = field(default_factory=dict)
+    """The learned tensors of the spec, by name."""
+    dropout: Dropout | None = None
+    extra: int = 0
+    """How many of the keys, the last ones, the spec added: no mask hides them. In masks K counts those before them."""
+
+    @property
+    def widths(self) -> Widths:
+        """What the shapes of its learned tensors depend on."""
+        return Widths(self.q.shape[1], self.k.shape[1], self.q.shape[3], self.v.shape[3])
+
+    @property
+    def keys(self) -> int:
+        """How many keys there are without those that the spec added."""
+        return self.k.shape[2] - self.extra
+
+
+def added_keys(spec: AttentionSpec) -> int:
+    """How many keys a spec adds after all others."""
+    return int(spec.add_bias_kv) + int(spec.add_zero_attn)
 
 
 @dataclass(frozen=True)

@@ -6,6 +6,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
+from attention_service.core.indices import pick
 from attention_service.core.masks import allowed
 from attention_service.core.types import Problem, Selection
 
@@ -34,13 +35,15 @@ class Visibility:
 
 def visibility(problem: Problem, selection: Selection = EVERYTHING) -> Visibility:
     """The masks of a problem, for the selected heads and queries."""
-    device, queries, keys = problem.q.device, problem.q.shape[2], problem.k.shape[2]
+    device, queries, keys = problem.q.device, problem.q.shape[2], problem.keys
     rows = None if selection.queries is None else torch.tensor(selection.queries, device=device)
     spec_masks = allowed(
         problem.spec.masks, queries, keys, past=problem.past, offsets=problem.offsets, rows=rows, device=device
     )
+    if spec_masks is not None:
+        spec_masks = _with_added(spec_masks, problem)
     real = real_keys(problem)
-    told = None if problem.mask is None else _narrow(_fit(problem.mask, keys), selection)
+    told = None if problem.mask is None else _with_added(_narrow(_fit(problem.mask, keys), selection), problem)
     bias = told if told is not None and told.dtype != torch.bool else None
     yes = [spec_masks, None if real is None else real[:, None, None, :], told if bias is None else None]
     together: Tensor | None = None
@@ -54,10 +57,10 @@ def real_keys(problem: Problem) -> Tensor | None:
     """Bool ``[B, K]``, true for a key that is no padding; None where all are real."""
     real = None if problem.key_mask is None else problem.key_mask.bool()
     if problem.key_lengths is not None:
-        index = torch.arange(problem.k.shape[2], device=problem.k.device)
+        index = torch.arange(problem.keys, device=problem.k.device)
         within = index < problem.key_lengths[:, None]  # [B, K]
         real = within if real is None else real & within
-    return real
+    return real if real is None or not problem.extra else pad(real, (0, problem.extra), value=True)
 
 
 def without_padding(problem: Problem) -> Problem:
@@ -78,9 +81,17 @@ def _fit(mask: Tensor, keys: int) -> Tensor:
     return pad(mask, (0, keys - mask.shape[-1]), value=hidden)
 
 
+def _with_added(mask: Tensor, problem: Problem) -> Tensor:
+    """A mask of rank 4 that lets every query look at the keys that the spec added."""
+    if not problem.extra:
+        return mask
+    wide = mask.expand(*mask.shape[:3], problem.keys)
+    return pad(wide, (0, problem.extra), value=True if mask.dtype == torch.bool else 0)
+
+
 def _narrow(mask: Tensor, selection: Selection) -> Tensor:
     """The selected heads and queries, where the mask tells them apart."""
     for dim, index in ((1, selection.heads), (2, selection.queries)):
         if index is not None and mask.shape[dim] != 1:
-            mask = mask.index_select(dim, torch.tensor(index, device=mask.device))
+            mask = pick(mask, dim, index)
     return mask

@@ -13,6 +13,8 @@ from attention_contract.errors import InvalidRequest, InvalidTensor, ShapeMismat
 from attention_contract.schemas.attention import AttentionInputs, RawInputs
 from attention_contract.spec import AttentionSpec
 from attention_contract.tensors import Array, Untyped, dtype_name
+from attention_service.core.learned import learned_of
+from attention_service.core.types import Dropout, Widths, added_keys
 from attention_service.modules.resident import Module
 
 Split = tuple[int, int, int, int]
@@ -48,6 +50,7 @@ class Bound:
     kv_heads: int
     queries: int
     keys: int
+    """The past and what the spec adds included."""
     past: int
     head_dim: int
     value_dim: int
@@ -59,6 +62,19 @@ class Bound:
     """The tensors that came, by field, each with its batch dimension (and its head dimension where it has one)."""
     value_is: str
     """The field that the values come from: value, key or query."""
+    dropout: Dropout | None = None
+    learned: dict[str, Array] = field(default_factory=dict, repr=False)
+    """The learned tensors that came with a raw request, by name; those of a module are its own."""
+
+    @property
+    def extra(self) -> int:
+        """How many keys the spec adds."""
+        return added_keys(self.spec)
+
+    @property
+    def new_keys(self) -> int:
+        """How many keys came with this request."""
+        return self.keys - self.past - self.extra
 
     @property
     def output_shape(self) -> tuple[int, ...]:
@@ -152,11 +168,6 @@ class _Binder:
         if self.request.version is not None:
             raise InvalidRequest(
                 "version: raw attention has no module and so no version; leave it out", param="version"
-            )
-        if request.parameters:
-            name = next(iter(request.parameters))
-            raise InvalidRequest(
-                f"parameters.{name}: this spec has no learned tensors; leave them out", param=f"parameters.{name}"
             )
         if request.num_kv_heads is not None and request.num_heads is None:
             raise InvalidRequest(
@@ -301,7 +312,17 @@ class _Binder:
                 f"key_lengths: expected numbers from 0 to the {keys} keys, got {lengths.min()} to {lengths.max()}",
                 param="key_lengths",
             )
-        return Bound(self.target, self.spec, layout, *sizes, dtype, reply_dtype, self.arrays, value_is)
+        batch, heads, kv_heads, queries, _, past, head_dim, value_dim = sizes
+        learned: dict[str, Array] = {}
+        if self.target is None and isinstance(self.request, RawInputs):
+            learned = _check_learned(self.request, Widths(heads, kv_heads, head_dim, value_dim))
+        keys += added_keys(self.spec)
+        sizes = (batch, heads, kv_heads, queries, keys, past, head_dim, value_dim)
+        asked = getattr(self.request, "dropout", None)  # an inspection drops nothing
+        dropout = None if asked is None or asked.p == 0 else Dropout(asked.p, asked.seed)
+        return Bound(
+            self.target, self.spec, layout, *sizes, dtype, reply_dtype, self.arrays, value_is, dropout, learned
+        )
 
     def _mask(self, batch: int, heads: int, queries: int, keys: int) -> None:
         mask = self.request.mask
@@ -332,6 +353,27 @@ class _Binder:
             wanted = list(shape if layout.batched else shape[1:])
             raise wrong_shape(name, f"{wanted}", getattr(self.request, name))
         self.arrays[name] = array
+
+
+def _check_learned(request: RawInputs, widths: Widths) -> dict[str, Array]:
+    """The request's learned tensors. Raises InvalidRequest unless they are the spec's, ShapeMismatch for a shape."""
+    expected, given = learned_of(request.spec, widths), request.parameters
+    if unknown := [name for name in given if name not in expected]:
+        named = unknown[0][:80]
+        raise InvalidRequest(
+            f"parameters.{named}: this spec has {', '.join(expected) or 'no learned tensors'}; leave it out",
+            param=f"parameters.{named}",
+        )
+    for name, learned in expected.items():
+        if name not in given:
+            raise InvalidRequest(
+                f"parameters.{name}: the spec needs it, of shape {list(learned.shape)}; send it",
+                param=f"parameters.{name}",
+                expected=list(learned.shape),
+            )
+        if given[name].shape != learned.shape:
+            raise wrong_shape(f"parameters.{name}", f"{list(learned.shape)}", given[name])
+    return {name: given[name] for name in expected}
 
 
 def wrong_shape(name: str, expected: str, array: Array | None) -> ShapeMismatch:

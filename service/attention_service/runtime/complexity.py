@@ -7,6 +7,7 @@ from attention_contract.schemas.complexity import ComplexityReply, ComplexityReq
 from attention_service.core import cost
 from attention_service.core.arrays import TORCH_DTYPES
 from attention_service.core.cost import Workload
+from attention_service.core.types import added_keys
 from attention_service.modules.resident import Module
 from attention_service.runtime.device import Device
 from attention_service.runtime.planning import choose_kernel
@@ -30,7 +31,7 @@ def report(module: Module | None, request: ComplexityRequest, device: Device) ->
     dimension = request.sweep.dimension if request.sweep else "length"
     values = request.sweep.values if request.sweep else [request.shape.queries]
     return ComplexityReply(
-        parameter_count=cost.parameter_count(base.sizes),
+        parameter_count=cost.parameter_count(base),
         costs=costs,
         growth=cost.growth(base, dimension, values, costs[-1].kernel),
     )
@@ -73,7 +74,7 @@ def _workload(module: Module | None, request: ComplexityRequest, shape: Shape, d
     return Workload(
         batch=shape.batch,
         queries=shape.queries,
-        keys=shape.past + (shape.queries if shape.keys is None else shape.keys),
+        keys=shape.past + (shape.queries if shape.keys is None else shape.keys) + added_keys(spec),
         past=shape.past,
         heads=heads,
         kv_heads=kv_heads,

@@ -1,6 +1,6 @@
 """From a bound request to numbers: load its tensors, attend, project out. Differentiable from end to end."""
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from functools import partial
 
@@ -57,8 +57,22 @@ def _largest(dtype: torch.dtype) -> float:
     return float(torch.finfo(dtype).max) if dtype.is_floating_point else float(torch.iinfo(dtype).max)
 
 
+def load_parameters(bound: Bound, device: torch.device, dtype: torch.dtype | None = None) -> dict[str, Tensor]:
+    """The module's parameters, or the learned tensors that came with a raw request, in the dtype computed in.
+
+    Raises InvalidTensor as ``load`` does.
+    """
+    dtype = dtype or TORCH_DTYPES[bound.dtype]
+    if bound.module is not None:
+        return {name: value.to(dtype) for name, value in bound.module.parameters.items()}
+    return {name: converted(array, f"parameters.{name}", device, dtype) for name, array in bound.learned.items()}
+
+
 def problem(bound: Bound, tensors: dict[str, Tensor], parameters: Parameters) -> Problem:
-    """The attention inside the request: projected for a module, split into heads, the past before the new keys."""
+    """The attention inside the request: projected for a module, split into heads, the past before the new keys.
+
+    ``parameters`` holds the spec's learned tensors too.
+    """
     query = tensors["query"]
     key = tensors.get("key", query)
     value = tensors[bound.value_is]
@@ -73,14 +87,22 @@ def problem(bound: Bound, tensors: dict[str, Tensor], parameters: Parameters) ->
     if "past_key" in tensors:
         k = torch.cat([tensors["past_key"], k], dim=2)  # [B, Hkv, P + new, D]
         v = torch.cat([tensors["past_value"], v], dim=2)
-    return Problem(
+    given = Problem(
         q, k, v, bound.spec,
         mask=tensors.get("mask"),
         key_mask=tensors.get("key_mask"),
         key_lengths=tensors.get("key_lengths"),
         past=bound.past,
         offsets=tensors.get("offsets"),
+        learned={name: parameters[name] for name in learned_names(bound)},
+        dropout=bound.dropout,
     )  # fmt: skip
+    return multihead.with_added_keys(given)
+
+
+def learned_names(bound: Bound) -> Iterable[str]:
+    """The names of the spec's learned tensors."""
+    return bound.learned if bound.module is None else bound.module.sizes.learned
 
 
 def output(bound: Bound, parameters: Parameters, context: Tensor, edits: Sequence[BoundEdit] = ()) -> Tensor:

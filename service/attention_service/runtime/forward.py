@@ -6,7 +6,8 @@ from torch import Tensor
 from attention_contract.schemas.attention import ForwardRequest
 from attention_service.core.arrays import TORCH_DTYPES
 from attention_service.core.attention import attend
-from attention_service.core.types import Selection
+from attention_service.core.stages import kept_weights
+from attention_service.core.types import Problem, Selection
 from attention_service.modules.resident import Module
 from attention_service.runtime import compute
 from attention_service.runtime.binding import Bound, bind
@@ -31,7 +32,7 @@ def prepare(module: Module | None, request: ForwardRequest, device: Device) -> J
 @torch.inference_mode()
 def run(bound: Bound, request: ForwardRequest, selection: Selection, kernel: str, device: torch.device) -> Fields:
     """The asked taps as the reply's fields."""
-    parameters = bound.module.parameters if bound.module is not None else {}
+    parameters = compute.load_parameters(bound, device)
     edits = compute.bind_edits(request.edits, device, TORCH_DTYPES[bound.dtype])
     problem = compute.problem(bound, compute.load(bound, device), parameters)
     inner = [tap for tap in request.return_ if tap != "output"]
@@ -40,10 +41,18 @@ def run(bound: Bound, request: ForwardRequest, selection: Selection, kernel: str
     if "output" in request.return_:
         output = compute.output(bound, parameters, attended.context, edits)
         fields["output"] = compute.answer(output, bound, "output")
+    fields |= dropout_fields(bound, request, problem, selection)
     if bound.past or "past_key" in bound.arrays:
-        fields["present_key"] = compute.answer(problem.k, bound, "k")
-        fields["present_value"] = compute.answer(problem.v, bound, "v")
+        fields["present_key"] = compute.answer(problem.k[:, :, : problem.keys], bound, "k")
+        fields["present_value"] = compute.answer(problem.v[:, :, : problem.keys], bound, "v")
     return fields
+
+
+def dropout_fields(bound: Bound, request: ForwardRequest, problem: Problem, selection: Selection) -> Fields:
+    """Which weights are kept, where the request asks for it."""
+    if request.dropout is None or not request.dropout.return_mask:
+        return {}
+    return {"dropout_mask": compute.answer(kept_weights(problem, selection), bound, "weights")}
 
 
 def tap_fields(bound: Bound, taps: dict[str, Tensor], *, average_heads: bool) -> Fields:

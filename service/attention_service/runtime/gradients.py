@@ -18,7 +18,7 @@ from attention_service.modules.resident import Module
 from attention_service.runtime import compute
 from attention_service.runtime.binding import Bound, bind, strip
 from attention_service.runtime.device import Device
-from attention_service.runtime.forward import tap_fields
+from attention_service.runtime.forward import dropout_fields, tap_fields
 from attention_service.runtime.jobs import Fields, Job
 from attention_service.runtime.planning import choose_kernel, plan_gradients, workload
 from attention_service.runtime.selecting import bind_selection, check_edits, check_taps
@@ -70,11 +70,11 @@ def prepare(module: Module | None, request: GradientsRequest, device: Device) ->
 
 def _targets(wrt: Sequence[str], bound: Bound) -> _Targets:
     """Sort the names asked for by kind. Raises InvalidRequest for one that has no gradient here."""
-    parameters = tuple(bound.module.parameters) if bound.module is not None else ()
+    parameters = tuple(bound.module.parameters if bound.module is not None else bound.learned)
     wanted: dict[str, None] = {}
     for index, name in enumerate(wrt):
         param = f"wrt.{index}"
-        if name == "parameters" and bound.module is not None:
+        if name == "parameters" and parameters:
             wanted.update(dict.fromkeys(parameters))
             continue
         if name in INPUTS and name not in bound.arrays:
@@ -131,11 +131,13 @@ def _run(
     fields: Fields = {"gradients": {name: _answer(name, value, bound) for name, value in gradients.items()}}
     if "output" in request.return_:
         fields["output"] = compute.answer(graph.output, bound, "output")
-    if inner := [tap for tap in request.return_ if tap != "output"]:
+    inner = [tap for tap in request.return_ if tap != "output"]
+    if inner or request.dropout is not None:
         with torch.no_grad():
-            problem = compute.problem(bound, compute.load(bound, device), _parameters(bound, dtype))
-            attended = attend(problem, inner, selection, edits, kernel)
-        fields |= tap_fields(bound, attended.taps, average_heads=request.average_heads)
+            problem = compute.problem(bound, compute.load(bound, device), compute.load_parameters(bound, device))
+            taps = attend(problem, inner, selection, edits, kernel).taps if inner else {}
+        fields |= tap_fields(bound, taps, average_heads=request.average_heads)
+        fields |= dropout_fields(bound, request, problem, selection)
     if request.check:
         fields["check"] = _check(bound, request, targets, device)
     return fields
@@ -145,12 +147,6 @@ def _upstream(upstream: Array | None, bound: Bound, dtype: torch.dtype, device: 
     if upstream is None:
         return torch.ones(bound.output_shape, dtype=dtype, device=device)
     return compute.converted(upstream, "upstream", device, dtype).reshape(bound.output_shape)
-
-
-def _parameters(bound: Bound, dtype: torch.dtype) -> dict[str, Tensor]:
-    if bound.module is None:
-        return {}
-    return {name: value.detach().to(dtype) for name, value in bound.module.parameters.items()}
 
 
 def _graph(
@@ -163,7 +159,7 @@ def _graph(
 ) -> _Graph:
     """One pass from fresh leaves; through the trace where a tap is a target, through the kernel otherwise."""
     tensors = compute.load(bound, device, dtype)
-    parameters = _parameters(bound, dtype)
+    parameters = compute.load_parameters(bound, device, dtype)
     leaves = {name: tensors[name].detach().requires_grad_() for name in targets.inputs}
     leaves |= {name: parameters[name].detach().requires_grad_() for name in targets.parameters}
     tensors |= {name: leaves[name] for name in targets.inputs}
@@ -198,7 +194,7 @@ def _answer(name: str, gradient: Tensor, bound: Bound) -> Array:
     if name in TAPS:
         return compute.answer(gradient, bound, name)
     gradient = gradient.detach()
-    if name not in INPUTS:  # a parameter's is in the module's own dtype
+    if name not in INPUTS:  # a parameter's is in the dtype that is computed in
         return to_numpy(gradient)
     gradient = gradient.to(TORCH_DTYPES[bound.reply_dtype])
     return to_numpy(gradient if name == "mask" else strip(gradient, bound.layout, heads_axis=_has_heads(name, bound)))
@@ -217,7 +213,7 @@ def _check(
     upstream = _upstream(request.upstream, bound, double, device)
     graph = _graph(bound, targets, edits, "materialized", double, device)
     gradients = _differentiate(graph, targets, upstream)
-    tensors, parameters = compute.load(bound, device, double), _parameters(bound, double)
+    tensors, parameters = compute.load(bound, device, double), compute.load_parameters(bound, device, double)
     with torch.no_grad():
         return {
             name: _compare(_probe(bound, name, graph.at[name].detach(), edits, tensors, parameters), gradient, upstream)

@@ -61,8 +61,7 @@ def _top_elements(bound: Bound, request: WeightsRequest, selection: Selection) -
 
 @torch.inference_mode()
 def _run(bound: Bound, request: WeightsRequest, selection: Selection, device: torch.device) -> Fields:
-    parameters = bound.module.parameters if bound.module is not None else {}
-    problem = compute.problem(bound, compute.load(bound, device), parameters)
+    problem = compute.problem(bound, compute.load(bound, device), compute.load_parameters(bound, device))
     real = _real_queries(bound, request, problem)
     totals = _Totals(bound.batch, bound.heads, device)
     positions = torch.arange(bound.queries, device=device) + _offset(bound, problem)[:, None]  # [B, Q]
@@ -112,13 +111,13 @@ def _real_queries(bound: Bound, request: WeightsRequest, problem: Problem) -> Te
     device = problem.q.device
     if request.query_mask is not None:
         return to_torch(request.query_mask).to(device).reshape(bound.batch, bound.queries)
-    real = torch.ones(bound.batch, bound.keys, dtype=torch.bool, device=device)
-    if bound.queries != bound.keys - bound.past:
+    real = torch.ones(bound.batch, bound.past + bound.new_keys, dtype=torch.bool, device=device)
+    if bound.queries != bound.new_keys:
         return real.new_ones(bound.batch, bound.queries)
     if problem.key_mask is not None:
         real = real & problem.key_mask
     if problem.key_lengths is not None:
-        real = real & (torch.arange(bound.keys, device=device) < problem.key_lengths[:, None])
+        real = real & (torch.arange(real.shape[1], device=device) < problem.key_lengths[:, None])
     return real[:, bound.past :]
 
 

@@ -48,6 +48,7 @@ def workload(
         padded=bool({"key_mask", "key_lengths"} & set(bound.arrays)),
         batched_offsets="offsets" in bound.arrays,
         edited=edited,
+        dropped=bound.dropout is not None,
         inputs=frozenset({"query", "key", "value"} & set(bound.arrays)),
         threads=device.threads,
     )
@@ -61,7 +62,12 @@ def choose_kernel(work: Workload, dtype: str, rates: Rates, wanted: str | None, 
     """
     reasons = {
         kernel.name: unsuitable(
-            kernel.name, work.spec, TORCH_DTYPES[dtype], edits=work.edited, taps_gradient=keeps_weights
+            kernel.name,
+            work.spec,
+            TORCH_DTYPES[dtype],
+            edits=work.edited,
+            dropout=work.dropped,
+            taps_gradient=keeps_weights,
         )
         for kernel in KERNELS
     }

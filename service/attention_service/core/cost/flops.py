@@ -6,8 +6,8 @@ biases, are summed (less than one in the width of the model).
 """
 
 from attention_contract.schemas.complexity import PassFlops, StageFlops
-from attention_contract.spec import ScaledDot, Softmax
-from attention_service.core.cost.pairs import normalizer_cost
+from attention_contract.spec import Softmax
+from attention_service.core.cost.pairs import normalizer_cost, score_cost
 from attention_service.core.cost.workload import Workload
 from attention_service.core.masks import allowed_pairs
 
@@ -15,16 +15,19 @@ from attention_service.core.masks import allowed_pairs
 def flops(work: Workload, *, masked: bool) -> StageFlops:
     """One forward pass, over every pair or over those that the spec's masks allow.
 
-    Normalizer, for each pair of each head: scale 1 (unless the score has none); softcap 3 (divide, tanh, multiply);
+    Scores: the matrix products that the score says it takes for pairs, queries and keys.
+
+    Normalizer, for each pair of each head: what else the score takes (a scale 1); softcap 3 (divide, tanh, multiply);
     masks 1 (add); temperature 1 (divide, unless 1); softmax 5 (maximum, subtract, exp, sum, divide), or what another
-    normalizer says that it takes.
+    normalizer says that it takes; dropout 1 (divide). And what else the score takes for each query and key.
     """
     pairs = pair_count(work, masked=masked) * work.heads
     project_in, project_out = _projections(work)
+    products, others = _of_tokens(work)
     return _stages(
         projections=project_in,
-        scores=2 * pairs * work.head_dim,
-        normalizer=pairs * (_before_normalizer(work) + normalizer_cost(work).flops),
+        scores=pairs * score_cost(work).pair_products + products,
+        normalizer=pairs * (_before_normalizer(work) + normalizer_cost(work).flops + work.dropped) + others,
         values=2 * pairs * work.value_dim,
         output_projection=project_out,
     )
@@ -34,7 +37,8 @@ def backward_flops(work: Workload, *, masked: bool, fused: bool) -> StageFlops:
     """The gradients with respect to inputs and parameters: each matrix product of the forward pass becomes two.
 
     Normalizer, for each pair of each head: softmax 4 (w·∂w, its sum over the keys, subtract, multiply by w), or what
-    another says that it takes; scale 1; temperature 1; softcap 5 (multiply, square, subtract, multiply, divide).
+    another says that it takes; what the score says, a scale 1; temperature 1; softcap 5 (multiply, square, subtract,
+    multiply, divide); dropout 1. And twice what the score takes for each query and key.
 
     A fused kernel keeps no weights and recomputes them from the scores: one product, scale, softcap, masks and
     temperature as in the forward pass, and 2 for exp(s − lse). It finds Σ w·∂w from the output instead, with 2·V for
@@ -43,7 +47,9 @@ def backward_flops(work: Workload, *, masked: bool, fused: bool) -> StageFlops:
     """
     pairs = pair_count(work, masked=masked) * work.heads
     normalizer = normalizer_cost(work)
-    per_pair = normalizer.backward_flops + _scaled(work) + _tempered(work) + (5 if work.spec.softcap is not None else 0)
+    score = score_cost(work)
+    per_pair = normalizer.backward_flops + score.pair_backward_flops + _tempered(work) + work.dropped
+    per_pair += 5 if work.spec.softcap is not None else 0
     per_row = 0
     if fused:
         per_pair += _before_normalizer(work)
@@ -52,10 +58,14 @@ def backward_flops(work: Workload, *, masked: bool, fused: bool) -> StageFlops:
         else:
             per_pair += normalizer.flops
     project_in, project_out = _projections(work)
+    products, others = _of_tokens(work)
+    backward = score.pair_backward_products
+    backward = 2 * score.pair_products if backward is None else backward
+    again = score.pair_products if fused else 0
     return _stages(
         projections=2 * project_in,
-        scores=(6 if fused else 4) * pairs * work.head_dim,
-        normalizer=pairs * per_pair + work.batch * work.heads * work.queries * per_row,
+        scores=pairs * (backward + again) + 2 * products,
+        normalizer=pairs * per_pair + work.batch * work.heads * work.queries * per_row + 2 * others,
         values=4 * pairs * work.value_dim,
         output_projection=2 * project_out,
     )
@@ -77,12 +87,17 @@ def pair_count(work: Workload, *, masked: bool) -> int:
     """Query-key pairs of one head over the batch; ``masked``: those that the spec's masks allow, at the offset P."""
     if not masked or not work.spec.masks:
         return work.pairs
-    return work.batch * allowed_pairs(work.spec.masks, work.queries, work.keys, past=work.past)
+    allowed = allowed_pairs(work.spec.masks, work.queries, work.told_keys, past=work.past)
+    return work.batch * (allowed + work.queries * work.extra)
 
 
-def _scaled(work: Workload) -> int:
-    score = work.spec.score
-    return int(isinstance(score, ScaledDot) and score.scale != 1)
+def _of_tokens(work: Workload) -> tuple[int, int]:
+    """What the score takes for queries and keys, whatever the pairs: matrix products, and the rest."""
+    score = score_cost(work)
+    queries = work.batch * work.heads * work.queries
+    keys = work.batch * (work.heads if score.by_query_head else work.kv_heads) * work.keys
+    products = queries * score.query_products + keys * score.key_products
+    return products, queries * score.query_flops + keys * score.key_flops
 
 
 def _tempered(work: Workload) -> int:
@@ -92,7 +107,7 @@ def _tempered(work: Workload) -> int:
 def _before_normalizer(work: Workload) -> int:
     softcap = 3 if work.spec.softcap is not None else 0
     masks = int(bool(work.spec.masks) or work.request_mask_elements > 0)
-    return _scaled(work) + softcap + masks + _tempered(work)
+    return score_cost(work).pair_flops + softcap + masks + _tempered(work)
 
 
 def _projections(work: Workload) -> tuple[int, int]:

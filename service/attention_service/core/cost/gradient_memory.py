@@ -9,7 +9,14 @@ from dataclasses import replace
 from attention_service.core.cost.fused_memory import fused_arguments, fused_mask_bytes, fused_peak, fused_workspace
 from attention_service.core.cost.held import Held
 from attention_service.core.cost.memory import bias_copies, materialized_peak, peak_bytes, score_tensors, with_margin
-from attention_service.core.cost.pairs import fused_masks, masks_of, normalizer_cost, score_itemsize, softmax_itemsize
+from attention_service.core.cost.pairs import (
+    fused_masks,
+    masks_of,
+    normalizer_cost,
+    score_cost,
+    score_itemsize,
+    softmax_itemsize,
+)
 from attention_service.core.cost.tensors import parameter_count
 from attention_service.core.cost.workload import Workload
 
@@ -54,7 +61,7 @@ def check_peak_bytes(work: Workload, *, taps: bool = True) -> int:
     found = held.inputs + _gradient_bytes(work) + 2 * (held.output or held.context) + _tap_bytes(work, taps)
     double = replace(work, itemsize=8, taps=frozenset({"output"}), selected_heads=None, selected_queries=None)
     wide = Held.of(double)
-    parameters = 8 * parameter_count(work.sizes)
+    parameters = 8 * parameter_count(work)
     graph = gradient_peak_bytes(double, taps=taps, kernel="materialized") + parameters
     # Both the graph's leaves and the probe's are held, the gradients, the two outputs and their difference.
     leaves = 2 * (wide.inputs + parameters) + _gradient_bytes(double) + 4 * (wide.output or wide.context)
@@ -96,10 +103,12 @@ def _materialized(work: Workload, *, taps: bool) -> tuple[int, int]:
 
 def _factors(work: Workload) -> int:
     """The factors of the scores that autograd keeps beside q and k: scaled, widened, laid out for the product."""
-    c = score_itemsize(work)
-    queries = work.batch * work.heads * work.queries * work.head_dim
+    c, score = score_itemsize(work), score_cost(work)
+    queries = work.batch * work.heads * work.queries * max(score.query_width, work.head_dim)
     keys = work.batch * work.kv_heads * work.keys * work.head_dim
-    return c * (queries + (keys if work.batch > 1 or c != work.itemsize else 0))
+    heads = work.heads if score.by_query_head else work.kv_heads
+    made = work.batch * heads * work.keys * score.key_width
+    return c * (queries + made + (keys if work.batch > 1 or c != work.itemsize else 0))
 
 
 def _fused(work: Workload) -> tuple[int, int]:
@@ -124,7 +133,7 @@ def _gradient_bytes(work: Workload) -> int:
     held = Held.of(work)
     new = work.batch * work.queries * (work.sizes.d_model if work.sizes else 0) * work.itemsize
     partial = (3 - len(work.inputs)) * new
-    return held.inputs + partial + parameter_count(work.sizes) * work.itemsize
+    return held.inputs + partial + parameter_count(work) * work.itemsize
 
 
 def _tap_bytes(work: Workload, taps: bool) -> int:

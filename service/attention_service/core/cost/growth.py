@@ -49,7 +49,7 @@ def time_order(work: Workload, dimension: str = "length") -> str:
     sorting = isinstance(work.spec.normalizer, Sparsemax | Entmax15)
     width = f"(d + h·log {'p' if dimension == 'past' else 'n'})" if sorting else "d"
     order = f"O({_PAIRS[dimension]}·{width}{projections})"
-    bounds = pattern_of(work.spec.masks, work.queries, work.keys, work.past).bounds
+    bounds = pattern_of(work.spec.masks, work.queries, work.told_keys, work.past).bounds
     if dimension == "length" and bounds.left and bounds.right:
         band = f"n·({' + '.join(['w', *sorted(bounds.strips)])})" if bounds.strips else "n·w"
         order += f"; over allowed pairs alone O({band}·{width}{projections})"

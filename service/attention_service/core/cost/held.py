@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 
-from attention_service.core.cost.tensors import input_bytes, kv_cache_bytes, tap_elements
+from attention_service.core.cost.tensors import input_bytes, tap_elements
 from attention_service.core.cost.workload import Workload
 
 
@@ -35,7 +35,7 @@ class Held:
         return cls(
             inputs=input_bytes(work),
             q=work.batch * work.heads * work.queries * work.head_dim * e,
-            kv=kv_cache_bytes(work),
+            kv=work.keys * per_token,
             new_kv=work.new_keys * per_token,
             mask=work.request_mask_elements * (1 if work.bool_mask else e),
             context=context,

@@ -12,6 +12,7 @@ from attention_service.core.cost.pairs import (
     fused_masks,
     masks_of,
     normalizer_cost,
+    score_cost,
     score_itemsize,
     softmax_itemsize,
 )
@@ -79,6 +80,10 @@ def materialized_peak(work: Workload, rows: int, masks: Masks, *, weighed: bool 
     if weighed:
         blind = work.batch * rows * (1 + 2 * n)  # which queries look nowhere, and the log-sum-exp
         values = work.value_dim * (work.batch * rows + work.batch * work.kv_heads * work.keys)  # laid out, and the sum
+        if work.dropped:  # which are kept, the numbers drawn for a block of them, and the weights without the others
+            values += pairs
+            at_once = work.batch * work.heads * work.keys * rows_at_once(work.batch, work.heads, work.keys)
+            blind += pairs + 40 * min(pairs, at_once)
         last_scores = scores if work.taps & _score_groups(work)[-1] else 0
         peak = max(
             peak,
@@ -96,12 +101,14 @@ def bias_copies(work: Workload, masks: Masks) -> int:
 
 def copies(work: Workload, rows: int) -> int:
     """Queries and keys in the dtype of the scores, scaled, and laid out for the product."""
-    c = score_itemsize(work)
+    c, score = score_itemsize(work), score_cost(work)
     queries = rows * work.head_dim
     keys = work.batch * work.kv_heads * work.keys * work.head_dim
     widened = (queries + keys) * c if c != work.itemsize else 0
     laid_out = (queries if work.batch > 1 or work.heads != work.kv_heads else 0) + (keys if work.batch > 1 else 0)
-    return queries * c + widened + laid_out * c
+    heads = work.heads if score.by_query_head else work.kv_heads
+    made = rows * score.query_width + work.batch * heads * work.keys * score.key_width + score.scratch
+    return made * c + widened + laid_out * c
 
 
 def makes_pairs(work: Workload, kernel: str) -> tuple[bool, bool]:

@@ -9,6 +9,7 @@ from attention_service.core.cost.workload import Workload
 from attention_service.core.masks import pattern_of
 from attention_service.core.normalizers import NORMALIZERS, PairCost
 from attention_service.core.patterns import Band
+from attention_service.core.scores import SCORES, ScoreCost
 
 _ITEMSIZE = {"float16": 2, "bfloat16": 2, "float32": 4, "float64": 8}
 
@@ -57,7 +58,7 @@ def masks_of(work: Workload, masks: Sequence[Mask] | None = None) -> Masks:
         bias = own[0] * own[1] * own[2] * work.keys
     together = _broadcast(shapes) * work.keys
     combined = _broadcast([*shapes, own] if own is not None else shapes) * work.keys
-    building = pattern_of(masks, work.queries, work.keys, work.past).building
+    building = pattern_of(masks, work.queries, work.told_keys, work.past).building
     return Masks(spec, bias, together, combined, spec * max(building, 1))
 
 
@@ -70,21 +71,21 @@ def fused_masks(work: Workload) -> Masks:
     if plainly_causal(work):
         return NO_MASKS
     reach = reach_of(work)
-    if reach is not None and reach >= work.keys - 1:
+    if reach is not None and reach >= work.told_keys - 1:
         return masks_of(work, ())
     return masks_of(work)
 
 
 def plainly_causal(work: Workload) -> bool:
     """Whether j ≤ i is all that the masks say, which the fused kernel computes without one."""
-    return not work.request_mask_elements and not work.padded and reach_of(work) == 0
+    return not work.request_mask_elements and not work.padded and not work.extra and reach_of(work) == 0
 
 
 def reach_of(work: Workload) -> int | None:
     """The r for which the spec's masks say j ≤ i + r and nothing else; None where they say something else."""
     if not work.spec.masks or work.batched_offsets:
         return None
-    band = pattern_of(work.spec.masks, work.queries, work.keys, work.past)
+    band = pattern_of(work.spec.masks, work.queries, work.told_keys, work.past)
     if not isinstance(band, Band) or band.low is not None or band.high is None:
         return None
     return band.high + work.past
@@ -100,6 +101,11 @@ def normalizer_cost(work: Workload) -> PairCost:
     return NORMALIZERS.of(work.spec.normalizer).cost(work.keys, softmax_itemsize(work))
 
 
+def score_cost(work: Workload) -> ScoreCost:
+    """What the spec's score says that queries, keys and pairs cost."""
+    return SCORES.of(work.spec.score).cost(work.widths)
+
+
 def softmax_itemsize(work: Workload) -> int:
     """Bytes of one element inside the normalizer: a half type is taken as asked, another where it is the wider one."""
     asked = _ITEMSIZE[work.spec.normalizer.dtype]
@@ -109,11 +115,11 @@ def softmax_itemsize(work: Workload) -> int:
 def _request_mask(work: Workload) -> tuple[int, int, int]:
     """Batch, heads and queries of the request's mask: the largest product that its number of elements can stand for."""
     fits = [
-        (work.request_mask_elements % (b * h * q * work.keys) == 0, b * h * q, (b, h, q))
+        (work.request_mask_elements % (b * h * q * work.told_keys) == 0, b * h * q, (b, h, q))
         for b in {1, work.batch}
         for h in {1, work.heads}
         for q in {1, work.queries}
-        if b * h * q <= work.request_mask_elements <= b * h * q * work.keys
+        if b * h * q <= work.request_mask_elements <= b * h * q * work.told_keys
     ]
     # All keys where that is possible; a mask that is shorter hides the rest, and is made as long.
     return max(fits)[2] if fits else (work.batch, work.heads, work.queries)

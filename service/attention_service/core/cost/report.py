@@ -18,7 +18,9 @@ from attention_service.core.cost.workload import Workload
 
 def cost_of(work: Workload, shape: Shape, kernel: str, rates: Rates) -> Cost:
     """Everything that one shape of a workload costs; ``kernel`` is the one that the planner would take."""
-    work = replace(work, batch=shape.batch, queries=shape.queries, past=shape.past, keys=shape.past + new_keys(shape))
+    work = replace(
+        work, batch=shape.batch, queries=shape.queries, past=shape.past, keys=shape.past + new_keys(shape) + work.extra
+    )
     plain = replace(work, taps=frozenset({"output"}), selected_heads=None, selected_queries=None)
     return Cost(
         shape=shape.model_copy(update={"keys": work.new_keys}),
@@ -28,7 +30,7 @@ def cost_of(work: Workload, shape: Shape, kernel: str, rates: Rates) -> Cost:
         backward=backward_pass(work, fused=False),
         backward_fused=backward_pass(work, fused=True),
         kernel=kernel,
-        parameter_bytes=parameter_count(work.sizes) * work.itemsize,
+        parameter_bytes=parameter_count(work) * work.itemsize,
         input_bytes=input_bytes(work),
         output_bytes=output_bytes(work),
         kv_cache_bytes=kv_cache_bytes(work),

@@ -1,14 +1,20 @@
 """Bytes of the tensors that come in, stay and go out."""
 
+from math import prod
+
 from attention_service.core.cost.workload import Workload
-from attention_service.core.multihead import Sizes, parameter_shapes
+from attention_service.core.learned import learned_of
+from attention_service.core.multihead import parameter_shapes
 
 
-def parameter_count(sizes: Sizes | None) -> int:
-    """Parameters of the projections, biases included: about 4·d_model² where all widths are d_model."""
-    if sizes is None:
-        return 0
-    return sum(shape[0] * (shape[1] if len(shape) == 2 else 1) for shape in parameter_shapes(sizes).values())
+def parameter_count(work: Workload) -> int:
+    """Parameters, biases and what the spec learns included: about 4·d_model² where all widths are d_model.
+
+    Raw attention has those alone that its spec learns.
+    """
+    if work.sizes is not None:
+        return sum(prod(shape) for shape in parameter_shapes(work.sizes).values())
+    return sum(prod(learned.shape) for learned in learned_of(work.spec, work.widths).values())
 
 
 def kv_cache_bytes_per_token(work: Workload) -> int:
@@ -18,13 +24,14 @@ def kv_cache_bytes_per_token(work: Workload) -> int:
 
 def kv_cache_bytes(work: Workload) -> int:
     """Keys and values of all tokens of the batch, past and new."""
-    return work.batch * work.keys * kv_cache_bytes_per_token(work)
+    return work.batch * work.told_keys * kv_cache_bytes_per_token(work)
 
 
 def input_bytes(work: Workload) -> int:
     """The request's tensors in the dtype that is computed in.
 
-    Query, key and value where they are tensors of their own, past keys and values, and the mask.
+    Query, key and value where they are tensors of their own, past keys and values, the mask, and what the spec of raw
+    attention learns.
     """
     if work.sizes is None:
         widths = (work.heads * work.head_dim, work.kv_heads * work.head_dim, work.kv_heads * work.value_dim)
@@ -38,7 +45,8 @@ def input_bytes(work: Workload) -> int:
     )
     past = work.batch * work.past * kv_cache_bytes_per_token(work)
     mask = work.request_mask_elements * (1 if work.bool_mask else work.itemsize)
-    return work.batch * elements * work.itemsize + mask + past
+    learned = parameter_count(work) * work.itemsize if work.sizes is None else 0
+    return work.batch * elements * work.itemsize + mask + past + learned
 
 
 def output_bytes(work: Workload) -> int:

@@ -59,7 +59,7 @@ def predicted_gradient_seconds(work: Workload, kernel: str, rates: Rates) -> flo
 def moved_bytes(work: Workload, kernel: str) -> int:
     """Bytes that one forward pass reads and writes: every tensor when it is made and each time that it is used."""
     held = Held.of(work)
-    parameters = parameter_count(work.sizes) * work.itemsize
+    parameters = parameter_count(work) * work.itemsize
     moved = held.inputs + parameters + held.made + held.q + held.kv + 2 * held.context + held.output
     if kernel != "fused":
         return moved + _stage_traffic(work, work.pairs * work.heads)

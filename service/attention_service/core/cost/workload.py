@@ -6,6 +6,7 @@ import torch
 
 from attention_contract.spec import AttentionSpec
 from attention_service.core.multihead import Sizes
+from attention_service.core.types import Widths, added_keys
 
 
 @dataclass(frozen=True)
@@ -19,7 +20,7 @@ class Workload:
     batch: int
     queries: int
     keys: int
-    """K, the past included."""
+    """K, the past and what the spec adds included."""
     heads: int
     kv_heads: int
     head_dim: int
@@ -46,15 +47,33 @@ class Workload:
     """Whether rows of the batch stand at different places, so that a positional mask differs between them."""
     edited: bool = False
     """Whether some tap is edited."""
+    dropped: bool = False
+    """Whether weights are dropped."""
     inputs: frozenset[str] = frozenset({"query", "key", "value"})
     """Which of them are tensors of their own: self-attention has the query alone."""
     threads: int = field(default_factory=torch.get_num_threads)
     """Threads that each hold a tile of the fused kernel on a CPU; 0 on a GPU, where tiles live in shared memory."""
 
     @property
+    def extra(self) -> int:
+        """Keys that the spec adds."""
+        return added_keys(self.spec)
+
+    @property
+    def told_keys(self) -> int:
+        """K as masks count it: without what the spec adds."""
+        return self.keys - self.extra
+
+    @property
     def new_keys(self) -> int:
         """Keys that this request brings."""
-        return self.keys - self.past
+        return self.told_keys - self.past
+
+    @property
+    def widths(self) -> Widths:
+        """What the shapes of the spec's learned tensors depend on."""
+        d_model = None if self.sizes is None else self.sizes.d_model
+        return Widths(self.heads, self.kv_heads, self.head_dim, self.value_dim, d_model)
 
     @property
     def pairs(self) -> int:
@@ -65,15 +84,15 @@ class Workload:
         """The same with one size of a sweep changed; keys are the new ones, length is queries and new keys together."""
         match dimension:
             case "length":
-                return replace(self, queries=value, keys=self.past + value)
+                return replace(self, queries=value, keys=self.past + value + self.extra)
             case "batch":
                 return replace(self, batch=value)
             case "queries":
                 return replace(self, queries=value)
             case "keys":
-                return replace(self, keys=self.past + value)
+                return replace(self, keys=self.past + value + self.extra)
             case "past":
-                return replace(self, past=value, keys=self.new_keys + value)
+                return replace(self, past=value, keys=self.new_keys + value + self.extra)
             case _:
                 raise ValueError(f"dimension {dimension!r}: expected length, batch, queries, keys or past")
 

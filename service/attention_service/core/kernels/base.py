@@ -19,7 +19,14 @@ class Kernel(Protocol):
         """``context`` ``[B, H, Q, V]``, and those of the taps, whole, that it has in memory anyway."""
 
     def unsuitable(
-        self, spec: AttentionSpec, dtype: torch.dtype, *, edits: bool, taps_gradient: bool, double_backward: bool
+        self,
+        spec: AttentionSpec,
+        dtype: torch.dtype,
+        *,
+        edits: bool,
+        dropout: bool,
+        taps_gradient: bool,
+        double_backward: bool,
     ) -> Iterator[str]:
         """Each reason why it cannot."""
 

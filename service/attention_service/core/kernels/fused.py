@@ -15,7 +15,7 @@ from attention_service.core.masks import pattern_of
 from attention_service.core.normalizers import NORMALIZERS, Softmax
 from attention_service.core.patterns import Band
 from attention_service.core.positions import POSITIONS
-from attention_service.core.scores import SCORES
+from attention_service.core.scores import SCORES, Product
 from attention_service.core.types import Problem
 from attention_service.core.visibility import real_keys, visibility, without_padding
 
@@ -33,11 +33,12 @@ class Fused:
         """The context alone: one call, its arguments made so that each device takes its fast path."""
         q, k = POSITIONS.of(problem.spec.position).encode(problem.q, problem.k)
         clean = without_padding(replace(problem, k=k))
-        k, v = clean.k, clean.v
         normalizer = NORMALIZERS.of(problem.spec.normalizer)
-        factor = SCORES.of(problem.spec.score).factor(q.shape[-1])
-        if factor is None or not isinstance(normalizer, Softmax) or problem.spec.softcap is not None:
+        score = SCORES.of(problem.spec.score)
+        if not isinstance(score, Product) or not isinstance(normalizer, Softmax) or problem.spec.softcap is not None:
             raise ValueError("the fused kernel computes a plain softmax over dot products; ask `unsuitable` first")
+        v = clean.v
+        q, k, factor = score.factors(q, clean.k, problem.learned)
         scale = factor / normalizer.options.temperature
         if scale <= 0:
             # CPU: a causal mask becomes NaN under a scale that is not positive.
@@ -55,22 +56,35 @@ class Fused:
         return {"context": context if blind is None else context.masked_fill(blind, 0)}
 
     def unsuitable(
-        self, spec: AttentionSpec, dtype: torch.dtype, *, edits: bool, taps_gradient: bool, double_backward: bool
+        self,
+        spec: AttentionSpec,
+        dtype: torch.dtype,
+        *,
+        edits: bool,
+        dropout: bool,
+        taps_gradient: bool,
+        double_backward: bool,
     ) -> Iterator[str]:
         """What needs the weights, or another formula."""
         normalizer = NORMALIZERS.of(spec.normalizer)
-        if SCORES.of(spec.score).factor(1) is None:
+        if not isinstance(SCORES.of(spec.score), Product):
             yield f"the fused kernel has no score {spec.score.name}"
+        if spec.score.name == "gaussian" and dtype.itemsize == 2:
+            yield f"the fused kernel would round the squares of a gaussian score to {_name(dtype)}"
         if spec.softcap is not None:
             yield "the fused kernel has no softcap"
         if not isinstance(normalizer, Softmax):
             yield f"the fused kernel has no normalizer {spec.normalizer.name}"
+        elif normalizer.options.sinks:
+            yield "the fused kernel has no sinks"
         runs_in = torch.promote_types(dtype, torch.float32)
         if normalizer.runs_in(dtype) != runs_in:
             yield (
                 f"the fused kernel normalizes {_name(dtype)} inputs in {_name(runs_in)}, "
                 f"not in {spec.normalizer.dtype} as the spec asks"
             )
+        if dropout:
+            yield "the fused kernel draws its own dropout, which cannot be told again"
         if edits:
             yield "edits need every tap in memory, which the fused kernel does not keep"
         if taps_gradient:
@@ -86,9 +100,9 @@ def _mask(problem: Problem, temperature: float) -> tuple[Tensor | None, Tensor |
     gradient, differs from device to device.
     """
     reach = _reach(problem)
-    if reach == 0 and problem.mask is None and real_keys(problem) is None:
+    if reach == 0 and not problem.extra and problem.mask is None and real_keys(problem) is None:
         return None, None, True
-    if reach is not None and reach >= problem.k.shape[2] - 1:  # nothing is hidden, as from the last query of a decode
+    if reach is not None and reach >= problem.keys - 1:  # nothing is hidden, as from the last query of a decode
         problem = replace(problem, spec=problem.spec.model_copy(update={"masks": []}))
     seen = visibility(problem)
     if seen.bias is None:
@@ -105,7 +119,7 @@ def _reach(problem: Problem) -> int | None:
     """The r for which the spec's masks say j ≤ i + r and nothing else; None where that is not what they say."""
     if not problem.spec.masks:
         return None
-    band = pattern_of(problem.spec.masks, problem.q.shape[2], problem.k.shape[2], problem.past)
+    band = pattern_of(problem.spec.masks, problem.q.shape[2], problem.keys, problem.past)
     if not isinstance(band, Band) or band.low is not None or band.high is None:
         return None
     if problem.offsets is None:

@@ -26,7 +26,14 @@ class Materialized:
         return dict(stages(problem, {*taps, "context"}, edits))
 
     def unsuitable(
-        self, spec: AttentionSpec, dtype: torch.dtype, *, edits: bool, taps_gradient: bool, double_backward: bool
+        self,
+        spec: AttentionSpec,
+        dtype: torch.dtype,
+        *,
+        edits: bool,
+        dropout: bool,
+        taps_gradient: bool,
+        double_backward: bool,
     ) -> Iterator[str]:
         """Nothing is."""
         yield from ()

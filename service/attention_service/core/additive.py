@@ -1,0 +1,66 @@
+"""Sums over the hidden layer of additive attention, in blocks of queries and keys, with a gradient that recomputes."""
+
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.autograd import Function
+
+BLOCK = 2**20
+"""Elements of the hidden layer ``[B, H, queries, keys, N]`` that are held at a time."""
+
+
+def additive_scores(a: Tensor, c: Tensor, v: Tensor) -> Tensor:
+    """Σ_n v_n tanh(a_n + c_n) for every query and key.
+
+    a ``[B, H, Q, N]``, c ``[B, H, K, N]`` and v ``[H, N]`` to ``[B, H, Q, K]``. Nothing but these is kept for the
+    backward pass, which can be differentiated again. Source: Bahdanau et al. 2015, appendix A.1.2.
+    """
+    scores: Tensor = _Additive.apply(a, c, v)  # type: ignore[no-untyped-call]
+    return scores
+
+
+class _Additive(Function):
+    @staticmethod
+    def forward(ctx: Any, a: Tensor, c: Tensor, v: Tensor) -> Tensor:
+        ctx.save_for_backward(a, c, v)
+        scores = a.new_empty(*a.shape[:3], c.shape[2])
+        for rows, columns in _blocks(a, c):
+            hidden = _hidden(a[:, :, rows], c[:, :, columns])  # [B, H, q, k, N]
+            scores[:, :, rows, columns] = (hidden.flatten(2, 3) @ v[..., None]).view(hidden.shape[:4])
+        return scores
+
+    @staticmethod
+    def backward(ctx: Any, upstream: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """With t = tanh(a + c): ∂v = Σ ∂s·t, and ∂s·v·(1 − t²) summed over the keys is ∂a, over the queries ∂c."""
+        a, c, v = ctx.saved_tensors
+        queries: dict[int, Tensor] = {}
+        keys: dict[int, Tensor] = {}
+        of_v = torch.zeros_like(v)
+        for rows, columns in _blocks(a, c):
+            hidden = _hidden(a[:, :, rows], c[:, :, columns])
+            given = upstream[:, :, rows, columns]
+            of_v = of_v + (given.flatten(2)[:, :, None] @ hidden.flatten(2, 3)).squeeze(2).sum(0)
+            inner = (1 - hidden.square()) * v[:, None, None] * given[..., None]
+            queries[rows.start] = inner.sum(3) + queries.get(rows.start, 0)
+            keys[columns.start] = inner.sum(2) + keys.get(columns.start, 0)
+        of_a = torch.cat([*queries.values()], 2) if queries else torch.zeros_like(a)
+        of_c = torch.cat([*keys.values()], 2) if keys else torch.zeros_like(c)
+        return of_a, of_c, of_v
+
+
+def _hidden(a: Tensor, c: Tensor) -> Tensor:
+    return torch.tanh(a[:, :, :, None] + c[:, :, None])
+
+
+def _blocks(a: Tensor, c: Tensor) -> Iterator[tuple[slice, slice]]:
+    """Whole rows of keys where one fits, parts of a row otherwise."""
+    each = max(1, a.shape[0] * a.shape[1] * a.shape[3])
+    columns = max(1, min(c.shape[2], BLOCK // each))
+    rows = max(1, BLOCK // (each * columns))
+    if not c.shape[2]:
+        return
+    for row in range(0, a.shape[2], rows):
+        for column in range(0, c.shape[2], columns):
+            yield slice(row, row + rows), slice(column, column + columns)

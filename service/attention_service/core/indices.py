@@ -1,0 +1,11 @@
+"""Picking entries along a dimension."""
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+
+def pick(x: Tensor, dim: int, index: Sequence[int]) -> Tensor:
+    """The listed entries of one dimension, in the order of the list."""
+    return x.index_select(dim, torch.tensor(index, device=x.device))

@@ -1,0 +1,31 @@
+"""The learned tensors of a spec: which there are, in which shapes, and how they begin."""
+
+from collections.abc import Mapping
+
+from torch import Tensor
+
+from attention_contract.spec import AttentionSpec
+from attention_service.core.indices import pick
+from attention_service.core.normalizers import NORMALIZERS
+from attention_service.core.scores import SCORES
+from attention_service.core.types import Learned, Problem, Selection, Widths
+
+
+def learned_of(spec: AttentionSpec, widths: Widths) -> dict[str, Learned]:
+    """Every learned tensor that this spec needs beside the projections, by name, in the order of the computation."""
+    extra = {}
+    if spec.add_bias_kv:
+        extra["bias_k"] = Learned((widths.kv_heads * widths.head_dim,), fill=0.0, heads=None)
+        extra["bias_v"] = Learned((widths.kv_heads * widths.value_dim,), fill=0.0, heads=None)
+    return extra | SCORES.of(spec.score).learned(widths) | NORMALIZERS.of(spec.normalizer).learned(widths)
+
+
+def narrow_learned(problem: Problem, selection: Selection) -> Mapping[str, Tensor]:
+    """The learned tensors of a problem, of the selected heads alone."""
+    if selection.heads is None or not problem.learned:
+        return problem.learned
+    narrowed = {}
+    for name, learned in learned_of(problem.spec, problem.widths).items():
+        x = problem.learned[name]
+        narrowed[name] = x if learned.heads is None else pick(x, learned.heads, selection.heads)
+    return narrowed

@@ -1,6 +1,7 @@
 """Problems to attend to, and the formula written out in plain loops to hold every other way against."""
 
 import math
+import os
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from itertools import accumulate, product
@@ -12,6 +13,8 @@ from torch import Tensor
 from attention_contract import spec
 from attention_service.core.learned import learned_of
 from attention_service.core.types import Problem
+
+os.environ.setdefault("KERAS_BACKEND", "torch")  # Keras reads it when it is imported
 
 SPECS = {
     "default": spec.AttentionSpec(),

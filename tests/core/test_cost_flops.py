@@ -8,12 +8,16 @@ from torch.utils.flop_counter import FlopCounterMode, sdpa_backward_flop_count
 
 from attention_contract.schemas.modules import Biases
 from attention_contract.spec import (
+    Additive,
     AnyOf,
     AttentionSpec,
+    Bilinear,
     Causal,
+    Cosine,
     Documents,
     Dot,
     Entmax15,
+    Gaussian,
     GlobalTokens,
     ScaledDot,
     Sigmoid,
@@ -22,9 +26,12 @@ from attention_contract.spec import (
     Sparsemax,
     Strided,
 )
+from attention_service.core.attention import attend
 from attention_service.core.cost import Workload, backward_flops, flops, pair_count, parameter_count
+from attention_service.core.learned import learned_of
 from attention_service.core.masks import allowed_pairs
 from attention_service.core.multihead import Sizes, initial_parameters, parameter_shapes, project, project_out
+from attention_service.core.types import Problem
 
 NO_BIAS = Biases()
 ALL_BIASES = Biases(q_proj=True, k_proj=True, v_proj=True, o_proj=True)
@@ -164,6 +171,51 @@ def test_other_normalizers_count_their_operations_and_the_comparisons_of_a_sort(
     assert backward_flops(work, masked=False, fused=False).normalizer == backward * pairs
     fused = backward_flops(work, masked=False, fused=True).normalizer
     assert fused == (forward + backward) * pairs  # all of it repeated
+
+
+SCORES = {
+    "bilinear": Bilinear(),
+    "additive": Additive(hidden=5),
+    "gaussian": Gaussian(sigma="learned"),
+    "cosine": Cosine(scale=3.0),
+    "dot": Dot(),
+}
+
+
+@pytest.mark.parametrize("kv_heads", [4, 2])
+@pytest.mark.parametrize("score", SCORES.values(), ids=SCORES)
+def test_products_of_a_score_are_what_pytorch_counts_of_the_stages(score, kv_heads):
+    work = work_of(kv_heads=kv_heads, queries=5, keys=7, spec=AttentionSpec(score=score))
+
+    def meta(*shape: int) -> torch.Tensor:
+        return torch.empty(shape, device="meta", requires_grad=True)
+
+    q, k, v = (meta(2, heads, length, 6) for heads, length in ((4, 5), (kv_heads, 7), (kv_heads, 7)))
+    learned = {name: meta(*each.shape) for name, each in learned_of(work.spec, work.widths).items()}
+    problem = Problem(q, k, v, work.spec, learned=learned)
+    with FlopCounterMode(display=False) as forward:
+        context = attend(problem, kernel="materialized").context
+    with FlopCounterMode(display=False) as backward:
+        torch.autograd.grad(context.sum(), [q, k, v, *learned.values()])
+    assert flops(work, masked=False).matmul == forward.get_total_flops()
+    assert backward_flops(work, masked=False, fused=False).matmul == backward.get_total_flops()
+    assert parameter_count(work) == sum(x.numel() for x in learned.values())
+
+
+@pytest.mark.parametrize(
+    ("score", "forward", "backward", "of_tokens"),
+    [
+        (Bilinear(), 5, 4, 0),
+        (Additive(hidden=5), 5 + 10, 4 + 40, 0),
+        (Gaussian(), 6, 5, 2 * 4 * (10 * 4 * 6 + 10 * 5 * 6)),
+        (Cosine(), 6, 5, 2 * 4 * (10 * 3 * 6 + 10 * 3 * 6)),
+    ],
+)
+def test_elementwise_work_of_a_score(score, forward, backward, of_tokens):
+    work = work_of(spec=AttentionSpec(score=score))
+    pairs = work.pairs * work.heads
+    assert flops(work, masked=False).normalizer == forward * pairs + of_tokens
+    assert backward_flops(work, masked=False, fused=False).normalizer == backward * pairs + 2 * of_tokens
 
 
 MASKS = {

@@ -10,18 +10,23 @@ from torch.profiler import ProfilerActivity, profile, record_function
 
 from attention_contract.schemas.modules import Biases
 from attention_contract.spec import (
+    Additive,
     AnyOf,
     AttentionSpec,
+    Bilinear,
     Block,
     Causal,
+    Cosine,
     Documents,
     Entmax15,
     FixedStride,
+    Gaussian,
     GlobalTokens,
     PrefixLM,
     RandomBlocks,
     Sigmoid,
     SlidingWindow,
+    Softmax,
     Sparsemax,
     Strided,
 )
@@ -37,8 +42,9 @@ from attention_service.core.cost import (
     peak_bytes,
 )
 from attention_service.core.kernels import unsuitable
-from attention_service.core.multihead import Sizes, initial_parameters, project, project_out
-from attention_service.core.types import Problem, Selection
+from attention_service.core.learned import learned_of
+from attention_service.core.multihead import Sizes, initial_parameters, project, project_out, with_added_keys
+from attention_service.core.types import Dropout, Problem, Selection
 
 DTYPES = {2: torch.bfloat16, 4: torch.float32, 8: torch.float64}
 KERNELS = ("fused", "materialized")
@@ -66,7 +72,7 @@ def raw(*, batch=2, queries=256, keys=256, heads=4, kv_heads=4, head_dim=64, val
 
 def module(width=256, heads=4, kv_heads=4, **more):
     head = width // heads
-    sizes = Sizes(width, heads, kv_heads, head, head, width, width, BIASES)
+    sizes = Sizes(width, heads, kv_heads, head, head, width, width, BIASES, more.get("spec", AttentionSpec()))
     more = {"inputs": frozenset({"query"})} | more
     return raw(heads=heads, kv_heads=kv_heads, head_dim=head, value_dim=head, sizes=sizes, **more)
 
@@ -106,6 +112,20 @@ WORKLOADS |= {
     "bfloat16 sparsemax": raw(itemsize=2, spec=AttentionSpec(normalizer=NORMALIZERS["sparsemax"])),
     "float64 entmax15": raw(itemsize=8, spec=AttentionSpec(normalizer=NORMALIZERS["entmax15"])),
     "module, entmax15, window": module(spec=WINDOW.model_copy(update={"normalizer": NORMALIZERS["entmax15"]})),
+}
+WORKLOADS |= {each.name: raw(spec=AttentionSpec(score=each)) for each in (Bilinear(), Additive(hidden=32), Cosine())}
+WORKLOADS |= {
+    "gaussian": raw(spec=AttentionSpec(score=Gaussian(sigma="learned")), kv_heads=2),
+    "cosine, learned, grouped": raw(spec=AttentionSpec(score=Cosine(scale="learned")), kv_heads=1),
+    "module, bilinear": module(spec=AttentionSpec(score=Bilinear())),
+    "module, additive, grouped": module(kv_heads=2, spec=AttentionSpec(score=Additive())),
+    "bfloat16 gaussian": raw(itemsize=2, spec=AttentionSpec(score=Gaussian())),
+    "sinks": raw(spec=AttentionSpec(normalizer=Softmax(sinks=True))),
+    "module, sinks, window": module(spec=WINDOW.model_copy(update={"normalizer": Softmax(sinks=True)})),
+    "dropout": raw(dropped=True),
+    "dropout, long": raw(queries=1024, keys=1024, dropped=True),
+    "added keys": raw(keys=258, spec=AttentionSpec(add_bias_kv=True, add_zero_attn=True)),
+    "module, added keys": module(keys=257, spec=CAUSAL.model_copy(update={"add_bias_kv": True})),
 }
 TAPPED = {
     "weights": raw(taps=frozenset({"output", "weights"})),
@@ -152,6 +172,11 @@ class Request:
         if work.batched_offsets:
             self.tensors["offsets"] = torch.arange(work.batch)
         self.parameters = {} if sizes is None else initial_parameters(sizes, 0, dtype)
+        if sizes is None:
+            learned = learned_of(work.spec, work.widths)
+            self.tensors |= {
+                f"parameters.{name}": torch.ones(each.shape, dtype=dtype) for name, each in learned.items()
+            }
 
     def problem(self, tensors, parameters) -> Problem:
         q = tensors["query"]
@@ -163,7 +188,12 @@ class Request:
             k = torch.cat([tensors["past_key"], k], 2)
             v = torch.cat([tensors["past_value"], v], 2)
         asked = {name: tensors.get(name) for name in ("mask", "key_lengths", "offsets")}
-        return Problem(q, k, v, self.work.spec, past=self.work.past, **asked)
+        given = parameters | {name.removeprefix("parameters."): x for name, x in tensors.items()}
+        learned = {name: given[name] for name in learned_of(self.work.spec, self.work.widths)}
+        dropout = Dropout(0.1, 0) if self.work.dropped else None
+        return with_added_keys(
+            Problem(q, k, v, self.work.spec, past=self.work.past, learned=learned, dropout=dropout, **asked)
+        )
 
     def copied(self):
         """As when they are brought to a device."""
@@ -206,7 +236,7 @@ def passes():
     for name, work in (WORKLOADS | TAPPED).items():
         request = Request(work)
         for kernel in KERNELS:
-            if unsuitable(kernel, work.spec, DTYPES[work.itemsize]):
+            if unsuitable(kernel, work.spec, DTYPES[work.itemsize], dropout=work.dropped):
                 continue
             yield ("forward", name, kernel), lambda request=request, kernel=kernel: request.forward(kernel)
             if name in WORKLOADS:
@@ -265,7 +295,9 @@ def test_peak_with_gradients_of_every_tap_is_what_is_allocated(name, measured):
 
 
 def test_everything_was_measured(measured):
-    fused = sum(not unsuitable("fused", work.spec, DTYPES[work.itemsize]) for work in WORKLOADS.values())
+    fused = sum(
+        not unsuitable("fused", work.spec, DTYPES[work.itemsize], dropout=work.dropped) for work in WORKLOADS.values()
+    )
     assert len(measured) == 2 * len(TAPPED) + 3 * len(WORKLOADS) + 2 * fused
 
 

@@ -129,7 +129,7 @@ class Softmax:
         tensors are read or written. Sinks need neither, but a copy of the scores with one column more.
         """
         if self.options.sinks:
-            return PairCost(5, 4, held=3 * itemsize, held_backward=4 * itemsize, apart=False, moved=8 * itemsize)
+            return PairCost(5, 4, held=3 * itemsize, held_backward=3 * itemsize, apart=False, moved=8 * itemsize)
         return PairCost(5, 4, held=3 * itemsize, held_backward=3 * itemsize, apart=True, moved=9 * itemsize)
 
     def _with_sinks(self, masked_scores: Tensor, learned: Mapping[str, Tensor]) -> Tensor:

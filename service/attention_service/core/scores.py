@@ -39,8 +39,11 @@ class ScoreCost:
     """Elements held for each query in place of the query while the pairs are scored."""
     key_width: int = 0
     """Elements held for each key in place of the key; 0 where the key serves as it is."""
-    scratch: int = 0
-    """Elements held beside, whatever the sizes."""
+    layer: int = 0
+    """Elements of a hidden layer for each pair, of which no more than ``additive.BLOCK`` are held at a time."""
+    layers: int = 0
+    """How many tensors of that size are held at a time."""
+    backward_layers: int = 0
 
 
 class Score(Protocol):
@@ -181,7 +184,9 @@ class Additive:
             by_query_head=True,
             query_width=hidden,
             key_width=hidden + d * (widths.heads != widths.kv_heads),
-            scratch=3 * 2**20,
+            layer=hidden,
+            layers=3,
+            backward_layers=5,
         )
 
     def _hidden(self, head_dim: int) -> int:
@@ -223,7 +228,7 @@ class Gaussian(_OfProduct):
         d = widths.head_dim
         return ScoreCost(
             2 * (d + 2), 1, pair_backward_flops=1, query_flops=4 * d, key_flops=5 * d,
-            query_width=3 * d + 4, key_width=3 * d + 2,
+            query_width=2 * d + 2, key_width=2 * d + 2,
         )  # fmt: skip
 
 
@@ -252,10 +257,11 @@ class Cosine(_OfProduct):
 
     def cost(self, widths: Widths) -> ScoreCost:
         """The product and the scale; for a query or a key 3·D: squared, summed, divided."""
-        d = widths.head_dim
+        d, scaled = widths.head_dim, int(self.options.scale != 1)
         return ScoreCost(
-            2 * d, 1, pair_backward_flops=1, query_flops=3 * d, key_flops=3 * d, query_width=2 * d, key_width=d
-        )
+            2 * d, 1, pair_backward_flops=1, query_flops=3 * d, key_flops=3 * d,
+            query_width=d * (1 + scaled), key_width=d,
+        )  # fmt: skip
 
 
 def _half_square(x: Tensor) -> Tensor:

@@ -1,7 +1,8 @@
 """Peak memory of one call of the fused kernel: what it is given beside q, k and v, and what it works in."""
 
+from attention_contract.spec import Dot, ScaledDot
 from attention_service.core.cost.held import Held
-from attention_service.core.cost.pairs import Masks, fused_masks
+from attention_service.core.cost.pairs import Masks, fused_masks, score_cost
 from attention_service.core.cost.workload import Workload
 
 
@@ -12,7 +13,7 @@ def fused_peak(work: Workload) -> int:
     context = held.context * (2 if masks.any else 1)  # queries that look nowhere are zeroed in a copy
     padding = held.kv if work.padded else 0
     making, mask = fused_mask_bytes(work, masks)
-    calling = mask + fused_arguments(work) + context + fused_workspace(work) + _packed(work)
+    calling = mask + fused_factors(work) + fused_arguments(work) + context + fused_workspace(work) + _packed(work)
     return padding + max(making, calling)
 
 
@@ -34,6 +35,15 @@ def fused_mask_bytes(work: Workload, masks: Masks) -> tuple[int, int]:
     passed = masks.combined * (max(e, 4) if work.threads else e)
     making = masks.together * 2 + masks.combined * (4 * e + 1) + passed
     return max(masks.building, making), passed + (0 if work.threads else converted)
+
+
+def fused_factors(work: Workload) -> int:
+    """What the score makes of queries and keys, for their product to be the score; a plain scale is passed on."""
+    if isinstance(work.spec.score, Dot | ScaledDot):
+        return 0
+    score = score_cost(work)
+    queries, keys = work.batch * work.heads * work.queries, work.batch * work.kv_heads * work.keys
+    return (queries * score.query_width + keys * score.key_width) * work.itemsize
 
 
 def fused_arguments(work: Workload) -> int:

@@ -6,7 +6,14 @@ backward pass; and the backward pass of the projections, when the graph of the a
 
 from dataclasses import replace
 
-from attention_service.core.cost.fused_memory import fused_arguments, fused_mask_bytes, fused_peak, fused_workspace
+from attention_service.core.additive import BLOCK
+from attention_service.core.cost.fused_memory import (
+    fused_arguments,
+    fused_factors,
+    fused_mask_bytes,
+    fused_peak,
+    fused_workspace,
+)
 from attention_service.core.cost.held import Held
 from attention_service.core.cost.memory import bias_copies, materialized_peak, peak_bytes, score_tensors, with_margin
 from attention_service.core.cost.pairs import (
@@ -80,7 +87,7 @@ def _materialized(work: Workload, *, taps: bool) -> tuple[int, int]:
     masks = masks_of(work)
     pairs = work.pairs * work.heads
     e, c, n = work.itemsize, score_itemsize(work), softmax_itemsize(work)
-    graph = _factors(work) + masks.together + bias_copies(work, masks)
+    graph = _factors(work) + masks.together + bias_copies(work, masks) + pairs * work.dropped
     if work.spec.softcap is not None:
         graph += pairs * c
     kinds = score_tensors(work) if taps else 0
@@ -97,6 +104,8 @@ def _materialized(work: Workload, *, taps: bool) -> tuple[int, int]:
         flowing_back += held.context + held.merged + 2 * held.q + held.kv
     flowing_back += 2 * n * work.batch * work.heads * work.queries  # which queries look nowhere, and sums over keys
     padding = held.kv if work.padded else 0
+    score = score_cost(work)
+    flowing_back += score.backward_layers * min(BLOCK, pairs * score.layer) * c
     backward = graph + padding + pairs * flowing + flowing_back + _output_projection(work)
     return forward, max(forward, backward)
 
@@ -119,7 +128,8 @@ def _fused(work: Workload) -> tuple[int, int]:
     contexts = (2 if work.sizes is None else 3) + (1 if masks.any else 0)
     padding = 2 * held.kv if work.padded else 0
     merged = held.merged if work.value_dim < work.head_dim else 0
-    backward = padding + mask + 2 * fused_arguments(work) + contexts * held.context + merged + held.q + held.kv
+    made = 2 * (fused_arguments(work) + fused_factors(work))
+    backward = padding + mask + made + contexts * held.context + merged + held.q + held.kv
     return fused_peak(work) + merged, backward + 2 * fused_workspace(work) + _output_projection(work)
 
 

@@ -4,6 +4,7 @@ Each phase adds up what is held while it runs; the peak is the largest. The orde
 project, put the past before the new keys, mask, score, normalize, weigh the values, project out.
 """
 
+from attention_service.core.additive import BLOCK
 from attention_service.core.blocks import rows_at_once
 from attention_service.core.cost.fused_memory import fused_context, fused_peak
 from attention_service.core.cost.held import Held
@@ -80,11 +81,11 @@ def materialized_peak(work: Workload, rows: int, masks: Masks, *, weighed: bool 
     if weighed:
         blind = work.batch * rows * (1 + 2 * n)  # which queries look nowhere, and the log-sum-exp
         values = work.value_dim * (work.batch * rows + work.batch * work.kv_heads * work.keys)  # laid out, and the sum
-        if work.dropped:  # which are kept, the numbers drawn for a block of them, and the weights without the others
-            values += pairs
-            at_once = work.batch * work.heads * work.keys * rows_at_once(work.batch, work.heads, work.keys)
-            blind += pairs + 40 * min(pairs, at_once)
         last_scores = scores if work.taps & _score_groups(work)[-1] else 0
+        if work.dropped:  # which are kept, and the numbers drawn for a block of them; then the weights, divided, chosen
+            at_once = work.batch * work.heads * work.keys * rows_at_once(work.batch, work.heads, work.keys)
+            drawing = pairs * (work.itemsize + 1) + 32 * min(pairs, at_once)
+            peak = max(peak, kept + last_scores + max(drawing, pairs * (3 * work.itemsize + 1)))
         peak = max(
             peak,
             kept + scores + pairs * normalizer_cost(work).held + blind,
@@ -107,8 +108,9 @@ def copies(work: Workload, rows: int) -> int:
     widened = (queries + keys) * c if c != work.itemsize else 0
     laid_out = (queries if work.batch > 1 or work.heads != work.kv_heads else 0) + (keys if work.batch > 1 else 0)
     heads = work.heads if score.by_query_head else work.kv_heads
-    made = rows * score.query_width + work.batch * heads * work.keys * score.key_width + score.scratch
-    return made * c + widened + laid_out * c
+    made = rows * score.query_width + work.batch * heads * work.keys * score.key_width
+    layers = score.layers * min(BLOCK, rows * work.keys * score.layer)
+    return (made + layers) * c + widened + laid_out * c
 
 
 def makes_pairs(work: Workload, kernel: str) -> tuple[bool, bool]:

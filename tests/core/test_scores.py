@@ -1,0 +1,178 @@
+"""Every score against a library that knows it, in float64, and its gradients."""
+
+import pytest
+import torch
+from scipy.spatial.distance import cdist
+from torch.nn.functional import bilinear, cosine_similarity, linear
+
+from attention_contract import spec
+from attention_service.core import additive
+from attention_service.core.learned import learned_of
+from attention_service.core.scores import SCORES, Product
+from attention_service.core.types import Widths
+
+OPTIONS = [
+    spec.Dot(),
+    spec.ScaledDot(),
+    spec.Bilinear(),
+    spec.Additive(hidden=5),
+    spec.Gaussian(sigma=0.7),
+    spec.Gaussian(sigma="learned"),
+    spec.Cosine(scale=4.0),
+    spec.Cosine(scale="learned"),
+]
+BATCH, HEADS, KV_HEADS, QUERIES, KEYS, WIDTH = 2, 4, 2, 3, 6, 5
+
+
+def ids(options):
+    return f"{options.name}{' learned' if 'learned' in dict(options).values() else ''}"
+
+
+@pytest.fixture(params=OPTIONS, ids=ids)
+def options(request):
+    return request.param
+
+
+@pytest.fixture
+def inputs(options):
+    generator = torch.Generator().manual_seed(5)
+    q = torch.randn(BATCH, HEADS, QUERIES, WIDTH, generator=generator, dtype=torch.float64)
+    k = torch.randn(BATCH, KV_HEADS, KEYS, WIDTH, generator=generator, dtype=torch.float64)
+    needed = learned_of(spec.AttentionSpec(score=options), Widths(HEADS, KV_HEADS, WIDTH, WIDTH))
+    drawn = {n: torch.rand(each.shape, generator=generator, dtype=torch.float64) + 0.5 for n, each in needed.items()}
+    return q, k, drawn
+
+
+def by_a_library(options, q, k, learned, head):
+    """The scores ``[Q, K]`` of one head, by a library's function of that name."""
+    match options:
+        case spec.Dot():
+            return torch.tensordot(q, k, dims=([1], [1]))
+        case spec.ScaledDot():
+            return torch.baddbmm(torch.zeros(1, len(q), len(k)).double(), q[None], k.T[None], alpha=q.shape[1] ** -0.5)[
+                0
+            ]
+        case spec.Bilinear():
+            pairs = torch.cartesian_prod(torch.arange(len(q)), torch.arange(len(k)))
+            weight = learned["score.weight"][head][None]
+            return bilinear(q[pairs[:, 0]], k[pairs[:, 1]], weight).view(len(q), len(k))
+        case spec.Additive():
+            from keras.layers import AdditiveAttention
+
+            into, of_keys = linear(q, learned["score.query_weight"][head]), linear(k, learned["score.key_weight"][head])
+            layer = AdditiveAttention(use_scale=True, dtype="float64")
+            layer.build([(1, *into.shape), (1, *of_keys.shape), (1, *of_keys.shape)])
+            layer.scale.assign(learned["score.v"][head].numpy())
+            return torch.as_tensor(layer._calculate_scores(into[None], of_keys[None])[0].detach())
+        case spec.Gaussian(sigma=sigma):
+            sigma = learned["score.sigma"][head].item() if sigma == "learned" else sigma
+            return torch.from_numpy(cdist(q.numpy(), k.numpy(), "sqeuclidean")) / (-2 * sigma**2)
+        case spec.Cosine(scale=scale):
+            scale = learned["score.scale"][head].item() if scale == "learned" else scale
+            return cosine_similarity(q[:, None], k[None], dim=-1) * scale
+    raise AssertionError(options)
+
+
+def test_scores_are_what_a_library_computes(options, inputs, monkeypatch):
+    q, k, learned = inputs
+    expected = torch.stack(
+        [
+            torch.stack([by_a_library(options, q[b, h], k[b, h // 2], learned, h) for h in range(HEADS)])
+            for b in range(BATCH)
+        ]
+    )
+    for block in (2**20, 100, 7):  # elements of a hidden layer held at a time, down to less than one pair's
+        monkeypatch.setattr(additive, "BLOCK", block)
+        found = SCORES.of(options).scores(q, k, learned)
+        torch.testing.assert_close(found, expected, rtol=0, atol=1e-10)
+    single = SCORES.of(options).scores(q.float(), k.float(), {n: x.float() for n, x in learned.items()})
+    torch.testing.assert_close(single.double(), expected, rtol=1e-5, atol=1e-5)
+
+
+def test_factors_of_a_product_multiply_to_the_score(options, inputs):
+    score = SCORES.of(options)
+    assert isinstance(score, Product) == (options.name != "additive")
+    if isinstance(score, Product):
+        left, right, factor = score.factors(*inputs)
+        product = torch.einsum("bhqw,bhkw->bhqk", left, right.repeat_interleave(HEADS // KV_HEADS, 1)) * factor
+        torch.testing.assert_close(product, score.scores(*inputs), rtol=0, atol=1e-10)
+
+
+def test_gradients_and_their_gradients_with_respect_to_all_that_goes_in(options, inputs, monkeypatch):
+    monkeypatch.setattr(additive, "BLOCK", 200)
+    q, k, learned = inputs
+    q, k, learned = q[:1, :2, :2], k[:1, :1, :3], {name: x[:2] for name, x in learned.items()}
+    leaves = [x.clone().requires_grad_() for x in (q, k, *learned.values())]
+
+    def scores(q, k, *values):
+        return SCORES.of(options).scores(q, k, dict(zip(learned, values, strict=True)))
+
+    assert torch.autograd.gradcheck(scores, leaves)
+    assert torch.autograd.gradgradcheck(scores, leaves)
+
+
+def test_learned_tensors_are_those_of_the_options():
+    widths = Widths(HEADS, KV_HEADS, WIDTH, 3)
+    shapes = {ids(each): {n: x.shape for n, x in SCORES.of(each).learned(widths).items()} for each in OPTIONS}
+    assert shapes == {
+        "dot": {},
+        "scaled_dot": {},
+        "bilinear": {"score.weight": (4, 5, 5)},
+        "additive": {"score.query_weight": (4, 5, 5), "score.key_weight": (4, 5, 5), "score.v": (4, 5)},
+        "gaussian": {},
+        "gaussian learned": {"score.sigma": (4,)},
+        "cosine": {},
+        "cosine learned": {"score.scale": (4,)},
+    }
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=str)
+def test_a_zero_vector_is_unlike_everything(dtype):
+    q = torch.tensor([[[[0.0, 0.0], [3.0, 4.0]]]], dtype=dtype, requires_grad=True)
+    k = torch.tensor([[[[0.0, 0.0], [1.0, 0.0]]]], dtype=dtype, requires_grad=True)
+    scores = SCORES.of(spec.Cosine()).scores(q, k, {})
+    torch.testing.assert_close(scores, torch.tensor([[[[0, 0], [0, 0.6]]]], dtype=dtype))
+    for gradient in torch.autograd.grad(scores.sum(), (q, k)):
+        assert gradient.isfinite().all()
+        assert gradient[0, 0, 0].count_nonzero() == 0
+
+
+def test_a_gaussian_score_tells_near_points_apart_far_from_zero():
+    """In float32 a difference of squares alone would be lost: the squares here are 1e8, the distances 0.01."""
+    q = torch.tensor([[[[1e4], [1e4 + 0.125]]]])
+    k = torch.tensor([[[[1e4 + 0.0625], [1e4 + 0.25]]]])
+    scores = SCORES.of(spec.Gaussian(sigma=0.1)).scores(q, k, {})
+    exact = -((q.double() - k.double().mT) ** 2) / (2 * 0.1**2)
+    torch.testing.assert_close(scores.double(), exact, rtol=1e-5, atol=1e-6)
+
+
+def test_a_gaussian_score_minds_only_its_own_points():
+    q = torch.ones(1, 1, 2, 3)
+    k = torch.ones(1, 1, 3, 3).index_fill(2, torch.tensor([2]), torch.nan)
+    scores = SCORES.of(spec.Gaussian()).scores(q, k, {})
+    assert scores[..., :2].abs().max() == 0
+    assert scores[..., 2].isnan().all()
+
+
+def test_the_hidden_layer_is_never_held_whole():
+    """A meta tensor that records how large the largest intermediate is."""
+    from torch.utils._python_dispatch import TorchDispatchMode
+
+    largest = 0
+
+    class Watch(TorchDispatchMode):
+        def __torch_dispatch__(self, function, types, args=(), kwargs=None):
+            nonlocal largest
+            result = function(*args, **(kwargs or {}))
+            for x in result if isinstance(result, list | tuple) else [result]:
+                largest = max(largest, x.numel() if isinstance(x, torch.Tensor) else 0)
+            return result
+
+    n, hidden = 512, 64
+    a = torch.zeros(1, 2, n, hidden, requires_grad=True)
+    c = torch.zeros(1, 2, n, hidden, requires_grad=True)
+    v = torch.zeros(2, hidden, requires_grad=True)
+    with Watch():
+        scores = additive.additive_scores(a, c, v)
+        torch.autograd.grad(scores, (a, c, v), torch.ones_like(scores))
+    assert 2 * n * n <= largest <= additive.BLOCK < 2 * n * n * hidden

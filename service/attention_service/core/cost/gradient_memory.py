@@ -128,7 +128,8 @@ def _fused(work: Workload) -> tuple[int, int]:
     contexts = (2 if work.sizes is None else 3) + (1 if masks.any else 0)
     padding = 2 * held.kv if work.padded else 0
     merged = held.merged if work.value_dim < work.head_dim else 0
-    made = 2 * (fused_arguments(work) + fused_factors(work))
+    # Of what the score makes, the gradient of queries is gone when that of keys is found.
+    made = 2 * fused_arguments(work) + fused_factors(work) * 3 // 2
     backward = padding + mask + made + contexts * held.context + merged + held.q + held.kv
     return fused_peak(work) + merged, backward + 2 * fused_workspace(work) + _output_projection(work)
 

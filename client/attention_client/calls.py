@@ -17,6 +17,7 @@ from attention_contract.errors import InvalidRequest
 from attention_contract.operations import Operation
 from attention_contract.schemas.attention import ForwardReply, GradientsReply, WeightsReply
 from attention_contract.schemas.complexity import ComplexityReply, Shape, Sweep
+from attention_contract.schemas.hopfield import HopfieldReply
 from attention_contract.schemas.modules import ModuleConfig, ModuleInfo, ModuleList, Parameter, ParameterList
 from attention_contract.schemas.server import Health, ServerInfo, VariantList
 from attention_contract.validation import validate
@@ -250,3 +251,16 @@ def raw_complexity(
     """What a raw attention costs: no projections."""
     sizes = {"num_heads": num_heads, "head_dim": head_dim}
     return _call(operations.raw_complexity, {}, {**_sizes(shape, sweep), **sizes, **options})
+
+
+# ── Hopfield ─────────────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+def hopfield_retrieve(
+    stored: TensorLike, states: TensorLike, **options: Unpack[o.HopfieldOptions]
+) -> Call[HopfieldReply]:
+    """Let states fall to stored patterns: ``steps`` updates, or as many as it takes until one is below ``eps``.
+
+    stored ``[B, H, N, D]``, states ``[B, H, S, D]``; or ``[B, L, H·D]`` with ``num_heads``.
+    """
+    return _call(operations.hopfield_retrieve, {}, {"stored": stored, "states": states, **options})

@@ -9,6 +9,7 @@ from typing import Any, TypedDict
 
 from attention_client.arrays import TensorLike
 from attention_contract.schemas.attention import Dropout, Edit, KernelName, Select, Tap
+from attention_contract.schemas.hopfield import Projections
 from attention_contract.spec import AttentionSpec
 
 
@@ -90,3 +91,16 @@ class RawCostOptions(CostOptions, total=False):
     value_dim: int | None
     dtype: str
     spec: AttentionSpec | Mapping[str, Any]
+
+
+class HopfieldOptions(TypedDict, total=False):
+    """The fields of HopfieldRequest beside the patterns."""
+
+    beta: TensorLike | None
+    steps: int | None
+    eps: float | None
+    max_steps: int | None
+    stored_mask: TensorLike | None
+    projections: Projections | Mapping[str, TensorLike] | None
+    num_heads: int | None
+    return_association: bool

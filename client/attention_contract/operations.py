@@ -11,6 +11,7 @@ from attention_contract.base import WireModel
 from attention_contract.errors import AttentionError
 from attention_contract.schemas import attention as a
 from attention_contract.schemas import complexity as c
+from attention_contract.schemas import hopfield as h
 from attention_contract.schemas import modules as m
 from attention_contract.schemas import server as s
 
@@ -135,6 +136,11 @@ raw_complexity = Operation(
     (*READS_BODY, e.KernelUnsuitable),
     example={"shape": {"queries": 512}, "num_heads": 8, "head_dim": 64, "spec": {"masks": [{"name": "causal"}]}},
 )  # fmt: skip
+hopfield_retrieve = Operation(
+    "hopfield_retrieve", "POST", "/v1/hopfield/retrieve", h.HopfieldRequest, h.HopfieldReply,
+    "Let states fall to stored patterns: modern Hopfield retrieval",
+    COMPUTES, tensors=True, example=h.EXAMPLE,
+)  # fmt: skip
 health_live = Operation(
     "health_live", "GET", "/health/live", None, s.Health, "Whether the process answers",
     (e.NotAcceptable,),
@@ -150,5 +156,6 @@ OPERATIONS: Final[tuple[Operation[Any], ...]] = (
     list_parameters, replace_parameters, get_parameter,
     forward, weights, gradients, complexity,
     raw_forward, raw_weights, raw_gradients, raw_complexity,
+    hopfield_retrieve,
     health_live, health_ready,
 )  # fmt: skip

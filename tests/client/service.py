@@ -10,6 +10,7 @@ from attention_client import AsyncClient, Client
 from attention_contract.operations import OPERATIONS, Operation
 from attention_contract.schemas import attention as a
 from attention_contract.schemas import complexity as c
+from attention_contract.schemas import hopfield as h
 from attention_contract.schemas import modules as m
 from attention_contract.schemas import server as s
 from attention_contract.wire import JSON, from_body, to_body
@@ -36,6 +37,7 @@ EXAMPLES = {
     "raw_weights": ((X, X), {}, "/v1/attention/weights"),
     "raw_gradients": ((X, X, X), {}, "/v1/attention/gradients"),
     "raw_complexity": ((512,), {"num_heads": 8, "head_dim": 64}, "/v1/attention/complexity"),
+    "hopfield_retrieve": ((X, X), {"eps": 0.1}, "/v1/hopfield/retrieve"),
     "health_live": ((), {}, "/health/live"),
     "health_ready": ((), {}, "/health/ready"),
 }
@@ -62,6 +64,24 @@ def cost(queries: int) -> c.Cost:
     )  # fmt: skip
 
 
+def retrieved(request: h.HopfieldRequest) -> h.HopfieldReply:
+    """Every state as it came; the first settled at one pattern, the others on their way."""
+    states = np.asarray(request.states)
+    first = np.arange(len(states)) == 0
+    numbers = np.where(first, 0.96875, 0.5).astype(np.float32)
+    reached = dict.fromkeys(("weight", "similarity", "distance", "mixed"), numbers)
+    return h.HopfieldReply(
+        states=states,
+        energy=np.stack([numbers + 2, numbers], -1),
+        steps=np.arange(len(states)),
+        change=numbers,
+        converged=None if request.eps is None else first,
+        reached=h.Reached(pattern=np.arange(len(states)), single=first, **reached),
+        association=np.eye(len(states), dtype=np.float32) if request.return_association else None,
+        ran=RAN,
+    )
+
+
 def reply_to(operation: Operation[Any], request: Any) -> Any:
     """A reply of the right kind, with the request's own query as output."""
     name = operation.name.removeprefix("raw_")
@@ -86,6 +106,8 @@ def reply_to(operation: Operation[Any], request: Any) -> Any:
         )
         values = request.sweep.values if request.sweep else [request.shape.queries]
         return c.ComplexityReply(parameter_count=288, costs=[cost(value) for value in values], growth=growth)
+    if name == "hopfield_retrieve":
+        return retrieved(request)
     return {
         "server_info": s.ServerInfo(
             name="attention-service", version="0", torch="2", device="cpu", device_name="a cpu", dtypes=["float32"],

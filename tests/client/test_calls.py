@@ -12,6 +12,7 @@ from attention_contract import errors
 from attention_contract.operations import OPERATIONS
 from attention_contract.schemas import attention as a
 from attention_contract.schemas import complexity as c
+from attention_contract.schemas.hopfield import HopfieldRequest
 from attention_contract.schemas.modules import ModuleConfig
 from tests.client.service import CONFIG, EXAMPLES, X, ask
 
@@ -53,6 +54,7 @@ def test_raw_attention_is_attend_as_well():
         (options.RawGradientsOptions, a.RawGradientsRequest, {"query", "key", "value"}),
         (options.CostOptions, c.ComplexityRequest, {"shape", "sweep"}),
         (options.RawCostOptions, c.RawComplexityRequest, {"shape", "sweep", "num_heads", "head_dim"}),
+        (options.HopfieldOptions, HopfieldRequest, {"stored", "states"}),
     ],
 )
 def test_keyword_arguments_are_the_fields_of_the_request(typed, model, beside):
@@ -79,6 +81,7 @@ def test_models_and_plain_values_make_the_same_call():
         ("get_module", ("..",), {}, "name"),
         ("forward", ("demo", X), {"return_": ["nothing"]}, "return_.0"),
         ("forward", ("demo", X), {"masks": X}, "masks"),
+        ("hopfield_retrieve", (X, X), {"steps": 0}, "steps"),
     ],
 )
 def test_what_cannot_be_asked_is_refused_without_a_request(call, args, kwargs, param):

@@ -54,6 +54,8 @@ COMMANDS = {
     "gradients --query q.npy --key q.npy --value q.npy": ["query"],
     "complexity demo --sweep length=512,1024,2048": ["2048", "O(n²·d)", "2 MB"],
     "complexity --queries 4 --num-heads 8 --head-dim 64": ["fused"],
+    "hopfield --stored q.npy --states q.npy --eps 0.1": ["one pattern", "metastable, still falling", "2.969", "0.9688"],
+    "hopfield --stored q.npy --states q.npy --steps 2": ["metastable", "1.5 ms"],
     "info": ["limits.max_queue"],
     "variants": ["score", "dot", "O(n²)"],
 }
@@ -114,6 +116,24 @@ def test_weights_are_fetched_only_where_they_are_kept(run, played):
     assert np.load("w.npy").shape == (2, 3, 3)
 
 
+def test_patterns_beta_and_projections_become_request_fields(run, played):
+    np.savez("layer.npz", state=X, output=X + 1)
+    np.save("mask.npy", np.array([True, False, True]))
+    run(
+        "hopfield", "--stored", "q.npy", "--states", "q.npy", "--beta", "0.5,2", "--eps", "0.01", "--max-steps", "7",
+        "--stored-mask", "mask.npy", "--projections", "layer.npz", "--num-heads", "2", "-o", "out.npz",
+    )  # fmt: skip
+    asked = played.asked
+    np.testing.assert_array_equal(asked.stored, X)
+    np.testing.assert_array_equal(asked.projections.output, X + 1)
+    assert (asked.beta.tolist(), asked.eps, asked.max_steps, asked.num_heads) == ([0.5, 2.0], 0.01, 7, 2)
+    assert asked.stored_mask.tolist() == [True, False, True]
+    assert np.load("out.npz")["association"].shape == (3, 3)
+    run("hopfield", "--stored", "q.npy", "--states", "q.npy", "--beta", "3", "-o", "out.npy")
+    assert (played.asked.beta.tolist(), played.asked.steps) == (3.0, None)
+    np.testing.assert_array_equal(np.load("out.npy"), X)
+
+
 def test_a_module_is_deleted_at_a_version(run, played):
     assert run("modules", "delete", "demo", "--version", "abc").stdout == ""
     assert played.requests[0].headers["if-match"] == '"abc"'
@@ -168,6 +188,8 @@ def test_json_comes_from_standard_input(run, played, text):
         ("complexity demo", "--queries"),
         ("complexity demo --sweep length=a,b", "--sweep"),
         ("complexity --queries 4", "--num-heads"),
+        ("hopfield --stored q.npy", "--states"),
+        ("hopfield --stored q.npy --states q.npy --beta high", "--beta"),
         ("modules parameters demo --head 1", "need a PARAMETER"),
         ("modules --json list", "behind the command"),
         ("nothing", "No such command"),

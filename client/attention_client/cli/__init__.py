@@ -9,7 +9,7 @@ from typing import Annotated
 import stamina.instrumentation
 import typer
 
-from attention_client.cli import compute, cost, modules, server
+from attention_client.cli import compute, cost, hopfield, modules, server
 from attention_client.cli.extensions import add_extensions
 from attention_client.cli.session import Commands, Session
 from attention_client.client import DEFAULT_URL
@@ -55,6 +55,7 @@ app.command()(compute.forward)
 app.command()(compute.weights)
 app.command()(compute.gradients)
 app.command()(cost.complexity)
+app.command()(hopfield.hopfield)
 app.command()(server.info)
 app.command()(server.variants)
 add_extensions(app)

@@ -9,10 +9,11 @@ from rich.text import Text
 from attention_client.cli.show import new_table, number, print_out, scaled
 from attention_contract.schemas.attention import GradientsReply, HeadStatistics, Ran, TopKeys, WeightsReply
 from attention_contract.schemas.complexity import ComplexityReply
+from attention_contract.schemas.hopfield import HopfieldReply
 from attention_contract.tensors import dtype_name
 
 MAX_ROWS = 64
-"""Of the table of top keys; --json and -o give all."""
+"""Of the tables of top keys and of states; --json and -o give all."""
 
 
 def ran(reply: Ran) -> None:
@@ -55,8 +56,36 @@ def top_keys(top: TopKeys, chosen: list[int] | None, rows: list[int] | None) -> 
         named = (str(sequence), str(chosen[head] if chosen else head), str(rows[query] if rows else query))
         table.add_row(*named, "  ".join(f"{key} ({float(weight):.3f})" for key, weight in pairs))
     print_out(table)
-    if len(lines) > MAX_ROWS:
-        print_out(Text(f"… and {len(lines) - MAX_ROWS} more rows; --json and -o give all of them", style="dim"))
+    _more(len(lines))
+
+
+def _more(rows: int) -> None:
+    if rows > MAX_ROWS:
+        print_out(Text(f"… and {rows - MAX_ROWS} more rows; --json and -o give all of them", style="dim"))
+
+
+def retrieved(reply: HopfieldReply) -> None:
+    """One row for each state: where it ended, how far it fell and what it is."""
+    reached = reply.reached
+    table = new_table(
+        "sequence", "head", "state", "steps", "energy before", "after", "pattern", "weight", "distance", "mixture of",
+        "", left=0,
+    )  # fmt: skip
+    table.columns[-1].justify = "left"
+    shape = (1,) * (3 - reply.steps.ndim) + reply.steps.shape  # a missing batch or head dimension stands for one
+    numbers = [x.reshape(shape) for x in (reached.weight, reached.distance, reached.mixed)]
+    steps, pattern, single = (x.reshape(shape) for x in (reply.steps, reached.pattern, reached.single))
+    energy = reply.energy.reshape(*shape, -1)
+    settled = None if reply.converged is None else reply.converged.reshape(shape)
+    lines = list(np.ndindex(*shape))
+    for at in lines[:MAX_ROWS]:
+        weight, distance, mixed = (number(x[at]) for x in numbers)
+        what = "one pattern" if single[at] else "metastable"
+        what += "" if settled is None or settled[at] else ", still falling"
+        fell = (number(energy[at][0]), number(energy[at][-1]))
+        table.add_row(*map(str, at), str(steps[at]), *fell, str(pattern[at]), weight, distance, mixed, what)
+    print_out(table)
+    _more(len(lines))
 
 
 def gradients(reply: GradientsReply) -> None:

@@ -61,7 +61,12 @@ def _operation(operation: Operation[Any]) -> dict[str, Any]:
 
 
 def _tag(path: str) -> str:
-    for prefix, tag in (("/v1/modules", "modules"), ("/v1/attention", "raw attention"), ("/health", "health")):
+    for prefix, tag in (
+        ("/v1/modules", "modules"),
+        ("/v1/attention", "raw attention"),
+        ("/v1/hopfield", "hopfield"),
+        ("/health", "health"),
+    ):
         if path.startswith(prefix):
             return tag
     return "server"

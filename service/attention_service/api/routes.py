@@ -13,6 +13,7 @@ from attention_contract.schemas.attention import (
     WeightsRequest,
 )
 from attention_contract.schemas.complexity import ComplexityReply, ComplexityRequest
+from attention_contract.schemas.hopfield import HopfieldReply, HopfieldRequest
 from attention_contract.schemas.modules import (
     CreateModule,
     ImportModule,
@@ -143,5 +144,11 @@ def make_router(settings: Settings) -> APIRouter:
     @serve(router, operations.complexity)
     async def complexity(call: Call[ComplexityRequest]) -> ComplexityReply:
         return await call.engine.complexity(call.path.get("name"), call.body)
+
+    # ── Hopfield ─────────────────────────────────────────────────────────────────────────────────────────────────────
+
+    @serve(router, operations.hopfield_retrieve)
+    async def hopfield_retrieve(call: Call[HopfieldRequest]) -> HopfieldReply:
+        return await call.engine.retrieve(call.body)
 
     return router

@@ -26,6 +26,7 @@ from attention_contract.schemas.attention import (
     WeightsRequest,
 )
 from attention_contract.schemas.complexity import ComplexityReply, ComplexityRequest
+from attention_contract.schemas.hopfield import HopfieldReply, HopfieldRequest
 from attention_contract.schemas.modules import (
     CreateModule,
     ImportModule,
@@ -40,7 +41,7 @@ from attention_service.core.arrays import to_numpy
 from attention_service.modules import parameters
 from attention_service.modules.library import Library
 from attention_service.modules.resident import Module
-from attention_service.runtime import complexity, forward, gradients, inspection
+from attention_service.runtime import complexity, forward, gradients, hopfield, inspection
 from attention_service.runtime.budget import Budget
 from attention_service.runtime.device import BUDGET_SHARE, Device, warm_up
 from attention_service.runtime.jobs import Fields, Job
@@ -175,6 +176,12 @@ class Engine:
         """What a shape or a sweep of shapes costs."""
         module = self._target(name, request)
         return await self._in_thread(partial(complexity.report, module, request, self.device), self._counting)
+
+    async def retrieve(self, request: HopfieldRequest) -> HopfieldReply:
+        """Let states fall to stored patterns."""
+        self.check_ready()
+        fields, ran = await self._run(hopfield.prepare(request, self.device))
+        return HopfieldReply(**fields, ran=ran)
 
     def _target(self, name: str | None, request: AttentionInputs | ComplexityRequest) -> Module | None:
         self.check_ready()

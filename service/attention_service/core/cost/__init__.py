@@ -8,6 +8,12 @@ from attention_service.core.cost.gradient_memory import check_peak_bytes, gradie
 from attention_service.core.cost.growth import growth, memory_order, time_order
 from attention_service.core.cost.memory import peak_bytes
 from attention_service.core.cost.report import cost_of
+from attention_service.core.cost.retrieval import (
+    Retrieval,
+    predicted_retrieval_seconds,
+    retrieval_flops,
+    retrieval_peak_bytes,
+)
 from attention_service.core.cost.tensors import (
     input_bytes,
     kv_cache_bytes,
@@ -20,6 +26,7 @@ from attention_service.core.cost.workload import Workload
 
 __all__ = [
     "Rates",
+    "Retrieval",
     "Workload",
     "backward_flops",
     "backward_pass",
@@ -39,6 +46,9 @@ __all__ = [
     "parameter_count",
     "peak_bytes",
     "predicted_gradient_seconds",
+    "predicted_retrieval_seconds",
     "predicted_seconds",
+    "retrieval_flops",
+    "retrieval_peak_bytes",
     "time_order",
 ]

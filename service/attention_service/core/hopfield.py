@@ -1,0 +1,171 @@
+"""Modern Hopfield retrieval: states fall to stored patterns, each update one softmax attention over them.
+
+Notation for shapes: B batch, H heads, N stored patterns, S states, D width.
+Source: Ramsauer et al. 2021, "Hopfield Networks is All You Need".
+"""
+
+from dataclasses import dataclass, replace
+
+import torch
+from torch import Tensor
+from torch.linalg import vector_norm
+from torch.nn.functional import cosine_similarity
+
+from attention_contract.spec import AttentionSpec, Dot
+from attention_service.core.blocks import rows_at_once
+from attention_service.core.stages import stages
+from attention_service.core.types import Problem
+
+SINGLE = 0.9
+"""The association weight from which on a state is one pattern: what the paper counts patterns up to (section 3)."""
+DOT_PRODUCTS = AttentionSpec(score=Dot())
+"""The attention of an update; β is in the queries, so that each head may have its own."""
+
+
+@dataclass(frozen=True)
+class Memory:
+    """What is stored, and how sharply a state is drawn to it."""
+
+    patterns: Tensor
+    """``[B, H, N, D]``, zeros where the mask is false."""
+    beta: Tensor
+    """``[H]``, positive."""
+    mask: Tensor | None = None
+    """Bool ``[B, N]``, true for a real pattern, of which each sequence has at least one; None where all are."""
+
+    def attention(self, states: Tensor) -> Problem:
+        """The attention by which states ``[B, H, S, D]`` are updated: softmax(β ξ Xᵀ) X (eq. 3)."""
+        queries = states * self.beta[:, None, None]
+        return Problem(queries, self.patterns, self.patterns, DOT_PRODUCTS, key_mask=self.mask)
+
+    def ground(self) -> Tensor:
+        """``[B, H, 1]``: the constants of the energy, β⁻¹ ln N + ½ max ‖x‖², which keep it from falling below 0."""
+        batch, _, patterns, _ = self.patterns.shape
+        count = self.beta.new_full((batch, 1), patterns) if self.mask is None else self.mask.sum(-1, keepdim=True)
+        spread: Tensor = count.to(self.beta.dtype).log() / self.beta  # [B, H]
+        widest: Tensor = vector_norm(self.patterns, dim=-1).amax(-1, keepdim=True)  # [B, H, 1]
+        return spread[..., None] + widest.square() / 2
+
+
+@dataclass(frozen=True)
+class Retrieved:
+    """Where states ended and how they came there; T is how many updates the slowest of them took."""
+
+    states: Tensor
+    """``[B, H, S, D]``"""
+    energy: Tensor
+    """``[B, H, S, T + 1]``: before the first update and after each."""
+    steps: Tensor
+    """Integer ``[B, H, S]``"""
+    change: Tensor
+    """``[B, H, S]``: the Euclidean norm of the last update."""
+    pattern: Tensor
+    """Integer ``[B, H, S]``: the pattern of the largest association weight in the last update."""
+    weight: Tensor
+    """``[B, H, S]``: that weight."""
+    similarity: Tensor
+    """``[B, H, S]``: the cosine of the state and that pattern."""
+    distance: Tensor
+    """``[B, H, S]``: how far the state is from it."""
+    mixed: Tensor
+    """``[B, H, S]``: how many patterns the state is a mixture of, exp of the weights' entropy."""
+    association: Tensor | None
+    """``[B, H, S, N]``: the weights of the last update."""
+
+    @classmethod
+    def room(cls, states: Tensor, patterns: int, limit: int, *, association: bool) -> "Retrieved":
+        """Room for the results of as many updates as may be needed."""
+        each = states.shape[:-1]
+        steps, pattern = torch.zeros(2, *each, dtype=torch.int64, device=states.device)
+        change, weight, similarity, distance, mixed = states.new_empty(5, *each)
+        return cls(
+            states=states.new_empty(states.shape),
+            energy=states.new_empty(*each, limit + 1),
+            steps=steps,
+            change=change,
+            pattern=pattern,
+            weight=weight,
+            similarity=similarity,
+            distance=distance,
+            mixed=mixed,
+            association=states.new_empty(*each, patterns) if association else None,
+        )
+
+    def part(self, rows: slice) -> "Retrieved":
+        """The room of some states."""
+        here = {name: x[:, :, rows] for name, x in vars(self).items() if x is not None}
+        return Retrieved(**{"association": None} | here)
+
+
+def energy(memory: Memory, states: Tensor, lse: Tensor, ground: Tensor) -> Tensor:
+    """E(ξ) = −lse(β, Xᵀξ) + ½ ξᵀξ + β⁻¹ ln N + ½ max ‖x‖², ``[B, H, S]`` (eq. 2).
+
+    lse ``[B, H, S]`` is ln Σ exp(β xᵀξ), and the paper's lse(β, ·) is that over β. ground is ``memory.ground()``.
+    """
+    return states.square().sum(-1) / 2 - lse / memory.beta[:, None] + ground
+
+
+def retrieve(
+    memory: Memory, states: Tensor, limit: int, eps: float | None = None, *, association: bool = False
+) -> Retrieved:
+    """Update states ``[B, H, S, D]`` ``limit`` times, or each until the norm of its update is below eps.
+
+    Blocks of states fall one after the other, so that the scores of one block are all that is held of them.
+    """
+    batch, heads, count, _ = states.shape
+    ground = memory.ground()
+    out = Retrieved.room(states, memory.patterns.shape[2], limit, association=association)
+    taken = 0
+    rows = rows_at_once(batch, heads, memory.patterns.shape[2])
+    for start in range(0, count, rows):
+        part = slice(start, start + rows)
+        taken = max(taken, _fall(memory, states[:, :, part], ground, out.part(part), limit, eps))
+    return replace(out, energy=out.energy[..., : taken + 1])
+
+
+def _fall(memory: Memory, x: Tensor, ground: Tensor, out: Retrieved, limit: int, eps: float | None) -> int:
+    """Let one block of states fall, write what is found, and return how many updates its slowest state took."""
+    falling = torch.ones(x.shape[:-1], dtype=torch.bool, device=x.device)
+    weights: Tensor | None = None
+    taken = 0
+    while taken < limit and (eps is None or not taken or bool(falling.any())):
+        update = dict(stages(memory.attention(x), ("masked_scores", "weights", "context")))
+        out.energy[..., taken] = energy(memory, x, _lse(update.pop("masked_scores"), update["weights"]), ground)
+        taken += 1
+        out.steps.add_(falling)
+        change = vector_norm(update["context"] - x, dim=-1)
+        if eps is None or weights is None:
+            x, weights = update["context"], update["weights"]
+            out.change.copy_(change)
+        else:
+            x = torch.where(falling[..., None], update["context"], x)
+            weights = torch.where(falling[..., None], update["weights"], weights)
+            out.change.copy_(torch.where(falling, change, out.change))
+        if eps is not None:
+            falling &= change >= eps
+        del update
+    end = dict(stages(memory.attention(x), ("lse",)))["lse"]
+    out.energy[..., taken:] = energy(memory, x, end, ground)[..., None]
+    out.states.copy_(x)
+    if weights is not None:
+        _describe(memory, x, weights, out)
+    return taken
+
+
+def _lse(scores: Tensor, weights: Tensor) -> Tensor:
+    """The log-sum-exp of scores ``[..., N]`` whose softmax is known: s − ln w of any, the largest being safest."""
+    largest = weights.max(-1, keepdim=True)
+    return (scores.gather(-1, largest.indices) - largest.values.log()).squeeze(-1)
+
+
+def _describe(memory: Memory, x: Tensor, weights: Tensor, out: Retrieved) -> None:
+    """Which pattern each state reached, and how surely."""
+    largest = weights.max(-1)
+    out.weight.copy_(largest.values)
+    out.pattern.copy_(largest.indices)
+    out.mixed.copy_(torch.special.entr(weights).sum(-1).exp())
+    nearest = memory.patterns.gather(2, largest.indices[..., None].expand(*x.shape))
+    out.distance.copy_(vector_norm(x - nearest, dim=-1))
+    out.similarity.copy_(cosine_similarity(x, nearest, dim=-1))
+    if out.association is not None:
+        out.association.copy_(weights)

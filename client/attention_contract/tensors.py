@@ -138,7 +138,7 @@ def _decode_nested(value: Any) -> NDArray[Any]:
 
 def _from_numbers(numbers: list[Any]) -> NDArray[Any]:
     kinds = set(map(type, numbers))
-    if str in kinds:
+    if str in kinds or any(issubclass(kind, np.generic) for kind in kinds):
         numbers = [_number(item) for item in numbers]
         kinds = set(map(type, numbers))
     if kinds == {bool}:
@@ -153,6 +153,8 @@ def _from_numbers(numbers: list[Any]) -> NDArray[Any]:
 
 
 def _number(item: Any) -> Any:
+    if isinstance(item, np.generic):
+        return item.item()  # numpy's float64 is a float, but of another type
     if not isinstance(item, str):
         return item
     if item not in _NON_FINITE:

@@ -97,6 +97,14 @@ def test_a_nested_list_too_long_for_a_header_goes_as_json(played, monkeypatch):
     assert reply.output.shape == (1, 300)
 
 
+@pytest.mark.parametrize("number", [np.float64(0.5), np.float32(0.5), np.int64(2)])
+def test_lists_may_hold_numpys_numbers(number):
+    for listed in ([number, number], [number.item(), number]):
+        beta = calls.hopfield_retrieve([[1.0, 2.0]], [[1.0, 2.0]], beta=listed).request.beta
+        assert beta.tolist() == [number.item()] * 2
+        assert isinstance(beta, Untyped)
+
+
 def test_lists_of_arrays_are_stacked():
     rows = [np.ones(3, np.float32), torch.zeros(3)]
     np.testing.assert_array_equal(plain(rows), np.array([[1, 1, 1], [0, 0, 0]], np.float32))

@@ -1,0 +1,106 @@
+"""The examples with a figure: each runs, draws it, and measures what it claims."""
+
+import re
+import sys
+
+import pytest
+from tests.docs.snippets import ROOT, Block, check
+from tests.examples.test_examples import EXAMPLES, succeed
+
+MAX_BYTES = 60_000
+FIGURES = ("alignment", "hopfield_completion", "kernel_regression", "softmax_saturation", "window_cost")
+
+
+def shown(name: str) -> Block:
+    """What the page of the examples shows as the output of one."""
+    page = ROOT / "docs" / "examples.md"
+    _, _, section = page.read_text("utf-8").partition(f"[{name}.py]")
+    return Block(page, "sh", name, 1, section.partition("```text\n")[2].partition("```")[0], "text")
+
+
+@pytest.fixture
+def draw(server, tmp_path):
+    """Run an example; what it prints, once its figure is checked."""
+
+    def run(name: str) -> str:
+        printed = succeed(sys.executable, EXAMPLES / f"{name}.py", "--output", tmp_path / "new", ATTENTION_URL=server)
+        assert_small_png((tmp_path / "new" / f"{name}.png").read_bytes())
+        check(shown(name), printed)
+        return printed
+
+    return run
+
+
+def assert_small_png(content: bytes) -> None:
+    assert content.startswith(b"\x89PNG")
+    assert 5_000 < len(content) < MAX_BYTES
+
+
+def numbers(printed: str, of: str) -> list[float]:
+    """Every number of the line that begins so, after that beginning."""
+    line = next(line for line in printed.splitlines() if line.startswith(of)).removeprefix(of)
+    return [float(number) for number in re.findall(r"(?<![\w.])-?\d[\d.]*(?:e[+-]?\d+)?", line.replace(",", ""))]
+
+
+@pytest.mark.parametrize("name", FIGURES)
+def test_the_figure_that_is_kept_is_small(name):
+    assert_small_png((EXAMPLES / "figures" / f"{name}.png").read_bytes())
+
+
+def test_every_corrupted_letter_is_retrieved_and_a_small_beta_mixes_all(draw):
+    printed = draw("hopfield_completion")
+    corrupted, retrieved = numbers(printed, "pixels right:")
+    assert corrupted < 0.7
+    assert retrieved == 1
+    assert numbers(printed, "letters right:") == [26, 26, 26]
+    assert numbers(printed, "largest rise of an energy:")[0] < 1e-12
+    mixed_blunt, _, mixed_sharp, _ = numbers(printed, "mixtures:")
+    assert mixed_blunt > 25.9
+    assert mixed_sharp < 1.1
+
+
+def test_the_variance_is_d_and_the_scale_keeps_the_gradient(draw):
+    printed = draw("softmax_saturation")
+    rows = {int(row[0]): row[1:] for row in (numbers(line, "") for line in printed.splitlines()[2:7])}
+    for width, (variance, plain, scaled, entropy, scaled_entropy, gradient, scaled_gradient) in rows.items():
+        assert variance == pytest.approx(width, rel=0.05)
+        assert scaled == pytest.approx(0.068, abs=0.01), "the scaled scores look alike at every width"
+        assert scaled_entropy == pytest.approx(4.37, abs=0.05)
+        assert scaled_gradient == pytest.approx(0.125, abs=0.015)
+        assert plain > scaled
+        assert entropy < scaled_entropy
+        if width >= 256:
+            assert gradient < scaled_gradient / 5
+    assert set(rows) == {4, 16, 64, 256, 1024}
+
+
+def test_a_window_costs_its_width_and_loses_little_where_near_tokens_are_alike(draw):
+    printed = draw("window_cost")
+    dense, narrow = numbers(printed, "dense:"), numbers(printed, "window:")
+    assert dense[0] > 10 * narrow[0]
+    assert "n^2.00" in printed
+    assert "n^1.0" in printed
+    near, far = (numbers(printed, f"lost, {name} tokens")[::2] for name in ("near", "independent"))
+    assert len(re.findall(r" window: .* ms at 2048", printed)) >= 2, "every kernel that can do it is measured"
+    assert near[0] > near[2]
+    assert near[2] < 0.005 < 0.5 < far[2]
+
+
+def test_the_learned_bandwidth_beats_fixed_ones(draw):
+    printed = draw("kernel_regression")
+    errors = [numbers(line, "held-out error:")[0] for line in printed.splitlines() if line.startswith("held-out")]
+    learned, *fixed = errors
+    assert len(fixed) == 4
+    assert all(learned < 0.95 * error for error in fixed)
+    assert learned < 1.1 * numbers(printed, "best of a grid on the held-out points:")[0]
+    assert numbers(printed, "learned sigma:")[-1] < 1e-2, "it has settled"
+
+
+def test_the_alignment_becomes_anti_diagonal(draw):
+    printed = draw("alignment")
+    before, _, after = (
+        [float(x) for x in found] for found in re.findall(r"step \d+: ([\d.]+) .*, ([\d.]+) of", printed)
+    )
+    assert max(before) < 0.3
+    assert after[0] >= 0.95
+    assert after[1] >= 0.95

@@ -150,6 +150,8 @@ def test_an_iteration_ends_at_its_limit_and_says_so(client):
 def test_no_states_are_no_error(client):
     reply = client.hopfield_retrieve(np.ones((2, 3, 4)), np.ones((2, 0, 4)), steps=2)
     assert (reply.states.shape, reply.reached.pattern.shape) == ((2, 0, 4), (2, 0))
+    reply = client.hopfield_retrieve(np.ones((0, 2, 3, 4)), np.ones((0, 2, 5, 4)), eps=0.1, return_association=True)
+    assert (reply.states.shape, reply.association.shape) == ((0, 2, 5, 4), (0, 2, 5, 3))
 
 
 @pytest.mark.parametrize(

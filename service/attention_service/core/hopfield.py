@@ -125,30 +125,36 @@ def retrieve(
 
 def _fall(memory: Memory, x: Tensor, ground: Tensor, out: Retrieved, limit: int, eps: float | None) -> int:
     """Let one block of states fall, write what is found, and return how many updates its slowest state took."""
+    x, weights = x.clone(), x.new_empty(*x.shape[:-1], memory.patterns.shape[2])
     falling = torch.ones(x.shape[:-1], dtype=torch.bool, device=x.device)
-    weights: Tensor | None = None
+    rows: Tensor | slice = slice(None)  # those of which some head or sequence still falls
     taken = 0
-    while taken < limit and (eps is None or not taken or bool(falling.any())):
-        update = dict(stages(memory.attention(x), ("masked_scores", "weights", "context")))
-        out.energy[..., taken] = energy(memory, x, _lse(update.pop("masked_scores"), update["weights"]), ground)
-        taken += 1
+    while taken < limit and (eps is None or bool(falling.any())):
+        now, still = x[:, :, rows], falling[:, :, rows]
+        update = dict(stages(memory.attention(now), ("masked_scores", "weights", "context")))
+        out.energy[:, :, rows, taken] = energy(
+            memory, now, _lse(update.pop("masked_scores"), update["weights"]), ground
+        )
         out.steps.add_(falling)
-        change = vector_norm(update["context"] - x, dim=-1)
-        if eps is None or weights is None:
+        taken += 1
+        change = vector_norm(update["context"] - now, dim=-1)
+        if eps is None:
             x, weights = update["context"], update["weights"]
             out.change.copy_(change)
-        else:
-            x = torch.where(falling[..., None], update["context"], x)
-            weights = torch.where(falling[..., None], update["weights"], weights)
-            out.change.copy_(torch.where(falling, change, out.change))
-        if eps is not None:
-            falling &= change >= eps
+            continue
+        out.change[:, :, rows] = torch.where(still, change, out.change[:, :, rows])
+        weights[:, :, rows] = torch.where(still[..., None], update["weights"], weights[:, :, rows])
+        x[:, :, rows] = torch.where(still[..., None], update["context"], now)
+        falling[:, :, rows] = still & (change >= eps)
+        left = falling.any(1).any(0)
+        rows = slice(None) if bool(left.all()) else left.nonzero()[:, 0]
         del update
-    end = dict(stages(memory.attention(x), ("lse",)))["lse"]
-    out.energy[..., taken:] = energy(memory, x, end, ground)[..., None]
+    end = energy(memory, x, dict(stages(memory.attention(x), ("lse",)))["lse"], ground)[..., None]
+    ended = torch.arange(taken, device=x.device) >= out.steps[..., None]
+    out.energy[..., :taken].copy_(torch.where(ended, end, out.energy[..., :taken]))
+    out.energy[..., taken:] = end
     out.states.copy_(x)
-    if weights is not None:
-        _describe(memory, x, weights, out)
+    _describe(memory, x, weights, out)
     return taken
 
 

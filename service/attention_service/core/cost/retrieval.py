@@ -103,8 +103,10 @@ def retrieval_peak_bytes(r: Retrieval) -> int:
     results += r.pairs * e if r.association else 0
     projected = 2 * each * (r.output_width or 0) * e
     block = r.batch * r.heads * r.rows
-    # The state, its queries, the one before and their difference; the weights of the step before, and the new ones.
+    # The state, its queries, the one before and their difference; the weights of the step before; at last, the energies
+    # of states that ended early filled up.
     falling = block * (4 * r.width + r.patterns) * e + peak_bytes(r.work(r.rows), "materialized")
+    falling = max(falling, block * ((r.width + r.patterns + r.steps + 1) * e + r.steps + 1))
     return with_margin(matrices + made + max(came, results + max(falling, projected)))
 
 

@@ -53,6 +53,7 @@ class GradientsOptions(ForwardOptions, total=False):
     upstream: TensorLike | None
     wrt: Sequence[str]
     check: bool
+    directions: Mapping[str, TensorLike] | None
 
 
 class RawOptions(TypedDict, total=False):

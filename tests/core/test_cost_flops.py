@@ -27,7 +27,7 @@ from attention_contract.spec import (
     Strided,
 )
 from attention_service.core.attention import attend
-from attention_service.core.cost import Workload, backward_flops, flops, pair_count, parameter_count
+from attention_service.core.cost import SECOND_PASSES, Workload, backward_flops, flops, pair_count, parameter_count
 from attention_service.core.learned import learned_of
 from attention_service.core.masks import allowed_pairs
 from attention_service.core.multihead import Sizes, initial_parameters, parameter_shapes, project, project_out
@@ -200,6 +200,18 @@ def test_products_of_a_score_are_what_pytorch_counts_of_the_stages(score, kv_hea
     assert flops(work, masked=False).matmul == forward.get_total_flops()
     assert backward_flops(work, masked=False, fused=False).matmul == backward.get_total_flops()
     assert parameter_count(work) == sum(x.numel() for x in learned.values())
+
+
+@pytest.mark.parametrize("kv_heads", [4, 2])
+def test_gradients_of_gradients_are_three_more_backward_passes(kv_heads):
+    work = work_of(kv_heads=kv_heads, spec=AttentionSpec(score=Dot()))
+    q, k, v = (torch.empty(2, heads, 10, 6, device="meta", requires_grad=True) for heads in (4, kv_heads, kv_heads))
+    context = attend(Problem(q, k, v, work.spec), kernel="materialized").context
+    first = torch.autograd.grad(context.sum(), [q, k, v], create_graph=True)
+    with FlopCounterMode(display=False) as counter:
+        torch.autograd.grad(sum((x * x).sum() for x in first), [q, k, v])
+    once = backward_flops(work, masked=False, fused=False).matmul
+    assert counter.get_total_flops() == SECOND_PASSES * once
 
 
 @pytest.mark.parametrize(

@@ -286,6 +286,9 @@ class GradientsRequest(ForwardRequest):
     value that was not sent is the query, whose gradient is then the total over its roles."""
     check: bool = False
     """Also compare with central differences in float64, at a sample of the elements of each name."""
+    directions: dict[Annotated[str, Field(max_length=256)], FloatArray] | None = Field(None, min_length=1)
+    """Also differentiate the gradients, along these directions: for names of ``wrt``, tensors d of their shape. The
+    reply then has Hessian-vector products, Σ ∂²L/∂name ∂other · d_other over the others listed here."""
 
 
 class RawGradientsRequest(RawInputs, GradientsRequest):
@@ -309,6 +312,8 @@ class GradientsReply(Taps):
     """∂L/∂name for each name asked for, of the shape of that name."""
 
     gradients: dict[str, FloatArray]
+    hessian_products: dict[str, FloatArray] | None = None
+    """For each name asked for, of its shape, where ``directions`` were given."""
     dropout_mask: BoolArray | None = None
     """As in a forward reply."""
     check: dict[str, GradientCheck] | None = None

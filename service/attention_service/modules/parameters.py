@@ -75,7 +75,11 @@ def _head(value: Tensor, parameter: str, head: int, sizes: Sizes) -> Tensor:
         "v_proj.weight": (0, sizes.kv_heads, "key/value"),
         "v_proj.bias": (0, sizes.kv_heads, "key/value"),
         "o_proj.weight": (1, sizes.heads, "query"),
+        "bias_k": (0, sizes.kv_heads, "key/value"),
+        "bias_v": (0, sizes.kv_heads, "key/value"),
     }
+    by_query_head = {name: each.heads for name, each in sizes.learned.items() if each.heads is not None}
+    heads_along |= {name: (dimension, sizes.heads, "query") for name, dimension in by_query_head.items()}
     if parameter not in heads_along:
         raise InvalidRequest(
             f"{parameter} does not consist of heads; leave head out, or read one of {', '.join(heads_along)}",

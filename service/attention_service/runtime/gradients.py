@@ -1,7 +1,7 @@
 """Gradients: ∂L/∂ of inputs, taps and parameters, from a given ∂L/∂output, and their check by central differences."""
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 import torch
@@ -60,11 +60,15 @@ def prepare(module: Module | None, request: GradientsRequest, device: Device) ->
     check_edits(request.edits, bound)
     targets = _targets(request.wrt, bound)
     _check_upstream(request.upstream, bound)
+    _check_directions(request, targets, bound)
     work = workload(bound, device, request.return_, selection, edited=bool(request.edits))
     taps = bool(targets.taps)
-    kernel = choose_kernel(work, bound.dtype, device.rates, request.kernel, keeps_weights=taps)
+    twice = request.directions is not None
+    kernel = choose_kernel(work, bound.dtype, device.rates, request.kernel, keeps_weights=taps, double_backward=twice)
     checks = 2 * CHECKED_ELEMENTS * len(targets.names) if request.check else 0
-    plan = plan_gradients(work, kernel, device.rates, taps=taps, mask="mask" in targets.inputs, checks=checks)
+    plan = plan_gradients(
+        work, kernel, device.rates, taps=taps, mask="mask" in targets.inputs, checks=checks, twice=twice
+    )
     return Job(plan, bound.dtype, module, lambda: _run(bound, request, selection, targets, kernel, device.torch))
 
 
@@ -115,6 +119,36 @@ def _check_upstream(upstream: Array | None, bound: Bound) -> None:
         )
 
 
+def _check_directions(request: GradientsRequest, targets: _Targets, bound: Bound) -> None:
+    """Raise InvalidRequest for a direction of something else than wrt, ShapeMismatch for one of another shape."""
+    for name, direction in (request.directions or {}).items():
+        param = f"directions.{name[:80]}"
+        if name not in targets.names:
+            raise InvalidRequest(
+                f"{param}: wrt does not list it; add it there, or leave it out; wrt has {', '.join(targets.names)}",
+                param=param,
+            )
+        expected = getattr(request, name).shape if name in INPUTS else _shape(name, bound)
+        if direction.shape != expected:
+            raise ShapeMismatch(
+                f"{param}: expected the shape of {name}, {list(expected)}, got {list(direction.shape)}",
+                param=param,
+                expected=list(expected),
+                actual=list(direction.shape),
+            )
+
+
+def _shape(name: str, bound: Bound) -> tuple[int, ...]:
+    """The shape of a parameter, or of a tap as it would be returned."""
+    if name not in TAPS:
+        return tuple((bound.learned if bound.module is None else bound.module.parameters)[name].shape)
+    heads, keys = (bound.kv_heads if name in {"k", "v"} else bound.heads), bound.keys
+    widths = {"q": bound.head_dim, "k": bound.head_dim, "v": bound.value_dim, "context": bound.value_dim}
+    length = keys if name in {"k", "v"} else bound.queries
+    whole = torch.empty(bound.batch, heads, length, widths.get(name, keys), device="meta")
+    return tuple(strip(whole, bound.layout, heads_axis=True).shape)
+
+
 def _run(
     bound: Bound,
     request: GradientsRequest,
@@ -127,8 +161,12 @@ def _run(
     edits = compute.bind_edits(request.edits, device, dtype)
     upstream = _upstream(request.upstream, bound, dtype, device)
     graph = _graph(bound, targets, edits, kernel, dtype, device)
-    gradients = _differentiate(graph, targets, upstream)
+    gradients = _differentiate(graph, targets, upstream, again=request.directions is not None)
     fields: Fields = {"gradients": {name: _answer(name, value, bound) for name, value in gradients.items()}}
+    if request.directions is not None:
+        products = _hessian_products(graph, gradients, request.directions, dtype)
+        fields["hessian_products"] = {name: _answer(name, value, bound) for name, value in products.items()}
+        del products
     if "output" in request.return_:
         fields["output"] = compute.answer(graph.output, bound, "output")
     inner = [tap for tap in request.return_ if tap != "output"]
@@ -182,11 +220,28 @@ def _on_graph(problem: Problem) -> Problem:
     return replace(problem, q=q, k=k, v=v)
 
 
-def _differentiate(graph: _Graph, targets: _Targets, upstream: Tensor) -> dict[str, Tensor]:
-    """∂L/∂name for every target; zeros for one that the output does not depend on."""
+def _differentiate(graph: _Graph, targets: _Targets, upstream: Tensor, *, again: bool = False) -> dict[str, Tensor]:
+    """∂L/∂name for every target; zeros for one that the output does not depend on. ``again``: to be differentiated."""
     at = [graph.at[name] for name in targets.names]
-    found = torch.autograd.grad(graph.output, at, upstream, materialize_grads=True, allow_unused=True)
+    found = torch.autograd.grad(
+        graph.output, at, upstream, create_graph=again, materialize_grads=True, allow_unused=True
+    )
     return dict(zip(targets.names, found, strict=True))
+
+
+def _hessian_products(
+    graph: _Graph, gradients: Mapping[str, Tensor], directions: Mapping[str, Array], dtype: torch.dtype
+) -> dict[str, Tensor]:
+    """∂/∂name of Σ ⟨∂L/∂other, d_other⟩ (Pearlmutter 1994, by a second backward pass)."""
+    along = graph.output.new_zeros(())
+    for name, direction in directions.items():
+        d = compute.converted(direction, f"directions.{name}", graph.output.device, dtype)
+        along = along + (gradients[name] * d.reshape(gradients[name].shape)).sum()
+    at = [graph.at[name] for name in gradients]
+    if not along.requires_grad:  # L is linear in all of them
+        return {name: torch.zeros_like(x) for name, x in zip(gradients, at, strict=True)}
+    found = torch.autograd.grad(along, at, materialize_grads=True, allow_unused=True)
+    return dict(zip(gradients, found, strict=True))
 
 
 def _answer(name: str, gradient: Tensor, bound: Bound) -> Array:

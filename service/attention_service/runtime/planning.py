@@ -54,10 +54,19 @@ def workload(
     )
 
 
-def choose_kernel(work: Workload, dtype: str, rates: Rates, wanted: str | None, *, keeps_weights: bool = False) -> str:
+def choose_kernel(
+    work: Workload,
+    dtype: str,
+    rates: Rates,
+    wanted: str | None,
+    *,
+    keeps_weights: bool = False,
+    double_backward: bool = False,
+) -> str:
     """The kernel that was asked for, or the one of least predicted time among those that can do it.
 
-    ``keeps_weights``: what is asked needs them in memory, as looking at them and gradients with respect to taps do.
+    ``keeps_weights``: what is asked needs them in memory, as looking at them and gradients with respect to taps do;
+    ``double_backward``: gradients of gradients are asked for.
     Raises KernelUnsuitable where the one asked for can't, or none can.
     """
     reasons = {
@@ -68,6 +77,7 @@ def choose_kernel(work: Workload, dtype: str, rates: Rates, wanted: str | None, 
             edits=work.edited,
             dropout=work.dropped,
             taps_gradient=keeps_weights,
+            double_backward=double_backward,
         )
         for kernel in KERNELS
     }
@@ -96,17 +106,25 @@ def plan_forward(work: Workload, kernel: str, rates: Rates) -> Plan:
     )
 
 
-def plan_gradients(work: Workload, kernel: str, rates: Rates, *, taps: bool, mask: bool, checks: int) -> Plan:
+def plan_gradients(
+    work: Workload, kernel: str, rates: Rates, *, taps: bool, mask: bool, checks: int, twice: bool = False
+) -> Plan:
     """The cost of a forward and a backward pass, and of as many forward passes in float64 as a check makes.
 
-    ``taps`` and ``mask`` say whether there are gradients with respect to them.
+    ``taps`` and ``mask`` say whether there are gradients with respect to them; ``twice``, whether gradients are
+    differentiated again.
     """
     fused = kernel == "fused"
     checked = cost.predicted_seconds(replace(work, itemsize=8), "materialized", rates) if checks else 0.0
     peak = cost.gradient_peak_bytes(work, taps=taps, kernel=kernel, mask=mask)
+    backward = cost.backward_flops(work, masked=False, fused=fused).total
+    seconds = cost.predicted_gradient_seconds(work, kernel, rates)
+    if twice:
+        peak = cost.second_peak_bytes(work, taps=taps)
+        seconds += cost.SECOND_PASSES * (seconds - cost.predicted_seconds(work, kernel, rates))
     return Plan(
         kernel=kernel,
-        flops=cost.flops(work, masked=False).total + cost.backward_flops(work, masked=False, fused=fused).total,
+        flops=cost.flops(work, masked=False).total + backward * (1 + cost.SECOND_PASSES * twice),
         peak_bytes=max(peak, cost.check_peak_bytes(work, taps=taps)) if checks else peak,
-        predicted_ms=(cost.predicted_gradient_seconds(work, kernel, rates) + checks * checked) * 1e3,
+        predicted_ms=(seconds + checks * checked) * 1e3,
     )

@@ -3,8 +3,15 @@
 The estimate that is reported is the one by which a request is admitted and its kernel chosen.
 """
 
-from attention_service.core.cost.flops import backward_flops, backward_pass, flops, forward_pass, pair_count
-from attention_service.core.cost.gradient_memory import check_peak_bytes, gradient_peak_bytes
+from attention_service.core.cost.flops import (
+    SECOND_PASSES,
+    backward_flops,
+    backward_pass,
+    flops,
+    forward_pass,
+    pair_count,
+)
+from attention_service.core.cost.gradient_memory import check_peak_bytes, gradient_peak_bytes, second_peak_bytes
 from attention_service.core.cost.growth import growth, memory_order, time_order
 from attention_service.core.cost.memory import peak_bytes
 from attention_service.core.cost.report import cost_of
@@ -25,6 +32,7 @@ from attention_service.core.cost.time import Rates, moved_bytes, predicted_gradi
 from attention_service.core.cost.workload import Workload
 
 __all__ = [
+    "SECOND_PASSES",
     "Rates",
     "Retrieval",
     "Workload",
@@ -50,5 +58,6 @@ __all__ = [
     "predicted_seconds",
     "retrieval_flops",
     "retrieval_peak_bytes",
+    "second_peak_bytes",
     "time_order",
 ]

@@ -71,6 +71,11 @@ def backward_flops(work: Workload, *, masked: bool, fused: bool) -> StageFlops:
     )
 
 
+SECOND_PASSES = 2
+"""Backward passes that the gradient of gradients is worth. The four products of the attention's own have six factors
+beside ∂L/∂output, which is given, and the way back from the weights to q and k takes two products more."""
+
+
 def forward_pass(work: Workload) -> PassFlops:
     """The forward pass over all pairs and over the allowed ones."""
     return PassFlops(dense=flops(work, masked=False), masked=flops(work, masked=True))

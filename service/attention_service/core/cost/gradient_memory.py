@@ -26,6 +26,7 @@ from attention_service.core.cost.pairs import (
 )
 from attention_service.core.cost.tensors import parameter_count
 from attention_service.core.cost.workload import Workload
+from attention_service.core.normalizers import has_lse
 
 
 def gradient_peak_bytes(work: Workload, *, taps: bool, kernel: str, mask: bool = True) -> int:
@@ -75,6 +76,19 @@ def check_peak_bytes(work: Workload, *, taps: bool = True) -> int:
     moved = 4 * max(wide.inputs, parameters, 8 * work.pairs * work.heads if taps else 0)
     probing = leaves + moved + _tap_bytes(double, taps) + peak_bytes(replace(double, edited=taps), "materialized")
     return found + max(graph, probing)
+
+
+def second_peak_bytes(work: Workload, *, taps: bool) -> int:
+    """The most that is held when gradients are differentiated again, with the materialized kernel.
+
+    The first backward pass becomes a graph of its own: of each stage over pairs, what went in, what came out and a
+    gradient of either are held, and the gradients of those while the second one is gone through.
+    """
+    once = gradient_peak_bytes(work, taps=taps, kernel="materialized")
+    pairs = work.pairs * work.heads
+    tensors = 8 if has_lse(work.spec.normalizer) else 5  # over pairs, beside those of the first pass
+    layers = 3 * pairs * score_cost(work).layer * score_itemsize(work)  # nothing is computed again any more
+    return with_margin(once + tensors * pairs * score_itemsize(work) + layers + 2 * _gradient_bytes(work))
 
 
 def _materialized(work: Workload, *, taps: bool) -> tuple[int, int]:

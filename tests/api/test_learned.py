@@ -1,0 +1,193 @@
+"""Learned tensors of a spec over HTTP: in modules, with raw requests, in gradients; dropout and second gradients."""
+
+import numpy as np
+import pytest
+import torch
+from torch.nn.attention import SDPBackend, sdpa_kernel
+from torch.nn.functional import scaled_dot_product_attention as sdpa
+
+from attention_client import Client, InvalidRequest, KernelUnsuitable, ShapeMismatch
+from tests.api.talk import post, refuse
+
+SPECS = {
+    "bilinear": {"score": {"name": "bilinear"}},
+    "additive": {"score": {"name": "additive", "hidden": 3}},
+    "gaussian": {"score": {"name": "gaussian", "sigma": "learned"}},
+    "cosine": {"score": {"name": "cosine", "scale": "learned"}},
+    "sinks": {"normalizer": {"sinks": True}},
+    "added keys": {"add_bias_kv": True, "add_zero_attn": True},
+    "all of them": {"score": {"name": "additive"}, "normalizer": {"sinks": True}, "add_bias_kv": True, "softcap": 2.0},
+}
+H, HKV, D, V = 2, 1, 3, 4
+
+
+@pytest.fixture
+def client(server):
+    with Client(server) as client:
+        yield client
+
+
+@pytest.fixture(params=SPECS)
+def named(request):
+    return request.param, SPECS[request.param]
+
+
+def test_a_module_answers_all_four_questions(client, rng, named):
+    name, spec = named
+    x = rng.standard_normal((2, 5, 8))
+    config = {"d_model": 8, "num_heads": H, "num_kv_heads": HKV, "dtype": "float64", "spec": spec}
+    made = client.create_module(f"learned.{name.replace(' ', '-')}", config, seed=3)
+    listed = client.list_parameters(made.name).parameters
+    learned = [info for info in listed if "_proj" not in info.name]
+    assert learned
+    replaced = {
+        info.name: rng.standard_normal(info.shape) + (2 if info.name == "score.sigma" else 0) for info in listed
+    }
+    client.replace_parameters(made.name, replaced)
+    reply = client.forward(made.name, x, return_=["output", "q", "k", "v", "weights", "context"])
+    assert client.weights(made.name, x, top_k=1).weights.shape == reply.weights.shape
+    found = client.gradients(made.name, x, wrt=["query", "parameters", "weights"], check=True)
+    assert set(found.gradients) == {"query", "weights", *replaced}
+    assert all(check.passed for check in found.check.values()), found.check
+    cost = client.complexity(made.name, 5).costs[0]
+    assert cost.parameter_bytes == 8 * sum(np.prod(info.shape) for info in listed)
+    assert client.get_parameter(made.name, learned[0].name).value.shape == tuple(learned[0].shape)
+
+    # The same numbers from q, k and v with the learned tensors in the request, before any key is added.
+    extra = spec.get("add_bias_kv", False) + spec.get("add_zero_attn", False)
+    q, k, v = reply.q, *(x[:, :, : x.shape[2] - extra] for x in (reply.k, reply.v))
+    given = {info.name: replaced[info.name] for info in learned}
+    raw = client.attend(q, k, v, spec=spec, parameters=given, return_=["output", "weights"])
+    np.testing.assert_allclose(raw.output, reply.context, rtol=0, atol=1e-12)
+    np.testing.assert_allclose(raw.weights, reply.weights, rtol=0, atol=1e-12)
+    checked = client.raw_gradients(q, k, v, spec=spec, parameters=given, wrt=["key", "parameters"], check=True)
+    assert set(checked.gradients) == {"key", *given}
+    assert all(check.passed for check in checked.check.values())
+
+
+def test_what_the_spec_learns_must_come_and_nothing_else(client):
+    q = np.ones((1, H, 2, D))
+    spec = {"score": {"name": "bilinear"}}
+    with pytest.raises(InvalidRequest, match=r"parameters\.score\.weight: the spec needs it, of shape \[2, 3, 3\]"):
+        client.attend(q, spec=spec)
+    with pytest.raises(ShapeMismatch, match=r"parameters\.score\.weight: expected \[2, 3, 3\]"):
+        client.attend(q, spec=spec, parameters={"score.weight": np.ones((2, 3))})
+    weight = {"score.weight": np.ones((2, 3, 3))}
+    with pytest.raises(InvalidRequest, match=r"parameters\.sinks: this spec has score\.weight; leave it out"):
+        client.attend(q, spec=spec, parameters=weight | {"sinks": np.zeros(2)})
+    with pytest.raises(InvalidRequest, match=r"this spec has no learned tensors; leave it out"):
+        client.attend(q, parameters=weight)
+    with pytest.raises(InvalidRequest, match=r"score\.weight"):
+        client.raw_gradients(q, spec=spec, parameters=weight, wrt=["score.v"])
+    assert client.attend(q, spec=spec, parameters=weight).output.shape == q.shape
+
+
+def test_options_that_make_no_sense_are_refused(http):
+    for score, at in (
+        ({"name": "gaussian", "sigma": 0}, "sigma"),
+        ({"name": "gaussian", "sigma": -1}, "sigma"),
+        ({"name": "gaussian", "sigma": "wide"}, "sigma"),
+        ({"name": "additive", "hidden": 0}, "hidden"),
+        ({"name": "cosine", "scale": "Infinity"}, "scale"),
+        ({"name": "bilinear", "scale": 1}, "scale"),
+        ({"name": "manhattan"}, "score"),
+    ):
+        problem = refuse(http, "/v1/attention/forward", query=[[1.0]], spec={"score": score})
+        assert (problem["status"], at in problem["param"]) == (422, True), problem
+
+
+def test_a_head_of_a_learned_tensor(client):
+    config = {"d_model": 8, "num_heads": 4, "num_kv_heads": 2, "spec": {"score": {"name": "additive", "hidden": 5}}}
+    config["spec"]["add_bias_kv"] = True
+    client.create_module("heads.additive", config, seed=0)
+    whole = client.get_parameter("heads.additive", "score.key_weight").value
+    one = client.get_parameter("heads.additive", "score.key_weight", head=3).value
+    np.testing.assert_array_equal(one, whole[3:])
+    assert client.get_parameter("heads.additive", "bias_v", head=1).value.shape == (2,)
+    with pytest.raises(InvalidRequest, match="expected 0 to 3"):
+        client.get_parameter("heads.additive", "score.v", head=4)
+
+
+def test_dropout_is_told_and_told_again(client, rng):
+    q = rng.standard_normal((2, H, 5, D))
+    request = {"dropout": {"p": 0.5, "seed": 4, "return_mask": True}, "select": {"heads": [1]}}
+    reply = client.attend(q, return_=["output", "weights"], **request)
+    assert reply.dropout_mask.shape == reply.weights.shape == (2, 1, 5, 5)
+    assert reply.ran.kernel != "fused"
+    np.testing.assert_allclose(
+        (reply.weights * reply.dropout_mask / 0.5) @ q[:, [1]], reply.output[:, [1]], rtol=0, atol=1e-12
+    )
+    again = client.raw_gradients(q, return_=["output"], wrt=["query", "weights"], check=True, **request)
+    np.testing.assert_array_equal(again.dropout_mask, reply.dropout_mask)
+    np.testing.assert_allclose(again.output, reply.output, rtol=0, atol=1e-12)
+    assert all(check.passed for check in again.check.values())
+    none = client.attend(q, dropout={"p": 0})
+    np.testing.assert_array_equal(none.output, client.attend(q).output)
+    assert none.dropout_mask is None
+    with pytest.raises(KernelUnsuitable, match="dropout"):
+        client.attend(q, kernel="fused", dropout={"p": 0.5})
+    with pytest.raises(InvalidRequest, match=r"dropout\.p"):
+        client.attend(q, dropout={"p": 1})
+
+
+def test_gradients_of_gradients_are_those_of_the_library(client, rng):
+    arrays = {name: rng.standard_normal((2, H, 4, D)) for name in ("query", "key", "value", "upstream")}
+    directions = {name: rng.standard_normal((2, H, 4, D)) for name in ("query", "value")}
+    q, k, v, upstream = (torch.from_numpy(arrays[name]).requires_grad_() for name in arrays)
+    with sdpa_kernel(SDPBackend.MATH):
+        output = sdpa(q, k, v, is_causal=True)
+        first = torch.autograd.grad(output, (q, k, v), upstream.detach(), create_graph=True)
+        along = sum((first[i] * torch.from_numpy(directions[n])).sum() for i, n in ((0, "query"), (2, "value")))
+        expected = torch.autograd.grad(along, (q, k, v))
+    reply = client.raw_gradients(
+        **arrays, spec={"masks": [{"name": "causal"}]}, wrt=["query", "key", "value"], directions=directions
+    )
+    assert reply.ran.kernel == "materialized"
+    for name, gradient, product in zip(("query", "key", "value"), first, expected, strict=True):
+        np.testing.assert_allclose(reply.gradients[name], gradient.detach(), rtol=0, atol=1e-10)
+        np.testing.assert_allclose(reply.hessian_products[name], product, rtol=0, atol=1e-10)
+
+
+@pytest.mark.parametrize(
+    "target", ["query", "weights", "scores", "q", "score.v", "q_proj.weight"], ids=lambda name: name.replace(".", "-")
+)
+def test_a_hessian_product_is_a_difference_of_gradients(client, rng, target):
+    """Of ⟨H d, e⟩, which is symmetric: once by products, once by moving along d, where what is sent can be moved."""
+    spec = {"score": {"name": "additive"}, "normalizer": {"name": "entmax15"}}
+    config = {"d_model": 6, "num_heads": 2, "dtype": "float64", "spec": spec}
+    made = client.create_module(f"second.{target}", config, seed=1)
+    x, step = rng.standard_normal((1, 3, 6)), 1e-6
+    along = rng.standard_normal(x.shape)
+    moved = [client.gradients(made.name, x + sign * step * along, wrt=["query"]) for sign in (1, -1)]
+    numeric = (moved[0].gradients["query"] - moved[1].gradients["query"]) / (2 * step)
+    names = ["query"] if target == "query" else ["query", target]
+    reply = client.gradients(made.name, x, wrt=names, directions={"query": along})
+    if target not in {
+        "weights",
+        "scores",
+        "q",
+    }:  # where a tap is a node of its own, all that leads to it is the query's
+        np.testing.assert_allclose(reply.hessian_products["query"], numeric, rtol=0, atol=1e-5)
+    shape = reply.gradients[target].shape
+    other = rng.standard_normal(shape)
+    back = client.gradients(made.name, x, wrt=names, directions={target: other})
+    np.testing.assert_allclose(
+        (reply.hessian_products[target] * other).sum(), (back.hessian_products["query"] * along).sum(), atol=1e-10
+    )
+
+
+def test_directions_must_fit(client, rng):
+    q = rng.standard_normal((1, H, 2, D))
+    with pytest.raises(InvalidRequest, match=r"directions\.key: wrt does not list it"):
+        client.raw_gradients(q, wrt=["query"], directions={"key": q})
+    with pytest.raises(ShapeMismatch, match=r"directions\.query: expected the shape of query, \[1, 2, 2, 3\]"):
+        client.raw_gradients(q, wrt=["query"], directions={"query": q[0]})
+    with pytest.raises(ShapeMismatch, match=r"directions\.weights: expected the shape of weights, \[1, 2, 2, 2\]"):
+        client.raw_gradients(q, wrt=["weights"], directions={"weights": q})
+    with pytest.raises(KernelUnsuitable, match="differentiated again"):
+        client.raw_gradients(q, wrt=["query"], directions={"query": q}, kernel="fused")
+
+
+def test_a_linear_function_has_no_second_gradient(http):
+    reply = post(http, "/v1/attention/gradients", query=[[1.0]], wrt=["context"], directions={"context": [[2.0]]})
+    assert np.count_nonzero(reply["hessian_products"]["context"]) == 0

@@ -5,8 +5,9 @@ import pytest
 import torch
 from torch.nn.functional import scaled_dot_product_attention
 
-from attention_client import Client, OverBudget
+from attention_client import Client, InvalidRequest, OverBudget
 from attention_contract.schemas.hopfield import EXAMPLE
+from attention_contract.tensors import DTYPES
 from tests.api.talk import post, refuse
 from tests.conftest import live_server
 
@@ -125,15 +126,23 @@ def test_padding_may_hold_anything_and_changes_nothing(client, rng):
 
 
 @pytest.mark.parametrize(
-    ("dtype", "computed"), [("float16", "float32"), ("float32", "float32"), ("float64", "float64")]
+    ("dtype", "computed"),
+    [("bfloat16", "float32"), ("float16", "float32"), ("float32", "float32"), ("float64", "float64")],
 )
 def test_states_come_back_in_their_dtype_and_energies_in_what_was_computed_in(client, rng, dtype, computed):
-    stored = rng.normal(size=(9, 16)).astype(dtype)
-    reply = client.hopfield_retrieve(stored, stored, beta=4.0, steps=3, return_association=True)
+    stored = rng.normal(size=(9, 16)).astype(DTYPES[dtype])
+    reply = client.hopfield_retrieve(stored, stored, beta=np.array(4.0), steps=3, return_association=True)
     assert reply.ran.dtype == computed
     assert {str(x.dtype) for x in (reply.states, reply.association)} == {dtype}
     assert {str(x.dtype) for x in (reply.energy, reply.change, reply.reached.weight)} == {computed}
-    np.testing.assert_allclose(reply.states, stored, atol=2e-3)
+    np.testing.assert_allclose(reply.states.astype(float), stored.astype(float), atol=2e-3)
+
+
+def test_what_overflows_the_dtype_of_the_reply_is_refused(client):
+    large = np.full((1, 2), 3e4, np.float16)
+    assert client.hopfield_retrieve(large, large).states.tolist() == large.tolist()
+    with pytest.raises(InvalidRequest, match="overflows float16"):
+        client.hopfield_retrieve(large, large, projections={"output": np.ones((1, 2), np.float16) * 2})
 
 
 def test_an_iteration_ends_at_its_limit_and_says_so(client):

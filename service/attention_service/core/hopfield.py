@@ -17,7 +17,7 @@ from attention_service.core.stages import stages
 from attention_service.core.types import Problem
 
 SINGLE = 0.9
-"""The association weight from which on a state is one pattern: what the paper counts patterns up to (section 3)."""
+"""The association weight from which on a state is one pattern: what the paper sums weights up to (figure 2)."""
 DOT_PRODUCTS = AttentionSpec(score=Dot())
 """The attention of an update; β is in the queries, so that each head may have its own."""
 

@@ -112,10 +112,11 @@ def _fields(bound: Bound, found: Retrieved, device: torch.device) -> Fields:
     weight = _matrix(bound, "output", device)
     if weight is not None:
         by_heads = weight.view(bound.size.heads, -1, bound.size.width)  # [H, V, D]
-        states = torch.einsum("bhsd,hvd->bhsv", states, by_heads)
+        states = torch.einsum("bhsd,hvd->bhsv", states, by_heads).to(dtype)
         if not _finite(states):
             raise InvalidRequest(
-                f"projections.output: what it gives overflows {bound.dtype}; scale it down", param="projections.output"
+                f"projections.output: what it gives overflows {bound.reply_dtype}; scale it down",
+                param="projections.output",
             )
     states = multihead.merge_heads(states) if layout.merged else states
     return {

@@ -3,6 +3,8 @@
 import numpy as np
 import pytest
 import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from torch.profiler import ProfilerActivity, profile
 
 from attention_contract.schemas.hopfield import HopfieldRequest
@@ -44,6 +46,107 @@ def test_sizes_are_those_of_the_layout(asked, sizes):
 
 def test_beta_is_by_default_that_of_attention():
     assert hopfield.bind(request((3, 7, 4), (3, 5, 4)), DEVICE).beta == (0.5, 0.5, 0.5)
+
+
+@st.composite
+def drawn(draw):
+    """A request of any layout, with whatever fields it may have."""
+    size = st.integers(1, 4)
+    rng = np.random.default_rng(draw(st.integers(0, 2**32)))
+    batch, heads, states, patterns, width, out = (draw(size) for _ in range(6))
+    layout = draw(st.sampled_from(["whole", "unbatched", "alone", "merged", "merged, unbatched", "layer"]))
+    fields = {"return_association": True, "steps": draw(st.integers(1, 5))}
+    if draw(st.booleans()):
+        fields = {"return_association": True, "eps": draw(st.floats(1e-6, 1.0)), "max_steps": draw(st.integers(1, 9))}
+    heads, batch = (1 if layout == "alone" else heads), (batch if layout in {"whole", "merged", "layer"} else 1)
+    widths = [width, width]
+    if layout == "layer":
+        widths = [draw(size), draw(size)]
+        fields["projections"] = {
+            "stored": rng.normal(size=(heads * width, widths[0])),
+            "state": rng.normal(size=(heads * width, widths[1])),
+        }
+    merged = layout in {"merged", "merged, unbatched", "layer"}
+    shapes = [
+        (batch, length, wide * (heads if layout != "layer" else 1)) if merged else (batch, heads, length, wide)
+        for length, wide in zip((patterns, states), widths, strict=True)
+    ]
+    stored, start = (rng.normal(size=shape) for shape in shapes)
+    if merged:
+        fields["num_heads"] = heads
+    if draw(st.booleans()):
+        fields["projections"] = fields.get("projections", {}) | {"output": rng.normal(size=(heads * out, width))}
+    if draw(st.booleans()):
+        fields["beta"] = rng.uniform(0.1, 3, heads) if draw(st.booleans()) else rng.uniform(0.1, 3)
+    if draw(st.booleans()):
+        mask = rng.random((batch, patterns)) < 0.6
+        mask[:, rng.integers(patterns)] = True
+        stored = np.where(mask[..., None] if merged else mask[:, None, :, None], stored, np.nan)
+        fields["stored_mask"] = mask
+    if layout in {"unbatched", "alone", "merged, unbatched"}:
+        stored, start = stored[0], start[0]
+        fields |= {"stored_mask": fields["stored_mask"][0]} if "stored_mask" in fields else {}
+    if layout == "alone":
+        stored, start = stored[0], start[0]
+    return HopfieldRequest(stored=stored, states=start, **fields), (batch, heads, states, patterns, width, out)
+
+
+def one_by_one(request, sizes):
+    """Every state for itself, in plain numpy: its end, energies, steps and association."""
+    batch, heads, states, patterns, width, out = sizes
+    layer = request.projections
+
+    def split(array, weight):
+        array = array if array.ndim > 2 or request.num_heads is None else array[None]
+        if request.num_heads is None:
+            return array.reshape(batch, heads, -1, width)
+        array = np.nan_to_num(array) if weight is None else np.nan_to_num(array) @ weight.T
+        return array.reshape(batch, -1, heads, width).swapaxes(1, 2)
+
+    stored = split(request.stored, layer and layer.stored)
+    start = split(request.states, layer and layer.state)
+    mask = np.ones((batch, patterns), bool)
+    if request.stored_mask is not None:
+        mask = request.stored_mask.reshape(batch, patterns)
+    beta = np.broadcast_to(width**-0.5 if request.beta is None else request.beta, (heads,))
+    limit = request.steps or request.max_steps
+    for b, h, s in np.ndindex(batch, heads, states):
+        x, xi, energies, p, change = stored[b, h][mask[b]], start[b, h, s], [], None, np.inf
+        for step in range(limit + 1):
+            largest = max(row @ row for row in x)
+            lse = np.logaddexp.reduce(beta[h] * (x @ xi)) / beta[h]
+            energies.append(-lse + xi @ xi / 2 + np.log(len(x)) / beta[h] + largest / 2)
+            if step == limit or (request.eps is not None and change < request.eps):
+                break
+            p = np.exp(beta[h] * (x @ xi - (x @ xi).max()))
+            p /= p.sum()
+            xi, before = p @ x, xi
+            change = np.linalg.norm(xi - before)
+        weights = np.zeros(patterns)
+        weights[mask[b]] = p
+        if layer is not None and layer.output is not None:
+            xi = layer.output.reshape(heads, out, width)[h] @ xi
+        yield (b, h, s), xi, energies, change, weights
+
+
+@given(drawn())
+@settings(derandomize=True, database=None, deadline=None, max_examples=120)
+def test_whatever_is_asked_each_state_falls_by_the_formula(case):
+    request, sizes = case
+    batch, heads, states, _, _, _ = sizes
+    found = hopfield.prepare(request, DEVICE).run()
+    each = (batch, heads, states)
+    ends = found["states"].reshape(batch, states, heads, -1).swapaxes(1, 2) if request.num_heads else found["states"]
+    ends, energy, association = (x.reshape(*each, -1) for x in (ends, found["energy"], found["association"]))
+    for at, end, energies, change, weights in one_by_one(request, sizes):
+        assert found["steps"].reshape(each)[at] == len(energies) - 1
+        np.testing.assert_allclose(ends[at], end, rtol=0, atol=1e-10)
+        np.testing.assert_allclose(energy[at][: len(energies)], energies, rtol=0, atol=1e-10)
+        np.testing.assert_allclose(energy[at][len(energies) :], energies[-1], rtol=0, atol=1e-10)
+        np.testing.assert_allclose(association[at], weights, rtol=0, atol=1e-10)
+        np.testing.assert_allclose(found["change"].reshape(each)[at], change, rtol=0, atol=1e-10)
+        assert found["reached"]["pattern"].reshape(each)[at] == weights.argmax()
+        assert found["reached"]["single"].reshape(each)[at] == (weights.max() >= 0.9)
 
 
 LAYER = {"state": matrix(128, 96), "stored": matrix(128, 64), "output": matrix(64, 32)}

@@ -11,6 +11,7 @@ from typing import Annotated, Any, Final, Literal, Self
 from pydantic import BeforeValidator, ConfigDict, Field, model_validator
 
 from attention_contract.base import WireModel
+from attention_contract.positions import NoPosition, Position, QKNorm
 
 MAX_MASKS: Final = 64
 """Masks of one spec, nested ones counted: the pairs that they allow together are counted exactly."""
@@ -74,17 +75,6 @@ class Cosine(WireModel):
 
 
 Score = Annotated[Dot | ScaledDot | Bilinear | Additive | Gaussian | Cosine, Field(discriminator="name")]
-
-# ── positions ────────────────────────────────────────────────────────────────────────────────────────────────────────
-
-
-class NoPosition(WireModel):
-    """No position encoding: attention is blind to order but for its masks."""
-
-    name: Literal["none"] = "none"
-
-
-Position = NoPosition
 
 # ── masks: may query i look at key j? ────────────────────────────────────────────────────────────────────────────────
 
@@ -315,6 +305,8 @@ class AttentionSpec(WireModel):
     softcap: Constant | None = None
     """c·tanh(s/c) on the scores, before the masks (Gemma 2, section 2); null for none."""
     position: Position = Field(default_factory=NoPosition)
+    qk_norm: QKNorm | None = None
+    """Root mean square norm of q and k before they are turned; null for none."""
     masks: list[Mask] = Field(default_factory=list, max_length=16)
     """All of them must allow; an empty list allows everything."""
     add_bias_kv: bool = False

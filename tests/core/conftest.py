@@ -298,3 +298,24 @@ def covered() -> dict[str, set[str]]:
         "method": {each.method.name for each in SPECS.values()},
         "mask": {mask.name for masks in MASKS.values() for mask in masks},
     }
+
+
+class DoubledTorch:
+    """The torch module as a modeling file sees it, with float64 under the names of float32."""
+
+    float = float32 = torch.float64
+
+    def __getattr__(self, name):
+        return getattr(torch, name)
+
+
+@pytest.fixture
+def doubled(monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
+    """Let modules of Transformers compute in float64: they ask for float32, and its rounding hides a wrong formula."""
+
+    def let(*modules) -> None:
+        for module in modules:
+            monkeypatch.setattr(module, "torch", DoubledTorch())
+        monkeypatch.setattr(torch.Tensor, "float", torch.Tensor.double)
+
+    return let

@@ -15,7 +15,7 @@ from attention_service.core.groups import head_read_by, product
 from attention_service.core.indices import pick
 from attention_service.core.learned import narrow_learned
 from attention_service.core.normalizers import NORMALIZERS, Exponential, has_lse
-from attention_service.core.positions import POSITIONS
+from attention_service.core.pair_bias import pair_bias
 from attention_service.core.scores import SCORES
 from attention_service.core.types import Problem, Selection
 from attention_service.core.visibility import EVERYTHING, real_keys, visibility, without_padding
@@ -55,10 +55,9 @@ def _stages(
 ) -> Iterator[tuple[str, Tensor]]:
     spec = problem.spec
     normalizer = NORMALIZERS.of(spec.normalizer)
-    q, k = POSITIONS.of(spec.position).encode(problem.q, problem.k)
-    q = interventions.apply(edits, "q", narrow(q, "q", problem, selection))
+    q = interventions.apply(edits, "q", narrow(problem.q, "q", problem, selection))
     yield "q", q  # [B, H, Q, D]
-    k = interventions.apply(edits, "k", narrow(k, "k", problem, selection))
+    k = interventions.apply(edits, "k", narrow(problem.k, "k", problem, selection))
     yield "k", k  # [B, Hkv, K, D]
     v = interventions.apply(edits, "v", narrow(problem.v, "v", problem, selection))
     yield "v", v  # [B, Hkv, K, V]
@@ -75,7 +74,10 @@ def _stages(
     x = interventions.apply(edits, "capped_scores", x)
     yield "capped_scores", x
 
-    x = visibility(problem, selection).forbid(x.view_as(x))
+    x = x.view_as(x)
+    if (bias := pair_bias(problem, x.dtype)) is not None:
+        x = x + bias.tile(selection.queries, heads=selection.heads)
+    x = visibility(problem, selection).forbid(x)
     if any(edit.tap == "masked_scores" for edit in edits):
         forbidden = x == -torch.inf
         x = interventions.apply(edits, "masked_scores", x).masked_fill(forbidden, -torch.inf)

@@ -48,9 +48,9 @@ class Problem:
     """One attention, batched and split into heads."""
 
     q: Tensor
-    """``[B, H, Q, D]``"""
+    """``[B, H, Q, D]``, normed and turned as the spec has it."""
     k: Tensor
-    """``[B, Hkv, K, D]``, the past first and what the spec adds last."""
+    """``[B, Hkv, K, D]``, normed and turned; the past first and what the spec adds last."""
     v: Tensor
     """``[B, Hkv, K, V]``"""
     spec: AttentionSpec = field(default_factory=AttentionSpec)
@@ -65,6 +65,8 @@ class Problem:
     """P: how many of the keys are from the past."""
     offsets: Tensor | None = None
     """Integer ``[B]`` or ``[]``, added to the query's index in every positional mask; None stands for P."""
+    positions: Tensor | None = None
+    """Integer ``[B, Q]``: the places of the queries and of as many new keys, for the position encoding alone."""
     learned: Mapping[str, Tensor] = field(default_factory=dict)
     """The learned tensors of the spec, by name."""
     dropout: Dropout | None = None

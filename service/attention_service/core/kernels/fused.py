@@ -31,14 +31,13 @@ class Fused:
 
     def attend(self, problem: Problem, taps: Collection[str], edits: Sequence[BoundEdit]) -> dict[str, Tensor]:
         """The context alone: one call, its arguments made so that each device takes its fast path."""
-        q, k = POSITIONS.of(problem.spec.position).encode(problem.q, problem.k)
-        clean = without_padding(replace(problem, k=k))
+        clean = without_padding(problem)
         normalizer = NORMALIZERS.of(problem.spec.normalizer)
         score = SCORES.of(problem.spec.score)
         if not isinstance(score, Product) or not isinstance(normalizer, Softmax) or problem.spec.softcap is not None:
             raise ValueError("the fused kernel computes a plain softmax over dot products; ask `unsuitable` first")
         v = clean.v
-        q, k, factor = score.factors(q, clean.k, problem.learned)
+        q, k, factor = score.factors(clean.q, clean.k, problem.learned)
         scale = factor / normalizer.options.temperature
         if scale <= 0:
             # CPU: a causal mask becomes NaN under a scale that is not positive.
@@ -73,6 +72,8 @@ class Fused:
             yield f"the fused kernel would round the squares of a gaussian score to {_name(dtype)}"
         if spec.softcap is not None:
             yield "the fused kernel has no softcap"
+        if POSITIONS.of(spec.position).biased:
+            yield f"the fused kernel takes no bias for each head and pair, as {spec.position.name} has"
         if not isinstance(normalizer, Softmax):
             yield f"the fused kernel has no normalizer {spec.normalizer.name}"
         elif normalizer.options.sinks:

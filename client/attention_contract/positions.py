@@ -1,0 +1,203 @@
+"""Position encodings and the norm of queries and keys: their options in a spec.
+
+The place of query i is i + offset (the offset being the length of the past unless the request says otherwise), that of
+key j its index among all keys, the past included. A request's ``positions`` give the places of its tokens instead.
+"""
+
+from typing import Annotated, Literal, Self
+
+from pydantic import Field, model_validator
+
+from attention_contract.base import WireModel
+
+Theta = Annotated[float, Field(gt=1, le=1e15, allow_inf_nan=False)]
+Factor = Annotated[float, Field(ge=1, le=1e6, allow_inf_nan=False)]
+Length = Annotated[int, Field(ge=1, le=2**31)]
+Rotations = Annotated[float, Field(gt=0, le=1e6, allow_inf_nan=False)]
+
+
+class NoPosition(WireModel):
+    """No position encoding: attention is blind to order but for its masks."""
+
+    name: Literal["none"] = "none"
+
+
+# ── added to what comes in ───────────────────────────────────────────────────────────────────────────────────────────
+
+
+class Sinusoidal(WireModel):
+    """Sines and cosines of the place, added (Vaswani et al. 2017, section 3.5).
+
+    In a module to the inputs of the query, key and value projections; for raw q and k to both, in each head.
+    """
+
+    name: Literal["sinusoidal"] = "sinusoidal"
+    theta: Theta = 10_000.0
+    """The longest wavelength is 2π times this."""
+
+
+class LearnedPosition(WireModel):
+    """A learned vector for each place, added as in ``sinusoidal`` (Gehring et al. 2017, section 3.1).
+
+    Learned: ``position.weight [length, d_model]``; ``[length, D]`` for raw q and k.
+    """
+
+    name: Literal["learned"] = "learned"
+    length: int = Field(ge=1, le=1_048_576)
+    """How many places have a vector, from 0 on; one outside is refused."""
+
+
+# ── rotated: the score depends on the distance alone ─────────────────────────────────────────────────────────────────
+
+
+class LinearScaling(WireModel):
+    """Every frequency divided by the factor: position interpolation (Chen et al. 2023)."""
+
+    name: Literal["linear"] = "linear"
+    factor: Factor
+
+
+class NtkScaling(WireModel):
+    """A larger theta, so that low frequencies stretch and high ones hardly do (Peng et al. 2023, section 3.1).
+
+    θ' = θ·s^(dim/(dim − 2)). With an original length L, s = factor·n/L − (factor − 1) for a sequence that reaches
+    n > L places, and 1 for a shorter one: Transformers' ``dynamic``. Without one, s = factor.
+    """
+
+    name: Literal["ntk"] = "ntk"
+    factor: Factor
+    original_max_position_embeddings: Length | None = None
+
+
+class Llama3Scaling(WireModel):
+    """Frequencies that turn less than low_freq_factor times in the original length divided by the factor (Llama 3.1).
+
+    Those that turn more than high_freq_factor times stay as they are, and between the two it is interpolated.
+    """
+
+    name: Literal["llama3"] = "llama3"
+    factor: Factor
+    low_freq_factor: Rotations = 1.0
+    high_freq_factor: Rotations = 4.0
+    original_max_position_embeddings: Length
+
+    @model_validator(mode="after")
+    def _ordered(self) -> Self:
+        if self.high_freq_factor <= self.low_freq_factor:
+            raise ValueError(
+                f"high_freq_factor is {self.high_freq_factor:g}; make it larger than low_freq_factor, "
+                f"{self.low_freq_factor:g}"
+            )
+        return self
+
+
+class YarnScaling(WireModel):
+    """Frequencies that turn less than beta_slow times in the original length divided by the factor.
+
+    Those that turn more than beta_fast times stay as they are, and between the two it is interpolated by dimension
+    (Peng et al. 2023, section 3.2).
+    """
+
+    name: Literal["yarn"] = "yarn"
+    factor: Factor
+    original_max_position_embeddings: Length
+    beta_fast: Rotations = 32.0
+    beta_slow: Rotations = 1.0
+    attention_factor: float | None = Field(None, gt=0, le=1e6, allow_inf_nan=False)
+    """On the rotated queries and keys alike; null is 0.1·ln(factor) + 1 (section 3.4)."""
+    truncate: bool = True
+    """Round the dimensions between which it is interpolated to whole ones, outwards."""
+
+    @model_validator(mode="after")
+    def _ordered(self) -> Self:
+        if self.beta_fast <= self.beta_slow:
+            raise ValueError(f"beta_fast is {self.beta_fast:g}; make it larger than beta_slow, {self.beta_slow:g}")
+        return self
+
+
+RopeScaling = Annotated[LinearScaling | NtkScaling | Llama3Scaling | YarnScaling, Field(discriminator="name")]
+
+
+class Rope(WireModel):
+    """Queries and keys turned by angles in proportion to their places (Su et al. 2021, section 3.4).
+
+    Pair c of the turned dimensions turns by place · θ^(−2c/dim).
+    """
+
+    name: Literal["rope"] = "rope"
+    theta: Theta = 10_000.0
+    dim: int | None = Field(None, ge=2, le=1_048_576, multiple_of=2)
+    """How many of a head's dimensions turn, the first ones; null is all of them. Even, and at most D."""
+    style: Literal["half", "interleaved"] = "half"
+    """Which dimensions pair up: c and c + dim/2 (Llama), or 2c and 2c + 1 (GPT-J, the paper)."""
+    scaling: RopeScaling | None = None
+    """For sequences longer than those of the training; null for none."""
+
+    @model_validator(mode="after")
+    def _enough(self) -> Self:
+        if self.dim == 2 and isinstance(self.scaling, NtkScaling):
+            raise ValueError("dim is 2, and ntk needs 4 or more: its exponent is dim / (dim − 2)")
+        return self
+
+
+# ── a bias on the scores, with the masks ─────────────────────────────────────────────────────────────────────────────
+
+
+class Alibi(WireModel):
+    """−slope · distance added to the scores, with a slope for each head (Press et al. 2022, section 3).
+
+    Of 2ᵐ heads, head h has the slope 2^(−8(h + 1)/2ᵐ); other numbers of heads take every other one of twice as many.
+    """
+
+    name: Literal["alibi"] = "alibi"
+    symmetric: bool = True
+    """The distance is |place of the query − place of the key|; otherwise it is signed, so that keys ahead are raised:
+    BLOOM's and MPT's, up to a constant in each row. Under a causal mask the two are one."""
+
+
+class RelativeBias(WireModel):
+    """A learned number for each bucket of distances and head, added to the scores (Raffel et al. 2020, section 2.1).
+
+    Half of the buckets are for single distances, the other half grow logarithmically up to ``max_distance``, from
+    where on all share the last. Learned: ``relative_bias.weight [num_buckets, H]``.
+    """
+
+    name: Literal["relative_bias"] = "relative_bias"
+    num_buckets: int = Field(32, ge=2, le=1024)
+    max_distance: int = Field(128, ge=2, lt=2**31)
+    bidirectional: bool = True
+    """Half of the buckets for keys ahead of the query; otherwise those share the bucket of distance 0."""
+
+    @model_validator(mode="after")
+    def _bucketed(self) -> Self:
+        if self.bidirectional and (self.num_buckets % 2 or self.num_buckets < 4):
+            raise ValueError(
+                f"num_buckets is {self.num_buckets}; half of them are for each direction: make it even, 4 or more"
+            )
+        single = self.num_buckets // (4 if self.bidirectional else 2)
+        if self.max_distance <= single:
+            raise ValueError(
+                f"max_distance is {self.max_distance}, and {single} buckets are for single distances; make it larger"
+            )
+        return self
+
+
+Position = Annotated[
+    NoPosition | Sinusoidal | LearnedPosition | Rope | Alibi | RelativeBias, Field(discriminator="name")
+]
+
+# ── the norm of queries and keys ─────────────────────────────────────────────────────────────────────────────────────
+
+
+class QKNorm(WireModel):
+    """q and k divided by their root mean square, times a learned weight, before they are turned (Henry et al. 2020).
+
+    Learned: ``q_norm.weight`` and ``k_norm.weight``, ``[D]``; over all heads ``[H·D]`` and ``[Hkv·D]``.
+    """
+
+    eps: float = Field(1e-6, gt=0, le=1, allow_inf_nan=False)
+    """Added to the mean square."""
+    over: Literal["head", "all_heads"] = "head"
+    """The mean is over each head by itself (Qwen 3, Gemma 3), or over all heads of a token (OLMo 2)."""
+    unit_offset: bool = False
+    """The factor is 1 + weight (Gemma)."""

@@ -1,0 +1,53 @@
+"""The bias of a position encoding, made for as many of the heads, queries and keys as are wanted at a time."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from attention_service.core.places import places_in
+from attention_service.core.positions import POSITIONS, Heads, Position
+from attention_service.core.types import Problem
+
+Index = slice | Sequence[int] | None
+"""Which queries or keys; None for all."""
+
+
+@dataclass(frozen=True)
+class PairBias:
+    """What a position encoding adds to the scores, with the request's float mask and before anything is hidden."""
+
+    problem: Problem
+    position: Position
+    queries: Tensor
+    """``[1 or B, Q]``: places."""
+    keys: Tensor
+    """``[1 or B, K]``: places."""
+    dtype: torch.dtype
+
+    def tile(self, queries: Index = None, keys: Index = None, heads: Sequence[int] | None = None) -> Tensor:
+        """The bias of these queries, keys and heads: ``[1 or B, H, Q, K]``."""
+        rows, columns = _some(self.queries, queries), _some(self.keys, keys)
+        of = Heads(self.problem.q.shape[1], heads)
+        bias = self.position.bias(rows, columns, of, self.problem.learned, self.dtype)
+        if bias is None:
+            raise ValueError(f"the position encoding {self.problem.spec.position.name} has no bias")
+        return bias
+
+
+def pair_bias(problem: Problem, dtype: torch.dtype) -> PairBias | None:
+    """The bias of a problem, in the dtype of its scores; None where its position encoding has none."""
+    position = POSITIONS.of(problem.spec.position)
+    if not position.biased:
+        return None
+    places = places_in(problem)
+    return PairBias(problem, position, places.queries, places.keys, dtype)
+
+
+def _some(places: Tensor, index: Index) -> Tensor:
+    if index is None:
+        return places
+    if isinstance(index, slice):
+        return places[:, index]
+    return places.index_select(1, torch.tensor(index, device=places.device))

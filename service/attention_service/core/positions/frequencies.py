@@ -1,0 +1,71 @@
+"""How fast each pair of a head's dimensions turns, scaled for sequences longer than those of the training.
+
+All in float64: a place times a frequency must still be an angle where places are large.
+"""
+
+from math import ceil, floor, log, pi
+
+import torch
+from torch import Tensor
+
+from attention_contract import positions as options
+
+
+def frequencies(rope: options.Rope, dim: int, reach: Tensor) -> tuple[Tensor, float]:
+    """Angle per place of each pair, ``[dim/2]`` or ``[1 or B, 1, dim/2]``, and a factor on what is turned.
+
+    reach ``[1 or B, 1]`` is how many places each sequence takes up, on which only a dynamic scaling depends.
+    """
+    plain = rope.theta ** -exponents(dim, reach.device)
+    match rope.scaling:
+        case None:
+            return plain, 1.0
+        case options.LinearScaling(factor=factor):
+            return plain / factor, 1.0
+        case options.NtkScaling():
+            return _ntk(rope.scaling, rope.theta, dim, reach), 1.0
+        case options.Llama3Scaling():
+            return _llama3(rope.scaling, plain), 1.0
+        case options.YarnScaling(factor=factor, attention_factor=given):
+            return _yarn(rope.scaling, rope.theta, plain), 0.1 * log(factor) + 1 if given is None else given
+
+
+def exponents(dim: int, device: torch.device) -> Tensor:
+    """2c/dim for each pair c. Source: Su et al. 2021, eq. 15."""
+    return torch.arange(0, dim, 2, dtype=torch.float64, device=device) / dim
+
+
+def _ntk(scaling: options.NtkScaling, theta: float, dim: int, reach: Tensor) -> Tensor:
+    """Source: Peng et al. 2023, definition 1; dynamic: their section 3.3."""
+    stretch, length = torch.full_like(reach, 1, dtype=torch.float64), scaling.original_max_position_embeddings
+    if length is None:
+        stretch = stretch * scaling.factor
+    else:
+        stretch = scaling.factor * reach.clamp(min=length) / length - (scaling.factor - 1)
+    base = theta * stretch.double() ** (dim / (dim - 2))  # [1 or B, 1]
+    return (base ** -exponents(dim, reach.device))[:, None]
+
+
+def _llama3(scaling: options.Llama3Scaling, plain: Tensor) -> Tensor:
+    """By how often a pair turns in the original length: the formula of Llama 3.1, in frequencies."""
+    turns = plain * (scaling.original_max_position_embeddings / (2 * pi))
+    low, high = scaling.low_freq_factor, scaling.high_freq_factor
+    stays = ((turns - low) / (high - low)).clamp(0, 1)
+    return plain * (stays + (1 - stays) / scaling.factor)
+
+
+def _yarn(scaling: options.YarnScaling, theta: float, plain: Tensor) -> Tensor:
+    """Source: Peng et al. 2023, section 3.2; the bounds as dimensions, as in the authors' code."""
+    pairs = len(plain)
+
+    def pair_that_turns(times: float) -> float:
+        return pairs * log(scaling.original_max_position_embeddings / (times * 2 * pi)) / log(theta)
+
+    first, last = pair_that_turns(scaling.beta_fast), pair_that_turns(scaling.beta_slow)
+    if scaling.truncate:
+        first, last = floor(first), ceil(last)
+    first, last = max(first, 0), min(last, 2 * pairs - 1)
+    if first == last:
+        last += 0.001  # a step rather than 0/0
+    divided = ((torch.arange(pairs, dtype=torch.float64, device=plain.device) - first) / (last - first)).clamp(0, 1)
+    return plain * (divided / scaling.factor + 1 - divided)

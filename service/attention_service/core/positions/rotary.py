@@ -1,0 +1,70 @@
+"""Rotary position embedding: queries and keys turned, so that their product depends on the distance between them."""
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from attention_contract import positions as options
+from attention_service.core.places import Places
+from attention_service.core.positions.base import POSITIONS, Inert, PositionCost
+from attention_service.core.positions.frequencies import frequencies
+from attention_service.core.types import Widths
+
+
+@POSITIONS.register(
+    options.Rope,
+    formula="(x_a, x_b) → (x_a·cos pf − x_b·sin pf, x_b·cos pf + x_a·sin pf) for each pair, f_c = θ^(−2c/dim)",
+    cost="O(n·d)",
+    source="Su et al. 2021, section 3.4; scaling: Chen et al. 2023, Peng et al. 2023",
+)
+@dataclass(frozen=True)
+class Rope(Inert):
+    """Each pair of dimensions turned by place · frequency."""
+
+    options: options.Rope
+
+    def faults(self, widths: Widths) -> str | None:
+        """Pairs must come out even, and fit the head."""
+        width, dim = widths.head_dim, self.options.dim
+        if dim is None and width % 2:
+            return f"dim: a head is {width} wide, and dimensions turn in pairs; give an even dim below that"
+        if dim is not None and dim > width:
+            return f"dim: {dim} dimensions are to turn where a head has {width}; give {width - width % 2} or fewer"
+        if dim is None and width == 2 and isinstance(self.options.scaling, options.NtkScaling):
+            return "scaling: ntk needs 4 dimensions or more, and a head is 2 wide; leave scaling out"
+        return None
+
+    def turned(self, q: Tensor, k: Tensor, places: Places) -> tuple[Tensor, Tensor]:
+        """The angles are found in float64, and the turn is made in float32 at least."""
+        dim = self.options.dim or q.shape[-1]
+        speed, factor = frequencies(self.options, dim, places.reach)
+        dtype = torch.promote_types(q.dtype, torch.float32)
+        turn = _turn(places.queries, speed, factor, dtype)
+        other = turn if places.new_keys is places.queries else _turn(places.new_keys, speed, factor, dtype)
+        return self._apply(q, turn), self._apply(k, other)
+
+    def _apply(self, x: Tensor, turn: tuple[Tensor, Tensor]) -> Tensor:
+        """X ``[B, H, L, D]`` with its first dimensions turned, and the rest as they are."""
+        cos, sin = turn
+        dim = self.options.dim or x.shape[-1]
+        turning = x[..., :dim].to(cos.dtype)
+        half = self.options.style == "half"
+        a, b = turning.chunk(2, -1) if half else (turning[..., ::2], turning[..., 1::2])
+        parts = a * cos - b * sin, b * cos + a * sin  # [B, H, L, dim/2]
+        done = (torch.cat(parts, -1) if half else torch.stack(parts, -1).flatten(-2)).to(x.dtype)
+        return done if dim == x.shape[-1] else torch.cat([done, x[..., dim:]], -1)
+
+    def cost(self, widths: Widths, inputs: int) -> PositionCost:
+        """For each pair of dimensions an angle, its cosine and sine; then four products and two sums."""
+        pairs = (self.options.dim or widths.head_dim) // 2
+        return PositionCost(place=3 * pairs, head=6 * pairs, held=40 * pairs)
+
+
+def _turn(places: Tensor, speed: Tensor, factor: float, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
+    """Cosines and sines ``[1 or B, 1, L, dim/2]`` of the angles at these places ``[1 or B, L]``."""
+    angles = places[..., None] * speed
+    cos, sin = angles.cos(), angles.sin()
+    if factor != 1:
+        cos, sin = cos * factor, sin * factor
+    return cos.to(dtype)[:, None], sin.to(dtype)[:, None]

@@ -1,0 +1,76 @@
+"""From what came in to the attention itself: encoded, projected, normed, turned, the past put before the new keys."""
+
+from collections.abc import Callable, Mapping
+
+import torch
+from torch import Tensor
+
+from attention_contract.spec import AttentionSpec
+from attention_service.core.places import Places, places_of
+from attention_service.core.positions import POSITIONS, Position
+from attention_service.core.qk_norm import normed
+from attention_service.core.types import Problem
+
+Tensors = Mapping[str, Tensor]
+Three = tuple[Tensor, Tensor, Tensor]
+
+
+def prepare(
+    spec: AttentionSpec,
+    tensors: Tensors,
+    learned: Tensors,
+    by_head: Callable[[Tensor, Tensor, Tensor], Three],
+    *,
+    projected: bool,
+) -> Problem:
+    """The problem that a request is about.
+
+    tensors: ``query`` and, by the names of their fields, whatever else came; a missing key is the query, a missing
+    value the key. ``by_head`` makes queries ``[B, H, Q, D]``, keys and values ``[B, Hkv, new, ...]`` of the three.
+    ``projected``: it does so by the projections of a module, to whose inputs ``[B, L, ...]`` an encoding is added; to
+    raw queries and keys it is added in each head. Past keys are normed and turned already.
+    """
+    query = tensors["query"]
+    key = tensors.get("key", query)
+    value = tensors.get("value", key)
+    past = tensors["past_key"].shape[2] if "past_key" in tensors else 0
+    position = POSITIONS.of(spec.position)
+    q, k, v = (query, key, value) if projected else by_head(query, key, value)
+    places = _places(tensors, q.shape[-2], k.shape[-2], past, q.device) if position.reads else None
+    if places is not None:
+        q, k, v = _added(position, (q, k, v), places, learned, to_value=projected)
+    if projected:
+        q, k, v = by_head(q, k, v)
+    if spec.qk_norm is not None:
+        q = normed(q, learned["q_norm.weight"], spec.qk_norm)
+        k = normed(k, learned["k_norm.weight"], spec.qk_norm)
+    if places is not None:
+        q, k = position.turned(q, k, places)
+    if "past_key" in tensors:
+        k = torch.cat([tensors["past_key"], k], dim=2)  # [B, Hkv, P + new, D]
+        v = torch.cat([tensors["past_value"], v], dim=2)
+    return Problem(
+        q, k, v, spec,
+        mask=tensors.get("mask"),
+        key_mask=tensors.get("key_mask"),
+        key_lengths=tensors.get("key_lengths"),
+        past=past,
+        offsets=tensors.get("offsets"),
+        positions=tensors.get("positions"),
+        learned=learned,
+    )  # fmt: skip
+
+
+def _places(tensors: Tensors, queries: int, new_keys: int, past: int, device: torch.device) -> Places:
+    return places_of(queries, new_keys, past, tensors.get("offsets"), tensors.get("positions"), device)
+
+
+def _added(position: Position, three: Three, places: Places, learned: Tensors, *, to_value: bool) -> Three:
+    """The encoding added; what is one tensor in several roles stays one where it stands at the same places."""
+    query, key, value = three
+    encoded = position.added(query, places.queries, learned)
+    together = key is query and places.new_keys is places.queries
+    of_key = encoded if together else position.added(key, places.new_keys, learned)
+    if not to_value:
+        return encoded, of_key, value
+    return encoded, of_key, of_key if value is key else position.added(value, places.new_keys, learned)

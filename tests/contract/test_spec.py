@@ -44,12 +44,59 @@ masks = st.recursive(
     ),
     max_leaves=5,
 )
+factors = st.floats(1, 64)
+lengths = st.integers(1, 2**31)
+scalings = (
+    st.fixed_dictionaries({"name": st.just("linear"), "factor": factors})
+    | st.fixed_dictionaries(
+        {"name": st.just("ntk"), "factor": factors}, optional={"original_max_position_embeddings": st.none() | lengths}
+    )
+    | st.fixed_dictionaries(
+        {"name": st.just("llama3"), "factor": factors, "original_max_position_embeddings": lengths},
+        optional={"low_freq_factor": st.floats(0.5, 2), "high_freq_factor": st.floats(3, 9)},
+    )
+    | st.fixed_dictionaries(
+        {"name": st.just("yarn"), "factor": factors, "original_max_position_embeddings": lengths},
+        optional={
+            "beta_fast": st.floats(8, 64),
+            "attention_factor": st.none() | st.floats(0.5, 2),
+            "truncate": st.booleans(),
+        },
+    )
+)
+positions = (
+    st.fixed_dictionaries({"name": st.sampled_from(["none", "sinusoidal", "alibi", "relative_bias", "rope"])})
+    | st.fixed_dictionaries({"name": st.just("learned"), "length": st.integers(1, 2**20)})
+    | st.fixed_dictionaries(
+        {"name": st.just("rope"), "dim": st.none() | st.integers(2, 64).map(lambda half: 2 * half)},
+        optional={
+            "theta": st.floats(2, 1e9),
+            "style": st.sampled_from(["half", "interleaved"]),
+            "scaling": st.none() | scalings,
+        },
+    )
+    | st.fixed_dictionaries({"name": st.just("alibi"), "symmetric": st.booleans()})
+    | st.fixed_dictionaries(
+        {"name": st.just("relative_bias"), "num_buckets": st.integers(2, 64).map(lambda half: 2 * half)},
+        optional={"max_distance": st.integers(128, 2**31 - 1), "bidirectional": st.booleans()},
+    )
+)
 specs = st.fixed_dictionaries(
     {},
     optional={
         "score": st.just({"name": "dot"})
         | st.fixed_dictionaries({"name": st.just("scaled_dot"), "scale": st.none() | st.floats(-1e6, 1e6)}),
         "softcap": st.none() | positive,
+        "position": positions,
+        "qk_norm": st.none()
+        | st.fixed_dictionaries(
+            {},
+            optional={
+                "eps": st.floats(1e-9, 1),
+                "over": st.sampled_from(["head", "all_heads"]),
+                "unit_offset": st.booleans(),
+            },
+        ),
         "masks": st.lists(masks, max_size=3),
         "normalizer": st.fixed_dictionaries({"temperature": positive})
         | st.fixed_dictionaries(
@@ -65,6 +112,7 @@ def test_an_empty_object_is_a_spec_with_the_documented_defaults():
         "score": {"name": "scaled_dot", "scale": None},
         "softcap": None,
         "position": {"name": "none"},
+        "qk_norm": None,
         "masks": [],
         "add_bias_kv": False,
         "add_zero_attn": False,

@@ -9,6 +9,7 @@ from attention_contract.schemas.modules import CreateModule, ImportModule, Repla
 from attention_contract.validation import validate
 
 LONG = "x" * 10**6
+LLAMA3 = {"name": "llama3", "factor": 8, "original_max_position_embeddings": 8192}
 MODULE = {"name": "m", "config": {"d_model": 8, "num_heads": 2}}
 
 
@@ -103,6 +104,41 @@ CASES = [
         "spec.normalizer.dtype",
         "float32",
     ),
+    *(
+        (RawForwardRequest, raw(spec={"position": {"name": name, **options}}), f"spec.position{field}", told)
+        for name, options, field, told in [
+            ("rop", {}, "", "'rope'"),
+            ("sinusoidal", {"theta": -1}, ".theta", "greater than 1"),
+            ("learned", {}, ".length", "required"),
+            ("learned", {"length": 0}, ".length", "greater"),
+            ("rope", {"theta": -10_000}, ".theta", "greater than 1"),
+            ("rope", {"dim": 3}, ".dim", "multiple of 2"),
+            ("rope", {"dim": 0}, ".dim", "greater"),
+            ("rope", {"style": "thirds"}, ".style", "'interleaved'"),
+            ("rope", {"scaling": {"name": "linear", "factor": 0.5}}, ".scaling.factor", "greater"),
+            ("rope", {"scaling": {"name": "longer", "factor": 2}}, ".scaling", "'yarn'"),
+            (
+                "rope",
+                {"scaling": {"name": "yarn", "factor": 2}},
+                ".scaling.original_max_position_embeddings",
+                "required",
+            ),
+            ("rope", {"dim": 2, "scaling": {"name": "ntk", "factor": 2}}, "", "4 or more"),
+            ("alibi", {"slopes": [1]}, ".slopes", "no such field"),
+            ("relative_bias", {"num_buckets": 1}, ".num_buckets", "greater"),
+            ("relative_bias", {"num_buckets": 7}, "", "make it even"),
+            ("relative_bias", {"num_buckets": 2}, "", "4 or more"),
+            ("relative_bias", {"max_distance": 8}, "", "make it larger"),
+        ]
+    ),
+    (
+        RawForwardRequest,
+        raw(spec={"position": {"name": "rope", "scaling": {**LLAMA3, "low_freq_factor": 4, "high_freq_factor": 4}}}),
+        "spec.position.scaling",
+        "make it larger",
+    ),
+    (RawForwardRequest, raw(spec={"qk_norm": {"eps": 0}}), "spec.qk_norm.eps", "greater"),
+    (RawForwardRequest, raw(spec={"qk_norm": {"over": "tokens"}}), "spec.qk_norm.over", "'all_heads'"),
     (RawGradientsRequest, raw(wrt=[]), "wrt", "at least 1"),
     (RawGradientsRequest, raw(wrt=[LONG]), "wrt.0", "at most 256"),
     (CreateModule, MODULE | {"name": "a/b"}, "name", "pattern"),

@@ -81,13 +81,16 @@ class AttentionInputs(WireModel):
     key_lengths: IntArray | None = None
     """``[B]``: how many keys from the first on are real."""
     past_key: FloatArray | None = None
-    """``[B, Hkv, P, D]``: projected keys of earlier tokens, put before the new ones."""
+    """``[B, Hkv, P, D]``: keys of earlier tokens, as the tap ``k`` is: projected, normed and turned. Put before the new
+    ones."""
     past_value: FloatArray | None = None
     """``[B, Hkv, P, Dv]``"""
     offsets: IntArray | None = None
-    """``[B]`` or one number, added to the query's index in every positional mask; default: P. May be negative."""
+    """``[B]`` or one number, added to the query's index in every positional mask and position encoding; default: P. May
+    be negative."""
     positions: IntArray | None = None
-    """``[B, Lq]``: the position of each token, for specs whose position encoding reads it."""
+    """``[B, Lq]``: the place of each new token, query and key alike, in the spec's position encoding; default: i + offset
+    for a query, its index among all keys for a key."""
     version: str | None = Field(None, max_length=256)
     """Answer only if the module is at this version."""
     kernel: KernelName | None = None
@@ -174,9 +177,9 @@ class Taps(WireModel):
     """The taps that were asked for."""
 
     q: FloatArray | None = None
-    """``[B, H, Lq, D]``: queries after projection and position."""
+    """``[B, H, Lq, D]``: queries after projection, norm and position."""
     k: FloatArray | None = None
-    """``[B, Hkv, Lk, D]``: keys after projection and position, the past included."""
+    """``[B, Hkv, Lk, D]``: keys after projection, norm and position, the past included."""
     v: FloatArray | None = None
     """``[B, Hkv, Lk, Dv]``: values after projection, the past included."""
     scores: FloatArray | None = None

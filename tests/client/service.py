@@ -50,7 +50,9 @@ INFO = m.ModuleInfo(
     name="demo", config=m.ModuleConfig(d_model=8, num_heads=2), version="abc", device="cpu",
     parameter_count=288, bytes=1152,
 )  # fmt: skip
-_STAGES = c.StageFlops(projections=1, scores=1, normalizer=1, values=1, output_projection=1, matmul=4, total=5)
+_STAGES = c.StageFlops(
+    projections=1, position=0, scores=1, normalizer=1, values=1, output_projection=1, matmul=4, total=5
+)
 _PASS = c.PassFlops(dense=_STAGES, masked=_STAGES)
 HEADS = np.arange(2, dtype=np.float32)
 

@@ -10,7 +10,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from attention_contract import spec
+from attention_contract import positions, spec
 from attention_service.core.learned import learned_of
 from attention_service.core.types import Problem
 
@@ -38,6 +38,14 @@ SPECS = {
     "sparsemax, temperature": spec.AttentionSpec(normalizer=spec.Sparsemax(temperature=2.5)),
     "entmax15": spec.AttentionSpec(normalizer=spec.Entmax15()),
     "entmax15, temperature and softcap": spec.AttentionSpec(softcap=0.7, normalizer=spec.Entmax15(temperature=0.25)),
+    "sinusoidal": spec.AttentionSpec(position=positions.Sinusoidal()),
+    "learned": spec.AttentionSpec(position=positions.LearnedPosition(length=9)),
+    "rope": spec.AttentionSpec(position=positions.Rope(), qk_norm=positions.QKNorm()),
+    "alibi": spec.AttentionSpec(position=positions.Alibi(), softcap=0.9),
+    "relative_bias": spec.AttentionSpec(position=positions.RelativeBias(num_buckets=4, max_distance=3)),
+    "relative_bias, sigmoid": spec.AttentionSpec(
+        position=positions.RelativeBias(num_buckets=4, max_distance=5, bidirectional=False), normalizer=spec.Sigmoid()
+    ),
     "softcap and temperature": spec.AttentionSpec(softcap=0.7, normalizer=spec.Softmax(temperature=0.5)),
 }
 
@@ -136,14 +144,14 @@ def attend_in_loops(problem: Problem) -> dict[str, Tensor]:
             sees = all(may_look(mask, i + offset, j, keys - problem.past - queries, keys) for mask in given.masks)
             sees = sees and (problem.key_mask is None or bool(problem.key_mask[b, j]))
             sees = sees and (problem.key_lengths is None or j < int(problem.key_lengths[b]))
-            masked = capped
+            masked = capped + biased(given.position, heads, h, j - i - offset, learned)
             if problem.mask is not None:
                 mask = problem.mask.expand(batch, heads, queries, -1)
                 column = 0 if mask.shape[-1] == 1 else j
                 if column >= mask.shape[-1] or (mask.dtype == torch.bool and not mask[b, h, i, column]):
                     sees = False
                 elif mask.dtype != torch.bool:
-                    masked = capped + float(mask[b, h, i, column])
+                    masked += float(mask[b, h, i, column])
             taps["scores"][*at, j], taps["capped_scores"][*at, j] = score, capped
             taps["masked_scores"][*at, j] = masked if sees else -math.inf
         tempered = [s / given.normalizer.temperature for s in taps["masked_scores"][at].tolist()]
@@ -157,6 +165,24 @@ def attend_in_loops(problem: Problem) -> dict[str, Tensor]:
     if not isinstance(given.normalizer, spec.Softmax):
         del taps["lse"]
     return taps
+
+
+def biased(position: spec.Position, heads: int, h: int, ahead: int, learned: dict[str, Tensor]) -> float:
+    """What the position adds to the score of head h for a key so many places ahead, by its definition."""
+    match position:
+        case positions.Alibi():
+            assert heads in {1, 2, 4, 8}, "a power of two has the simple series"
+            return -(2.0 ** (-8 * (h + 1) / heads)) * abs(ahead)
+        case positions.RelativeBias(num_buckets=count, max_distance=furthest, bidirectional=both):
+            count = count // 2 if both else count
+            distance = abs(ahead) if both else max(-ahead, 0)
+            single = count // 2
+            bucket = distance
+            if distance >= single:
+                bucket = single + int(math.log(distance / single) / math.log(furthest / single) * (count - single))
+            bucket = min(bucket, count - 1) + (count if both and ahead > 0 else 0)
+            return float(learned["relative_bias.weight"][bucket, h])
+    return 0.0
 
 
 def scored(score: spec.Score, q: list[float], k: list[float], learned: dict[str, Tensor], h: int) -> float:

@@ -132,7 +132,7 @@ def test_fused_kernels_on_meta_count_the_same():
 def test_total_is_the_sum_of_the_stages(work, fused):
     for stages in (flops(work, masked=True), backward_flops(work, masked=True, fused=fused)):
         assert stages.matmul == stages.projections + stages.scores + stages.values + stages.output_projection
-        assert stages.total == stages.matmul + stages.normalizer
+        assert stages.total == stages.matmul + stages.position + stages.normalizer
 
 
 @pytest.mark.parametrize(

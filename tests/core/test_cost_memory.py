@@ -8,6 +8,7 @@ import pytest
 import torch
 from torch.profiler import ProfilerActivity, profile, record_function
 
+from attention_contract.positions import Alibi, LearnedPosition, QKNorm, RelativeBias, Rope, Sinusoidal
 from attention_contract.schemas.modules import Biases
 from attention_contract.spec import (
     Additive,
@@ -44,7 +45,8 @@ from attention_service.core.cost import (
 )
 from attention_service.core.kernels import unsuitable
 from attention_service.core.learned import learned_of
-from attention_service.core.multihead import Sizes, initial_parameters, project, project_out, with_added_keys
+from attention_service.core.multihead import Sizes, initial_parameters, project, project_out
+from attention_service.core.preparing import prepare
 from attention_service.core.types import Dropout, Problem, Selection
 
 DTYPES = {2: torch.bfloat16, 4: torch.float32, 8: torch.float64}
@@ -128,6 +130,49 @@ WORKLOADS |= {
     "added keys": raw(keys=258, spec=AttentionSpec(add_bias_kv=True, add_zero_attn=True)),
     "module, added keys": module(keys=257, spec=CAUSAL.model_copy(update={"add_bias_kv": True})),
 }
+SINES, TABLE, ROPE, ALIBI, BUCKETS = (
+    AttentionSpec(position=each)
+    for each in (Sinusoidal(), LearnedPosition(length=1024), Rope(), Alibi(), RelativeBias())
+)
+NORM = AttentionSpec(qk_norm=QKNorm())
+TURNED_NORM = AttentionSpec(
+    position=Rope(dim=48, style="interleaved"), qk_norm=QKNorm(over="all_heads"), masks=[Causal()]
+)
+WORKLOADS |= {
+    "sinusoidal": raw(spec=SINES),
+    "sinusoidal, by sequence": raw(spec=SINES, batched_places=True),
+    "module, sinusoidal": module(spec=SINES),
+    "module, sinusoidal, cross": module(spec=SINES, queries=64, keys=700, inputs=frozenset({"query", "key", "value"})),
+    "bfloat16 sinusoidal": raw(itemsize=2, spec=SINES),
+    "learned": raw(spec=TABLE),
+    "module, learned": module(spec=TABLE),
+    "rope": raw(spec=ROPE),
+    "rope, by sequence": raw(spec=ROPE, batched_places=True),
+    "rope, grouped": raw(kv_heads=1, spec=ROPE),
+    "float64 rope": raw(itemsize=8, spec=ROPE),
+    "bfloat16 rope": raw(itemsize=2, spec=ROPE),
+    "rope, long": raw(batch=1, heads=1, kv_heads=1, queries=1024, keys=1024, spec=ROPE),
+    "module, rope": module(spec=ROPE),
+    "module, rope, short": module(512, 8, 8, batch=16, queries=64, keys=64, spec=ROPE),
+    "rope, decode": module(batch=4, queries=1, keys=1000, past=999, spec=ROPE),
+    "rope, chunk": module(queries=128, keys=640, past=512, spec=ROPE),
+    "norm": raw(spec=NORM),
+    "module, norm": module(spec=NORM),
+    "bfloat16 norm": raw(itemsize=2, spec=NORM),
+    "turned norm": raw(spec=TURNED_NORM),
+    "module, turned norm": module(heads=8, kv_heads=2, spec=TURNED_NORM.model_copy(update={"position": Rope()})),
+    "bfloat16 turned norm": module(itemsize=2, spec=TURNED_NORM),
+    "alibi": raw(spec=ALIBI),
+    "alibi, one head": raw(heads=1, kv_heads=1, spec=ALIBI),
+    "alibi, by sequence": raw(spec=ALIBI, batched_places=True),
+    "alibi, window": raw(spec=WINDOW.model_copy(update={"position": Alibi()})),
+    "alibi, softcap": raw(spec=SOFTCAP.model_copy(update={"position": Alibi()})),
+    "bfloat16 alibi": raw(itemsize=2, spec=ALIBI),
+    "relative_bias": raw(spec=BUCKETS),
+    "relative_bias, by sequence": raw(spec=BUCKETS, batched_places=True),
+    "module, relative_bias": module(spec=BUCKETS),
+    "float64 relative_bias": raw(itemsize=8, spec=BUCKETS),
+}
 TAPPED = {
     "weights": raw(taps=frozenset({"output", "weights"})),
     "scores": raw(taps=frozenset({"output", "scores"})),
@@ -138,6 +183,10 @@ TAPPED = {
     ),
     "projections": module(taps=frozenset({"q", "k", "v"}), selected_heads=2),
     "lse": raw(taps=frozenset({"output", "lse"})),
+    "all with a bias": raw(spec=ALIBI, taps=ALL_TAPS),
+    "selected with a bias": raw(
+        spec=BUCKETS, taps=frozenset({"output", "weights", "masked_scores"}), selected_heads=2, selected_queries=32
+    ),
 }
 
 
@@ -172,6 +221,8 @@ class Request:
             self.tensors["key_lengths"] = torch.full((work.batch,), work.keys - 1)
         if work.batched_offsets:
             self.tensors["offsets"] = torch.arange(work.batch)
+        if work.batched_places:
+            self.tensors["positions"] = torch.arange(work.past, work.past + work.queries).repeat(work.batch, 1)
         self.parameters = {} if sizes is None else initial_parameters(sizes, 0, dtype)
         if sizes is None:
             learned = learned_of(work.spec, work.widths)
@@ -180,21 +231,15 @@ class Request:
             }
 
     def problem(self, tensors, parameters) -> Problem:
-        q = tensors["query"]
-        k = tensors.get("key", q)
-        v = tensors.get("value", k)
-        if self.work.sizes is not None:
-            q, k, v = project(parameters, self.work.sizes, q, k, v)
-        if "past_key" in tensors:
-            k = torch.cat([tensors["past_key"], k], 2)
-            v = torch.cat([tensors["past_value"], v], 2)
-        asked = {name: tensors.get(name) for name in ("mask", "key_lengths", "offsets")}
+        sizes = self.work.sizes
+
+        def by_head(*three):
+            return three if sizes is None else project(parameters, sizes, *three)
+
         given = parameters | {name.removeprefix("parameters."): x for name, x in tensors.items()}
         learned = {name: given[name] for name in learned_of(self.work.spec, self.work.widths)}
-        dropout = Dropout(0.1, 0) if self.work.dropped else None
-        return with_added_keys(
-            Problem(q, k, v, self.work.spec, past=self.work.past, learned=learned, dropout=dropout, **asked)
-        )
+        problem = prepare(self.work.spec, tensors, learned, by_head, projected=sizes is not None)
+        return replace(problem, dropout=Dropout(0.1, 0) if self.work.dropped else None)
 
     def copied(self):
         """As when they are brought to a device."""
@@ -308,10 +353,11 @@ def test_peak_of_second_gradients_is_what_is_allocated(name, measured):
 
 
 def test_everything_was_measured(measured):
-    fused = sum(
-        not unsuitable("fused", work.spec, DTYPES[work.itemsize], dropout=work.dropped) for work in WORKLOADS.values()
+    fused, tapped = (
+        sum(not unsuitable("fused", work.spec, DTYPES[work.itemsize], dropout=work.dropped) for work in works.values())
+        for works in (WORKLOADS, TAPPED)
     )
-    assert len(measured) == 2 * len(TAPPED) + 4 * len(WORKLOADS) + 2 * fused
+    assert len(measured) == len(TAPPED) + tapped + 4 * len(WORKLOADS) + 2 * fused
 
 
 @pytest.mark.parametrize("work", WORKLOADS.values(), ids=WORKLOADS)
@@ -353,7 +399,7 @@ def test_kv_cache_per_token_of_published_models(layers, kv_heads, published):
 @pytest.mark.parametrize("work", WORKLOADS.values(), ids=WORKLOADS)
 def test_inputs_and_outputs_are_what_comes_and_goes(work):
     request = Request(work)
-    counted = {name: x for name, x in request.tensors.items() if name not in {"key_lengths", "offsets"}}
+    counted = {name: x for name, x in request.tensors.items() if name not in {"key_lengths", "offsets", "positions"}}
     assert input_bytes(work) == sum(x.nbytes for x in counted.values())
     problem, _, output = request.forward("materialized")
     present = problem.k.nbytes + problem.v.nbytes if work.past else 0

@@ -89,7 +89,7 @@ class AttentionInputs(WireModel):
     """``[B]`` or one number, added to the query's index in every positional mask and position encoding; default: P. May
     be negative."""
     positions: IntArray | None = None
-    """``[B, Lq]``: the place of each new token, query and key alike, in the spec's position encoding; default: i + offset
+    """``[B, Lq]``: where each new token stands in the position encoding, as query and as key. Default: i + offset
     for a query, its index among all keys for a key."""
     version: str | None = Field(None, max_length=256)
     """Answer only if the module is at this version."""

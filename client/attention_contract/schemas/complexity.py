@@ -71,6 +71,8 @@ class StageFlops(WireModel):
 
     projections: int
     """Queries, keys and values from their inputs: the matrix products."""
+    position: int
+    """Position encoding and norm of queries and keys: elementwise work on tokens, and a bias for every pair counted."""
     scores: int
     """q·k for every pair counted."""
     normalizer: int

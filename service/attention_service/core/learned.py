@@ -5,19 +5,23 @@ from collections.abc import Mapping
 from torch import Tensor
 
 from attention_contract.spec import AttentionSpec
+from attention_service.core import qk_norm
 from attention_service.core.indices import pick
 from attention_service.core.normalizers import NORMALIZERS
+from attention_service.core.positions import POSITIONS
 from attention_service.core.scores import SCORES
 from attention_service.core.types import Learned, Problem, Selection, Widths
 
 
 def learned_of(spec: AttentionSpec, widths: Widths) -> dict[str, Learned]:
     """Every learned tensor that this spec needs beside the projections, by name, in the order of the computation."""
+    encoded = POSITIONS.of(spec.position).learned(widths) | qk_norm.learned(spec.qk_norm, widths)
     extra = {}
     if spec.add_bias_kv:
         extra["bias_k"] = Learned((widths.kv_heads * widths.head_dim,), fill=0.0, heads=None)
         extra["bias_v"] = Learned((widths.kv_heads * widths.value_dim,), fill=0.0, heads=None)
-    return extra | SCORES.of(spec.score).learned(widths) | NORMALIZERS.of(spec.normalizer).learned(widths)
+    scored = SCORES.of(spec.score).learned(widths) | NORMALIZERS.of(spec.normalizer).learned(widths)
+    return encoded | extra | scored
 
 
 def narrow_learned(problem: Problem, selection: Selection) -> Mapping[str, Tensor]:

@@ -39,6 +39,11 @@ class Sizes:
         return Widths(self.heads, self.kv_heads, self.head_dim, self.value_dim, self.d_model)
 
     @property
+    def inputs(self) -> tuple[int, int, int]:
+        """How wide query, key and value come."""
+        return self.d_model, self.key_width, self.value_width
+
+    @property
     def learned(self) -> dict[str, Learned]:
         """The spec's learned tensors, by name."""
         return learned_of(self.spec, self.widths)

@@ -5,6 +5,7 @@ from dataclasses import dataclass
 
 import torch
 from torch import Tensor
+from torch.nn.functional import pad
 
 from attention_service.core.places import places_in
 from attention_service.core.positions import POSITIONS, Heads, Position
@@ -23,7 +24,7 @@ class PairBias:
     queries: Tensor
     """``[1 or B, Q]``: places."""
     keys: Tensor
-    """``[1 or B, K]``: places."""
+    """``[1 or B, K]``: places; any for the keys that the spec adds, which have no bias."""
     dtype: torch.dtype
 
     def tile(self, queries: Index = None, keys: Index = None, heads: Sequence[int] | None = None) -> Tensor:
@@ -33,7 +34,10 @@ class PairBias:
         bias = self.position.bias(rows, columns, of, self.problem.learned, self.dtype)
         if bias is None:
             raise ValueError(f"the position encoding {self.problem.spec.position.name} has no bias")
-        return bias
+        if not self.problem.extra:
+            return bias
+        added = torch.arange(self.keys.shape[1], device=self.keys.device) >= self.problem.keys
+        return bias.masked_fill(_some(added[None], keys), 0)
 
 
 def pair_bias(problem: Problem, dtype: torch.dtype) -> PairBias | None:
@@ -42,7 +46,7 @@ def pair_bias(problem: Problem, dtype: torch.dtype) -> PairBias | None:
     if not position.biased:
         return None
     places = places_in(problem)
-    return PairBias(problem, position, places.queries, places.keys, dtype)
+    return PairBias(problem, position, places.queries, pad(places.keys, (0, problem.extra)), dtype)
 
 
 def _some(places: Tensor, index: Index) -> Tensor:

@@ -69,5 +69,5 @@ def places_of(
 
 def places_in(problem: Problem) -> Places:
     """The places of a problem's queries and keys, without those keys that the spec adds."""
-    queries, keys = problem.q.shape[2], problem.k.shape[2]
-    return places_of(queries, keys - problem.past, problem.past, problem.offsets, problem.positions, problem.q.device)
+    queries, new_keys = problem.q.shape[2], problem.keys - problem.past
+    return places_of(queries, new_keys, problem.past, problem.offsets, problem.positions, problem.q.device)

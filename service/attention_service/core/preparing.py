@@ -1,4 +1,4 @@
-"""From what came in to the attention itself: encoded, projected, normed, turned, the past put before the new keys."""
+"""From what came in to the attention itself: encoded, projected, normed, turned, the past before it."""
 
 from collections.abc import Callable, Mapping
 
@@ -6,6 +6,7 @@ import torch
 from torch import Tensor
 
 from attention_contract.spec import AttentionSpec
+from attention_service.core.multihead import with_added_keys
 from attention_service.core.places import Places, places_of
 from attention_service.core.positions import POSITIONS, Position
 from attention_service.core.qk_norm import normed
@@ -49,7 +50,7 @@ def prepare(
     if "past_key" in tensors:
         k = torch.cat([tensors["past_key"], k], dim=2)  # [B, Hkv, P + new, D]
         v = torch.cat([tensors["past_value"], v], dim=2)
-    return Problem(
+    given = Problem(
         q, k, v, spec,
         mask=tensors.get("mask"),
         key_mask=tensors.get("key_mask"),
@@ -59,6 +60,7 @@ def prepare(
         positions=tensors.get("positions"),
         learned=learned,
     )  # fmt: skip
+    return with_added_keys(given)
 
 
 def _places(tensors: Tensors, queries: int, new_keys: int, past: int, device: torch.device) -> Places:

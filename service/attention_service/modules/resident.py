@@ -17,6 +17,7 @@ from attention_contract.errors import InvalidRequest, ShapeMismatch, VersionMism
 from attention_contract.schemas.modules import Biases, ModuleConfig, ModuleInfo, Source
 from attention_service.core.arrays import TORCH_DTYPES, to_numpy, torch_dtype_name
 from attention_service.core.multihead import Sizes, parameter_shapes
+from attention_service.core.positions import check_position
 
 VERSION_DIGITS = 32
 
@@ -114,8 +115,12 @@ def _canonical(value: Any) -> bytes:
 
 
 def complete(config: ModuleConfig) -> ModuleConfig:
-    """The config with every default filled in: float32, biases on all projections, and the widths."""
+    """The config with every default filled in: float32, biases on all projections, and the widths.
+
+    Raises InvalidRequest for a spec that these widths have no room for.
+    """
     sizes = Sizes.of(config)
+    check_position(config.spec, sizes.widths, sizes.inputs, "config.spec")
     listed = (sizes.biases.q_proj, sizes.biases.k_proj, sizes.biases.v_proj, sizes.biases.o_proj)
     return config.model_copy(
         update={

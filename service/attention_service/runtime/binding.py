@@ -14,8 +14,10 @@ from attention_contract.schemas.attention import AttentionInputs, RawInputs
 from attention_contract.spec import AttentionSpec
 from attention_contract.tensors import Array, Untyped, dtype_name
 from attention_service.core.learned import learned_of
+from attention_service.core.positions import check_position
 from attention_service.core.types import Dropout, Widths, added_keys
 from attention_service.modules.resident import Module
+from attention_service.runtime.placing import check_as_many, check_reads_positions, check_within
 
 Split = tuple[int, int, int, int]
 MAX_EMPTY = 2**22
@@ -107,12 +109,7 @@ class _Binder:
         self.request = request
         self.arrays: dict[str, Array] = {}
         self.value_is = "value" if request.value is not None else "key" if request.key is not None else "query"
-        if request.positions is not None:
-            raise InvalidRequest(
-                f"positions: the spec's position encoding is {spec.position.name!r}, which reads no positions; "
-                "leave them out",
-                param="positions",
-            )
+        check_reads_positions(spec, request.positions)
 
     # ── modules ──────────────────────────────────────────────────────────────────────────────────────────────────────
 
@@ -298,7 +295,7 @@ class _Binder:
         reply_dtype: str,
         value_is: str,
     ) -> Bound:
-        batch, heads, _, queries, keys, _, _, _ = sizes
+        batch, heads, kv_heads, queries, keys, past, head_dim, value_dim = sizes
         for name, array in self.arrays.items():
             if not array.size and math.prod(max(size, 1) for size in array.shape) > MAX_EMPTY:
                 raise wrong_shape(name, f"sizes of at most {MAX_EMPTY} elements beside a size of 0", array)
@@ -312,10 +309,15 @@ class _Binder:
                 f"key_lengths: expected numbers from 0 to the {keys} keys, got {lengths.min()} to {lengths.max()}",
                 param="key_lengths",
             )
-        batch, heads, kv_heads, queries, _, past, head_dim, value_dim = sizes
+        check_as_many(self.request.positions, queries, keys - past)
+        self._per_sequence("positions", (batch, queries), layout)
         learned: dict[str, Array] = {}
         if self.target is None and isinstance(self.request, RawInputs):
-            learned = _check_learned(self.request, Widths(heads, kv_heads, head_dim, value_dim))
+            widths = Widths(heads, kv_heads, head_dim, value_dim)
+            check_position(self.spec, widths)
+            learned = _check_learned(self.request, widths)
+        key_is = "query" if self.request.key is None else "key"
+        check_within(self.spec, self.arrays, queries, keys - past, past, key_is)
         keys += added_keys(self.spec)
         sizes = (batch, heads, kv_heads, queries, keys, past, head_dim, value_dim)
         asked = getattr(self.request, "dropout", None)  # an inspection drops nothing

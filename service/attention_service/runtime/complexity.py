@@ -7,7 +7,8 @@ from attention_contract.schemas.complexity import ComplexityReply, ComplexityReq
 from attention_service.core import cost
 from attention_service.core.arrays import TORCH_DTYPES
 from attention_service.core.cost import Workload
-from attention_service.core.types import added_keys
+from attention_service.core.positions import check_position
+from attention_service.core.types import Widths, added_keys
 from attention_service.modules.resident import Module
 from attention_service.runtime.device import Device
 from attention_service.runtime.planning import choose_kernel
@@ -70,6 +71,7 @@ def _workload(module: Module | None, request: ComplexityRequest, shape: Shape, d
         raw = _raw(request)
         sizes, spec = None, raw.spec
         widths = (raw.num_heads, raw.num_kv_heads or raw.num_heads, raw.head_dim, raw.value_dim or raw.head_dim)
+        check_position(spec, Widths(*widths))
     heads, kv_heads, head_dim, value_dim = widths
     return Workload(
         batch=shape.batch,

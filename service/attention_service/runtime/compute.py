@@ -14,6 +14,7 @@ from attention_service.core import multihead
 from attention_service.core.arrays import TORCH_DTYPES, to_numpy, to_torch, torch_dtype_name
 from attention_service.core.edits import BoundEdit, apply
 from attention_service.core.multihead import Parameters
+from attention_service.core.preparing import prepare
 from attention_service.core.types import Problem
 from attention_service.runtime.binding import Bound, strip
 from attention_service.runtime.selecting import as_tuple
@@ -69,35 +70,19 @@ def load_parameters(bound: Bound, device: torch.device, dtype: torch.dtype | Non
 
 
 def problem(bound: Bound, tensors: dict[str, Tensor], parameters: Parameters) -> Problem:
-    """The attention inside the request: projected for a module, split into heads, the past before the new keys.
+    """The attention inside the request. ``parameters`` holds the spec's learned tensors too."""
+    learned = {name: parameters[name] for name in learned_names(bound)}
 
-    ``parameters`` holds the spec's learned tensors too.
-    """
-    query = tensors["query"]
-    key = tensors.get("key", query)
-    value = tensors[bound.value_is]
-    if bound.module is not None:
-        q, k, v = multihead.project(parameters, bound.module.sizes, query, key, value)
-    elif bound.layout.merged:
+    def by_head(query: Tensor, key: Tensor, value: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        if bound.module is not None:
+            return multihead.project(parameters, bound.module.sizes, query, key, value)
+        if not bound.layout.merged:
+            return query, key, value
         q = multihead.split_heads(query, bound.heads)
-        k = multihead.split_heads(key, bound.kv_heads)
-        v = multihead.split_heads(value, bound.kv_heads)
-    else:
-        q, k, v = query, key, value
-    if "past_key" in tensors:
-        k = torch.cat([tensors["past_key"], k], dim=2)  # [B, Hkv, P + new, D]
-        v = torch.cat([tensors["past_value"], v], dim=2)
-    given = Problem(
-        q, k, v, bound.spec,
-        mask=tensors.get("mask"),
-        key_mask=tensors.get("key_mask"),
-        key_lengths=tensors.get("key_lengths"),
-        past=bound.past,
-        offsets=tensors.get("offsets"),
-        learned={name: parameters[name] for name in learned_names(bound)},
-        dropout=bound.dropout,
-    )  # fmt: skip
-    return multihead.with_added_keys(given)
+        return q, multihead.split_heads(key, bound.kv_heads), multihead.split_heads(value, bound.kv_heads)
+
+    prepared = prepare(bound.spec, tensors, learned, by_head, projected=bound.module is not None)
+    return replace(prepared, dropout=bound.dropout)
 
 
 def learned_names(bound: Bound) -> Iterable[str]:

@@ -47,6 +47,7 @@ def workload(
         bool_mask=mask is not None and mask.dtype.kind == "b",
         padded=bool({"key_mask", "key_lengths"} & set(bound.arrays)),
         batched_offsets="offsets" in bound.arrays,
+        batched_places=bool({"offsets", "positions"} & set(bound.arrays)),
         edited=edited,
         dropped=bound.dropout is not None,
         inputs=frozenset({"query", "key", "value"} & set(bound.arrays)),

@@ -7,6 +7,7 @@ biases, are summed (less than one in the width of the model).
 
 from attention_contract.schemas.complexity import PassFlops, StageFlops
 from attention_contract.spec import Softmax
+from attention_service.core.cost.encoding import position_cost, token_flops
 from attention_service.core.cost.pairs import normalizer_cost, score_cost
 from attention_service.core.cost.workload import Workload
 from attention_service.core.masks import allowed_pairs
@@ -20,12 +21,15 @@ def flops(work: Workload, *, masked: bool) -> StageFlops:
     Normalizer, for each pair of each head: what else the score takes (a scale 1); softcap 3 (divide, tanh, multiply);
     masks 1 (add); temperature 1 (divide, unless 1); softmax 5 (maximum, subtract, exp, sum, divide), or what another
     normalizer says that it takes; dropout 1 (divide). And what else the score takes for each query and key.
+
+    Position: what the encoding and the norm of queries and keys take for each token, and a bias for each pair.
     """
     pairs = pair_count(work, masked=masked) * work.heads
     project_in, project_out = _projections(work)
     products, others = _of_tokens(work)
     return _stages(
         projections=project_in,
+        position=token_flops(work)[0] + pairs * position_cost(work).pair,
         scores=pairs * score_cost(work).pair_products + products,
         normalizer=pairs * (_before_normalizer(work) + normalizer_cost(work).flops + work.dropped) + others,
         values=2 * pairs * work.value_dim,
@@ -64,6 +68,7 @@ def backward_flops(work: Workload, *, masked: bool, fused: bool) -> StageFlops:
     again = score.pair_products if fused else 0
     return _stages(
         projections=2 * project_in,
+        position=token_flops(work)[1] + pairs * position_cost(work).pair_backward,
         scores=pairs * (backward + again) + 2 * products,
         normalizer=pairs * per_pair + work.batch * work.heads * work.queries * per_row + 2 * others,
         values=4 * pairs * work.value_dim,
@@ -127,14 +132,17 @@ def _projections(work: Workload) -> tuple[int, int]:
     return 2 * into, 2 * queries * s.heads * s.value_dim * s.d_model
 
 
-def _stages(*, projections: int, scores: int, normalizer: int, values: int, output_projection: int) -> StageFlops:
+def _stages(
+    *, projections: int, position: int, scores: int, normalizer: int, values: int, output_projection: int
+) -> StageFlops:
     matmul = projections + scores + values + output_projection
     return StageFlops(
         projections=projections,
+        position=position,
         scores=scores,
         normalizer=normalizer,
         values=values,
         output_projection=output_projection,
         matmul=matmul,
-        total=matmul + normalizer,
+        total=matmul + position + normalizer,
     )

@@ -7,6 +7,8 @@ backward pass; and the backward pass of the projections, when the graph of the a
 from dataclasses import replace
 
 from attention_service.core.additive import BLOCK
+from attention_service.core.cost.encoding import position_cost
+from attention_service.core.cost.encoding_memory import bias_elements
 from attention_service.core.cost.fused_memory import (
     fused_arguments,
     fused_factors,
@@ -51,8 +53,11 @@ def gradient_peak_bytes(work: Workload, *, taps: bool, kernel: str, mask: bool =
     leaves = held.inputs + (held.mask if biased else 0)
     gradients = _gradient_bytes(work)
     ends = 2 * (held.output or held.context)  # the output and ∂L/∂output
-    projecting = ends + gradients + (_tap_bytes(work, taps) or held.q + held.kv)
-    peak = leaves + max(held.projecting - held.inputs, held.made + forward, held.made + ends + backward, projecting)
+    projecting = ends + gradients + (_tap_bytes(work, taps) or held.q + held.kv) + held.making.backward
+    made = held.made + held.making.graph
+    peak = leaves + max(
+        held.projecting - held.inputs + held.making.graph, made + forward, made + ends + backward, projecting
+    )
     again = 0
     if work.taps - {"output"}:
         again = leaves + ends + gradients + _tap_bytes(work, taps) + peak_bytes(work, kernel)
@@ -102,6 +107,7 @@ def _materialized(work: Workload, *, taps: bool) -> tuple[int, int]:
     pairs = work.pairs * work.heads
     e, c, n = work.itemsize, score_itemsize(work), softmax_itemsize(work)
     graph = _factors(work) + masks.together + bias_copies(work, masks) + pairs * work.dropped
+    graph += bias_elements(work) // work.heads * position_cost(work).pair_kept
     if work.spec.softcap is not None:
         graph += pairs * c
     kinds = score_tensors(work) if taps else 0

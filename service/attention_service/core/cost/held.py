@@ -2,6 +2,7 @@
 
 from dataclasses import dataclass
 
+from attention_service.core.cost.encoding_memory import Making, making
 from attention_service.core.cost.tensors import input_bytes, tap_elements
 from attention_service.core.cost.workload import Workload
 
@@ -25,6 +26,8 @@ class Held:
     output: int
     """Of a module; raw attention's is its context."""
     projected: bool
+    making: Making
+    """Of q, k and v out of what came."""
 
     @classmethod
     def of(cls, work: Workload) -> "Held":
@@ -42,13 +45,14 @@ class Held:
             merged=0 if work.sizes is None else context,
             output=0 if work.sizes is None else tap_elements(work, "output") * e,
             projected=work.sizes is not None,
+            making=making(work),
         )
 
     @property
     def projecting(self) -> int:
         """While queries, keys and values are made: all that came, and all that is made of it."""
-        made = self.q + self.new_kv if self.projected else 0
-        return self.inputs + made + self.joined
+        made = self.q + self.new_kv if self.projected else self.making.anew
+        return self.inputs + max(self.making.peak, made + self.joined)
 
     @property
     def joined(self) -> int:
@@ -58,7 +62,7 @@ class Held:
     @property
     def made(self) -> int:
         """What is there of q, k and v beside the inputs."""
-        return self.q + self.kv if self.projected else self.joined
+        return self.q + self.kv if self.projected else self.making.anew + self.joined
 
     @property
     def problem(self) -> int:

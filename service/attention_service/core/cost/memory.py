@@ -6,6 +6,7 @@ project, put the past before the new keys, mask, score, normalize, weigh the val
 
 from attention_service.core.additive import BLOCK
 from attention_service.core.blocks import rows_at_once
+from attention_service.core.cost.encoding_memory import bias_elements, bias_making
 from attention_service.core.cost.fused_memory import fused_context, fused_peak
 from attention_service.core.cost.held import Held
 from attention_service.core.cost.pairs import (
@@ -73,11 +74,14 @@ def materialized_peak(work: Workload, rows: int, masks: Masks, *, weighed: bool 
     if capped:
         peak = max(peak, 3 * scores)
         kept += scores * bool({"scores"} & work.taps)
+    if (biased := bias_elements(work, rows)) and (weighed or "masked_scores" in work.taps):
+        peak = max(peak, kept + scores + max(bias_making(work, rows, c), biased * c + scores))
+        kept += scores * bool(({"capped_scores"} if capped else {"scores", "capped_scores"}) & work.taps)
     if masks.any and (weighed or "masked_scores" in work.taps):
         added = bias_copies(work, masks) + scores if masks.bias else 0
         peak = max(peak, kept + masks.building, kept + 2 * scores + 2 * masks.together + masks.spec + added)
         last = {"capped_scores"} if capped else {"scores", "capped_scores"}
-        kept += scores * bool(last & work.taps)
+        kept += scores * bool(last & work.taps and not biased)
     if weighed:
         blind = work.batch * rows * (1 + 2 * n)  # which queries look nowhere, and the log-sum-exp
         values = work.value_dim * (work.batch * rows + work.batch * work.kv_heads * work.keys)  # laid out, and the sum
@@ -178,7 +182,7 @@ def score_tensors(work: Workload) -> int:
 def _score_groups(work: Workload) -> list[set[str]]:
     """Without a softcap, scores and capped scores are one tensor; without masks, capped and masked scores are."""
     groups = [{"scores"}, {"capped_scores"}, {"masked_scores"}]
-    if not masks_of(work).any:
+    if not masks_of(work).any and not bias_elements(work):
         groups[1] |= groups.pop()
     if work.spec.softcap is None:
         groups[0] |= groups.pop(1)

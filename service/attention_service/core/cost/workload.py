@@ -45,6 +45,8 @@ class Workload:
     """Whether a key mask or key lengths say which keys are real."""
     batched_offsets: bool = False
     """Whether rows of the batch stand at different places, so that a positional mask differs between them."""
+    batched_places: bool = False
+    """Whether rows of the batch stand at different places in a position encoding."""
     edited: bool = False
     """Whether some tap is edited."""
     dropped: bool = False

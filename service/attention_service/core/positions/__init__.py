@@ -2,5 +2,6 @@
 
 from attention_service.core.positions import biases, embeddings, rotary  # noqa: F401  # they register themselves
 from attention_service.core.positions.base import POSITIONS, Heads, Inert, Position, PositionCost
+from attention_service.core.positions.checks import check_position
 
-__all__ = ["POSITIONS", "Heads", "Inert", "Position", "PositionCost"]
+__all__ = ["POSITIONS", "Heads", "Inert", "Position", "PositionCost", "check_position"]

@@ -30,16 +30,22 @@ class PositionCost:
     """What an encoding costs, in FLOPs but where it is said otherwise. Places are integers, and count nothing."""
 
     place: int = 0
-    """To make what belongs to one place, for all heads."""
-    token: int = 0
-    """For each token in each role (query, key, value of a module), at the width of its input."""
-    head: int = 0
-    """For each new query and key of each head; the backward pass takes as many."""
+    """To make what belongs to one place, whatever the heads."""
+    added: int = 0
+    """For each vector that it is added to."""
+    turned: int = 0
+    """For each query and new key of each head, forward and once more backward."""
     pair: int = 0
     """For each query-key pair of each head."""
     pair_backward: int = 0
-    held: int = 0
-    """Bytes held for each place at the peak, whatever the heads."""
+    making: int = 0
+    """Bytes for each place while what belongs to it is made."""
+    table: int = 0
+    """Bytes for each place of what belongs to it."""
+    pair_making: int = 0
+    """Bytes for each query-key pair while the biases of all heads are made, beside them."""
+    pair_kept: int = 0
+    """Those of them that autograd keeps."""
 
 
 class Position(Protocol):
@@ -50,8 +56,15 @@ class Position(Protocol):
     biased: bool
     """Whether ``bias`` gives one."""
 
-    def faults(self, widths: Widths) -> str | None:
-        """Why it cannot be at these widths, naming the option at fault first (``dim: …``); None where it can."""
+    @property
+    def length(self) -> int | None:
+        """How many places it has an encoding for, from 0 on; None where it has one for any."""
+
+    def fault(self, widths: Widths, inputs: Sequence[int]) -> tuple[str, str] | None:
+        """The option at fault (or "") and why, where it cannot be at these widths.
+
+        inputs: how wide query, key and value of a module come; none for raw q and k.
+        """
 
     def learned(self, widths: Widths) -> dict[str, Learned]:
         """Its learned tensors by name."""
@@ -71,8 +84,8 @@ class Position(Protocol):
         queries ``[1 or B, Q]`` and keys ``[1 or B, K]`` are places; the learned tensors are of all heads.
         """
 
-    def cost(self, widths: Widths, inputs: int) -> PositionCost:
-        """What it costs where tokens come in ``inputs`` wide; 0 stands for raw q and k."""
+    def cost(self, head_dim: int, width: int) -> PositionCost:
+        """What it costs for heads so wide, and for what it is added to."""
 
 
 class Inert:
@@ -81,7 +94,12 @@ class Inert:
     reads = True
     biased = False
 
-    def faults(self, widths: Widths) -> str | None:
+    @property
+    def length(self) -> int | None:
+        """Any place will do."""
+        return None
+
+    def fault(self, widths: Widths, inputs: Sequence[int]) -> tuple[str, str] | None:
         """Nothing is wrong."""
         return None
 
@@ -101,7 +119,7 @@ class Inert:
         """None."""
         return None
 
-    def cost(self, widths: Widths, inputs: int) -> PositionCost:
+    def cost(self, head_dim: int, width: int) -> PositionCost:
         """Nothing."""
         return PositionCost()
 

@@ -34,9 +34,9 @@ class Alibi(Inert):
         picked = slopes(heads.count) if heads.picked is None else [slopes(heads.count)[head] for head in heads.picked]
         return ahead.to(dtype) * torch.tensor(picked, dtype=dtype, device=keys.device).view(-1, 1, 1)
 
-    def cost(self, widths: Widths, inputs: int) -> PositionCost:
-        """The slope times the distance, and the sum."""
-        return PositionCost(pair=2)
+    def cost(self, head_dim: int, width: int) -> PositionCost:
+        """The slope times the distance, and the sum. Distances are made in three steps of int64."""
+        return PositionCost(pair=2, pair_making=24)
 
 
 @lru_cache
@@ -82,9 +82,9 @@ class RelativeBias(Inert):
         buckets = torch.bucketize(ahead.abs(), starts, right=True)
         return buckets.add_((ahead > 0) * (self.options.num_buckets // 2))
 
-    def cost(self, widths: Widths, inputs: int) -> PositionCost:
-        """The sum; backward, the gradients of a bucket are summed."""
-        return PositionCost(pair=1, pair_backward=1)
+    def cost(self, head_dim: int, width: int) -> PositionCost:
+        """The sum; backward, the gradients of a bucket are summed. Distances and buckets are int64, signs bool."""
+        return PositionCost(pair=1, pair_backward=1, pair_making=33, pair_kept=8)
 
 
 @lru_cache

@@ -1,5 +1,6 @@
 """Encodings that are added to what comes in."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from math import log
 
@@ -33,10 +34,9 @@ class Sinusoidal(Inert):
         waves = torch.stack([angles.sin(), angles.cos()], -1).flatten(-2)[..., :width]
         return _sum(x, waves)
 
-    def cost(self, widths: Widths, inputs: int) -> PositionCost:
-        """An angle for two numbers, a sine or cosine and a sum for each."""
-        width = inputs or widths.head_dim
-        return _cost(widths, inputs, place=width + (width + 1) // 2, held=width * 20)
+    def cost(self, head_dim: int, width: int) -> PositionCost:
+        """An angle for two numbers, a sine or cosine and a sum for each. All are held in float64 at once."""
+        return PositionCost(place=width + (width + 1) // 2, added=width, making=20 * width, table=12 * width)
 
 
 @POSITIONS.register(
@@ -51,6 +51,18 @@ class LearnedPosition(Inert):
 
     options: options.LearnedPosition
 
+    @property
+    def length(self) -> int | None:
+        """As many as the table has rows."""
+        return self.options.length
+
+    def fault(self, widths: Widths, inputs: Sequence[int]) -> tuple[str, str] | None:
+        """One table must fit every input."""
+        if len(set(inputs)) <= 1:
+            return None
+        told = ", ".join(map(str, inputs))
+        return "", f"query, key and value come {told} wide, and one table is added to each; give them one width"
+
     def learned(self, widths: Widths) -> dict[str, Learned]:
         """As wide as the inputs of a module, or as a head of raw q and k."""
         width = widths.head_dim if widths.d_model is None else widths.d_model
@@ -60,9 +72,9 @@ class LearnedPosition(Inert):
         """The rows of the table; that each place has one is known before it comes here."""
         return _sum(x, learned[TABLE][places])  # [1 or B, L, W]
 
-    def cost(self, widths: Widths, inputs: int) -> PositionCost:
+    def cost(self, head_dim: int, width: int) -> PositionCost:
         """A sum for each number."""
-        return _cost(widths, inputs, place=0, held=(inputs or widths.head_dim) * 8)
+        return PositionCost(added=width, making=8 * width, table=8 * width)
 
 
 def _sum(x: Tensor, encoding: Tensor) -> Tensor:
@@ -71,10 +83,3 @@ def _sum(x: Tensor, encoding: Tensor) -> Tensor:
         encoding = encoding[:, None]
     wide = torch.promote_types(x.dtype, torch.float32)
     return (x.to(wide) + encoding.to(wide)).to(x.dtype)
-
-
-def _cost(widths: Widths, inputs: int, *, place: int, held: int) -> PositionCost:
-    """Sums at the width of a module's inputs, or in each head."""
-    if inputs:
-        return PositionCost(place=place, token=inputs, held=held)
-    return PositionCost(place=place, head=widths.head_dim, held=held)

@@ -1,5 +1,6 @@
 """Rotary position embedding: queries and keys turned, so that their product depends on the distance between them."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
@@ -24,15 +25,15 @@ class Rope(Inert):
 
     options: options.Rope
 
-    def faults(self, widths: Widths) -> str | None:
+    def fault(self, widths: Widths, inputs: Sequence[int]) -> tuple[str, str] | None:
         """Pairs must come out even, and fit the head."""
         width, dim = widths.head_dim, self.options.dim
         if dim is None and width % 2:
-            return f"dim: a head is {width} wide, and dimensions turn in pairs; give an even dim below that"
+            return "dim", f"a head is {width} wide, and dimensions turn in pairs; give an even dim below that"
         if dim is not None and dim > width:
-            return f"dim: {dim} dimensions are to turn where a head has {width}; give {width - width % 2} or fewer"
+            return "dim", f"{dim} dimensions are to turn where a head has {width}; give {width - width % 2} or fewer"
         if dim is None and width == 2 and isinstance(self.options.scaling, options.NtkScaling):
-            return "scaling: ntk needs 4 dimensions or more, and a head is 2 wide; leave scaling out"
+            return "scaling", "ntk needs 4 dimensions or more, and a head is 2 wide; leave scaling out"
         return None
 
     def turned(self, q: Tensor, k: Tensor, places: Places) -> tuple[Tensor, Tensor]:
@@ -55,10 +56,10 @@ class Rope(Inert):
         done = (torch.cat(parts, -1) if half else torch.stack(parts, -1).flatten(-2)).to(x.dtype)
         return done if dim == x.shape[-1] else torch.cat([done, x[..., dim:]], -1)
 
-    def cost(self, widths: Widths, inputs: int) -> PositionCost:
+    def cost(self, head_dim: int, width: int) -> PositionCost:
         """For each pair of dimensions an angle, its cosine and sine; then four products and two sums."""
-        pairs = (self.options.dim or widths.head_dim) // 2
-        return PositionCost(place=3 * pairs, head=6 * pairs, held=40 * pairs)
+        pairs = (self.options.dim or head_dim) // 2
+        return PositionCost(place=3 * pairs, turned=6 * pairs, making=40 * pairs, table=16 * pairs)
 
 
 def _turn(places: Tensor, speed: Tensor, factor: float, dtype: torch.dtype) -> tuple[Tensor, Tensor]:

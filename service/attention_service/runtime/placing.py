@@ -1,0 +1,60 @@
+"""Where a request's tokens stand in its position encoding: checked before anything is made of it."""
+
+from collections.abc import Mapping
+
+from attention_contract.errors import InvalidRequest
+from attention_contract.spec import AttentionSpec
+from attention_contract.tensors import Array
+from attention_service.core.positions import POSITIONS
+
+
+def check_reads_positions(spec: AttentionSpec, positions: Array | None) -> None:
+    """Raise InvalidRequest for positions that nothing would read."""
+    if positions is not None and not POSITIONS.of(spec.position).reads:
+        raise InvalidRequest(
+            f"positions: the spec's position encoding is {spec.position.name!r}, which reads no positions; "
+            "leave them out",
+            param="positions",
+        )
+
+
+def check_as_many(positions: Array | None, queries: int, new_keys: int) -> None:
+    """Raise InvalidRequest for positions of tokens that aren't queries and keys alike."""
+    if positions is not None and queries != new_keys:
+        raise InvalidRequest(
+            f"positions: they are the places of the new tokens, as queries and as keys, and there are "
+            f"{_plural(queries, 'query', 'queries')} and {_plural(new_keys, 'new key', 'new keys')}; send as many of "
+            "both, or offsets instead",
+            param="positions",
+        )
+
+
+def check_within(
+    spec: AttentionSpec, arrays: Mapping[str, Array], queries: int, new_keys: int, past: int, key_is: str
+) -> None:
+    """Raise InvalidRequest for a token at a place that the spec's encoding does not have.
+
+    arrays: the positions and offsets that came; key_is: the field that the keys come from.
+    """
+    length = POSITIONS.of(spec.position).length
+    if length is None or not queries + new_keys:
+        return
+    positions, offsets = arrays.get("positions"), arrays.get("offsets")
+    if positions is not None:
+        ends = [("positions", int(positions.min()), int(positions.max()))] if positions.size else []
+    else:
+        first = (past, past) if offsets is None or not offsets.size else (int(offsets.min()), int(offsets.max()))
+        ends = [("query" if offsets is None else "offsets", first[0], first[1] + queries - 1)] if queries else []
+        ends += [(key_is, past, past + new_keys - 1)] if new_keys else []
+    for name, lowest, highest in ends:
+        if lowest < 0 or highest >= length:
+            raise InvalidRequest(
+                f"{name}: tokens stand at {lowest} to {highest}, and the spec's position encoding has places 0 to "
+                f"{length - 1}; send tokens within them",
+                param=name,
+                limit=length,
+            )
+
+
+def _plural(count: int, one: str, many: str) -> str:
+    return f"{count} {one if count == 1 else many}"

@@ -48,7 +48,7 @@ def tabled_places(work: Workload) -> int:
 def token_flops(work: Workload) -> tuple[int, int]:
     """For all tokens, forward and backward: adding, norming and turning.
 
-    The norm takes 4 for each number (square, sum, scale, weigh) and 3 for each mean; backward it takes 8 for each number:
+    The norm takes 4 for each number (square, sum, scale, weigh) and 3 for each mean; backward, 8 for each number:
     its gradient by way of the scale 6, that of the weight 2.
     """
     added = 0

@@ -129,8 +129,8 @@ ROPE = {"name": "rope"}
     ("body", "param", "told"),
     [
         ({"positions": [0, 1, 2]}, "positions", "'none'"),
-        ({"spec": {"position": ROPE}, "positions": [[0, 1, 2]]}, "positions", r"[3]"),
-        ({"spec": {"position": ROPE}, "positions": [0, 1]}, "positions", r"[3]"),
+        ({"spec": {"position": ROPE}, "positions": [[0, 1, 2]] * 2}, "positions", "[3]"),
+        ({"spec": {"position": ROPE}, "positions": [0, 1]}, "positions", "[3]"),
         ({"spec": {"position": ROPE}, "positions": [0, 1, 2], "key": [[1, 2, 3, 4]]}, "positions", "1 new key"),
         ({"spec": {"position": LEARNED}, "positions": [0, -1, 2], **TABLE}, "positions", "-1"),
         ({"spec": {"position": LEARNED}, "positions": [0, 4, 2], **TABLE}, "positions", "4"),

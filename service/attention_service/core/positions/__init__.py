@@ -1,6 +1,6 @@
 """Position encodings: what tells queries and keys apart by where they stand."""
 
-from attention_service.core.positions import biases, embeddings, rotary  # noqa: F401  # they register themselves
+from attention_service.core.positions import embeddings, rotary, score_biases  # noqa: F401  # they register themselves
 from attention_service.core.positions.base import POSITIONS, Heads, Inert, Position, PositionCost
 from attention_service.core.positions.checks import check_position
 

@@ -66,8 +66,8 @@ class RelativeBias(Inert):
     biased = True
 
     def learned(self, widths: Widths) -> dict[str, Learned]:
-        """A number for each bucket and head, zero to begin with."""
-        return {TABLE: Learned((self.options.num_buckets, widths.heads), fill=0.0, heads=1)}
+        """A number for each bucket and head."""
+        return {TABLE: Learned((self.options.num_buckets, widths.heads), heads=1)}
 
     def bias(self, queries: Tensor, keys: Tensor, heads: Heads, learned: Tensors, dtype: torch.dtype) -> Tensor:
         """The number of each bucket."""

@@ -27,8 +27,8 @@ from attention_contract.positions import (
 )
 from attention_service.core.places import places_of
 from attention_service.core.positions import POSITIONS, Heads
-from attention_service.core.positions.score_biases import bucket_starts, slopes
 from attention_service.core.positions.frequencies import frequencies
+from attention_service.core.positions.score_biases import bucket_starts, slopes
 from attention_service.core.types import Widths
 
 DOUBLE = torch.float64

@@ -27,6 +27,17 @@ CONFIGS: dict[str, dict[str, Any]] = {
         "value_width": 2, "bias": {"q_proj": True, "o_proj": True}, "dtype": "float64",
         "spec": {"softcap": 0.7, "masks": [{"name": "sliding_window", "left": 2, "right": 1}]},
     },
+    "properties.waves": {
+        "d_model": 3, "num_heads": 2, "head_dim": 2, "dtype": "float64", "spec": {"position": {"name": "sinusoidal"}},
+    },
+    "properties.turned": {
+        "d_model": 4, "num_heads": 4, "num_kv_heads": 2, "head_dim": 3, "dtype": "float64",
+        "spec": {"position": {"name": "rope", "dim": 2, "theta": 50.0}, "qk_norm": {"eps": 0.1}},
+    },
+    "properties.biased": {
+        "d_model": 4, "num_heads": 2, "dtype": "float64",
+        "spec": {"position": {"name": "relative_bias", "num_buckets": 4, "max_distance": 3}},
+    },
 }  # fmt: skip
 drawn = settings(
     derandomize=True,
@@ -126,9 +137,54 @@ def split(case: Case, name: str, heads: int) -> np.ndarray:
 
 
 def project(case: Case, name: str, x: np.ndarray, heads: int) -> np.ndarray:
-    x = x if case.batched else x[None]
     y = x @ case.parameters[f"{name}.weight"].T + case.parameters.get(f"{name}.bias", 0.0)
     return y.reshape(*y.shape[:2], heads, y.shape[2] // heads).transpose(0, 2, 1, 3)
+
+
+def placed(case: Case, batch: int, queries: int, new: int) -> tuple[np.ndarray, np.ndarray]:
+    """Where queries and new keys stand, ``[batch, length]``."""
+    if case.request.get("positions") is not None:
+        at = np.asarray(case.request["positions"]).reshape(batch, queries)
+        return at, at
+    offsets = case.past if case.request.get("offsets") is None else np.asarray(case.request["offsets"])
+    at = np.arange(queries) + np.broadcast_to(offsets, (batch,))[:, None]
+    return at, np.broadcast_to(case.past + np.arange(new), (batch, new))
+
+
+def waves(at: np.ndarray, width: int) -> np.ndarray:
+    angles = at[..., None] * 10_000.0 ** -((np.arange(width) // 2 * 2) / width)
+    return np.where(np.arange(width) % 2, np.cos(angles), np.sin(angles))
+
+
+def turned(x: np.ndarray, at: np.ndarray, rope: Any) -> np.ndarray:
+    dim, y = rope.dim or x.shape[-1], x.copy()
+    for c in range(dim // 2):
+        a, b = (c, c + dim // 2) if rope.style == "half" else (2 * c, 2 * c + 1)
+        turn = np.exp(1j * at * rope.theta ** (-2 * c / dim))[:, None] * (x[..., a] + 1j * x[..., b])
+        y[..., a], y[..., b] = turn.real, turn.imag
+    return y
+
+
+def slopes(heads: int) -> list[float]:
+    """As in the paper's code."""
+    if math.log2(heads).is_integer():
+        return [2 ** (-8 * (head + 1) / heads) for head in range(heads)]
+    below = 2 ** math.floor(math.log2(heads))
+    return slopes(below) + slopes(2 * below)[0::2][: heads - below]
+
+
+def pair_bias(case: Case, head: int, ahead: int) -> float:
+    position = case.spec.position
+    if position.name == "alibi":
+        return slopes(case.heads)[head] * (-abs(ahead) if position.symmetric else ahead)
+    if position.name == "relative_bias":  # four buckets up to 3: distances 0, and more, each way
+        return float(case.parameters["relative_bias.weight"][min(abs(ahead), 1) + 2 * (ahead > 0), head])
+    return 0.0
+
+
+def normed(case: Case, name: str, x: np.ndarray) -> np.ndarray:
+    root = np.sqrt((x**2).mean(-1, keepdims=True) + case.spec.qk_norm.eps)
+    return x / root * case.parameters[f"{name}_norm.weight"]
 
 
 def formula(case: Case, put: dict[str, np.ndarray] | None = None) -> dict[str, np.ndarray]:
@@ -138,9 +194,26 @@ def formula(case: Case, put: dict[str, np.ndarray] | None = None) -> dict[str, n
     value = "value" if r.get("value") is not None else key
     if case.module is None:
         q, k, v = split(case, "query", h), split(case, key, hkv), split(case, value, hkv)
-    else:
-        q = project(case, "q_proj", r["query"], h)
-        k, v = project(case, "k_proj", r[key], hkv), project(case, "v_proj", r[value], hkv)
+    at_queries, at_keys = placed(
+        case,
+        *(q.shape[0::2] if case.module is None else (r["query"].shape if case.batched else (1, *r["query"].shape))[:2]),
+        k.shape[2] if case.module is None else r[key].shape[-2],
+    )
+    wavy = spec.position.name == "sinusoidal"
+    if case.module is not None:
+        roles = ((r["query"], at_queries), (r[key], at_keys), (r[value], at_keys))
+        x, y, z = ((x if case.batched else x[None]) + wavy * waves(at, x.shape[-1]) for x, at in roles)
+        q, k, v = (
+            project(case, name, x, heads)
+            for name, x, heads in (("q_proj", x, h), ("k_proj", y, hkv), ("v_proj", z, hkv))
+        )
+    elif wavy:
+        q, k = q + waves(at_queries, q.shape[-1])[:, None], k + waves(at_keys, k.shape[-1])[:, None]
+    if spec.qk_norm is not None:
+        q, k = normed(case, "q", q), normed(case, "k", k)
+    if spec.position.name == "rope":
+        q, k = turned(q, at_queries, spec.position), turned(k, at_keys, spec.position)
+    at_keys = np.concatenate([np.broadcast_to(np.arange(case.past), (len(at_keys), case.past)), at_keys], axis=1)
     if r.get("past_key") is not None:
         k = np.concatenate([split(case, "past_key", hkv), k], axis=2)
         v = np.concatenate([split(case, "past_value", hkv), v], axis=2)
@@ -169,6 +242,7 @@ def formula(case: Case, put: dict[str, np.ndarray] | None = None) -> dict[str, n
         scores[b, n, i, j] = scale * (q[b, n, i] @ k[b, n // (h // hkv), j])
         seen = real[b, j] and all(may_look(m, i + offsets[b], j, keys - case.past - queries) for m in spec.masks)
         hidden[b, n, i, j] = (0.0 if seen else -np.inf) + (0.0 if own is None else own[b, n, i, j])
+        hidden[b, n, i, j] += pair_bias(case, n, at_keys[b, j] - at_queries[b, i])
     scores = settle("scores", scores)
     capped = settle("capped_scores", scores if spec.softcap is None else spec.softcap * np.tanh(scores / spec.softcap))
     masked = settle("masked_scores", np.where(hidden == -np.inf, -np.inf, capped + hidden))
@@ -271,6 +345,15 @@ specs = st.fixed_dictionaries(
         "softcap": st.sampled_from([0.5, 3.0]),
         "normalizer": st.sampled_from([0.3, 2.0]).map(lambda t: {"name": "softmax", "temperature": t}),
         "masks": st.lists(masks, max_size=2),
+        "position": st.sampled_from(
+            [
+                {"name": "sinusoidal"},
+                {"name": "alibi"},
+                {"name": "alibi", "symmetric": False},
+                {"name": "rope", "dim": 2, "theta": 9.0},
+                {"name": "rope", "dim": 2, "style": "interleaved"},
+            ]
+        ),
     },
 )
 
@@ -338,8 +421,12 @@ def cases(draw: st.DrawFn, *, edits: bool = False, empty: bool = True) -> Case:
     if offset != "none":
         each = rng.integers(-3, 6, size=batch)
         request["offsets"] = np.array(draw(st.integers(-3, 6))) if offset == "one" else stripped(each, heads_axis=False)
+    if not module and width == 1 and spec.get("position", {}).get("name") == "rope":
+        spec = spec | {"position": {"name": "none"}}
     if module is None:
         request["spec"] = spec
+    if spec.get("position", {"name": "none"})["name"] != "none" and new == queries and draw(st.booleans()):
+        request["positions"] = stripped(rng.integers(-3, 9, size=(batch, queries)), heads_axis=False)
     if draw(st.booleans()):
         sizes = {"heads": heads, "queries": queries}
         request["select"] = {
@@ -402,7 +489,8 @@ def test_every_tap_is_the_formula(ask, modules, case, media_type):
     if "past_key" in case.request:
         for tap in ("present_key", "present_value"):
             close(getattr(reply, tap), as_replied(case, tap, expected[tap]), tap)
-    for kernel in ("materialized",) if case.spec.softcap else ("fused", "materialized"):
+    biased = case.spec.position.name in {"alibi", "relative_bias"}
+    for kernel in ("materialized",) if case.spec.softcap or biased else ("fused", "materialized"):
         alone = ask("forward", case.request | {"kernel": kernel}, case.module, media_type)
         assert alone.ran.kernel == kernel
         close(alone.output, as_replied(case, "output", expected["output"]), kernel)

@@ -6,6 +6,7 @@ import pytest
 import torch
 from torch.utils.flop_counter import FlopCounterMode, sdpa_backward_flop_count
 
+from attention_contract.positions import Alibi, LearnedPosition, QKNorm, RelativeBias, Rope, Sinusoidal
 from attention_contract.schemas.modules import Biases
 from attention_contract.spec import (
     Additive,
@@ -295,3 +296,44 @@ def test_huge_sizes_are_exact():
     length = 10**12
     work = work_of(queries=length, keys=length, batch=1, heads=1, kv_heads=1, head_dim=1, value_dim=1)
     assert flops(work, masked=False).matmul == 4 * 10**24
+
+
+ROPE, HALF = Rope(), Rope(dim=2)
+VECTORS = 2 * (4 * 10 + 2 * 10)  # queries and keys of two sequences, by head
+NORM = 27 * VECTORS  # of 6 numbers each: square, sum, scale and weigh, and 3 for the mean
+
+
+@pytest.mark.parametrize(
+    ("spec", "forward", "backward"),
+    [
+        (AttentionSpec(), 0, 0),
+        (AttentionSpec(position=ROPE), 18 * VECTORS + 10 * 9, 18 * VECTORS),
+        (AttentionSpec(position=HALF), 6 * VECTORS + 10 * 3, 6 * VECTORS),
+        (AttentionSpec(position=Sinusoidal()), 6 * VECTORS + 2 * 10 * 9, 0),
+        (AttentionSpec(position=LearnedPosition(length=10)), 6 * VECTORS, 0),
+        (AttentionSpec(position=Alibi()), 2 * 2 * 4 * 10 * 10, 0),
+        (AttentionSpec(position=RelativeBias()), 2 * 4 * 10 * 10, 2 * 4 * 10 * 10),
+        (AttentionSpec(qk_norm=QKNorm()), NORM, 48 * VECTORS),
+        (AttentionSpec(qk_norm=QKNorm(over="all_heads")), 24 * VECTORS + 3 * 2 * 20, 48 * VECTORS),
+        (AttentionSpec(position=ROPE, qk_norm=QKNorm()), NORM + 18 * VECTORS + 10 * 9, 66 * VECTORS),
+    ],
+)
+def test_positions_and_norms_count_what_they_do(spec, forward, backward):
+    work = work_of(kv_heads=2, spec=spec)
+    assert flops(work, masked=False).position == forward
+    assert backward_flops(work, masked=False, fused=False).position == backward
+
+
+def test_an_encoding_is_added_once_to_what_stands_in_every_role():
+    spec = AttentionSpec(position=Sinusoidal())
+    work = work_of(sizes_of(), spec=spec)
+    once = 2 * 10 * 24 + 10 * 36  # a sum for each number of both sequences, and the waves of ten places
+    assert flops(replace(work, inputs=frozenset({"query"})), masked=False).position == once
+    assert flops(work, masked=False).position == 3 * once
+    apart = replace(work, inputs=frozenset({"query"}), batched_offsets=True, batched_places=True)
+    assert flops(apart, masked=False).position == 2 * (once + 10 * 36)
+
+
+def test_a_bias_is_counted_for_the_pairs_that_masks_allow():
+    work = work_of(spec=AttentionSpec(position=Alibi(), masks=[Causal()]))
+    assert flops(work, masked=True).position == 2 * 4 * 2 * 55

@@ -45,6 +45,15 @@ def tabled_places(work: Workload) -> int:
     return rows * (work.queries + (0 if same_places(work) else work.new_keys))
 
 
+def token_traffic(work: Workload) -> int:
+    """Bytes read and written for all tokens: a sum moves three tensors, a norm and a turn take four steps each."""
+    wide = max(work.itemsize, 4)
+    numbers = sum(role.vectors * role.width for role in roles(work) if position_cost(work, role.width).added)
+    made = work.batch * (work.heads * work.queries + work.kv_heads * work.new_keys) * work.head_dim
+    steps = 4 * (work.spec.qk_norm is not None) + 4 * (position_cost(work).turned > 0)
+    return 3 * numbers * work.itemsize + 2 * steps * made * wide
+
+
 def token_flops(work: Workload) -> tuple[int, int]:
     """For all tokens, forward and backward: adding, norming and turning.
 

@@ -7,6 +7,7 @@ import operator
 from dataclasses import dataclass, replace
 
 from attention_contract.schemas.complexity import StageFlops
+from attention_service.core.cost.encoding import token_traffic
 from attention_service.core.cost.flops import backward_flops, flops
 from attention_service.core.cost.held import Held
 from attention_service.core.cost.memory import PAIR_TAPS
@@ -20,6 +21,7 @@ from attention_service.core.cost.pairs import (
 )
 from attention_service.core.cost.tensors import parameter_count
 from attention_service.core.cost.workload import Workload
+from attention_service.core.positions import POSITIONS
 
 
 @dataclass(frozen=True)
@@ -61,6 +63,7 @@ def moved_bytes(work: Workload, kernel: str) -> int:
     held = Held.of(work)
     parameters = parameter_count(work) * work.itemsize
     moved = held.inputs + parameters + held.made + held.q + held.kv + 2 * held.context + held.output
+    moved += token_traffic(work)
     if kernel != "fused":
         return moved + _stage_traffic(work, work.pairs * work.heads)
     # The kernel's mask: made, read, written as floats, and read again.
@@ -91,6 +94,7 @@ def _stage_traffic(work: Workload, pairs: int) -> int:
     """Bytes moved by the stages over this many pairs, each of which reads what the one before it wrote."""
     c, n = score_itemsize(work), softmax_itemsize(work)
     scores = 1 + (6 if work.spec.softcap is not None else 0) + (2 if masks_of(work).any else 0)
+    scores += 4 if POSITIONS.of(work.spec.position).biased else 0  # made, read and added
     # What the normalizer moves; then the weights, written in the dtype of the values where that is another, and read
     # for their sum.
     narrowed = work.itemsize if n == work.itemsize else n + 2 * work.itemsize

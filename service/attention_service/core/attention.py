@@ -11,6 +11,7 @@ from torch import Tensor
 
 from attention_service.core.blocks import blocks
 from attention_service.core.edits import BoundEdit
+from attention_service.core.isolation import harmed, unfit_keys, without
 from attention_service.core.kernels import KERNELS
 from attention_service.core.methods import METHODS
 from attention_service.core.stages import TAPS, narrow, stages
@@ -44,8 +45,12 @@ def attend(
     kernel. ``lse`` is log Σ exp(masked_scores / T), so that weights = exp(masked_scores / T − lse);
     asked of a normalizer other than the softmax, it is a ValueError.
     """
-    chosen = KERNELS["materialized" if edits else kernel].make()
-    whole = METHODS.of(problem.spec.method).attend(problem, chosen, taps, edits)
+    kernel = "materialized" if edits else kernel
+    unfit = None if kernel == "materialized" else unfit_keys(problem)
+    given = problem if unfit is None else without(unfit, problem)
+    whole = METHODS.of(problem.spec.method).attend(given, KERNELS[kernel].make(), taps, edits)
+    if unfit is not None:
+        whole = {"context": whole["context"].masked_fill(harmed(unfit, problem), torch.nan)}
     again = _again(problem, set(taps) - set(whole), selection)
     asked = {tap: narrow(x, tap, problem, selection) for tap, x in whole.items() if tap in taps}
     return Attended(whole["context"], again | asked)

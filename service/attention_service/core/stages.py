@@ -11,8 +11,9 @@ from attention_service.core import edits as interventions
 from attention_service.core.blocks import rows_at_once
 from attention_service.core.dropout import dropped, kept
 from attention_service.core.edits import BoundEdit
-from attention_service.core.groups import head_read_by, product
+from attention_service.core.groups import head_read_by, one_for_each_query_head, product
 from attention_service.core.indices import pick
+from attention_service.core.isolation import poisoned, unfit_keys, without
 from attention_service.core.learned import narrow_learned
 from attention_service.core.normalizers import NORMALIZERS, Exponential, has_lse
 from attention_service.core.pair_bias import pair_bias
@@ -63,10 +64,13 @@ def _stages(
     yield "v", v  # [B, Hkv, K, V]
 
     clean = without_padding(replace(problem, k=k, v=v))
+    unfit = unfit_keys(clean)
+    clean = clean if unfit is None else without(unfit, clean)
     learned = narrow_learned(problem, selection)
     # Half types are scored in float32, as a fused kernel accumulates, unless the spec asks for a half type itself.
     dtype = torch.promote_types(q.dtype, normalizer.runs_in(q.dtype))
     x = SCORES.of(spec.score).scores(q.to(dtype), clean.k.to(dtype), learned)
+    x = x if unfit is None else poisoned(one_for_each_query_head(unfit[..., None], x.shape[1])[..., 0], x)
     x = interventions.apply(edits, "scores", x)
     yield "scores", x  # [B, H, Q, K], as all up to the weights
 

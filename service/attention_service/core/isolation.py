@@ -1,0 +1,54 @@
+"""Keys that hold a NaN or an infinity: only the queries that may look at them come to harm."""
+
+from dataclasses import replace
+
+import torch
+from torch import Tensor
+
+from attention_service.core.blocks import blocks
+from attention_service.core.groups import one_for_each_query_head
+from attention_service.core.types import Problem, Selection
+from attention_service.core.visibility import real_keys, visibility
+
+
+def unfit_keys(problem: Problem) -> Tensor | None:
+    """Bool ``[B, Hkv, K]``: keys that hold, or whose values hold, what is not finite, and are no padding; None for none.
+
+    One look at the numbers: on a GPU it waits for them.
+    """
+    k, v = problem.k.detach(), problem.v.detach()
+    if k.is_meta:
+        return None
+    # A sum is finite only where all is, and takes no memory; where it overflows, the closer look finds nothing.
+    sums = torch.stack([x.sum(dtype=torch.promote_types(x.dtype, torch.float32)) for x in (k, v)])
+    if bool(sums.isfinite().all()):
+        return None
+    unfit = ~(k.isfinite().all(-1) & v.isfinite().all(-1))
+    real = real_keys(problem)
+    unfit = unfit if real is None else unfit & real[:, None]
+    return unfit if bool(unfit.any()) else None
+
+
+def without(unfit: Tensor, problem: Problem) -> Problem:
+    """The problem with zeros for these keys and their values: 0 · NaN would be NaN for every query."""
+    where = unfit[..., None]
+    return replace(problem, k=problem.k.masked_fill(where, 0), v=problem.v.masked_fill(where, 0))
+
+
+def poisoned(unfit: Tensor, scores: Tensor) -> Tensor:
+    """Scores ``[B, H', Q, K]`` with NaN at these keys; ``unfit`` is that of the same heads, ``[B, H', K]``."""
+    return scores.masked_fill(unfit[:, :, None], torch.nan)
+
+
+def harmed(unfit: Tensor, problem: Problem) -> Tensor:
+    """Bool ``[B, H, Q, 1]``: queries that may look at one of these keys."""
+    heads = problem.q.shape[1]
+    each = one_for_each_query_head(unfit[..., None], heads).mT  # [B, H, 1, K]
+    rows = []
+    for block in blocks(problem, Selection()):
+        seen = visibility(problem, block)
+        may = each if seen.allowed is None else each & seen.allowed
+        may = may if seen.bias is None else may & (seen.bias != -torch.inf)
+        count = problem.q.shape[2] if block.queries is None else len(block.queries)
+        rows.append(may.any(-1, keepdim=True).expand(problem.q.shape[0], heads, count, 1))
+    return torch.cat(rows, 2)

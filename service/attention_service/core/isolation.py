@@ -12,7 +12,7 @@ from attention_service.core.visibility import real_keys, visibility
 
 
 def unfit_keys(problem: Problem) -> Tensor | None:
-    """Bool ``[B, Hkv, K]``: keys that hold, or whose values hold, what is not finite, and are no padding; None for none.
+    """Bool ``[B, Hkv, K]``: keys, no padding, that hold or whose values hold what is not finite; None for none.
 
     One look at the numbers: on a GPU it waits for them.
     """

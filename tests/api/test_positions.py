@@ -172,6 +172,11 @@ def test_a_module_that_cannot_be_is_not_made(http, config, param, told):
 def test_a_shape_that_cannot_be_is_not_counted(http):
     body = {"shape": {"queries": 4}, "num_heads": 1, "head_dim": 3, "spec": {"position": ROPE}}
     assert refuse(http, "/v1/attention/complexity", **body)["param"] == "spec.position.dim"
+    body |= {"head_dim": 4, "spec": {"position": LEARNED}}
+    assert post(http, "/v1/attention/complexity", **body)["parameter_count"] == 16
+    for shape in ({"queries": 5}, {"queries": 1, "past": 4}, {"queries": 1, "keys": 5}):
+        document = refuse(http, "/v1/attention/complexity", **body | {"shape": shape})
+        assert (document["param"], document["limit"]) == ("shape", 4)
 
 
 def test_a_module_holds_what_its_spec_learns(http):

@@ -25,6 +25,7 @@ from attention_service.core.attention import attend
 from attention_service.core.multihead import Sizes, project
 from attention_service.core.pair_bias import pair_bias
 from attention_service.core.positions import POSITIONS
+from attention_service.core.positions.score_biases import bucket_starts
 from attention_service.core.preparing import prepare
 from attention_service.core.types import Widths
 
@@ -210,3 +211,24 @@ def test_tiles_of_a_bias_make_up_the_whole(name):
     seen = attend(replace(problem, positions=None), ("scores", "masked_scores"), kernel="materialized").taps
     plain = pair_bias(replace(problem, positions=None), torch.float64).tile()
     close(seen["masked_scores"] - seen["scores"], plain.expand_as(seen["scores"]))
+
+
+@pytest.mark.parametrize("name", ["alibi", "relative_bias"])
+def test_keys_that_the_spec_adds_have_no_bias(name):
+    plain = AttentionSpec(position=POSITION[name])
+    case = Case(plain.model_copy(update={"add_zero_attn": True}), "raw")
+    problem = case.prepared(case.tensors())
+    bias = pair_bias(problem, torch.float64)
+    whole = bias.tile()
+    assert whole.shape[3] == TOKENS + 1
+    assert not whole[..., -1].any()
+    assert whole[..., :-1].equal(pair_bias(Case(plain, "raw").prepared(case.tensors()), torch.float64).tile())
+    assert bias.tile(keys=slice(5, 8)).equal(whole[..., 5:])
+    assert bias.tile(keys=[7, 0]).equal(whole[..., [7, 0]])
+
+
+def test_the_starts_of_the_most_buckets_are_found_in_no_time():
+    starts = bucket_starts(RelativeBias(num_buckets=1024, max_distance=2**31 - 1, bidirectional=False))
+    assert len(starts) == 1023
+    assert list(starts) == sorted(starts)
+    assert starts[-1] < 2**31 - 1

@@ -5,7 +5,16 @@ from dataclasses import dataclass, field, replace
 import pytest
 import torch
 from torch import Tensor
-from transformers import Gemma3TextConfig, GPTJConfig, LlamaConfig, MptConfig, Olmo2Config, Qwen3Config, T5Config
+from transformers import (
+    DynamicCache,
+    Gemma3TextConfig,
+    GPTJConfig,
+    LlamaConfig,
+    MptConfig,
+    Olmo2Config,
+    Qwen3Config,
+    T5Config,
+)
 from transformers.models.gemma3 import modeling_gemma3
 from transformers.models.gptj import modeling_gptj
 from transformers.models.llama import modeling_llama
@@ -192,6 +201,11 @@ def test_a_past_and_the_rest_are_the_whole(published):
     if published.spec.masks:  # otherwise the first tokens would have seen the rest
         torch.testing.assert_close(published.ours(x[:, :4], parameters)[1], whole[:, :4], rtol=0, atol=1e-12)
     torch.testing.assert_close(rest, whole[:, 4:], rtol=0, atol=1e-12)
+    if "position_embeddings" in published.forward:  # the others take no cache without the whole model around them
+        cache = DynamicCache()
+        published.layer(x, past_key_values=cache, **published.forward)
+        torch.testing.assert_close(problem.k, cache.layers[0].keys, rtol=1e-10, atol=1e-10)
+        torch.testing.assert_close(problem.v, cache.layers[0].values, rtol=1e-10, atol=1e-10)
     places = replace(problem, positions=torch.arange(4, TOKENS).expand(2, -1))
     torch.testing.assert_close(
         attend(places, kernel="materialized").context, attend(problem, kernel="materialized").context

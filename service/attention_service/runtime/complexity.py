@@ -11,6 +11,7 @@ from attention_service.core.positions import check_position
 from attention_service.core.types import Widths, added_keys
 from attention_service.modules.resident import Module
 from attention_service.runtime.device import Device
+from attention_service.runtime.placing import check_shape
 from attention_service.runtime.planning import choose_kernel
 from attention_service.runtime.selecting import check_taps
 
@@ -72,6 +73,7 @@ def _workload(module: Module | None, request: ComplexityRequest, shape: Shape, d
         sizes, spec = None, raw.spec
         widths = (raw.num_heads, raw.num_kv_heads or raw.num_heads, raw.head_dim, raw.value_dim or raw.head_dim)
         check_position(spec, Widths(*widths))
+    check_shape(spec, shape)
     heads, kv_heads, head_dim, value_dim = widths
     return Workload(
         batch=shape.batch,

@@ -3,6 +3,7 @@
 from collections.abc import Mapping
 
 from attention_contract.errors import InvalidRequest
+from attention_contract.schemas.complexity import Shape
 from attention_contract.spec import AttentionSpec
 from attention_contract.tensors import Array
 from attention_service.core.positions import POSITIONS
@@ -54,6 +55,19 @@ def check_within(
                 param=name,
                 limit=length,
             )
+
+
+def check_shape(spec: AttentionSpec, shape: Shape) -> None:
+    """Raise InvalidRequest for a shape with more tokens than the spec's encoding has places."""
+    length = POSITIONS.of(spec.position).length
+    tokens = shape.past + max(shape.queries, shape.keys or 0)
+    if length is not None and tokens > length:
+        raise InvalidRequest(
+            f"shape: its tokens take up {tokens} places, and the spec's position encoding has {length}; ask for a "
+            "smaller one",
+            param="shape",
+            limit=length,
+        )
 
 
 def _plural(count: int, one: str, many: str) -> str:

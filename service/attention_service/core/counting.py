@@ -14,7 +14,8 @@ from typing import Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from attention_service.core.patterns import AllOf, AnyOf, Band, Keys, Part, Pattern, Queries
+from attention_service.core.combinations import AllOf, AnyOf
+from attention_service.core.patterns import Band, Keys, Part, Pattern, Queries
 
 Integers = NDArray[np.int64]
 

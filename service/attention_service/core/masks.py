@@ -13,7 +13,8 @@ from torch import Tensor
 
 from attention_contract import spec
 from attention_service.core import counting, row_counting
-from attention_service.core.patterns import AllOf, AnyOf, Band, Keys, Pattern, Queries
+from attention_service.core.combinations import AllOf, AnyOf
+from attention_service.core.patterns import Band, Keys, Pattern, Queries
 from attention_service.core.registry import Registry
 from attention_service.core.tilings import Blocks, Drawn, Leading, Remainder, Segments, Stripes
 

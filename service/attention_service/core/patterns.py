@@ -1,7 +1,8 @@
 """Sets of query-key pairs, said once and read many times: as a dense tensor, as a count and as a cost.
 
 A query stands at position p (its index plus the offset), a key at its index j. A pattern is built of parts, such as
-bands along the diagonal and marked queries and keys, by union and intersection. ``tilings`` has more parts.
+bands along the diagonal and marked queries and keys, by union and intersection (``combinations``). ``tilings`` has more
+parts.
 """
 
 from abc import ABC, abstractmethod
@@ -22,6 +23,9 @@ class Pattern(Hashable, Protocol):
     def parts(self) -> "Iterator[Part]":
         """What it is built of."""
 
+    def coverage(self, tiles: "Tiles") -> "Coverage":
+        """What it allows of each tile, where a tile is a stretch of queries against a stretch of keys."""
+
     @property
     def laid_out(self) -> bool:
         """Whether the answer is as large as all pairs, and not one for each query or for each key."""
@@ -33,6 +37,36 @@ class Pattern(Hashable, Protocol):
     @property
     def bounds(self) -> "Bounds":
         """How many keys it leaves a query as the sequence grows."""
+
+
+@dataclass(frozen=True)
+class Tiles:
+    """Stretches of queries against stretches of keys, both ends included: int64, broadcastable to one another."""
+
+    p_first: Tensor
+    p_last: Tensor
+    j_first: Tensor
+    j_last: Tensor
+
+    @property
+    def nearest(self) -> Tensor:
+        """The least j − p of each tile."""
+        return self.j_first - self.p_last
+
+    @property
+    def farthest(self) -> Tensor:
+        """The largest j − p of each tile; every number between the two is the j − p of some pair."""
+        return self.j_last - self.p_first
+
+
+@dataclass(frozen=True)
+class Coverage:
+    """What a pattern allows of each tile: bool, broadcastable to the shape of the tiles."""
+
+    some: Tensor
+    """False only where no pair of the tile is allowed."""
+    every: Tensor
+    """True only where all pairs are."""
 
 
 @dataclass(frozen=True)
@@ -90,6 +124,10 @@ class Part(ABC):
     def allows(self, p: Tensor, j: Tensor) -> Tensor:
         """Bool, broadcastable to the shape of p and j together: whether a pair is in the set."""
 
+    @abstractmethod
+    def coverage(self, tiles: Tiles) -> Coverage:
+        """What it allows of each tile, exactly unless it says otherwise."""
+
     @property
     def bounds(self) -> Bounds:
         """Few keys for each query."""
@@ -120,6 +158,15 @@ class Band(Part):
         if self.high is not None:
             inside = inside & (j <= p + self.high)
         return inside
+
+    def coverage(self, tiles: Tiles) -> Coverage:
+        """By the least and the largest j − p."""
+        some = every = torch.ones((), dtype=torch.bool, device=tiles.p_first.device)
+        if self.low is not None:
+            some, every = tiles.farthest >= self.low, tiles.nearest >= self.low
+        if self.high is not None:
+            some, every = some & (tiles.nearest <= self.high), every & (tiles.farthest <= self.high)
+        return Coverage(some, every)
 
     @property
     def building(self) -> int:
@@ -154,6 +201,10 @@ class Queries(Part):
     def allows(self, p: Tensor, j: Tensor) -> Tensor:
         """By look-up."""
         return torch.isin(p, torch.tensor(self.positions, device=p.device))
+
+    def coverage(self, tiles: Tiles) -> Coverage:
+        """By how many of the positions are among the tile's queries."""
+        return _marked(self.positions, tiles.p_first, tiles.p_last)
 
     @property
     def laid_out(self) -> bool:
@@ -190,6 +241,10 @@ class Keys(Part):
         """By look-up."""
         return torch.isin(j, torch.tensor(self.positions, device=j.device))
 
+    def coverage(self, tiles: Tiles) -> Coverage:
+        """By how many of the positions are among the tile's keys."""
+        return _marked(self.positions, tiles.j_first, tiles.j_last)
+
     @property
     def laid_out(self) -> bool:
         """One answer for each key."""
@@ -215,86 +270,6 @@ class Keys(Part):
         return Turns(still=runs(self.positions))
 
 
-@dataclass(frozen=True)
-class AllOf:
-    """The intersection; of nothing, every pair."""
-
-    of: Sequence[Pattern]
-
-    def allows(self, p: Tensor, j: Tensor) -> Tensor:
-        """In each of them."""
-        together = torch.ones((1,) * j.ndim, dtype=torch.bool, device=j.device)
-        for pattern in self.of:
-            together = together & pattern.allows(p, j)
-        return together
-
-    def parts(self) -> Iterator[Part]:
-        """Those of all."""
-        for pattern in self.of:
-            yield from pattern.parts()
-
-    @property
-    def laid_out(self) -> bool:
-        """Unless there is one, and that is not."""
-        return _laid_out(self.of)
-
-    @property
-    def building(self) -> int:
-        """One after the other."""
-        return _building(self.of)
-
-    @property
-    def bounds(self) -> Bounds:
-        """As tight as the tightest; the strips end where others bound what is beside the diagonal."""
-        each = [pattern.bounds for pattern in self.of]
-        plain = [bounds for bounds in each if not bounds.strips]
-        bounded = any(bounds.left for bounds in plain) and any(bounds.right for bounds in plain)
-        return Bounds(
-            any(bounds.left for bounds in each),
-            any(bounds.right for bounds in each),
-            frozenset() if bounded else frozenset().union(*(bounds.strips for bounds in each)),
-        )
-
-
-@dataclass(frozen=True)
-class AnyOf:
-    """The union; of nothing, no pair."""
-
-    of: Sequence[Pattern]
-
-    def allows(self, p: Tensor, j: Tensor) -> Tensor:
-        """In one of them."""
-        together = torch.zeros((1,) * j.ndim, dtype=torch.bool, device=j.device)
-        for pattern in self.of:
-            together = together | pattern.allows(p, j)
-        return together
-
-    def parts(self) -> Iterator[Part]:
-        """Those of all."""
-        for pattern in self.of:
-            yield from pattern.parts()
-
-    @property
-    def laid_out(self) -> bool:
-        """Unless there is one, and that is not."""
-        return _laid_out(self.of)
-
-    @property
-    def building(self) -> int:
-        """One after the other."""
-        return _building(self.of)
-
-    @property
-    def bounds(self) -> Bounds:
-        """As loose as the loosest."""
-        each = [pattern.bounds for pattern in self.of]
-        return Bounds(
-            all(bounds.left for bounds in each),
-            all(bounds.right for bounds in each),
-            frozenset().union(*(bounds.strips for bounds in each)),
-        )
-
-
 def runs(positions: Sequence[int]) -> tuple[int, ...]:
     """Where positions side by side begin, and where they have ended."""
     inside = set(positions)
@@ -303,16 +278,8 @@ def runs(positions: Sequence[int]) -> tuple[int, ...]:
     return tuple(sorted(starts | stops))
 
 
-def _laid_out(of: Sequence[Pattern]) -> bool:
-    return len(of) > 1 or any(pattern.laid_out for pattern in of)
-
-
-def _building(of: Sequence[Pattern]) -> int:
-    """What is held as each pattern is joined with those before it: those, it, and both together."""
-    held = peak = 0
-    for index, pattern in enumerate(of):
-        peak = max(peak, held + pattern.building)
-        joined = int(index > 0 or pattern.laid_out)
-        peak = max(peak, held + pattern.laid_out + joined)
-        held = joined
-    return peak
+def _marked(positions: Sequence[int], first: Tensor, last: Tensor) -> Coverage:
+    """By how many of the positions lie between first and last."""
+    marks = torch.tensor(sorted(set(positions)), dtype=torch.int64, device=first.device)
+    count = torch.searchsorted(marks, last, right=True) - torch.searchsorted(marks, first)
+    return Coverage(count > 0, count == last - first + 1)

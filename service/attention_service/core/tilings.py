@@ -7,7 +7,9 @@ import torch
 from torch import Tensor
 
 from attention_service.core.noise import noise
-from attention_service.core.patterns import Bounds, Part, Turns
+from attention_service.core.patterns import Bounds, Coverage, Part, Tiles, Turns
+
+_DRAWS_OF_A_TILE = 256
 
 
 @dataclass(frozen=True)
@@ -19,6 +21,10 @@ class Leading(Part):
     def allows(self, p: Tensor, j: Tensor) -> Tensor:
         """The same for all queries."""
         return j < self.length
+
+    def coverage(self, tiles: Tiles) -> Coverage:
+        """By the first and the last key."""
+        return Coverage(tiles.j_first < self.length, tiles.j_last < self.length)
 
     @property
     def laid_out(self) -> bool:
@@ -59,6 +65,15 @@ class Blocks(Part):
             return own == other
         return (other >= own - self.neighbours) & (other <= own + self.neighbours)
 
+    def coverage(self, tiles: Tiles) -> Coverage:
+        """As of a band, over the numbers of the blocks."""
+        nearest = tiles.j_first // self.size - tiles.p_last // self.size
+        farthest = tiles.j_last // self.size - tiles.p_first // self.size
+        return Coverage(
+            (farthest >= -self.neighbours) & (nearest <= self.neighbours),
+            (nearest >= -self.neighbours) & (farthest <= self.neighbours),
+        )
+
     @property
     def building(self) -> int:
         """Each comparison, and both together."""
@@ -85,6 +100,13 @@ class Stripes(Part):
     def allows(self, p: Tensor, j: Tensor) -> Tensor:
         """By the remainders."""
         return p % self.stride == j % self.stride
+
+    def coverage(self, tiles: Tiles) -> Coverage:
+        """Whether a multiple of the stride lies between the least and the largest j − p, and nothing else does."""
+        least, largest = tiles.nearest, tiles.farthest
+        some = largest // self.stride * self.stride >= least
+        alone = least == largest
+        return Coverage(some, some & alone if self.stride > 1 else torch.ones_like(some))
 
     @property
     def bounds(self) -> Bounds:
@@ -116,6 +138,12 @@ class Remainder(Part):
     def allows(self, p: Tensor, j: Tensor) -> Tensor:
         """The same for all queries."""
         return j % self.size >= self.least
+
+    def coverage(self, tiles: Tiles) -> Coverage:
+        """By the block and the remainder of the first and the last key: what is seen is at the end of a block."""
+        one = tiles.j_first // self.size == tiles.j_last // self.size
+        some = (tiles.j_last % self.size >= self.least) | ~one & (self.least < self.size)
+        return Coverage(some, (tiles.j_first % self.size >= self.least) & (one | (self.least <= 0)))
 
     @property
     def laid_out(self) -> bool:
@@ -157,6 +185,13 @@ class Segments(Part):
         """By how many ends are at or before each; no key is before the first."""
         return self._number(p) == self._number(j)
 
+    def coverage(self, tiles: Tiles) -> Coverage:
+        """By the segments of the first and the last query and key."""
+        p_first, p_last = self._number(tiles.p_first), self._number(tiles.p_last)
+        j_first, j_last = self._number(tiles.j_first), self._number(tiles.j_last)
+        one = (p_first == p_last) & (j_first == j_last)
+        return Coverage((p_first <= j_last) & (j_first <= p_last), one & (p_first == j_first))
+
     def _number(self, positions: Tensor) -> Tensor:
         return torch.searchsorted(torch.tensor(self.ends, device=positions.device), positions.contiguous(), right=True)
 
@@ -194,6 +229,24 @@ class Drawn(Part):
         for drawn in self._draws(p):
             seen = seen | (drawn == block)
         return seen
+
+    def coverage(self, tiles: Tiles) -> Coverage:
+        """By the blocks drawn for each row of blocks in the tile; where those are too many, it does not tell."""
+        first, last = tiles.p_first // self.size, tiles.p_last // self.size
+        low, high = tiles.j_first // self.size, tiles.j_last // self.size
+        rows = int((last - first).max()) + 1 if first.numel() else 0
+        if rows * min(self.count, self.blocks) > _DRAWS_OF_A_TILE:
+            unknown = torch.ones((), dtype=torch.bool, device=first.device)
+            return Coverage(unknown, ~unknown)
+        some = torch.zeros((), dtype=torch.bool, device=first.device)
+        every = ~some
+        for step in range(rows):
+            row = torch.minimum(first + step, last)  # the last one again where a tile has fewer
+            inside = torch.zeros((), dtype=torch.int64, device=first.device)
+            for drawn in self._draws(row * self.size):
+                inside = inside + ((low <= drawn) & (drawn <= high))
+            some, every = some | (inside > 0), every & (inside == high - low + 1)
+        return Coverage(some, every)
 
     def _draws(self, p: Tensor) -> Iterator[Tensor]:
         """The blocks drawn for each query: Floyd's algorithm (Bentley and Floyd 1987), one number for each draw."""

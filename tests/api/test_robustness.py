@@ -64,7 +64,7 @@ GREEDY: dict[str, tuple[str, dict[str, Any]]] = {
         "forward",
         {"query": empty(0, 1, 2, 1), "key": empty(0, 1, 2**30, 1), "key_lengths": empty(0, dtype="int64")},
     ),
-    "pairs without a batch": ("forward", {"query": empty(0, 1, 2**21, 1), "spec": WINDOW}),
+    "pairs without a batch": ("forward", {"query": empty(0, 1, 2**21, 1), "spec": WINDOW, "kernel": "fused"}),
     "sequences without queries": ("weights", {"query": empty(2**40, 1, 0, 1)}),
     "heads without queries": ("gradients", {"query": empty(1, 2**40, 0, 1)}),
     "past without a batch": (
@@ -86,7 +86,7 @@ GREEDY: dict[str, tuple[str, dict[str, Any]]] = {
     ),
     "masks in masks": ("forward", {"query": Q, "spec": {"masks": [NESTED]}}),
     "weights of a long sequence": ("forward", {"query": zeros(1, 1, 10**6, 1), "return": ["weights"]}),
-    "a mask for a long sequence": ("forward", {"query": zeros(1, 1, 10**6, 1), "spec": WINDOW}),
+    "a mask for a long sequence": ("forward", {"query": zeros(1, 1, 10**6, 1), "spec": WINDOW, "kernel": "fused"}),
     "every gradient of a long sequence": (
         "gradients",
         {"query": zeros(1, 1, 10**6, 1), "wrt": ["query", "scores", "weights"], "check": True},

@@ -50,7 +50,7 @@ from attention_service.core.preparing import prepare
 from attention_service.core.types import Dropout, Problem, Selection
 
 DTYPES = {2: torch.bfloat16, 4: torch.float32, 8: torch.float64}
-KERNELS = ("fused", "materialized")
+KERNELS = ("fused", "blocked", "materialized")
 GRADIENT_TAPS = ("q", "k", "v", "scores", "capped_scores", "masked_scores", "weights", "context")
 ALL_TAPS = frozenset({"output", "lse", *GRADIENT_TAPS})
 BIASES = Biases(q_proj=True, k_proj=True, v_proj=True, o_proj=True)
@@ -66,6 +66,7 @@ SPARSE = AttentionSpec(
     ]
 )
 SOFTCAP = AttentionSpec(softcap=30.0)
+ENTMAX_WINDOW = WINDOW.model_copy(update={"normalizer": Entmax15()})
 NORMALIZERS = {each.name: each for each in (Sigmoid(), Sparsemax(), Entmax15())}
 
 
@@ -106,6 +107,8 @@ WORKLOADS = {
     "module, cross": module(queries=64, keys=700, inputs=frozenset({"query", "key", "value"})),
     "module, long": module(128, 2, 2, batch=1, queries=1024, keys=1024),
     "module, short": module(512, 8, 8, batch=16, queries=64, keys=64),
+    "many tiles": raw(batch=1, heads=2, kv_heads=1, queries=2048, keys=2048, spec=WINDOW),
+    "many tiles, entmax15": raw(batch=1, heads=1, kv_heads=1, queries=1500, keys=1500, spec=ENTMAX_WINDOW),
     "decode": module(batch=4, queries=1, keys=1000, past=999, spec=CAUSAL),
     "chunk": module(queries=128, keys=640, past=512, spec=CAUSAL),
 }
@@ -357,7 +360,7 @@ def test_everything_was_measured(measured):
         sum(not unsuitable("fused", work.spec, DTYPES[work.itemsize], dropout=work.dropped) for work in works.values())
         for works in (WORKLOADS, TAPPED)
     )
-    assert len(measured) == len(TAPPED) + tapped + 4 * len(WORKLOADS) + 2 * fused
+    assert len(measured) == 2 * len(TAPPED) + tapped + 6 * len(WORKLOADS) + 2 * fused
 
 
 @pytest.mark.parametrize("work", WORKLOADS.values(), ids=WORKLOADS)
@@ -365,7 +368,9 @@ def test_what_does_more_is_never_estimated_to_need_less(work):
     for kernel in KERNELS:
         gradient = gradient_peak_bytes(work, taps=False, kernel=kernel)
         assert peak_bytes(work, kernel) <= peak_bytes(replace(work, taps=ALL_TAPS), kernel)
-        assert peak_bytes(work, kernel) <= gradient <= gradient_peak_bytes(work, taps=True, kernel=kernel)
+        assert peak_bytes(work, kernel) <= gradient
+        # Gradients of taps are those of the stages; tile by tile, small ones may take more.
+        assert kernel == "blocked" or gradient <= gradient_peak_bytes(work, taps=True, kernel=kernel)
     assert gradient_peak_bytes(work, taps=False, kernel="materialized") < check_peak_bytes(work, taps=False)
     assert check_peak_bytes(work, taps=False) < check_peak_bytes(work, taps=True)
     assert peak_bytes(work, "materialized") <= peak_bytes(replace(work, edited=True), "materialized")

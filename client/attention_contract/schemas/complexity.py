@@ -96,7 +96,9 @@ class PeakBytes(WireModel):
     """Peak memory of one forward request on the device, beyond the resident parameters, by kernel."""
 
     fused: int
-    """Without materialized weights."""
+    """Without materialized weights; with the masks laid out, unless they are plainly causal."""
+    blocked: int
+    """One tile of scores at a time, and no mask laid out."""
     materialized: int
     """With the whole ``[B, H, Lq, Lk]`` of scores and weights."""
     request: int
@@ -119,6 +121,10 @@ class Cost(WireModel):
     """The same with a fused kernel, which recomputes the scores."""
     kernel: str
     """The kernel that the planner would take."""
+    executed_flops: int
+    """FLOPs of a forward pass with that kernel: the blocked one leaves out tiles in which everything is forbidden."""
+    executed_backward_flops: int
+    """Of a backward pass with it, what it computes again included."""
     parameter_bytes: int
     input_bytes: int
     output_bytes: int
@@ -131,7 +137,10 @@ class Cost(WireModel):
 
 
 class Growth(WireModel):
-    """How the cost grows with the varied size: exponents between the two largest values, and the asymptotic form."""
+    """How the cost grows with the varied size: exponents between the two largest values, and the asymptotic form.
+
+    All are those of the kernel that the planner would take for the last shape, or that the request names.
+    """
 
     dimension: str
     flops_exponent: float

@@ -17,6 +17,13 @@ def product(x: Tensor, y: Tensor) -> Tensor:
     return (stacked @ y).reshape(batch, heads, queries, outer)
 
 
+def product_backward(x: Tensor, upstream: Tensor, kv_heads: int) -> Tensor:
+    """The gradient ``[B, Hkv, N, M]`` of y in ``product(x, y)``, from x ``[B, H, Q, N]`` and that of the product."""
+    batch, heads, queries, inner = x.shape
+    rows = heads // kv_heads * queries
+    return x.reshape(batch, kv_heads, rows, inner).mT @ upstream.reshape(batch, kv_heads, rows, upstream.shape[3])
+
+
 def head_read_by(head: int, heads: int, kv_heads: int) -> int:
     """The key/value head that a query head reads."""
     return head // (heads // kv_heads)

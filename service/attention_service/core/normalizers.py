@@ -36,6 +36,9 @@ class PairCost:
 class Normalizer(Protocol):
     """How the masked scores of one query become its weights. A query whose scores are all −∞ gets zeros."""
 
+    separable: bool
+    """Whether each weight depends on its own score alone."""
+
     def runs_in(self, dtype: torch.dtype) -> torch.dtype:
         """The dtype of the computation for inputs of this dtype."""
 
@@ -94,6 +97,7 @@ class Softmax:
     """softmax(s / T) over the keys."""
 
     options: spec.Softmax
+    separable = False
 
     def learned(self, widths: Widths) -> dict[str, Learned]:
         """A sink's score for each head, where there are sinks."""
@@ -161,6 +165,7 @@ class Sigmoid(_Plain):
     """sigmoid(s / T + b), each key for itself. What is forbidden has −∞ and so exactly 0, forward and backward."""
 
     options: spec.Sigmoid
+    separable = True
 
     def runs_in(self, dtype: torch.dtype) -> torch.dtype:
         """The wider of the inputs' dtype and the one asked for; a half type is taken as asked."""
@@ -204,6 +209,7 @@ class Sparsemax(_Plain):
     """The point of the simplex nearest to s / T."""
 
     options: spec.Sparsemax
+    separable = False
 
     def runs_in(self, dtype: torch.dtype) -> torch.dtype:
         """The wider of the inputs' dtype and the one asked for."""
@@ -241,6 +247,7 @@ class Entmax15(_Plain):
     """1.5-entmax of s / T: what is to softmax (α = 1) and sparsemax (α = 2) their middle."""
 
     options: spec.Entmax15
+    separable = False
 
     def runs_in(self, dtype: torch.dtype) -> torch.dtype:
         """The wider of the inputs' dtype and the one asked for."""

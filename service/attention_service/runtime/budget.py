@@ -28,6 +28,11 @@ class Budget:
         return len(self._waiting) + max(self._admitted - 1, 0)
 
     @property
+    def room(self) -> int:
+        """Bytes that could be had with nothing else in flight."""
+        return min(max(self.total - self._resident_bytes(), 0), self.device_bytes)
+
+    @property
     def free(self) -> int:
         """Bytes that could be admitted now."""
         return max(self.total - self._resident_bytes() - self.in_flight, 0)

@@ -19,14 +19,17 @@ LARGEST_COUNT = 2**63 - 1
 """What a reader of the reply can hold in a 64-bit integer."""
 
 
-def report(module: Module | None, request: ComplexityRequest, device: Device) -> ComplexityReply:
-    """The costs of every shape asked for. Raises InvalidRequest for what can't be: sizes, or taps of the spec."""
+def report(module: Module | None, request: ComplexityRequest, device: Device, room: int) -> ComplexityReply:
+    """The costs of every shape asked for, where a request may need ``room`` bytes at most.
+
+    Raises InvalidRequest for what can't be: sizes, or taps of the spec.
+    """
     dtype = _dtype(module, request)
     check_taps(request.return_, module.config.spec if module is not None else _raw(request).spec)
     costs = []
     for shape in _shapes(request):
         work = _workload(module, request, shape, device)
-        kernel = choose_kernel(work, dtype, device.rates, request.kernel)
+        kernel = choose_kernel(work, dtype, device, request.kernel, room)
         costs.append(cost.cost_of(work, shape, kernel, device.rates))
         _check_counts(costs[-1], shape)
     base = _workload(module, request, request.shape, device)

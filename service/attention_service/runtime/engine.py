@@ -159,23 +159,31 @@ class Engine:
 
     async def forward(self, name: str | None, request: ForwardRequest) -> ForwardReply:
         """The output of a module (of raw attention, where there is no name), and any taps."""
-        fields, ran = await self._run(forward.prepare(self._target(name, request), request, self.device))
+        fields, ran = await self._run(
+            forward.prepare(self._target(name, request), request, self.device, self.budget.room)
+        )
         return ForwardReply(**fields, ran=ran)
 
     async def weights(self, name: str | None, request: WeightsRequest) -> WeightsReply:
         """What each head looks at."""
-        fields, ran = await self._run(inspection.prepare(self._target(name, request), request, self.device))
+        fields, ran = await self._run(
+            inspection.prepare(self._target(name, request), request, self.device, self.budget.room)
+        )
         return WeightsReply(**fields, ran=ran)
 
     async def gradients(self, name: str | None, request: GradientsRequest) -> GradientsReply:
         """Exact gradients with respect to inputs, taps and parameters."""
-        fields, ran = await self._run(gradients.prepare(self._target(name, request), request, self.device))
+        fields, ran = await self._run(
+            gradients.prepare(self._target(name, request), request, self.device, self.budget.room)
+        )
         return GradientsReply(**fields, ran=ran)
 
     async def complexity(self, name: str | None, request: ComplexityRequest) -> ComplexityReply:
         """What a shape or a sweep of shapes costs."""
         module = self._target(name, request)
-        return await self._in_thread(partial(complexity.report, module, request, self.device), self._counting)
+        return await self._in_thread(
+            partial(complexity.report, module, request, self.device, self.budget.room), self._counting
+        )
 
     async def retrieve(self, request: HopfieldRequest) -> HopfieldReply:
         """Let states fall to stored patterns."""

@@ -17,14 +17,17 @@ from attention_service.runtime.planning import choose_kernel, plan_forward, work
 from attention_service.runtime.selecting import bind_selection, check_edits, check_taps
 
 
-def prepare(module: Module | None, request: ForwardRequest, device: Device) -> Job:
-    """Bind and plan one forward pass. Raises an InvalidRequest that names the field at fault."""
+def prepare(module: Module | None, request: ForwardRequest, device: Device, room: int) -> Job:
+    """Bind and plan one forward pass. Raises an InvalidRequest that names the field at fault.
+
+    ``room``: the bytes that it may need at most, which bear on the kernel.
+    """
     bound = bind(module, request)
     check_taps(request.return_, bound.spec)
     selection = bind_selection(request.select, bound)
     check_edits(request.edits, bound)
     work = workload(bound, device, request.return_, selection, edited=bool(request.edits))
-    kernel = choose_kernel(work, bound.dtype, device.rates, request.kernel)
+    kernel = choose_kernel(work, bound.dtype, device, request.kernel, room)
     plan = plan_forward(work, kernel, device.rates)
     return Job(plan, bound.dtype, module, lambda: run(bound, request, selection, kernel, device.torch))
 

@@ -20,7 +20,7 @@ from attention_service.runtime.binding import Bound, bind, strip
 from attention_service.runtime.device import Device
 from attention_service.runtime.forward import dropout_fields, tap_fields
 from attention_service.runtime.jobs import Fields, Job
-from attention_service.runtime.planning import choose_kernel, plan_gradients, workload
+from attention_service.runtime.planning import Purpose, choose_kernel, plan_gradients, workload
 from attention_service.runtime.selecting import bind_selection, check_edits, check_taps
 
 INPUTS = ("query", "key", "value", "mask", "past_key", "past_value")
@@ -52,8 +52,11 @@ class _Graph:
     at: dict[str, Tensor]
 
 
-def prepare(module: Module | None, request: GradientsRequest, device: Device) -> Job:
-    """Bind and plan one forward and backward pass. Raises an InvalidRequest that names the field at fault."""
+def prepare(module: Module | None, request: GradientsRequest, device: Device, room: int) -> Job:
+    """Bind and plan one forward and backward pass. Raises an InvalidRequest that names the field at fault.
+
+    ``room``: the bytes that it may need at most, which bear on the kernel.
+    """
     bound = bind(module, request)
     check_taps(request.return_, bound.spec)
     selection = bind_selection(request.select, bound)
@@ -64,7 +67,8 @@ def prepare(module: Module | None, request: GradientsRequest, device: Device) ->
     work = workload(bound, device, request.return_, selection, edited=bool(request.edits))
     taps = bool(targets.taps)
     twice = request.directions is not None
-    kernel = choose_kernel(work, bound.dtype, device.rates, request.kernel, keeps_weights=taps, double_backward=twice)
+    purpose = Purpose(keeps_weights=taps, gradient=True, mask_gradient="mask" in targets.inputs, double_backward=twice)
+    kernel = choose_kernel(work, bound.dtype, device, request.kernel, room, purpose)
     checks = 2 * CHECKED_ELEMENTS * len(targets.names) if request.check else 0
     plan = plan_gradients(
         work, kernel, device.rates, taps=taps, mask="mask" in targets.inputs, checks=checks, twice=twice

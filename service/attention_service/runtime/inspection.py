@@ -17,7 +17,7 @@ from attention_service.runtime.binding import Bound, bind
 from attention_service.runtime.device import Device
 from attention_service.runtime.forward import tap_fields
 from attention_service.runtime.jobs import Fields, Job
-from attention_service.runtime.planning import choose_kernel, plan_forward, workload
+from attention_service.runtime.planning import Purpose, choose_kernel, plan_forward, workload
 from attention_service.runtime.selecting import bind_selection
 
 _BYTES_PER_WEIGHT = 88
@@ -26,8 +26,11 @@ _BYTES_PER_POSITION = 9
 """A query's position and whether it is real, for each sequence; and the list of all queries, cut into blocks."""
 
 
-def prepare(module: Module | None, request: WeightsRequest, device: Device) -> Job:
-    """Bind and plan one inspection. Raises an InvalidRequest that names the field at fault."""
+def prepare(module: Module | None, request: WeightsRequest, device: Device, room: int) -> Job:
+    """Bind and plan one inspection. Raises an InvalidRequest that names the field at fault.
+
+    ``room``: the bytes that it may need at most, which bear on the kernel.
+    """
     bound = bind(module, request)
     selection = bind_selection(request.select, bound)
     query_mask = request.query_mask
@@ -41,7 +44,7 @@ def prepare(module: Module | None, request: WeightsRequest, device: Device) -> J
                 actual=list(query_mask.shape),
             )
     work = workload(bound, device, ("weights",) if request.return_weights else (), selection)
-    choose_kernel(work, bound.dtype, device.rates, request.kernel, keeps_weights=True)
+    choose_kernel(work, bound.dtype, device, request.kernel, room, Purpose(keeps_weights=True))
     # Rows of weights are computed as beside a fused kernel, block by block; the context is not, but is counted.
     plan = plan_forward(work, "fused", device.rates)
     rows = min(bound.queries, rows_at_once(bound.batch, bound.heads, bound.keys))

@@ -55,20 +55,30 @@ def workload(
     )
 
 
+@dataclass(frozen=True)
+class Purpose:
+    """What a kernel is chosen for."""
+
+    keeps_weights: bool = False
+    """What is asked needs them in memory, as looking at them and gradients with respect to taps do."""
+    gradient: bool = False
+    """There is a backward pass."""
+    mask_gradient: bool = False
+    """One with respect to a mask that is added."""
+    double_backward: bool = False
+    """Gradients are differentiated again."""
+
+
+FORWARD = Purpose()
+
+
 def choose_kernel(
-    work: Workload,
-    dtype: str,
-    rates: Rates,
-    wanted: str | None,
-    *,
-    keeps_weights: bool = False,
-    double_backward: bool = False,
+    work: Workload, dtype: str, device: Device, wanted: str | None, room: int, purpose: Purpose = FORWARD
 ) -> str:
     """The kernel that was asked for, or the one of least predicted time among those that can do it.
 
-    ``keeps_weights``: what is asked needs them in memory, as looking at them and gradients with respect to taps do;
-    ``double_backward``: gradients of gradients are asked for.
-    Raises KernelUnsuitable where the one asked for can't, or none can.
+    Where some would need more than ``room``, in bytes, they are passed over while another does not. Raises
+    KernelUnsuitable where the one asked for can't, or none can.
     """
     reasons = {
         kernel.name: unsuitable(
@@ -77,8 +87,9 @@ def choose_kernel(
             TORCH_DTYPES[dtype],
             edits=work.edited,
             dropout=work.dropped,
-            taps_gradient=keeps_weights,
-            double_backward=double_backward,
+            taps_gradient=purpose.keeps_weights,
+            double_backward=purpose.double_backward,
+            device=device.torch.type,
         )
         for kernel in KERNELS
     }
@@ -94,14 +105,21 @@ def choose_kernel(
         raise KernelUnsuitable("; ".join(f"{name}: {reason}" for name, reason in reasons.items()), param="spec")
     # Without the taps: asking to see them must not change which kernel makes the output.
     bare = replace(work, taps=frozenset({"output"}), selected_heads=None, selected_queries=None)
-    return min(able, key=lambda name: cost.predicted_seconds(bare, name, rates))
+    seconds = cost.predicted_gradient_seconds if purpose.gradient else cost.predicted_seconds
+
+    def peak(kernel: str) -> int:
+        if purpose.gradient:
+            return cost.gradient_peak_bytes(bare, taps=False, kernel=kernel, mask=purpose.mask_gradient)
+        return cost.peak_bytes(bare, kernel)
+
+    return min(able, key=lambda kernel: (max(0, peak(kernel) - room), seconds(bare, kernel, device.rates)))
 
 
 def plan_forward(work: Workload, kernel: str, rates: Rates) -> Plan:
     """The cost of one forward pass."""
     return Plan(
         kernel=kernel,
-        flops=cost.flops(work, masked=False).total,
+        flops=cost.executed_flops(work, kernel),
         peak_bytes=cost.peak_bytes(work, kernel),
         predicted_ms=cost.predicted_seconds(work, kernel, rates) * 1e3,
     )
@@ -115,17 +133,16 @@ def plan_gradients(
     ``taps`` and ``mask`` say whether there are gradients with respect to them; ``twice``, whether gradients are
     differentiated again.
     """
-    fused = kernel == "fused"
     checked = cost.predicted_seconds(replace(work, itemsize=8), "materialized", rates) if checks else 0.0
     peak = cost.gradient_peak_bytes(work, taps=taps, kernel=kernel, mask=mask)
-    backward = cost.backward_flops(work, masked=False, fused=fused).total
+    backward = cost.executed_backward_flops(work, kernel)
     seconds = cost.predicted_gradient_seconds(work, kernel, rates)
     if twice:
         peak = cost.second_peak_bytes(work, taps=taps)
         seconds += cost.SECOND_PASSES * (seconds - cost.predicted_seconds(work, kernel, rates))
     return Plan(
         kernel=kernel,
-        flops=cost.flops(work, masked=False).total + backward * (1 + cost.SECOND_PASSES * twice),
+        flops=cost.executed_flops(work, kernel) + backward * (1 + cost.SECOND_PASSES * twice),
         peak_bytes=max(peak, cost.check_peak_bytes(work, taps=taps)) if checks else peak,
         predicted_ms=(seconds + checks * checked) * 1e3,
     )

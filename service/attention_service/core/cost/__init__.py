@@ -28,7 +28,15 @@ from attention_service.core.cost.tensors import (
     output_bytes,
     parameter_count,
 )
-from attention_service.core.cost.time import Rates, moved_bytes, predicted_gradient_seconds, predicted_seconds
+from attention_service.core.cost.tiles import touched
+from attention_service.core.cost.time import (
+    Rates,
+    executed_backward_flops,
+    executed_flops,
+    moved_bytes,
+    predicted_gradient_seconds,
+    predicted_seconds,
+)
 from attention_service.core.cost.workload import Workload
 
 __all__ = [
@@ -40,6 +48,8 @@ __all__ = [
     "backward_pass",
     "check_peak_bytes",
     "cost_of",
+    "executed_backward_flops",
+    "executed_flops",
     "flops",
     "forward_pass",
     "gradient_peak_bytes",
@@ -60,4 +70,5 @@ __all__ = [
     "retrieval_peak_bytes",
     "second_peak_bytes",
     "time_order",
+    "touched",
 ]

@@ -7,6 +7,7 @@ backward pass; and the backward pass of the projections, when the graph of the a
 from dataclasses import replace
 
 from attention_service.core.additive import BLOCK
+from attention_service.core.cost.blocked_memory import backward_tile, blocked_peak, lse_bytes
 from attention_service.core.cost.encoding import position_cost
 from attention_service.core.cost.encoding_memory import bias_elements
 from attention_service.core.cost.fused_memory import (
@@ -40,8 +41,10 @@ def gradient_peak_bytes(work: Workload, *, taps: bool, kernel: str, mask: bool =
     """
     held = Held.of(work)
     biased = mask and work.request_mask_elements > 0 and not work.bool_mask
-    if taps or kernel != "fused":
+    if taps or kernel == "materialized":
         forward, backward = _materialized(work, taps=taps)
+    elif kernel == "blocked":
+        forward, backward = _blocked(work, mask=biased)
     else:
         forward, backward = _fused(work)
         if biased:
@@ -152,6 +155,20 @@ def _fused(work: Workload) -> tuple[int, int]:
     made = 2 * fused_arguments(work) + fused_factors(work) * 3 // 2
     backward = padding + mask + made + contexts * held.context + merged + held.q + held.kv
     return fused_peak(work) + merged, backward + 2 * fused_workspace(work) + _output_projection(work)
+
+
+def _blocked(work: Workload, *, mask: bool) -> tuple[int, int]:
+    """The call, and its backward pass: a sum for each gradient, narrowed at the end where it is wider than its tensor.
+
+    Beside them is what was kept: the context, which is also the output of raw attention, and the log-sum-exp.
+    """
+    held = Held.of(work)
+    widened = score_itemsize(work) // work.itemsize
+    summed = held.q + held.kv + (held.mask if mask else 0)
+    gradients = summed * widened + (summed if widened > 1 else 0)
+    contexts = held.context * (0 if work.sizes is None else 2)
+    backward = gradients + contexts + lse_bytes(work) + backward_tile(work) + _output_projection(work)
+    return blocked_peak(work) + held.merged, backward
 
 
 def _output_projection(work: Workload) -> int:

@@ -5,8 +5,8 @@ from math import log
 
 from attention_contract.schemas.complexity import Growth
 from attention_contract.spec import Entmax15, Sparsemax
-from attention_service.core.cost.flops import flops
 from attention_service.core.cost.memory import makes_pairs, peak_bytes
+from attention_service.core.cost.time import executed_flops
 from attention_service.core.cost.workload import Workload
 from attention_service.core.masks import pattern_of
 
@@ -14,11 +14,14 @@ from attention_service.core.masks import pattern_of
 _PAIRS = {"length": "n²", "batch": "b·m·n", "queries": "m·n", "keys": "m·n", "past": "m·p"}
 _TOKENS = {"length": "n", "batch": "b·(m + n)", "queries": "m", "keys": "n", "past": "p"}
 
+_SKIPPED = frozenset({"g", "r"})
+"""Strips beside which whole tiles are left out."""
+
 
 def growth(work: Workload, dimension: str, values: Sequence[int], kernel: str) -> Growth:
     """The exponents between the two largest values of a sweep, and the asymptotic forms.
 
-    FLOPs are those of the forward pass over every pair, bytes the kernel's peak with the taps of the workload. With
+    FLOPs are those that the kernel does in a forward pass, bytes the kernel's peak with the taps of the workload. With
     fewer than two positive values, the largest is compared with its double.
     """
     sizes = sorted({value for value in values if value > 0}) or [work.value(dimension) or 1]
@@ -32,18 +35,20 @@ def growth(work: Workload, dimension: str, values: Sequence[int], kernel: str) -
 
     return Growth(
         dimension=dimension,
-        flops_exponent=exponent(flops(before, masked=False).total, flops(after, masked=False).total),
+        flops_exponent=exponent(executed_flops(before, kernel), executed_flops(after, kernel)),
         peak_bytes_exponent=exponent(peak_bytes(before, kernel), peak_bytes(after, kernel)),
-        time_order=time_order(work, dimension),
+        time_order=time_order(work, dimension, kernel),
         memory_order=memory_order(work, dimension, kernel),
     )
 
 
-def time_order(work: Workload, dimension: str = "length") -> str:
-    """As in ``O(n²·d)``: of the work that both kernels do, which is over every pair, or up to half of them.
+def time_order(work: Workload, dimension: str = "length", kernel: str = "fused") -> str:
+    """As in ``O(n²·d)``: of the work that the kernel does.
 
-    Where the masks leave a query a band of w keys, and strips besides, the form over the allowed pairs alone is added.
-    Strips are of g global tokens, of r keys in random blocks, of every s-th key, or of c in every s.
+    That is over every pair, or up to half of them, unless the masks leave a query a band of w keys, and strips besides,
+    and the kernel is the blocked one; beside another, the form over the allowed pairs alone is added. Strips are of g
+    global tokens, of r keys in random blocks, of every s-th key, or of c in every s; for the last two every tile is
+    touched.
     """
     projections = f" + {_TOKENS[dimension]}·d²" if work.sizes is not None and dimension != "past" else ""
     sorting = isinstance(work.spec.normalizer, Sparsemax | Entmax15)
@@ -52,7 +57,12 @@ def time_order(work: Workload, dimension: str = "length") -> str:
     bounds = pattern_of(work.spec.masks, work.queries, work.told_keys, work.past).bounds
     if dimension == "length" and bounds.left and bounds.right:
         band = f"n·({' + '.join(['w', *sorted(bounds.strips)])})" if bounds.strips else "n·w"
-        order += f"; over allowed pairs alone O({band}·{width}{projections})"
+        sparse = f"O({band}·{width}{projections})"
+        return (
+            sparse
+            if kernel == "blocked" and bounds.strips <= _SKIPPED
+            else f"{order}; over allowed pairs alone {sparse}"
+        )
     return order
 
 

@@ -4,8 +4,11 @@ Each phase adds up what is held while it runs; the peak is the largest. The orde
 project, put the past before the new keys, mask, score, normalize, weigh the values, project out.
 """
 
+from dataclasses import replace
+
 from attention_service.core.additive import BLOCK
 from attention_service.core.blocks import rows_at_once
+from attention_service.core.cost.blocked_memory import blocked_peak, lse_bytes
 from attention_service.core.cost.encoding_memory import bias_elements, bias_making
 from attention_service.core.cost.fused_memory import fused_context, fused_peak
 from attention_service.core.cost.held import Held
@@ -38,6 +41,10 @@ def peak_bytes(work: Workload, kernel: str) -> int:
     if kernel == "fused":
         context, kept = fused_context(work), _kept(work)
         attention = max(fused_peak(work), context + _again_peak(work))
+    elif kernel == "blocked":
+        context, kept = held.context, _kept(work)
+        left = work if work.taps & (PAIR_TAPS - {"lse"}) else replace(work, taps=frozenset())
+        attention = max(blocked_peak(work), context + lse_bytes(work) + _again_peak(left))
     else:
         context, kept = held.context, _kept_whole(work)
         attention = materialized_peak(work, work.queries * work.heads, masks_of(work))
@@ -120,6 +127,8 @@ def copies(work: Workload, rows: int) -> int:
 def makes_pairs(work: Workload, kernel: str) -> tuple[bool, bool]:
     """Whether the request holds tensors over all pairs: for each head, and such as heads share."""
     whole = work.selected_queries is None
+    if kernel == "blocked":
+        return whole and bool(work.taps & (PAIR_TAPS - {"lse"})), False
     by_head = kernel != "fused" or (whole and bool(work.taps & PAIR_TAPS))
     return by_head, (fused_masks(work) if kernel == "fused" else masks_of(work)).any
 

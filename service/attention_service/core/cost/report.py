@@ -12,7 +12,7 @@ from attention_service.core.cost.tensors import (
     output_bytes,
     parameter_count,
 )
-from attention_service.core.cost.time import Rates, predicted_seconds
+from attention_service.core.cost.time import Rates, executed_backward_flops, executed_flops, predicted_seconds
 from attention_service.core.cost.workload import Workload
 
 
@@ -30,6 +30,8 @@ def cost_of(work: Workload, shape: Shape, kernel: str, rates: Rates) -> Cost:
         backward=backward_pass(work, fused=False),
         backward_fused=backward_pass(work, fused=True),
         kernel=kernel,
+        executed_flops=executed_flops(work, kernel),
+        executed_backward_flops=executed_backward_flops(work, kernel),
         parameter_bytes=parameter_count(work) * work.itemsize,
         input_bytes=input_bytes(work),
         output_bytes=output_bytes(work),
@@ -37,6 +39,7 @@ def cost_of(work: Workload, shape: Shape, kernel: str, rates: Rates) -> Cost:
         kv_cache_bytes_per_token=kv_cache_bytes_per_token(work),
         peak_bytes=PeakBytes(
             fused=peak_bytes(plain, "fused"),
+            blocked=peak_bytes(plain, "blocked"),
             materialized=peak_bytes(plain, "materialized"),
             request=peak_bytes(work, kernel),
         ),

@@ -16,12 +16,18 @@ from attention_service.core.cost.pairs import (
     masks_of,
     normalizer_cost,
     plainly_causal,
+    score_cost,
     score_itemsize,
     softmax_itemsize,
 )
 from attention_service.core.cost.tensors import parameter_count
+from attention_service.core.cost.tiles import touched
 from attention_service.core.cost.workload import Workload
 from attention_service.core.positions import POSITIONS
+
+_STARTS = 1.5, 1.0
+_BACKWARD_STARTS = 5.0, 3.0
+"""What a block and a tile of the blocked kernel cost before the first number, in starts of an attention; measured."""
 
 
 @dataclass(frozen=True)
@@ -35,17 +41,16 @@ class Rates:
     overhead_s: float
     """Seconds to start one attention, however small."""
 
-    def seconds(self, flops: float, moved: int, kernel: str) -> float:
-        """Arithmetic and traffic, and the start: side by side in a fused kernel, one after the other in stages."""
+    def seconds(self, flops: float, moved: float, kernel: str, starts: float = 1) -> float:
+        """Arithmetic and traffic, and so many starts: side by side in a fused kernel, one after the other in stages."""
         together = max if kernel == "fused" else operator.add
-        return float(together(flops / self.flops_per_s, moved / self.bytes_per_s)) + self.overhead_s
+        return float(together(flops / self.flops_per_s, moved / self.bytes_per_s)) + starts * self.overhead_s
 
 
 def predicted_seconds(work: Workload, kernel: str, rates: Rates) -> float:
     """Seconds of one forward pass with this kernel, the taps that are computed again included."""
-    again = 2 * _pairs_again(work) * work.head_dim if kernel == "fused" else 0
-    executed = _executed(flops(work, masked=False), work, kernel) + again
-    return rates.seconds(executed, moved_bytes(work, kernel), kernel)
+    executed = _executed(flops(work, masked=False), work, kernel) + _flops_again(work, kernel)
+    return rates.seconds(executed, moved_bytes(work, kernel), kernel, 1 + _starts(work, kernel, _STARTS))
 
 
 def predicted_gradient_seconds(work: Workload, kernel: str, rates: Rates) -> float:
@@ -53,9 +58,12 @@ def predicted_gradient_seconds(work: Workload, kernel: str, rates: Rates) -> flo
 
     The backward pass moves about twice what the forward pass does: what was kept, and a gradient for each.
     """
-    stages = backward_flops(work, masked=False, fused=kernel == "fused")
+    stages = backward_flops(work, masked=False, fused=kernel != "materialized")
     moved = 2 * moved_bytes(replace(work, taps=frozenset({"output"})), kernel)
-    return predicted_seconds(work, kernel, rates) + rates.seconds(_executed(stages, work, kernel), moved, kernel)
+    starts = 1 + _starts(work, kernel, _BACKWARD_STARTS)
+    return predicted_seconds(work, kernel, rates) + rates.seconds(
+        _executed(stages, work, kernel), moved, kernel, starts
+    )
 
 
 def moved_bytes(work: Workload, kernel: str) -> int:
@@ -64,26 +72,64 @@ def moved_bytes(work: Workload, kernel: str) -> int:
     parameters = parameter_count(work) * work.itemsize
     moved = held.inputs + parameters + held.made + held.q + held.kv + 2 * held.context + held.output
     moved += token_traffic(work)
-    if kernel != "fused":
+    if kernel == "materialized":
         return moved + _stage_traffic(work, work.pairs * work.heads)
+    if kernel == "blocked":
+        within = _stage_traffic(work, touched(work).pairs * work.heads)
+        return moved + within * 2 // 3 + _stage_traffic(work, _pairs_again(work, kernel))
     # The kernel's mask: made, read, written as floats, and read again.
     moved += fused_masks(work).combined * (2 + 2 * work.itemsize)
-    return moved + _stage_traffic(work, _pairs_again(work))
+    return moved + _stage_traffic(work, _pairs_again(work, kernel))
+
+
+def executed_share(work: Workload, kernel: str) -> float:
+    """The share of all pairs that a kernel computes.
+
+    The blocked one leaves out tiles in which everything is forbidden; the fused one's causal path ends at the diagonal.
+    """
+    if kernel == "blocked":
+        return touched(work).pairs / max(work.pairs, 1)
+    if kernel != "fused" or not plainly_causal(work):
+        return 1.0
+    square = min(work.queries, work.keys)
+    allowed = square * (square + 1) // 2 + (work.queries - square) * work.keys
+    return allowed / max(work.queries * work.keys, 1)
+
+
+def executed_flops(work: Workload, kernel: str) -> int:
+    """FLOPs of one forward pass with this kernel: every pair, but for the tiles that the blocked one leaves out."""
+    stages = flops(work, masked=False)
+    return round(_executed(stages, work, kernel)) if kernel == "blocked" else stages.total
+
+
+def executed_backward_flops(work: Workload, kernel: str) -> int:
+    """FLOPs of one backward pass with this kernel, what is computed again included."""
+    stages = backward_flops(work, masked=False, fused=kernel != "materialized")
+    return round(_executed(stages, work, kernel)) if kernel == "blocked" else stages.total
 
 
 def _executed(stages: StageFlops, work: Workload, kernel: str) -> float:
-    """FLOPs that the kernel does: every pair, but for the fused one's causal path, which ends at the diagonal."""
-    if kernel != "fused" or not plainly_causal(work):
-        return stages.total
-    square = min(work.queries, work.keys)
-    allowed = square * (square + 1) // 2 + (work.queries - square) * work.keys
+    """FLOPs that the kernel does."""
     attention = stages.scores + stages.normalizer + stages.values
-    return stages.total - attention + attention * (allowed / max(work.queries * work.keys, 1))
+    return stages.total - attention + attention * executed_share(work, kernel)
 
 
-def _pairs_again(work: Workload) -> int:
-    """Pairs for which a fused kernel's scores are computed again, for the taps."""
-    if not work.taps & PAIR_TAPS:
+def _starts(work: Workload, kernel: str, each: tuple[float, float]) -> float:
+    """How many times over the blocked kernel pays for a start: for each block of queries, and for each tile."""
+    if kernel != "blocked":
+        return 0.0
+    counted = touched(work)
+    return each[0] * counted.blocks + each[1] * counted.strips
+
+
+def _flops_again(work: Workload, kernel: str) -> int:
+    return score_cost(work).pair_products * _pairs_again(work, kernel)
+
+
+def _pairs_again(work: Workload, kernel: str) -> int:
+    """Pairs for which scores are computed again, for the taps that a kernel does not keep."""
+    kept = frozenset({"lse"}) if kernel == "blocked" else frozenset()
+    if kernel == "materialized" or not work.taps & PAIR_TAPS - kept:
         return 0
     heads = work.heads if work.selected_heads is None else work.selected_heads
     queries = work.queries if work.selected_queries is None else work.selected_queries

@@ -3,10 +3,10 @@
 import torch
 
 from attention_contract.spec import AttentionSpec
-from attention_service.core.kernels import fused, materialized  # noqa: F401  # they register themselves
-from attention_service.core.kernels.base import KERNELS, Kernel
+from attention_service.core.kernels import blocked, fused, materialized  # noqa: F401  # they register themselves
+from attention_service.core.kernels.base import KERNELS, Kernel, Needs
 
-__all__ = ["KERNELS", "Kernel", "unsuitable"]
+__all__ = ["KERNELS", "Kernel", "Needs", "unsuitable"]
 
 
 def unsuitable(
@@ -18,17 +18,11 @@ def unsuitable(
     dropout: bool = False,
     taps_gradient: bool = False,
     double_backward: bool = False,
+    device: str = "cpu",
 ) -> str | None:
     """Why this kernel cannot do it, in words for the caller; None where it can.
 
-    dtype is that of q, k and v; edits: some tap is edited; dropout: weights are dropped; taps_gradient: a gradient with
-    respect to a tap other than q, k, v or context is wanted; double_backward: a gradient of a gradient is.
+    dtype is that of q, k and v; the rest is what ``Needs`` says.
     """
-    reasons = (
-        KERNELS[kernel]
-        .make()
-        .unsuitable(
-            spec, dtype, edits=edits, dropout=dropout, taps_gradient=taps_gradient, double_backward=double_backward
-        )
-    )
-    return next(reasons, None)
+    needs = Needs(edits, dropout, taps_gradient, double_backward, device)
+    return next(KERNELS[kernel].make().unsuitable(spec, dtype, needs), None)

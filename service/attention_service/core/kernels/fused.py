@@ -10,7 +10,7 @@ from torch.nn.functional import pad, scaled_dot_product_attention
 from attention_contract.spec import AttentionSpec
 from attention_service.core.edits import BoundEdit
 from attention_service.core.groups import one_for_each_query_head
-from attention_service.core.kernels.base import KERNELS
+from attention_service.core.kernels.base import KERNELS, Needs
 from attention_service.core.masks import pattern_of
 from attention_service.core.normalizers import NORMALIZERS, Softmax
 from attention_service.core.patterns import Band
@@ -54,16 +54,7 @@ class Fused:
         context = context[..., :width]
         return {"context": context if blind is None else context.masked_fill(blind, 0)}
 
-    def unsuitable(
-        self,
-        spec: AttentionSpec,
-        dtype: torch.dtype,
-        *,
-        edits: bool,
-        dropout: bool,
-        taps_gradient: bool,
-        double_backward: bool,
-    ) -> Iterator[str]:
+    def unsuitable(self, spec: AttentionSpec, dtype: torch.dtype, needs: Needs) -> Iterator[str]:
         """What needs the weights, or another formula."""
         normalizer = NORMALIZERS.of(spec.normalizer)
         if not isinstance(SCORES.of(spec.score), Product):
@@ -84,13 +75,13 @@ class Fused:
                 f"the fused kernel normalizes {_name(dtype)} inputs in {_name(runs_in)}, "
                 f"not in {spec.normalizer.dtype} as the spec asks"
             )
-        if dropout:
+        if needs.dropout:
             yield "the fused kernel draws its own dropout, which cannot be told again"
-        if edits:
+        if needs.edits:
             yield "edits need every tap in memory, which the fused kernel does not keep"
-        if taps_gradient:
+        if needs.taps_gradient:
             yield "scores and weights are wanted in memory, where the fused kernel never has them"
-        if double_backward:
+        if needs.double_backward:
             yield "gradients of the fused kernel cannot be differentiated again"
 
 

@@ -7,7 +7,7 @@ from torch import Tensor
 
 from attention_contract.spec import AttentionSpec
 from attention_service.core.edits import BoundEdit
-from attention_service.core.kernels.base import KERNELS
+from attention_service.core.kernels.base import KERNELS, Needs
 from attention_service.core.stages import stages
 from attention_service.core.types import Problem
 
@@ -25,15 +25,6 @@ class Materialized:
         """All stages, of which those asked for are kept."""
         return dict(stages(problem, {*taps, "context"}, edits))
 
-    def unsuitable(
-        self,
-        spec: AttentionSpec,
-        dtype: torch.dtype,
-        *,
-        edits: bool,
-        dropout: bool,
-        taps_gradient: bool,
-        double_backward: bool,
-    ) -> Iterator[str]:
+    def unsuitable(self, spec: AttentionSpec, dtype: torch.dtype, needs: Needs) -> Iterator[str]:
         """Nothing is."""
         yield from ()

@@ -1,0 +1,90 @@
+"""What the blocked kernel goes through: counted from positions alone, as it will do it."""
+
+from dataclasses import dataclass
+from functools import lru_cache
+
+import numpy as np
+
+from attention_contract.errors import InvalidRequest
+from attention_service.core.cost.workload import Workload
+from attention_service.core.kernels import tiling
+from attention_service.core.kernels.tiling import Layout, Tiling
+from attention_service.core.masks import allowed_pairs, pattern_of
+from attention_service.core.normalizers import NORMALIZERS, Exponential
+
+_MOST_CELLS = 2**20
+"""Beyond so many the tiles are not looked at one by one, but estimated from the pairs that are allowed."""
+
+
+@dataclass(frozen=True)
+class Touched:
+    """How much of an attention the blocked kernel computes."""
+
+    pairs: int
+    """Query-key pairs of one head over the batch."""
+    blocks: int
+    """Blocks of queries, over all groups of sequences."""
+    strips: int
+    """Tiles, over all groups of sequences."""
+    widest: int
+    """The most keys that a block looks at."""
+
+
+def whole_rows(work: Workload) -> bool:
+    """Whether a query's weights need all its scores at once."""
+    normalizer = NORMALIZERS.of(work.spec.normalizer)
+    return not isinstance(normalizer, Exponential) and not normalizer.separable
+
+
+def tiling_of(work: Workload) -> Tiling:
+    """The sizes of blocks and strips."""
+    return tiling.TILING.fitted(work.heads, work.queries, work.keys)
+
+
+def sequences(work: Workload, fitted: Tiling) -> int:
+    """How many are looked at together."""
+    return 1 if work.batched_offsets and work.spec.masks else max(1, min(work.batch, fitted.sequences(work.keys)))
+
+
+def touched(work: Workload) -> Touched:
+    """What the blocked kernel goes through, at the offset P; padding, which it may skip besides, is not known here."""
+    fitted = tiling_of(work)
+    groups = -(-work.batch // sequences(work, fitted))
+    pattern = pattern_of(work.spec.masks, work.queries, work.told_keys, work.past)
+    layout = Layout(pattern, work.past, work.queries, work.told_keys, work.extra)
+    cells = -(-work.queries // fitted.queries) * -(-work.told_keys // fitted.cell)
+    if work.spec.masks and cells <= _MOST_CELLS:
+        one = _counted(layout, fitted, whole_rows(work))
+    else:
+        one = _estimated(work, fitted)
+    return Touched(work.batch * one.pairs, groups * one.blocks, groups * one.strips, one.widest)
+
+
+@lru_cache(maxsize=64)  # one account of costs asks for the same several times
+def _counted(layout: Layout, fitted: Tiling, rows_whole: bool) -> Touched:
+    """Of one sequence, block by block."""
+    widths = layout.widths(fitted)
+    rows = np.full(len(widths), fitted.queries)
+    rows[-1:] = layout.queries - fitted.queries * (len(widths) - 1)
+    pairs, widest = int((widths * rows).sum()), int(widths.max(initial=0))
+    if rows_whole:
+        blocks = int(np.ceil(rows / np.maximum(1, fitted.scores // np.maximum(widths, 1))).sum())
+        return Touched(pairs, blocks, blocks, widest)
+    return Touched(pairs, len(widths), int(np.ceil(widths / fitted.keys).sum()), widest)
+
+
+def _estimated(work: Workload, fitted: Tiling) -> Touched:
+    """Of one sequence: every pair, or where masks leave fewer, those and what is beside them in their tiles."""
+    most = work.queries * work.keys
+    blocks = -(-work.queries // fitted.queries)
+    pairs = most
+    if work.spec.masks:
+        try:
+            allowed = allowed_pairs(work.spec.masks, work.queries, work.told_keys, past=work.past)
+        except InvalidRequest:  # it would take too long to count
+            allowed = most
+        pairs = min(most, allowed + work.queries * (fitted.queries + fitted.cell + work.extra))
+    if whole_rows(work):
+        blocks = max(blocks, -(-pairs // fitted.scores))
+        return Touched(pairs, blocks, blocks, work.keys)
+    return Touched(pairs, blocks, max(blocks, -(-pairs // (fitted.queries * fitted.keys))), work.keys)

@@ -1,0 +1,119 @@
+"""Attention tile by tile: exact, in memory that grows with the length alone, skipping what the masks forbid."""
+
+from collections.abc import Collection, Iterator, Sequence
+from dataclasses import replace
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.autograd import Function
+from torch.autograd.function import once_differentiable
+
+from attention_contract.spec import AttentionSpec
+from attention_service.core.edits import BoundEdit
+from attention_service.core.kernels import tiling
+from attention_service.core.kernels.base import KERNELS, Needs
+from attention_service.core.kernels.tiles import Group, groups, scored_in
+from attention_service.core.kernels.tiling import Block
+from attention_service.core.kernels.totals import Totals
+from attention_service.core.kernels.ways import Streamed, upstreams, way
+from attention_service.core.normalizers import NORMALIZERS, Exponential
+from attention_service.core.types import Problem
+
+
+@KERNELS.register(
+    "blocked",
+    formula="o ← o·exp(m − m') + exp(s − m')·v tile by tile, m' the running maximum; divided by the running sum",
+    cost="O(n·w·d) time where masks leave a query w keys side by side, O(n·d) memory",
+    source="Milakov & Gimelshein 2018, algorithm 3; Rabe & Staats 2021; Dao et al. 2022, algorithm 4 (backward)",
+)
+class Blocked:
+    """Skips tiles that the spec's masks forbid, and never keeps the weights: takes every spec."""
+
+    def attend(self, problem: Problem, taps: Collection[str], edits: Sequence[BoundEdit]) -> dict[str, Tensor]:
+        """The context, with q, k, v and the log-sum-exp, which are there anyway."""
+        q, k, v, mask = problem.q, problem.k, problem.v, problem.mask
+        added = mask if mask is not None and mask.is_floating_point() else None
+        nothing = q.new_empty(0)
+        # What is differentiated goes beside the problem, and nothing is held twice.
+        frame = replace(problem, q=nothing, k=nothing, v=nothing, mask=None if added is not None else mask, learned={})
+        context, lse = _Blocked.apply(  # type: ignore[no-untyped-call]
+            frame, tuple(problem.learned), q, k, v, added, *problem.learned.values()
+        )
+        known = {"q": q, "k": k, "v": v}
+        normalizer = NORMALIZERS.of(problem.spec.normalizer)
+        if isinstance(normalizer, Exponential):
+            known["lse"] = lse.to(normalizer.runs_in(scored_in(problem)))
+        return {"context": context} | {tap: x for tap, x in known.items() if tap in taps}
+
+    def unsuitable(self, spec: AttentionSpec, dtype: torch.dtype, needs: Needs) -> Iterator[str]:
+        """What needs the weights."""
+        if needs.edits:
+            yield "edits need every tap in memory, which the blocked kernel does not keep"
+        if needs.taps_gradient:
+            yield "scores and weights are wanted in memory, where the blocked kernel has one tile of them at a time"
+        if needs.double_backward:
+            yield "gradients of the blocked kernel cannot be differentiated again"
+
+
+class _Blocked(Function):
+    """The context ``[B, H, Q, V]`` and the log-sum-exp ``[B, H, Q]``, which is empty where there is none."""
+
+    @staticmethod
+    def forward(
+        ctx: Any,
+        frame: Problem,
+        names: tuple[str, ...],
+        q: Tensor,
+        k: Tensor,
+        v: Tensor,
+        mask: Tensor | None,
+        *learned: Tensor,
+    ) -> tuple[Tensor, Tensor]:
+        problem = _filled(frame, q, k, v, mask, dict(zip(names, learned, strict=True)))
+        context = q.new_empty(*q.shape[:3], v.shape[3])
+        steps = way(problem)
+        summed_in = torch.promote_types(scored_in(problem), torch.float32)
+        lse = q.new_empty(q.shape[:3] if isinstance(steps, Streamed) else 0, dtype=summed_in)
+        for group, block in _blocks(problem, whole_rows=steps.whole_rows):
+            at = group.sequences, slice(None), slice(block.start, block.stop)
+            context[at], of_block = steps.forward(group, block)
+            if of_block is not None:
+                lse[at] = of_block
+        ctx.frame, ctx.names = frame, names
+        ctx.save_for_backward(q, k, v, mask, context, lse, *learned)
+        ctx.mark_non_differentiable(lse)
+        return context, lse
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, gradient: Tensor, _: Tensor) -> tuple[Tensor | None, ...]:
+        """Tile by tile again: the gradient of its scores, and by it those of what they are made of."""
+        q, k, v, mask, context, lse, *values = ctx.saved_tensors
+        wanted = dict(zip(("q", "k", "v", "mask", *ctx.names), ctx.needs_input_grad[2:], strict=True))
+        learned = {name: x.detach().requires_grad_(wanted[name]) for name, x in zip(ctx.names, values, strict=True)}
+        problem = _filled(ctx.frame, q, k, v, mask, learned)
+        totals = Totals(problem, wanted, torch.promote_types(scored_in(problem), torch.float32))
+        steps = way(problem)
+        for group, block in _blocks(problem, whole_rows=steps.whole_rows):
+            upstream = upstreams(gradient, context, lse, group, block)
+            for strip in block.strips:
+                totals.add(group, block, strip, steps, upstream)
+            if isinstance(steps, Streamed) and wanted.get("sinks"):
+                totals.add_learned("sinks", steps.of_sinks(group, upstream))
+        return None, None, *totals.gradients()
+
+
+def _filled(
+    frame: Problem, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, learned: dict[str, Tensor]
+) -> Problem:
+    return replace(frame, q=q, k=k, v=v, mask=frame.mask if mask is None else mask, learned=learned)
+
+
+def _blocks(problem: Problem, *, whole_rows: bool) -> Iterator[tuple[Group, Block]]:
+    """Every block of queries of every group of sequences."""
+    _, heads, queries, _ = problem.q.shape
+    fitted = tiling.TILING.fitted(heads, queries, problem.k.shape[2])
+    for group in groups(problem, fitted):
+        for block in group.blocks(fitted, whole_rows=whole_rows):
+            yield group, block

@@ -1,0 +1,63 @@
+"""What the masks of positions hide within a tile, laid out once where tiles are alike."""
+
+from bisect import bisect_right
+from math import lcm
+
+import torch
+from torch import Tensor
+
+from attention_service.core.patterns import Pattern
+
+KEPT = 2
+"""So many of the largest tiles may be remembered."""
+
+
+class Limits:
+    """The largest that each score of a tile may be: ∞ where a query may look, −∞ where not.
+
+    A minimum of scores and limits hides what it should whatever the score, and is faster than a mask of booleans. Where
+    edges of a pattern move with the query, one tile further along the diagonal it looks the same.
+    """
+
+    def __init__(self, pattern: Pattern, dtype: torch.dtype, device: torch.device, tile: int) -> None:
+        """tile: the queries times the keys of the largest one."""
+        self._pattern, self._dtype, self._device = pattern, dtype, device
+        self._room = self._most = KEPT * tile
+        turns = [part.turns for part in pattern.parts()]
+        self._rows = sorted({row for each in turns for row in each.rows})
+        self._still = sorted({edge for each in turns for edge in each.still})
+        periods = [each.period for each in turns]
+        self._period = None if None in periods else lcm(*(period for period in periods if period is not None))
+        self._known: dict[tuple[int, ...], Tensor] = {}
+
+    def of(self, queries: tuple[int, int], keys: tuple[int, int]) -> Tensor:
+        """``[queries, keys]``, of positions from the first to before the second of each pair."""
+        key = self._likeness(queries, keys)
+        size = (queries[1] - queries[0]) * (keys[1] - keys[0])
+        if key is None or size > self._most:
+            return self._laid_out(queries, keys)
+        if key not in self._known:
+            while size > self._room:
+                self._room += self._known.pop(next(iter(self._known))).numel()
+            self._room -= size
+            self._known[key] = self._laid_out(queries, keys)
+        return self._known[key]
+
+    def _likeness(self, queries: tuple[int, int], keys: tuple[int, int]) -> tuple[int, ...] | None:
+        """What tiles that look the same have in common; None where something else begins within this one."""
+        if self._period is None:
+            return None
+        kinds = []
+        for (start, stop), edges in ((queries, self._rows), (keys, self._still)):
+            first, last = bisect_right(edges, start), bisect_right(edges, stop - 1)
+            if first != last:
+                return None
+            kinds.append(first)
+        sizes = queries[1] - queries[0], keys[1] - keys[0]
+        return (*kinds, *sizes, keys[0] - queries[0], queries[0] % self._period)
+
+    def _laid_out(self, queries: tuple[int, int], keys: tuple[int, int]) -> Tensor:
+        p = torch.arange(*queries, device=self._device)[:, None]
+        j = torch.arange(*keys, device=self._device)[None]
+        infinity = torch.tensor(torch.inf, dtype=self._dtype, device=self._device)
+        return torch.where(self._pattern.allows(p, j), infinity, -infinity).expand(len(p), j.shape[1])

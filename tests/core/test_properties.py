@@ -24,11 +24,19 @@ from attention_contract.spec import (
 )
 from attention_service.core.attention import attend
 from attention_service.core.kernels import KERNELS, unsuitable
+from attention_service.core.positions import POSITIONS
 from attention_service.core.types import Selection
 
 kernels = st.sampled_from([entry.name for entry in KERNELS])
 specs = st.sampled_from([*SPECS.values()])
 kernels_and_specs = st.tuples(kernels, specs).filter(lambda drawn: not unsuitable(*drawn, torch.float64))
+
+
+def blind_to_order(drawn):
+    """A bias goes by the index of a key; a turn does not change with it, once it is made."""
+    return not POSITIONS.of(drawn[1].position).biased
+
+
 sizes = st.integers(1, 6)
 seeds = st.integers(0, 2**31)
 masks = st.lists(
@@ -56,7 +64,7 @@ def close(found, expected):
 
 
 @tried
-@given(drawn=kernels_and_specs, queries=sizes, keys=sizes, seed=seeds)
+@given(drawn=kernels_and_specs.filter(blind_to_order), queries=sizes, keys=sizes, seed=seeds)
 def test_the_order_of_keys_does_not_matter(make_problem, drawn, queries, keys, seed):
     kernel, spec = drawn
     problem = make_problem(queries=queries, keys=keys, seed=seed, spec=spec)

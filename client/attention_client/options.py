@@ -21,6 +21,10 @@ class InputOptions(TypedDict, total=False):
     key_lengths: TensorLike | None
     past_key: TensorLike | None
     past_value: TensorLike | None
+    gate: TensorLike | None
+    beta: TensorLike | None
+    initial_state: TensorLike | None
+    initial_normalizer: TensorLike | None
     offsets: TensorLike | None
     positions: TensorLike | None
     version: str | None
@@ -35,6 +39,8 @@ class ForwardOptions(InputOptions, total=False):
     edits: Sequence[Edit | Mapping[str, Any]]
     select: Select | Mapping[str, Any] | None
     average_heads: bool
+    return_state: bool
+    report_error: bool
 
 
 class WeightsOptions(InputOptions, total=False):

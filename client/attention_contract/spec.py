@@ -6,6 +6,7 @@ add it to its union, and register its computation, gradient and cost in ``attent
 """
 
 from collections.abc import Mapping
+from functools import partial
 from typing import Annotated, Any, Final, Literal, Self
 
 from pydantic import BeforeValidator, ConfigDict, Field, model_validator
@@ -275,13 +276,13 @@ class Entmax15(WireModel):
     """It runs in this dtype, or in that of the scores where it is wider."""
 
 
-def _softmax_unless_named(options: Any) -> Any:
-    """A normalizer without a name is a softmax."""
-    return {"name": "softmax", **options} if isinstance(options, Mapping) and "name" not in options else options
+def _named(default: str, options: Any) -> Any:
+    """What has no name has the default one."""
+    return {"name": default, **options} if isinstance(options, Mapping) and "name" not in options else options
 
 
 Normalizer = Annotated[
-    Softmax | Sigmoid | Sparsemax | Entmax15, Field(discriminator="name"), BeforeValidator(_softmax_unless_named)
+    Softmax | Sigmoid | Sparsemax | Entmax15, Field(discriminator="name"), BeforeValidator(partial(_named, "softmax"))
 ]
 
 # ── methods ──────────────────────────────────────────────────────────────────────────────────────────────────────────
@@ -293,7 +294,113 @@ class Exact(WireModel):
     name: Literal["exact"] = "exact"
 
 
-Method = Exact
+class Linear(WireModel):
+    """φ(q)·φ(k) in place of exp(q·k), as a running state: o_i = φ(q_i) S_i / φ(q_i)·z_i (Katharopoulos et al. 2020).
+
+    Without masks every query reads the state after the last key; with ``causal`` alone, the one after its own. The
+    score and the normalizer of the spec say nothing here and keep their defaults. With a gate and β (``rule``), which
+    the request sends as ``gate`` and ``beta`` to raw attention, and a module learns:
+
+    - ``sum``: S_j = S_{j−1} + φ(k_j) v_jᵀ
+    - ``gated``: S_j = g_j S_{j−1} + φ(k_j) v_jᵀ (Yang et al. 2024, gated linear attention)
+    - ``delta``: S_j = S_{j−1} + β_j φ(k_j) (v_j − S_{j−1}ᵀ φ(k_j))ᵀ (Schlag et al. 2021)
+    - ``gated_delta``: as ``delta``, with g_j S_{j−1} for S_{j−1} (Yang et al. 2025)
+    """
+
+    model_config = _NAMED
+
+    name: Literal["linear"] = "linear"
+    features: Literal["elu", "relu", "identity", "l2"] | None = None
+    """φ: elu(x) + 1, max(x, 0), x, or x / √(Σ x² + 10⁻⁶). Null is ``elu`` for the rules ``sum`` and ``gated``, and
+    ``l2`` for the delta rules, under which a state can grow without bound where features are longer than 1."""
+    rule: Literal["sum", "gated", "delta", "gated_delta"] = "sum"
+    """How a key and its value are written; all but ``sum`` need the mask ``causal``."""
+    normalize: bool | None = None
+    """Divide by φ(q)·z, z being the sum of φ(k) (faded as S is). Null is true for ``sum`` and ``gated`` with positive
+    features (elu, relu), else false."""
+    scale: float | None = Field(None, ge=-1e9, le=1e9, allow_inf_nan=False)
+    """Factor on the queries' features, where nothing is normalized; null is 1."""
+
+    @property
+    def map(self) -> Literal["elu", "relu", "identity", "l2"]:
+        """The features, the default filled in."""
+        return self.features or ("elu" if self.rule in {"sum", "gated"} else "l2")
+
+    @property
+    def normalized(self) -> bool:
+        """Whether there is a division by φ(q)·z."""
+        return self._divides if self.normalize is None else self.normalize
+
+    @property
+    def _divides(self) -> bool:
+        return self.rule in {"sum", "gated"} and self.map in {"elu", "relu"}
+
+    @model_validator(mode="after")
+    def _check(self) -> Self:
+        if self.normalize and not self._divides:
+            raise ValueError(
+                f"normalize: rule {self.rule} with features {self.map} has no positive sum to divide by; leave "
+                "normalize out, or take rule sum or gated with features elu or relu"
+            )
+        if self.normalized and self.scale is not None:
+            raise ValueError("scale: it cancels where the sum is divided by; leave it out, or set normalize to false")
+        return self
+
+
+class Performer(WireModel):
+    """Softmax attention by positive orthogonal random features (FAVOR+, Choromanski et al. 2021).
+
+    An unbiased estimate of each exp(score) whose error falls as 1/√features. Without masks or with ``causal`` alone.
+    """
+
+    model_config = _NAMED
+
+    name: Literal["performer"] = "performer"
+    features: int | None = Field(None, ge=1, le=2**16)
+    """How many random directions; null is ⌊D · ln D⌋ for head width D, and 1 at least."""
+    seed: int = Field(0, ge=0, lt=2**31)
+    """Of the draw: on the CPU in float64, the same for every head, device and dtype."""
+
+
+class Linformer(WireModel):
+    """Softmax attention over keys and values projected along the sequence to a fixed length (Wang et al. 2020).
+
+    K' = E K, V' = F V with learned ``method.key_projection`` and ``method.value_projection`` ``[rank, length]``. Of
+    fewer keys than ``length``, the first columns are used. No masks but padding.
+    """
+
+    model_config = ConfigDict(json_schema_extra={"required": ["name", "rank", "length"]})
+
+    name: Literal["linformer"] = "linformer"
+    rank: int = Field(ge=1, le=2**16)
+    """How many projected keys there are."""
+    length: int = Field(ge=1, le=2**24)
+    """The most keys, the past included."""
+    shared: bool = False
+    """One projection for keys and values, ``method.key_projection``."""
+
+
+class Nystrom(WireModel):
+    """Softmax attention by way of landmarks, the means of segments of queries and of keys (Xiong et al. 2021).
+
+    softmax(Q K̃ᵀ) softmax(Q̃ K̃ᵀ)⁺ softmax(Q̃ Kᵀ) V, the pseudo-inverse by iteration. No masks but padding. With as many
+    landmarks as queries and keys it is exact.
+    """
+
+    model_config = _NAMED
+
+    name: Literal["nystrom"] = "nystrom"
+    landmarks: int = Field(64, ge=1, le=4096)
+    """How many segments; as many as there are real queries or keys, where those are fewer."""
+    iterations: int = Field(6, ge=0, le=64)
+    """Of the pseudo-inverse, each about cubing the remaining error."""
+
+
+Method = Annotated[
+    Exact | Linear | Performer | Linformer | Nystrom,
+    Field(discriminator="name"),
+    BeforeValidator(partial(_named, "exact")),
+]
 
 # ── the whole ────────────────────────────────────────────────────────────────────────────────────────────────────────
 

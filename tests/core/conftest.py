@@ -12,7 +12,7 @@ from torch import Tensor
 
 from attention_contract import positions, spec
 from attention_service.core.learned import learned_of
-from attention_service.core.types import Problem
+from attention_service.core.types import Problem, Running
 
 os.environ.setdefault("KERAS_BACKEND", "torch")  # Keras reads it when it is imported
 
@@ -91,6 +91,28 @@ def draw(seed: int, row: int, blocks: int, count: int) -> list[int]:
         number = noise(last) % (last + 1)
         drawn.append(last if number in drawn else number)
     return drawn
+
+
+CAUSAL = [spec.Causal()]
+APPROXIMATIONS = {
+    "linear": spec.AttentionSpec(method=spec.Linear()),
+    "linear, causal": spec.AttentionSpec(method=spec.Linear(), masks=CAUSAL),
+    "linear, relu": spec.AttentionSpec(method=spec.Linear(features="relu"), masks=CAUSAL),
+    "linear, not normalized": spec.AttentionSpec(method=spec.Linear(features="identity", scale=0.5), masks=CAUSAL),
+    "gated": spec.AttentionSpec(method=spec.Linear(rule="gated"), masks=CAUSAL),
+    "delta": spec.AttentionSpec(method=spec.Linear(rule="delta"), masks=CAUSAL),
+    "gated delta": spec.AttentionSpec(method=spec.Linear(rule="gated_delta", scale=0.5), masks=CAUSAL),
+    "performer": spec.AttentionSpec(method=spec.Performer(features=7)),
+    "performer, causal": spec.AttentionSpec(method=spec.Performer(), masks=CAUSAL, score=spec.Dot()),
+    "performer, bilinear": spec.AttentionSpec(method=spec.Performer(features=5), score=spec.Bilinear()),
+    "linformer": spec.AttentionSpec(method=spec.Linformer(rank=3, length=400)),
+    "linformer, shared": spec.AttentionSpec(
+        method=spec.Linformer(rank=3, length=400, shared=True), normalizer=spec.Softmax(temperature=0.7)
+    ),
+    "nystrom": spec.AttentionSpec(method=spec.Nystrom(landmarks=3)),
+    "nystrom, cosine": spec.AttentionSpec(method=spec.Nystrom(landmarks=2), score=spec.Cosine(scale=2.0)),
+}
+"""Every method beside the exact one, with every rule of it."""
 
 
 def may_look(mask: spec.Mask, p: int, j: int, surplus: int, keys: int) -> bool:
@@ -268,6 +290,11 @@ def random_problem(
         v=normal(batch, kv_heads, keys, value_width),
         **more,
     )
+    options = problem.spec.method
+    if isinstance(options, spec.Linear) and problem.running == Running():
+        gates = normal(batch, kv_heads, keys, 1).sigmoid() if "gated" in options.rule else None
+        beta = normal(batch, kv_heads, keys, 1).sigmoid() if "delta" in options.rule else None
+        problem = replace(problem, running=Running(None if gates is None else gates.log(), beta))
     needed = learned_of(problem.spec, problem.widths)
     learned = {name: normal(*each.shape) for name, each in needed.items()}
     if "score.sigma" in learned:
@@ -314,14 +341,24 @@ def every_mask(request: pytest.FixtureRequest) -> list[spec.Mask]:
     return request.param
 
 
+@pytest.fixture(params=APPROXIMATIONS.values(), ids=APPROXIMATIONS)
+def every_approximation(request: pytest.FixtureRequest) -> spec.AttentionSpec:
+    return request.param
+
+
+@pytest.fixture(scope="session")
+def approximations() -> dict[str, spec.AttentionSpec]:
+    return APPROXIMATIONS
+
+
 @pytest.fixture(scope="session")
 def covered() -> dict[str, set[str]]:
-    """Names of the parts that ``every_spec`` and ``every_mask`` go through."""
+    """Names of the parts that ``every_spec``, ``every_approximation`` and ``every_mask`` go through."""
     return {
         "score": {each.score.name for each in SPECS.values()},
         "normalizer": {each.normalizer.name for each in SPECS.values()},
         "position": {each.position.name for each in SPECS.values()},
-        "method": {each.method.name for each in SPECS.values()},
+        "method": {each.method.name for each in [*SPECS.values(), *APPROXIMATIONS.values()]},
         "mask": {mask.name for masks in MASKS.values() for mask in masks},
     }
 

@@ -85,6 +85,16 @@ class AttentionInputs(WireModel):
     ones."""
     past_value: FloatArray | None = None
     """``[B, Hkv, P, Dv]``"""
+    gate: FloatArray | None = None
+    """``[B, Hkv, Lk]`` or ``[B, Hkv, Lk, D]``, in (0, 1]: what remains of the state at each key, for method ``linear``
+    with a gated rule in raw attention; a module makes its own. In every layout, as ``past_key``."""
+    beta: FloatArray | None = None
+    """``[B, Hkv, Lk]``: how far each key's write replaces what it reads, for a delta rule; otherwise as ``gate``."""
+    initial_state: FloatArray | None = None
+    """``[B, Hkv, F, Dv]``: what the first key is written to, for method ``linear`` with F features (F = D); default:
+    zeros. The reply then brings the state after the last key."""
+    initial_normalizer: FloatArray | None = None
+    """``[B, Hkv, F]``: the sum of features that belongs to it, where the method divides by one."""
     offsets: IntArray | None = None
     """``[B]`` or one number, added to the query's index in every positional mask and position encoding; default: P. May
     be negative."""
@@ -126,6 +136,10 @@ class ForwardRequest(AttentionInputs):
     """Which heads and queries of those taps; default: all."""
     average_heads: bool = False
     """Return ``weights`` averaged over the (selected) heads, without the head dimension."""
+    return_state: bool = False
+    """Return the state after the last key, of method ``linear``; it is also returned where an initial one was sent."""
+    report_error: bool = False
+    """Compare an approximate method with exact attention over the same inputs, block by block."""
 
 
 class RawInputs(WireModel):
@@ -153,7 +167,7 @@ class Ran(WireModel):
     """What ran, and how the prediction compared."""
 
     kernel: str
-    """The kernel that produced the output."""
+    """The kernel that produced the output; of a method that approximates, the method."""
     device: str
     dtype: str
     """The dtype that was computed in."""
@@ -198,6 +212,19 @@ class Taps(WireModel):
     """``[B, Lq, d_model]`` of a module; raw attention keeps the query's layout."""
 
 
+class ApproximationError(WireModel):
+    """How far a method's output is from that of exact attention over the same inputs."""
+
+    max: float
+    """The largest absolute difference."""
+    rms: float
+    """The root of the mean squared difference."""
+    mean_kl: float | None = None
+    """The mean over all queries of KL(exact weights || approximate weights) in nats, where the method amounts to
+    weights that are never negative: ``performer``, and ``linear`` with rule ``sum``, normalized, without an initial
+    state. Null for the others; infinite where a weight is 0 that should not be."""
+
+
 class ForwardReply(Taps):
     """One field for each returned tap."""
 
@@ -207,6 +234,12 @@ class ForwardReply(Taps):
     """``[B, Hkv, Lk, Dv]``"""
     dropout_mask: BoolArray | None = None
     """``[B, H, Lq, Lk]``, true for a weight that is kept, where ``dropout.return_mask`` asks for it."""
+    final_state: FloatArray | None = None
+    """``[B, Hkv, F, Dv]``: the state after the last key, in float32 or wider; to be sent as ``initial_state``."""
+    final_normalizer: FloatArray | None = None
+    """``[B, Hkv, F]``: what belongs to it, where the method divides."""
+    error: ApproximationError | None = None
+    """Where ``report_error`` asks for it."""
     ran: Ran
 
 
@@ -284,7 +317,8 @@ class GradientsRequest(ForwardRequest):
     wrt: list[Annotated[str, Field(max_length=256)]] = Field(
         default_factory=lambda: ["query"], min_length=1, max_length=256
     )
-    """With respect to what: inputs (query, key, value, mask, past_key, past_value), taps (q, k, v, scores,
+    """With respect to what: inputs (query, key, value, mask, past_key, past_value, gate, beta, initial_state,
+    initial_normalizer), taps (q, k, v, scores,
     capped_scores, masked_scores, weights, context), parameters by name, or ``parameters`` for all of them. A key or
     value that was not sent is the query, whose gradient is then the total over its roles."""
     check: bool = False

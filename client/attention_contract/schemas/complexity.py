@@ -93,7 +93,10 @@ class PassFlops(WireModel):
 
 
 class PeakBytes(WireModel):
-    """Peak memory of one forward request on the device, beyond the resident parameters, by kernel."""
+    """Peak memory of one forward request on the device, beyond the resident parameters, by kernel.
+
+    Where the method approximates, the kernels' are those of exact attention, to compare with.
+    """
 
     fused: int
     """Without materialized weights; with the masks laid out, unless they are plainly causal."""

@@ -4,16 +4,17 @@ Source: Vaswani et al. 2017, section 3.2.1.
 """
 
 from collections.abc import Collection, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 import torch
 from torch import Tensor
 
+from attention_contract.spec import AttentionSpec
 from attention_service.core.blocks import blocks
 from attention_service.core.edits import BoundEdit
 from attention_service.core.isolation import harmed, unfit_keys, without
 from attention_service.core.kernels import KERNELS
-from attention_service.core.methods import METHODS
+from attention_service.core.methods import METHODS, approximation_of
 from attention_service.core.stages import TAPS, narrow, stages
 from attention_service.core.types import Problem, Selection
 from attention_service.core.visibility import EVERYTHING
@@ -29,6 +30,8 @@ class Attended:
     """``[B, H, Q, V]``, whole, from the kernel."""
     taps: dict[str, Tensor]
     """The taps that were asked for, narrowed by the selection."""
+    state: dict[str, Tensor] = field(default_factory=dict)
+    """``final_state`` and ``final_normalizer`` of a running state, where they are wanted."""
 
 
 def attend(
@@ -43,8 +46,11 @@ def attend(
     The kernel computes the context, whichever taps are asked for. Beside a kernel that keeps no weights, taps up to the
     weights are computed again for the selected heads and queries alone; edits need every tap, hence the materialized
     kernel. ``lse`` is log Σ exp(masked_scores / T), so that weights = exp(masked_scores / T − lse);
-    asked of a normalizer other than the softmax, it is a ValueError.
+    asked of a normalizer other than the softmax, it is a ValueError. A method that approximates has no kernel, and the
+    taps that ``taps_of`` names.
     """
+    if approximation_of(problem.spec) is not None:
+        return _approximate(problem, taps, selection, edits)
     kernel = "materialized" if edits else kernel
     unfit = None if kernel == "materialized" else unfit_keys(problem)
     given = problem if unfit is None else without(unfit, problem)
@@ -54,6 +60,17 @@ def attend(
     again = _again(problem, set(taps) - set(whole), selection)
     asked = {tap: narrow(x, tap, problem, selection) for tap, x in whole.items() if tap in taps}
     return Attended(whole["context"], again | asked)
+
+
+def _approximate(problem: Problem, taps: Collection[str], selection: Selection, edits: Sequence[BoundEdit]) -> Attended:
+    found = METHODS.of(problem.spec.method).attend(problem, KERNELS["materialized"].make(), taps, edits)
+    asked = {tap: narrow(found[tap], tap, problem, selection) for tap in taps if tap != "output"}
+    return Attended(found["context"], asked, {name: x for name, x in found.items() if name.startswith("final_")})
+
+
+def taps_of(spec: AttentionSpec) -> tuple[str, ...]:
+    """The taps that this spec has, ``output`` left out."""
+    return METHODS.of(spec.method).taps(spec)
 
 
 def _again(problem: Problem, taps: set[str], selection: Selection) -> dict[str, Tensor]:
@@ -72,6 +89,9 @@ def trace(problem: Problem, edits: Sequence[BoundEdit] = ()) -> dict[str, Tensor
     or not the problem's tensors ask for one. Forbidden scores and queries that may look nowhere have gradient zero.
     """
     tracked = replace(problem, q=_tracked(problem.q), k=_tracked(problem.k), v=_tracked(problem.v))
+    if approximation_of(problem.spec) is not None:
+        found = METHODS.of(problem.spec.method).attend(tracked, KERNELS["materialized"].make(), (), edits)
+        return {tap: found[tap] for tap in taps_of(problem.spec)}
     return dict(stages(tracked, set(TAPS) - {"lse"}, edits))
 
 

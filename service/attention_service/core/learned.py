@@ -1,6 +1,8 @@
 """The learned tensors of a spec: which there are, in which shapes, and how they begin."""
 
+import operator
 from collections.abc import Mapping
+from functools import reduce
 
 from torch import Tensor
 
@@ -20,8 +22,11 @@ def learned_of(spec: AttentionSpec, widths: Widths) -> dict[str, Learned]:
     if spec.add_bias_kv:
         extra["bias_k"] = Learned((widths.kv_heads * widths.head_dim,), fill=0.0, heads=None)
         extra["bias_v"] = Learned((widths.kv_heads * widths.value_dim,), fill=0.0, heads=None)
-    scored = SCORES.of(spec.score).learned(widths) | NORMALIZERS.of(spec.normalizer).learned(widths)
-    return encoded | extra | scored
+    # Imported here, because the exact method's stages import this module.
+    from attention_service.core.methods import METHODS  # noqa: PLC0415
+
+    parts = (SCORES.of(spec.score), NORMALIZERS.of(spec.normalizer), METHODS.of(spec.method))
+    return reduce(operator.or_, (part.learned(widths) for part in parts), encoded | extra)
 
 
 def narrow_learned(problem: Problem, selection: Selection) -> Mapping[str, Tensor]:

@@ -44,6 +44,22 @@ class Dropout:
 
 
 @dataclass(frozen=True)
+class Running:
+    """What a running state (method ``linear``) is given beside q, k and v; F is the number of features."""
+
+    log_gate: Tensor | None = None
+    """``[B, Hkv, K, 1 or F]``, at most 0: the logarithm of what remains of the state at a token."""
+    beta: Tensor | None = None
+    """``[B, Hkv, K, 1]``: how far a token's write replaces what its key reads."""
+    state: Tensor | None = None
+    """``[B, Hkv, F, V]``: what was written before the first key; None for nothing."""
+    normalizer: Tensor | None = None
+    """``[B, Hkv, F]``: the sum of features that belongs to it, where there is a division by one."""
+    wanted: bool = False
+    """Whether the state after the last key is wanted."""
+
+
+@dataclass(frozen=True)
 class Problem:
     """One attention, batched and split into heads."""
 
@@ -69,6 +85,8 @@ class Problem:
     """Integer ``[B, Q]``: the places of the queries and of as many new keys, for the position encoding alone."""
     learned: Mapping[str, Tensor] = field(default_factory=dict)
     """The learned tensors of the spec, by name."""
+    running: Running = field(default_factory=Running)
+    """What a running state is given."""
     dropout: Dropout | None = None
     extra: int = 0
     """How many of the keys, the last ones, the spec added: no mask hides them. In masks K counts those before them."""

@@ -9,6 +9,7 @@ from attention_contract.errors import InvalidRequest, InvalidTensor
 from attention_contract.schemas.modules import CreateModule, ModuleConfig
 from attention_contract.tensors import FLOATS, Array, FloatName, TensorFault, Untyped, cast, dtype_name
 from attention_service.core.arrays import to_torch
+from attention_service.core.methods.limits import check_spec
 from attention_service.modules.resident import biases_in, check_shapes, complete
 
 
@@ -17,6 +18,8 @@ def config_of(request: CreateModule) -> ModuleConfig:
 
     Raises InvalidRequest or ShapeMismatch where the given parameters are not those of the config.
     """
+    check_spec(request.config.spec, "config.spec")
+    _check_widths(request.config)
     given = request.parameters
     if given is None:
         return complete(request.config)
@@ -30,6 +33,18 @@ def config_of(request: CreateModule) -> ModuleConfig:
     )
     check_shapes(config, {name: value.shape for name, value in given.items()})
     return config
+
+
+def _check_widths(config: ModuleConfig) -> None:
+    """Raise InvalidRequest where gates are to be learned from tokens of another width than theirs."""
+    method = config.spec.method
+    width = config.key_width or config.d_model
+    if method.name == "linear" and method.rule != "sum" and width != config.d_model:
+        raise InvalidRequest(
+            f"config.key_width: rule {method.rule} makes its gates from the keys' tokens, so their width {width} must "
+            f"be d_model, {config.d_model}",
+            param="config.key_width",
+        )
 
 
 def _common_dtype(given: Mapping[str, Array]) -> FloatName:

@@ -10,14 +10,16 @@ import numpy as np
 from torch import Tensor
 
 from attention_contract.errors import InvalidRequest, InvalidTensor, ShapeMismatch
-from attention_contract.schemas.attention import AttentionInputs, RawInputs
+from attention_contract.schemas.attention import AttentionInputs, ForwardRequest, GradientsRequest, RawInputs
 from attention_contract.spec import AttentionSpec
 from attention_contract.tensors import Array, Untyped, dtype_name
 from attention_service.core.learned import learned_of
+from attention_service.core.methods.limits import check_spec
 from attention_service.core.positions import check_position
 from attention_service.core.types import Dropout, Widths, added_keys
 from attention_service.modules.resident import Module
 from attention_service.runtime.placing import check_as_many, check_reads_positions, check_within
+from attention_service.runtime.running import bind_tensors, check_request
 
 Split = tuple[int, int, int, int]
 MAX_EMPTY = 2**22
@@ -68,6 +70,9 @@ class Bound:
     learned: dict[str, Array] = field(default_factory=dict, repr=False)
     """The learned tensors that came with a raw request, by name; those of a module are its own."""
 
+    state_wanted: bool = False
+    """Whether the running state after the last key is part of the reply."""
+
     @property
     def extra(self) -> int:
         """How many keys the spec adds."""
@@ -97,6 +102,7 @@ def bind(module: Module | None, request: AttentionInputs) -> Bound:
         return _Binder(module, module.config.spec, request).module()
     if not isinstance(request, RawInputs):
         raise TypeError("a request without a module must bring its spec")
+    check_spec(request.spec)
     return _Binder(None, request.spec, request).raw(request)
 
 
@@ -303,6 +309,7 @@ class _Binder:
         self._per_sequence("key_mask", (batch, keys), layout)
         self._per_sequence("key_lengths", (batch,), layout)
         self._per_sequence("offsets", (batch,), layout)
+        self._method(layout, sizes)
         lengths = self.arrays.get("key_lengths")
         if lengths is not None and lengths.size and (lengths.min() < 0 or lengths.max() > keys):
             raise InvalidRequest(
@@ -322,8 +329,24 @@ class _Binder:
         sizes = (batch, heads, kv_heads, queries, keys, past, head_dim, value_dim)
         asked = getattr(self.request, "dropout", None)  # an inspection drops nothing
         dropout = None if asked is None or asked.p == 0 else Dropout(asked.p, asked.seed)
+        wanted = isinstance(self.request, ForwardRequest) and not isinstance(self.request, GradientsRequest)
+        wanted = wanted and (self.request.initial_state is not None or getattr(self.request, "return_state", False))
         return Bound(
-            self.target, self.spec, layout, *sizes, dtype, reply_dtype, self.arrays, value_is, dropout, learned
+            self.target, self.spec, layout, *sizes, dtype, reply_dtype, self.arrays, value_is, dropout, learned, wanted
+        )
+
+    def _method(self, layout: Layout, sizes: tuple[int, int, int, int, int, int, int, int]) -> None:
+        """What the spec's method reads beside q, k and v, once it is known that it can do what is asked."""
+        batch, _, kv_heads, _, keys, past, head_dim, value_dim = sizes
+        check_request(self.spec, self.request, module=self.target is not None, keys=keys)
+        self.arrays |= bind_tensors(
+            self.request,
+            batch=batch,
+            kv_heads=kv_heads,
+            keys=keys - past,
+            head_dim=head_dim,
+            value_dim=value_dim,
+            lead=int(layout.batched) + int(layout.headed),
         )
 
     def _mask(self, batch: int, heads: int, queries: int, keys: int) -> None:

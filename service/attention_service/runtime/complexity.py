@@ -7,6 +7,7 @@ from attention_contract.schemas.complexity import ComplexityReply, ComplexityReq
 from attention_service.core import cost
 from attention_service.core.arrays import TORCH_DTYPES
 from attention_service.core.cost import Workload
+from attention_service.core.methods.limits import check_spec
 from attention_service.core.positions import check_position
 from attention_service.core.types import Widths, added_keys
 from attention_service.modules.resident import Module
@@ -25,6 +26,8 @@ def report(module: Module | None, request: ComplexityRequest, device: Device, ro
     Raises InvalidRequest for what can't be: sizes, or taps of the spec.
     """
     dtype = _dtype(module, request)
+    if module is None:
+        check_spec(_raw(request).spec)
     check_taps(request.return_, module.config.spec if module is not None else _raw(request).spec)
     costs = []
     for shape in _shapes(request):

@@ -17,9 +17,11 @@ from attention_service.core.multihead import Parameters
 from attention_service.core.preparing import prepare
 from attention_service.core.types import Problem
 from attention_service.runtime.binding import Bound, strip
+from attention_service.runtime.running import running
 from attention_service.runtime.selecting import as_tuple
 
-_COMPUTED = ("query", "key", "value", "past_key", "past_value")
+_COMPUTED = ("query", "key", "value", "past_key", "past_value", "gate", "beta")
+_ACCUMULATED = ("initial_state", "initial_normalizer")
 
 
 def load(bound: Bound, device: torch.device, dtype: torch.dtype | None = None) -> dict[str, Tensor]:
@@ -32,6 +34,9 @@ def load(bound: Bound, device: torch.device, dtype: torch.dtype | None = None) -
     for name, array in bound.arrays.items():
         if name in _COMPUTED:
             loaded[name] = converted(array, name, device, dtype)
+            continue
+        if name in _ACCUMULATED:
+            loaded[name] = converted(array, name, device, torch.promote_types(dtype, torch.float32))
             continue
         tensor = to_torch(array)
         if name == "mask" and tensor.dtype != torch.bool:
@@ -82,7 +87,9 @@ def problem(bound: Bound, tensors: dict[str, Tensor], parameters: Parameters) ->
         return q, multihead.split_heads(key, bound.kv_heads), multihead.split_heads(value, bound.kv_heads)
 
     prepared = prepare(bound.spec, tensors, learned, by_head, projected=bound.module is not None)
-    return replace(prepared, dropout=bound.dropout)
+    tokens = tensors.get("key", tensors["query"])
+    given = running(bound.spec, tensors, parameters, tokens, wanted=bound.state_wanted)
+    return replace(prepared, dropout=bound.dropout, running=given)
 
 
 def learned_names(bound: Bound) -> Iterable[str]:

@@ -3,9 +3,12 @@
 import torch
 from torch import Tensor
 
-from attention_contract.schemas.attention import ForwardRequest
+from attention_contract.schemas.attention import ApproximationError, ForwardRequest
 from attention_service.core.arrays import TORCH_DTYPES
 from attention_service.core.attention import attend
+from attention_service.core.comparison import compare
+from attention_service.core.methods import approximation_of
+from attention_service.core.multihead import Parameters
 from attention_service.core.stages import kept_weights
 from attention_service.core.types import Problem, Selection
 from attention_service.modules.resident import Module
@@ -26,7 +29,9 @@ def prepare(module: Module | None, request: ForwardRequest, device: Device, room
     check_taps(request.return_, bound.spec)
     selection = bind_selection(request.select, bound)
     check_edits(request.edits, bound)
-    work = workload(bound, device, request.return_, selection, edited=bool(request.edits))
+    work = workload(
+        bound, device, request.return_, selection, edited=bool(request.edits), reported=request.report_error
+    )
     kernel = choose_kernel(work, bound.dtype, device, request.kernel, room)
     plan = plan_forward(work, kernel, device.rates)
     return Job(plan, bound.dtype, module, lambda: run(bound, request, selection, kernel, device.torch))
@@ -41,14 +46,37 @@ def run(bound: Bound, request: ForwardRequest, selection: Selection, kernel: str
     inner = [tap for tap in request.return_ if tap != "output"]
     attended = attend(problem, inner, selection, edits, kernel)
     fields = tap_fields(bound, attended.taps, average_heads=request.average_heads)
+    fields |= {name: compute.answer(x, bound, "k", accumulated(bound)) for name, x in attended.state.items()}
     if "output" in request.return_:
         output = compute.output(bound, parameters, attended.context, edits)
         fields["output"] = compute.answer(output, bound, "output")
+    if request.report_error:
+        fields["error"] = _error(bound, parameters, problem, attended.context)
     fields |= dropout_fields(bound, request, problem, selection)
     if bound.past or "past_key" in bound.arrays:
         fields["present_key"] = compute.answer(problem.k[:, :, : problem.keys], bound, "k")
         fields["present_value"] = compute.answer(problem.v[:, :, : problem.keys], bound, "v")
     return fields
+
+
+def _error(bound: Bound, parameters: Parameters, problem: Problem, context: Tensor) -> ApproximationError:
+    """The output against that of exact attention."""
+    method = approximation_of(bound.spec)
+    if method is None:
+        raise TypeError("exact attention has no error; it is refused when the request is bound")
+    compared = compare(problem, method)
+    exact, output = (compute.output(bound, parameters, each) for each in (compared.context, context))
+    difference = (output - exact).double()
+    if not difference.numel():
+        return ApproximationError(max=0.0, rms=0.0, mean_kl=compared.mean_kl)
+    return ApproximationError(
+        max=float(difference.abs().amax()), rms=float(difference.square().mean().sqrt()), mean_kl=compared.mean_kl
+    )
+
+
+def accumulated(bound: Bound) -> str:
+    """The dtype in which a state is answered."""
+    return "float64" if bound.dtype == "float64" else "float32"
 
 
 def dropout_fields(bound: Bound, request: ForwardRequest, problem: Problem, selection: Selection) -> Fields:

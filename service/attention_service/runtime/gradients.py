@@ -21,9 +21,10 @@ from attention_service.runtime.device import Device
 from attention_service.runtime.forward import dropout_fields, tap_fields
 from attention_service.runtime.jobs import Fields, Job
 from attention_service.runtime.planning import Purpose, choose_kernel, plan_gradients, workload
-from attention_service.runtime.selecting import bind_selection, check_edits, check_taps
+from attention_service.runtime.running import NAMES
+from attention_service.runtime.selecting import bind_selection, check_edits, check_tap, check_taps
 
-INPUTS = ("query", "key", "value", "mask", "past_key", "past_value")
+INPUTS = ("query", "key", "value", "mask", "past_key", "past_value", *NAMES)
 TAPS = ("q", "k", "v", "scores", "capped_scores", "masked_scores", "weights", "context")
 CHECKED_ELEMENTS = 16
 """Elements of each name that the check compares: half of them those of the largest gradient, half drawn."""
@@ -100,6 +101,8 @@ def _targets(wrt: Sequence[str], bound: Bound) -> _Targets:
         if name not in (*INPUTS, *TAPS, *parameters):
             known = ", ".join((*INPUTS, *TAPS, *(("parameters", *parameters) if parameters else ())))
             raise InvalidRequest(f"{param}: {name[:80]!r} is not known; expected one of {known}", param=param)
+        if name in TAPS:
+            check_tap(name, bound.spec, param)
         wanted[name] = None
     return _Targets(
         tuple(name for name in wanted if name in INPUTS),
@@ -260,7 +263,7 @@ def _answer(name: str, gradient: Tensor, bound: Bound) -> Array:
 
 
 def _has_heads(name: str, bound: Bound) -> bool:
-    return name.startswith("past_") or (bound.module is None and not bound.layout.merged)
+    return name.startswith("past_") or name in NAMES or (bound.module is None and not bound.layout.merged)
 
 
 def _check(

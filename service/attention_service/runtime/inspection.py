@@ -18,7 +18,7 @@ from attention_service.runtime.device import Device
 from attention_service.runtime.forward import tap_fields
 from attention_service.runtime.jobs import Fields, Job
 from attention_service.runtime.planning import Purpose, choose_kernel, plan_forward, workload
-from attention_service.runtime.selecting import bind_selection
+from attention_service.runtime.selecting import bind_selection, check_tap
 
 _BYTES_PER_WEIGHT = 88
 """While statistics are gathered: five stages in float32 at most twice; the shares and five statistics in float64."""
@@ -32,6 +32,7 @@ def prepare(module: Module | None, request: WeightsRequest, device: Device, room
     ``room``: the bytes that it may need at most, which bear on the kernel.
     """
     bound = bind(module, request)
+    check_tap("weights", bound.spec, "spec.method")
     selection = bind_selection(request.select, bound)
     query_mask = request.query_mask
     if query_mask is not None:

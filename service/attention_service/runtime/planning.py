@@ -8,9 +8,11 @@ from attention_service.core import cost
 from attention_service.core.arrays import TORCH_DTYPES
 from attention_service.core.cost import Rates, Workload
 from attention_service.core.kernels import KERNELS, unsuitable
+from attention_service.core.methods import approximation_of
 from attention_service.core.types import Selection
 from attention_service.runtime.binding import Bound
 from attention_service.runtime.device import Device
+from attention_service.runtime.running import NAMES
 
 
 @dataclass(frozen=True)
@@ -24,7 +26,13 @@ class Plan:
 
 
 def workload(
-    bound: Bound, device: Device, taps: Iterable[str], selection: Selection, *, edited: bool = False
+    bound: Bound,
+    device: Device,
+    taps: Iterable[str],
+    selection: Selection,
+    *,
+    edited: bool = False,
+    reported: bool = False,
 ) -> Workload:
     """The sizes of a bound request, as the cost model takes them."""
     mask = bound.arrays.get("mask")
@@ -50,6 +58,9 @@ def workload(
         batched_places=bool({"offsets", "positions"} & set(bound.arrays)),
         edited=edited,
         dropped=bound.dropout is not None,
+        sent=frozenset(NAMES) & set(bound.arrays) | ({"return_state"} if bound.state_wanted else set()),
+        fine_gate="gate" in bound.arrays and bound.arrays["gate"].ndim == 4,
+        reported=reported,
         inputs=frozenset({"query", "key", "value"} & set(bound.arrays)),
         threads=device.threads,
     )
@@ -77,9 +88,19 @@ def choose_kernel(
 ) -> str:
     """The kernel that was asked for, or the one of least predicted time among those that can do it.
 
+    Of a method that approximates, its name: no kernel computes it.
+
     Where some would need more than ``room``, in bytes, they are passed over while another does not. Raises
     KernelUnsuitable where the one asked for can't, or none can.
     """
+    if approximation_of(work.spec) is not None:
+        if wanted is not None:
+            raise KernelUnsuitable(
+                f"kernel: method {work.spec.method.name} has arithmetic of its own, which no kernel computes; leave "
+                "kernel out, or take method exact",
+                param="kernel",
+            )
+        return work.spec.method.name
     reasons = {
         kernel.name: unsuitable(
             kernel.name,
@@ -117,9 +138,10 @@ def choose_kernel(
 
 def plan_forward(work: Workload, kernel: str, rates: Rates) -> Plan:
     """The cost of one forward pass."""
+    compared = cost.flops(cost.exactly(work), masked=False).total if work.reported else 0
     return Plan(
         kernel=kernel,
-        flops=cost.executed_flops(work, kernel),
+        flops=cost.executed_flops(work, kernel) + compared,
         peak_bytes=cost.peak_bytes(work, kernel),
         predicted_ms=cost.predicted_seconds(work, kernel, rates) * 1e3,
     )

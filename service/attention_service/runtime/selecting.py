@@ -9,8 +9,9 @@ from attention_contract.errors import InvalidRequest
 from attention_contract.schemas.attention import Edit, Select, Tap
 from attention_contract.spec import AttentionSpec
 from attention_service.core.arrays import TORCH_DTYPES
+from attention_service.core.attention import taps_of
 from attention_service.core.edits import AXES
-from attention_service.core.stages import taps_of
+from attention_service.core.methods import approximation_of
 from attention_service.core.types import Selection
 from attention_service.runtime.binding import Bound, wrong_shape
 
@@ -18,13 +19,24 @@ from attention_service.runtime.binding import Bound, wrong_shape
 def check_taps(taps: Sequence[Tap], spec: AttentionSpec) -> None:
     """Raise InvalidRequest for a tap that has no meaning with this spec."""
     for index, tap in enumerate(taps):
-        if tap != "output" and tap not in taps_of(spec):
-            param = f"return.{index}"
-            raise InvalidRequest(
-                f"{param}: {tap} is the logarithm of a softmax's sum, and the normalizer is {spec.normalizer.name}; "
-                "leave it out",
-                param=param,
-            )
+        check_tap(tap, spec, f"return.{index}")
+
+
+def check_tap(tap: str, spec: AttentionSpec, param: str) -> None:
+    """Raise InvalidRequest, for the field ``param``, where this tap has no meaning with this spec."""
+    if tap == "output" or tap in taps_of(spec):
+        return
+    if approximation_of(spec) is not None:
+        raise InvalidRequest(
+            f"{param}: method {spec.method.name} has no {tap}: it passes {', '.join(taps_of(spec))} and output; take "
+            "method exact, or compare with it by report_error in a forward request",
+            param=param,
+        )
+    raise InvalidRequest(
+        f"{param}: {tap} is the logarithm of a softmax's sum, and the normalizer is {spec.normalizer.name}; "
+        "leave it out",
+        param=param,
+    )
 
 
 def bind_selection(select: Select | None, bound: Bound) -> Selection:
@@ -54,6 +66,7 @@ def check_edits(edits: Sequence[Edit], bound: Bound) -> None:
     dtype = TORCH_DTYPES[bound.dtype]
     for index, edit in enumerate(edits):
         param = f"edits.{index}"
+        check_tap(edit.tap, bound.spec, f"{param}.tap")
         heads = bound.kv_heads if edit.tap in {"k", "v"} else bound.heads
         sizes: dict[str, tuple[list[int] | None, int]] = {
             "heads": (edit.heads, heads),

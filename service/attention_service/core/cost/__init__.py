@@ -3,6 +3,7 @@
 The estimate that is reported is the one by which a request is admitted and its kernel chosen.
 """
 
+from attention_service.core.cost.approximate import exactly
 from attention_service.core.cost.flops import (
     SECOND_PASSES,
     backward_flops,
@@ -48,6 +49,7 @@ __all__ = [
     "backward_pass",
     "check_peak_bytes",
     "cost_of",
+    "exactly",
     "executed_backward_flops",
     "executed_flops",
     "flops",

@@ -7,8 +7,10 @@ biases, are summed (less than one in the width of the model).
 
 from attention_contract.schemas.complexity import PassFlops, StageFlops
 from attention_contract.spec import Softmax
+from attention_service.core.cost.approximate import approximated, method_flops
 from attention_service.core.cost.encoding import position_cost, token_flops
 from attention_service.core.cost.pairs import normalizer_cost, score_cost
+from attention_service.core.cost.tensors import projections
 from attention_service.core.cost.workload import Workload
 from attention_service.core.masks import allowed_pairs
 
@@ -23,9 +25,13 @@ def flops(work: Workload, *, masked: bool) -> StageFlops:
     normalizer says that it takes; dropout 1 (divide). And what else the score takes for each query and key.
 
     Position: what the encoding and the norm of queries and keys take for each token, and a bias for each pair.
+
+    A method that approximates says itself what it takes, whatever ``masked``.
     """
+    if approximated(work) is not None:
+        return method_flops(work, backward=False)
     pairs = pair_count(work, masked=masked) * work.heads
-    project_in, project_out = _projections(work)
+    project_in, project_out = projections(work)
     products, others = _of_tokens(work)
     return _stages(
         projections=project_in,
@@ -49,6 +55,8 @@ def backward_flops(work: Workload, *, masked: bool, fused: bool) -> StageFlops:
     each query, which leaves 2 of the softmax's 4 for each pair. Source: Dao et al. 2022, algorithm 4. Of
     another normalizer, which no fused kernel here computes, the whole would have to be repeated.
     """
+    if approximated(work) is not None:
+        return method_flops(work, backward=True)
     pairs = pair_count(work, masked=masked) * work.heads
     normalizer = normalizer_cost(work)
     score = score_cost(work)
@@ -61,7 +69,7 @@ def backward_flops(work: Workload, *, masked: bool, fused: bool) -> StageFlops:
             per_row = 2 * work.value_dim  # for each pair, the 2 that this saves are spent on exp(s − lse)
         else:
             per_pair += normalizer.flops
-    project_in, project_out = _projections(work)
+    project_in, project_out = projections(work)
     products, others = _of_tokens(work)
     backward = score.pair_backward_products
     backward = 2 * score.pair_products if backward is None else backward
@@ -118,18 +126,6 @@ def _before_normalizer(work: Workload) -> int:
     softcap = 3 if work.spec.softcap is not None else 0
     masks = int(bool(work.spec.masks) or work.request_mask_elements > 0)
     return score_cost(work).pair_flops + softcap + masks + _tempered(work)
-
-
-def _projections(work: Workload) -> tuple[int, int]:
-    """FLOPs of the projections of queries, keys and values, and of the output projection."""
-    s = work.sizes
-    if s is None:
-        return 0, 0
-    queries = work.batch * work.queries
-    keys = work.batch * work.new_keys
-    into = queries * s.d_model * s.heads * s.head_dim
-    into += keys * s.kv_heads * (s.key_width * s.head_dim + s.value_width * s.value_dim)
-    return 2 * into, 2 * queries * s.heads * s.value_dim * s.d_model
 
 
 def _stages(

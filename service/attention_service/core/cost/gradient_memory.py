@@ -7,6 +7,7 @@ backward pass; and the backward pass of the projections, when the graph of the a
 from dataclasses import replace
 
 from attention_service.core.additive import BLOCK
+from attention_service.core.cost.approximate import approximated, method_check_peak, method_gradient_peak
 from attention_service.core.cost.blocked_memory import backward_tile, blocked_peak, lse_bytes
 from attention_service.core.cost.encoding import position_cost
 from attention_service.core.cost.encoding_memory import bias_elements
@@ -39,6 +40,8 @@ def gradient_peak_bytes(work: Workload, *, taps: bool, kernel: str, mask: bool =
     for each. ``mask``: one with respect to a mask that is added may be wanted, for which PyTorch's fused kernel keeps
     the weights. Taps that are returned beside the gradients are computed again once the graph is gone.
     """
+    if approximated(work) is not None:
+        return with_margin(method_gradient_peak(work, taps=taps))
     held = Held.of(work)
     biased = mask and work.request_mask_elements > 0 and not work.bool_mask
     if taps or kernel == "materialized":
@@ -73,6 +76,8 @@ def check_peak_bytes(work: Workload, *, taps: bool = True) -> int:
     That is the gradients once more in float64 with their graph, then, for one name after the other, copies of its
     tensor and two materialized forward passes with their outputs. ``taps``: some of the names are taps.
     """
+    if approximated(work) is not None:
+        return with_margin(method_check_peak(work, taps=taps))
     held = Held.of(work)
     found = held.inputs + _gradient_bytes(work) + 2 * (held.output or held.context) + _tap_bytes(work, taps)
     double = replace(work, itemsize=8, taps=frozenset({"output"}), selected_heads=None, selected_queries=None)
@@ -93,6 +98,8 @@ def second_peak_bytes(work: Workload, *, taps: bool) -> int:
     gradient of either are held, and the gradients of those while the second one is gone through.
     """
     once = gradient_peak_bytes(work, taps=taps, kernel="materialized")
+    if approximated(work) is not None:  # what went into each of its products, a gradient of each, and theirs
+        return 3 * once
     pairs = work.pairs * work.heads
     tensors = 8 if has_lse(work.spec.normalizer) else 5  # over pairs, beside those of the first pass
     layers = 3 * pairs * score_cost(work).layer * score_itemsize(work)  # nothing is computed again any more

@@ -5,6 +5,7 @@ from math import log
 
 from attention_contract.schemas.complexity import Growth
 from attention_contract.spec import Entmax15, Sparsemax
+from attention_service.core.cost.approximate import approximated, method_order
 from attention_service.core.cost.memory import makes_pairs, peak_bytes
 from attention_service.core.cost.time import executed_flops
 from attention_service.core.cost.workload import Workload
@@ -50,6 +51,8 @@ def time_order(work: Workload, dimension: str = "length", kernel: str = "fused")
     global tokens, of r keys in random blocks, of every s-th key, or of c in every s; for the last two every tile is
     touched.
     """
+    if approximated(work) is not None:
+        return method_order(work, dimension, memory=False)
     projections = f" + {_TOKENS[dimension]}·d²" if work.sizes is not None and dimension != "past" else ""
     sorting = isinstance(work.spec.normalizer, Sparsemax | Entmax15)
     width = f"(d + h·log {'p' if dimension == 'past' else 'n'})" if sorting else "d"
@@ -68,6 +71,8 @@ def time_order(work: Workload, dimension: str = "length", kernel: str = "fused")
 
 def memory_order(work: Workload, dimension: str, kernel: str) -> str:
     """As in ``O(n·d)``: of the peak beyond the parameters, with what the request needs over all pairs."""
+    if approximated(work) is not None:
+        return method_order(work, dimension, memory=True)
     by_head, shared = makes_pairs(work, kernel)
     pairs = f"h·{_PAIRS[dimension]} + " if by_head else f"{_PAIRS[dimension]} + " if shared else ""
     return f"O({pairs}{_TOKENS[dimension]}·d)"

@@ -8,6 +8,7 @@ from dataclasses import replace
 
 from attention_service.core.additive import BLOCK
 from attention_service.core.blocks import rows_at_once
+from attention_service.core.cost.approximate import approximated, exactly, method_peak
 from attention_service.core.cost.blocked_memory import blocked_peak, lse_bytes
 from attention_service.core.cost.encoding_memory import bias_elements, bias_making
 from attention_service.core.cost.fused_memory import fused_context, fused_peak
@@ -37,6 +38,9 @@ def peak_bytes(work: Workload, kernel: str) -> int:
     What the libraries below hold for themselves (a cuBLAS workspace, an allocator's rounding) is not in it, nor are
     copies of the reply on the host.
     """
+    if approximated(work) is not None:
+        peak = with_margin(method_peak(work))
+        return peak + with_margin(_comparison(work)) if work.reported else peak
     held = Held.of(work)
     if kernel == "fused":
         context, kept = fused_context(work), _kept(work)
@@ -53,6 +57,21 @@ def peak_bytes(work: Workload, kernel: str) -> int:
             kept = _kept(work)
     after = context + held.merged + held.output + kept
     return with_margin(max(held.projecting, held.problem + max(attention, after)))
+
+
+def _comparison(work: Workload) -> int:
+    """Exact attention beside an approximation, block by block: its context, and two matrices of weights of a block."""
+    held = Held.of(work)
+    rows = min(work.queries, rows_at_once(work.batch, work.heads, work.keys))
+    block = exactly(replace(work, taps=frozenset({"weights"}), selected_heads=None, selected_queries=None))
+    masks = masks_of(block)
+    if masks.any:
+        masks = _rows_of(masks, rows, max(work.queries, 1))
+    pairs = work.batch * work.heads * rows * work.keys
+    implied = pairs * (3 * max(work.itemsize, 4) + 3 * 8)
+    implied += work.batch * work.heads * work.keys * work.head_dim * 4 * max(work.itemsize, 4)
+    outputs = 4 * (held.output or held.context) + 2 * held.context + held.merged
+    return outputs + materialized_peak(block, work.heads * rows, masks) + implied
 
 
 def with_margin(counted: int) -> int:

@@ -3,6 +3,7 @@
 from dataclasses import replace
 
 from attention_contract.schemas.complexity import Cost, PeakBytes, Shape
+from attention_service.core.cost.approximate import exactly
 from attention_service.core.cost.flops import backward_pass, forward_pass, pair_count
 from attention_service.core.cost.memory import peak_bytes
 from attention_service.core.cost.tensors import (
@@ -38,9 +39,9 @@ def cost_of(work: Workload, shape: Shape, kernel: str, rates: Rates) -> Cost:
         kv_cache_bytes=kv_cache_bytes(work),
         kv_cache_bytes_per_token=kv_cache_bytes_per_token(work),
         peak_bytes=PeakBytes(
-            fused=peak_bytes(plain, "fused"),
-            blocked=peak_bytes(plain, "blocked"),
-            materialized=peak_bytes(plain, "materialized"),
+            fused=peak_bytes(exactly(plain), "fused"),
+            blocked=peak_bytes(exactly(plain), "blocked"),
+            materialized=peak_bytes(exactly(plain), "materialized"),
             request=peak_bytes(work, kernel),
         ),
         predicted_ms=predicted_seconds(work, kernel, rates) * 1e3,

@@ -30,8 +30,8 @@ def kv_cache_bytes(work: Workload) -> int:
 def input_bytes(work: Workload) -> int:
     """The request's tensors in the dtype that is computed in.
 
-    Query, key and value where they are tensors of their own, past keys and values, the mask, and what the spec of raw
-    attention learns.
+    Query, key and value where they are tensors of their own, past keys and values, the mask, what a running state is
+    given, and what the spec of raw attention learns.
     """
     if work.sizes is None:
         widths = (work.heads * work.head_dim, work.kv_heads * work.head_dim, work.kv_heads * work.value_dim)
@@ -46,7 +46,28 @@ def input_bytes(work: Workload) -> int:
     past = work.batch * work.past * kv_cache_bytes_per_token(work)
     mask = work.request_mask_elements * (1 if work.bool_mask else work.itemsize)
     learned = parameter_count(work) * work.itemsize if work.sizes is None else 0
-    return work.batch * elements * work.itemsize + mask + past + learned
+    return work.batch * elements * work.itemsize + mask + past + learned + running_bytes(work)
+
+
+def running_bytes(work: Workload) -> int:
+    """Gate, β, state and its normalizer that a request brings."""
+    tokens = work.new_keys * (
+        (("gate" in work.sent) * (work.head_dim if work.fine_gate else 1)) + ("beta" in work.sent)
+    )
+    state = work.head_dim * (work.value_dim * ("initial_state" in work.sent) + ("initial_normalizer" in work.sent))
+    return work.batch * work.kv_heads * (tokens * work.itemsize + state * max(work.itemsize, 4))
+
+
+def projections(work: Workload) -> tuple[int, int]:
+    """FLOPs of the projections of queries, keys and values, and of the output projection."""
+    s = work.sizes
+    if s is None:
+        return 0, 0
+    queries = work.batch * work.queries
+    keys = work.batch * work.new_keys
+    into = queries * s.d_model * s.heads * s.head_dim
+    into += keys * s.kv_heads * (s.key_width * s.head_dim + s.value_width * s.value_dim)
+    return 2 * into, 2 * queries * s.heads * s.value_dim * s.d_model
 
 
 def output_bytes(work: Workload) -> int:

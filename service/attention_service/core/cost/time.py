@@ -7,6 +7,7 @@ import operator
 from dataclasses import dataclass, replace
 
 from attention_contract.schemas.complexity import StageFlops
+from attention_service.core.cost.approximate import approximated, exactly, method_cost, method_moved
 from attention_service.core.cost.encoding import token_traffic
 from attention_service.core.cost.flops import backward_flops, flops
 from attention_service.core.cost.held import Held
@@ -49,6 +50,9 @@ class Rates:
 
 def predicted_seconds(work: Workload, kernel: str, rates: Rates) -> float:
     """Seconds of one forward pass with this kernel, the taps that are computed again included."""
+    if work.reported:  # exact attention, block by block, and the weights that the approximation amounts to
+        compared = predicted_seconds(exactly(work), "materialized", rates)
+        return predicted_seconds(replace(work, reported=False), kernel, rates) + 2 * compared
     executed = _executed(flops(work, masked=False), work, kernel) + _flops_again(work, kernel)
     return rates.seconds(executed, moved_bytes(work, kernel), kernel, 1 + _starts(work, kernel, _STARTS))
 
@@ -68,6 +72,8 @@ def predicted_gradient_seconds(work: Workload, kernel: str, rates: Rates) -> flo
 
 def moved_bytes(work: Workload, kernel: str) -> int:
     """Bytes that one forward pass reads and writes: every tensor when it is made and each time that it is used."""
+    if approximated(work) is not None:
+        return method_moved(work)
     held = Held.of(work)
     parameters = parameter_count(work) * work.itemsize
     moved = held.inputs + parameters + held.made + held.q + held.kv + 2 * held.context + held.output
@@ -115,7 +121,9 @@ def _executed(stages: StageFlops, work: Workload, kernel: str) -> float:
 
 
 def _starts(work: Workload, kernel: str, each: tuple[float, float]) -> float:
-    """How many times over the blocked kernel pays for a start: for each block of queries, and for each tile."""
+    """How many times over a start is paid for: for each block of queries and each tile, or each step of a method."""
+    if approximated(work) is not None:
+        return float(method_cost(work).steps)
     if kernel != "blocked":
         return 0.0
     counted = touched(work)

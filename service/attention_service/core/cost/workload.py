@@ -51,6 +51,13 @@ class Workload:
     """Whether some tap is edited."""
     dropped: bool = False
     """Whether weights are dropped."""
+    sent: frozenset[str] = frozenset()
+    """Of ``gate``, ``beta``, ``initial_state`` and ``initial_normalizer`` those that the request brings to a running
+    state, and ``return_state`` where it wants the last one."""
+    fine_gate: bool = False
+    """Whether that gate has a number for each feature."""
+    reported: bool = False
+    """Whether the error against exact attention is wanted."""
     inputs: frozenset[str] = frozenset({"query", "key", "value"})
     """Which of them are tensors of their own: self-attention has the query alone."""
     threads: int = field(default_factory=torch.get_num_threads)

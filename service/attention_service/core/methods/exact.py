@@ -1,28 +1,16 @@
-"""Methods: how the context comes about, exactly or approximately."""
+"""Exact attention, by whichever kernel."""
 
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Protocol
 
 from torch import Tensor
 
 from attention_contract import spec
 from attention_service.core.edits import BoundEdit
 from attention_service.core.kernels.base import Kernel
-from attention_service.core.registry import Registry
-from attention_service.core.types import Problem
-
-
-class Method(Protocol):
-    """A way to the context."""
-
-    def attend(
-        self, problem: Problem, kernel: Kernel, taps: Collection[str], edits: Sequence[BoundEdit]
-    ) -> dict[str, Tensor]:
-        """``context`` ``[B, H, Q, V]``, and those of the taps, whole, that it has in memory anyway."""
-
-
-METHODS = Registry[Method]("method")
+from attention_service.core.methods.base import METHODS, Refusal
+from attention_service.core.stages import taps_of
+from attention_service.core.types import Learned, Problem, Widths
 
 
 @METHODS.register(
@@ -36,6 +24,18 @@ class Exact:
     """Every query against every key."""
 
     options: spec.Exact
+
+    def taps(self, spec: spec.AttentionSpec) -> tuple[str, ...]:
+        """All of them, where the normalizer has them."""
+        return taps_of(spec)
+
+    def learned(self, widths: Widths) -> dict[str, Learned]:
+        """None."""
+        return {}
+
+    def refuses(self, spec: spec.AttentionSpec) -> Iterator[Refusal]:
+        """Nothing."""
+        yield from ()
 
     def attend(
         self, problem: Problem, kernel: Kernel, taps: Collection[str], edits: Sequence[BoundEdit]

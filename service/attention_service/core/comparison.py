@@ -1,0 +1,50 @@
+"""How far an approximation is from exact attention over the same inputs: computed in blocks of queries."""
+
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+
+import torch
+from torch import Tensor
+
+from attention_contract.spec import Exact
+from attention_service.core.blocks import blocks
+from attention_service.core.methods import Approximation
+from attention_service.core.stages import stages
+from attention_service.core.types import Problem, Running
+from attention_service.core.visibility import EVERYTHING, without_padding
+
+
+@dataclass(frozen=True)
+class Compared:
+    """Exact attention beside an approximation."""
+
+    context: Tensor
+    """``[B, H, Q, V]``, exact."""
+    mean_kl: float | None
+    """Mean over all queries of KL(exact || approximate) in nats; None where the method amounts to no distribution. A
+    query that may look nowhere is not counted; NaN where there is no other."""
+
+
+def compare(problem: Problem, method: Approximation) -> Compared:
+    """The exact context, and how the weights differ, where the approximation amounts to some."""
+    exact = replace(problem, spec=problem.spec.model_copy(update={"method": Exact()}), running=Running())
+    clean = without_padding(problem)
+    contexts: list[Tensor] = []
+    divergences: list[Tensor] = []
+    for block in blocks(problem, EVERYTHING):
+        rows = range(problem.q.shape[2]) if block.queries is None else block.queries
+        found = dict(stages(exact, ("weights", "context"), selection=block))
+        contexts.append(found["context"])
+        implied = method.implied(clean, rows)
+        if implied is not None:
+            divergences.extend(_divergence(found["weights"], implied))
+    if not divergences:
+        return Compared(torch.cat(contexts, 2), None)
+    return Compared(torch.cat(contexts, 2), float(torch.cat(divergences).mean()))
+
+
+def _divergence(exact: Tensor, implied: Tensor) -> Iterator[Tensor]:
+    """Σ_j p_j ln(p_j / p̂_j) for each query that looks somewhere, in float64; +∞ where p̂_j = 0 < p_j."""
+    for p, approximate in zip(exact.double(), implied.double(), strict=True):  # one sequence at a time
+        terms = torch.xlogy(p, p) - torch.xlogy(p, approximate)  # [H, Q, K]
+        yield terms.sum(-1)[(p > 0).any(-1)]

@@ -1,0 +1,160 @@
+"""What a method that approximates costs: its own arithmetic, and around it what every attention has."""
+
+from dataclasses import replace
+
+from attention_contract.schemas.complexity import StageFlops
+from attention_contract.spec import Exact
+from attention_service.core.cost.encoding import token_flops, token_traffic
+from attention_service.core.cost.held import Held
+from attention_service.core.cost.pairs import masks_of, reach_of, score_cost
+from attention_service.core.cost.tensors import parameter_count, projections, tap_elements
+from attention_service.core.cost.workload import Workload
+from attention_service.core.methods import Approximation, Extent, MethodCost, approximation_of
+
+
+def approximated(work: Workload) -> Approximation | None:
+    """What computes a workload's method where that is not exact."""
+    return approximation_of(work.spec)
+
+
+def exactly(work: Workload) -> Workload:
+    """The same attention, exact: what an approximation is compared with. It has no gates, states or learned mixing."""
+    spec = work.spec.model_copy(update={"method": Exact()})
+    sizes = None if work.sizes is None else replace(work.sizes, spec=spec)
+    return replace(work, spec=spec, sizes=sizes, sent=frozenset(), fine_gate=False, reported=False)
+
+
+def method_cost(work: Workload) -> MethodCost:
+    """What the method itself says."""
+    method = approximated(work)
+    if method is None:
+        raise ValueError("exact attention is counted by its kernels")
+    reach = reach_of(replace(work, batched_offsets=False))  # unequal ones are refused, equal ones unknown beforehand
+    extent = Extent(
+        batch=work.batch,
+        queries=work.queries,
+        keys=work.keys,
+        heads=work.heads,
+        kv_heads=work.kv_heads,
+        head_dim=work.head_dim,
+        value_dim=work.value_dim,
+        itemsize=work.itemsize,
+        reach=work.queries + work.keys if reach is None else reach,
+        padded=work.padded,
+        sent=work.sent,
+        fine_gate=work.fine_gate,
+        d_model=None if work.sizes is None else work.sizes.d_model,
+        new_keys=work.new_keys,
+    )
+    return method.cost(extent)
+
+
+def method_flops(work: Workload, *, backward: bool) -> StageFlops:
+    """One pass; ``scores`` are the products with queries and keys, ``normalizer`` what is elementwise."""
+    counted = method_cost(work)
+    one = counted.backward if backward else counted.forward
+    times = 2 if backward else 1
+    products, others = _of_score(work)
+    into, out = projections(work)
+    position = token_flops(work)[backward]
+    return StageFlops(
+        projections=times * (into + counted.projections),
+        position=position,
+        scores=one.scores + times * products,
+        normalizer=one.elementwise + times * others,
+        values=one.values,
+        output_projection=times * out,
+        matmul=times * (into + out + products + counted.projections) + one.scores + one.values,
+        total=times * (into + out + products + others + counted.projections)
+        + position + one.scores + one.values + one.elementwise,
+    )  # fmt: skip
+
+
+def method_peak(work: Workload) -> int:
+    """The forward pass: projecting, the method, and its output; the taps are what it has anyway."""
+    held, counted = Held.of(work), method_cost(work)
+    kept = sum(tap_elements(work, tap) for tap in work.taps & {"q", "k", "v", "context"}) * work.itemsize
+    after = held.context + held.merged + held.output + _narrowed(work, kept)
+    edited = held.q + held.kv + held.context if work.edited else 0
+    working = counted.held + _factors(work) + edited
+    return max(held.projecting, held.problem + max(working, after))
+
+
+def method_gradient_peak(work: Workload, *, taps: bool) -> int:
+    """A forward and a backward pass: the method's backward pass, or that of the projections."""
+    held, counted = Held.of(work), method_cost(work)
+    leaves = held.inputs
+    new = work.batch * work.queries * (work.sizes.d_model if work.sizes else 0) * work.itemsize
+    parameters = parameter_count(work) * work.itemsize if work.sizes is not None else 0  # raw ones are inputs
+    gradients = held.inputs + (3 - len(work.inputs)) * new + parameters
+    ends = 2 * (held.output or held.context)
+    tapped = 2 * (held.q + held.kv + held.context) if taps or work.edited else 0
+    projecting = ends + gradients + held.q + held.kv
+    out = 0 if work.sizes is None else work.sizes.d_model * work.heads * work.value_dim * work.itemsize
+    backward = counted.held_backward + 2 * _factors(work) + 2 * held.merged + out + tapped
+    again = method_peak(work) if work.taps - {"output"} else 0
+    made = held.made + held.making.graph
+    first = held.projecting - held.inputs + held.making.graph
+    projecting += held.making.backward + tapped
+    return leaves + max(first, made + ends + backward, projecting, ends + gradients + tapped + again)
+
+
+def method_check_peak(work: Workload, *, taps: bool) -> int:
+    """The check in float64: the gradients with their graph, then copies of one tensor and two forward passes."""
+    double = replace(work, itemsize=8, taps=frozenset({"output"}), selected_heads=None, selected_queries=None)
+    wide = Held.of(double)
+    parameters = 8 * parameter_count(work)
+    found = method_gradient_peak(work, taps=taps)
+    graph = method_gradient_peak(double, taps=taps) + parameters
+    moved = 4 * max(wide.inputs, parameters, wide.q + wide.kv + wide.context)
+    probing = 2 * (wide.inputs + parameters) + 6 * (wide.output or wide.context) + moved
+    return found + graph + probing + method_peak(replace(double, edited=taps))
+
+
+def method_moved(work: Workload) -> int:
+    """Bytes read and written in one forward pass."""
+    held = Held.of(work)
+    parameters = parameter_count(work) * work.itemsize
+    moved = held.inputs + parameters + held.made + held.q + held.kv + 2 * held.context + held.output
+    return moved + method_cost(work).moved + _factors(work) + token_traffic(work)
+
+
+def method_order(work: Workload, dimension: str, *, memory: bool) -> str:
+    """The method's own order in the tokens, and the projections'."""
+    method = approximated(work)
+    if method is None:
+        raise ValueError("exact attention has an order of its kernels")
+    tokens = {"length": "n", "batch": "b·n", "queries": "n", "keys": "n", "past": "n"}[dimension]
+    time, held = method.orders()
+    if memory:
+        return f"O({held.replace('n', tokens)} + {tokens}·d)"
+    projecting = f" + {tokens}·d²" if work.sizes is not None and dimension != "past" else ""
+    return f"O({time.replace('n', tokens)}{projecting})"
+
+
+def _narrowed(work: Workload, kept: int) -> int:
+    """Selected heads and queries of the taps are copies."""
+    return kept if work.selected_heads is not None or work.selected_queries is not None else 0
+
+
+def _of_score(work: Workload) -> tuple[int, int]:
+    """What the score takes for queries and keys: matrix products, and the rest. A linear method has none of its own."""
+    if work.spec.method.name == "linear":
+        return 0, 0
+    score = score_cost(work)
+    queries, keys = work.batch * work.heads * work.queries, work.batch * work.kv_heads * work.keys
+    return (
+        queries * score.query_products + keys * score.key_products,
+        queries * score.query_flops + keys * score.key_flops,
+    )
+
+
+def _factors(work: Workload) -> int:
+    """Queries and keys as the score makes them, where it is none of the plain products; and the request's masks."""
+    masks = masks_of(replace(work, spec=work.spec.model_copy(update={"masks": []}))).together
+    score = score_cost(work)
+    if work.spec.score.name in {"dot", "scaled_dot"}:
+        return masks
+    queries = work.batch * work.heads * work.queries * max(score.query_width, work.head_dim)
+    keys = work.batch * work.kv_heads * work.keys * max(score.key_width, work.head_dim)
+    return masks + (queries + keys) * max(work.itemsize, 4)

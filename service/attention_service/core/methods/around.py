@@ -1,0 +1,119 @@
+"""What every approximation shares: edits and taps around its own arithmetic, and its limits."""
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
+
+import torch
+from torch import Tensor
+
+from attention_contract.spec import AttentionSpec, Dot, ScaledDot, Softmax
+from attention_service.core import edits as interventions
+from attention_service.core.edits import BoundEdit
+from attention_service.core.masks import pattern_of
+from attention_service.core.methods.base import Refusal
+from attention_service.core.patterns import Band
+from attention_service.core.positions import POSITIONS
+from attention_service.core.scores import SCORES, Product
+from attention_service.core.types import Problem
+from attention_service.core.visibility import without_padding
+
+
+def passed(
+    problem: Problem, edits: Sequence[BoundEdit], context: Callable[[Problem], dict[str, Tensor]]
+) -> dict[str, Tensor]:
+    """Every tap of an approximation, each a node of the graph to the context, and whatever else it gives.
+
+    ``context`` is given the problem with edits made and zeros for padded keys and values.
+    """
+    roles = (("q", problem.q), ("k", problem.k), ("v", problem.v))
+    taps = {tap: interventions.apply(edits, tap, x) for tap, x in roles}
+    found = context(without_padding(replace(problem, q=taps["q"], k=taps["k"], v=taps["v"])))
+    return taps | found | {"context": interventions.apply(edits, "context", found["context"])}
+
+
+def scored(problem: Problem) -> tuple[Tensor, Tensor, float]:
+    """Queries and keys whose product, times the number, is the score over the temperature."""
+    score = SCORES.of(problem.spec.score)
+    if not isinstance(score, Product):
+        raise ValueError(f"{problem.spec.score.name} is no product; ask `refuses` first")
+    q, k = problem.q, problem.k
+    if not isinstance(problem.spec.score, Dot | ScaledDot):  # what they do to queries and keys is done in float32
+        q, k = (x.to(torch.promote_types(x.dtype, torch.float32)) for x in (q, k))
+    q, k, factor = score.factors(q, k, problem.learned)
+    return q, k, factor / problem.spec.normalizer.temperature
+
+
+def no_softmax(spec: AttentionSpec) -> Iterator[Refusal]:
+    """Why a method that stands for a softmax over dot products cannot take this spec."""
+    if not isinstance(SCORES.of(spec.score), Product) or spec.score.name == "gaussian":
+        known = "dot, scaled_dot, bilinear or cosine"
+        yield "spec.score", f"score {spec.score.name} is no product of a query and a key; take {known}, or method exact"
+    if spec.softcap is not None:
+        yield "spec.softcap", "scores are never there to be capped; leave softcap out, or take method exact"
+    plain = Softmax(temperature=spec.normalizer.temperature)
+    if spec.normalizer != plain:
+        yield (
+            "spec.normalizer",
+            f"it stands for a plain softmax, and this is {_described(spec)}; take softmax with at most a temperature, "
+            "or method exact",
+        )
+
+
+def nothing_between(spec: AttentionSpec) -> Iterator[Refusal]:
+    """Why no method that approximates takes a bias of positions, or keys that the spec adds."""
+    if POSITIONS.of(spec.position).biased:
+        yield (
+            "spec.position",
+            f"{spec.position.name} adds a bias to each pair, and pairs are never there; take a position that is added "
+            "to tokens or turns queries and keys, as rope does, or method exact",
+        )
+    for field in ("add_bias_kv", "add_zero_attn"):
+        if getattr(spec, field):
+            yield f"spec.{field}", "keys beside the sequence have no place in it; leave it out, or take method exact"
+
+
+def no_masks(spec: AttentionSpec) -> Iterator[Refusal]:
+    """Why a method that mixes all keys cannot take this spec."""
+    if spec.masks:
+        yield (
+            "spec.masks",
+            f"every query sees all real keys, so a mask {spec.masks[0].name} cannot be kept; leave masks out and give "
+            "key_mask or key_lengths, or take method exact, linear or performer (causal)",
+        )
+
+
+def no_order(spec: AttentionSpec) -> Iterator[Refusal]:
+    """Why a running state cannot keep this spec's masks: it knows before and after, and nothing else."""
+    if reach_of(spec, 1, 1) is None:
+        names = ", ".join(mask.name for mask in spec.masks)
+        yield (
+            "spec.masks",
+            f"a running state keeps no masks but causal alone, and these are {names}; take causal, or method exact",
+        )
+
+
+def reach_of(spec: AttentionSpec, queries: int, keys: int, past: int = 0) -> int | None:
+    """The r for which query i sees the keys up to i + r at offset 0; the keys' number for all; None for other masks."""
+    if not spec.masks:
+        return queries + keys
+    pattern = pattern_of(spec.masks, queries, keys, past)
+    return pattern.high if isinstance(pattern, Band) and pattern.low is None and pattern.high is not None else None
+
+
+def reach_in(problem: Problem) -> int:
+    """The same for a problem, its offsets included, which must be equal in all rows of the batch."""
+    queries, keys = problem.q.shape[2], problem.k.shape[2]
+    reach = reach_of(problem.spec, queries, keys, problem.past)
+    if reach is None:
+        raise ValueError("the masks are not those of a running state; ask `refuses` first")
+    if not problem.spec.masks:
+        return reach
+    if problem.offsets is None:
+        return reach + problem.past
+    offset = int(problem.offsets.flatten()[0]) if problem.offsets.numel() else 0
+    return reach + max(-keys - queries - abs(reach), min(offset, keys + queries + abs(reach)))
+
+
+def _described(spec: AttentionSpec) -> str:
+    options = {name: value for name, value in spec.normalizer if name != "name" and value is not None}
+    return f"{spec.normalizer.name} with {options}"

@@ -1,0 +1,155 @@
+"""Linear attention and its rules of writing to the state: sums, gates, and the delta rule."""
+
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+
+import torch
+from torch import Tensor
+from torch.nn.functional import linear
+
+from attention_contract import spec
+from attention_service.core.edits import BoundEdit
+from attention_service.core.groups import one_for_each_query_head
+from attention_service.core.kernels.base import Kernel
+from attention_service.core.methods.around import no_order, nothing_between, passed, reach_in
+from attention_service.core.methods.base import APPROXIMATE_TAPS, METHODS, Extent, MethodCost, Refusal
+from attention_service.core.methods.features import Elementwise
+from attention_service.core.methods.running import Features, Running, Tokens
+from attention_service.core.methods.running_cost import FeatureCost, running_cost
+from attention_service.core.types import Learned, Problem, Widths
+from attention_service.core.visibility import real_keys
+
+_FEATURE_FLOPS = {"elu": 3, "relu": 1, "identity": 0, "l2": 3}
+"""exp, subtract, compare and add as one of 3 an element, half of which take each branch; square, sum and multiply."""
+
+
+@METHODS.register(
+    spec.Linear,
+    formula="o_i = φ(q_i) S_i / φ(q_i)·z_i, S_i = Σ_{j ≤ i} φ(k_j) v_jᵀ, z_i = Σ_{j ≤ i} φ(k_j); gated and delta rules",
+    cost="O(n·d²)",
+    source="Katharopoulos et al. 2020, eqs. 4-12; delta: Schlag et al. 2021, eq. 24; gated delta: Yang et al. 2025",
+)
+@dataclass(frozen=True)
+class Linear:
+    """A state of fixed size that every key is written to and every query reads."""
+
+    options: spec.Linear
+
+    @property
+    def gated(self) -> bool:
+        """Whether there is a gate."""
+        return self.options.rule in {"gated", "gated_delta"}
+
+    @property
+    def delta(self) -> bool:
+        """Whether there is a β."""
+        return self.options.rule in {"delta", "gated_delta"}
+
+    def taps(self, spec: spec.AttentionSpec) -> tuple[str, ...]:
+        """Those without weights."""
+        return APPROXIMATE_TAPS
+
+    def learned(self, widths: Widths) -> dict[str, Learned]:
+        """Of a module what gate and β are made from, one of each for a key/value head; raw attention is sent them."""
+        if widths.d_model is None:
+            return {}
+        names = [name for name, wanted in (("gate", self.gated), ("beta", self.delta)) if wanted]
+        shapes = (("weight", (widths.kv_heads, widths.d_model), None), ("bias", (widths.kv_heads,), 0.0))
+        return {
+            f"method.{name}.{part}": Learned(shape, fill, heads=None) for name in names for part, shape, fill in shapes
+        }
+
+    def refuses(self, spec_: spec.AttentionSpec) -> Iterator[Refusal]:
+        """Masks other than causal, and whatever speaks of scores, which it has none of."""
+        features = f"φ(q)·φ(k) with features {self.options.map} is its score"
+        if spec_.score != spec.ScaledDot():
+            yield "spec.score", f"{features}; leave score out, or take method exact"
+        if spec_.softcap is not None:
+            yield "spec.softcap", f"{features}; leave softcap out, or take method exact"
+        if spec_.normalizer != spec.Softmax():
+            yield "spec.normalizer", f"its sum is divided by or not (normalize); leave {_name(spec_)} out"
+        yield from no_order(spec_)
+        yield from nothing_between(spec_)
+        if self.options.rule != "sum" and not spec_.masks:
+            yield "spec.masks", f"rule {self.options.rule} depends on the order of the keys; give the mask causal"
+
+    def attend(
+        self, problem: Problem, kernel: Kernel, taps: Collection[str], edits: Sequence[BoundEdit]
+    ) -> dict[str, Tensor]:
+        """Every tap, and ``final_state`` and ``final_normalizer`` where they are wanted."""
+        return passed(problem, edits, self._context)
+
+    def implied(self, problem: Problem, rows: Sequence[int]) -> Tensor | None:
+        """φ(q)·φ(k) over its sum, for rule ``sum`` where it is normalized and nothing was there before."""
+        if self.options.rule != "sum" or not self.options.normalized or problem.running.state is not None:
+            return None
+        return implied_by(self._features(), problem, rows)
+
+    def cost(self, extent: Extent) -> MethodCost:
+        """As ``running_cost`` counts it."""
+        per = _FEATURE_FLOPS[self.options.map]
+        features = FeatureCost(
+            extent.head_dim, per, per + (self.options.scale is not None), made=self.options.map != "identity"
+        )
+        counted = running_cost(extent, features, normalize=self.options.normalized, gated=self.gated, delta=self.delta)
+        learned = (self.gated + self.delta) * extent.batch * extent.new_keys * extent.kv_heads * (extent.d_model or 0)
+        return replace(counted, projections=2 * learned)
+
+    def orders(self) -> tuple[str, str]:
+        """The state is as wide as the features, d, and as what is written, d."""
+        return "n·d²", "n·d"
+
+    def _features(self) -> Elementwise:
+        return Elementwise(self.options.map, 1.0 if self.options.scale is None else self.options.scale)
+
+    def _context(self, problem: Problem) -> dict[str, Tensor]:
+        given = problem.running
+        real = real_keys(problem)
+        kept = None if real is None else real[:, None, :, None]  # [B, 1, K, 1]
+        log_gate, beta = (
+            x if x is None or kept is None else x.masked_fill(~kept, 0) for x in (given.log_gate, given.beta)
+        )
+        if (log_gate is not None) != self.gated or (beta is not None) != self.delta:
+            raise ValueError(f"rule {self.options.rule} was given other tensors than it reads")
+        state = given.state
+        if state is not None and self.options.normalized:
+            if given.normalizer is None:
+                raise ValueError("a normalized state comes with its normalizer")
+            state = torch.cat([state, given.normalizer[..., None]], 3)
+        running = Running(self._features(), self.options.normalized)
+        tokens = Tokens(problem.k, problem.v, kept, log_gate, beta)
+        context, final = running.attend(problem.q, tokens, reach_in(problem), state, want_state=given.wanted)
+        found = {"context": context}
+        if given.wanted:
+            width = problem.v.shape[3]
+            if final is None:  # there was no key
+                final = context.new_zeros(*problem.k.shape[:2], problem.k.shape[3], width + self.options.normalized)
+            found["final_state"] = final[..., :width]
+            if self.options.normalized:
+                found["final_normalizer"] = final[..., width]
+        return found
+
+
+def rates_of(tokens: Tensor, learned: Mapping[str, Tensor], name: str) -> Tensor:
+    """What a module's gate (``name`` gate) or β (beta) is the sigmoid of: ``[B, L, d_model]`` to ``[B, Hkv, L, 1]``."""
+    made = linear(tokens, learned[f"method.{name}.weight"], learned[f"method.{name}.bias"])
+    return made.transpose(1, 2)[..., None].to(torch.promote_types(made.dtype, torch.float32))
+
+
+def implied_by(features: Features, problem: Problem, rows: Sequence[int]) -> Tensor:
+    """The weights that features amount to: φ(q_i)·φ(k_j) / Σ over the keys that query i sees, which are all real."""
+    dtype = torch.promote_types(problem.q.dtype, torch.float32)
+    index = torch.tensor(rows, device=problem.q.device)
+    real = real_keys(problem)
+    kept = None if real is None else real[:, None, :, None]
+    q = features.queries(problem.q.index_select(2, index).to(dtype))
+    k, _ = features.keys(problem.k.to(dtype), kept)
+    weights = q @ one_for_each_query_head(k, q.shape[1]).mT
+    ahead = torch.arange(problem.k.shape[2], device=index.device) > (index + reach_in(problem))[:, None]
+    weights = weights.masked_fill(ahead, 0)
+    total = weights.sum(-1, keepdim=True)
+    return weights / total.masked_fill(total == 0, 1)
+
+
+def _name(spec_: spec.AttentionSpec) -> str:
+    return f"normalizer {spec_.normalizer.name} with its options"

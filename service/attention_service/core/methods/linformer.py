@@ -1,0 +1,99 @@
+"""Linformer: softmax attention over a fixed number of projected keys."""
+
+from collections.abc import Collection, Iterator, Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from attention_contract import spec
+from attention_service.core.edits import BoundEdit
+from attention_service.core.groups import product
+from attention_service.core.kernels.base import Kernel
+from attention_service.core.methods.around import no_masks, no_softmax, nothing_between, passed, scored
+from attention_service.core.methods.base import APPROXIMATE_TAPS, METHODS, Extent, MethodCost, PassCost, Refusal
+from attention_service.core.types import Learned, Problem, Widths
+
+
+@METHODS.register(
+    spec.Linformer,
+    formula="o = softmax(Q (E K)ᵀ · scale) (F V), E and F of rank × length, learned",
+    cost="O(n·r·d), r rank",
+    source="Wang et al. 2020, eq. 7",
+)
+@dataclass(frozen=True)
+class Linformer:
+    """Keys and values mixed along the sequence before any query meets them."""
+
+    options: spec.Linformer
+
+    def taps(self, spec: spec.AttentionSpec) -> tuple[str, ...]:
+        """Those without weights over keys."""
+        return APPROXIMATE_TAPS
+
+    def learned(self, widths: Widths) -> dict[str, Learned]:
+        """One matrix for keys and one for values, of all heads."""
+        matrix = Learned((self.options.rank, self.options.length), heads=None)
+        names = ("key_projection",) if self.options.shared else ("key_projection", "value_projection")
+        return {f"method.{name}": matrix for name in names}
+
+    def refuses(self, spec: spec.AttentionSpec) -> Iterator[Refusal]:
+        """What is no softmax over dot products, and masks."""
+        yield from no_softmax(spec)
+        yield from no_masks(spec)
+        yield from nothing_between(spec)
+
+    def attend(
+        self, problem: Problem, kernel: Kernel, taps: Collection[str], edits: Sequence[BoundEdit]
+    ) -> dict[str, Tensor]:
+        """Every tap."""
+        return passed(problem, edits, self._context)
+
+    def implied(self, problem: Problem, rows: Sequence[int]) -> None:
+        """None: softmax(…) F may be negative, and need not sum to 1."""
+        return
+
+    def cost(self, extent: Extent) -> MethodCost:
+        """Two products that mix, two as in exact attention with r keys; scale 1, softmax 5 and 4 backward."""
+        x, rank = extent, self.options.rank
+        mixing, pairs = x.batch * x.kv_heads * rank * x.keys, x.batch * x.heads * x.queries * rank
+        scores, values = 2 * (mixing + pairs) * x.head_dim, 2 * (mixing + pairs) * x.value_dim
+        a, half = x.accumulated, x.accumulated != x.itemsize
+        k, v = x.batch * x.kv_heads * x.keys * x.head_dim, x.batch * x.kv_heads * x.keys * x.value_dim
+        q, context = x.batch * x.heads * x.queries * x.head_dim, x.context // x.itemsize
+        projection = rank * min(x.keys, self.options.length)
+        mixed = x.batch * x.kv_heads * rank * (x.head_dim + x.value_dim) * a
+        padding = (k + v) * x.itemsize if x.padded else 0
+        mix = (max(k, v) + projection) * half * a
+        attending = (q * (1 + half) + pairs) * a, (2 * pairs) * a, (pairs + context * (1 + half)) * a
+        held = padding + mixed + max(mix - mixed, *attending)
+        # The projections are cut and widened, keys and values widened, for the products that mix them.
+        kept = padding + mixed + (q + pairs) * a + half * (k + v + 2 * projection) * a
+        learned = (1 if self.options.shared else 2) * rank * self.options.length * x.itemsize
+        flowing = max(2 * pairs * a + mixed + v * x.itemsize, pairs * a + q * (a + x.itemsize), (pairs + context) * a)
+        ending = padding + mixed + half * (k + v + 2 * projection) * a + (k + v) * a + q * x.itemsize + learned
+        return MethodCost(
+            PassCost(scores, values, pairs * 6),
+            PassCost(2 * scores, 2 * values, pairs * 5),
+            held=held,
+            held_backward=max(kept + flowing, ending),
+            moved=6 * pairs * a + 2 * mixed + (k + v) * (a * half + x.itemsize),
+        )
+
+    def orders(self) -> tuple[str, str]:
+        """R projected keys."""
+        return "n·r·d", "n·r"
+
+    def _context(self, problem: Problem) -> dict[str, Tensor]:
+        q, k, factor = scored(problem)
+        dtype = torch.promote_types(q.dtype, torch.float32)
+        keys = k.shape[2]
+        if keys > self.options.length:
+            raise ValueError(f"{keys} keys are more than the length {self.options.length}")
+        e = problem.learned["method.key_projection"]
+        f = e if self.options.shared else problem.learned["method.value_projection"]
+        mixed_k, mixed_v = (
+            w[:, :keys].to(dtype) @ x.to(dtype) for w, x in ((e, k), (f, problem.v))
+        )  # [B, Hkv, rank, D] and [B, Hkv, rank, V]
+        weights = product(q.to(dtype) * factor, mixed_k.mT).softmax(-1)  # [B, H, Q, rank]
+        return {"context": product(weights, mixed_v).to(q.dtype)}

@@ -1,0 +1,158 @@
+"""Nyström attention: softmax attention by way of landmarks."""
+
+from collections.abc import Collection, Iterator, Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from attention_contract import spec
+from attention_service.core.edits import BoundEdit
+from attention_service.core.groups import product
+from attention_service.core.kernels.base import Kernel
+from attention_service.core.methods.around import no_masks, no_softmax, nothing_between, passed, scored
+from attention_service.core.methods.base import APPROXIMATE_TAPS, METHODS, Extent, MethodCost, Refusal
+from attention_service.core.methods.nystrom_cost import nystrom_cost
+from attention_service.core.types import Learned, Problem, Widths
+from attention_service.core.visibility import real_keys
+
+
+@METHODS.register(
+    spec.Nystrom,
+    formula="o = softmax(Q K̃ᵀ) · softmax(Q̃ K̃ᵀ)⁺ · softmax(Q̃ Kᵀ) · V, Q̃ and K̃ means of segments",
+    cost="O(n·m·d + n·m² + m³), m landmarks",
+    source="Xiong et al. 2021, eqs. 13-14 and algorithm 1",
+)
+@dataclass(frozen=True)
+class Nystrom:
+    """A few means of queries and keys stand between all queries and all keys."""
+
+    options: spec.Nystrom
+
+    def taps(self, spec: spec.AttentionSpec) -> tuple[str, ...]:
+        """Those without weights."""
+        return APPROXIMATE_TAPS
+
+    def learned(self, widths: Widths) -> dict[str, Learned]:
+        """None."""
+        return {}
+
+    def refuses(self, spec: spec.AttentionSpec) -> Iterator[Refusal]:
+        """What is no softmax over dot products, and masks."""
+        yield from no_softmax(spec)
+        yield from no_masks(spec)
+        yield from nothing_between(spec)
+
+    def attend(
+        self, problem: Problem, kernel: Kernel, taps: Collection[str], edits: Sequence[BoundEdit]
+    ) -> dict[str, Tensor]:
+        """Every tap."""
+        return passed(problem, edits, self._context)
+
+    def implied(self, problem: Problem, rows: Sequence[int]) -> None:
+        """None: of the three factors' product, single weights may be negative."""
+        return
+
+    def orders(self) -> tuple[str, str]:
+        """M landmarks."""
+        return "n·m·d + n·m²", "n·m"
+
+    def _context(self, problem: Problem) -> dict[str, Tensor]:
+        q, k, factor = scored(problem)
+        dtype = torch.promote_types(q.dtype, torch.float32)
+        q, k, v = q.to(dtype) * factor, k.to(dtype), problem.v.to(dtype)
+        queries, keys = q.shape[2], k.shape[2]
+        count = min(self.options.landmarks, queries, keys)
+        real = real_keys(problem)
+        if not count or (real is None and count == queries == keys):
+            return {"context": product(product(q, k.mT).softmax(-1), v).to(problem.q.dtype)}
+        means = _Means.of(real, count, queries, keys, problem.past, q)
+        landmarks_q, landmarks_k = _mean(means.of_queries, q), _mean(means.of_keys, k)
+        seen = means.seen  # [B or 1, 1, 1, m], None for all
+        left = _softmax(product(q, landmarks_k.mT), seen)  # [B, H, Q, m]
+        middle = _softmax(product(landmarks_q, landmarks_k.mT), seen)
+        if means.used is not None:
+            both = means.used[:, None, :, None] & means.used[:, None, None]
+            middle = torch.where(both, middle, torch.eye(count, dtype=dtype, device=q.device))
+        right = _softmax(product(landmarks_q, k.mT), means.real)  # [B, H, m, K]
+        mixing = left @ _inverse(middle, self.options.iterations)  # [B, H, Q, m]
+        if means.alone is not None:
+            mixing = torch.where(means.alone, means.of_queries.mT[:, None], mixing)
+        return {"context": (mixing @ product(right, v)).to(problem.q.dtype)}
+
+    def cost(self, extent: Extent) -> MethodCost:
+        """As ``nystrom_cost`` counts it."""
+        return nystrom_cost(extent, self.options)
+
+
+@dataclass(frozen=True)
+class _Means:
+    """How tokens are averaged into m landmarks, padding left out; what is None holds for all."""
+
+    of_queries: Tensor
+    """``[B or 1, m, Q]``"""
+    of_keys: Tensor
+    """``[B or 1, m, K]``"""
+    used: Tensor | None = None
+    """Bool ``[B, m]``: sequences with fewer real tokens have fewer landmarks."""
+    seen: Tensor | None = None
+    """Bool ``[B, 1, 1, m]``: the same; all of them where there would be none, whose values are zeros."""
+    real: Tensor | None = None
+    """Bool ``[B, 1, 1, K]``: real keys; all of them where there would be none."""
+    alone: Tensor | None = None
+    """Bool ``[B, 1, 1, 1]``: every real query and key is a landmark of its own."""
+
+    @classmethod
+    def of(cls, real: Tensor | None, count: int, queries: int, keys: int, past: int, like: Tensor) -> "_Means":
+        """Of self-attention (as many queries as new keys), queries count as real where their own key is."""
+        if real is None:
+            one = torch.ones(1, 1, dtype=torch.bool, device=like.device)
+            number = torch.full((1,), count, device=like.device)
+            averages = [_averages(one.expand(1, length), number, count, like) for length in (queries, keys)]
+            return cls(*averages)
+        asked = real[:, past:] if queries == keys - past else real.new_ones(real.shape[0], queries)
+        totals = asked.sum(-1), real.sum(-1)
+        number = torch.minimum(*totals).clamp(max=count)  # [B]
+        used = torch.arange(count, device=like.device) < number[:, None]
+        return cls(
+            _averages(asked, number, count, like),
+            _averages(real, number, count, like),
+            used,
+            (used | ~used.any(-1, keepdim=True))[:, None, None],
+            (real | ~real.any(-1, keepdim=True))[:, None, None],
+            ((number == totals[0]) & (number == totals[1]))[:, None, None, None],
+        )
+
+
+def _averages(real: Tensor, number: Tensor, count: int, like: Tensor) -> Tensor:
+    """``[B, m, L]``: the t-th of r real tokens goes to landmark ⌊t·number / r⌋, with one over how many go there."""
+    place = real.cumsum(-1) - 1  # [B, L]
+    total = real.sum(-1, keepdim=True).clamp(min=1)
+    segment = (place * number[:, None]).div(total, rounding_mode="floor").masked_fill(~real, -1)
+    members = segment[:, None] == torch.arange(count, device=real.device)[:, None]  # [B, m, L]
+    return members.to(like.dtype) / members.sum(-1, keepdim=True).clamp(min=1)
+
+
+def _mean(averages: Tensor, x: Tensor) -> Tensor:
+    """``[B, heads, L, D]`` to ``[B, heads, m, D]``, all heads of a sequence in one product."""
+    beside = x.transpose(1, 2).flatten(2)  # [B, L, heads·D]
+    means = averages.expand(x.shape[0], -1, -1) @ beside
+    return means.view(x.shape[0], -1, x.shape[1], x.shape[3]).transpose(1, 2)
+
+
+def _softmax(scores: Tensor, seen: Tensor | None) -> Tensor:
+    return (scores if seen is None else scores.masked_fill(~seen, -torch.inf)).softmax(-1)
+
+
+def _inverse(x: Tensor, iterations: int) -> Tensor:
+    """The Moore-Penrose inverse of ``[..., m, m]``, rows summing to 1, by an iteration of third order.
+
+    From Z = xᵀ / (‖x‖₁ ‖x‖_∞), each matrix by its own norms: Z ← ¼ Z (13 − xZ (15 − xZ (7 − xZ))).
+    Source: Razavi et al. 2014, as used by Xiong et al. 2021, section 3.2.
+    """
+    identity = torch.eye(x.shape[-1], dtype=x.dtype, device=x.device)
+    z = x.mT / x.sum(-2).amax(-1)[..., None, None]
+    for _ in range(iterations):
+        xz = x @ z
+        z = 0.25 * z @ (13 * identity - xz @ (15 * identity - xz @ (7 * identity - xz)))
+    return z

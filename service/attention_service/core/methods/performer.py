@@ -1,0 +1,85 @@
+"""Performer: softmax attention by random features."""
+
+from collections.abc import Collection, Iterator, Sequence
+from dataclasses import dataclass, replace
+from math import log
+
+import torch
+from torch import Tensor
+
+from attention_contract import spec
+from attention_service.core.edits import BoundEdit
+from attention_service.core.kernels.base import Kernel
+from attention_service.core.methods.around import no_order, no_softmax, nothing_between, passed, reach_in, scored
+from attention_service.core.methods.base import APPROXIMATE_TAPS, METHODS, Extent, MethodCost, Refusal
+from attention_service.core.methods.features import PositiveRandom, orthogonal_directions
+from attention_service.core.methods.linear import implied_by
+from attention_service.core.methods.running import Running, Tokens
+from attention_service.core.methods.running_cost import FeatureCost, running_cost
+from attention_service.core.types import Learned, Problem, Widths
+from attention_service.core.visibility import real_keys
+
+
+@METHODS.register(
+    spec.Performer,
+    formula="o_i = φ(q_i) S_i / φ(q_i)·z_i, φ(x)_f = exp(ω_f·x − |x|²/2), ω orthogonal, N(0, I) each",
+    cost="O(n·m·d), m features",
+    source="Choromanski et al. 2021, lemma 1 and section 2.4",
+)
+@dataclass(frozen=True)
+class Performer:
+    """A running state whose features' products are exp(q·k) on average."""
+
+    options: spec.Performer
+
+    def taps(self, spec: spec.AttentionSpec) -> tuple[str, ...]:
+        """Those without weights."""
+        return APPROXIMATE_TAPS
+
+    def learned(self, widths: Widths) -> dict[str, Learned]:
+        """None."""
+        return {}
+
+    def refuses(self, spec: spec.AttentionSpec) -> Iterator[Refusal]:
+        """What is no softmax over dot products, and masks other than causal."""
+        yield from no_softmax(spec)
+        yield from no_order(spec)
+        yield from nothing_between(spec)
+
+    def attend(
+        self, problem: Problem, kernel: Kernel, taps: Collection[str], edits: Sequence[BoundEdit]
+    ) -> dict[str, Tensor]:
+        """Every tap."""
+        return passed(problem, edits, self._context)
+
+    def implied(self, problem: Problem, rows: Sequence[int]) -> Tensor:
+        """φ(q)·φ(k) over its sum."""
+        q, k, factor = scored(problem)
+        return implied_by(self._features(q, factor), replace(problem, q=q, k=k), rows)
+
+    def cost(self, extent: Extent) -> MethodCost:
+        """As ``running_cost`` counts it: scale, projection, |x|²/2 (3 for each of D); subtract twice, exp."""
+        count = self.features(extent.head_dim)
+        return running_cost(extent, FeatureCost(count, 4, 4, projected=True), normalize=True)
+
+    def orders(self) -> tuple[str, str]:
+        """M features."""
+        return "n·m·d", "n·m"
+
+    def features(self, width: int) -> int:
+        """How many, at this head width."""
+        return max(1, int(width * log(width))) if self.options.features is None else self.options.features
+
+    def _features(self, q: Tensor, factor: float) -> PositiveRandom:
+        width = q.shape[3]
+        directions = orthogonal_directions(self.features(width), width, self.options.seed)
+        root = abs(factor) ** 0.5
+        dtype = torch.promote_types(q.dtype, torch.float32)
+        return PositiveRandom(directions.to(q.device, dtype), -root if factor < 0 else root, root)
+
+    def _context(self, problem: Problem) -> dict[str, Tensor]:
+        q, k, factor = scored(problem)
+        real = real_keys(problem)
+        tokens = Tokens(k, problem.v, None if real is None else real[:, None, :, None])
+        context, _ = Running(self._features(q, factor), normalize=True).attend(q, tokens, reach_in(problem))
+        return {"context": context}

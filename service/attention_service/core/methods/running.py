@@ -1,0 +1,275 @@
+"""Attention as a running state: what the keys and values so far leave behind, read by each query.
+
+With features φ, S_j = S_{j−1} + φ(k_j) v_jᵀ is a matrix of fixed size, so that time and memory grow with the length
+and not with its square. The sequence is taken in chunks: inside one, queries meet keys pair by pair; between them, the
+state is carried. What autograd keeps is a few tensors of each chunk and the states between them.
+
+Notation beside that of ``core.types``: F features, W width of what is written (V, and 1 more for the normalizer),
+c tokens of a chunk, G = H / Hkv query heads to each state.
+Source: Katharopoulos et al. 2020, eqs. 10-12; in chunks: Yang et al. 2024, section 2.2.
+"""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Protocol
+
+import torch
+from torch import Tensor
+
+from attention_service.core.groups import product
+
+CHUNK = 128
+"""Tokens in which queries meet keys pair by pair, with one gate a token or none."""
+FINE_CHUNK = 16
+"""The same with a gate for each feature: the pairs are then formed feature by feature."""
+BLOCK = 1024
+"""Tokens that only write to the state, or only read it, at a time."""
+
+
+class Features(Protocol):
+    """φ: what stands for queries and keys in place of themselves."""
+
+    def queries(self, x: Tensor) -> Tensor:
+        """``[..., L, D]`` to ``[..., L, F]``."""
+
+    def keys(self, x: Tensor, real: Tensor | None) -> tuple[Tensor, Tensor | None]:
+        """The same, and the logarithm ``[B, Hkv, 1, 1]`` of a factor that was left out of them; None for 1.
+
+        real: bool ``[B, 1, L, 1]``; the others have zeros.
+        """
+
+
+@dataclass(frozen=True)
+class Tokens:
+    """The keys' side of some tokens: what writes to the state."""
+
+    k: Tensor
+    """``[B, Hkv, L, D]``"""
+    v: Tensor
+    """``[B, Hkv, L, V]``"""
+    real: Tensor | None = None
+    """Bool ``[B, 1, L, 1]``: the others neither write nor fade."""
+    log_gate: Tensor | None = None
+    """``[B, Hkv, L, 1 or F]``, at most 0: the logarithm of what remains of the state at a token."""
+    beta: Tensor | None = None
+    """``[B, Hkv, L, 1]``: how far a token's write replaces what its key reads; None where it adds."""
+
+    def split(self, *sizes: int) -> "list[Tokens]":
+        """Cut along the tokens, in one node of the graph: slices would each cost the whole length again, backward."""
+        return self._parts([x if x is None else torch.split(x, list(sizes), 2) for x in self._fields])
+
+    def chunks(self, size: int) -> "list[Tokens]":
+        """The same, into as many of this size as there are."""
+        if not self.length:
+            return []
+        return self._parts([x if x is None else torch.split(x, size, 2) for x in self._fields])
+
+    @property
+    def length(self) -> int:
+        """L."""
+        return self.k.shape[2]
+
+    @property
+    def _fields(self) -> tuple[Tensor | None, ...]:
+        return (self.k, self.v, self.real, self.log_gate, self.beta)
+
+    @staticmethod
+    def _parts(columns: "list[tuple[Tensor, ...] | None]") -> "list[Tokens]":
+        assert columns[0] is not None  # noqa: S101 - k always is
+        count = len(columns[0])
+        rows = zip(*(column if column is not None else (None,) * count for column in columns), strict=True)
+        return [Tokens(k, v, *rest) for k, v, *rest in rows]
+
+
+@dataclass(frozen=True)
+class State:
+    """What was written so far."""
+
+    value: Tensor
+    """``[B, Hkv, F, W]``, times exp(−log_factor)."""
+    log_factor: Tensor | None = None
+    """``[B, Hkv, 1, 1]``"""
+
+
+@dataclass(frozen=True)
+class Segments:
+    """How many tokens do what, in the order of time; query i reads the state after key i + reach."""
+
+    blind: int
+    """Queries before the first key."""
+    early: int
+    """Keys before the first query, and with it."""
+    paired: int
+    """Queries and keys side by side, one of each a step."""
+    late: int
+    """Queries after the last key."""
+    rest: int
+    """Keys after the last query, which no query reads."""
+
+    @classmethod
+    def of(cls, queries: int, keys: int, reach: int) -> "Segments":
+        """For a reach of K − 1 or more every query sees every key."""
+        blind = min(max(-reach, 0), queries)
+        early = min(max(reach, 0), keys) if reach < keys - 1 else keys
+        paired = min(queries - blind, keys - early)
+        return cls(blind, early, paired, queries - blind - paired, keys - early - paired)
+
+
+@dataclass(frozen=True)
+class Running:
+    """One rule of writing and reading."""
+
+    features: Features
+    normalize: bool
+    """Divide by Σ φ(q)·φ(k): a column of ones is written beside the values."""
+    chunk: int = CHUNK
+    block: int = BLOCK
+
+    def attend(
+        self, q: Tensor, tokens: Tokens, reach: int, state: Tensor | None = None, *, want_state: bool = False
+    ) -> tuple[Tensor, Tensor | None]:
+        """Context ``[B, H, Q, V]`` in the dtype of the values, and the state after the last key where it is wanted.
+
+        state ``[B, Hkv, F, W]``: what the first key is written to. Computed in float32 or wider.
+        """
+        dtype = torch.promote_types(tokens.v.dtype, torch.float32)
+        parts = Segments.of(q.shape[2], tokens.length, reach)
+        blind, paired, late = torch.split(q, [parts.blind, parts.paired, parts.late], 2)
+        early, side, rest = tokens.split(parts.early, parts.paired, parts.rest)
+        carried = None if state is None else State(state.to(dtype))
+        contexts = list(self._read(blind, carried, tokens))
+        carried = self._write(carried, early)
+        chunks = side.chunks(self._chunk(side))
+        for index, (qs, each) in enumerate(zip(torch.split(paired, self._chunk(side), 2), chunks, strict=False)):
+            last = index == len(chunks) - 1 and not (parts.late or want_state)
+            found, carried = self._step(qs, each, carried, read=True, write=not last)
+            contexts.append(self._normalized(found).to(tokens.v.dtype))
+            del found  # as large as the context of a chunk, and no longer needed
+        if want_state:
+            carried = self._write(carried, rest)
+        contexts += self._read(late, carried, tokens)
+        whole = torch.cat(contexts, 2) if contexts else tokens.v.new_zeros(*q.shape[:3], tokens.v.shape[3])
+        return whole, carried.value if want_state and carried is not None else None
+
+    def _chunk(self, tokens: Tokens) -> int:
+        fine = tokens.log_gate is not None and tokens.log_gate.shape[3] > 1
+        return min(self.chunk, FINE_CHUNK) if fine else self.chunk
+
+    def _read(self, q: Tensor, state: State | None, tokens: Tokens) -> Iterator[Tensor]:
+        """What queries find, all at the same state; zeros where nothing was written."""
+        if not q.shape[2]:
+            return
+        if state is None:
+            yield tokens.v.new_zeros(*q.shape[:3], tokens.v.shape[3])
+            return
+        for block in torch.split(q, self.block, 2):
+            found = product(self.features.queries(block.to(state.value.dtype)), state.value)
+            yield self._normalized(found).to(tokens.v.dtype)
+
+    def _write(self, state: State | None, tokens: Tokens) -> State | None:
+        """The state after these keys."""
+        for block in tokens.chunks(self.block if tokens.beta is None else self._chunk(tokens)):
+            _, state = self._step(None, block, state, read=False, write=True)
+        return state
+
+    def _step(
+        self, q: Tensor | None, tokens: Tokens, state: State | None, *, read: bool, write: bool
+    ) -> tuple[Tensor, State | None]:
+        """One chunk: what its queries find ``[B, H, c, W]``, and the state after it."""
+        dtype = torch.promote_types(tokens.v.dtype, torch.float32)
+        k, log_factor = self.features.keys(tokens.k.to(dtype), tokens.real)  # [B, Hkv, c, F]
+        state, factor = _aligned(state, log_factor)
+        k = k if factor is None else k * factor
+        v = self._written(tokens.v.to(dtype))  # [B, Hkv, c, W]
+        faded = None if tokens.log_gate is None else tokens.log_gate.to(dtype).cumsum(2)  # [B, Hkv, c, 1 or F]
+        if tokens.beta is not None:
+            v = _replaced(k, v, tokens.beta.to(dtype), faded, state)
+        found = k.new_zeros(())
+        if read and q is not None:
+            found = _found(self.features.queries(q.to(dtype)), k, v, faded, state)
+        if not write:
+            return found, None
+        if faded is None:
+            added = k.mT @ v
+            value = added if state is None else state.value + added
+        else:
+            remains = faded[:, :, -1:]  # [B, Hkv, 1, 1 or F]
+            added = (k * (remains - faded).exp()).mT @ v
+            value = added if state is None else state.value * remains.exp().mT + added
+        return found, State(value, state.log_factor if state is not None else log_factor)
+
+    def _written(self, v: Tensor) -> Tensor:
+        return torch.cat([v, v.new_ones(*v.shape[:3], 1)], 3) if self.normalize else v
+
+    def _normalized(self, found: Tensor) -> Tensor:
+        """Divided by the last column; zeros where it is 0, since nothing was found then."""
+        if not self.normalize:
+            return found
+        total = found[..., -1:]
+        return found[..., :-1] / total.masked_fill(total == 0, 1)
+
+
+def _aligned(state: State | None, log_factor: Tensor | None) -> tuple[State | None, Tensor | None]:
+    """State and new keys with the larger of their factors left out of both; and what the keys are to be scaled by."""
+    if log_factor is None or state is None or state.log_factor is None:
+        return state, None
+    larger = torch.maximum(state.log_factor, log_factor)
+    return State(state.value * (state.log_factor - larger).exp(), larger), (log_factor - larger).exp()
+
+
+def _found(q: Tensor, k: Tensor, v: Tensor, faded: Tensor | None, state: State | None) -> Tensor:
+    """What the queries of a chunk find among its keys up to their own, and in the state before it: ``[B, H, c, W]``."""
+    batch, heads, length, width = q.shape
+    kv_heads = k.shape[1]
+    grouped = q.view(batch, kv_heads, heads // kv_heads, length, width)
+    if faded is None:
+        pairs = product(q, k.mT).tril()  # [B, H, c, c]
+    elif faded.shape[3] == 1:
+        inner = product(q, k.mT).view(batch, kv_heads, -1, length, length)
+        pairs = (inner * _fading(faded)[:, :, None]).view(batch, heads, length, length)
+    else:
+        pairs = _pairs_by_feature(grouped, k, faded).view(batch, heads, length, length)
+    found = product(pairs, v)
+    if state is None:
+        return found
+    if faded is not None:
+        q = (grouped * faded.exp()[:, :, None]).view_as(q)
+    return found + product(q, state.value)
+
+
+def _fading(faded: Tensor) -> Tensor:
+    """What is left at token i of a write at token j ≤ i: ``[B, Hkv, c, c]``; 0 for j > i."""
+    return (faded - faded.mT).masked_fill(_ahead(faded), -torch.inf).exp()
+
+
+def _ahead(faded: Tensor) -> Tensor:
+    """Bool ``[c, c]``: token j comes after token i."""
+    return torch.ones(faded.shape[2], faded.shape[2], dtype=torch.bool, device=faded.device).triu(1)
+
+
+def _pairs_by_feature(q: Tensor, k: Tensor, faded: Tensor) -> Tensor:
+    """Σ_f q_if k_jf exp(faded_if − faded_jf) for j ≤ i: ``[B, Hkv, G, c, c]``.
+
+    Not as a product of two factors: exp(−faded) has no bound.
+    """
+    ahead = _ahead(faded)[..., None]
+    left = (faded[:, :, :, None] - faded[:, :, None]).masked_fill(ahead, -torch.inf).exp()  # [B, Hkv, c, c, F]
+    pairs: Tensor = (q[:, :, :, :, None] * (k[:, :, None] * left)[:, :, None]).sum(-1)
+    return pairs
+
+
+def _replaced(k: Tensor, v: Tensor, beta: Tensor, faded: Tensor | None, state: State | None) -> Tensor:
+    """What the delta rule writes, ``u_i = β_i (v_i − what k_i reads)``, for the tokens of a chunk at once.
+
+    Each reads the writes of those before it in the chunk, which makes a triangular system.
+    Source: Yang et al. 2024 (parallelizing DeltaNet), section 3.2; with gates: Yang et al. 2025, section 3.3.
+    """
+    overlap = k @ k.mT  # [B, Hkv, c, c]
+    if faded is not None:
+        overlap = overlap * _fading(faded)
+    if state is not None:
+        reading = k if faded is None else k * faded.exp()
+        v = v - reading @ state.value
+    # Of the matrix, only what lies below the diagonal is read; on it are ones.
+    written: Tensor = torch.linalg.solve_triangular(beta * overlap, beta * v, upper=False, unitriangular=True)
+    return written

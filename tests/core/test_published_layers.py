@@ -27,6 +27,7 @@ from attention_contract.positions import Alibi, QKNorm, RelativeBias, Rope
 from attention_contract.schemas.modules import Biases
 from attention_contract.spec import AttentionSpec, Causal, Dot, ScaledDot
 from attention_service.core.attention import attend
+from attention_service.core.kernels import KERNELS, unsuitable
 from attention_service.core.multihead import Sizes, project, project_out
 from attention_service.core.preparing import prepare
 
@@ -60,14 +61,14 @@ class Published:
         back = {theirs: ours for ours, theirs in self.names.items()}
         return {back.get(name, name): value for name, value in own.items()}
 
-    def ours(self, x: Tensor, parameters: dict[str, Tensor], **more):
+    def ours(self, x: Tensor, parameters: dict[str, Tensor], kernel: str = "materialized", **more):
         sizes = Sizes(self.width, HEADS, self.kv_heads, self.kv_dim, self.kv_dim, self.width, self.width, Biases())
 
         def by_head(query, key, value):
             return project(parameters, sizes, query, key, value)
 
         problem = prepare(self.spec, {"query": x, **more}, parameters, by_head, projected=True)
-        return problem, project_out(parameters, attend(problem, kernel="materialized").context)
+        return problem, project_out(parameters, attend(problem, kernel=kernel).context)
 
 
 def angles(dim):
@@ -184,12 +185,19 @@ def test_outputs_and_gradients_are_the_layer_s(published):
     own = list(published.layer.parameters())
     expected = torch.autograd.grad(theirs, [x, *own], upstream)
 
-    _, output = published.ours(x, published.parameters())
-    found = torch.autograd.grad(output, [x, *own], upstream)
-    torch.testing.assert_close(output, theirs, rtol=1e-10, atol=1e-10)
-    for name, mine, wanted in zip(["input", *dict(published.layer.named_parameters())], found, expected, strict=True):
-        torch.testing.assert_close(mine, wanted, rtol=1e-10, atol=1e-10, msg=lambda told, name=name: f"{name}: {told}")
-        assert wanted.count_nonzero() > 0
+    names = ["input", *dict(published.layer.named_parameters())]
+    for kernel in (entry.name for entry in KERNELS):
+        if unsuitable(kernel, published.spec, torch.float64):
+            continue
+        _, output = published.ours(x, published.parameters(), kernel)
+        found = torch.autograd.grad(output, [x, *own], upstream)
+        torch.testing.assert_close(output, theirs, rtol=1e-10, atol=1e-10)
+        for name, mine, wanted in zip(names, found, expected, strict=True):
+            told = f"{kernel}: {name}"
+            torch.testing.assert_close(
+                mine, wanted, rtol=1e-10, atol=1e-10, msg=lambda why, told=told: f"{told}: {why}"
+            )
+            assert wanted.count_nonzero() > 0
 
 
 @torch.no_grad()

@@ -82,6 +82,8 @@ def test_a_window_costs_its_width_and_loses_little_where_near_tokens_are_alike(d
     assert "n^1.0" in printed
     near, far = (numbers(printed, f"lost, {name} tokens")[::2] for name in ("near", "independent"))
     assert len(re.findall(r" window: .* ms at 2048", printed)) >= 2, "every kernel that can do it is measured"
+    blocked = {name: numbers(printed, f"blocked {name}:")[-2] for name in ("dense", "window")}
+    assert blocked["window"] < blocked["dense"] / 2, "the blocked kernel skips what the mask forbids"
     assert near[0] > near[2]
     assert near[2] < 0.005 < 0.5 < far[2]
 

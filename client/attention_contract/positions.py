@@ -13,6 +13,7 @@ from attention_contract.base import WireModel
 Theta = Annotated[float, Field(gt=1, le=1e15, allow_inf_nan=False)]
 Factor = Annotated[float, Field(ge=1, le=1e6, allow_inf_nan=False)]
 Length = Annotated[int, Field(ge=1, le=2**31)]
+Divisor = Annotated[float, Field(ge=1e-6, le=1e6, allow_inf_nan=False)]
 Rotations = Annotated[float, Field(gt=0, le=1e6, allow_inf_nan=False)]
 
 
@@ -115,7 +116,33 @@ class YarnScaling(WireModel):
         return self
 
 
-RopeScaling = Annotated[LinearScaling | NtkScaling | Llama3Scaling | YarnScaling, Field(discriminator="name")]
+class LongRopeScaling(WireModel):
+    """Each frequency divided by a factor of its own, another one in long sequences (Ding et al. 2024, section 3)."""
+
+    name: Literal["longrope"] = "longrope"
+    short_factor: list[Divisor] = Field(min_length=1, max_length=8192)
+    """For sequences that reach no further than the original length: one factor for each pair of dimensions."""
+    long_factor: list[Divisor] = Field(min_length=1, max_length=8192)
+    """For sequences that reach further."""
+    factor: Factor
+    """How many times the original length the model is made for."""
+    original_max_position_embeddings: int = Field(ge=2, le=2**31)
+    attention_factor: float | None = Field(None, gt=0, le=1e6, allow_inf_nan=False)
+    """On the rotated queries and keys alike; null is √(1 + ln factor / ln L) for an original length L."""
+
+    @model_validator(mode="after")
+    def _alike(self) -> Self:
+        if len(self.short_factor) != len(self.long_factor):
+            raise ValueError(
+                f"short_factor has {len(self.short_factor)} numbers and long_factor {len(self.long_factor)}; "
+                "give both one for each pair of dimensions"
+            )
+        return self
+
+
+RopeScaling = Annotated[
+    LinearScaling | NtkScaling | Llama3Scaling | YarnScaling | LongRopeScaling, Field(discriminator="name")
+]
 
 
 class Rope(WireModel):

@@ -140,6 +140,24 @@ ROPE = {"name": "rope"}
         ({"spec": {"position": LEARNED}, "key": [[0, 0, 0, 0]] * 5, **TABLE}, "key", "4"),
         ({"spec": {"position": LEARNED}}, "parameters.position.weight", "[4, 4]"),
         ({"spec": {"position": {"name": "rope", "dim": 6}}}, "spec.position.dim", "4"),
+        (
+            {
+                "spec": {
+                    "position": ROPE
+                    | {
+                        "scaling": {
+                            "name": "longrope",
+                            "short_factor": [1],
+                            "long_factor": [2],
+                            "factor": 2,
+                            "original_max_position_embeddings": 8,
+                        }
+                    }
+                }
+            },
+            "spec.position.scaling",
+            "2 pairs",
+        ),
         ({"spec": {"position": ROPE}, "query": [[1, 2, 3]]}, "spec.position.dim", "3 wide"),
         (
             {"spec": {"position": ROPE | {"scaling": {"name": "ntk", "factor": 2}}}, "query": [[1, 2]]},

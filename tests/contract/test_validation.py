@@ -124,6 +124,20 @@ CASES = [
                 "required",
             ),
             ("rope", {"dim": 2, "scaling": {"name": "ntk", "factor": 2}}, "", "4 or more"),
+            (
+                "rope",
+                {
+                    "scaling": {
+                        "name": "longrope",
+                        "short_factor": [1],
+                        "long_factor": [1, 2],
+                        "factor": 2,
+                        "original_max_position_embeddings": 8,
+                    }
+                },
+                ".scaling",
+                "one for each pair",
+            ),
             ("alibi", {"slopes": [1]}, ".slopes", "no such field"),
             ("relative_bias", {"num_buckets": 1}, ".num_buckets", "greater"),
             ("relative_bias", {"num_buckets": 7}, "", "make it even"),

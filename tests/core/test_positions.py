@@ -1,6 +1,7 @@
 """Position encodings against the libraries that trained models with them, and their laws."""
 
 import math
+from functools import partial
 
 import pytest
 import torch
@@ -19,6 +20,7 @@ from attention_contract.positions import (
     LearnedPosition,
     LinearScaling,
     Llama3Scaling,
+    LongRopeScaling,
     NtkScaling,
     RelativeBias,
     Rope,
@@ -32,6 +34,7 @@ from attention_service.core.positions.score_biases import bucket_starts, slopes
 from attention_service.core.types import Widths
 
 DOUBLE = torch.float64
+SHORT, LONG = ([1 + step * c for c in range(16)] for step in (0.05, 1.5))
 SCALINGS = {
     "none": (None, {"rope_type": "default"}),
     "linear": (LinearScaling(factor=3.0), {"rope_type": "linear", "factor": 3.0}),
@@ -54,6 +57,18 @@ SCALINGS = {
             "rope_type": "yarn", "factor": 7.0, "beta_fast": 9.0, "beta_slow": 2.0, "attention_factor": 1.25,
             "truncate": False,
         },
+    ),
+    "longrope": (
+        LongRopeScaling(
+            short_factor=SHORT, long_factor=LONG, factor=4.0, original_max_position_embeddings=64
+        ),
+        {"rope_type": "longrope", "factor": 4.0},
+    ),
+    "longrope, attention factor": (
+        LongRopeScaling(
+            short_factor=SHORT, long_factor=LONG, factor=1.0, original_max_position_embeddings=64, attention_factor=1.5
+        ),
+        {"rope_type": "longrope", "factor": 1.0, "attention_factor": 1.5},
     ),
     "yarn, a step": (
         YarnScaling(factor=2.0, original_max_position_embeddings=4), {"rope_type": "yarn", "factor": 2.0}
@@ -89,7 +104,11 @@ def test_frequencies_are_those_of_transformers(name, reach, dim, width, theta, d
         return  # refused: the exponent is dim / (dim − 2)
     length = 64 if scaling is None or name == "linear" else scaling.original_max_position_embeddings
     told = told | {"rope_theta": theta, "partial_rotary_factor": dim / width}
-    told |= {"original_max_position_embeddings": length} if told["rope_type"] in {"llama3", "yarn"} else {}
+    if told["rope_type"] in {"llama3", "yarn", "longrope"}:
+        told |= {"original_max_position_embeddings": length}
+    if told["rope_type"] == "longrope":
+        lists = {"short_factor": SHORT[: dim // 2], "long_factor": LONG[: dim // 2]}
+        scaling, told = scaling.model_copy(update=lists), told | lists
     config = LlamaConfig(
         hidden_size=4 * width, num_attention_heads=4, head_dim=width, max_position_embeddings=length,
         rope_parameters=told,
@@ -115,8 +134,13 @@ def test_ntk_without_an_original_length_is_as_long_as_the_factor_says():
     close(found, frequencies(Rope(scaling=dynamic), 16, torch.tensor([[175]]))[0])
 
 
-def test_a_dynamic_scaling_goes_by_each_sequence_for_itself():
-    rope = Rope(scaling=NtkScaling(factor=2.0, original_max_position_embeddings=4))
+@pytest.mark.parametrize(
+    "scaling",
+    [NtkScaling, partial(LongRopeScaling, short_factor=[1.0] * 4, long_factor=LONG[:4], attention_factor=1.0)],
+)
+def test_a_dynamic_scaling_goes_by_each_sequence_for_itself(scaling):
+    longer = {"factor": 2.0, "original_max_position_embeddings": 4}
+    rope = Rope(scaling=scaling(**longer))
     x = normal(2, 1, 3, 8)
     places = torch.tensor([[0, 1, 2], [7, 8, 9]])
     both = turned(rope, x, places)

@@ -10,6 +10,7 @@ from attention_contract.positions import (
     LearnedPosition,
     LinearScaling,
     Llama3Scaling,
+    LongRopeScaling,
     NoPosition,
     NtkScaling,
     QKNorm,
@@ -42,6 +43,11 @@ POSITION = {
     "rope, dynamic": Rope(scaling=NtkScaling(factor=2.0, original_max_position_embeddings=16)),
     "rope, llama3": Rope(scaling=Llama3Scaling(factor=8.0, original_max_position_embeddings=16)),
     "rope, yarn": Rope(scaling=YarnScaling(factor=4.0, original_max_position_embeddings=16)),
+    "rope, longrope": Rope(
+        scaling=LongRopeScaling(
+            short_factor=[1.0, 2.0, 3.0, 4.0], long_factor=[9.0] * 4, factor=4.0, original_max_position_embeddings=16
+        )
+    ),
     "alibi": Alibi(),
     "alibi, signed": Alibi(symmetric=False),
     "relative_bias": RelativeBias(num_buckets=8, max_distance=6),

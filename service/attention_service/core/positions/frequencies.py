@@ -3,7 +3,7 @@
 All in float64: a place times a frequency must still be an angle where places are large.
 """
 
-from math import ceil, floor, log, pi
+from math import ceil, floor, log, pi, sqrt
 
 import torch
 from torch import Tensor
@@ -28,6 +28,8 @@ def frequencies(rope: options.Rope, dim: int, reach: Tensor) -> tuple[Tensor, fl
             return _llama3(rope.scaling, plain), 1.0
         case options.YarnScaling(factor=factor, attention_factor=given):
             return _yarn(rope.scaling, rope.theta, plain), 0.1 * log(factor) + 1 if given is None else given
+        case options.LongRopeScaling(factor=factor, original_max_position_embeddings=length, attention_factor=given):
+            return _long(rope.scaling, plain, reach), sqrt(1 + log(factor) / log(length)) if given is None else given
 
 
 def exponents(dim: int, device: torch.device) -> Tensor:
@@ -69,3 +71,12 @@ def _yarn(scaling: options.YarnScaling, theta: float, plain: Tensor) -> Tensor:
         last += 0.001  # a step rather than 0/0
     divided = ((torch.arange(pairs, dtype=torch.float64, device=plain.device) - first) / (last - first)).clamp(0, 1)
     return plain * (divided / scaling.factor + 1 - divided)
+
+
+def _long(scaling: options.LongRopeScaling, plain: Tensor, reach: Tensor) -> Tensor:
+    """Source: Ding et al. 2024, section 3."""
+    short, long = (
+        plain / torch.tensor(each, dtype=plain.dtype, device=plain.device)
+        for each in (scaling.short_factor, scaling.long_factor)
+    )
+    return torch.where(reach > scaling.original_max_position_embeddings, long, short)[:, None]  # [1 or B, 1, dim/2]

@@ -34,6 +34,9 @@ class Rope(Inert):
             return "dim", f"{dim} dimensions are to turn where a head has {width}; give {width - width % 2} or fewer"
         if dim is None and width == 2 and isinstance(self.options.scaling, options.NtkScaling):
             return "scaling", "ntk needs 4 dimensions or more, and a head is 2 wide; leave scaling out"
+        scaling, pairs = self.options.scaling, (width if dim is None else dim) // 2
+        if isinstance(scaling, options.LongRopeScaling) and len(scaling.long_factor) != pairs:
+            return "scaling", f"its lists have {len(scaling.long_factor)} numbers, and {pairs} pairs turn; give as many"
         return None
 
     def turned(self, q: Tensor, k: Tensor, places: Places) -> tuple[Tensor, Tensor]:

@@ -106,6 +106,9 @@ class GlobalTokens(WireModel):
     name: Literal["global_tokens"] = "global_tokens"
     positions: list[Annotated[int, Field(ge=0, lt=2**31)]] = Field(min_length=1, max_length=4096)
     """Positions in the sequence, from 0, counted with the request's offset."""
+    projections: Literal["shared", "separate"] = "shared"
+    """``separate``: the queries at these positions, and the keys and values that they see, have projections of their
+    own in a module: ``q_global``, ``k_global`` and ``v_global``, in the shapes of ``q_proj`` and the others."""
 
 
 class PrefixLM(WireModel):

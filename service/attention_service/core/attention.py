@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from attention_contract.spec import AttentionSpec
+from attention_service.core.apart import apart_rows
 from attention_service.core.blocks import blocks
 from attention_service.core.edits import BoundEdit
 from attention_service.core.isolation import harmed, unfit_keys, without
@@ -57,6 +58,10 @@ def attend(
     whole = METHODS.of(problem.spec.method).attend(given, KERNELS[kernel].make(), taps, edits)
     if unfit is not None:
         whole = {"context": whole["context"].masked_fill(harmed(unfit, problem), torch.nan)}
+    if kernel != "materialized" and (apart := apart_rows(problem, EVERYTHING)) is not None:
+        chosen = blocks(problem, Selection(queries=apart.rows))
+        far = torch.cat([dict(stages(problem, {"context"}, selection=each))["context"] for each in chosen], 2)
+        whole = {"context": whole["context"].index_copy(2, torch.tensor(apart.rows, device=far.device), far)}
     again = _again(problem, set(taps) - set(whole), selection)
     asked = {tap: narrow(x, tap, problem, selection) for tap, x in whole.items() if tap in taps}
     return Attended(whole["context"], again | asked)

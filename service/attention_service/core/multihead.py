@@ -12,8 +12,9 @@ from torch.nn.functional import linear
 
 from attention_contract.schemas.modules import Biases, ModuleConfig
 from attention_contract.spec import AttentionSpec
+from attention_service.core.apart import separate_positions
 from attention_service.core.learned import learned_of
-from attention_service.core.types import Learned, Problem, Widths
+from attention_service.core.types import Learned, Problem, Widths, added_keys
 
 Parameters = Mapping[str, Tensor]
 
@@ -76,10 +77,15 @@ def parameter_shapes(sizes: Sizes) -> dict[str, tuple[int, ...]]:
         "v_proj": (sizes.kv_heads * sizes.value_dim, sizes.value_width),
         "o_proj": (sizes.d_model, sizes.heads * sizes.value_dim),
     }
+    biases = {name: getattr(sizes.biases, name) for name in weights}
+    if separate_positions(sizes.spec.masks):
+        apart = {f"{role}_global": f"{role}_proj" for role in "qkv"}
+        weights |= {name: weights[like] for name, like in apart.items()}
+        biases |= {name: biases[like] for name, like in apart.items()}
     shapes: dict[str, tuple[int, ...]] = {}
     for name, shape in weights.items():
         shapes[f"{name}.weight"] = shape
-        if getattr(sizes.biases, name):
+        if biases[name]:
             shapes[f"{name}.bias"] = shape[:1]
     return shapes | {name: learned.shape for name, learned in sizes.learned.items()}
 
@@ -109,17 +115,25 @@ def with_added_keys(problem: Problem) -> Problem:
 
     As ``torch.nn.MultiheadAttention`` does with ``add_bias_kv`` and ``add_zero_attn``.
     """
-    k, v = [problem.k], [problem.v]
-    batch, kv_heads = problem.k.shape[:2]
-    if problem.spec.add_bias_kv:
-        for parts, name in ((k, "bias_k"), (v, "bias_v")):
-            parts.append(problem.learned[name].view(1, kv_heads, 1, -1).expand(batch, -1, -1, -1))
-    if problem.spec.add_zero_attn:
-        for parts in (k, v):
-            parts.append(parts[0].new_zeros(batch, kv_heads, 1, parts[0].shape[-1]))
-    if len(k) == 1:
+    extra = added_keys(problem.spec)
+    if not extra:
         return problem
-    return replace(problem, k=torch.cat(k, 2), v=torch.cat(v, 2), extra=len(k) - 1)
+    k, v, apart = problem.k, problem.v, problem.apart
+    if apart is not None:
+        apart = (apart[0], _extended(apart[1], "bias_k", problem), _extended(apart[2], "bias_v", problem))
+    k, v = _extended(k, "bias_k", problem), _extended(v, "bias_v", problem)
+    return replace(problem, k=k, v=v, apart=apart, extra=extra)
+
+
+def _extended(x: Tensor, bias: str, problem: Problem) -> Tensor:
+    """Keys or values with those that the spec adds."""
+    parts = [x]
+    batch, kv_heads, _, width = x.shape
+    if problem.spec.add_bias_kv:
+        parts.append(problem.learned[bias].view(1, kv_heads, 1, -1).expand(batch, -1, -1, -1))
+    if problem.spec.add_zero_attn:
+        parts.append(x.new_zeros(batch, kv_heads, 1, width))
+    return torch.cat(parts, 2)
 
 
 def split_heads(x: Tensor, heads: int) -> Tensor:
@@ -133,16 +147,17 @@ def merge_heads(x: Tensor) -> Tensor:
 
 
 def project(
-    parameters: Parameters, sizes: Sizes, query: Tensor, key: Tensor, value: Tensor
+    parameters: Parameters, sizes: Sizes, query: Tensor, key: Tensor, value: Tensor, by: str = "proj"
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Queries, keys and values by head.
+    """Queries, keys and values by head; ``by`` says by which projections, ``proj`` or ``global``.
 
     query ``[B, Q, d_model]``, key ``[B, K, key_width]``, value ``[B, K, value_width]`` to
     q ``[B, H, Q, D]``, k ``[B, Hkv, K, D]``, v ``[B, Hkv, K, V]``.
     """
-    q = linear(query, parameters["q_proj.weight"], parameters.get("q_proj.bias"))
-    k = linear(key, parameters["k_proj.weight"], parameters.get("k_proj.bias"))
-    v = linear(value, parameters["v_proj.weight"], parameters.get("v_proj.bias"))
+    q, k, v = (
+        linear(x, parameters[f"{role}_{by}.weight"], parameters.get(f"{role}_{by}.bias"))
+        for role, x in zip("qkv", (query, key, value), strict=True)
+    )
     return split_heads(q, sizes.heads), split_heads(k, sizes.kv_heads), split_heads(v, sizes.kv_heads)
 
 

@@ -23,13 +23,15 @@ def prepare(
     by_head: Callable[[Tensor, Tensor, Tensor], Three],
     *,
     projected: bool,
+    apart: Callable[[Tensor, Tensor, Tensor], Three] | None = None,
 ) -> Problem:
     """The problem that a request is about.
 
     tensors: ``query`` and, by the names of their fields, whatever else came; a missing key is the query, a missing
     value the key. ``by_head`` makes queries ``[B, H, Q, D]``, keys and values ``[B, Hkv, new, ...]`` of the three.
     ``projected``: it does so by the projections of a module, to whose inputs ``[B, L, ...]`` an encoding is added; to
-    raw queries and keys it is added in each head. Past keys are normed and turned already.
+    raw queries and keys it is added in each head. Past keys are normed and turned already. ``apart`` is like
+    ``by_head``, for the queries that a module projects apart; it takes no past.
     """
     query = tensors["query"]
     key = tensors.get("key", query)
@@ -40,13 +42,8 @@ def prepare(
     places = _places(tensors, q.shape[-2], k.shape[-2], past, q.device) if position.reads else None
     if places is not None:
         q, k, v = _added(position, (q, k, v), places, learned, to_value=projected)
-    if projected:
-        q, k, v = by_head(q, k, v)
-    if spec.qk_norm is not None:
-        q = normed(q, learned["q_norm.weight"], spec.qk_norm)
-        k = normed(k, learned["k_norm.weight"], spec.qk_norm)
-    if places is not None:
-        q, k = position.turned(q, k, places)
+    far = None if apart is None else _turned(spec, apart(q, k, v), places, learned)
+    q, k, v = _turned(spec, by_head(q, k, v) if projected else (q, k, v), places, learned)
     if "past_key" in tensors:
         k = torch.cat([tensors["past_key"], k], dim=2)  # [B, Hkv, P + new, D]
         v = torch.cat([tensors["past_value"], v], dim=2)
@@ -59,8 +56,20 @@ def prepare(
         offsets=tensors.get("offsets"),
         positions=tensors.get("positions"),
         learned=learned,
+        apart=far,
     )  # fmt: skip
     return with_added_keys(given)
+
+
+def _turned(spec: AttentionSpec, three: Three, places: Places | None, learned: Tensors) -> Three:
+    """Queries and keys normed and turned."""
+    q, k, v = three
+    if spec.qk_norm is not None:
+        q = normed(q, learned["q_norm.weight"], spec.qk_norm)
+        k = normed(k, learned["k_norm.weight"], spec.qk_norm)
+    if places is not None:
+        q, k = POSITIONS.of(spec.position).turned(q, k, places)
+    return q, k, v
 
 
 def _places(tensors: Tensors, queries: int, new_keys: int, past: int, device: torch.device) -> Places:

@@ -1,13 +1,14 @@
 """The formula, stage by stage: q, k → scores → softcap → bias and masks → normalizer → weighted sum of the values."""
 
-from collections.abc import Collection, Iterator, Sequence
-from dataclasses import replace
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
 
 from attention_contract.spec import AttentionSpec
 from attention_service.core import edits as interventions
+from attention_service.core.apart import apart_rows
 from attention_service.core.blocks import rows_at_once
 from attention_service.core.dropout import dropped, kept
 from attention_service.core.edits import BoundEdit
@@ -56,21 +57,26 @@ def _stages(
 ) -> Iterator[tuple[str, Tensor]]:
     spec = problem.spec
     normalizer = NORMALIZERS.of(spec.normalizer)
-    q = interventions.apply(edits, "q", narrow(problem.q, "q", problem, selection))
+    apart = apart_rows(problem, selection)
+    q = narrow(problem.q, "q", problem, selection)
+    if apart is not None:
+        q = apart.put(q, pick(narrow(apart.problem.q, "q", problem, selection), 2, apart.rows))
+    q = interventions.apply(edits, "q", q)
     yield "q", q  # [B, H, Q, D]
     k = interventions.apply(edits, "k", narrow(problem.k, "k", problem, selection))
     yield "k", k  # [B, Hkv, K, D]
     v = interventions.apply(edits, "v", narrow(problem.v, "v", problem, selection))
     yield "v", v  # [B, Hkv, K, V]
 
-    clean = without_padding(replace(problem, k=k, v=v))
-    unfit = unfit_keys(clean)
-    clean = clean if unfit is None else without(unfit, clean)
+    seen = _seen(problem, k, v)
     learned = narrow_learned(problem, selection)
     # Half types are scored in float32, as a fused kernel accumulates, unless the spec asks for a half type itself.
     dtype = torch.promote_types(q.dtype, normalizer.runs_in(q.dtype))
-    x = SCORES.of(spec.score).scores(q.to(dtype), clean.k.to(dtype), learned)
-    x = x if unfit is None else poisoned(one_for_each_query_head(unfit[..., None], x.shape[1])[..., 0], x)
+    x = seen.scored(q, dtype, learned)
+    if apart is not None:
+        far = apart.problem
+        seen_apart = _seen(problem, narrow(far.k, "k", far, selection), narrow(far.v, "v", far, selection))
+        x = apart.put(x, seen_apart.scored(pick(q, 2, apart.rows), dtype, learned))
     x = interventions.apply(edits, "scores", x)
     yield "scores", x  # [B, H, Q, K], as all up to the weights
 
@@ -97,8 +103,36 @@ def _stages(
 
     if problem.dropout is not None:
         x = dropped(x, problem.dropout, kept_weights(problem, selection))
-    x = product(x, clean.v)
-    yield "context", interventions.apply(edits, "context", x)  # [B, H, Q, V]
+    context = product(x, seen.v)
+    if apart is not None:
+        context = apart.put(context, product(pick(x, 2, apart.rows), seen_apart.v))
+    yield "context", interventions.apply(edits, "context", context)  # [B, H, Q, V]
+
+
+@dataclass(frozen=True)
+class _Seen:
+    """What queries look at: keys and values with zeros for padding and for what is not finite."""
+
+    problem: Problem
+    unfit: Tensor | None
+    """Bool ``[B, Hkv, K]``: which keys were not finite."""
+
+    @property
+    def v(self) -> Tensor:
+        return self.problem.v
+
+    def scored(self, q: Tensor, dtype: torch.dtype, learned: Mapping[str, Tensor]) -> Tensor:
+        """The scores of these queries, computed in this dtype."""
+        x = SCORES.of(self.problem.spec.score).scores(q.to(dtype), self.problem.k.to(dtype), learned)
+        if self.unfit is None:
+            return x
+        return poisoned(one_for_each_query_head(self.unfit[..., None], x.shape[1])[..., 0], x)
+
+
+def _seen(problem: Problem, k: Tensor, v: Tensor) -> _Seen:
+    clean = without_padding(replace(problem, k=k, v=v))
+    unfit = unfit_keys(clean)
+    return _Seen(clean if unfit is None else without(unfit, clean), unfit)
 
 
 def kept_weights(problem: Problem, selection: Selection = EVERYTHING) -> Tensor:

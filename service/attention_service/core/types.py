@@ -88,6 +88,8 @@ class Problem:
     running: Running = field(default_factory=Running)
     """What a running state is given."""
     dropout: Dropout | None = None
+    apart: tuple[Tensor, Tensor, Tensor] | None = None
+    """Of other projections, in the shapes of q, k and v: what some of the queries are and see (``core.apart``)."""
     extra: int = 0
     """How many of the keys, the last ones, the spec added: no mask hides them. In masks K counts those before them."""
 

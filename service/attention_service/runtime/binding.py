@@ -13,6 +13,7 @@ from attention_contract.errors import InvalidRequest, InvalidTensor, ShapeMismat
 from attention_contract.schemas.attention import AttentionInputs, ForwardRequest, GradientsRequest, RawInputs
 from attention_contract.spec import AttentionSpec
 from attention_contract.tensors import Array, Untyped, dtype_name
+from attention_service.core.apart import separate_positions
 from attention_service.core.learned import learned_of
 from attention_service.core.methods.limits import check_spec
 from attention_service.core.positions import check_position
@@ -156,6 +157,12 @@ class _Binder:
         if self.arrays[value_is].shape[1] != new_keys:
             raise wrong_shape("value", f"as many tokens as the keys, {new_keys}", request.value)
         past = self._past(layout, batch, sizes.kv_heads, sizes.head_dim, sizes.value_dim)
+        if past and separate_positions(self.spec.masks):
+            raise InvalidRequest(
+                "past_key: this module projects its global tokens apart, and a past holds one projection only; send "
+                "the whole sequence",
+                param="past_key",
+            )
         dtype = module.config.dtype or "float32"
         return self._finish(
             layout,
@@ -168,6 +175,12 @@ class _Binder:
     # ── raw attention ────────────────────────────────────────────────────────────────────────────────────────────────
 
     def raw(self, request: RawInputs) -> Bound:
+        if separate_positions(self.spec.masks):
+            raise InvalidRequest(
+                "spec.masks: separate projections of global tokens belong to a module, and raw attention has none; say "
+                '"projections": "shared", or create a module',
+                param="spec.masks",
+            )
         if self.request.version is not None:
             raise InvalidRequest(
                 "version: raw attention has no module and so no version; leave it out", param="version"

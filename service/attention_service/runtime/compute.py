@@ -11,6 +11,7 @@ from attention_contract.errors import InvalidTensor
 from attention_contract.schemas.attention import Edit
 from attention_contract.tensors import Array
 from attention_service.core import multihead
+from attention_service.core.apart import separate_positions
 from attention_service.core.arrays import TORCH_DTYPES, to_numpy, to_torch, torch_dtype_name
 from attention_service.core.edits import BoundEdit, apply
 from attention_service.core.multihead import Parameters
@@ -86,7 +87,10 @@ def problem(bound: Bound, tensors: dict[str, Tensor], parameters: Parameters) ->
         q = multihead.split_heads(query, bound.heads)
         return q, multihead.split_heads(key, bound.kv_heads), multihead.split_heads(value, bound.kv_heads)
 
-    prepared = prepare(bound.spec, tensors, learned, by_head, projected=bound.module is not None)
+    apart = None
+    if bound.module is not None and separate_positions(bound.spec.masks):
+        apart = partial(multihead.project, parameters, bound.module.sizes, by="global")
+    prepared = prepare(bound.spec, tensors, learned, by_head, projected=bound.module is not None, apart=apart)
     tokens = tensors.get("key", tensors["query"])
     given = running(bound.spec, tensors, parameters, tokens, wanted=bound.state_wanted)
     return replace(prepared, dropout=bound.dropout, running=given)

@@ -18,7 +18,8 @@ from attention_service.core.masks import allowed_pairs
 def flops(work: Workload, *, masked: bool) -> StageFlops:
     """One forward pass, over every pair or over those that the spec's masks allow.
 
-    Scores: the matrix products that the score says it takes for pairs, queries and keys.
+    Scores: the matrix products that the score says it takes for pairs, queries and keys. Queries that are projected
+    apart count twice, with scores and values: once like their neighbours, and once with what they see.
 
     Normalizer, for each pair of each head: what else the score takes (a scale 1); softcap 3 (divide, tanh, multiply);
     masks 1 (add); temperature 1 (divide, unless 1); softmax 5 (maximum, subtract, exp, sum, divide), or what another
@@ -36,9 +37,9 @@ def flops(work: Workload, *, masked: bool) -> StageFlops:
     return _stages(
         projections=project_in,
         position=token_flops(work)[0] + pairs * position_cost(work).pair,
-        scores=pairs * score_cost(work).pair_products + products,
+        scores=(pairs + _apart_pairs(work)) * score_cost(work).pair_products + products,
         normalizer=pairs * (_before_normalizer(work) + normalizer_cost(work).flops + work.dropped) + others,
-        values=2 * pairs * work.value_dim,
+        values=2 * (pairs + _apart_pairs(work)) * work.value_dim,
         output_projection=project_out,
     )
 
@@ -77,9 +78,9 @@ def backward_flops(work: Workload, *, masked: bool, fused: bool) -> StageFlops:
     return _stages(
         projections=2 * project_in,
         position=token_flops(work)[1] + pairs * position_cost(work).pair_backward,
-        scores=pairs * (backward + again) + 2 * products,
+        scores=(pairs + _apart_pairs(work)) * (backward + again) + 2 * products,
         normalizer=pairs * per_pair + work.batch * work.heads * work.queries * per_row + 2 * others,
-        values=4 * pairs * work.value_dim,
+        values=4 * (pairs + _apart_pairs(work)) * work.value_dim,
         output_projection=2 * project_out,
     )
 
@@ -107,6 +108,11 @@ def pair_count(work: Workload, *, masked: bool) -> int:
         return work.pairs
     allowed = allowed_pairs(work.spec.masks, work.queries, work.told_keys, past=work.past)
     return work.batch * (allowed + work.queries * work.extra)
+
+
+def _apart_pairs(work: Workload) -> int:
+    """Pairs that are gone through once more, for queries that are projected apart."""
+    return work.batch * work.heads * work.apart * work.keys
 
 
 def _of_tokens(work: Workload) -> tuple[int, int]:

@@ -34,10 +34,11 @@ class Held:
         """The sizes of a workload."""
         e = work.itemsize
         context = work.batch * work.heads * work.queries * work.value_dim * e
-        per_token = work.kv_heads * (work.head_dim + work.value_dim) * e * work.batch
+        twice = 2 if work.apart else 1  # projections apart are made for all tokens
+        per_token = twice * work.kv_heads * (work.head_dim + work.value_dim) * e * work.batch
         return cls(
             inputs=input_bytes(work),
-            q=work.batch * work.heads * work.queries * work.head_dim * e,
+            q=twice * work.batch * work.heads * work.queries * work.head_dim * e,
             kv=work.keys * per_token,
             new_kv=work.new_keys * per_token,
             mask=work.request_mask_elements * (1 if work.bool_mask else e),

@@ -67,6 +67,7 @@ def projections(work: Workload) -> tuple[int, int]:
     keys = work.batch * work.new_keys
     into = queries * s.d_model * s.heads * s.head_dim
     into += keys * s.kv_heads * (s.key_width * s.head_dim + s.value_width * s.value_dim)
+    into *= 2 if work.apart else 1  # projections apart
     return 2 * into, 2 * queries * s.heads * s.value_dim * s.d_model
 
 

@@ -5,6 +5,7 @@ from dataclasses import dataclass, field, replace
 import torch
 
 from attention_contract.spec import AttentionSpec
+from attention_service.core.apart import separate_positions
 from attention_service.core.multihead import Sizes
 from attention_service.core.types import Widths, added_keys
 
@@ -67,6 +68,13 @@ class Workload:
     def extra(self) -> int:
         """Keys that the spec adds."""
         return added_keys(self.spec)
+
+    @property
+    def apart(self) -> int:
+        """Queries of each sequence that are projected apart, at most."""
+        if self.sizes is None:
+            return 0
+        return min(len(separate_positions(self.spec.masks)), self.queries)
 
     @property
     def told_keys(self) -> int:

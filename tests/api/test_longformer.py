@@ -1,0 +1,140 @@
+"""Global tokens with projections of their own, against the Longformer of transformers."""
+
+import numpy as np
+import pytest
+import torch
+from transformers.models.longformer.configuration_longformer import LongformerConfig
+from transformers.models.longformer.modeling_longformer import LongformerSelfAttention
+
+from attention_client import Client, InvalidRequest
+
+WIDTH, HEADS, WINDOW, LENGTH, BATCH = 8, 2, 2, 16, 2
+GLOBALS = [0, 5, 6]
+SPEC = {
+    "masks": [
+        {
+            "name": "any",
+            "of": [
+                {"name": "sliding_window", "left": WINDOW, "right": WINDOW},
+                {"name": "global_tokens", "positions": GLOBALS, "projections": "separate"},
+            ],
+        }
+    ]
+}
+ROLES = {"query": "q_proj", "key": "k_proj", "value": "v_proj"}
+ROLES |= {f"{role}_global": name.replace("proj", "global") for role, name in ROLES.items()}
+
+
+@pytest.fixture(scope="module")
+def theirs():
+    with pytest.MonkeyPatch.context() as patch:
+        # It asks for a softmax in float32, of whatever it computes; in float64 it can be compared more closely.
+        softmax = torch.nn.functional.softmax
+        patch.setattr(torch.nn.functional, "softmax", lambda x, dim, dtype=None: softmax(x, dim))
+        yield made()
+
+
+def made():
+    torch.manual_seed(1)
+    config = LongformerConfig(
+        hidden_size=WIDTH,
+        num_attention_heads=HEADS,
+        attention_window=[2 * WINDOW],
+        attention_probs_dropout_prob=0.0,
+        num_hidden_layers=1,
+    )
+    return LongformerSelfAttention(config, layer_id=0).double().eval()
+
+
+@pytest.fixture(scope="module")
+def client(server, theirs):
+    with Client(server) as client:
+        state = {name: x.detach() for name, x in theirs.state_dict().items()}
+        parameters = {
+            f"{ours}.{kind}": state[f"{role}.{kind}"] for role, ours in ROLES.items() for kind in ("weight", "bias")
+        }
+        parameters |= {"o_proj.weight": torch.eye(WIDTH).double()}
+        config = {"d_model": WIDTH, "num_heads": HEADS, "spec": SPEC}
+        client.create_module("longformer", config, parameters=parameters)
+        yield client
+
+
+def forward(theirs, x, padding=0):
+    """Their output; the last tokens of the first sequence may be padding."""
+    mask = torch.zeros(BATCH, LENGTH)
+    mask[:, GLOBALS] = 10000
+    if padding:
+        mask[0, -padding:] = -10000
+    arguments = {"is_index_masked": mask < 0, "is_index_global_attn": mask > 0, "is_global_attn": True}
+    return theirs(x, attention_mask=mask, **arguments)[0]
+
+
+@pytest.mark.parametrize("padding", [0, 3])
+def test_every_kernel_gives_the_numbers_of_transformers(client, theirs, padding):
+    x = torch.randn(BATCH, LENGTH, WIDTH, dtype=torch.float64, requires_grad=True)
+    expected = forward(theirs, x, padding)
+    upstream = torch.randn_like(expected)
+    real = np.ones((BATCH, LENGTH), bool)
+    real[0, LENGTH - padding :] = False
+    if padding:  # what padding itself would look at is nobody's business
+        upstream[0, -padding:] = 0
+    gradients = torch.autograd.grad(expected, [x, *theirs.parameters()], upstream)
+    for kernel in ("fused", "materialized", "blocked"):
+        if kernel not in {row.name for row in client.list_variants().variants}:
+            continue
+        reply = client.forward("longformer", x, key_mask=real, kernel=kernel, return_=["output", "context"])
+        np.testing.assert_allclose(reply.output[real], expected.detach()[real], rtol=0, atol=1e-10)
+        found = client.gradients(
+            "longformer", x, key_mask=real, kernel=kernel, upstream=upstream, wrt=["query", "parameters"]
+        )
+        np.testing.assert_allclose(found.gradients["query"][real], gradients[0][real], rtol=0, atol=1e-10)
+        for (name, _), gradient in zip(theirs.named_parameters(), gradients[1:], strict=True):
+            role, _, kind = name.partition(".")
+            ours = found.gradients[f"{ROLES[role]}.{kind}"]
+            np.testing.assert_allclose(ours, gradient, rtol=0, atol=1e-10, err_msg=name)
+
+
+def test_taps_are_those_of_the_projections_that_a_query_has(client, theirs):
+    x = torch.randn(1, LENGTH, WIDTH, dtype=torch.float64)
+    taps = ["q", "k", "scores", "weights", "context", "lse", "output"]
+    reply = client.forward("longformer", x, return_=taps)
+    for rows, suffix in ((GLOBALS, "_global"), ([1, 2, 3, 15], "")):
+        q, k, v = (
+            getattr(theirs, f"{role}{suffix}")(x).view(1, LENGTH, HEADS, -1).transpose(1, 2).detach()
+            for role in ("query", "key", "value")
+        )
+        np.testing.assert_allclose(reply.q[:, :, rows], q[:, :, rows], rtol=0, atol=1e-12)
+        scores = (q @ k.mT)[:, :, rows] / (WIDTH / HEADS) ** 0.5
+        np.testing.assert_allclose(reply.scores[:, :, rows], scores, rtol=0, atol=1e-12)
+        np.testing.assert_allclose(reply.weights[:, :, rows] @ v.numpy(), reply.context[:, :, rows], rtol=0, atol=1e-12)
+    selected = client.forward("longformer", x, return_=["weights"], select={"queries": [5, 4], "heads": [1]})
+    np.testing.assert_array_equal(selected.weights, reply.weights[:, 1:, [5, 4]])
+    checked = client.gradients("longformer", x, wrt=["weights", "q", "k", "scores", "q_global.weight"], check=True)
+    assert all(check.passed for check in checked.check.values()), checked.check
+
+
+def test_rows_of_a_batch_may_stand_at_different_places(client):
+    x = np.random.default_rng(0).standard_normal((1, LENGTH, WIDTH))
+    both = client.forward("longformer", np.concatenate([x, x]), offsets=[0, 2], return_=["output", "weights"])
+    for row, offset in enumerate((0, 2)):
+        alone = client.forward("longformer", x, offsets=offset, return_=["output", "weights"])
+        np.testing.assert_allclose(both.output[row], alone.output[0], rtol=0, atol=1e-12)
+        np.testing.assert_allclose(both.weights[row], alone.weights[0], rtol=0, atol=1e-12)
+
+
+def test_what_has_no_meaning_is_refused(client):
+    x = np.zeros((1, 2, HEADS * 4))
+    with pytest.raises(InvalidRequest, match="shared"):
+        client.attend(x, num_heads=HEADS, spec=SPEC)
+    past = np.zeros((1, HEADS, 3, WIDTH // HEADS))
+    with pytest.raises(InvalidRequest, match="the whole sequence"):
+        client.forward("longformer", np.zeros((1, 2, WIDTH)), past_key=past, past_value=past)
+
+
+def test_cost_counts_the_projections_and_rows_apart(client):
+    shared = {"masks": [{"name": "global_tokens", "positions": GLOBALS}]}
+    client.create_module("longformer.shared", {"d_model": WIDTH, "num_heads": HEADS, "spec": shared}, seed=0)
+    apart, together = (client.complexity(name, 16).costs[0] for name in ("longformer", "longformer.shared"))
+    assert apart.forward.dense.projections == 2 * together.forward.dense.projections
+    extra = apart.forward.dense.values - together.forward.dense.values
+    assert extra == 2 * len(GLOBALS) * 16 * WIDTH

@@ -64,6 +64,7 @@ def prepare(
 def _turned(spec: AttentionSpec, three: Three, places: Places | None, learned: Tensors) -> Three:
     """Queries and keys normed and turned."""
     q, k, v = three
+    del three  # what is normed is not held any longer
     if spec.qk_norm is not None:
         q = normed(q, learned["q_norm.weight"], spec.qk_norm)
         k = normed(k, learned["k_norm.weight"], spec.qk_norm)

@@ -52,18 +52,17 @@ def touched(work: Workload) -> Touched:
     groups = -(-work.batch // sequences(work, fitted))
     pattern = pattern_of(work.spec.masks, work.queries, work.told_keys, work.past)
     layout = Layout(pattern, work.past, work.queries, work.told_keys, work.extra)
-    cells = -(-work.queries // fitted.queries) * -(-work.told_keys // fitted.cell)
-    if work.spec.masks and cells <= _MOST_CELLS:
-        one = _counted(layout, fitted, whole_rows(work))
-    else:
-        one = _estimated(work, fitted)
+    cells = -(-work.queries // fitted.queries) * (-(-work.told_keys // fitted.cell) if work.spec.masks else 1)
+    one = _counted(layout, fitted, whole_rows(work)) if cells <= _MOST_CELLS else _estimated(work, fitted)
     return Touched(work.batch * one.pairs, groups * one.blocks, groups * one.strips, one.widest)
 
 
 @lru_cache(maxsize=64)  # one account of costs asks for the same several times
 def _counted(layout: Layout, fitted: Tiling, rows_whole: bool) -> Touched:
     """Of one sequence, block by block."""
-    widths = layout.widths(fitted)
+    dense = layout.pattern == pattern_of((), layout.queries, layout.keys)
+    blocks = -(-layout.queries // fitted.queries)
+    widths = np.full(blocks, layout.keys + layout.extra) if dense else layout.widths(fitted)
     rows = np.full(len(widths), fitted.queries)
     rows[-1:] = layout.queries - fitted.queries * (len(widths) - 1)
     pairs, widest = int((widths * rows).sum()), int(widths.max(initial=0))

@@ -1,0 +1,189 @@
+"""How time and memory grow with the length: measured exponents of masks, scores, normalizers and methods.
+
+``python -m benchmarks.growth`` prints a table in Markdown; ``--output`` writes it. One head, width 64, float32,
+one thread.
+"""
+
+import argparse
+import math
+import time
+from bisect import bisect_left
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
+from itertools import accumulate
+from pathlib import Path
+
+import numpy as np
+import torch
+from pydantic import ValidationError
+from torch.profiler import ProfilerActivity, profile, record_function
+
+from attention_contract.spec import AttentionSpec
+from attention_service.core.attention import attend
+from attention_service.core.cost import Workload, growth, predicted_seconds
+from attention_service.core.learned import learned_of
+from attention_service.core.methods import METHODS, approximation_of
+from attention_service.core.normalizers import NORMALIZERS
+from attention_service.core.scores import SCORES
+from attention_service.core.types import Problem
+from attention_service.runtime.device import Device
+from attention_service.runtime.planning import choose_kernel
+
+WIDTH = 64
+WINDOW = {"name": "sliding_window", "left": 512, "right": 0}
+LONGFORMER = {
+    "name": "any",
+    "of": [{"name": "sliding_window", "left": 256, "right": 256}, {"name": "global_tokens", "positions": [0, 1]}],
+}
+SPECS = {
+    "dense": {},
+    "causal": {"masks": [{"name": "causal"}]},
+    "window, w = 512": {"masks": [WINDOW]},
+    "Longformer, w = 512, 2 global": {"masks": [LONGFORMER]},
+    "blocks of 256 and neighbours": {"masks": [{"name": "block", "size": 256, "neighbours": 1}]},
+    "random blocks, 3 of 64": {"masks": [{"name": "random_blocks", "size": 64, "count": 3}]},
+    "documents of 512": {"masks": [{"name": "documents", "lengths": [512] * 128}]},
+    "window, softcap": {"masks": [WINDOW], "softcap": 30.0},
+}
+HEAD = """| attention | kernel | {lengths} | time ∝ n^ | n^ from 4k | memory ∝ n^ | predicted time n^ | in the limit |
+|---|---|{rule}---:|---:|---:|---:|---|"""
+
+
+@dataclass(frozen=True)
+class Case:
+    """One attention at lengths that double."""
+
+    name: str
+    spec: AttentionSpec
+    kernel: str | None = None
+    """None for the one that the planner takes at the largest length."""
+
+
+@dataclass(frozen=True)
+class Measured:
+    """Seconds of the processor (the best of the rounds) and bytes at the peak beside the inputs, by length."""
+
+    seconds: dict[int, float]
+    peak: dict[int, int]
+
+    def exponents(self, since: int = 0) -> tuple[float, float]:
+        """Of time and memory from a length on, by least squares on logarithms."""
+        sizes = [n for n in self.seconds if n >= since]
+        x = np.log(sizes)
+        return tuple(float(np.polyfit(x, np.log([told[n] for n in sizes]), 1)[0]) for told in (self.seconds, self.peak))  # type: ignore[return-value]
+
+
+def cases() -> Iterator[Case]:
+    """Masks by the kernel of the planner's choice, dense attention by each, then every score, normalizer and method."""
+    for name, fields in SPECS.items():
+        yield Case(name, AttentionSpec.model_validate(fields))
+    yield Case("dense", AttentionSpec(), "blocked")
+    for kind, registry in (("score", SCORES), ("normalizer", NORMALIZERS), ("method", METHODS)):
+        for entry in registry:
+            masks = [] if kind == "method" else [WINDOW]
+            try:
+                yield Case(
+                    f"{entry.name}{', window' if masks else ''}",
+                    AttentionSpec.model_validate({kind: {"name": entry.name}, "masks": masks}),
+                )
+            except ValidationError:
+                continue  # it has options without a default
+
+
+def problem_of(spec: AttentionSpec, length: int) -> Problem:
+    """One head of one sequence, and what the spec learns, all drawn from a seed."""
+    generator = torch.Generator().manual_seed(length)
+    q, k, v = torch.randn(3, 1, 1, length, WIDTH, generator=generator)
+    bare = Problem(q, k, v, spec)
+    learned = {
+        name: torch.randn(told.shape, generator=generator) / math.sqrt(told.shape[-1])
+        for name, told in learned_of(spec, bare.widths).items()
+    }
+    return replace(bare, learned=learned)
+
+
+def workload(spec: AttentionSpec, length: int, device: Device) -> Workload:
+    """The same by its sizes."""
+    return Workload(1, length, length, 1, 1, WIDTH, WIDTH, 4, spec=spec, threads=device.threads)
+
+
+@torch.inference_mode()
+def measured(case: Case, kernel: str, lengths: list[int], rounds: int, most_seconds: float) -> Measured:
+    """Each length until one takes too long."""
+    found = Measured({}, {})
+    for length in lengths:
+        problem = problem_of(case.spec, length)
+        run = _attention(problem, kernel)
+        found.peak[length] = max(1, _peak(run))
+        found.seconds[length] = min(_seconds(run) for _ in range(rounds))
+        # Four times the work comes next, at the most.
+        if found.seconds[length] * 4 > most_seconds:
+            break
+    return found
+
+
+def _attention(problem: Problem, kernel: str) -> Callable[[], object]:
+    return lambda: attend(problem, kernel=kernel)
+
+
+def _seconds(run: Callable[[], object]) -> float:
+    started = time.process_time()
+    run()
+    return time.process_time() - started
+
+
+def _peak(run: Callable[[], object]) -> int:
+    """The most bytes that the allocator held at a time within one run."""
+    with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as profiler, record_function("the run"):
+        run()
+    events = sorted(profiler.profiler.kineto_results.events(), key=lambda event: event.start_ns())  # type: ignore[union-attr]
+    changes = [event for event in events if event.name() == "[memory]"]
+    times = [event.start_ns() for event in changes]
+    whole = next(event for event in events if event.name() == "the run")
+    inside = changes[bisect_left(times, whole.start_ns()) : bisect_left(times, whole.end_ns())]
+    return int(max(accumulate(change.nbytes() for change in inside), default=0))
+
+
+def row(case: Case, device: Device, lengths: list[int], rounds: int, most_seconds: float) -> str:
+    """One line of the table."""
+    largest = workload(case.spec, lengths[-1], device)
+    kernel = case.kernel or choose_kernel(largest, "float32", device, None, 2**62)
+    found = measured(case, kernel, lengths, rounds, most_seconds)
+    told = [f"{found.seconds[n] * 1e3:.1f}" if n in found.seconds else "" for n in lengths]
+    slope, memory = found.exponents()
+    later = f"{found.exponents(4096)[0]:.2f}" if sum(n >= 4096 for n in found.seconds) > 1 else ""
+    predicted = [predicted_seconds(workload(case.spec, n, device), kernel, device.rates) for n in found.seconds]
+    expected = np.polyfit(np.log([*found.seconds]), np.log(predicted), 1)[0]
+    order = growth(largest, "length", lengths, kernel)
+    shown = kernel if approximation_of(case.spec) is None else "its own"
+    return (
+        f"| {case.name} | {shown} | {' | '.join(told)} | {slope:.2f} | {later} | {memory:.2f} | {expected:.2f} "
+        f"| {order.time_order}; {order.memory_order} |"
+    )
+
+
+def main() -> None:
+    """Measure, print, write."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--longest", type=int, default=2**16, help="the largest n (default: 65536)")
+    parser.add_argument("--rounds", type=int, default=3, help="runs of each length (default: 3)")
+    parser.add_argument("--most-seconds", type=float, default=60, help="leave out lengths beyond this (default: 60)")
+    parser.add_argument("--only", default="", help="cases whose name contains this")
+    parser.add_argument("--output", type=Path, help="where the table is written besides")
+    options = parser.parse_args()
+    device = Device.open("cpu", threads=1)  # of one thread, the processor's time is not lengthened by other programs
+    lengths = [2**power for power in range(10, options.longest.bit_length())]
+    lines = HEAD.format(
+        lengths=" | ".join(f"ms at {n // 1024}k" for n in lengths), rule="---:|" * len(lengths)
+    ).splitlines()
+    print(*lines, sep="\n", flush=True)
+    for case in cases():
+        if options.only in case.name:
+            lines.append(row(case, device, lengths, options.rounds, options.most_seconds))
+            print(lines[-1], flush=True)
+    if options.output is not None:
+        options.output.write_text("\n".join([*lines, ""]))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,168 @@
+"""What the blocked kernel is said to do is what it does, and what the planner makes of it."""
+
+from dataclasses import replace
+from time import perf_counter
+
+import pytest
+import torch
+from torch.profiler import ProfilerActivity, profile
+
+from attention_contract.spec import (
+    AnyOf,
+    AttentionSpec,
+    Causal,
+    Entmax15,
+    GlobalTokens,
+    RandomBlocks,
+    SlidingWindow,
+    Strided,
+)
+from attention_service.core.attention import attend
+from attention_service.core.cost import (
+    Rates,
+    Workload,
+    executed_backward_flops,
+    executed_flops,
+    flops,
+    gradient_peak_bytes,
+    growth,
+    memory_order,
+    peak_bytes,
+    predicted_seconds,
+    time_order,
+    touched,
+)
+from attention_service.core.cost import tiles as counted
+from attention_service.core.kernels import tiling
+from attention_service.core.kernels.blocked import _blocks
+from attention_service.core.kernels.tiling import Tiling
+from attention_service.core.types import Problem
+from attention_service.runtime.device import Device
+from attention_service.runtime.planning import Purpose, choose_kernel
+
+RATES = Rates(flops_per_s=1e11, bytes_per_s=1e10, overhead_s=5e-5)
+DEVICE = Device(torch.device("cpu"), "CPU", 2**40, RATES)
+RAW = Workload(1, 8192, 8192, 1, 1, 64, 64, 4)
+WINDOW = AttentionSpec(masks=[Causal(), SlidingWindow(left=512)])
+LONGFORMER = AttentionSpec(masks=[AnyOf(of=[SlidingWindow(left=256, right=256), GlobalTokens(positions=[0, 1])])])
+NO_ROOM, ROOM = 0, 2**62
+
+
+@pytest.mark.parametrize("normalizer", [{}, {"normalizer": Entmax15()}], ids=["softmax", "entmax15"])
+def test_tiles_are_counted_as_the_kernel_cuts_them(normalizer, every_mask, monkeypatch, make_problem):
+    monkeypatch.setattr(tiling, "TILING", Tiling(8, 8, 2, 2**8))
+    spec = AttentionSpec(masks=every_mask, **normalizer)
+    problem = make_problem(batch=3, queries=21, keys=19, spec=spec)
+    found = touched(Workload(3, 21, 19, 2, 1, 2, 3, 8, spec=spec))
+    done = [
+        (group.problem.q.shape[0], block.stop - block.start, [strip.width for strip in block.strips])
+        for group, block in _blocks(problem, whole_rows=bool(normalizer))
+    ]
+    assert found.pairs == sum(sequences * rows * sum(widths) for sequences, rows, widths in done)
+    assert found.blocks == len(done)
+    assert found.strips == sum(max(len(widths), bool(normalizer)) for _, _, widths in done)
+    assert found.widest == max(sum(widths) for _, _, widths in done) or not every_mask
+
+
+@pytest.mark.parametrize("spec", [AttentionSpec(), AttentionSpec(masks=[Causal()]), WINDOW, LONGFORMER], ids=str)
+def test_beyond_counting_the_estimate_is_near_and_quick(spec, monkeypatch):
+    work = replace(RAW, spec=spec)
+    exact = touched(work)
+    monkeypatch.setattr(counted, "_MOST_CELLS", 0)
+    estimate = touched(work)
+    assert exact.pairs <= 1.3 * estimate.pairs <= 1.95 * exact.pairs
+    assert exact.blocks == estimate.blocks
+    started = perf_counter()
+    largest = touched(replace(work, queries=2**31, keys=2**31))
+    assert perf_counter() - started < 1
+    assert 0 < largest.pairs <= 2**62
+
+
+def test_masks_that_take_too_long_to_count_are_taken_for_dense():
+    masks = [Strided(stride=65521), Strided(stride=65519), RandomBlocks(size=3, count=8)]
+    work = replace(RAW, queries=2**24, keys=2**24, spec=AttentionSpec(masks=masks))
+    assert touched(work).pairs == work.pairs
+
+
+def test_flops_are_those_of_the_tiles():
+    work = replace(RAW, spec=WINDOW)
+    dense, share = flops(work, masked=False), touched(work).pairs / work.pairs
+    assert executed_flops(work, "blocked") == pytest.approx(dense.total * share)
+    assert flops(work, masked=True).total < executed_flops(work, "blocked") < 2 * flops(work, masked=True).total
+    assert executed_flops(work, "fused") == executed_flops(work, "materialized") == dense.total
+    assert 2 * executed_flops(work, "blocked") < executed_backward_flops(work, "blocked")
+
+
+def test_a_window_grows_as_a_window():
+    lengths = [2**12, 2**15, 2**16]
+    for spec, order in ((WINDOW, "O(n·w·d)"), (LONGFORMER, "O(n·(w + g)·d)")):
+        grown = growth(replace(RAW, spec=spec), "length", lengths, "blocked")
+        assert grown.flops_exponent == pytest.approx(1, abs=0.02)
+        assert grown.peak_bytes_exponent == pytest.approx(1, abs=0.1)
+        assert grown.time_order == order
+        assert grown.memory_order == "O(n·d)"
+    dense = growth(RAW, "length", lengths, "blocked")
+    assert dense.flops_exponent == pytest.approx(2, abs=0.01)
+    assert (dense.time_order, dense.memory_order) == ("O(n²·d)", "O(n·d)")
+    strided = replace(RAW, spec=AttentionSpec(masks=[Strided(stride=64)]))
+    assert time_order(strided, "length", "blocked").startswith("O(n²·d); over allowed pairs alone")
+    tapped = replace(RAW, taps=frozenset({"weights"}))
+    assert memory_order(tapped, "length", "blocked") == "O(h·n² + n·d)"
+
+
+def test_the_peak_does_not_grow_with_the_pairs():
+    short, long = (replace(RAW, queries=n, keys=n, spec=WINDOW) for n in (2**17, 2**18))
+    assert peak_bytes(long, "blocked") / peak_bytes(short, "blocked") < 2.01
+    assert gradient_peak_bytes(long, taps=False, kernel="blocked") < 2**30 < peak_bytes(long, "fused")
+
+
+def chosen(spec, length, room=ROOM, **purpose):
+    return choose_kernel(
+        replace(RAW, queries=length, keys=length, spec=spec), "float32", DEVICE, None, room, Purpose(**purpose)
+    )
+
+
+def test_the_planner_takes_what_exploits_the_mask_and_what_fits():
+    capped = AttentionSpec(softcap=30.0)
+    assert chosen(AttentionSpec(), 64) == "fused"
+    assert chosen(AttentionSpec(), 10**5) == "fused"
+    assert chosen(WINDOW, 10**5) == chosen(LONGFORMER, 2**14, gradient=True) == "blocked"
+    assert chosen(capped, 64) == "materialized"
+    assert chosen(capped, 512, room=2**62, keeps_weights=True) == "materialized"
+    assert chosen(capped, 10**5) == chosen(capped, 10**5, gradient=True) == "blocked"
+
+
+def test_a_kernel_that_does_not_fit_is_passed_over():
+    capped = AttentionSpec(softcap=30.0)
+    work = replace(RAW, queries=1024, keys=1024, spec=capped, heads=8, kv_heads=8)
+    blocked, materialized = (peak_bytes(work, kernel) for kernel in ("blocked", "materialized"))
+    assert blocked < materialized
+    slow = replace(DEVICE, rates=replace(RATES, overhead_s=1.0))  # on which a tile costs more than it is worth
+    assert choose_kernel(work, "float32", slow, None, materialized) == "materialized"
+    assert choose_kernel(work, "float32", slow, None, materialized - 1) == "blocked"
+    assert choose_kernel(work, "float32", slow, None, NO_ROOM) == "blocked", "the one that comes nearest"
+
+
+def test_a_start_is_paid_for_every_tile():
+    busy = replace(RATES, overhead_s=1.0)
+    found = touched(replace(RAW, spec=WINDOW))
+    seconds = predicted_seconds(replace(RAW, spec=WINDOW), "blocked", busy)
+    assert found.blocks + found.strips < seconds < 4 * (found.blocks + found.strips)
+
+
+def test_sixteen_thousand_tokens_forward_and_backward_hold_a_few_copies_of_the_inputs():
+    length = 2**14
+    q, k, v = torch.randn(3, 1, 1, length, 64)
+    leaves = [x.requires_grad_() for x in (q, k, v)]
+    with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as profiler:
+        context = attend(Problem(*leaves, WINDOW), kernel="blocked").context
+        gradients = torch.autograd.grad(context.sum(), leaves)
+    events = sorted(profiler.profiler.kineto_results.events(), key=lambda event: event.start_ns())
+    held = peak = 0
+    for event in events:
+        if event.name() == "[memory]":
+            held += event.nbytes()
+            peak = max(peak, held)
+    inputs = 3 * q.nbytes
+    assert all(gradient.isfinite().all() for gradient in gradients)
+    assert peak < 3 * inputs, f"{peak / inputs:.1f} times the inputs"

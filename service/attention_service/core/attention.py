@@ -68,7 +68,17 @@ def attend(
 
 
 def _approximate(problem: Problem, taps: Collection[str], selection: Selection, edits: Sequence[BoundEdit]) -> Attended:
-    found = METHODS.of(problem.spec.method).attend(problem, KERNELS["materialized"].make(), taps, edits)
+    # Without masks every query meets every key; with them, those before a NaN are kept from it.
+    unfit = unfit_keys(problem) if problem.spec.masks and not edits else None
+    given = problem if unfit is None else without(unfit, problem)
+    found = METHODS.of(problem.spec.method).attend(given, KERNELS["materialized"].make(), taps, edits)
+    if unfit is not None:
+        found |= {"k": problem.k, "v": problem.v}
+        found["context"] = found["context"].masked_fill(harmed(unfit, problem), torch.nan)
+        for name, x in found.items():
+            if name.startswith("final_"):  # [B, Hkv, F, ...]
+                ruined = unfit.any(-1).view(*x.shape[:2], *(1 for _ in x.shape[2:]))
+                found[name] = x.masked_fill(ruined, torch.nan)
     asked = {tap: narrow(found[tap], tap, problem, selection) for tap in taps if tap != "output"}
     return Attended(found["context"], asked, {name: x for name, x in found.items() if name.startswith("final_")})
 

@@ -7,9 +7,11 @@ import torch
 from torch.autograd import gradcheck
 
 from attention_contract import spec
+from attention_contract.positions import Alibi, Rope
 from attention_service.core.attention import attend, taps_of, trace
 from attention_service.core.edits import BoundEdit
 from attention_service.core.methods import METHODS
+from attention_service.core.positions import POSITIONS
 from attention_service.core.types import Running, Selection
 
 
@@ -99,6 +101,23 @@ def test_future_tokens_do_not_matter(every_approximation, make_problem):
     assert (before[:, :, 200:] - after[:, :, 200:]).abs().amax() > 1e-3
 
 
+@pytest.mark.parametrize("spoilt", [torch.nan, torch.inf, -torch.inf])
+def test_what_is_not_finite_harms_nobody_before_it(every_approximation, spoilt, make_problem):
+    if not causal(every_approximation):
+        pytest.skip("every query sees every key")
+    problem = make_problem(spec=every_approximation, queries=9, keys=9)
+    problem = replace(problem, running=replace(problem.running, wanted=True))
+    changed = replace(problem, k=problem.k.clone(), v=problem.v.clone())
+    changed.k[0, :, 6], changed.v[1, :, 7] = spoilt, spoilt
+    before, after = attend(problem), attend(changed, ("k", "context"))
+    torch.testing.assert_close(before.context[0, :, :6], after.context[0, :, :6], rtol=0, atol=1e-12)
+    torch.testing.assert_close(before.context[1, :, :7], after.context[1, :, :7], rtol=0, atol=1e-12)
+    assert after.context[0, :, 6:].isnan().all()
+    assert after.context[1, :, 7:].isnan().all()
+    assert all(x.isnan().all() for x in after.state.values())
+    torch.testing.assert_close(after.taps["k"], changed.k, equal_nan=True)
+
+
 def test_the_order_of_keys_does_not_matter_where_nothing_orders_them(every_approximation, make_problem):
     if causal(every_approximation) or every_approximation.method.name in {"linformer", "nystrom"}:
         pytest.skip("keys are told apart by where they stand")
@@ -155,6 +174,19 @@ def test_nothing_to_look_at_and_nobody_to_look(every_approximation, make_problem
         assert context.isfinite().all()
         if not keys:
             assert context.count_nonzero() == 0
+
+
+def test_what_is_added_to_pairs_is_refused_and_what_turns_them_is_not(every_approximation):
+    def refusals(position):
+        described = every_approximation.model_copy(update={"position": position})
+        return [param for param, _ in METHODS.of(described.method).refuses(described)]
+
+    for entry in POSITIONS:
+        needed = {"length": 4} if "length" in entry.schema.get("required", ()) else {}
+        position = entry.options(**needed)
+        assert refusals(position) == (["spec.position"] if POSITIONS.of(position).biased else [])
+    assert refusals(Alibi()) == ["spec.position"]
+    assert refusals(Rope()) == []
 
 
 REFUSED = {

@@ -11,6 +11,7 @@ Source: Katharopoulos et al. 2020, eqs. 10-12; in chunks: Yang et al. 2024, sect
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from math import log
 from typing import Protocol
 
 import torch
@@ -194,8 +195,8 @@ class Running:
             value = added if state is None else state.value + added
         else:
             remains = faded[:, :, -1:]  # [B, Hkv, 1, 1 or F]
-            added = (k * (remains - faded).exp()).mT @ v
-            value = added if state is None else state.value * remains.exp().mT + added
+            added = (k * _left(remains - faded)).mT @ v
+            value = added if state is None else state.value * _left(remains).mT + added
         return found, State(value, state.log_factor if state is not None else log_factor)
 
     def _written(self, v: Tensor) -> Tensor:
@@ -233,18 +234,24 @@ def _found(q: Tensor, k: Tensor, v: Tensor, faded: Tensor | None, state: State |
     if state is None:
         return found
     if faded is not None:
-        q = (grouped * faded.exp()[:, :, None]).view_as(q)
+        q = (grouped * _left(faded)[:, :, None]).view_as(q)
     return found + product(q, state.value)
 
 
 def _fading(faded: Tensor) -> Tensor:
     """What is left at token i of a write at token j ≤ i: ``[B, Hkv, c, c]``; 0 for j > i."""
-    return (faded - faded.mT).masked_fill(_ahead(faded), -torch.inf).exp()
+    return _left((faded - faded.mT).masked_fill(_ahead(faded), -torch.inf))
+
+
+def _left(exponents: Tensor) -> Tensor:
+    """exp, and 0 where that is no normal number: with such a CPU multiplies a hundred times slower."""
+    return exponents.masked_fill(exponents < log(torch.finfo(exponents.dtype).tiny), -torch.inf).exp()
 
 
 def _ahead(faded: Tensor) -> Tensor:
     """Bool ``[c, c]``: token j comes after token i."""
-    return torch.ones(faded.shape[2], faded.shape[2], dtype=torch.bool, device=faded.device).triu(1)
+    index = torch.arange(faded.shape[2], device=faded.device)
+    return index > index[:, None]
 
 
 def _pairs_by_feature(q: Tensor, k: Tensor, faded: Tensor) -> Tensor:
@@ -253,7 +260,7 @@ def _pairs_by_feature(q: Tensor, k: Tensor, faded: Tensor) -> Tensor:
     Not as a product of two factors: exp(−faded) has no bound.
     """
     ahead = _ahead(faded)[..., None]
-    left = (faded[:, :, :, None] - faded[:, :, None]).masked_fill(ahead, -torch.inf).exp()  # [B, Hkv, c, c, F]
+    left = _left((faded[:, :, :, None] - faded[:, :, None]).masked_fill(ahead, -torch.inf))  # [B, Hkv, c, c, F]
     pairs: Tensor = (q[:, :, :, :, None] * (k[:, :, None] * left)[:, :, None]).sum(-1)
     return pairs
 
@@ -268,7 +275,7 @@ def _replaced(k: Tensor, v: Tensor, beta: Tensor, faded: Tensor | None, state: S
     if faded is not None:
         overlap = overlap * _fading(faded)
     if state is not None:
-        reading = k if faded is None else k * faded.exp()
+        reading = k if faded is None else k * _left(faded)
         v = v - reading @ state.value
     # Of the matrix, only what lies below the diagonal is read; on it are ones.
     written: Tensor = torch.linalg.solve_triangular(beta * overlap, beta * v, upper=False, unitriangular=True)

@@ -13,6 +13,7 @@ from attention_contract import spec
 from attention_contract.schemas.modules import Biases
 from attention_contract.spec import AttentionSpec
 from attention_service.core.attention import attend
+from attention_service.core.comparison import compare
 from attention_service.core.cost import (
     Rates,
     Workload,
@@ -26,8 +27,10 @@ from attention_service.core.cost import (
     parameter_count,
     peak_bytes,
     predicted_seconds,
+    second_peak_bytes,
 )
 from attention_service.core.learned import learned_of
+from attention_service.core.methods import approximation_of
 from attention_service.core.methods.linear import rates_of
 from attention_service.core.multihead import Sizes, parameter_shapes, project, project_out
 from attention_service.core.types import Problem, Running
@@ -139,6 +142,26 @@ class Request:
     def output(self, problem, parameters):
         context = attend(problem).context
         return project_out(parameters, context) if self.work.sizes is not None else context
+
+    @torch.inference_mode()
+    def report(self):
+        problem = self.problem(*self.copied())
+        output = self.output(problem, self.parameters)
+        compared = compare(problem, approximation_of(self.work.spec))
+        exact = compared.context if self.work.sizes is None else project_out(self.parameters, compared.context)
+        difference = (output - exact).double()
+        return difference.abs().amax(), difference.square().mean().sqrt()
+
+    def second(self):
+        tensors, parameters = self.copied()
+        tensors = {name: x.requires_grad_() for name, x in tensors.items()}
+        parameters = {name: x.detach().requires_grad_() for name, x in parameters.items()}
+        output = self.output(self.problem(tensors, parameters), parameters)
+        leaves = [*tensors.values(), *parameters.values()]
+        asked = {"create_graph": True, "allow_unused": True, "materialize_grads": True}
+        gradients = torch.autograd.grad(output, leaves, torch.ones_like(output), **asked)
+        along = sum((x * torch.ones_like(x)).sum() for x in gradients)
+        return torch.autograd.grad(along, leaves, allow_unused=True, materialize_grads=True)
 
     @torch.inference_mode()
     def forward(self):
@@ -278,6 +301,9 @@ WORKLOADS |= {
 }
 
 
+OFTEN = [f"{name}: {each}" for name in METHODS for each in ("raw", "short", "module", "bfloat16")]
+
+
 @pytest.fixture(scope="module")
 def measured():
     """The most bytes that each pass held at a time, in one profile of all of them."""
@@ -285,6 +311,8 @@ def measured():
     for name, work in WORKLOADS.items():
         request = Request(work)
         passes[f"{name}|forward|"], passes[f"{name}|backward|"] = request.forward, request.backward
+        if name in OFTEN:
+            passes[f"{name}|report|"], passes[f"{name}|second|"] = request.report, request.second
     with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as profiler:
         for key, run in passes.items():
             with record_function(key):
@@ -314,6 +342,16 @@ def test_gradient_peak_is_what_is_allocated(name, measured):
     estimate = gradient_peak_bytes(work, taps=False, kernel=work.spec.method.name)
     actual = measured[f"{name}|backward|"]
     assert actual <= estimate <= 1.5 * actual, f"{estimate / actual:.3f} of the {actual} bytes measured"
+
+
+@pytest.mark.parametrize("name", OFTEN)
+def test_a_report_of_the_error_and_gradients_of_gradients_stay_within_their_estimates(name, measured):
+    work, kernel = WORKLOADS[name], WORKLOADS[name].spec.method.name
+    if "initial_state" not in work.sent:
+        estimate, actual = peak_bytes(replace(work, reported=True), kernel), measured[f"{name}|report|"]
+        assert actual <= estimate <= 4 * actual, f"{estimate / actual:.3f} of the {actual} bytes measured"
+    estimate, actual = second_peak_bytes(work, taps=False), measured[f"{name}|second|"]
+    assert actual <= estimate <= 4 * actual, f"{estimate / actual:.3f} of the {actual} bytes measured"
 
 
 @pytest.mark.parametrize("name", WORKLOADS)

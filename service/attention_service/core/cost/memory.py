@@ -40,7 +40,7 @@ def peak_bytes(work: Workload, kernel: str) -> int:
     """
     if approximated(work) is not None:
         peak = with_margin(method_peak(work))
-        return peak + with_margin(_comparison(work)) if work.reported else peak
+        return max(peak, with_margin(Held.of(work).problem + _comparison(work))) if work.reported else peak
     held = Held.of(work)
     if kernel == "fused":
         context, kept = fused_context(work), _kept(work)
@@ -67,11 +67,17 @@ def _comparison(work: Workload) -> int:
     masks = masks_of(block)
     if masks.any:
         masks = _rows_of(masks, rows, max(work.queries, 1))
-    pairs = work.batch * work.heads * rows * work.keys
-    implied = pairs * (3 * max(work.itemsize, 4) + 3 * 8)
-    implied += work.batch * work.heads * work.keys * work.head_dim * 4 * max(work.itemsize, 4)
-    outputs = 4 * (held.output or held.context) + 2 * held.context + held.merged
-    return outputs + materialized_peak(block, work.heads * rows, masks) + implied
+    exact = materialized_peak(block, work.heads * rows, masks)
+    method, a = approximated(work), max(work.itemsize, 4)
+    width = 0 if method is None else method.implied_width(work.head_dim)
+    implied = 0
+    if width:  # the weights, those implied and two steps on the way, then of one sequence both, their parts and sums
+        pairs = work.batch * work.heads * rows * work.keys
+        features = 3 * work.batch * work.heads * (work.keys + rows) * width * a
+        implied = pairs * (work.itemsize + 3 * a) + 5 * 8 * pairs // max(work.batch, 1) + features
+    outputs = 3 * (held.output or held.context) + 2 * held.context
+    differences = 3 * 8 * (held.output or held.context) // work.itemsize
+    return outputs + max(exact, implied, differences)
 
 
 def with_margin(counted: int) -> int:

@@ -108,6 +108,9 @@ class Approximation(Protocol):
     def orders(self) -> tuple[str, str]:
         """Time and memory for one head and sequence of n tokens, as in ``n·d²`` and ``n·d``."""
 
+    def implied_width(self, head_dim: int) -> int:
+        """The width of the features whose products ``implied`` takes; 0 where it gives None."""
+
     def implied(self, problem: Problem, rows: Sequence[int]) -> Tensor | None:
         """The weights ``[B, H, len(rows), K]`` that its context amounts to for these queries.
 

@@ -79,9 +79,13 @@ class Linear:
         """Every tap, and ``final_state`` and ``final_normalizer`` where they are wanted."""
         return passed(problem, edits, self._context)
 
+    def implied_width(self, head_dim: int) -> int:
+        """As wide as a head."""
+        return head_dim if self.options.rule == "sum" and self.options.normalized else 0
+
     def implied(self, problem: Problem, rows: Sequence[int]) -> Tensor | None:
         """φ(q)·φ(k) over its sum, for rule ``sum`` where it is normalized and nothing was there before."""
-        if self.options.rule != "sum" or not self.options.normalized or problem.running.state is not None:
+        if not self.implied_width(1) or problem.running.state is not None:
             return None
         return implied_by(self._features(), problem, rows)
 

@@ -49,6 +49,10 @@ class Linformer:
         """Every tap."""
         return passed(problem, edits, self._context)
 
+    def implied_width(self, head_dim: int) -> int:
+        """0: there are none."""
+        return 0
+
     def implied(self, problem: Problem, rows: Sequence[int]) -> None:
         """None: softmax(…) F may be negative, and need not sum to 1."""
         return

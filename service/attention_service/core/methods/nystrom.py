@@ -49,6 +49,10 @@ class Nystrom:
         """Every tap."""
         return passed(problem, edits, self._context)
 
+    def implied_width(self, head_dim: int) -> int:
+        """0: there are none."""
+        return 0
+
     def implied(self, problem: Problem, rows: Sequence[int]) -> None:
         """None: of the three factors' product, single weights may be negative."""
         return

@@ -52,6 +52,10 @@ class Performer:
         """Every tap."""
         return passed(problem, edits, self._context)
 
+    def implied_width(self, head_dim: int) -> int:
+        """As many as there are directions."""
+        return self.features(head_dim)
+
     def implied(self, problem: Problem, rows: Sequence[int]) -> Tensor:
         """φ(q)·φ(k) over its sum."""
         q, k, factor = scored(problem)

@@ -10,10 +10,10 @@ import pytest
 import typer
 from typer.testing import CliRunner
 
-from attention_client.cli import app, extensions, files
+from attention_client.cli import app, extensions, files, results
 from attention_client.cli.session import Session
 from attention_contract.errors import PROBLEM_MEDIA_TYPE, ModuleNotFound
-from attention_contract.schemas.attention import ForwardReply
+from attention_contract.schemas.attention import ApproximationError, ForwardReply
 from attention_contract.wire import from_body, to_safetensors
 from tests.client.service import RAN, URL
 
@@ -91,6 +91,22 @@ def test_options_become_request_fields(run, played):
     assert asked.return_ == ["output", "weights"]
     assert (asked.select.heads, asked.select.queries) == ([1], [0])
     assert (asked.edits[0].set, asked.average_heads, asked.version) == (0, True, "abc")
+
+
+def test_a_method_may_be_compared_and_its_state_kept(run, played):
+    run("forward", "--query", "q.npy", "--spec", '{"method": {"name": "linear"}}', "--report-error", "--return-state")
+    assert played.asked.spec.method.name == "linear"
+    assert played.asked.report_error
+    assert played.asked.return_state
+
+
+def test_an_error_is_one_line(capsys):
+    results.error(ApproximationError(max=0.5, rms=0.125, mean_kl=0.25))
+    results.error(ApproximationError(max=0.5, rms=0.125))
+    first, second = capsys.readouterr().out.splitlines()
+    assert "0.5" in first
+    assert "0.125, mean KL 0.25" in first
+    assert "KL" not in second
 
 
 def test_a_spec_may_stand_in_a_file(run, played, tmp_path):

@@ -46,11 +46,16 @@ def forward(
     rows: Rows = None,
     average: Average = False,
     edits: Edits = None,
+    return_state: Annotated[bool, typer.Option("--return-state", help="Method linear: the state at the end.")] = False,
+    report_error: Annotated[
+        bool, typer.Option("--report-error", help="Compare a method with exact attention.")
+    ] = False,
     output: Output = None,
     as_json: AsJson = False,
 ) -> None:
     """The output of a module or of raw attention, and any taps."""
     fields: dict[str, Any] = for_target(name, inputs) | _forward_fields(returned, edits, average) | _select(heads, rows)
+    fields |= {"return_state": return_state, "report_error": report_error}
     with client_of(ctx) as client:
         reply = client.send(calls.raw_forward(**fields) if name is None else calls.forward(name, **fields))
     if output is not None:
@@ -59,6 +64,8 @@ def forward(
         print_json(reply)
     else:
         show.tensors(files.tensors(reply))
+        if reply.error is not None:
+            results.error(reply.error)
         results.ran(reply.ran)
 
 

@@ -7,7 +7,14 @@ from numpy.typing import NDArray
 from rich.text import Text
 
 from attention_client.cli.show import new_table, number, print_out, scaled
-from attention_contract.schemas.attention import GradientsReply, HeadStatistics, Ran, TopKeys, WeightsReply
+from attention_contract.schemas.attention import (
+    ApproximationError,
+    GradientsReply,
+    HeadStatistics,
+    Ran,
+    TopKeys,
+    WeightsReply,
+)
 from attention_contract.schemas.complexity import ComplexityReply
 from attention_contract.schemas.hopfield import HopfieldReply
 from attention_contract.tensors import dtype_name
@@ -27,6 +34,12 @@ def ran(reply: Ran) -> None:
             style="dim",
         )
     )
+
+
+def error(reply: ApproximationError) -> None:
+    """One line on how far a method is from exact attention."""
+    kl = "" if reply.mean_kl is None else f", mean KL {reply.mean_kl:.3g} nats"
+    print_out(Text(f"from exact attention: at most {reply.max:.3g}, root mean square {reply.rms:.3g}{kl}"))
 
 
 def _batched(array: NDArray[Any], rank: int) -> NDArray[Any]:

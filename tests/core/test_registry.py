@@ -34,7 +34,7 @@ def test_every_kernel_of_the_contract_is_registered():
 
 @pytest.mark.parametrize("entry", variants(), ids=lambda entry: f"{entry.kind}-{entry.name}")
 def test_every_entry_states_its_facts(entry):
-    assert all((entry.summary, entry.formula, entry.cost, entry.source))
+    assert all((entry.summary, entry.formula, entry.gradient, entry.cost, entry.source))
     if entry.options is None:
         assert entry.schema["type"] == "object"
     else:
@@ -51,7 +51,7 @@ def test_a_name_is_registered_once():
     registry = Registry("score")
 
     def facts():
-        return registry.register(spec.Dot, formula="q·k", cost="O(1)", source="here")
+        return registry.register(spec.Dot, formula="q·k", gradient="k", cost="O(1)", source="here")
 
     facts()(object)
     with pytest.raises(ValueError, match="dot"):

@@ -47,6 +47,8 @@ class Variant(WireModel):
     name: str
     summary: str
     formula: str
+    gradient: str
+    """What goes back through it, ∂x standing for ∂L/∂x."""
     cost: str
     """Asymptotic cost in the sequence length n and the head width d."""
     source: str

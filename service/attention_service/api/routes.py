@@ -72,6 +72,7 @@ def make_router(settings: Settings) -> APIRouter:
                     name=entry.name,
                     summary=entry.summary,
                     formula=entry.formula,
+                    gradient=entry.gradient,
                     cost=entry.cost,
                     source=entry.source,
                     options=entry.schema,

@@ -27,6 +27,7 @@ class MaskRule(Protocol):
 
 
 MASKS = Registry[MaskRule]("mask")
+_GRADIENT = "∂s as it comes where looking is allowed, 0 elsewhere"
 FAR = 2**61
 """Offsets are cut off here: beyond any position in a sequence, and small enough that sums with it fit int64."""
 
@@ -34,6 +35,7 @@ FAR = 2**61
 @MASKS.register(
     spec.Causal,
     formula="j ≤ p (top_left); j ≤ p + new keys − queries (bottom_right)",
+    gradient=_GRADIENT,
     cost="O(1) a pair; half of the n² pairs remain",
     source="Vaswani et al. 2017, section 3.2.3",
 )
@@ -51,6 +53,7 @@ class Causal:
 @MASKS.register(
     spec.SlidingWindow,
     formula="p − left ≤ j ≤ p + right",
+    gradient=_GRADIENT,
     cost="O(1) a pair; n·(left + right + 1) pairs remain",
     source="Beltagy et al. 2020, section 3.1",
 )
@@ -69,6 +72,7 @@ class SlidingWindow:
 @MASKS.register(
     spec.GlobalTokens,
     formula="p ∈ positions or j ∈ positions",
+    gradient=_GRADIENT,
     cost="O(1) a pair; 2·n·g pairs remain for g positions",
     source="Beltagy et al. 2020, section 3.1",
 )
@@ -87,6 +91,7 @@ class GlobalTokens:
 @MASKS.register(
     spec.PrefixLM,
     formula="j < length or j ≤ p",
+    gradient=_GRADIENT,
     cost="O(1) a pair; half of the n² pairs remain, and half of the prefix's",
     source="Raffel et al. 2020, section 3.2.1",
 )
@@ -104,6 +109,7 @@ class PrefixLM:
 @MASKS.register(
     spec.Block,
     formula="|⌊j/size⌋ − ⌊p/size⌋| ≤ neighbours",
+    gradient=_GRADIENT,
     cost="O(1) a pair; n·size·(2·neighbours + 1) pairs remain",
     source="Child et al. 2019, section 4.3",
 )
@@ -121,6 +127,7 @@ class Block:
 @MASKS.register(
     spec.Strided,
     formula="|p − j| ≤ local or (p − j) mod stride = 0",
+    gradient=_GRADIENT,
     cost="O(1) a pair; n·(2·local + n/stride) pairs remain",
     source="Child et al. 2019, section 4.3",
 )
@@ -139,6 +146,7 @@ class Strided:
 @MASKS.register(
     spec.FixedStride,
     formula="⌊j/stride⌋ = ⌊p/stride⌋ or j mod stride ≥ stride − summary",
+    gradient=_GRADIENT,
     cost="O(1) a pair; n·(stride + n·summary/stride) pairs remain",
     source="Child et al. 2019, section 4.3",
 )
@@ -157,6 +165,7 @@ class FixedStride:
 @MASKS.register(
     spec.RandomBlocks,
     formula="⌊j/size⌋ ∈ draw(seed, ⌊p/size⌋, ⌈keys/size⌉), count blocks",
+    gradient=_GRADIENT,
     cost="O(count) a pair; n·size·count pairs remain",
     source="Zaheer et al. 2020, section 2",
 )
@@ -174,6 +183,7 @@ class RandomBlocks:
 @MASKS.register(
     spec.Documents,
     formula="p and j lie between the same two ends, ends = cumulative lengths",
+    gradient=_GRADIENT,
     cost="O(log documents) a query and key; Σ length² pairs remain",
     source="Krell et al. 2021 (packing without cross-contamination)",
 )
@@ -191,6 +201,7 @@ class Documents:
 @MASKS.register(
     spec.AnyOf,
     formula="at least one of the masks allows (p, j)",
+    gradient=_GRADIENT,
     cost="the sum of its masks",
     source="Beltagy et al. 2020, figure 2d (a window with global tokens)",
 )
@@ -208,6 +219,7 @@ class Union:
 @MASKS.register(
     spec.AllOf,
     formula="each of the masks allows (p, j)",
+    gradient=_GRADIENT,
     cost="the sum of its masks",
     source="Child et al. 2019, section 4.3 (a sparse pattern and a causal one)",
 )

@@ -89,6 +89,7 @@ def _tempered(masked_scores: Tensor, temperature: float, dtype: torch.dtype) -> 
 @NORMALIZERS.register(
     spec.Softmax,
     formula="w_j = exp(s_j/T) / (Σ_k exp(s_k/T) + exp(sink/T)), T = temperature, the sink only where asked for",
+    gradient="∂s_j = w_j (∂w_j − Σ_k w_k ∂w_k)/T, ∂sink = −w_sink Σ_k w_k ∂w_k / T",
     cost="O(n²)",
     source="Vaswani et al. 2017, eq. 1; temperature: Hinton et al. 2015, eq. 1; sinks: Agarwal et al. 2025, 2.2",
 )
@@ -157,6 +158,7 @@ class Softmax:
 @NORMALIZERS.register(
     spec.Sigmoid,
     formula="w_j = 1 / (1 + exp(−s_j/T − b)), b = −ln n by default, T = temperature",
+    gradient="∂s_j = w_j (1 − w_j) ∂w_j / T",
     cost="O(n²)",
     source="Ramapuram et al. 2024, section 3",
 )
@@ -201,6 +203,7 @@ class Sigmoid(_Plain):
 @NORMALIZERS.register(
     spec.Sparsemax,
     formula="w_j = max(s_j/T − τ, 0), τ such that Σ w = 1, T = temperature",
+    gradient="∂s_j = (∂w_j − mean of ∂w over the support)/T in the support {w > 0}, 0 outside",
     cost="O(n² log n)",
     source="Martins & Astudillo 2016, eq. 3 and algorithm 1; gradient: eq. 14",
 )
@@ -239,6 +242,7 @@ class Sparsemax(_Plain):
 @NORMALIZERS.register(
     spec.Entmax15,
     formula="w_j = max(s_j/(2T) − τ, 0)², τ such that Σ w = 1, T = temperature",
+    gradient="∂s_j = r_j (∂w_j − Σ_k r_k ∂w_k / Σ_k r_k)/T, r = √w",
     cost="O(n² log n)",
     source="Peters et al. 2019, section 3.2",
 )

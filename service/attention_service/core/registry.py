@@ -28,6 +28,8 @@ class Entry(Generic[Part]):
     """From options to what computes; a kernel is made from nothing."""
     summary: str
     formula: str
+    gradient: str
+    """What goes back through it, ∂x standing for ∂L/∂x."""
     cost: str
     """Asymptotic, in the sequence length n and the head width d."""
     source: str
@@ -46,7 +48,7 @@ class Registry(Generic[Part]):
         self._entries: dict[str, Entry[Part]] = {}
 
     def register(
-        self, options: type[WireModel] | str, *, formula: str, cost: str, source: str
+        self, options: type[WireModel] | str, *, formula: str, gradient: str, cost: str, source: str
     ) -> Callable[[Maker], Maker]:
         """Register the decorated class under the name of its options (or, for a kernel, under this name)."""
 
@@ -62,6 +64,7 @@ class Registry(Generic[Part]):
                 make=make,  # type: ignore[arg-type]  # what computes a part is a class with that part's protocol
                 summary=(told.__doc__ or "").strip().partition("\n")[0],
                 formula=formula,
+                gradient=gradient,
                 cost=cost,
                 source=source,
             )

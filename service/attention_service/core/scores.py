@@ -87,7 +87,13 @@ class _OfProduct:
         return product(q if factor == 1 else q * factor, k.mT)
 
 
-@SCORES.register(spec.Dot, formula="q·k", cost="O(n²·d)", source="Luong et al. 2015, eq. 8")
+@SCORES.register(
+    spec.Dot,
+    formula="q·k",
+    gradient="∂q_i = Σ_j ∂s_ij k_j, ∂k_j = Σ_i ∂s_ij q_i",
+    cost="O(n²·d)",
+    source="Luong et al. 2015, eq. 8",
+)
 @dataclass(frozen=True)
 class Dot(_OfProduct):
     """s = q·k."""
@@ -100,7 +106,11 @@ class Dot(_OfProduct):
 
 
 @SCORES.register(
-    spec.ScaledDot, formula="q·k · scale, scale = 1/√d by default", cost="O(n²·d)", source="Vaswani et al. 2017, eq. 1"
+    spec.ScaledDot,
+    formula="q·k · scale, scale = 1/√d by default",
+    gradient="∂q_i = scale · Σ_j ∂s_ij k_j, ∂k_j = scale · Σ_i ∂s_ij q_i",
+    cost="O(n²·d)",
+    source="Vaswani et al. 2017, eq. 1",
 )
 @dataclass(frozen=True)
 class ScaledDot(_OfProduct):
@@ -119,7 +129,11 @@ class ScaledDot(_OfProduct):
 
 
 @SCORES.register(
-    spec.Bilinear, formula="qᵀ W k, W for each head", cost="O(n²·d + n·d²)", source="Luong et al. 2015, eq. 8 (general)"
+    spec.Bilinear,
+    formula="qᵀ W k, W for each head",
+    gradient="∂q_i = Σ_j ∂s_ij W k_j, ∂k_j = Σ_i ∂s_ij Wᵀ q_i, ∂W = Σ_ij ∂s_ij q_i k_jᵀ",
+    cost="O(n²·d + n·d²)",
+    source="Luong et al. 2015, eq. 8 (general)",
 )
 @dataclass(frozen=True)
 class Bilinear(_OfProduct):
@@ -144,6 +158,8 @@ class Bilinear(_OfProduct):
 @SCORES.register(
     spec.Additive,
     formula="vᵀ tanh(W₁ q + W₂ k), W₁, W₂ and v for each head",
+    gradient="t = tanh(W₁ q_i + W₂ k_j), g = ∂s_ij v ⊙ (1 − t²): ∂v = Σ ∂s_ij t, "
+    "∂W₁ = Σ g q_iᵀ, ∂W₂ = Σ g k_jᵀ, ∂q_i = W₁ᵀ Σ_j g, ∂k_j = W₂ᵀ Σ_i g",
     cost="O(n²·hidden + n·hidden·d)",
     source="Bahdanau et al. 2015, appendix A.1.2",
 )
@@ -196,6 +212,7 @@ class Additive:
 @SCORES.register(
     spec.Gaussian,
     formula="−‖q − k‖² / 2σ²",
+    gradient="∂q_i = Σ_j ∂s_ij (k_j − q_i)/σ², ∂k_j = Σ_i ∂s_ij (q_i − k_j)/σ², ∂σ = Σ_ij ∂s_ij ‖q_i − k_j‖²/σ³",
     cost="O(n²·d)",
     source="Nadaraya 1964; Watson 1964 (with a softmax, their estimator with a Gaussian kernel)",
 )
@@ -235,6 +252,8 @@ class Gaussian(_OfProduct):
 @SCORES.register(
     spec.Cosine,
     formula="q·k / (‖q‖ ‖k‖) · scale, 0 for a zero vector",
+    gradient="u = q/‖q‖, w = k/‖k‖: ∂q_i = Σ_j ∂s_ij scale (w_j − (u_i·w_j) u_i)/‖q_i‖, ∂k_j alike, "
+    "∂scale = Σ_ij ∂s_ij u_i·w_j",
     cost="O(n²·d)",
     source="Graves et al. 2014, eq. 6; a learned scale for each head: Liu et al. 2022, section 3.2",
 )

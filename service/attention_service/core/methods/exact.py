@@ -16,6 +16,7 @@ from attention_service.core.types import Learned, Problem, Widths
 @METHODS.register(
     spec.Exact,
     formula="o_i = Σ_j w_ij v_j over every key that the masks allow",
+    gradient="∂v_j = Σ_i w_ij ∂o_i, ∂w_ij = ∂o_i·v_j",
     cost="O(n²·d)",
     source="Vaswani et al. 2017, eq. 1",
 )

@@ -20,6 +20,7 @@ from attention_service.core.visibility import real_keys
 @METHODS.register(
     spec.Nystrom,
     formula="o = softmax(Q K̃ᵀ) · softmax(Q̃ K̃ᵀ)⁺ · softmax(Q̃ Kᵀ) · V, Q̃ and K̃ means of segments",
+    gradient="through the means, the three softmaxes and each iteration of the pseudo-inverse",
     cost="O(n·m·d + n·m² + m³), m landmarks",
     source="Xiong et al. 2021, eqs. 13-14 and algorithm 1",
 )

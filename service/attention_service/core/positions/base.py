@@ -130,6 +130,7 @@ POSITIONS = Registry[Position]("position")
 @POSITIONS.register(
     options.NoPosition,
     formula="q, k as they are",
+    gradient="∂q and ∂k as they come",
     cost="O(1)",
     source="Vaswani et al. 2017, section 3.5 (what attention is without an encoding)",
 )

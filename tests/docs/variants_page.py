@@ -1,0 +1,80 @@
+"""``docs/variants.md``, made from the registries: ``python -m tests.docs.variants_page`` writes it anew.
+
+The measured growth in it is that of ``docs/growth.md``, which ``python -m benchmarks.growth`` writes.
+"""
+
+from typing import Any
+
+from attention_service.core.registry import Entry, variants
+from tests.docs.snippets import ROOT
+
+PAGE = ROOT / "docs" / "variants.md"
+GROWTH = ROOT / "docs" / "growth.md"
+TITLES = {
+    "score": "Scores",
+    "normalizer": "Normalizers",
+    "position": "Positions",
+    "mask": "Masks",
+    "method": "Methods",
+    "kernel": "Kernels",
+}
+HEAD = """# Everything a spec can say
+
+What `GET /v1/variants` lists, in tables. i counts queries, j keys, p is a place in the sequence (the index plus the offset),
+∂x stands for ∂L/∂x; n is the length, d the head width, h the number of heads. Gradients are exact, and tests hold each
+against `gradcheck` in float64. "Measured" is the exponent of n, of processor time and of peak memory beside the inputs, over
+n = 1k to 64k on a CPU (shorter where it took too long): see [growth.md](growth.md). Scores and normalizers were measured
+under a window of 512 keys, so that their own share shows; the kernels' column says dense and windowed.
+
+Written by `python -m tests.docs.variants_page` from the registries.
+"""
+
+
+def render() -> str:
+    """The whole page."""
+    measured = growth()
+    return HEAD + "".join(_section(kind, title, measured) for kind, title in TITLES.items())
+
+
+def growth() -> dict[str, str]:
+    """The exponents of time and memory by the name of a row of the growth table, as in ``1.02 · 0.99``."""
+    rows = [line.strip("| \n").split("|") for line in GROWTH.read_text("utf-8").splitlines() if line.startswith("| ")]
+    header = [cell.strip() for cell in rows[0]]
+    time, memory = (header.index(f"{name} ∝ n^") for name in ("time", "memory"))
+    return {row[0].strip(): f"{row[time].strip()} · {row[memory].strip()}" for row in rows[1:]}
+
+
+def _section(kind: str, title: str, measured: dict[str, str]) -> str:
+    rows = "".join(_row(entry, measured) for entry in variants() if entry.kind == kind)
+    columns = ("name", "formula", "options", "gradient", "cost", "measured: time · memory", "source")
+    return f"\n## {title}\n\n| {' | '.join(columns)} |\n|{'---|' * len(columns)}\n{rows}"
+
+
+def _row(entry: Entry[Any], measured: dict[str, str]) -> str:
+    cells = (
+        f"`{entry.name}`",
+        entry.formula,
+        _options(entry),
+        entry.gradient,
+        entry.cost,
+        measured.get(f"{entry.kind} {entry.name}", ""),
+        entry.source,
+    )
+    return f"| {' | '.join(cell.replace('|', '\\|') for cell in cells)} |\n"
+
+
+def _options(entry: Entry[Any]) -> str:
+    fields = {} if entry.options is None else entry.options.model_fields
+    told = [f"`{name}`{_default(field)}" for name, field in fields.items() if name != "name"]
+    return ", ".join(told)
+
+
+def _default(field: Any) -> str:
+    if field.is_required():
+        return ""
+    default = field.get_default(call_default_factory=True)
+    return f" = {'null' if default is None else str(default).lower() if isinstance(default, bool) else default}"
+
+
+if __name__ == "__main__":
+    PAGE.write_text(render(), "utf-8")

@@ -18,13 +18,15 @@ TITLES = {
     "method": "Methods",
     "kernel": "Kernels",
 }
+BAR = r"\|"
+"""A bar inside a cell."""
 HEAD = """# Everything a spec can say
 
-What `GET /v1/variants` lists, in tables. i counts queries, j keys, p is a place in the sequence (the index plus the offset),
-∂x stands for ∂L/∂x; n is the length, d the head width, h the number of heads. Gradients are exact, and tests hold each
-against `gradcheck` in float64. "Measured" is the exponent of n, of processor time and of peak memory beside the inputs, over
-n = 1k to 64k on a CPU (shorter where it took too long): see [growth.md](growth.md). Scores and normalizers were measured
-under a window of 512 keys, so that their own share shows; the kernels' column says dense and windowed.
+What `GET /v1/variants` lists, in tables. i counts queries, j keys, p is a place in the sequence (the index plus the
+offset), ∂x stands for ∂L/∂x; n is the length, d the head width, h the number of heads. Gradients are exact, and tests
+hold each against `gradcheck` in float64. "Measured" are the exponents of n, of processor time and of peak memory beside
+the inputs, over n = 1k to 64k on a CPU (shorter where it took too long): see [growth.md](growth.md), which says under
+which masks.
 
 Written by `python -m tests.docs.variants_page` from the registries.
 """
@@ -60,7 +62,7 @@ def _row(entry: Entry[Any], measured: dict[str, str]) -> str:
         measured.get(f"{entry.kind} {entry.name}", ""),
         entry.source,
     )
-    return f"| {' | '.join(cell.replace('|', '\\|') for cell in cells)} |\n"
+    return f"| {' | '.join(cell.replace('|', BAR) for cell in cells)} |\n"
 
 
 def _options(entry: Entry[Any]) -> str:

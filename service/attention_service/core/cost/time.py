@@ -123,7 +123,7 @@ def _executed(stages: StageFlops, work: Workload, kernel: str) -> float:
 def _starts(work: Workload, kernel: str, each: tuple[float, float]) -> float:
     """How many times over a start is paid for: for each block of queries and each tile, or each step of a method."""
     if approximated(work) is not None:
-        return float(method_cost(work).steps)
+        return each[1] * method_cost(work).steps
     if kernel != "blocked":
         return 0.0
     counted = touched(work)

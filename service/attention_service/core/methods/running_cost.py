@@ -132,11 +132,10 @@ def running_cost(
     held = _held(x, parts, features, wide, gated=gated, delta=delta)
     kept = _kept(x, parts, features, wide, normalize=normalize, gated=gated, delta=delta)
     state_traffic = (parts.chunks + written // BLOCK + queries_used // BLOCK) * width * wide
-    moved = (
-        kv
-        * x.accumulated
-        * (4 * group * parts.squares + 3 * width * (keys_used + group * queries_used) + 3 * state_traffic)
-    )
+    # Of pairs, what is made and read in each operation: a product and its half that is kept; how far they fade.
+    per_pair = 4 * group + (12 + 6 * group) * (width if x.fine_gate else 1) * gated + 8 * delta
+    per_token = 8 * width * (keys_used + group * queries_used) + 6 * group * queries_used * wide
+    moved = kv * x.accumulated * (per_pair * parts.squares + per_token + 3 * state_traffic)
     steps = parts.chunks + -(-written // BLOCK) + -(-(read_late + read_blind) // BLOCK)
     return MethodCost(forward, backward, held, max(held, kept), moved, steps)
 

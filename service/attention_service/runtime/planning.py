@@ -133,7 +133,8 @@ def choose_kernel(
             return cost.gradient_peak_bytes(bare, taps=False, kernel=kernel, mask=purpose.mask_gradient)
         return cost.peak_bytes(bare, kernel)
 
-    return min(able, key=lambda kernel: (max(0, peak(kernel) - room), seconds(bare, kernel, device.rates)))
+    ranked = sorted(able, key=lambda kernel: seconds(bare, kernel, device.rates))
+    return next((kernel for kernel in ranked if peak(kernel) <= room), None) or min(ranked, key=peak)
 
 
 def plan_forward(work: Workload, kernel: str, rates: Rates) -> Plan:

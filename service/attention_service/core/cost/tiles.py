@@ -1,19 +1,21 @@
 """What the blocked kernel goes through: counted from positions alone, as it will do it."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache
 
 import numpy as np
 
-from attention_contract.errors import InvalidRequest
+from attention_service.core import counting
 from attention_service.core.cost.workload import Workload
 from attention_service.core.kernels import tiling
 from attention_service.core.kernels.tiling import Layout, Tiling
-from attention_service.core.masks import allowed_pairs, pattern_of
+from attention_service.core.masks import pattern_of
 from attention_service.core.normalizers import NORMALIZERS, Exponential
 
 _MOST_CELLS = 2**20
-"""Beyond so many the tiles are not looked at one by one, but estimated from the pairs that are allowed."""
+"""Beyond so many the tiles are not looked at one by one, but estimated."""
+_SAMPLES = 16
+_CELLS_OF_A_BLOCK = 2**14
 
 
 @dataclass(frozen=True)
@@ -53,7 +55,8 @@ def touched(work: Workload) -> Touched:
     pattern = pattern_of(work.spec.masks, work.queries, work.told_keys, work.past)
     layout = Layout(pattern, work.past, work.queries, work.told_keys, work.extra)
     cells = -(-work.queries // fitted.queries) * (-(-work.told_keys // fitted.cell) if work.spec.masks else 1)
-    one = _counted(layout, fitted, whole_rows(work)) if cells <= _MOST_CELLS else _estimated(work, fitted)
+    count = _counted if cells <= _MOST_CELLS else _estimated
+    one = count(layout, fitted, whole_rows(work))
     return Touched(work.batch * one.pairs, groups * one.blocks, groups * one.strips, one.widest)
 
 
@@ -72,18 +75,25 @@ def _counted(layout: Layout, fitted: Tiling, rows_whole: bool) -> Touched:
     return Touched(pairs, len(widths), int(np.ceil(widths / fitted.keys).sum()), widest)
 
 
-def _estimated(work: Workload, fitted: Tiling) -> Touched:
-    """Of one sequence: every pair, or where masks leave fewer, those and what is beside them in their tiles."""
-    most = work.queries * work.keys
-    blocks = -(-work.queries // fitted.queries)
-    pairs = most
-    if work.spec.masks:
-        try:
-            allowed = allowed_pairs(work.spec.masks, work.queries, work.told_keys, past=work.past)
-        except InvalidRequest:  # it would take too long to count
-            allowed = most
-        pairs = min(most, allowed + work.queries * (fitted.queries + fitted.cell + work.extra))
-    if whole_rows(work):
+@lru_cache(maxsize=64)
+def _estimated(layout: Layout, fitted: Tiling, rows_whole: bool) -> Touched:
+    """Of one sequence: the allowed pairs and what is beside them in their tiles, or what a few blocks look at."""
+    blocks, keys = -(-layout.queries // fitted.queries), layout.keys + layout.extra
+    if counting.countable(layout.pattern):
+        allowed = counting.count(layout.pattern, layout.first, layout.queries, layout.keys)
+        width = allowed / layout.queries + fitted.queries + fitted.cell + layout.extra
+    else:
+        width = _sampled_width(layout, fitted)
+    pairs = min(layout.queries * keys, round(layout.queries * width))
+    if rows_whole:
         blocks = max(blocks, -(-pairs // fitted.scores))
-        return Touched(pairs, blocks, blocks, work.keys)
-    return Touched(pairs, blocks, max(blocks, -(-pairs // (fitted.queries * fitted.keys))), work.keys)
+        return Touched(pairs, blocks, blocks, keys)
+    return Touched(pairs, blocks, max(blocks, -(-pairs // (fitted.queries * fitted.keys))), keys)
+
+
+def _sampled_width(layout: Layout, fitted: Tiling) -> float:
+    """The keys that a block looks at, on average over a few, by cells so large that there are not many."""
+    coarse = replace(fitted, cell=max(fitted.cell, -(-layout.keys // _CELLS_OF_A_BLOCK)))
+    starts = {index * layout.queries // _SAMPLES // fitted.queries * fitted.queries for index in range(_SAMPLES)}
+    parts = (replace(layout, first=layout.first + start, queries=fitted.queries) for start in starts)
+    return float(np.mean([part.widths(coarse)[0] for part in parts]))

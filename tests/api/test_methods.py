@@ -118,6 +118,13 @@ def test_the_divergence_is_of_the_weights_that_features_amount_to(http, raw):
     assert kl == pytest.approx(float(expected), rel=1e-4)
 
 
+@pytest.mark.parametrize(("queries", "real"), [(0, 3), (3, 0)])
+def test_without_anything_to_compare_there_is_no_divergence(http, queries, real):
+    body = {"query": {"dtype": "float32", "shape": [queries, 4], "data": [0.0] * 4 * queries}, "report_error": True}
+    body |= {"key": [[1.0] * 4] * 3, "spec": METHODS["linear"], "key_lengths": real}
+    assert post(http, "/v1/attention/forward", body)["error"] == {"max": 0.0, "rms": 0.0, "mean_kl": "NaN"}
+
+
 def test_a_module_reports_its_error_at_its_output(http, rng):
     created(http, "met-error", METHODS["performer"])
     x = rng.normal(size=(1, 9, 12)).tolist()

@@ -222,7 +222,8 @@ class ApproximationError(WireModel):
     mean_kl: float | None = None
     """The mean over all queries of KL(exact weights || approximate weights) in nats, where the method amounts to
     weights that are never negative: ``performer``, and ``linear`` with rule ``sum``, normalized, without an initial
-    state. Null for the others; infinite where a weight is 0 that should not be."""
+    state. Null for the others; infinite where a weight is 0 that should not be, NaN where no query may look
+    anywhere."""
 
 
 class ForwardReply(Taps):

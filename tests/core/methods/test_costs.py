@@ -264,6 +264,12 @@ def test_a_report_of_the_error_costs_exact_attention_besides():
     assert peak_bytes(longer, "performer") < peak_bytes(exactly(longer), "materialized") / 5  # it goes block by block
 
 
+def test_directions_are_drawn_in_memory_that_is_counted():
+    described = AttentionSpec(method=spec.Performer(features=2**14))
+    work = raw("", spec=described, queries=1, keys=1, head_dim=64, value_dim=1)
+    assert peak_bytes(work, "performer") > 5 * 8 * 2**14 * 64
+
+
 def test_what_a_module_learns_is_counted():
     assert parameter_count(module("gated delta")) == 4 * (128 * 128 + 128) + 2 * (4 * 128 + 4)
     assert parameter_count(module("linformer")) == 4 * (128 * 128 + 128) + 2 * 64 * 4096

@@ -144,7 +144,7 @@ def rates_of(tokens: Tensor, learned: Mapping[str, Tensor], name: str) -> Tensor
 def implied_by(features: Features, problem: Problem, rows: Sequence[int]) -> Tensor:
     """The weights that features amount to: φ(q_i)·φ(k_j) / Σ over the keys that query i sees, which are all real."""
     dtype = torch.promote_types(problem.q.dtype, torch.float32)
-    index = torch.tensor(rows, device=problem.q.device)
+    index = torch.tensor(rows, dtype=torch.int64, device=problem.q.device)  # of none it would be floats
     real = real_keys(problem)
     kept = None if real is None else real[:, None, :, None]
     q = features.queries(problem.q.index_select(2, index).to(dtype))

@@ -182,7 +182,13 @@ def _held(x: Extent, parts: _Parts, features: FeatureCost, wide: int, *, gated: 
     peaks = [2 * x.context, early if s.early else 0, before_last + stepping, before_late + reading if block else 0]
     if s.rest and "return_state" in x.sent:
         peaks.append(x.context + rest)
-    return _given(x, features, gated=gated, delta=delta) + max(peaks)
+    return max(_given(x, features, gated=gated, delta=delta) + max(peaks), _drawing(x, features))
+
+
+def _drawing(x: Extent, features: FeatureCost) -> int:
+    """While directions are drawn, in float64: normal numbers, both factors of them, and others for the lengths."""
+    squares = -(-features.count // x.head_dim)
+    return 5 * 8 * squares * x.head_dim**2 if features.projected else 0
 
 
 def _given(x: Extent, features: FeatureCost, *, gated: bool, delta: bool) -> int:

@@ -15,7 +15,7 @@ from attention_service.core.scores import ScaledDot
 from attention_service.core.stages import taps_of
 from attention_service.core.types import Problem, Selection
 
-KERNEL_NAMES = [entry.name for entry in KERNELS]
+KERNEL_NAMES = [entry.name for entry in KERNELS if not unsuitable(entry.name, AttentionSpec(), torch.float64)]
 SCORE_SIDE = ("scores", "capped_scores", "masked_scores", "weights", "lse")
 ALL_TAPS = ("q", "k", "v", *SCORE_SIDE, "context")
 SELECTIONS = [Selection(heads=(3, 0)), Selection(queries=(2,)), Selection(heads=(1, 1), queries=(4, 0, 4)), Selection()]

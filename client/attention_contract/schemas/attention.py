@@ -16,7 +16,7 @@ Tap = Literal["q", "k", "v", "scores", "capped_scores", "masked_scores", "weight
 """The points along one attention, in order."""
 
 EditableTap = Literal["q", "k", "v", "scores", "capped_scores", "masked_scores", "weights", "context", "output"]
-KernelName = Literal["fused", "blocked", "materialized"]
+KernelName = Literal["fused", "blocked", "flex", "materialized"]
 Index = Annotated[int, Field(ge=0, lt=2**31)]
 
 

@@ -43,7 +43,7 @@ def visibility(problem: Problem, selection: Selection = EVERYTHING) -> Visibilit
     if spec_masks is not None:
         spec_masks = _with_added(spec_masks, problem)
     real = real_keys(problem)
-    told = None if problem.mask is None else _with_added(_narrow(_fit(problem.mask, keys), selection), problem)
+    told = None if problem.mask is None else _with_added(_narrow(fit(problem.mask, keys), selection), problem)
     bias = told if told is not None and told.dtype != torch.bool else None
     yes = [spec_masks, None if real is None else real[:, None, None, :], told if bias is None else None]
     together: Tensor | None = None
@@ -72,7 +72,7 @@ def without_padding(problem: Problem) -> Problem:
     return replace(problem, k=problem.k.masked_fill(padded, 0), v=problem.v.masked_fill(padded, 0))
 
 
-def _fit(mask: Tensor, keys: int) -> Tensor:
+def fit(mask: Tensor, keys: int) -> Tensor:
     """A request's mask at rank 4 (leading dimensions added, as numpy does), keys beyond its last dimension hidden."""
     mask = mask.view((1,) * (4 - mask.ndim) + mask.shape)
     if mask.shape[-1] in (1, keys):

@@ -29,6 +29,7 @@ from attention_service.core.cost.pairs import (
     softmax_itemsize,
 )
 from attention_service.core.cost.tensors import parameter_count
+from attention_service.core.cost.tiles import counted_as
 from attention_service.core.cost.workload import Workload
 from attention_service.core.normalizers import has_lse
 
@@ -40,6 +41,7 @@ def gradient_peak_bytes(work: Workload, *, taps: bool, kernel: str, mask: bool =
     for each. ``mask``: one with respect to a mask that is added may be wanted, for which PyTorch's fused kernel keeps
     the weights. Taps that are returned beside the gradients are computed again once the graph is gone.
     """
+    kernel = counted_as(kernel)
     if approximated(work) is not None:
         return with_margin(method_gradient_peak(work, taps=taps))
     held = Held.of(work)

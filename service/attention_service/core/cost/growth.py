@@ -7,6 +7,7 @@ from attention_contract.schemas.complexity import Growth
 from attention_contract.spec import Entmax15, Sparsemax
 from attention_service.core.cost.approximate import approximated, method_order
 from attention_service.core.cost.memory import makes_pairs, peak_bytes
+from attention_service.core.cost.tiles import counted_as
 from attention_service.core.cost.time import executed_flops
 from attention_service.core.cost.workload import Workload
 from attention_service.core.masks import pattern_of
@@ -51,6 +52,7 @@ def time_order(work: Workload, dimension: str = "length", kernel: str = "fused")
     global tokens, of r keys in random blocks, of every s-th key, or of c in every s; for the last two every tile is
     touched.
     """
+    kernel = counted_as(kernel)
     if approximated(work) is not None:
         return method_order(work, dimension, memory=False)
     projections = f" + {_TOKENS[dimension]}·d²" if work.sizes is not None and dimension != "past" else ""

@@ -23,6 +23,7 @@ from attention_service.core.cost.pairs import (
     softmax_itemsize,
 )
 from attention_service.core.cost.tensors import kv_cache_bytes, tap_elements
+from attention_service.core.cost.tiles import counted_as
 from attention_service.core.cost.workload import Workload
 
 SCORE_TAPS = frozenset({"scores", "capped_scores", "masked_scores"})
@@ -38,6 +39,7 @@ def peak_bytes(work: Workload, kernel: str) -> int:
     What the libraries below hold for themselves (a cuBLAS workspace, an allocator's rounding) is not in it, nor are
     copies of the reply on the host.
     """
+    kernel = counted_as(kernel)
     if approximated(work) is not None:
         peak = with_margin(method_peak(work))
         return max(peak, with_margin(Held.of(work).problem + _comparison(work))) if work.reported else peak
@@ -151,6 +153,7 @@ def copies(work: Workload, rows: int) -> int:
 
 def makes_pairs(work: Workload, kernel: str) -> tuple[bool, bool]:
     """Whether the request holds tensors over all pairs: for each head, and such as heads share."""
+    kernel = counted_as(kernel)
     whole = work.selected_queries is None
     if kernel == "blocked":
         return whole and bool(work.taps & (PAIR_TAPS - {"lse"})), False

@@ -32,6 +32,14 @@ class Touched:
     """The most keys that a block looks at."""
 
 
+def counted_as(kernel: str) -> str:
+    """The kernel whose cost stands for that of another: flex skips what the blocked one does, and is never slower.
+
+    The two being equal to the planner, flex is taken only where a request asks for it.
+    """
+    return "blocked" if kernel == "flex" else kernel
+
+
 def whole_rows(work: Workload) -> bool:
     """Whether a query's weights need all its scores at once."""
     normalizer = NORMALIZERS.of(work.spec.normalizer)

@@ -22,7 +22,7 @@ from attention_service.core.cost.pairs import (
     softmax_itemsize,
 )
 from attention_service.core.cost.tensors import parameter_count
-from attention_service.core.cost.tiles import touched
+from attention_service.core.cost.tiles import counted_as, touched
 from attention_service.core.cost.workload import Workload
 from attention_service.core.positions import POSITIONS
 
@@ -50,6 +50,7 @@ class Rates:
 
 def predicted_seconds(work: Workload, kernel: str, rates: Rates) -> float:
     """Seconds of one forward pass with this kernel, the taps that are computed again included."""
+    kernel = counted_as(kernel)
     if work.reported:  # exact attention, block by block, and the weights that the approximation amounts to
         compared = predicted_seconds(exactly(work), "materialized", rates)
         return predicted_seconds(replace(work, reported=False), kernel, rates) + 2 * compared
@@ -62,6 +63,7 @@ def predicted_gradient_seconds(work: Workload, kernel: str, rates: Rates) -> flo
 
     The backward pass moves about twice what the forward pass does: what was kept, and a gradient for each.
     """
+    kernel = counted_as(kernel)
     stages = backward_flops(work, masked=False, fused=kernel != "materialized")
     moved = 2 * moved_bytes(replace(work, taps=frozenset({"output"})), kernel)
     starts = 1 + _starts(work, kernel, _BACKWARD_STARTS)
@@ -72,6 +74,7 @@ def predicted_gradient_seconds(work: Workload, kernel: str, rates: Rates) -> flo
 
 def moved_bytes(work: Workload, kernel: str) -> int:
     """Bytes that one forward pass reads and writes: every tensor when it is made and each time that it is used."""
+    kernel = counted_as(kernel)
     if approximated(work) is not None:
         return method_moved(work)
     held = Held.of(work)
@@ -104,12 +107,14 @@ def executed_share(work: Workload, kernel: str) -> float:
 
 def executed_flops(work: Workload, kernel: str) -> int:
     """FLOPs of one forward pass with this kernel: every pair, but for the tiles that the blocked one leaves out."""
+    kernel = counted_as(kernel)
     stages = flops(work, masked=False)
     return round(_executed(stages, work, kernel)) if kernel == "blocked" else stages.total
 
 
 def executed_backward_flops(work: Workload, kernel: str) -> int:
     """FLOPs of one backward pass with this kernel, what is computed again included."""
+    kernel = counted_as(kernel)
     stages = backward_flops(work, masked=False, fused=kernel != "materialized")
     return round(_executed(stages, work, kernel)) if kernel == "blocked" else stages.total
 

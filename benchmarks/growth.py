@@ -1,7 +1,7 @@
-"""How time and memory grow with the length: measured exponents of masks, scores, normalizers and methods.
+"""How time and memory grow with the length: measured exponents of every variant.
 
-``python -m benchmarks.growth`` prints a table in Markdown; ``--output`` writes it. One head, width 64, float32,
-one thread.
+``python -m benchmarks.growth`` prints a table in Markdown; ``--output docs/growth.md`` writes the page. One head, width
+64, float32, one thread, forward.
 """
 
 import argparse
@@ -9,42 +9,60 @@ import math
 import time
 from bisect import bisect_left
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from itertools import accumulate
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
-from pydantic import ValidationError
 from torch.profiler import ProfilerActivity, profile, record_function
 
 from attention_contract.spec import AttentionSpec
 from attention_service.core.attention import attend
 from attention_service.core.cost import Workload, growth, predicted_seconds
+from attention_service.core.kernels import unsuitable
 from attention_service.core.learned import learned_of
-from attention_service.core.methods import METHODS, approximation_of
-from attention_service.core.normalizers import NORMALIZERS
-from attention_service.core.scores import SCORES
-from attention_service.core.types import Problem
+from attention_service.core.methods import approximation_of
+from attention_service.core.preparing import prepare
+from attention_service.core.registry import variants
+from attention_service.core.types import Problem, Widths
 from attention_service.runtime.device import Device
 from attention_service.runtime.planning import choose_kernel
 
 WIDTH = 64
 WINDOW = {"name": "sliding_window", "left": 512, "right": 0}
-LONGFORMER = {
-    "name": "any",
-    "of": [{"name": "sliding_window", "left": 256, "right": 256}, {"name": "global_tokens", "positions": [0, 1]}],
+OPTIONS: dict[str, dict[str, Any]] = {
+    "sliding_window": {"left": 512, "right": 0},
+    "global_tokens": {"positions": [0, 1]},
+    "prefix_lm": {"length": 512},
+    "block": {"size": 256, "neighbours": 1},
+    "strided": {"stride": 256},
+    "fixed": {"stride": 256},
+    "random_blocks": {"size": 64, "count": 3},
+    "documents": {"lengths": [512] * 128},
+    "any": {
+        "of": [
+            {"name": "sliding_window", "left": 256, "right": 256},
+            {"name": "global_tokens", "positions": [0, 1]},
+        ]
+    },
+    "all": {"of": [{"name": "causal"}, {"name": "sliding_window", "left": 512}]},
+    "learned": {"length": 2**16},
+    "linformer": {"rank": 256, "length": 2**16},
 }
-SPECS = {
-    "dense": {},
-    "causal": {"masks": [{"name": "causal"}]},
-    "window, w = 512": {"masks": [WINDOW]},
-    "Longformer, w = 512, 2 global": {"masks": [LONGFORMER]},
-    "blocks of 256 and neighbours": {"masks": [{"name": "block", "size": 256, "neighbours": 1}]},
-    "random blocks, 3 of 64": {"masks": [{"name": "random_blocks", "size": 64, "count": 3}]},
-    "documents of 512": {"masks": [{"name": "documents", "lengths": [512] * 128}]},
-    "window, softcap": {"masks": [WINDOW], "softcap": 30.0},
-}
+"""Of those that need some, or do more with them. ``any`` is a Longformer."""
+PAGE = """# Growth with the length
+
+Processor time of one thread and peak memory beside the inputs, forward, for one head 64 wide in float32; the best of
+several runs. Scores, normalizers and positions stand under a causal window of 512 keys, masks and methods alone,
+kernels dense and under the window. Exponents are slopes by least squares on logarithms, over all lengths that were run
+and over those from 4k; beside them, the one that the cost model predicts, and the asymptotic form that it reports. A
+case stops where the next length would take more than a minute or 4 GB. `python -m benchmarks.growth --output
+docs/growth.md` writes this page; [variants.md](variants.md) has the formulas.
+
+"""
+MOST_BYTES = 4e9
 HEAD = """| attention | kernel | {lengths} | time ∝ n^ | n^ from 4k | memory ∝ n^ | predicted time n^ | in the limit |
 |---|---|{rule}---:|---:|---:|---:|---|"""
 
@@ -74,32 +92,33 @@ class Measured:
 
 
 def cases() -> Iterator[Case]:
-    """Masks by the kernel of the planner's choice, dense attention by each, then every score, normalizer and method."""
-    for name, fields in SPECS.items():
-        yield Case(name, AttentionSpec.model_validate(fields))
-    yield Case("dense", AttentionSpec(), "blocked")
-    for kind, registry in (("score", SCORES), ("normalizer", NORMALIZERS), ("method", METHODS)):
-        for entry in registry:
-            masks = [] if kind == "method" else [WINDOW]
-            try:
-                yield Case(
-                    f"{entry.name}{', window' if masks else ''}",
-                    AttentionSpec.model_validate({kind: {"name": entry.name}, "masks": masks}),
-                )
-            except ValidationError:
-                continue  # it has options without a default
+    """Every variant: kernels dense and under a window, masks alone, methods without masks, the rest under a window."""
+    for entry in variants():
+        name, part = f"{entry.kind} {entry.name}", {"name": entry.name} | OPTIONS.get(entry.name, {})
+        if entry.kind == "kernel":
+            if unsuitable(entry.name, AttentionSpec(), torch.float32, device="cpu") is None:
+                yield Case(name, AttentionSpec(), entry.name)
+                yield Case(f"{name}, window", AttentionSpec.model_validate({"masks": [WINDOW]}), entry.name)
+        elif entry.kind == "mask":
+            yield Case(name, AttentionSpec.model_validate({"masks": [part]}))
+        else:
+            masks = [] if entry.kind == "method" else [WINDOW]
+            yield Case(name, AttentionSpec.model_validate({entry.kind: part, "masks": masks}))
+    causal = {"method": {"name": "linear"}, "masks": [{"name": "causal"}]}
+    yield Case("method linear, causal", AttentionSpec.model_validate(causal))
+    yield Case("method performer, causal", AttentionSpec.model_validate(causal | {"method": {"name": "performer"}}))
 
 
-def problem_of(spec: AttentionSpec, length: int) -> Problem:
-    """One head of one sequence, and what the spec learns, all drawn from a seed."""
+def drawn(spec: AttentionSpec, length: int) -> Callable[[], Problem]:
+    """One head of one sequence and what the spec learns, drawn from a seed; its queries and keys are yet to encode."""
     generator = torch.Generator().manual_seed(length)
-    q, k, v = torch.randn(3, 1, 1, length, WIDTH, generator=generator)
-    bare = Problem(q, k, v, spec)
+    three = torch.randn(3, 1, 1, length, WIDTH, generator=generator)
+    tensors = dict(zip(("query", "key", "value"), three, strict=True))
     learned = {
         name: torch.randn(told.shape, generator=generator) / math.sqrt(told.shape[-1])
-        for name, told in learned_of(spec, bare.widths).items()
+        for name, told in learned_of(spec, Widths(1, 1, WIDTH, WIDTH)).items()
     }
-    return replace(bare, learned=learned)
+    return lambda: prepare(spec, tensors, learned, lambda q, k, v: (q, k, v), projected=False)
 
 
 def workload(spec: AttentionSpec, length: int, device: Device) -> Workload:
@@ -112,18 +131,17 @@ def measured(case: Case, kernel: str, lengths: list[int], rounds: int, most_seco
     """Each length until one takes too long."""
     found = Measured({}, {})
     for length in lengths:
-        problem = problem_of(case.spec, length)
-        run = _attention(problem, kernel)
+        run = _attention(drawn(case.spec, length), kernel)
         found.peak[length] = max(1, _peak(run))
         found.seconds[length] = min(_seconds(run) for _ in range(rounds))
-        # Four times the work comes next, at the most.
-        if found.seconds[length] * 4 > most_seconds:
+        # Four times of either comes next, at the most.
+        if found.seconds[length] * 4 > most_seconds or found.peak[length] * 4 > MOST_BYTES:
             break
     return found
 
 
-def _attention(problem: Problem, kernel: str) -> Callable[[], object]:
-    return lambda: attend(problem, kernel=kernel)
+def _attention(problem: Callable[[], Problem], kernel: str) -> Callable[[], object]:
+    return lambda: attend(problem(), kernel=kernel)
 
 
 def _seconds(run: Callable[[], object]) -> float:
@@ -182,7 +200,7 @@ def main() -> None:
             lines.append(row(case, device, lengths, options.rounds, options.most_seconds))
             print(lines[-1], flush=True)
     if options.output is not None:
-        options.output.write_text("\n".join([*lines, ""]))
+        options.output.write_text(PAGE + "\n".join([*lines, ""]), "utf-8")
 
 
 if __name__ == "__main__":

@@ -7,6 +7,8 @@ import pytest
 import torch
 from linformer import LinformerSelfAttention
 from transformers import NystromformerConfig
+from transformers.models.minimax.configuration_minimax import MiniMaxConfig
+from transformers.models.minimax.modeling_minimax import MiniMaxLightningAttention
 from transformers.models.nystromformer.modeling_nystromformer import NystromformerSelfAttention
 from transformers.models.olmo_hybrid import modeling_olmo_hybrid
 from transformers.models.qwen3_next import modeling_qwen3_next
@@ -204,4 +206,29 @@ def test_delta_rules_are_transformers(rule, gated, state, monkeypatch):
     context, final = RULES[rule](*theirs, initial_state=initial, output_final_state=True, use_qk_l2norm_in_kernel=True)
     monkeypatch.undo()
     assert_close(found.context, context.transpose(1, 2))
+    assert_close(found.state["final_state"], final)
+
+
+@pytest.mark.parametrize("length", [5, 40])
+def test_a_gated_state_is_minimaxs_lightning_attention(length):
+    """What decays there at a rate of its own for each head is a gate that is the same at every token."""
+    heads, width = 3, 8
+    config = MiniMaxConfig(
+        hidden_size=24, num_attention_heads=heads, head_dim=width, num_hidden_layers=2, block_size=16,
+        layer_types=["linear_attention", "full_attention"],
+    )  # fmt: skip
+    theirs = MiniMaxLightningAttention(config, layer_idx=0).double()
+    rate = theirs.slope_rate = theirs.get_slope_rate().double()
+    theirs.query_decay, theirs.key_decay, theirs.diagonal_decay = theirs.decay_factors(rate)
+    seen = {}
+    theirs.norm.register_forward_pre_hook(lambda _, given: seen.update(context=given[0]))
+    x = normal(2, length, 24)
+    with torch.no_grad():
+        _, final = theirs(x, position_embeddings=None, attention_mask=None)
+        three = theirs.act_fn(theirs.qkv_proj(x)).view(2, length, heads, 3 * width).transpose(1, 2)
+    q, k, v = three.split(width, dim=-1)
+    running = Running(-rate.expand(2, -1, length, 1), wanted=True)
+    method = spec.Linear(rule="gated", features="identity")
+    found = attend(Problem(q, k, v, AttentionSpec(method=method, masks=CAUSAL), running=running))
+    assert_close(found.context.transpose(1, 2).flatten(2), seen["context"])
     assert_close(found.state["final_state"], final)

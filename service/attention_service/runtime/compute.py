@@ -17,7 +17,7 @@ from attention_service.core.edits import BoundEdit, apply
 from attention_service.core.multihead import Parameters
 from attention_service.core.preparing import prepare
 from attention_service.core.types import Problem
-from attention_service.runtime.binding import Bound, strip
+from attention_service.runtime.bound import Bound, strip
 from attention_service.runtime.running import running
 from attention_service.runtime.selecting import as_tuple
 

@@ -10,7 +10,7 @@ from attention_contract.tensors import Array
 from attention_service.core import cost, hopfield, multihead
 from attention_service.core.arrays import TORCH_DTYPES, to_numpy, to_torch
 from attention_service.core.hopfield import Memory, Retrieved
-from attention_service.runtime.binding import Layout, strip
+from attention_service.runtime.bound import Layout, strip
 from attention_service.runtime.compute import converted
 from attention_service.runtime.device import Device
 from attention_service.runtime.hopfield_binding import Bound, bind

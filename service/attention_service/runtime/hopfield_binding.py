@@ -11,7 +11,7 @@ from attention_contract.tensors import Array, Untyped, dtype_name
 from attention_service.core import hopfield
 from attention_service.core.arrays import TORCH_DTYPES
 from attention_service.core.cost import Retrieval
-from attention_service.runtime.binding import MAX_EMPTY, Layout, wrong_shape
+from attention_service.runtime.bound import MAX_EMPTY, Layout, wrong_shape
 from attention_service.runtime.device import Device
 
 

@@ -13,7 +13,8 @@ from attention_service.core.stages import stages
 from attention_service.core.types import Problem, Selection
 from attention_service.modules.resident import Module
 from attention_service.runtime import compute
-from attention_service.runtime.binding import Bound, bind
+from attention_service.runtime.binding import bind
+from attention_service.runtime.bound import Bound
 from attention_service.runtime.device import Device
 from attention_service.runtime.forward import tap_fields
 from attention_service.runtime.jobs import Fields, Job

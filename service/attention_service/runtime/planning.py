@@ -10,7 +10,7 @@ from attention_service.core.cost import Rates, Workload
 from attention_service.core.kernels import KERNELS, unsuitable
 from attention_service.core.methods import approximation_of
 from attention_service.core.types import Selection
-from attention_service.runtime.binding import Bound
+from attention_service.runtime.bound import Bound
 from attention_service.runtime.device import Device
 from attention_service.runtime.running import NAMES
 

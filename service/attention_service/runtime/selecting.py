@@ -13,7 +13,7 @@ from attention_service.core.attention import taps_of
 from attention_service.core.edits import AXES
 from attention_service.core.methods import approximation_of
 from attention_service.core.types import Selection
-from attention_service.runtime.binding import Bound, wrong_shape
+from attention_service.runtime.bound import Bound, wrong_shape
 
 
 def check_taps(taps: Sequence[Tap], spec: AttentionSpec) -> None:

@@ -9,7 +9,7 @@ from attention_contract.errors import error_classes
 from attention_contract.operations import OPERATIONS
 from attention_service.core.registry import variants
 from attention_service.settings import Settings
-from tests.docs import settings_page
+from tests.docs import settings_page, variants_page
 from tests.docs.snippets import DOCUMENTS, ROOT, blocks
 
 PAGES = [*DOCUMENTS, ROOT / "CONTRIBUTING.md", ROOT / "CHANGELOG.md"]
@@ -36,6 +36,17 @@ def console_lines():
 
 def test_the_page_of_settings_is_what_the_settings_say():
     assert settings_page.PAGE.read_text("utf-8") == settings_page.render(), "run python -m tests.docs.settings_page"
+
+
+def test_the_page_of_variants_is_what_the_registries_say():
+    assert variants_page.PAGE.read_text("utf-8") == variants_page.render(), "run python -m tests.docs.variants_page"
+
+
+def test_every_variant_that_runs_on_a_cpu_was_measured():
+    measured = variants_page.growth()
+    assert {f"{entry.kind} {entry.name}" for entry in variants() if entry.name != "flex"} <= set(measured)
+    for name in ("mask sliding_window", "mask any", "method linear", "method linear, causal"):
+        assert max(float(part) for part in measured[name].split(" · ")) <= 1.15, name
 
 
 def test_console_blocks_name_targets_services_and_flags_that_exist():

@@ -118,7 +118,10 @@ def reply_to(operation: Operation[Any], request: Any) -> Any:
             memory=s.Memory(resident_bytes=1, in_flight_bytes=0, free_bytes=1),
         ),
         "list_variants": s.VariantList(variants=[
-            s.Variant(kind="score", name="dot", summary="q·k", formula="q·k", cost="O(n²)", source="Luong", options={}),
+            s.Variant(
+                kind="score", name="dot", summary="q·k", formula="q·k", gradient="k", cost="O(n²)", source="Luong",
+                options={},
+            ),
         ]),
         "list_modules": m.ModuleList(modules=[INFO], bytes=1152),
         "list_parameters": m.ParameterList(name="demo", version="abc", parameters=[

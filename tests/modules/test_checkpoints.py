@@ -143,10 +143,22 @@ def test_two_stacks_must_be_told_apart(save, read):
 
 
 @pytest.mark.parametrize("prefix", ["", "layers.0.self_attn."])
-def test_extra_keys_and_values_are_refused(save, read, prefix):
+def test_a_learned_key_and_value_are_taken_over(save, read, prefix):
     attention = nn.MultiheadAttention(8, 2, add_bias_kv=True)
     save({prefix + name: value for name, value in attention.state_dict().items()})
-    with pytest.raises(InvalidCheckpoint, match=r"add_bias_kv\), which is not supported"):
+    module = read(num_heads=2)
+    assert module.config.spec.add_bias_kv
+    assert module.parameters["bias_k"].equal(attention.bias_k.detach().flatten())
+    assert module.parameters["bias_v"].equal(attention.bias_v.detach().flatten())
+
+
+def test_a_learned_key_of_another_width_is_refused(save, read):
+    state = nn.MultiheadAttention(8, 2, add_bias_kv=True).state_dict()
+    save(state | {"bias_v": torch.zeros(1, 1, 6)})
+    with pytest.raises(InvalidCheckpoint, match="bias_v has shape"):
+        read(num_heads=2)
+    save({name: value for name, value in state.items() if name != "bias_v"})
+    with pytest.raises(InvalidCheckpoint, match="bias_v"):
         read(num_heads=2)
 
 

@@ -6,7 +6,7 @@ and nothing outside the repository is read.
 
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path, PurePosixPath
 from typing import Any, Final
 
@@ -15,6 +15,7 @@ from torch import Tensor
 
 from attention_contract.errors import InvalidCheckpoint, InvalidRequest, ShapeMismatch
 from attention_contract.schemas.modules import ImportModule, ModuleConfig, Source
+from attention_contract.spec import AttentionSpec
 from attention_service.core.arrays import TORCH_DTYPES
 from attention_service.modules.files import Checkpoint, open_checkpoint
 from attention_service.modules.layouts import LAYOUTS, Layout, Part, Piece
@@ -51,9 +52,7 @@ class Plan:
 
     def read(self) -> dict[str, Tensor]:
         """The parameters, on the host. Raises InvalidCheckpoint where the file does not hold what its header says."""
-        values = {
-            name: self._checkpoint.read(piece.tensor, piece.part, piece.of) for name, piece in self._pieces.items()
-        }
+        values = {name: self._read(piece) for name, piece in self._pieces.items()}
         try:
             check_shapes(self.config, {name: tuple(value.shape) for name, value in values.items()})
             changed = {value.dtype for value in values.values()} != {TORCH_DTYPES[self.config.dtype or "float32"]}
@@ -62,6 +61,10 @@ class Plan:
         if changed:
             raise InvalidCheckpoint("the checkpoint changed while it was read; try again", param="checkpoint")
         return values
+
+    def _read(self, piece: Piece) -> Tensor:
+        value = self._checkpoint.read(piece.tensor, piece.part, piece.of)
+        return value.reshape(_flattened(tuple(value.shape))) if piece.flat else value
 
 
 def plan(root: Path, request: ImportModule) -> Plan:
@@ -78,10 +81,11 @@ def plan(root: Path, request: ImportModule) -> Plan:
         facts = facts[block.stack]  # a pair of models keeps a config for each
     _check_computation(block, checkpoint, facts)
     pieces = _pieces(block, checkpoint)
-    config = _config(block.layout, pieces, checkpoint, _heads(block.layout, facts, request), request)
+    spec = block.layout.spec(facts, part, pieces)
+    config = _config(pieces, spec, checkpoint, _heads(block.layout, facts, request), request)
     return Plan(
         name=request.name or default_name(checkpoint.label, request.layer),
-        config=config.model_copy(update={"spec": block.layout.spec(facts, part)}),
+        config=config,
         source=Source(
             checkpoint=PurePosixPath(request.checkpoint).as_posix(),
             layout=block.layout.name,
@@ -231,19 +235,22 @@ def _pieces(block: Block, checkpoint: Checkpoint) -> dict[str, Piece]:
     pieces: dict[str, Piece] = {}
     missing = []
     for parameter, places in block.layout.pieces.items():
-        full = [Piece(block.prefix + piece.tensor, piece.part, piece.of) for piece in places]
+        full = [replace(piece, tensor=block.prefix + piece.tensor) for piece in places]
         piece = next((piece for piece in full if piece.tensor in checkpoint.names), None)
         if piece is not None:
             pieces[parameter] = piece
         elif parameter.endswith(".weight"):
             missing.append(" or ".join(piece.tensor for piece in full))
+    for one, other in (("bias_k", "bias_v"), ("bias_v", "bias_k")):
+        if one in pieces and other not in pieces:
+            missing.append(block.prefix + other)
     if missing:
         raise InvalidCheckpoint(f"the checkpoint lacks {', '.join(missing)}", param="checkpoint", missing=missing)
     return pieces
 
 
 def _config(
-    layout: Layout, pieces: Mapping[str, Piece], checkpoint: Checkpoint, heads: int, request: ImportModule
+    pieces: Mapping[str, Piece], spec: AttentionSpec, checkpoint: Checkpoint, heads: int, request: ImportModule
 ) -> ModuleConfig:
     """The complete config that the shapes amount to. Shapes as in the table of parameters of a module."""
     headers = {parameter: checkpoint.header(piece.tensor) for parameter, piece in pieces.items()}
@@ -252,7 +259,7 @@ def _config(
         raise InvalidCheckpoint(f"the layer's tensors differ in dtype: {', '.join(dtypes)}", param="checkpoint")
     shapes = {}
     for parameter, piece in pieces.items():
-        shape = headers[parameter].shape
+        shape = _flattened(headers[parameter].shape) if piece.flat else headers[parameter].shape
         if len(shape) != (2 if parameter.endswith(".weight") else 1) or 0 in shape or shape[0] % piece.of:
             raise InvalidCheckpoint(
                 f"{piece.tensor} has shape {list(shape)}, which no {parameter} has", param="checkpoint"
@@ -284,6 +291,7 @@ def _config(
                     "value_width": value_width,
                     "bias": biases_in(pieces),
                     "dtype": dtypes[0],
+                    "spec": spec,
                 }
             )
         )
@@ -299,3 +307,9 @@ def _config(
             f"the layer's tensors do not fit each other: {fault.detail}", param="checkpoint", **fault.facts
         ) from None
     return config
+
+
+def _flattened(shape: tuple[int, ...]) -> tuple[int, ...]:
+    """A shape without leading dimensions of 1, but for the last."""
+    leading = next((at for at, size in enumerate(shape[:-1]) if size != 1), len(shape) - 1)
+    return shape[leading:]

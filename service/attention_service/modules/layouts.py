@@ -5,7 +5,7 @@ what the checkpoint's config.json says of them. A further family is one more row
 """
 
 import re
-from collections.abc import Mapping
+from collections.abc import Container, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Final, Literal
 
@@ -21,6 +21,8 @@ class Piece:
     tensor: str
     part: int = 0
     of: int = 1
+    flat: bool = False
+    """Whether it is one row with leading dimensions of 1, which the parameter does not have."""
 
 
 @dataclass(frozen=True)
@@ -50,10 +52,10 @@ class Layout:
         """The names, inside a block, of every tensor that matters."""
         return frozenset(piece.tensor for places in self.pieces.values() for piece in places) | set(self.unsupported)
 
-    def spec(self, config: Mapping[str, Any], part: Part) -> AttentionSpec:
-        """What the layer computes, by its config.json."""
+    def spec(self, config: Mapping[str, Any], part: Part, parameters: Container[str]) -> AttentionSpec:
+        """What the layer computes, by its config.json and the parameters that it has."""
         causal = part == "self" and self.causal_if is not None and bool(config.get(self.causal_if))
-        return AttentionSpec(masks=[Causal()] if causal else [])
+        return AttentionSpec(masks=[Causal()] if causal else [], add_bias_kv="bias_k" in parameters)
 
 
 def _linear(**modules: str) -> dict[str, tuple[Piece, ...]]:
@@ -106,8 +108,9 @@ TORCH: Final = Layout(
         "v_proj.bias": (Piece("in_proj_bias", 2, 3),),
         "o_proj.weight": (Piece("out_proj.weight"),),
         "o_proj.bias": (Piece("out_proj.bias"),),
+        "bias_k": (Piece("bias_k", flat=True),),
+        "bias_v": (Piece("bias_v", flat=True),),
     },
-    unsupported={"bias_k": "a learned extra key (add_bias_kv)", "bias_v": "a learned extra value (add_bias_kv)"},
 )
 """A state dict of ``torch.nn.MultiheadAttention``, or of the encoders and decoders of torch that are made of it.
 

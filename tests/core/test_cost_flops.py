@@ -270,6 +270,13 @@ def test_flash_attention_paper_counts():
     assert flops(causal, masked=True).matmul == published // 2 + diagonal
 
 
+@pytest.mark.parametrize(("milliseconds", "teraflops"), [(3.538, 661), (4.021, 582), (4.105, 570)])
+def test_flash_attention_3_table_2(milliseconds, teraflops):
+    """Shah et al. 2024, table 2: batch 4, 8448 tokens, 16 heads 128 wide, forward."""
+    work = work_of(batch=4, queries=8448, keys=8448, heads=16, kv_heads=16, head_dim=128, value_dim=128)
+    assert flops(work, masked=False).matmul / milliseconds / 1e9 == pytest.approx(teraflops, abs=0.5)
+
+
 @pytest.mark.parametrize("d_model", [64, 512, 4096])
 def test_attention_costs_as_much_as_projections_at_twice_the_width(d_model):
     sizes = sizes_of(d_model, 8, 8, d_model // 8, d_model // 8, d_model, d_model, NO_BIAS)

@@ -64,7 +64,8 @@ class Gaussian(WireModel):
 
     name: Literal["gaussian"] = "gaussian"
     sigma: Constant | Literal["learned"] = 1.0
-    """The bandwidth σ, or ``learned``: ``score.sigma [H]``, one for each head."""
+    """The bandwidth σ, or ``learned``: ``score.sigma [H]``, one for each head, of which the magnitude counts, from 1e-6
+    on."""
 
 
 class Cosine(WireModel):

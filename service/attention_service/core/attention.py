@@ -13,7 +13,7 @@ from attention_contract.spec import AttentionSpec
 from attention_service.core.apart import apart_rows
 from attention_service.core.blocks import blocks
 from attention_service.core.edits import BoundEdit
-from attention_service.core.isolation import harmed, unfit_keys, without
+from attention_service.core.isolation import harmed, poisoned_rows, unfit_keys, without
 from attention_service.core.kernels import KERNELS
 from attention_service.core.methods import METHODS, approximation_of
 from attention_service.core.stages import TAPS, narrow, stages
@@ -57,7 +57,7 @@ def attend(
     given = problem if unfit is None else without(unfit, problem)
     whole = METHODS.of(problem.spec.method).attend(given, KERNELS[kernel].make(), taps, edits)
     if unfit is not None:
-        whole = {"context": whole["context"].masked_fill(harmed(unfit, problem), torch.nan)}
+        whole = {"context": poisoned_rows(whole["context"], harmed(unfit, problem))}
     if kernel != "materialized" and (apart := apart_rows(problem, EVERYTHING)) is not None:
         chosen = blocks(problem, Selection(queries=apart.rows))
         far = torch.cat([dict(stages(problem, {"context"}, selection=each))["context"] for each in chosen], 2)

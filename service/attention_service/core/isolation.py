@@ -40,6 +40,11 @@ def poisoned(unfit: Tensor, scores: Tensor) -> Tensor:
     return scores.masked_fill(unfit[:, :, None], torch.nan)
 
 
+def poisoned_rows(context: Tensor, where: Tensor) -> Tensor:
+    """The context with NaN in the harmed rows ``[B, H, Q, 1]``, for which the gradient is NaN too."""
+    return context * torch.ones_like(where, dtype=context.dtype).masked_fill(where, torch.nan)
+
+
 def harmed(unfit: Tensor, problem: Problem) -> Tensor:
     """Bool ``[B, H, Q, 1]``: queries that may look at one of these keys."""
     heads = problem.q.shape[1]

@@ -139,10 +139,11 @@ class Softmax:
 
     def _with_sinks(self, masked_scores: Tensor, learned: Mapping[str, Tensor]) -> Tensor:
         """s/T with the score of its head's sink after those of the keys: a query always looks there at least."""
-        sinks = learned["sinks"].to(masked_scores.dtype).view(1, -1, 1, 1).expand(*masked_scores.shape[:3], 1)
-        lowest = torch.finfo(masked_scores.dtype).min
-        joined = torch.cat([masked_scores, sinks.clamp(min=lowest)], -1)
-        return _tempered(joined, self.options.temperature, self.runs_in(masked_scores.dtype))
+        dtype = self.runs_in(masked_scores.dtype)
+        x = _tempered(masked_scores, self.options.temperature, dtype)
+        sinks = _tempered(learned["sinks"].to(masked_scores.dtype), self.options.temperature, dtype)
+        sinks = sinks.clamp(min=torch.finfo(dtype).min).view(1, -1, 1, 1)
+        return torch.cat([x, sinks.expand(*x.shape[:3], 1)], -1)
 
     def _seeing(self, masked_scores: Tensor) -> tuple[Tensor, Tensor]:
         """s/T with the rows of blind queries made finite, and which rows those are.

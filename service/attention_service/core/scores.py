@@ -68,6 +68,8 @@ class Product(Protocol):
 
 
 SCORES = Registry[Score]("score")
+SMALLEST_SIGMA = 1e-6
+"""A learned bandwidth is taken for this where it is smaller, as one that is given may not be smaller."""
 
 
 class _OfProduct:
@@ -238,7 +240,8 @@ class Gaussian(_OfProduct):
         k = torch.cat([k, torch.ones_like(k[..., :1]), _half_square(k)], -1)
         if self.options.sigma != "learned":
             return q, k, self.options.sigma**-2
-        return q * learned["score.sigma"].to(q.dtype).view(-1, 1, 1) ** -2, k, 1.0
+        sigma = learned["score.sigma"].to(q.dtype).abs().clamp(min=SMALLEST_SIGMA)
+        return q * sigma.view(-1, 1, 1) ** -2, k, 1.0
 
     def cost(self, widths: Widths) -> ScoreCost:
         """The product of D + 2 columns, and σ; for a query 4·D, for a key 5·D: moved, squared, summed, (averaged)."""
@@ -291,7 +294,8 @@ def _half_square(x: Tensor) -> Tensor:
 
 def _unit(x: Tensor) -> Tensor:
     """x/‖x‖; zero, with a gradient of zero, where x is."""
-    length = torch.linalg.vector_norm(x, dim=-1, keepdim=True)
-    zero = length == 0
-    inverse: Tensor = (1 / length.masked_fill(zero, 1)).masked_fill(zero, 0)
+    zero = torch.linalg.vector_norm(x.detach(), dim=-1, keepdim=True) == 0
+    # Filled before the length is found: its second derivative at zero is NaN.
+    length = torch.linalg.vector_norm(x.masked_fill(zero, 1), dim=-1, keepdim=True)
+    inverse: Tensor = (1 / length).masked_fill(zero, 0)
     return x * inverse

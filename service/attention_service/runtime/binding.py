@@ -272,7 +272,9 @@ class _Binder:
         keys += added_keys(self.spec)
         sizes = (batch, heads, kv_heads, queries, keys, past, head_dim, value_dim)
         asked = getattr(self.request, "dropout", None)  # an inspection drops nothing
-        dropout = None if asked is None or asked.p == 0 else Dropout(asked.p, asked.seed)
+        dropout = None
+        if asked is not None and (asked.p > 0 or asked.return_mask):
+            dropout = Dropout(asked.p, asked.seed)
         wanted = isinstance(self.request, ForwardRequest) and not isinstance(self.request, GradientsRequest)
         wanted = wanted and (self.request.initial_state is not None or getattr(self.request, "return_state", False))
         return Bound(

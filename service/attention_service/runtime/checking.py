@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
@@ -24,6 +24,8 @@ CHECK_FLOOR = 1e-3
 def check(bound: Bound, request: GradientsRequest, targets: Targets, device: torch.device) -> dict[str, GradientCheck]:
     """Every gradient against central differences, both in float64: (f(x + h) − f(x − h)) / 2h, h = 1e-5·max(1, |x|)."""
     double = torch.float64
+    normalizer = bound.spec.normalizer.model_copy(update={"dtype": "float64"})
+    bound = replace(bound, spec=bound.spec.model_copy(update={"normalizer": normalizer}))
     edits = compute.bind_edits(request.edits, device, double)
     upstream = upstream_of(request.upstream, bound, double, device)
     graph = graph_of(bound, targets, edits, "materialized", double, device)

@@ -83,6 +83,8 @@ def _on_graph(problem: Problem) -> Problem:
 def differentiate(graph: Graph, targets: Targets, upstream: Tensor, *, again: bool = False) -> dict[str, Tensor]:
     """∂L/∂name for every target; zeros for one that the output does not depend on. ``again``: to be differentiated."""
     at = [graph.at[name] for name in targets.names]
+    if not graph.output.requires_grad:  # nothing that was asked for leads to it
+        return {name: torch.zeros_like(x) for name, x in zip(targets.names, at, strict=True)}
     found = torch.autograd.grad(
         graph.output, at, upstream, create_graph=again, materialize_grads=True, allow_unused=True
     )

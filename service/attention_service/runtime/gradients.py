@@ -28,7 +28,6 @@ from attention_service.runtime.differentiating import (
 from attention_service.runtime.forward import dropout_fields, tap_fields
 from attention_service.runtime.jobs import Fields, Job
 from attention_service.runtime.planning import Purpose, choose_kernel, plan_gradients, workload
-from attention_service.runtime.running import NAMES
 from attention_service.runtime.selecting import bind_selection, check_edits, check_tap, check_taps
 
 
@@ -148,10 +147,10 @@ def _run(
     upstream = upstream_of(request.upstream, bound, dtype, device)
     graph = graph_of(bound, targets, edits, kernel, dtype, device)
     gradients = differentiate(graph, targets, upstream, again=request.directions is not None)
-    fields: Fields = {"gradients": {name: _answer(name, value, bound) for name, value in gradients.items()}}
+    fields: Fields = {"gradients": {name: _answer(name, value, bound, request) for name, value in gradients.items()}}
     if request.directions is not None:
         products = hessian_products(graph, gradients, request.directions, dtype)
-        fields["hessian_products"] = {name: _answer(name, value, bound) for name, value in products.items()}
+        fields["hessian_products"] = {name: _answer(name, value, bound, request) for name, value in products.items()}
         del products
     if "output" in request.return_:
         fields["output"] = compute.answer(graph.output, bound, "output")
@@ -167,16 +166,11 @@ def _run(
     return fields
 
 
-def _answer(name: str, gradient: torch.Tensor, bound: Bound) -> Array:
+def _answer(name: str, gradient: torch.Tensor, bound: Bound, request: GradientsRequest) -> Array:
     """A gradient in the shape of what it is with respect to: a tensor as it was sent, a tap as it would be returned."""
     if name in TAPS:
         return compute.answer(gradient, bound, name)
     gradient = gradient.detach()
     if name not in INPUTS:  # a parameter's is in the dtype that is computed in
         return to_numpy(gradient)
-    gradient = gradient.to(TORCH_DTYPES[bound.reply_dtype])
-    return to_numpy(gradient if name == "mask" else strip(gradient, bound.layout, heads_axis=_has_heads(name, bound)))
-
-
-def _has_heads(name: str, bound: Bound) -> bool:
-    return name.startswith("past_") or name in NAMES or (bound.module is None and not bound.layout.merged)
+    return to_numpy(gradient.to(TORCH_DTYPES[bound.reply_dtype]).reshape(getattr(request, name).shape))

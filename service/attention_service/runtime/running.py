@@ -117,7 +117,7 @@ def running(
         log_gate = (
             logsigmoid(rates_of(keys, parameters, "gate"))
             if "method.gate.weight" in parameters
-            else _accumulated(tensors["gate"]).log()
+            else _logarithm(_accumulated(tensors["gate"]))
         )
     if method.delta:
         beta = (
@@ -130,6 +130,11 @@ def running(
     if beta is not None and beta.ndim == 3:
         beta = beta[..., None]
     return Running(log_gate, beta, tensors.get("initial_state"), tensors.get("initial_normalizer"), wanted)
+
+
+def _logarithm(gate: Tensor) -> Tensor:
+    """Of a gate; one that was too small for its dtype is the smallest there is."""
+    return gate.clamp(min=torch.finfo(gate.dtype).tiny).log()
 
 
 def _accumulated(x: Tensor) -> Tensor:

@@ -23,6 +23,7 @@ RULES = {
     "delta": spec.Linear(rule="delta"),
     "delta, identity": spec.Linear(rule="delta", features="identity"),
     "gated delta": spec.Linear(rule="gated_delta", scale=2.0),
+    "gated delta by feature": spec.Linear(rule="gated_delta"),
 }
 FEATURES = {
     "elu": lambda x: torch.where(x > 0, x + 1, x.exp()),

@@ -51,8 +51,8 @@ class Flex:
             yield "the flex kernel has no float64"
         if not isinstance(SCORES.of(spec.score), Product):
             yield f"the flex kernel has no score {spec.score.name}"
-        if spec.score.name == "gaussian" and dtype.itemsize == 2:
-            yield "the flex kernel would round the squares of a gaussian score"
+        if spec.score.name not in {"dot", "scaled_dot"} and dtype.itemsize == 2:
+            yield f"the flex kernel would round what a {spec.score.name} score makes of queries and keys"
         if POSITIONS.of(spec.position).biased:
             yield f"the flex kernel takes no bias for each head and pair, as {spec.position.name} has"
         if any(isinstance(part, _LOOKED_UP) for part in pattern_of(spec.masks, 1, 1).parts()):

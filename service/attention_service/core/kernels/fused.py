@@ -60,8 +60,8 @@ class Fused:
         normalizer = NORMALIZERS.of(spec.normalizer)
         if not isinstance(SCORES.of(spec.score), Product):
             yield f"the fused kernel has no score {spec.score.name}"
-        if spec.score.name == "gaussian" and dtype.itemsize == 2:
-            yield f"the fused kernel would round the squares of a gaussian score to {_name(dtype)}"
+        if spec.score.name not in {"dot", "scaled_dot"} and dtype.itemsize == 2:
+            yield f"the fused kernel would round to {_name(dtype)} what a {spec.score.name} score makes of q and k"
         if spec.softcap is not None:
             yield "the fused kernel has no softcap"
         if POSITIONS.of(spec.position).biased:
@@ -105,7 +105,9 @@ def _mask(problem: Problem, temperature: float) -> tuple[Tensor | None, Tensor |
         return seen.allowed | blind, blind, False
     bias = seen.bias if seen.allowed is None else seen.bias.masked_fill(~seen.allowed, -torch.inf)
     blind = (bias == -torch.inf).all(-1, keepdim=True)
-    return _passable(bias.masked_fill(blind, 0) / temperature, problem.q), blind, False
+    if temperature != 1:  # a half type would round, and what overflows would forbid
+        bias = bias.to(torch.promote_types(bias.dtype, torch.float32)) / temperature
+    return _passable(bias.masked_fill(blind, 0), problem.q), blind, False
 
 
 def _reach(problem: Problem) -> int | None:

@@ -15,7 +15,7 @@ KEPT = 2
 class Limits:
     """The largest that each score of a tile may be: ∞ where a query may look, −∞ where not.
 
-    A minimum of scores and limits hides what it should whatever the score, and is faster than a mask of booleans. Where
+    A minimum of finite scores and limits hides what it should, and is faster than a mask of booleans. Where
     edges of a pattern move with the query, one tile further along the diagonal it looks the same.
     """
 

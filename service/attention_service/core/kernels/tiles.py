@@ -97,7 +97,12 @@ class Group:
             if piece.masked:
                 part = x[..., column : column + width]
                 queries = block.start + self.first, block.stop + self.first
-                torch.minimum(part, self._limits.of(queries, (piece.start, piece.stop)), out=part)
+                limits = self._limits.of(queries, (piece.start, piece.stop))
+                # A minimum is the fastest, but it keeps NaN; to look for one on a GPU would wait for it.
+                if part.device.type == "cpu" and bool(part.sum().isfinite()):
+                    torch.minimum(part, limits, out=part)
+                else:
+                    part.masked_fill_(limits == -torch.inf, -torch.inf)
             column += width
         if self.real is not None:
             x.masked_fill_(~gather(self.real, 1, strip)[:, None, None], -torch.inf)

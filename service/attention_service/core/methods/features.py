@@ -69,7 +69,10 @@ class PositiveRandom:
         exponents = self._exponents(x * self.key_factor)
         if real is not None:
             exponents = exponents.masked_fill(~real, -torch.inf)
-        highest = exponents.detach().amax((-2, -1), keepdim=True).clamp(min=torch.finfo(x.dtype).min)
+        lowest = torch.finfo(x.dtype).min
+        if not x.shape[-2]:
+            return exponents.exp(), exponents.new_full((*x.shape[:-2], 1, 1), lowest)
+        highest = exponents.detach().amax((-2, -1), keepdim=True).clamp(min=lowest)
         return (exponents - highest).exp(), highest
 
     def _exponents(self, x: Tensor) -> Tensor:

@@ -101,4 +101,4 @@ class Linformer:
             w[:, :keys].to(dtype) @ x.to(dtype) for w, x in ((e, k), (f, problem.v))
         )  # [B, Hkv, rank, D] and [B, Hkv, rank, V]
         weights = product(q.to(dtype) * factor, mixed_k.mT).softmax(-1)  # [B, H, Q, rank]
-        return {"context": product(weights, mixed_v).to(q.dtype)}
+        return {"context": product(weights, mixed_v).to(problem.q.dtype)}

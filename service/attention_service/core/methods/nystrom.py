@@ -142,7 +142,7 @@ def _mean(averages: Tensor, x: Tensor) -> Tensor:
     """``[B, heads, L, D]`` to ``[B, heads, m, D]``, all heads of a sequence in one product."""
     beside = x.transpose(1, 2).flatten(2)  # [B, L, heads·D]
     means = averages.expand(x.shape[0], -1, -1) @ beside
-    return means.view(x.shape[0], -1, x.shape[1], x.shape[3]).transpose(1, 2)
+    return means.view(x.shape[0], averages.shape[1], x.shape[1], x.shape[3]).transpose(1, 2)
 
 
 def _softmax(scores: Tensor, seen: Tensor | None) -> Tensor:

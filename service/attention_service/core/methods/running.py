@@ -274,9 +274,11 @@ def _replaced(k: Tensor, v: Tensor, beta: Tensor, faded: Tensor | None, state: S
     Each reads the writes of those before it in the chunk, which makes a triangular system.
     Source: Yang et al. 2024 (parallelizing DeltaNet), section 3.2; with gates: Yang et al. 2025, section 3.3.
     """
-    overlap = k @ k.mT  # [B, Hkv, c, c]
-    if faded is not None:
-        overlap = overlap * _fading(faded)
+    if faded is not None and faded.shape[3] != 1:
+        overlap = _pairs_by_feature(k[:, :, None], k, faded).squeeze(2)
+    else:
+        overlap = k @ k.mT  # [B, Hkv, c, c]
+        overlap = overlap if faded is None else overlap * _fading(faded)
     if state is not None:
         reading = k if faded is None else k * _left(faded)
         v = v - reading @ state.value

@@ -1,0 +1,121 @@
+"""Requests at the edges of what can be said: an answer that holds, or a refusal, and never an error of the server."""
+
+import numpy as np
+import pytest
+
+from attention_client import Client
+
+Q = np.array([[1.0, 0.5], [0.2, -1.0]])
+CAUSAL = [{"name": "causal"}]
+
+
+@pytest.fixture(scope="module")
+def client(server):
+    with Client(server) as client:
+        yield client
+
+
+@pytest.mark.parametrize("length", [1, 3, 4])
+def test_a_gate_for_each_feature_of_a_gated_delta_rule(client, rng, length):
+    q, k, v = rng.standard_normal((3, 1, 1, length, 4))
+    gate, beta = rng.uniform(0.2, 1, (1, 1, length, 4)), rng.uniform(0, 1, (1, 1, length))
+    spec = {"method": {"name": "linear", "rule": "gated_delta", "features": "identity"}, "masks": CAUSAL}
+    found = client.attend(q, k, v, spec=spec, gate=gate, beta=beta).output[0, 0]
+    state = np.zeros((4, 4))
+    for i in range(length):
+        state = gate[0, 0, i][:, None] * state
+        key = k[0, 0, i]
+        state = state + beta[0, 0, i] * np.outer(key, v[0, 0, i] - state.T @ key)
+        np.testing.assert_allclose(found[i], state.T @ q[0, 0, i], rtol=0, atol=1e-12)
+
+
+@pytest.mark.parametrize("score", ["cosine", "bilinear"])
+def test_a_linformer_of_half_type_under_a_score_of_its_own(client, score):
+    spec = {"score": {"name": score}, "method": {"name": "linformer", "rank": 2, "length": 8}}
+    config = {"d_model": 4, "num_heads": 2, "dtype": "float16", "spec": spec}
+    client.create_module(f"corner.{score}", config, seed=0)
+    assert np.isfinite(client.forward(f"corner.{score}", [[1, 2, 3, 4]]).output).all()
+
+
+def test_dropout_of_nothing_keeps_everything(client):
+    reply = client.attend(Q, dropout={"p": 0, "return_mask": True})
+    assert reply.dropout_mask.all()
+    np.testing.assert_allclose(reply.output, client.attend(Q).output, rtol=0, atol=1e-12)
+
+
+@pytest.mark.parametrize("method", ["linear", "performer"])
+def test_gradients_where_no_query_sees_a_key_are_zero(client, method):
+    spec = {"method": {"name": method}, "masks": CAUSAL}
+    request = {"spec": spec, "offsets": -9, "wrt": ["query", "q"]}
+    for more in ({"check": True}, {"directions": {"query": Q}}):
+        reply = client.raw_gradients(Q, **request, **more)
+        assert not any(gradient.any() for gradient in reply.gradients.values())
+
+
+def test_second_gradients_of_a_cosine_at_zero_are_finite(client):
+    for query in (np.zeros((2, 2)), Q * 1e-200):
+        reply = client.raw_gradients(query, spec={"score": {"name": "cosine"}}, directions={"query": Q})
+        assert np.isfinite(reply.hessian_products["query"]).all()
+
+
+def test_a_gate_too_small_for_its_dtype_forgets(client):
+    spec = {"method": {"name": "linear", "rule": "gated"}, "masks": CAUSAL}
+    output = client.attend(Q.tolist(), spec=spec, gate=[1e-300, 0.5]).output
+    assert np.isfinite(output).all()
+
+
+def test_a_learned_bandwidth_of_zero_looks_at_the_nearest(client):
+    spec = {"score": {"name": "gaussian", "sigma": "learned"}}
+    reply = client.attend([[0.1]], [[0.0], [1.0]], [[3.0], [5.0]], spec=spec, parameters={"score.sigma": [0.0]})
+    np.testing.assert_allclose(reply.output, [[3.0]])
+
+
+def test_a_gradient_has_the_shape_of_what_was_sent(client):
+    past = Q[None]  # [Hkv, P, D] beside [L, D]
+    found = client.raw_gradients(Q, past_key=past, past_value=past, wrt=["past_key", "past_value", "query"])
+    assert {name: gradient.shape for name, gradient in found.gradients.items()} == {
+        "past_key": (1, 2, 2), "past_value": (1, 2, 2), "query": (2, 2)
+    }  # fmt: skip
+
+
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
+def test_a_check_runs_in_float64_throughout(client, dtype):
+    reply = client.raw_gradients(Q, spec={"normalizer": {"dtype": dtype}}, check=True, wrt=["scores", "query"])
+    assert all(check.passed for check in reply.check.values())
+
+
+def test_a_query_that_sees_what_is_not_finite_has_no_finite_gradient(client):
+    key = Q.copy()
+    key[1, 0] = np.nan
+    for kernel in ("fused", "blocked", "materialized"):
+        reply = client.raw_gradients(Q, key, Q, wrt=["query"], kernel=kernel, spec={"masks": CAUSAL})
+        assert np.isfinite(reply.gradients["query"][0]).all()
+        assert np.isnan(reply.gradients["query"][1]).all()
+
+
+def test_no_keys_and_no_sequences(client):
+    spec = {"method": {"name": "performer"}}
+    empty = np.zeros((1, 2, 0, 4))
+    reply = client.attend(np.ones((1, 2, 3, 4)), empty, empty, spec=spec, report_error=True)
+    assert not reply.output.any()
+    none = client.attend(np.zeros((0, 2, 3, 4)), np.zeros((0, 2, 5, 4)), spec={"method": {"name": "nystrom"}})
+    assert none.output.shape == (0, 2, 3, 4)
+
+
+def test_a_sink_of_minus_infinity_takes_nothing(client):
+    spec = {"normalizer": {"sinks": True, "temperature": 0.5}}
+    hidden = np.array([[True, True], [False, False]])
+    for kernel in ("blocked", "materialized"):
+        reply = client.attend(Q, spec=spec, parameters={"sinks": [-np.inf]}, mask=hidden, kernel=kernel)
+        plain = client.attend(Q, spec={"normalizer": {"temperature": 0.5}}, mask=hidden)
+        np.testing.assert_allclose(reply.output, plain.output, rtol=0, atol=1e-12)
+
+
+@pytest.mark.parametrize("score", [{"name": "cosine", "scale": 20.0}, {"name": "bilinear"}])
+def test_scores_of_half_types_are_made_in_float32_by_every_kernel(client, rng, score):
+    q = rng.standard_normal((1, 1, 32, 64)).astype(np.float16)
+    parameters = {"score.weight": rng.standard_normal((1, 64, 64)) / 8} if score["name"] == "bilinear" else {}
+    request = {"spec": {"score": score}, "parameters": parameters}
+    rounded = {name: x.astype(np.float16).astype(np.float64) for name, x in parameters.items()}
+    exact = client.attend(q.astype(np.float64), spec=request["spec"], parameters=rounded).output
+    np.testing.assert_allclose(client.attend(q, **request).output, exact, rtol=1e-3, atol=2e-3)

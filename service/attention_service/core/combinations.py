@@ -10,10 +10,30 @@ from attention_service.core.patterns import Bounds, Coverage, Part, Pattern, Til
 
 
 @dataclass(frozen=True)
-class AllOf:
-    """The intersection; of nothing, every pair."""
+class _Several:
+    """What unions and intersections have in common."""
 
     of: Sequence[Pattern]
+
+    def parts(self) -> Iterator[Part]:
+        """Those of all."""
+        for pattern in self.of:
+            yield from pattern.parts()
+
+    @property
+    def laid_out(self) -> bool:
+        """Unless there is one, and that is not."""
+        return _laid_out(self.of)
+
+    @property
+    def building(self) -> int:
+        """One after the other."""
+        return _building(self.of)
+
+
+@dataclass(frozen=True)
+class AllOf(_Several):
+    """The intersection; of nothing, every pair."""
 
     def allows(self, p: Tensor, j: Tensor) -> Tensor:
         """In each of them."""
@@ -30,21 +50,6 @@ class AllOf:
             some, every = some & coverage.some, every & coverage.every
         return Coverage(some, every)
 
-    def parts(self) -> Iterator[Part]:
-        """Those of all."""
-        for pattern in self.of:
-            yield from pattern.parts()
-
-    @property
-    def laid_out(self) -> bool:
-        """Unless there is one, and that is not."""
-        return _laid_out(self.of)
-
-    @property
-    def building(self) -> int:
-        """One after the other."""
-        return _building(self.of)
-
     @property
     def bounds(self) -> Bounds:
         """As tight as the tightest; the strips end where others bound what is beside the diagonal."""
@@ -59,10 +64,8 @@ class AllOf:
 
 
 @dataclass(frozen=True)
-class AnyOf:
+class AnyOf(_Several):
     """The union; of nothing, no pair."""
-
-    of: Sequence[Pattern]
 
     def allows(self, p: Tensor, j: Tensor) -> Tensor:
         """In one of them."""
@@ -78,21 +81,6 @@ class AnyOf:
             coverage = pattern.coverage(tiles)
             some, every = some | coverage.some, every | coverage.every
         return Coverage(some, every)
-
-    def parts(self) -> Iterator[Part]:
-        """Those of all."""
-        for pattern in self.of:
-            yield from pattern.parts()
-
-    @property
-    def laid_out(self) -> bool:
-        """Unless there is one, and that is not."""
-        return _laid_out(self.of)
-
-    @property
-    def building(self) -> int:
-        """One after the other."""
-        return _building(self.of)
 
     @property
     def bounds(self) -> Bounds:

@@ -36,8 +36,8 @@ def without(unfit: Tensor, problem: Problem) -> Problem:
 
 
 def poisoned(unfit: Tensor, scores: Tensor) -> Tensor:
-    """Scores ``[B, H', Q, K]`` with NaN at these keys; ``unfit`` is that of the same heads, ``[B, H', K]``."""
-    return scores.masked_fill(unfit[:, :, None], torch.nan)
+    """Scores ``[B, H', Q, K]`` with NaN at these keys, of the key/value heads that these heads read."""
+    return scores.masked_fill(_by_query_head(unfit, scores.shape[1]), torch.nan)
 
 
 def poisoned_rows(context: Tensor, where: Tensor) -> Tensor:
@@ -48,7 +48,7 @@ def poisoned_rows(context: Tensor, where: Tensor) -> Tensor:
 def harmed(unfit: Tensor, problem: Problem) -> Tensor:
     """Bool ``[B, H, Q, 1]``: queries that may look at one of these keys."""
     heads = problem.q.shape[1]
-    each = one_for_each_query_head(unfit[..., None], heads).mT  # [B, H, 1, K]
+    each = _by_query_head(unfit, heads)
     rows = []
     for block in blocks(problem, Selection()):
         seen = visibility(problem, block)
@@ -57,3 +57,8 @@ def harmed(unfit: Tensor, problem: Problem) -> Tensor:
         count = problem.q.shape[2] if block.queries is None else len(block.queries)
         rows.append(may.any(-1, keepdim=True).expand(problem.q.shape[0], heads, count, 1))
     return torch.cat(rows, 2)
+
+
+def _by_query_head(unfit: Tensor, heads: int) -> Tensor:
+    """``[B, Hkv, K]`` to ``[B, H, 1, K]``."""
+    return one_for_each_query_head(unfit[..., None], heads).mT

@@ -7,6 +7,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
+from attention_service.core.indices import pick
 from attention_service.core.places import places_in
 from attention_service.core.positions import POSITIONS, Heads, Position
 from attention_service.core.types import Problem
@@ -54,4 +55,4 @@ def _some(places: Tensor, index: Index) -> Tensor:
         return places
     if isinstance(index, slice):
         return places[:, index]
-    return places.index_select(1, torch.tensor(index, device=places.device))
+    return pick(places, 1, index)

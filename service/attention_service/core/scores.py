@@ -63,6 +63,10 @@ class Score(Protocol):
 class Product(Protocol):
     """A score that is a scaled dot product of tensors made of the queries and of tensors made of the keys."""
 
+    @property
+    def plain(self) -> bool:
+        """Whether q' and k' are the queries and keys as they are; else a half type would round what is made of them."""
+
     def factors(self, q: Tensor, k: Tensor, learned: Tensors) -> tuple[Tensor, Tensor, float]:
         """Tensors q' ``[B, H, Q, W]`` and k' ``[B, Hkv, K, W]`` and a number f, such that s(q, k) = f · q'·k'."""
 
@@ -74,6 +78,8 @@ SMALLEST_SIGMA = 1e-6
 
 class _OfProduct:
     """A score told by its factors."""
+
+    plain = False
 
     def learned(self, widths: Widths) -> dict[str, Learned]:
         """None."""
@@ -101,6 +107,7 @@ class Dot(_OfProduct):
     """s = q·k."""
 
     options: spec.Dot
+    plain = True
 
     def cost(self, widths: Widths) -> ScoreCost:
         """The product."""
@@ -119,6 +126,7 @@ class ScaledDot(_OfProduct):
     """s = q·k · scale."""
 
     options: spec.ScaledDot
+    plain = True
 
     def factors(self, q: Tensor, k: Tensor, learned: Tensors) -> tuple[Tensor, Tensor, float]:
         """The scale asked for, or 1/√D."""

@@ -12,7 +12,7 @@ from attention_service.core.apart import apart_rows
 from attention_service.core.blocks import rows_at_once
 from attention_service.core.dropout import dropped, kept
 from attention_service.core.edits import BoundEdit
-from attention_service.core.groups import head_read_by, one_for_each_query_head, product
+from attention_service.core.groups import head_read_by, product
 from attention_service.core.indices import pick
 from attention_service.core.isolation import poisoned, unfit_keys, without
 from attention_service.core.learned import narrow_learned
@@ -126,7 +126,7 @@ class _Seen:
         x = SCORES.of(self.problem.spec.score).scores(q.to(dtype), self.problem.k.to(dtype), learned)
         if self.unfit is None:
             return x
-        return poisoned(one_for_each_query_head(self.unfit[..., None], x.shape[1])[..., 0], x)
+        return poisoned(self.unfit, x)
 
 
 def _seen(problem: Problem, k: Tensor, v: Tensor) -> _Seen:

@@ -1,9 +1,9 @@
 """Peak memory of one call of the fused kernel: what it is given beside q, k and v, and what it works in."""
 
-from attention_contract.spec import Dot, ScaledDot
 from attention_service.core.cost.held import Held
 from attention_service.core.cost.pairs import Masks, fused_masks, score_cost
 from attention_service.core.cost.workload import Workload
+from attention_service.core.scores import SCORES, Product
 
 
 def fused_peak(work: Workload) -> int:
@@ -39,7 +39,8 @@ def fused_mask_bytes(work: Workload, masks: Masks) -> tuple[int, int]:
 
 def fused_factors(work: Workload) -> int:
     """What the score makes of queries and keys, for their product to be the score; a plain scale is passed on."""
-    if isinstance(work.spec.score, Dot | ScaledDot):
+    made = SCORES.of(work.spec.score)
+    if isinstance(made, Product) and made.plain:
         return 0
     score = score_cost(work)
     queries, keys = work.batch * work.heads * work.queries, work.batch * work.kv_heads * work.keys

@@ -49,9 +49,10 @@ class Flex:
             yield "the flex kernel is compiled for CUDA devices"
         if dtype == torch.float64:
             yield "the flex kernel has no float64"
-        if not isinstance(SCORES.of(spec.score), Product):
+        score = SCORES.of(spec.score)
+        if not isinstance(score, Product):
             yield f"the flex kernel has no score {spec.score.name}"
-        if spec.score.name not in {"dot", "scaled_dot"} and dtype.itemsize == 2:
+        elif not score.plain and dtype.itemsize == 2:
             yield f"the flex kernel would round what a {spec.score.name} score makes of queries and keys"
         if POSITIONS.of(spec.position).biased:
             yield f"the flex kernel takes no bias for each head and pair, as {spec.position.name} has"

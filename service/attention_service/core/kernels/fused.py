@@ -58,9 +58,10 @@ class Fused:
     def unsuitable(self, spec: AttentionSpec, dtype: torch.dtype, needs: Needs) -> Iterator[str]:
         """What needs the weights, or another formula."""
         normalizer = NORMALIZERS.of(spec.normalizer)
-        if not isinstance(SCORES.of(spec.score), Product):
+        score = SCORES.of(spec.score)
+        if not isinstance(score, Product):
             yield f"the fused kernel has no score {spec.score.name}"
-        if spec.score.name not in {"dot", "scaled_dot"} and dtype.itemsize == 2:
+        elif not score.plain and dtype.itemsize == 2:
             yield f"the fused kernel would round to {_name(dtype)} what a {spec.score.name} score makes of q and k"
         if spec.softcap is not None:
             yield "the fused kernel has no softcap"

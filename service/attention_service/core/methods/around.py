@@ -1,21 +1,45 @@
 """What every approximation shares: edits and taps around its own arithmetic, and its limits."""
 
-from collections.abc import Callable, Iterator, Sequence
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import replace
 
 import torch
 from torch import Tensor
 
-from attention_contract.spec import AttentionSpec, Dot, ScaledDot, Softmax
+from attention_contract.spec import AttentionSpec, Softmax
 from attention_service.core import edits as interventions
 from attention_service.core.edits import BoundEdit
+from attention_service.core.kernels.base import Kernel
 from attention_service.core.masks import pattern_of
-from attention_service.core.methods.base import Refusal
+from attention_service.core.methods.base import APPROXIMATE_TAPS, Refusal
 from attention_service.core.patterns import Band
 from attention_service.core.positions import POSITIONS
 from attention_service.core.scores import SCORES, Product
-from attention_service.core.types import Problem
+from attention_service.core.types import Learned, Problem, Widths
 from attention_service.core.visibility import without_padding
+
+
+class OwnArithmetic(ABC):
+    """An approximation told by what it makes of queries, keys and values."""
+
+    def taps(self, spec: AttentionSpec) -> tuple[str, ...]:
+        """Those without weights."""
+        return APPROXIMATE_TAPS
+
+    def learned(self, widths: Widths) -> dict[str, Learned]:
+        """None."""
+        return {}
+
+    def attend(
+        self, problem: Problem, kernel: Kernel, taps: Collection[str], edits: Sequence[BoundEdit]
+    ) -> dict[str, Tensor]:
+        """Every tap, and whatever else it gives."""
+        return passed(problem, edits, self._context)
+
+    @abstractmethod
+    def _context(self, problem: Problem) -> dict[str, Tensor]:
+        """``context``, and whatever else it gives, of a problem with zeros for padded keys and values."""
 
 
 def passed(
@@ -37,7 +61,7 @@ def scored(problem: Problem) -> tuple[Tensor, Tensor, float]:
     if not isinstance(score, Product):
         raise ValueError(f"{problem.spec.score.name} is no product; ask `refuses` first")
     q, k = problem.q, problem.k
-    if not isinstance(problem.spec.score, Dot | ScaledDot):  # what they do to queries and keys is done in float32
+    if not score.plain:  # what they do to queries and keys is done in float32
         q, k = (x.to(torch.promote_types(x.dtype, torch.float32)) for x in (q, k))
     q, k, factor = score.factors(q, k, problem.learned)
     return q, k, factor / problem.spec.normalizer.temperature

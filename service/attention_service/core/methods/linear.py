@@ -1,6 +1,6 @@
 """Linear attention and its rules of writing to the state: sums, gates, and the delta rule."""
 
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 import torch
@@ -8,11 +8,9 @@ from torch import Tensor
 from torch.nn.functional import linear
 
 from attention_contract import spec
-from attention_service.core.edits import BoundEdit
 from attention_service.core.groups import one_for_each_query_head
-from attention_service.core.kernels.base import Kernel
-from attention_service.core.methods.around import no_order, nothing_between, passed, reach_in
-from attention_service.core.methods.base import APPROXIMATE_TAPS, METHODS, Extent, MethodCost, Refusal
+from attention_service.core.methods.around import OwnArithmetic, no_order, nothing_between, reach_in
+from attention_service.core.methods.base import METHODS, Extent, MethodCost, Refusal
 from attention_service.core.methods.features import Elementwise
 from attention_service.core.methods.running import Features, Running, Tokens
 from attention_service.core.methods.running_cost import FeatureCost, running_cost
@@ -31,7 +29,7 @@ _FEATURE_FLOPS = {"elu": 3, "relu": 1, "identity": 0, "l2": 3}
     source="Katharopoulos et al. 2020, eqs. 4-12; delta: Schlag et al. 2021, eq. 24; gated delta: Yang et al. 2025",
 )
 @dataclass(frozen=True)
-class Linear:
+class Linear(OwnArithmetic):
     """A state of fixed size that every key is written to and every query reads."""
 
     options: spec.Linear
@@ -45,10 +43,6 @@ class Linear:
     def delta(self) -> bool:
         """Whether there is a β."""
         return self.options.rule in {"delta", "gated_delta"}
-
-    def taps(self, spec: spec.AttentionSpec) -> tuple[str, ...]:
-        """Those without weights."""
-        return APPROXIMATE_TAPS
 
     def learned(self, widths: Widths) -> dict[str, Learned]:
         """Of a module what gate and β are made from, one of each for a key/value head; raw attention is sent them."""
@@ -73,12 +67,6 @@ class Linear:
         yield from nothing_between(spec_)
         if self.options.rule != "sum" and not spec_.masks:
             yield "spec.masks", f"rule {self.options.rule} depends on the order of the keys; give the mask causal"
-
-    def attend(
-        self, problem: Problem, kernel: Kernel, taps: Collection[str], edits: Sequence[BoundEdit]
-    ) -> dict[str, Tensor]:
-        """Every tap, and ``final_state`` and ``final_normalizer`` where they are wanted."""
-        return passed(problem, edits, self._context)
 
     def implied_width(self, head_dim: int) -> int:
         """As wide as a head."""

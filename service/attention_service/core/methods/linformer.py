@@ -1,17 +1,15 @@
 """Linformer: softmax attention over a fixed number of projected keys."""
 
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
 from attention_contract import spec
-from attention_service.core.edits import BoundEdit
 from attention_service.core.groups import product
-from attention_service.core.kernels.base import Kernel
-from attention_service.core.methods.around import no_masks, no_softmax, nothing_between, passed, scored
-from attention_service.core.methods.base import APPROXIMATE_TAPS, METHODS, Extent, MethodCost, PassCost, Refusal
+from attention_service.core.methods.around import OwnArithmetic, no_masks, no_softmax, nothing_between, scored
+from attention_service.core.methods.base import METHODS, Extent, MethodCost, PassCost, Refusal
 from attention_service.core.types import Learned, Problem, Widths
 
 
@@ -23,14 +21,10 @@ from attention_service.core.types import Learned, Problem, Widths
     source="Wang et al. 2020, eq. 7",
 )
 @dataclass(frozen=True)
-class Linformer:
+class Linformer(OwnArithmetic):
     """Keys and values mixed along the sequence before any query meets them."""
 
     options: spec.Linformer
-
-    def taps(self, spec: spec.AttentionSpec) -> tuple[str, ...]:
-        """Those without weights over keys."""
-        return APPROXIMATE_TAPS
 
     def learned(self, widths: Widths) -> dict[str, Learned]:
         """One matrix for keys and one for values, of all heads."""
@@ -43,12 +37,6 @@ class Linformer:
         yield from no_softmax(spec)
         yield from no_masks(spec)
         yield from nothing_between(spec)
-
-    def attend(
-        self, problem: Problem, kernel: Kernel, taps: Collection[str], edits: Sequence[BoundEdit]
-    ) -> dict[str, Tensor]:
-        """Every tap."""
-        return passed(problem, edits, self._context)
 
     def implied_width(self, head_dim: int) -> int:
         """0: there are none."""

@@ -1,19 +1,17 @@
 """Nyström attention: softmax attention by way of landmarks."""
 
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
 from attention_contract import spec
-from attention_service.core.edits import BoundEdit
 from attention_service.core.groups import product
-from attention_service.core.kernels.base import Kernel
-from attention_service.core.methods.around import no_masks, no_softmax, nothing_between, passed, scored
-from attention_service.core.methods.base import APPROXIMATE_TAPS, METHODS, Extent, MethodCost, Refusal
+from attention_service.core.methods.around import OwnArithmetic, no_masks, no_softmax, nothing_between, scored
+from attention_service.core.methods.base import METHODS, Extent, MethodCost, Refusal
 from attention_service.core.methods.nystrom_cost import nystrom_cost
-from attention_service.core.types import Learned, Problem, Widths
+from attention_service.core.types import Problem
 from attention_service.core.visibility import real_keys
 
 
@@ -25,30 +23,16 @@ from attention_service.core.visibility import real_keys
     source="Xiong et al. 2021, eqs. 13-14 and algorithm 1",
 )
 @dataclass(frozen=True)
-class Nystrom:
+class Nystrom(OwnArithmetic):
     """A few means of queries and keys stand between all queries and all keys."""
 
     options: spec.Nystrom
-
-    def taps(self, spec: spec.AttentionSpec) -> tuple[str, ...]:
-        """Those without weights."""
-        return APPROXIMATE_TAPS
-
-    def learned(self, widths: Widths) -> dict[str, Learned]:
-        """None."""
-        return {}
 
     def refuses(self, spec: spec.AttentionSpec) -> Iterator[Refusal]:
         """What is no softmax over dot products, and masks."""
         yield from no_softmax(spec)
         yield from no_masks(spec)
         yield from nothing_between(spec)
-
-    def attend(
-        self, problem: Problem, kernel: Kernel, taps: Collection[str], edits: Sequence[BoundEdit]
-    ) -> dict[str, Tensor]:
-        """Every tap."""
-        return passed(problem, edits, self._context)
 
     def implied_width(self, head_dim: int) -> int:
         """0: there are none."""

@@ -1,6 +1,6 @@
 """Performer: softmax attention by random features."""
 
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from math import log
 
@@ -8,15 +8,13 @@ import torch
 from torch import Tensor
 
 from attention_contract import spec
-from attention_service.core.edits import BoundEdit
-from attention_service.core.kernels.base import Kernel
-from attention_service.core.methods.around import no_order, no_softmax, nothing_between, passed, reach_in, scored
-from attention_service.core.methods.base import APPROXIMATE_TAPS, METHODS, Extent, MethodCost, Refusal
+from attention_service.core.methods.around import OwnArithmetic, no_order, no_softmax, nothing_between, reach_in, scored
+from attention_service.core.methods.base import METHODS, Extent, MethodCost, Refusal
 from attention_service.core.methods.features import PositiveRandom, orthogonal_directions
 from attention_service.core.methods.linear import implied_by
 from attention_service.core.methods.running import Running, Tokens
 from attention_service.core.methods.running_cost import FeatureCost, running_cost
-from attention_service.core.types import Learned, Problem, Widths
+from attention_service.core.types import Problem
 from attention_service.core.visibility import real_keys
 
 
@@ -28,30 +26,16 @@ from attention_service.core.visibility import real_keys
     source="Choromanski et al. 2021, lemma 1 and section 2.4",
 )
 @dataclass(frozen=True)
-class Performer:
+class Performer(OwnArithmetic):
     """A running state whose features' products are exp(q·k) on average."""
 
     options: spec.Performer
-
-    def taps(self, spec: spec.AttentionSpec) -> tuple[str, ...]:
-        """Those without weights."""
-        return APPROXIMATE_TAPS
-
-    def learned(self, widths: Widths) -> dict[str, Learned]:
-        """None."""
-        return {}
 
     def refuses(self, spec: spec.AttentionSpec) -> Iterator[Refusal]:
         """What is no softmax over dot products, and masks other than causal."""
         yield from no_softmax(spec)
         yield from no_order(spec)
         yield from nothing_between(spec)
-
-    def attend(
-        self, problem: Problem, kernel: Kernel, taps: Collection[str], edits: Sequence[BoundEdit]
-    ) -> dict[str, Tensor]:
-        """Every tap."""
-        return passed(problem, edits, self._context)
 
     def implied_width(self, head_dim: int) -> int:
         """As many as there are directions."""

@@ -20,7 +20,7 @@ from torch.profiler import ProfilerActivity, profile, record_function
 
 from attention_contract.spec import AttentionSpec
 from attention_service.core.attention import attend
-from attention_service.core.cost import Workload, growth, predicted_seconds
+from attention_service.core.cost import Workload, growth
 from attention_service.core.kernels import unsuitable
 from attention_service.core.learned import learned_of
 from attention_service.core.methods import approximation_of
@@ -170,7 +170,7 @@ def row(case: Case, device: Device, lengths: list[int], rounds: int, most_second
     told = [f"{found.seconds[n] * 1e3:.1f}" if n in found.seconds else "" for n in lengths]
     slope, memory = found.exponents()
     later = f"{found.exponents(4096)[0]:.2f}" if sum(n >= 4096 for n in found.seconds) > 1 else ""
-    predicted = [predicted_seconds(workload(case.spec, n, device), kernel, device.rates) for n in found.seconds]
+    predicted = [device.clock.forward(workload(case.spec, n, device), kernel).median for n in found.seconds]
     expected = np.polyfit(np.log([*found.seconds]), np.log(predicted), 1)[0]
     order = growth(largest, "length", lengths, kernel)
     shown = kernel if approximation_of(case.spec) is None else "its own"

@@ -7,7 +7,7 @@ from torch.nn.functional import scaled_dot_product_attention as sdpa
 
 from attention_contract.spec import AttentionSpec
 from attention_service.core.attention import attend
-from attention_service.core.cost import Workload, flops, predicted_seconds
+from attention_service.core.cost import Workload, flops
 from attention_service.core.types import Problem, Selection
 from attention_service.runtime.device import Device
 from benchmarks.measure import Case
@@ -30,7 +30,7 @@ def cases(device: Device) -> Iterator[Case]:
                     "bare SDPA",
                     lambda q=q, k=k, v=v, label=label: sdpa(q, k, v, is_causal=label == "causal"),
                     flops=flops(work, masked=False).total,
-                    predicted_ms=predicted_seconds(work, kernel, device.rates) * 1e3,
+                    predicted_ms=device.clock.forward(work, kernel).median * 1e3,
                 )
         problem = Problem(q, k, v)
         one = Selection(heads=(0,), queries=(keys - 1,))

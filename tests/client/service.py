@@ -43,7 +43,8 @@ EXAMPLES = {
 }
 """For each operation: the arguments of its call, and the path that they lead to."""
 RAN = a.Ran(
-    kernel="fused", device="cpu", dtype="float32", version="abc", flops=2_000, predicted_ms=1.0, compute_ms=1.5,
+    kernel="fused", device="cpu", dtype="float32", version="abc", flops=2_000, predicted_ms=1.0, predicted_low_ms=0.5,
+    predicted_high_ms=2.0, compute_ms=1.5,
     queue_ms=0.1, batch=1, peak_bytes=4096,
 )  # fmt: skip
 INFO = m.ModuleInfo(

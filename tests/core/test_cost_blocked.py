@@ -20,6 +20,7 @@ from attention_contract.spec import (
 from attention_service.core.attention import attend
 from attention_service.core.cost import (
     Rates,
+    Roofline,
     Workload,
     executed_backward_flops,
     executed_flops,
@@ -41,7 +42,7 @@ from attention_service.runtime.device import Device
 from attention_service.runtime.planning import Purpose, choose_kernel
 
 RATES = Rates(flops_per_s=1e11, bytes_per_s=1e10, overhead_s=5e-5)
-DEVICE = Device(torch.device("cpu"), "CPU", 2**40, RATES)
+DEVICE = Device(torch.device("cpu"), "CPU", 2**40, Roofline(RATES))
 RAW = Workload(1, 8192, 8192, 1, 1, 64, 64, 4)
 WINDOW = AttentionSpec(masks=[Causal(), SlidingWindow(left=512)])
 LONGFORMER = AttentionSpec(masks=[AnyOf(of=[SlidingWindow(left=256, right=256), GlobalTokens(positions=[0, 1])])])
@@ -140,7 +141,9 @@ def test_a_kernel_that_does_not_fit_is_passed_over():
     work = replace(RAW, queries=1024, keys=1024, spec=capped, heads=8, kv_heads=8)
     blocked, materialized = (peak_bytes(work, kernel) for kernel in ("blocked", "materialized"))
     assert blocked < materialized
-    slow = replace(DEVICE, rates=replace(RATES, overhead_s=1.0))  # on which a tile costs more than it is worth
+    slow = replace(
+        DEVICE, clock=Roofline(replace(RATES, overhead_s=1.0))
+    )  # on which a tile costs more than it is worth
     assert choose_kernel(work, "float32", slow, None, materialized) == "materialized"
     assert choose_kernel(work, "float32", slow, None, materialized - 1) == "blocked"
     assert choose_kernel(work, "float32", slow, None, NO_ROOM) == "blocked", "the one that comes nearest"

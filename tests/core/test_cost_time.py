@@ -26,6 +26,7 @@ from attention_contract.spec import (
 )
 from attention_service.core.cost import (
     Rates,
+    Roofline,
     Workload,
     backward_flops,
     cost_of,
@@ -179,7 +180,7 @@ def test_memory_order_counts_the_tensors_over_all_pairs(work, kernel, order):
 
 def test_the_cost_of_a_shape_is_that_of_its_workload():
     work = replace(MODULE, spec=CAUSAL, taps=frozenset({"output", "weights"}))
-    cost = cost_of(work, Shape(batch=3, queries=5, past=7), "fused", RATES)
+    cost = cost_of(work, Shape(batch=3, queries=5, past=7), "fused", Roofline(RATES))
     same = replace(work, batch=3, queries=5, keys=12, past=7)
     assert cost.shape == Shape(batch=3, queries=5, keys=5, past=7)
     assert cost.pairs == 3 * 5 * 12

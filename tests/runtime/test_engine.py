@@ -10,7 +10,7 @@ import torch
 from attention_contract.errors import Draining, Loading, NeverFits
 from attention_contract.schemas.attention import RawForwardRequest
 from attention_contract.schemas.modules import CreateModule, ModuleConfig
-from attention_service.core.cost import Rates
+from attention_service.core.cost import Rates, Roofline
 from attention_service.runtime import engine as engine_module
 from attention_service.runtime.device import Device
 from attention_service.runtime.engine import Engine
@@ -20,7 +20,7 @@ ASK = RawForwardRequest(query=np.eye(2, dtype=np.float32))
 
 @pytest.fixture
 def device():
-    return Device(torch.device("cpu"), "test", 2**30, Rates(1e10, 1e10, 1e-5))
+    return Device(torch.device("cpu"), "test", 2**30, Roofline(Rates(1e10, 1e10, 1e-5)))
 
 
 def test_nothing_is_answered_before_the_store_is_loaded_nor_after_a_stop(tmp_path, device):
@@ -118,7 +118,7 @@ def test_resident_modules_count_against_the_budget(tmp_path, device):
 def test_the_device_says_what_it_is():
     opened = Device.open("cpu")
     assert 0 < opened.free_bytes() <= opened.total_bytes
-    assert opened.rates.flops_per_s > 1e8
+    assert opened.clock.rates.flops_per_s > 1e8
     for wrong in ("cuda:99", "tpu", "meta"):
         with pytest.raises(ValueError, match="device"):
             Device.open(wrong)

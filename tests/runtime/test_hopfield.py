@@ -8,11 +8,11 @@ from hypothesis import strategies as st
 from torch.profiler import ProfilerActivity, profile
 
 from attention_contract.schemas.hopfield import HopfieldRequest
-from attention_service.core.cost import Rates
+from attention_service.core.cost import Rates, Roofline
 from attention_service.runtime import hopfield
 from attention_service.runtime.device import Device
 
-DEVICE = Device(torch.device("cpu"), "a cpu", 2**34, Rates(1e11, 1e10, 1e-5))
+DEVICE = Device(torch.device("cpu"), "a cpu", 2**34, Roofline(Rates(1e11, 1e10, 1e-5)))
 
 
 def request(*shapes, dtype=np.float32, **fields):

@@ -176,7 +176,10 @@ class Ran(WireModel):
     flops: int
     """Floating-point operations of the kernel that ran, projections included."""
     predicted_ms: float
-    """Milliseconds that the cost model expected on the device."""
+    """Milliseconds that the cost model expected on the device, without queueing: as often exceeded as not."""
+    predicted_low_ms: float
+    predicted_high_ms: float
+    """Nine of ten runs should take between the two."""
     compute_ms: float
     """Milliseconds on the device, without queueing."""
     queue_ms: float

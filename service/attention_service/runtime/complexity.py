@@ -33,7 +33,7 @@ def report(module: Module | None, request: ComplexityRequest, device: Device, ro
     for shape in _shapes(request):
         work = _workload(module, request, shape, device)
         kernel = choose_kernel(work, dtype, device, request.kernel, room)
-        costs.append(cost.cost_of(work, shape, kernel, device.rates))
+        costs.append(cost.cost_of(work, shape, kernel, device.clock))
         _check_counts(costs[-1], shape)
     base = _workload(module, request, request.shape, device)
     dimension = request.sweep.dimension if request.sweep else "length"

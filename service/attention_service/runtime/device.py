@@ -10,7 +10,7 @@ import psutil
 import torch
 
 from attention_service.core.attention import attend
-from attention_service.core.cost import Rates
+from attention_service.core.cost import Clock, Rates, Roofline
 from attention_service.core.types import Problem
 
 _CGROUP_LIMITS = (Path("/sys/fs/cgroup/memory.max"), Path("/sys/fs/cgroup/memory/memory.limit_in_bytes"))
@@ -18,14 +18,15 @@ BUDGET_SHARE = 0.8
 """The share of the free memory that is the default budget; the rest is for the interpreter and the allocator."""
 
 
-@dataclass(frozen=True)
+@dataclass
 class Device:
     """A torch device and the facts about it that the engine plans with."""
 
     torch: torch.device
     name: str
     total_bytes: int
-    rates: Rates
+    clock: Clock
+    """What predicts times on it; replaced by a better one once there is one."""
 
     @classmethod
     def open(cls, wanted: str = "auto", threads: int | None = None) -> "Device":
@@ -33,7 +34,7 @@ class Device:
         if threads is not None:
             torch.set_num_threads(threads)
         device = resolve(wanted)
-        return cls(device, _name(device), _total_bytes(device), measure_rates(device))
+        return cls(device, _name(device), _total_bytes(device), Roofline(measure_rates(device)))
 
     @property
     def is_cuda(self) -> bool:

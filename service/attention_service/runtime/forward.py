@@ -34,7 +34,7 @@ def prepare(module: Module | None, request: ForwardRequest, device: Device, room
         bound, device, request.return_, selection, edited=bool(request.edits), reported=request.report_error
     )
     kernel = choose_kernel(work, bound.dtype, device, request.kernel, room)
-    plan = plan_forward(work, kernel, device.rates)
+    plan = plan_forward(work, kernel, device.clock)
     return Job(plan, bound.dtype, module, lambda: run(bound, request, selection, kernel, device.torch))
 
 

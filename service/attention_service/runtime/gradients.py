@@ -50,7 +50,7 @@ def prepare(module: Module | None, request: GradientsRequest, device: Device, ro
     kernel = choose_kernel(work, bound.dtype, device, request.kernel, room, purpose)
     checks = 2 * CHECKED_ELEMENTS * len(targets.names) if request.check else 0
     plan = plan_gradients(
-        work, kernel, device.rates, taps=taps, mask="mask" in targets.inputs, checks=checks, twice=twice
+        work, kernel, device.clock, taps=taps, mask="mask" in targets.inputs, checks=checks, twice=twice
     )
     return Job(plan, bound.dtype, module, lambda: _run(bound, request, selection, targets, kernel, device.torch))
 

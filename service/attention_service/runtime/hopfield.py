@@ -25,7 +25,7 @@ def prepare(request: HopfieldRequest, device: Device) -> Job:
         kernel="materialized",
         flops=cost.retrieval_flops(bound.size),
         peak_bytes=cost.retrieval_peak_bytes(bound.size),
-        predicted_ms=cost.predicted_retrieval_seconds(bound.size, device.rates) * 1e3,
+        predicted=device.clock.retrieval(bound.size),
     )
     return Job(plan, bound.dtype, None, lambda: _run(bound, device.torch))
 

@@ -48,7 +48,7 @@ def prepare(module: Module | None, request: WeightsRequest, device: Device, room
     work = workload(bound, device, ("weights",) if request.return_weights else (), selection)
     choose_kernel(work, bound.dtype, device, request.kernel, room, Purpose(keeps_weights=True))
     # Rows of weights are computed as beside a fused kernel, block by block; the context is not, but is counted.
-    plan = plan_forward(work, "fused", device.rates)
+    plan = plan_forward(work, "fused", device.clock)
     rows = min(bound.queries, rows_at_once(bound.batch, bound.heads, bound.keys))
     gathering = rows * bound.batch * bound.heads * bound.keys * _BYTES_PER_WEIGHT
     gathering += bound.queries * (bound.batch + 4) * _BYTES_PER_POSITION

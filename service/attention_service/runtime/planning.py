@@ -6,7 +6,7 @@ from dataclasses import dataclass, replace
 from attention_contract.errors import KernelUnsuitable
 from attention_service.core import cost
 from attention_service.core.arrays import TORCH_DTYPES
-from attention_service.core.cost import Rates, Workload
+from attention_service.core.cost import Clock, Estimate, Workload
 from attention_service.core.kernels import KERNELS, unsuitable
 from attention_service.core.methods import approximation_of
 from attention_service.core.types import Selection
@@ -22,7 +22,7 @@ class Plan:
     kernel: str
     flops: int
     peak_bytes: int
-    predicted_ms: float
+    predicted: Estimate
 
 
 def workload(
@@ -126,46 +126,43 @@ def choose_kernel(
         raise KernelUnsuitable("; ".join(f"{name}: {reason}" for name, reason in reasons.items()), param="spec")
     # Without the taps: asking to see them must not change which kernel makes the output.
     bare = replace(work, taps=frozenset({"output"}), selected_heads=None, selected_queries=None)
-    seconds = cost.predicted_gradient_seconds if purpose.gradient else cost.predicted_seconds
+    predict = device.clock.gradients if purpose.gradient else device.clock.forward
 
     def peak(kernel: str) -> int:
         if purpose.gradient:
             return cost.gradient_peak_bytes(bare, taps=False, kernel=kernel, mask=purpose.mask_gradient)
         return cost.peak_bytes(bare, kernel)
 
-    ranked = sorted(able, key=lambda kernel: seconds(bare, kernel, device.rates))
+    ranked = sorted(able, key=lambda kernel: predict(bare, kernel).median)
     return next((kernel for kernel in ranked if peak(kernel) <= room), None) or min(ranked, key=peak)
 
 
-def plan_forward(work: Workload, kernel: str, rates: Rates) -> Plan:
+def plan_forward(work: Workload, kernel: str, clock: Clock) -> Plan:
     """The cost of one forward pass."""
     compared = cost.flops(cost.exactly(work), masked=False).total if work.reported else 0
     return Plan(
         kernel=kernel,
         flops=cost.executed_flops(work, kernel) + compared,
         peak_bytes=cost.peak_bytes(work, kernel),
-        predicted_ms=cost.predicted_seconds(work, kernel, rates) * 1e3,
+        predicted=clock.forward(work, kernel),
     )
 
 
 def plan_gradients(
-    work: Workload, kernel: str, rates: Rates, *, taps: bool, mask: bool, checks: int, twice: bool = False
+    work: Workload, kernel: str, clock: Clock, *, taps: bool, mask: bool, checks: int, twice: bool = False
 ) -> Plan:
     """The cost of a forward and a backward pass, and of as many forward passes in float64 as a check makes.
 
     ``taps`` and ``mask`` say whether there are gradients with respect to them; ``twice``, whether gradients are
     differentiated again.
     """
-    checked = cost.predicted_seconds(replace(work, itemsize=8), "materialized", rates) if checks else 0.0
     peak = cost.gradient_peak_bytes(work, taps=taps, kernel=kernel, mask=mask)
     backward = cost.executed_backward_flops(work, kernel)
-    seconds = cost.predicted_gradient_seconds(work, kernel, rates)
     if twice:
         peak = cost.second_peak_bytes(work, taps=taps)
-        seconds += cost.SECOND_PASSES * (seconds - cost.predicted_seconds(work, kernel, rates))
     return Plan(
         kernel=kernel,
         flops=cost.executed_flops(work, kernel) + backward * (1 + cost.SECOND_PASSES * twice),
         peak_bytes=max(peak, cost.check_peak_bytes(work, taps=taps)) if checks else peak,
-        predicted_ms=(seconds + checks * checked) * 1e3,
+        predicted=clock.gradients(work, kernel, twice=twice, checks=checks),
     )

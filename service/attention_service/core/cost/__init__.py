@@ -4,6 +4,7 @@ The estimate that is reported is the one by which a request is admitted and its 
 """
 
 from attention_service.core.cost.approximate import exactly
+from attention_service.core.cost.clock import Basis, Clock, Estimate, Roofline
 from attention_service.core.cost.flops import (
     SECOND_PASSES,
     backward_flops,
@@ -42,8 +43,12 @@ from attention_service.core.cost.workload import Workload
 
 __all__ = [
     "SECOND_PASSES",
+    "Basis",
+    "Clock",
+    "Estimate",
     "Rates",
     "Retrieval",
+    "Roofline",
     "Workload",
     "backward_flops",
     "backward_pass",

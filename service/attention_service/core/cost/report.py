@@ -4,6 +4,7 @@ from dataclasses import replace
 
 from attention_contract.schemas.complexity import Cost, PeakBytes, Shape
 from attention_service.core.cost.approximate import exactly
+from attention_service.core.cost.clock import Clock
 from attention_service.core.cost.flops import backward_pass, forward_pass, pair_count
 from attention_service.core.cost.memory import peak_bytes
 from attention_service.core.cost.tensors import (
@@ -13,11 +14,11 @@ from attention_service.core.cost.tensors import (
     output_bytes,
     parameter_count,
 )
-from attention_service.core.cost.time import Rates, executed_backward_flops, executed_flops, predicted_seconds
+from attention_service.core.cost.time import executed_backward_flops, executed_flops
 from attention_service.core.cost.workload import Workload
 
 
-def cost_of(work: Workload, shape: Shape, kernel: str, rates: Rates) -> Cost:
+def cost_of(work: Workload, shape: Shape, kernel: str, clock: Clock) -> Cost:
     """Everything that one shape of a workload costs; ``kernel`` is the one that the planner would take."""
     work = replace(
         work, batch=shape.batch, queries=shape.queries, past=shape.past, keys=shape.past + new_keys(shape) + work.extra
@@ -44,7 +45,7 @@ def cost_of(work: Workload, shape: Shape, kernel: str, rates: Rates) -> Cost:
             materialized=peak_bytes(exactly(plain), "materialized"),
             request=peak_bytes(work, kernel),
         ),
-        predicted_ms=predicted_seconds(work, kernel, rates) * 1e3,
+        predicted_ms=clock.forward(work, kernel).median * 1e3,
     )
 
 

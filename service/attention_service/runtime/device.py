@@ -52,6 +52,14 @@ class Device:
             return int(torch.cuda.mem_get_info(self.torch)[0])
         return min(psutil.virtual_memory().available, self.total_bytes)
 
+    def peak_meter(self) -> Callable[[], int | None]:
+        """What says the most bytes that were allocated since now, beside those of now; None where nobody counts."""
+        if not self.is_cuda:
+            return lambda: None
+        torch.cuda.reset_peak_memory_stats(self.torch)
+        before = torch.cuda.memory_allocated(self.torch)
+        return lambda: torch.cuda.max_memory_allocated(self.torch) - before
+
     def synchronize(self) -> None:
         """Wait until the device has done what it was given."""
         if self.is_cuda:

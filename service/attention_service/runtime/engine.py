@@ -15,6 +15,7 @@ from typing import Literal, TypeVar
 import torch
 
 from attention_contract.errors import AttentionError, Draining, Loading, NeverFits, Unavailable
+from attention_contract.schemas.accuracy import AccuracyReply
 from attention_contract.schemas.attention import (
     AttentionInputs,
     ForwardReply,
@@ -38,13 +39,17 @@ from attention_contract.schemas.modules import (
     ReplaceParameters,
 )
 from attention_service.core.arrays import to_numpy
+from attention_service.core.cost import Clock
 from attention_service.modules import parameters
 from attention_service.modules.library import Library
 from attention_service.modules.resident import Module
 from attention_service.runtime import complexity, forward, gradients, hopfield, inspection
+from attention_service.runtime.accuracy import Accuracy, Run
 from attention_service.runtime.budget import Budget
 from attention_service.runtime.device import BUDGET_SHARE, Device, warm_up
+from attention_service.runtime.drift import Drift
 from attention_service.runtime.jobs import Fields, Job
+from attention_service.runtime.recalibration import Recalibration
 
 ResultT = TypeVar("ResultT")
 State = Literal["loading", "ready", "draining"]
@@ -63,6 +68,12 @@ class Engine:
         """Why the store could not be loaded at all."""
         self.damaged: list[str] = []
         """What could not be loaded from the store, in words."""
+        self.accuracy = Accuracy()
+        self.recalibration = Recalibration()
+        """Its ``work`` is asked for when predictions drift."""
+        self._drift = Drift()
+        self._judged = device.clock
+        """The clock whose predictions ``accuracy`` and ``_drift`` are about."""
         self._worker = ThreadPoolExecutor(1, thread_name_prefix=f"attention-{device.torch}")
         self._files = ThreadPoolExecutor(2, thread_name_prefix="attention-store")
         # One thread of its own: a long sweep keeps nobody waiting but another sweep.
@@ -88,6 +99,7 @@ class Engine:
     async def stop(self) -> None:
         """Drain, wait for what is in flight, and let the threads go."""
         self.drain()
+        await self.recalibration.stop()
         for threads in (self._worker, self._files, self._counting):
             await asyncio.to_thread(partial(threads.shutdown, cancel_futures=True))
 
@@ -185,6 +197,17 @@ class Engine:
             partial(complexity.report, module, request, self.device, self.budget.room), self._counting
         )
 
+    def accuracy_report(self) -> AccuracyReply:
+        """How the predictions of past requests fared."""
+        self._judge()
+        return AccuracyReply(
+            device=self.device.name,
+            basis=self.device.clock.basis,
+            recalibrating=self.recalibration.running,
+            recalibrations=self.recalibration.done,
+            predictions=self.accuracy.report(),
+        )
+
     async def retrieve(self, request: HopfieldRequest) -> HopfieldReply:
         """Let states fall to stored patterns."""
         self.check_ready()
@@ -199,7 +222,7 @@ class Engine:
 
     async def _run(self, job: Job) -> tuple[Fields, Ran]:
         """Admit a job, run it on the device's thread, and say what ran."""
-        need = job.plan.peak_bytes
+        need, clock = job.plan.peak_bytes, self.device.clock  # by which it was planned just now
         await self.budget.acquire(need)
         admitted = time.monotonic()
         try:
@@ -210,7 +233,9 @@ class Engine:
         loop = asyncio.get_running_loop()
         # A job whose caller went away may be running already: its memory is free when it ends, not when it is given up.
         future.add_done_callback(lambda _: loop.call_soon_threadsafe(self.budget.release, need))
-        fields, started, ended = await asyncio.wrap_future(future)
+        fields, started, ended, peak = await asyncio.wrap_future(future)
+        run = Run(job.plan.kernel, job.purpose, job.plan.predicted, ended - started, need, peak)
+        self._keep(run, clock, ended)
         ran = Ran(
             kernel=job.plan.kernel,
             device=str(self.device.torch),
@@ -220,14 +245,31 @@ class Engine:
             predicted_ms=job.plan.predicted.median * 1e3,
             predicted_low_ms=job.plan.predicted.low * 1e3,
             predicted_high_ms=job.plan.predicted.high * 1e3,
-            compute_ms=(ended - started) * 1e3,
+            compute_ms=run.seconds * 1e3,
             queue_ms=(started - admitted) * 1e3,
             batch=1,
             peak_bytes=need,
         )
         return fields, ran
 
-    def _timed(self, job: Job) -> tuple[Fields, float, float]:
+    def _keep(self, run: Run, clock: Clock, now: float) -> None:
+        """Remember how a prediction fared, and measure the device again where they no longer hold."""
+        self._judge()
+        if clock is not self._judged:  # set while this ran
+            return
+        self.accuracy.record(run)
+        if clock.basis == "calibrated" and self._drift.see(run, now):
+            self.recalibration.start()
+
+    def _judge(self) -> None:
+        """Begin anew where the device has another clock now."""
+        if self.device.clock is not self._judged:
+            self._judged = self.device.clock
+            self.accuracy.restart()
+            self._drift.restart(time.monotonic())
+
+    def _timed(self, job: Job) -> tuple[Fields, float, float, int | None]:
+        peak = self.device.peak_meter()
         started = time.monotonic()
         try:
             fields = job.run()
@@ -239,7 +281,7 @@ class Engine:
             if "can't allocate memory" in str(fault):  # the CPU allocator has no exception of its own
                 raise _out_of_memory(job) from fault
             raise
-        return fields, started, time.monotonic()
+        return fields, started, time.monotonic(), peak()
 
     async def _in_thread(self, work: Callable[[], ResultT], threads: ThreadPoolExecutor | None = None) -> ResultT:
         return await asyncio.get_running_loop().run_in_executor(threads or self._files, work)

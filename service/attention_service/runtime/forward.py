@@ -35,7 +35,7 @@ def prepare(module: Module | None, request: ForwardRequest, device: Device, room
     )
     kernel = choose_kernel(work, bound.dtype, device, request.kernel, room)
     plan = plan_forward(work, kernel, device.clock)
-    return Job(plan, bound.dtype, module, lambda: run(bound, request, selection, kernel, device.torch))
+    return Job("forward", plan, bound.dtype, module, lambda: run(bound, request, selection, kernel, device.torch))
 
 
 @torch.inference_mode()

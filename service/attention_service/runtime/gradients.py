@@ -52,7 +52,9 @@ def prepare(module: Module | None, request: GradientsRequest, device: Device, ro
     plan = plan_gradients(
         work, kernel, device.clock, taps=taps, mask="mask" in targets.inputs, checks=checks, twice=twice
     )
-    return Job(plan, bound.dtype, module, lambda: _run(bound, request, selection, targets, kernel, device.torch))
+    return Job(
+        "gradients", plan, bound.dtype, module, lambda: _run(bound, request, selection, targets, kernel, device.torch)
+    )
 
 
 def _targets(wrt: Sequence[str], bound: Bound) -> Targets:

@@ -27,7 +27,7 @@ def prepare(request: HopfieldRequest, device: Device) -> Job:
         peak_bytes=cost.retrieval_peak_bytes(bound.size),
         predicted=device.clock.retrieval(bound.size),
     )
-    return Job(plan, bound.dtype, None, lambda: _run(bound, device.torch))
+    return Job("hopfield", plan, bound.dtype, None, lambda: _run(bound, device.torch))
 
 
 @torch.inference_mode()

@@ -54,7 +54,7 @@ def prepare(module: Module | None, request: WeightsRequest, device: Device, room
     gathering += bound.queries * (bound.batch + 4) * _BYTES_PER_POSITION
     top = _top_elements(bound, request, selection) * (17 + 2 * work.itemsize)
     plan = replace(plan, kernel="materialized", peak_bytes=plan.peak_bytes + gathering + top)
-    return Job(plan, bound.dtype, module, lambda: _run(bound, request, selection, device.torch))
+    return Job("weights", plan, bound.dtype, module, lambda: _run(bound, request, selection, device.torch))
 
 
 def _top_elements(bound: Bound, request: WeightsRequest, selection: Selection) -> int:

@@ -4,6 +4,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
+from attention_contract.schemas.accuracy import Purpose
 from attention_service.modules.resident import Module
 from attention_service.runtime.planning import Plan
 
@@ -15,6 +16,7 @@ Fields = dict[str, Any]
 class Job:
     """One piece of planned work. ``run`` loads, computes and brings the answer to the host; it blocks."""
 
+    purpose: Purpose
     plan: Plan
     dtype: str
     module: Module | None

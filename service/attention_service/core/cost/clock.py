@@ -1,14 +1,15 @@
 """How long a pass should take, and how sure that is: what a clock answers, and the plainest of clocks."""
 
 from dataclasses import dataclass, replace
-from typing import Literal, Protocol
+from typing import Protocol
 
+from attention_contract.schemas import accuracy
 from attention_service.core.cost.flops import SECOND_PASSES
 from attention_service.core.cost.retrieval import Retrieval, predicted_retrieval_seconds
 from attention_service.core.cost.time import Rates, predicted_gradient_seconds, predicted_seconds
 from attention_service.core.cost.workload import Workload
 
-Basis = Literal["calibrated", "rates", "datasheet"]
+Basis = accuracy.Basis
 
 
 @dataclass(frozen=True)

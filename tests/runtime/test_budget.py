@@ -76,6 +76,55 @@ def test_a_waiter_that_no_longer_can_fit_is_told():
     asyncio.run(play())
 
 
+def test_who_gave_up_no_longer_counts_among_those_that_wait():
+    async def play():
+        budget = make(waiting=2)
+        await budget.acquire(100)
+        tasks = [asyncio.create_task(budget.acquire(50)) for _ in range(2)]
+        await asyncio.sleep(0)
+        tasks[1].cancel()
+        await asyncio.sleep(0)
+        assert budget.waiting == 1
+        tasks.append(asyncio.create_task(budget.acquire(40)))
+        await asyncio.sleep(0)
+        budget.release(100)
+        await asyncio.gather(*tasks, return_exceptions=True)
+        assert budget.in_flight == 90
+
+    asyncio.run(play())
+
+
+def test_memory_that_a_module_leaves_goes_to_those_that_wait():
+    async def play():
+        resident = 30
+        budget = Budget(100, 1000, lambda: resident, 8)
+        await budget.acquire(50)
+        waiter = asyncio.create_task(budget.acquire(40))
+        await asyncio.sleep(0)
+        resident = 0
+        budget.wake()
+        await waiter
+        assert budget.in_flight == 90
+
+    asyncio.run(play())
+
+
+def test_refusals_are_counted_by_their_code():
+    async def play():
+        budget = make(waiting=1)
+        await budget.acquire(100)
+        waiting = asyncio.create_task(budget.acquire(1))
+        await asyncio.sleep(0)
+        for need in (101, 1001, 1, 2):
+            with pytest.raises((OverBudget, NeverFits, Overloaded)):
+                await budget.acquire(need)
+        assert budget.refused == {"over_budget": 1, "never_fits": 1, "overloaded": 2}
+        budget.release(100)
+        await waiting
+
+    asyncio.run(play())
+
+
 def test_the_budget_holds_under_random_work_and_cancellation():
     async def play():
         rng = random.Random(0)

@@ -80,6 +80,36 @@ def test_what_was_given_up_in_the_queue_never_runs_and_frees_its_memory(tmp_path
     asyncio.run(play())
 
 
+def test_the_memory_of_a_module_is_held_until_its_making_ends_whoever_went_away(tmp_path, device, monkeypatch):
+    gate, begun = threading.Event(), threading.Event()
+
+    async def play():
+        engine = Engine(tmp_path, device)
+        await engine.start()
+        real = engine.library.create
+
+        def slow(request):
+            begun.set()
+            gate.wait(10)
+            return real(request)
+
+        monkeypatch.setattr(engine.library, "create", slow)
+        making = asyncio.create_task(
+            engine.create(CreateModule(name="m", config=ModuleConfig(d_model=64, num_heads=4)))
+        )
+        assert await asyncio.to_thread(begun.wait, 10)
+        making.cancel()
+        await asyncio.sleep(0.01)
+        assert making.cancelled()
+        assert engine.budget.in_flight > 0
+        gate.set()
+        await engine.stop()
+        await asyncio.sleep(0)
+        assert engine.budget.in_flight == 0
+
+    asyncio.run(play())
+
+
 @pytest.mark.parametrize("fault", [MemoryError(), RuntimeError("DefaultCPUAllocator: can't allocate memory")])
 def test_a_device_that_is_full_after_all_says_so_and_goes_on(tmp_path, device, monkeypatch, fault):
     async def play():

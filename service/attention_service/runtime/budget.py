@@ -4,10 +4,13 @@ Used from the event loop only, so its counts need no lock.
 """
 
 import asyncio
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Callable
+from typing import TypeVar
 
-from attention_contract.errors import NeverFits, OverBudget, Overloaded
+from attention_contract.errors import AttentionError, NeverFits, OverBudget, Overloaded
+
+RefusalT = TypeVar("RefusalT", bound=AttentionError)
 
 
 class Budget:
@@ -17,6 +20,8 @@ class Budget:
         self.total = total
         self.device_bytes = device_bytes
         self.in_flight = 0
+        self.refused: Counter[str] = Counter(dict.fromkeys((NeverFits.code, OverBudget.code, Overloaded.code), 0))
+        """How many requests were refused, by the error's code."""
         self._resident_bytes = resident_bytes
         self._max_waiting = max_waiting
         self._waiting: deque[tuple[int, asyncio.Future[None]]] = deque()
@@ -40,20 +45,24 @@ class Budget:
     def check(self, need: int, what: str = "the request") -> None:
         """Raise NeverFits or OverBudget where this many bytes can't be had even with nothing else in flight."""
         if need > self.device_bytes:
-            raise NeverFits(
-                f"{what} needs an estimated {need} bytes at its peak; the device has {self.device_bytes} in all. "
-                "Ask for fewer queries, heads or taps at a time",
-                needed_bytes=need,
-                limit_bytes=self.device_bytes,
+            raise self._refusal(
+                NeverFits(
+                    f"{what} needs an estimated {need} bytes at its peak; the device has {self.device_bytes} in all. "
+                    "Ask for fewer queries, heads or taps at a time",
+                    needed_bytes=need,
+                    limit_bytes=self.device_bytes,
+                )
             )
         limit = self.total - self._resident_bytes()
         if need > limit:
-            raise OverBudget(
-                f"{what} needs an estimated {need} bytes at its peak; the budget of {self.total} leaves "
-                f"{max(limit, 0)} beside the resident modules. Ask for less at a time, delete modules, or raise "
-                "the memory budget",
-                needed_bytes=need,
-                limit_bytes=max(limit, 0),
+            raise self._refusal(
+                OverBudget(
+                    f"{what} needs an estimated {need} bytes at its peak; the budget of {self.total} leaves "
+                    f"{max(limit, 0)} beside the resident modules. Ask for less at a time, delete modules, or raise "
+                    "the memory budget",
+                    needed_bytes=need,
+                    limit_bytes=max(limit, 0),
+                )
             )
 
     async def acquire(self, need: int) -> None:
@@ -63,9 +72,11 @@ class Budget:
         """
         self.check(need)
         if self.waiting >= self._max_waiting:
-            raise Overloaded(
-                f"{self.waiting} requests wait already, and at most {self._max_waiting} may; try again in a moment",
-                limit=self._max_waiting,
+            raise self._refusal(
+                Overloaded(
+                    f"{self.waiting} requests wait already, and at most {self._max_waiting} may; try again in a moment",
+                    limit=self._max_waiting,
+                )
             )
         if self._waiting or need > self.free:
             await self._turn(need)
@@ -76,7 +87,11 @@ class Budget:
         """Give back what ``acquire`` took."""
         self.in_flight -= need
         self._admitted -= 1
-        self._wake()
+        self.wake()
+
+    def _refusal(self, error: RefusalT) -> RefusalT:
+        self.refused[error.code] += 1
+        return error
 
     def _take(self, need: int) -> None:
         self.in_flight += need
@@ -89,14 +104,15 @@ class Budget:
         try:
             await turn
         except asyncio.CancelledError:
-            if (
-                turn.done() and not turn.cancelled() and turn.exception() is None
-            ):  # woken and cancelled at once: give back what was taken
+            if (need, turn) in self._waiting:
+                self._waiting.remove((need, turn))
+                self.wake()  # those behind it may fit
+            elif not turn.cancelled() and turn.exception() is None:  # woken and cancelled at once
                 self.release(need)
-            self._wake()
             raise
 
-    def _wake(self) -> None:
+    def wake(self) -> None:
+        """Admit, in order, those that fit by now; to be called when memory was freed that no request held."""
         while self._waiting:
             need, turn = self._waiting[0]
             if turn.done():

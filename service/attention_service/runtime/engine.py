@@ -126,10 +126,7 @@ class Engine:
         self.check_ready()
         need = await self._in_thread(partial(self.library.estimate, request))
         await self.budget.acquire(need)
-        try:
-            module, _ = await self._in_thread(add)
-        finally:
-            self.budget.release(need)
+        module, _ = await self._holding(need, self._files, add)
         return module.info()
 
     def module(self, name: str, version: str | None = None) -> Module:
@@ -146,16 +143,14 @@ class Engine:
         """Remove a module from the device and the store."""
         self.check_ready()
         await self._in_thread(partial(self.library.delete, name, version))
+        self.budget.wake()
 
     async def replace(self, name: str, request: ReplaceParameters) -> ModuleInfo:
         """Replace all parameters of a module, or none."""
         need = self.module(name).bytes  # its pin is checked with the write
+        replace = partial(self.library.replace, name, request.parameters, request.version)
         await self.budget.acquire(need)
-        try:
-            module = await self._in_thread(partial(self.library.replace, name, request.parameters, request.version))
-        finally:
-            self.budget.release(need)
-        return module.info()
+        return (await self._holding(need, self._files, replace)).info()
 
     async def parameters(self, name: str, version: str | None = None) -> ParameterList:
         """Names, shapes and statistics of a module's parameters."""
@@ -225,15 +220,7 @@ class Engine:
         need, clock = job.plan.peak_bytes, self.device.clock  # by which it was planned just now
         await self.budget.acquire(need)
         admitted = time.monotonic()
-        try:
-            future = self._worker.submit(self._timed, job)
-        except RuntimeError:
-            self.budget.release(need)
-            raise Draining("the server is stopping; try another, or this one once it is back") from None
-        loop = asyncio.get_running_loop()
-        # A job whose caller went away may be running already: its memory is free when it ends, not when it is given up.
-        future.add_done_callback(lambda _: loop.call_soon_threadsafe(self.budget.release, need))
-        fields, started, ended, peak = await asyncio.wrap_future(future)
+        fields, started, ended, peak = await self._holding(need, self._worker, partial(self._timed, job))
         run = Run(job.plan.kernel, job.purpose, job.plan.predicted, ended - started, need, peak)
         self._keep(run, clock, ended)
         ran = Ran(
@@ -282,6 +269,20 @@ class Engine:
                 raise _out_of_memory(job) from fault
             raise
         return fields, started, time.monotonic(), peak()
+
+    async def _holding(self, need: int, threads: ThreadPoolExecutor, work: Callable[[], ResultT]) -> ResultT:
+        """What the work returns, done in one of these threads; the bytes that it was admitted for are then given back.
+
+        Work whose caller went away may be running already: its memory is free when it ends, not when it is given up.
+        """
+        try:
+            future = threads.submit(work)
+        except RuntimeError:
+            self.budget.release(need)
+            raise Draining("the server is stopping; try another, or this one once it is back") from None
+        loop = asyncio.get_running_loop()
+        future.add_done_callback(lambda _: loop.call_soon_threadsafe(self.budget.release, need))
+        return await asyncio.wrap_future(future)
 
     async def _in_thread(self, work: Callable[[], ResultT], threads: ThreadPoolExecutor | None = None) -> ResultT:
         return await asyncio.get_running_loop().run_in_executor(threads or self._files, work)

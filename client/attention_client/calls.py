@@ -15,6 +15,7 @@ from attention_contract import operations
 from attention_contract.base import WireModel
 from attention_contract.errors import InvalidRequest
 from attention_contract.operations import Operation
+from attention_contract.schemas.accuracy import AccuracyReply
 from attention_contract.schemas.attention import ForwardReply, GradientsReply, WeightsReply
 from attention_contract.schemas.complexity import ComplexityReply, Shape, Sweep
 from attention_contract.schemas.hopfield import HopfieldReply
@@ -251,6 +252,11 @@ def raw_complexity(
     """What a raw attention costs: no projections."""
     sizes = {"num_heads": num_heads, "head_dim": head_dim}
     return _call(operations.raw_complexity, {}, {**_sizes(shape, sweep), **sizes, **options})
+
+
+def accuracy() -> Call[AccuracyReply]:
+    """How far predicted times were from measured ones, by kernel and purpose."""
+    return Call(operations.accuracy)
 
 
 # ── Hopfield ─────────────────────────────────────────────────────────────────────────────────────────────────────────

@@ -152,6 +152,7 @@ class Client:
     raw_weights = _sync(calls.raw_weights)
     raw_gradients = _sync(calls.raw_gradients)
     raw_complexity = _sync(calls.raw_complexity)
+    accuracy = _sync(calls.accuracy)
     hopfield_retrieve = _sync(calls.hopfield_retrieve)
 
 
@@ -232,4 +233,5 @@ class AsyncClient:
     raw_weights = _async(calls.raw_weights)
     raw_gradients = _async(calls.raw_gradients)
     raw_complexity = _async(calls.raw_complexity)
+    accuracy = _async(calls.accuracy)
     hopfield_retrieve = _async(calls.hopfield_retrieve)

@@ -9,6 +9,7 @@ from typing import Any, Final, Generic, Literal, TypeVar
 from attention_contract import errors as e
 from attention_contract.base import WireModel
 from attention_contract.errors import AttentionError
+from attention_contract.schemas import accuracy as y
 from attention_contract.schemas import attention as a
 from attention_contract.schemas import complexity as c
 from attention_contract.schemas import hopfield as h
@@ -136,6 +137,11 @@ raw_complexity = Operation(
     (*READS_BODY, e.KernelUnsuitable),
     example={"shape": {"queries": 512}, "num_heads": 8, "head_dim": 64, "spec": {"masks": [{"name": "causal"}]}},
 )  # fmt: skip
+accuracy = Operation(
+    "accuracy", "GET", "/v1/complexity/accuracy", None, y.AccuracyReply,
+    "How far predictions were from what was measured, by kernel and purpose",
+    (*ANY_TIME, e.Loading, e.Draining),
+)  # fmt: skip
 hopfield_retrieve = Operation(
     "hopfield_retrieve", "POST", "/v1/hopfield/retrieve", h.HopfieldRequest, h.HopfieldReply,
     "Let states fall to stored patterns: modern Hopfield retrieval",
@@ -156,6 +162,7 @@ OPERATIONS: Final[tuple[Operation[Any], ...]] = (
     list_parameters, replace_parameters, get_parameter,
     forward, weights, gradients, complexity,
     raw_forward, raw_weights, raw_gradients, raw_complexity,
+    accuracy,
     hopfield_retrieve,
     health_live, health_ready,
 )  # fmt: skip

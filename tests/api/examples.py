@@ -15,7 +15,7 @@ from attention_contract.operations import OPERATIONS, Operation
 from tests.conftest import live_server
 from tests.docs.snippets import json_difference
 
-DIFFERS = {"list_modules", "server_info", "health_live", "health_ready", "list_variants"}
+DIFFERS = {"accuracy", "list_modules", "server_info", "health_live", "health_ready", "list_variants"}
 """Operations whose answer depends on the machine or on what was asked before."""
 
 

@@ -8,6 +8,7 @@ import numpy as np
 
 from attention_client import AsyncClient, Client
 from attention_contract.operations import OPERATIONS, Operation
+from attention_contract.schemas import accuracy as y
 from attention_contract.schemas import attention as a
 from attention_contract.schemas import complexity as c
 from attention_contract.schemas import hopfield as h
@@ -37,6 +38,7 @@ EXAMPLES = {
     "raw_weights": ((X, X), {}, "/v1/attention/weights"),
     "raw_gradients": ((X, X, X), {}, "/v1/attention/gradients"),
     "raw_complexity": ((512,), {"num_heads": 8, "head_dim": 64}, "/v1/attention/complexity"),
+    "accuracy": ((), {}, "/v1/complexity/accuracy"),
     "hopfield_retrieve": ((X, X), {"eps": 0.1}, "/v1/hopfield/retrieve"),
     "health_live": ((), {}, "/health/live"),
     "health_ready": ((), {}, "/health/ready"),
@@ -131,6 +133,15 @@ def reply_to(operation: Operation[Any], request: Any) -> Any:
             ),
         ]),
         "get_parameter": m.Parameter(name="q_proj.weight", version="abc", value=np.ones((2, 2), np.float32)),
+        "accuracy": y.AccuracyReply(
+            device="a cpu", basis="calibrated", recalibrating=True, recalibrations=1, predictions=[
+                y.PredictionErrors(
+                    kernel="fused", purpose="gradients", count=20, median_error=-0.0625, mean_error=0.125,
+                    median_absolute_error=0.07, p95_absolute_error=0.25, coverage=0.9,
+                    histogram=y.RatioHistogram(edges=[1.0], counts=[12, 8]),
+                ),
+            ],
+        ),
         "health_live": s.Health(status="live", modules=1),
         "health_ready": s.Health(status="ready", modules=1),
         "delete_module": None,

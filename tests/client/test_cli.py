@@ -56,6 +56,15 @@ COMMANDS = {
     "complexity --queries 4 --num-heads 8 --head-dim 64": ["fused"],
     "hopfield --stored q.npy --states q.npy --eps 0.1": ["one pattern", "metastable, still falling", "2.969", "0.9688"],
     "hopfield --stored q.npy --states q.npy --steps 2": ["metastable", "1.5 ms"],
+    "accuracy": [
+        "fused",
+        "gradients",
+        "-6.2%",
+        "+12.5%",
+        "25.0%",
+        "90.0%",
+        "runs of each kernel; it is measured again",
+    ],
     "info": ["limits.max_queue"],
     "variants": ["score", "dot", "O(n²)"],
 }

@@ -29,6 +29,7 @@ DESIGN = {
     ("POST", "/v1/attention/weights"),
     ("POST", "/v1/attention/gradients"),
     ("POST", "/v1/attention/complexity"),
+    ("GET", "/v1/complexity/accuracy"),
     ("POST", "/v1/hopfield/retrieve"),
     ("GET", "/health/live"),
     ("GET", "/health/ready"),

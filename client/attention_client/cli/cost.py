@@ -1,4 +1,4 @@
-"""``attention complexity``."""
+"""``attention complexity`` and ``attention accuracy``."""
 
 from typing import Annotated, Any
 
@@ -74,3 +74,13 @@ def complexity(
         print_json(reply)
     else:
         results.costs(reply)
+
+
+def accuracy(ctx: typer.Context, as_json: AsJson = False) -> None:
+    """How far the server's predictions of time were from what was measured."""
+    with client_of(ctx) as client:
+        reply = client.accuracy()
+    if as_json:
+        print_json(reply)
+    else:
+        results.accuracy(reply)

@@ -7,6 +7,7 @@ from numpy.typing import NDArray
 from rich.text import Text
 
 from attention_client.cli.show import new_table, number, print_out, scaled
+from attention_contract.schemas.accuracy import AccuracyReply
 from attention_contract.schemas.attention import (
     ApproximationError,
     GradientsReply,
@@ -158,3 +159,19 @@ def costs(reply: ComplexityReply) -> None:
             style="dim",
         )
     )
+
+
+def accuracy(reply: AccuracyReply) -> None:
+    """One row for each kernel and purpose; errors are measured over predicted time, less 1."""
+    table = new_table(
+        "kernel", "purpose", "requests", "median error", "mean", "median size", "95 % within", "in the interval", left=2
+    )
+    for row in reply.predictions:
+        errors = (row.median_error, row.mean_error)
+        sizes = (row.median_absolute_error, row.p95_absolute_error, row.coverage)
+        shares = (*(f"{value:+.1%}" for value in errors), *(f"{value:.1%}" for value in sizes))
+        table.add_row(row.kernel, row.purpose, str(row.count), *shares)
+    print_out(table)
+    basis = {"calibrated": "runs of each kernel", "rates": "rates of the device", "datasheet": "its maker's figures"}
+    now = "; it is measured again now" if reply.recalibrating else ""
+    print_out(Text(f"{reply.device}: predicted from {basis[reply.basis]}{now}", style="dim"))

@@ -3,14 +3,19 @@
 import logging
 import sys
 import time
+from collections.abc import Iterator
 from typing import TYPE_CHECKING, Literal
 
 import structlog
 from asgi_correlation_id import correlation_id
 from prometheus_client import CONTENT_TYPE_LATEST, CollectorRegistry, Counter, Gauge, Histogram, generate_latest
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
+from prometheus_client.registry import Collector
 from starlette.requests import Request
 from starlette.responses import Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from attention_service.runtime.accuracy import RATIO_EDGES, Run
 
 if TYPE_CHECKING:
     from attention_service.runtime.engine import Engine
@@ -35,8 +40,16 @@ class Metrics:
             "attention_requests_cancelled", "Requests whose caller went away", ["operation"], registry=self.registry
         )
 
+        self.ratio = Histogram(
+            "attention_prediction_ratio",
+            "Measured over predicted time",
+            ["kernel", "purpose"],
+            buckets=RATIO_EDGES,
+            registry=self.registry,
+        )
+
     def watch(self, engine: "Engine") -> None:
-        """Show the engine's memory and queue."""
+        """Show the engine's memory and queue, what it refused, and how its predictions fare."""
         gauges = {
             "attention_modules": ("Resident modules", lambda: len(engine.library.list())),
             "attention_resident_bytes": ("Bytes of resident modules", lambda: engine.library.resident_bytes),
@@ -46,10 +59,41 @@ class Metrics:
         }
         for name, (text, read) in gauges.items():
             Gauge(name, text, registry=self.registry).set_function(read)
+        self.registry.register(_Counted(engine))
+        engine.accuracy.watchers.append(self._predicted)
+
+    def _predicted(self, run: Run) -> None:
+        self.ratio.labels(run.kernel, run.purpose).observe(run.ratio)
 
     async def page(self, _: Request) -> Response:
         """The metrics in Prometheus' text format."""
         return Response(generate_latest(self.registry), media_type=CONTENT_TYPE_LATEST)
+
+
+class _Counted(Collector):
+    """What the engine counts itself."""
+
+    def __init__(self, engine: "Engine") -> None:
+        self._engine = engine
+
+    def collect(self) -> Iterator[Metric]:
+        """The counts as they are now."""
+        refusals = CounterMetricFamily("attention_refusals", "Requests not admitted", labels=["code"])
+        for code, count in self._engine.budget.refused.items():
+            refusals.add_metric([code], count)
+        yield refusals
+        calibrations = CounterMetricFamily("attention_recalibrations", "Measurements of the device", labels=["outcome"])
+        calibrations.add_metric(["done"], self._engine.recalibration.done)
+        calibrations.add_metric(["failed"], self._engine.recalibration.failed)
+        yield calibrations
+        coverage = GaugeMetricFamily(
+            "attention_prediction_coverage",
+            "Share of the last requests that took as long as nine of ten should",
+            labels=["kernel", "purpose"],
+        )
+        for kernel, purpose, share in self._engine.accuracy.coverage():
+            coverage.add_metric([kernel, purpose], share)
+        yield coverage
 
 
 class Observe:

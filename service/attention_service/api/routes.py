@@ -4,6 +4,7 @@ import torch
 from fastapi import APIRouter
 
 from attention_contract import operations
+from attention_contract.schemas.accuracy import AccuracyReply
 from attention_contract.schemas.attention import (
     ForwardReply,
     ForwardRequest,
@@ -145,6 +146,10 @@ def make_router(settings: Settings) -> APIRouter:
     @serve(router, operations.complexity)
     async def complexity(call: Call[ComplexityRequest]) -> ComplexityReply:
         return await call.engine.complexity(call.path.get("name"), call.body)
+
+    @serve(router, operations.accuracy)
+    async def accuracy(call: Call[None]) -> AccuracyReply:
+        return call.engine.accuracy_report()
 
     # ── Hopfield ─────────────────────────────────────────────────────────────────────────────────────────────────────
 

@@ -194,6 +194,7 @@ class Engine:
 
     def accuracy_report(self) -> AccuracyReply:
         """How the predictions of past requests fared."""
+        self.check_ready()
         self._judge()
         return AccuracyReply(
             device=self.device.name,

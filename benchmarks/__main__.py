@@ -9,7 +9,7 @@ import torch
 
 from attention_service.api.observing import configure_logging
 from attention_service.runtime.device import Device
-from benchmarks import kernels, server, wire
+from benchmarks import admission, kernels, server, wire
 from benchmarks.measure import Case, Result, measure
 
 TABLE = Path(__file__).parent.parent / "docs" / "benchmarks.md"
@@ -21,6 +21,10 @@ the ratio says more.
 
 Measured on {machine}, Python {python}, torch {torch}, device {device}.
 """
+ADMISSION = (
+    f"What needs {admission.TIMES} times the memory budget or more, refused over HTTP on loopback before anything is "
+    "allocated for it: one\nhead, a body of a megabyte in safetensors."
+)
 
 
 def main() -> None:
@@ -40,6 +44,7 @@ def main() -> None:
         _section("Kernels", "The core's kernels, 8 heads of width 64, float32.", kernels.cases(device), options.rounds),
         _section("Wire", "Reading one request.", wire.cases(), options.rounds),
         _section("Server", "One client, one request at a time, over HTTP on loopback.", server.cases(), options.rounds),
+        _section("Admission", ADMISSION, admission.cases(), options.rounds),
     ]  # fmt: skip
     options.output.write_text("\n".join(pages))
 

@@ -6,6 +6,7 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from threading import Thread
 from time import sleep
+from typing import Any
 
 import numpy as np
 import torch
@@ -25,7 +26,7 @@ SIZES = {
 
 def cases() -> Iterator[Case]:
     """Self-attention of one module, by the client and by ``nn.MultiheadAttention``."""
-    with _server() as url, Client(url) as client, Client(url, media_type="json") as json_client:
+    with serving() as url, Client(url) as client, Client(url, media_type="json") as json_client:
         for name, (batch, length, width, heads) in SIZES.items():
             module = f"bench-{width}"
             client.create_module(module, {"d_model": width, "num_heads": heads}, seed=0)
@@ -47,9 +48,10 @@ def cases() -> Iterator[Case]:
 
 
 @contextmanager
-def _server() -> Iterator[str]:
+def serving(**settings: Any) -> Iterator[str]:
+    """The URL of a server with these settings, in this process."""
     with TemporaryDirectory() as folder:
-        app = create_app(Settings(_env_file=None, models_dir=Path(folder)))
+        app = create_app(Settings(_env_file=None, models_dir=Path(folder), **settings))
         server = uvicorn.Server(uvicorn.Config(app, port=0, log_config=None, access_log=False))
         thread = Thread(target=server.run, daemon=True)
         thread.start()

@@ -20,8 +20,11 @@ ReplyT = TypeVar("ReplyT", bound=WireModel | None)
 Method = Literal["GET", "POST", "PUT", "DELETE"]
 
 ANY_TIME: Final = (e.NotAcceptable, e.InternalError, e.Unavailable)
-READS_BODY: Final = (*ANY_TIME, e.Unreadable, e.BodyTooLarge, e.UnsupportedMediaType, e.InvalidRequest)
-COMPUTES: Final = (*READS_BODY, e.OverBudget, e.Overloaded, e.NeverFits)
+READS_BODY: Final = (
+    *ANY_TIME, e.Unreadable, e.BodyTooLarge, e.UnsupportedMediaType, e.InvalidRequest, e.OverBudget, e.Overloaded,
+    e.NeverFits,
+)  # fmt: skip
+"""A body needs memory as what is computed of it does."""
 OF_MODULE: Final = (e.ModuleNotFound, e.VersionMismatch)
 
 
@@ -55,13 +58,13 @@ list_modules = Operation("list_modules", "GET", "/v1/modules", None, m.ModuleLis
 create_module = Operation(
     "create_module", "POST", "/v1/modules", m.CreateModule, m.ModuleInfo,
     "Make a module from a seed or from its parameters",
-    (*COMPUTES, e.ModuleExists), status=201, tensors=True,
+    (*READS_BODY, e.ModuleExists), status=201, tensors=True,
     example={"name": "demo", "config": {"d_model": 8, "num_heads": 2}, "seed": 0},
 )  # fmt: skip
 import_module = Operation(
     "import_module", "POST", "/v1/modules/import", m.ImportModule, m.ModuleInfo,
     "Make a module from one attention layer of a checkpoint",
-    (*COMPUTES, e.CheckpointNotFound, e.InvalidCheckpoint, e.ModuleExists), status=201,
+    (*READS_BODY, e.CheckpointNotFound, e.InvalidCheckpoint, e.ModuleExists), status=201,
     example={"checkpoint": "minilm", "layer": 0, "name": "minilm.0"},
 )  # fmt: skip
 get_module = Operation(
@@ -80,7 +83,7 @@ list_parameters = Operation(
 replace_parameters = Operation(
     "replace_parameters", "PUT", "/v1/modules/{name}/parameters", m.ReplaceParameters, m.ModuleInfo,
     "Replace all parameters of a module, or none",
-    (*COMPUTES, *OF_MODULE), tensors=True,
+    (*READS_BODY, *OF_MODULE), tensors=True,
     example={"parameters": {f"{role}_proj.weight": [[1.0]] for role in "qkvo"}},
 )  # fmt: skip
 get_parameter = Operation(
@@ -94,18 +97,18 @@ _QUERY = {"query": [[0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8], [0.8, 0.7, 0.6, 0.
 forward = Operation(
     "forward", "POST", "/v1/modules/{name}/forward", a.ForwardRequest, a.ForwardReply,
     "The output of a module, and any taps",
-    (*COMPUTES, *OF_MODULE, e.KernelUnsuitable), tensors=True,
+    (*READS_BODY, *OF_MODULE, e.KernelUnsuitable), tensors=True,
     example=_QUERY | {"return": ["output", "weights"]},
 )  # fmt: skip
 weights = Operation(
     "weights", "POST", "/v1/modules/{name}/weights", a.WeightsRequest, a.WeightsReply,
     "What each head of a module looks at",
-    (*COMPUTES, *OF_MODULE, e.KernelUnsuitable), tensors=True, example=_QUERY | {"top_k": 1},
+    (*READS_BODY, *OF_MODULE, e.KernelUnsuitable), tensors=True, example=_QUERY | {"top_k": 1},
 )  # fmt: skip
 gradients = Operation(
     "gradients", "POST", "/v1/modules/{name}/gradients", a.GradientsRequest, a.GradientsReply,
     "Exact gradients with respect to inputs, taps and parameters",
-    (*COMPUTES, *OF_MODULE, e.KernelUnsuitable), tensors=True,
+    (*READS_BODY, *OF_MODULE, e.KernelUnsuitable), tensors=True,
     example=_QUERY | {"wrt": ["query", "weights", "parameters"]},
 )  # fmt: skip
 complexity = Operation(
@@ -117,18 +120,18 @@ complexity = Operation(
 raw_forward = Operation(
     "raw_forward", "POST", "/v1/attention/forward", a.RawForwardRequest, a.ForwardReply,
     "Attention over raw q, k and v",
-    (*COMPUTES, e.KernelUnsuitable), tensors=True,
+    (*READS_BODY, e.KernelUnsuitable), tensors=True,
     example=a.EXAMPLE_INPUTS | {"return": ["output", "weights"]},
 )  # fmt: skip
 raw_weights = Operation(
     "raw_weights", "POST", "/v1/attention/weights", a.RawWeightsRequest, a.WeightsReply,
     "What each head of a raw attention looks at",
-    (*COMPUTES, e.KernelUnsuitable), tensors=True, example=a.EXAMPLE_INPUTS | {"top_k": 1},
+    (*READS_BODY, e.KernelUnsuitable), tensors=True, example=a.EXAMPLE_INPUTS | {"top_k": 1},
 )  # fmt: skip
 raw_gradients = Operation(
     "raw_gradients", "POST", "/v1/attention/gradients", a.RawGradientsRequest, a.GradientsReply,
     "Exact gradients of a raw attention",
-    (*COMPUTES, e.KernelUnsuitable), tensors=True,
+    (*READS_BODY, e.KernelUnsuitable), tensors=True,
     example=a.EXAMPLE_INPUTS | {"upstream": [[1.0, 0.0], [0.0, 1.0]], "wrt": ["query", "key", "value", "weights"]},
 )  # fmt: skip
 raw_complexity = Operation(
@@ -145,7 +148,7 @@ accuracy = Operation(
 hopfield_retrieve = Operation(
     "hopfield_retrieve", "POST", "/v1/hopfield/retrieve", h.HopfieldRequest, h.HopfieldReply,
     "Let states fall to stored patterns: modern Hopfield retrieval",
-    COMPUTES, tensors=True, example=h.EXAMPLE,
+    READS_BODY, tensors=True, example=h.EXAMPLE,
 )  # fmt: skip
 health_live = Operation(
     "health_live", "GET", "/health/live", None, s.Health, "Whether the process answers",

@@ -1,6 +1,6 @@
 """Bytes to requests and replies to bytes, in the media types that the two sides agree on."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, TypeVar
 
 import mimeparse
@@ -18,7 +18,10 @@ from attention_contract.wire import JSON, SAFETENSORS, from_body, to_body
 
 ModelT = TypeVar("ModelT", bound=BaseModel)
 _INLINE_BYTES = 32 * 1024
-"""Bodies up to this size are read where they arrive; handing a larger one to a thread keeps the event loop free."""
+"""Bodies up to this size are read where they arrive, and not worth counting. Handing a larger one to a thread keeps the
+event loop free."""
+Hold = Callable[[int], None]
+"""Takes the memory of so many bytes of a body, or raises."""
 
 
 def accepted(request: Request, operation: Operation[Any]) -> str:
@@ -47,10 +50,11 @@ def content_type(request: Request) -> str:
     return request.headers.get("content-type", JSON).partition(";")[0].strip().lower() or JSON
 
 
-async def read(request: Request, operation: Operation[Any], model: type[ModelT], limit: int) -> ModelT:
+async def read(request: Request, operation: Operation[Any], model: type[ModelT], limit: int, hold: Hold) -> ModelT:
     """The request that the body (of a GET: the query string) holds.
 
-    Raises UnsupportedMediaType, BodyTooLarge, Unreadable, or an InvalidRequest that names the field at fault.
+    Raises UnsupportedMediaType, BodyTooLarge, Unreadable, an InvalidRequest that names the field at fault, or what
+    ``hold`` does.
     """
     if operation.method == "GET":
         return validate(model, _query(request), by_name=False)
@@ -62,7 +66,7 @@ async def read(request: Request, operation: Operation[Any], model: type[ModelT],
         )
     if (coding := request.headers.get("content-encoding", "identity").lower()) != "identity":
         raise UnsupportedMediaType(f"Content-Encoding: {coding[:40]!r} is not read here; send the body as it is")
-    body = await _body(request, limit)
+    body = await _body(request, limit, hold)
     if len(body) <= _INLINE_BYTES:
         return from_body(model, body, media_type, "request")
     return await run_in_threadpool(from_body, model, body, media_type, "request")
@@ -77,16 +81,23 @@ def _query(request: Request) -> dict[str, str]:
     return dict(values)
 
 
-async def _body(request: Request, limit: int) -> memoryview:
-    """The whole body in one buffer, read only as long as it stays within the limit."""
-    stated = request.headers.get("content-length")
-    if stated is not None and int(stated) > limit:
-        raise _too_large(int(stated), limit)
+async def _body(request: Request, limit: int, hold: Hold) -> memoryview:
+    """The whole body in one buffer, read only as long as it stays within the limit and there is memory for it."""
+    held = 0
+
+    def take(size: int) -> None:
+        nonlocal held
+        if size > limit:
+            raise _too_large(size, limit)
+        if size > max(held, _INLINE_BYTES):
+            hold(size - held)
+            held = size
+
+    take(int(request.headers.get("content-length", 0)))
     body = bytearray()
     try:
         async for chunk in request.stream():
-            if len(body) + len(chunk) > limit:
-                raise _too_large(len(body) + len(chunk), limit)
+            take(len(body) + len(chunk))
             body += chunk
     except ClientDisconnect:
         raise Unreadable("the body ended before it was complete") from None

@@ -54,6 +54,7 @@ class Metrics:
             "attention_modules": ("Resident modules", lambda: len(engine.library.list())),
             "attention_resident_bytes": ("Bytes of resident modules", lambda: engine.library.resident_bytes),
             "attention_in_flight_bytes": ("Bytes that running requests hold", lambda: engine.budget.in_flight),
+            "attention_body_bytes": ("Bytes of bodies that are read or answered", lambda: engine.budget.bodies),
             "attention_budget_bytes": ("The memory budget in bytes", lambda: engine.budget.total),
             "attention_waiting_requests": ("Requests that wait", lambda: engine.budget.waiting),
         }

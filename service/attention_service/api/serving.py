@@ -49,18 +49,20 @@ def serve(router: APIRouter, operation: Operation[Any]) -> Callable[[Handler], H
         async def endpoint(request: Request) -> Response:
             media_type = negotiation.accepted(request, operation) if operation.reply is not None else JSON
             pin = _etags(request.headers.get("if-match"), "If-Match")
-            body: Any = None
-            if operation.request is not None:
-                limit = request.app.state.settings.max_body_bytes
-                body = _pinned(await negotiation.read(request, operation, operation.request, limit), pin)
-            call = Call(request.app.state.engine, dict(request.path_params), body, pin)
-            try:
-                reply = await _unless_gone(request, handler(call))
-                return await _respond(request, operation, reply, media_type, getattr(body, "encoding", "list"))
-            except AttentionError:
-                raise
-            except Exception as fault:
-                raise problems.unexpected(request, fault) from fault
+            engine: Engine = request.app.state.engine
+            with engine.budget.body() as hold:
+                body: Any = None
+                if operation.request is not None:
+                    limit = request.app.state.settings.max_body_bytes
+                    body = _pinned(await negotiation.read(request, operation, operation.request, limit, hold), pin)
+                call = Call(engine, dict(request.path_params), body, pin)
+                try:
+                    reply = await _unless_gone(request, handler(call))
+                    return await _respond(request, operation, reply, media_type, getattr(body, "encoding", "list"))
+                except AttentionError:
+                    raise
+                except Exception as fault:
+                    raise problems.unexpected(request, fault) from fault
 
         router.add_api_route(
             operation.path, endpoint, methods=[operation.method], name=operation.name, include_in_schema=False

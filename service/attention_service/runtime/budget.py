@@ -5,7 +5,8 @@ Used from the event loop only, so its counts need no lock.
 
 import asyncio
 from collections import Counter, deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import TypeVar
 
 from attention_contract.errors import AttentionError, NeverFits, OverBudget, Overloaded
@@ -20,6 +21,8 @@ class Budget:
         self.total = total
         self.device_bytes = device_bytes
         self.in_flight = 0
+        self.bodies = 0
+        """Bytes of the bodies that are being read, decoded or answered."""
         self.refused: Counter[str] = Counter(dict.fromkeys((NeverFits.code, OverBudget.code, Overloaded.code), 0))
         """How many requests were refused, by the error's code."""
         self._resident_bytes = resident_bytes
@@ -42,12 +45,13 @@ class Budget:
         """Bytes that could be admitted now."""
         return max(self.total - self._resident_bytes() - self.in_flight, 0)
 
-    def check(self, need: int, what: str = "the request") -> None:
+    def check(self, need: int, what: str = "the request needs an estimated {need} bytes at its peak") -> None:
         """Raise NeverFits or OverBudget where this many bytes can't be had even with nothing else in flight."""
+        what = what.format(need=need)
         if need > self.device_bytes:
             raise self._refusal(
                 NeverFits(
-                    f"{what} needs an estimated {need} bytes at its peak; the device has {self.device_bytes} in all. "
+                    f"{what}; the device has {self.device_bytes} in all. "
                     "Ask for fewer queries, heads or taps at a time",
                     needed_bytes=need,
                     limit_bytes=self.device_bytes,
@@ -57,7 +61,7 @@ class Budget:
         if need > limit:
             raise self._refusal(
                 OverBudget(
-                    f"{what} needs an estimated {need} bytes at its peak; the budget of {self.total} leaves "
+                    f"{what}; the budget of {self.total} leaves "
                     f"{max(limit, 0)} beside the resident modules. Ask for less at a time, delete modules, or raise "
                     "the memory budget",
                     needed_bytes=need,
@@ -88,6 +92,34 @@ class Budget:
         self.in_flight -= need
         self._admitted -= 1
         self.wake()
+
+    @contextmanager
+    def body(self) -> Iterator[Callable[[int], None]]:
+        """Count a body until the block ends: what it gives is called with each number of bytes that is to be held.
+
+        That raises NeverFits or OverBudget where the body alone is more than there is, and Overloaded where it is with
+        the others. Bodies take nothing from computations, nor do they wait: who sends slowly would keep them waiting.
+        """
+        held = 0
+
+        def hold(size: int) -> None:
+            nonlocal held
+            self.check(held + size, "the body has at least {need} bytes")
+            if self.bodies + size > self.room:
+                raise self._refusal(
+                    Overloaded(
+                        f"bodies of {self.bodies} bytes are being read or answered, and this one has at least "
+                        f"{held + size}; together they may have {self.room}; try again in a moment",
+                        limit_bytes=self.room,
+                    )
+                )
+            held += size
+            self.bodies += size
+
+        try:
+            yield hold
+        finally:
+            self.bodies -= held
 
     def _refusal(self, error: RefusalT) -> RefusalT:
         self.refused[error.code] += 1

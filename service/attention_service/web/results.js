@@ -45,6 +45,7 @@ const RAN = [
   ["computed in", (ran) => `${ran.dtype} on ${ran.device}`],
   ["version", (ran) => short(ran.version)],
   ["predicted", (ran) => milliseconds(ran.predicted_ms)],
+  ["nine of ten take", (ran) => `${milliseconds(ran.predicted_low_ms)} to ${milliseconds(ran.predicted_high_ms)}`],
   ["took", (ran) => milliseconds(ran.compute_ms)],
   ["waited", (ran) => milliseconds(ran.queue_ms)],
   ["batched with", (ran) => (ran.batch > 1 ? `${ran.batch - 1} more` : "none")],

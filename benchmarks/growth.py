@@ -172,7 +172,7 @@ def row(case: Case, device: Device, lengths: list[int], rounds: int, most_second
     later = f"{found.exponents(4096)[0]:.2f}" if sum(n >= 4096 for n in found.seconds) > 1 else ""
     predicted = [device.clock.forward(workload(case.spec, n, device), kernel).median for n in found.seconds]
     expected = np.polyfit(np.log([*found.seconds]), np.log(predicted), 1)[0]
-    order = growth(largest, "length", lengths, kernel)
+    order = growth(largest, "length", lengths, kernel, device.clock)
     shown = kernel if approximation_of(case.spec) is None else "its own"
     return (
         f"| {case.name} | {shown} | {' | '.join(told)} | {slope:.2f} | {later} | {memory:.2f} | {expected:.2f} "

@@ -18,6 +18,7 @@ from attention_contract.operations import Operation
 from attention_contract.schemas.accuracy import AccuracyReply
 from attention_contract.schemas.attention import ForwardReply, GradientsReply, WeightsReply
 from attention_contract.schemas.complexity import ComplexityReply, Shape, Sweep
+from attention_contract.schemas.hardware import HardwareList
 from attention_contract.schemas.hopfield import HopfieldReply
 from attention_contract.schemas.modules import ModuleConfig, ModuleInfo, ModuleList, Parameter, ParameterList
 from attention_contract.schemas.server import Health, ServerInfo, VariantList
@@ -257,6 +258,14 @@ def raw_complexity(
 def accuracy() -> Call[AccuracyReply]:
     """How far predicted times were from measured ones, by kernel and purpose."""
     return Call(operations.accuracy)
+
+
+# ── hardware ─────────────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+def list_hardware() -> Call[HardwareList]:
+    """Devices that ``hardware`` may name in a question about costs, as their makers describe them."""
+    return Call(operations.list_hardware)
 
 
 # ── Hopfield ─────────────────────────────────────────────────────────────────────────────────────────────────────────

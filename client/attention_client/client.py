@@ -153,6 +153,7 @@ class Client:
     raw_gradients = _sync(calls.raw_gradients)
     raw_complexity = _sync(calls.raw_complexity)
     accuracy = _sync(calls.accuracy)
+    list_hardware = _sync(calls.list_hardware)
     hopfield_retrieve = _sync(calls.hopfield_retrieve)
 
 
@@ -234,4 +235,5 @@ class AsyncClient:
     raw_gradients = _async(calls.raw_gradients)
     raw_complexity = _async(calls.raw_complexity)
     accuracy = _async(calls.accuracy)
+    list_hardware = _async(calls.list_hardware)
     hopfield_retrieve = _async(calls.hopfield_retrieve)

@@ -9,6 +9,7 @@ from typing import Any, TypedDict
 
 from attention_client.arrays import TensorLike
 from attention_contract.schemas.attention import Dropout, Edit, KernelName, Select, Tap
+from attention_contract.schemas.complexity import Alternative
 from attention_contract.schemas.hopfield import Projections
 from attention_contract.spec import AttentionSpec
 
@@ -88,6 +89,9 @@ class CostOptions(TypedDict, total=False):
 
     return_: Sequence[Tap]
     kernel: KernelName | None
+    memory_bytes: int | None
+    hardware: str | None
+    compare: Sequence[Alternative | Mapping[str, Any]]
     version: str | None
 
 

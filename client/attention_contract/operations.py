@@ -12,6 +12,7 @@ from attention_contract.errors import AttentionError
 from attention_contract.schemas import accuracy as y
 from attention_contract.schemas import attention as a
 from attention_contract.schemas import complexity as c
+from attention_contract.schemas import hardware as w
 from attention_contract.schemas import hopfield as h
 from attention_contract.schemas import modules as m
 from attention_contract.schemas import server as s
@@ -145,6 +146,10 @@ accuracy = Operation(
     "How far predictions were from what was measured, by kernel and purpose",
     (*ANY_TIME, e.Loading, e.Draining),
 )  # fmt: skip
+list_hardware = Operation(
+    "list_hardware", "GET", "/v1/complexity/hardware", None, w.HardwareList,
+    "Devices whose costs can be asked for though they are not here",
+)  # fmt: skip
 hopfield_retrieve = Operation(
     "hopfield_retrieve", "POST", "/v1/hopfield/retrieve", h.HopfieldRequest, h.HopfieldReply,
     "Let states fall to stored patterns: modern Hopfield retrieval",
@@ -165,7 +170,7 @@ OPERATIONS: Final[tuple[Operation[Any], ...]] = (
     list_parameters, replace_parameters, get_parameter,
     forward, weights, gradients, complexity,
     raw_forward, raw_weights, raw_gradients, raw_complexity,
-    accuracy,
+    accuracy, list_hardware,
     hopfield_retrieve,
     health_live, health_ready,
 )  # fmt: skip

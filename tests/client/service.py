@@ -9,8 +9,10 @@ import numpy as np
 from attention_client import AsyncClient, Client
 from attention_contract.operations import OPERATIONS, Operation
 from attention_contract.schemas import accuracy as y
+from attention_contract.schemas import answers as w
 from attention_contract.schemas import attention as a
 from attention_contract.schemas import complexity as c
+from attention_contract.schemas import hardware as g
 from attention_contract.schemas import hopfield as h
 from attention_contract.schemas import modules as m
 from attention_contract.schemas import server as s
@@ -39,6 +41,7 @@ EXAMPLES = {
     "raw_gradients": ((X, X, X), {}, "/v1/attention/gradients"),
     "raw_complexity": ((512,), {"num_heads": 8, "head_dim": 64}, "/v1/attention/complexity"),
     "accuracy": ((), {}, "/v1/complexity/accuracy"),
+    "list_hardware": ((), {}, "/v1/complexity/hardware"),
     "hopfield_retrieve": ((X, X), {"eps": 0.1}, "/v1/hopfield/retrieve"),
     "health_live": ((), {}, "/health/live"),
     "health_ready": ((), {}, "/health/ready"),
@@ -57,6 +60,14 @@ _STAGES = c.StageFlops(
     projections=1, position=0, scores=1, normalizer=1, values=1, output_projection=1, matmul=4, total=5
 )
 _PASS = c.PassFlops(dense=_STAGES, masked=_STAGES)
+TOOK = w.Milliseconds(median_ms=0.5, low_ms=0.25, high_ms=1.0)
+LARGEST = w.Largest(size=4321, kernel="blocked", peak_bytes=8_000_000)
+FITS = w.Fits(longest=LARGEST, largest_batch=w.Largest(size=0))
+LIMITS = w.Limits(free_bytes=9_000_000, forward=FITS, gradients=None)
+GROWTH = c.Growth(
+    dimension="length", flops_exponent=2, time_exponent=1.75, peak_bytes_exponent=1, time_order="O(n²·d)",
+    memory_order="O(n·d)",
+)  # fmt: skip
 HEADS = np.arange(2, dtype=np.float32)
 
 
@@ -67,6 +78,8 @@ def cost(queries: int) -> c.Cost:
         parameter_bytes=1, input_bytes=1, output_bytes=1,
         kv_cache_bytes=2_000_000, kv_cache_bytes_per_token=1, predicted_ms=0.5,
         peak_bytes=c.PeakBytes(fused=1, blocked=1, materialized=2, request=3),
+        predicted=w.Predicted(basis="rates", forward=TOOK, gradients=TOOK, decode=None),
+        per_token=w.PerToken(flops=5, moved_bytes=7, predicted_ms=0.125, kv_cache_bytes=1),
     )  # fmt: skip
 
 
@@ -107,11 +120,20 @@ def reply_to(operation: Operation[Any], request: Any) -> Any:
         wrt = dict.fromkeys(request.wrt, HEADS)
         return a.GradientsReply(gradients=wrt, check=dict.fromkeys(wrt, check) if request.check else None, ran=RAN)
     if name == "complexity":
-        growth = c.Growth(
-            dimension="length", flops_exponent=2, peak_bytes_exponent=1, time_order="O(n²·d)", memory_order="O(n·d)"
-        )
         values = request.sweep.values if request.sweep else [request.shape.queries]
-        return c.ComplexityReply(parameter_count=288, costs=[cost(value) for value in values], growth=growth)
+        facts = {"device_name": "a cpu", "parameter_count": 288, "growth": GROWTH, "limits": LIMITS}
+        facts["costs"] = [cost(value) for value in values]
+        labels = ["request", *(one.label or "other" for one in request.compare)]
+        crossover = w.Crossover(
+            of="time", between=("request", labels[-1]), dimension="length", searched=(1, 2**20), cheaper=labels[-1],
+            at=777, low=333,
+        )  # fmt: skip
+        return c.ComplexityReply(
+            **facts,
+            projections_crossover=1024,
+            compared=[c.Compared(label=label, **facts) for label in labels] if request.compare else [],
+            crossovers=[crossover] if request.compare else [],
+        )
     if name == "hopfield_retrieve":
         return retrieved(request)
     return {
@@ -126,6 +148,15 @@ def reply_to(operation: Operation[Any], request: Any) -> Any:
                 options={},
             ),
         ]),
+        "list_hardware": g.HardwareList(
+            hardware=[
+                g.HardwareInfo(
+                    name="G1", memory_bytes=80 * 10**9, bandwidth_gb_s=3350, link="a wire", link_gb_s=64,
+                    tflops={"float16": 989.5}, sources=[g.HardwareSource(title="a sheet", url="https://maker.test")],
+                )
+            ],
+            efficiency={"typical": {"flops": 0.5}},
+        ),
         "list_modules": m.ModuleList(modules=[INFO], bytes=1152),
         "list_parameters": m.ParameterList(name="demo", version="abc", parameters=[
             m.ParameterInfo(

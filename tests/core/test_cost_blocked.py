@@ -100,12 +100,12 @@ def test_flops_are_those_of_the_tiles():
 def test_a_window_grows_as_a_window():
     lengths = [2**12, 2**15, 2**16]
     for spec, order in ((WINDOW, "O(n·w·d)"), (LONGFORMER, "O(n·(w + g)·d)")):
-        grown = growth(replace(RAW, spec=spec), "length", lengths, "blocked")
+        grown = growth(replace(RAW, spec=spec), "length", lengths, "blocked", Roofline(RATES))
         assert grown.flops_exponent == pytest.approx(1, abs=0.02)
         assert grown.peak_bytes_exponent == pytest.approx(1, abs=0.1)
         assert grown.time_order == order
         assert grown.memory_order == "O(n·d)"
-    dense = growth(RAW, "length", lengths, "blocked")
+    dense = growth(RAW, "length", lengths, "blocked", Roofline(RATES))
     assert dense.flops_exponent == pytest.approx(2, abs=0.01)
     assert (dense.time_order, dense.memory_order) == ("O(n²·d)", "O(n·d)")
     strided = replace(RAW, spec=AttentionSpec(masks=[Strided(stride=64)]))

@@ -49,6 +49,7 @@ MODULE = replace(RAW, sizes=SIZES, inputs=frozenset({"query"}))
 CAUSAL = AttentionSpec(masks=[Causal()])
 WINDOW = AttentionSpec(masks=[Causal(), SlidingWindow(left=128)])
 RATES = Rates(flops_per_s=1e12, bytes_per_s=1e11, overhead_s=1e-5)
+CLOCK = Roofline(RATES)
 NO_LIMIT = 1e300
 
 
@@ -94,7 +95,7 @@ def test_returned_weights_are_computed_again_beside_a_fused_kernel():
 
 @pytest.mark.parametrize(("kernel", "memory"), [("fused", 1), ("materialized", 2)])
 def test_exponents_of_length(kernel, memory):
-    grown = growth(RAW, "length", [2**12, 2**18, 2**19], kernel)
+    grown = growth(RAW, "length", [2**12, 2**18, 2**19], kernel, CLOCK)
     assert grown.dimension == "length"
     assert grown.flops_exponent == pytest.approx(2, abs=0.001)
     assert grown.peak_bytes_exponent == pytest.approx(memory, abs=0.01)
@@ -102,15 +103,15 @@ def test_exponents_of_length(kernel, memory):
 
 @pytest.mark.parametrize("dimension", ["batch", "queries", "keys", "past"])
 def test_everything_else_grows_at_most_linearly(dimension):
-    grown = growth(MODULE, dimension, [2**10, 2**20, 2**21], "materialized")
+    grown = growth(MODULE, dimension, [2**10, 2**20, 2**21], "materialized", CLOCK)
     assert grown.flops_exponent == pytest.approx(1, abs=0.01)
     assert grown.peak_bytes_exponent == pytest.approx(1, abs=0.01)
 
 
 @pytest.mark.parametrize("values", [[], [0], [1024], [0, 1024], [1024, 1024]])
 def test_one_value_is_compared_with_its_double(values):
-    assert growth(RAW, "length", values, "fused").flops_exponent == pytest.approx(2)
-    assert growth(RAW, "past", values, "fused").flops_exponent <= 1
+    assert growth(RAW, "length", values, "fused", CLOCK).flops_exponent == pytest.approx(2)
+    assert growth(RAW, "past", values, "fused", CLOCK).flops_exponent <= 1
 
 
 def test_an_unknown_dimension_is_refused():

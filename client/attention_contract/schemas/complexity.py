@@ -4,16 +4,22 @@ A FLOP is one multiplication, addition, comparison, division or elementary funct
 ``[k, n]`` is 2·m·k·n. ``dense`` counts every query-key pair, ``masked`` those that the spec's masks allow.
 """
 
-from typing import Literal
+from typing import Annotated, Literal
 
 from pydantic import Field, model_validator
 
 from attention_contract.base import WireModel
+from attention_contract.schemas.answers import Crossover, Limits, PerToken, Predicted
 from attention_contract.schemas.attention import Index, KernelName, Tap, output_only
 from attention_contract.spec import AttentionSpec
 from attention_contract.tensors import FloatName
 
 Size = Index
+Count = Annotated[int, Field(ge=1, lt=2**31)]
+Dimension = Literal[
+    "length", "batch", "queries", "keys", "past", "num_heads", "num_kv_heads", "head_dim", "value_dim", "d_model"
+]
+MAX_ALTERNATIVES = 16
 
 
 class Shape(WireModel):
@@ -30,9 +36,30 @@ class Shape(WireModel):
 class Sweep(WireModel):
     """One size varied, the others held."""
 
-    dimension: Literal["length", "batch", "queries", "keys", "past"] = "length"
-    """``length`` varies queries and keys together."""
+    dimension: Dimension = "length"
+    """``length`` varies queries and keys together. Widths and heads of a module are varied as if its config had others:
+    ``num_kv_heads`` follows ``num_heads`` where they are equal, and ``value_dim`` ``head_dim``; with ``d_model`` go the
+    widths of keys and values that equal it, and ``head_dim`` where the heads make it up. Raw attention has no
+    ``d_model``."""
     values: list[Size] = Field(min_length=2, max_length=256)
+
+
+class Alternative(WireModel):
+    """Something to compare a request with: the request itself, but for what is said here."""
+
+    label: str | None = Field(None, min_length=1, max_length=80)
+    """What the reply calls it; default: what differs, in words."""
+    spec: AttentionSpec | None = None
+    kernel: KernelName | None = None
+    return_: list[Tap] | None = Field(None, alias="return")
+    dtype: FloatName | None = None
+    d_model: Count | None = None
+    """Of a module; what follows it, and the widths below, ``Sweep.dimension`` says."""
+    num_heads: Count | None = None
+    num_kv_heads: Count | None = None
+    head_dim: Count | None = None
+    value_dim: Count | None = None
+    hardware: str | None = Field(None, max_length=80)
 
 
 class ComplexityRequest(WireModel):
@@ -45,6 +72,13 @@ class ComplexityRequest(WireModel):
     """Taps that would be returned: their rows are recomputed, and cost memory."""
     kernel: KernelName | None = None
     """The kernel whose cost counts as the request's; default: the one the planner would take."""
+    memory_bytes: int | None = Field(None, ge=0, lt=2**63)
+    """Plan, and say what fits, as if this many bytes were free; default: those that are."""
+    hardware: str | None = Field(None, max_length=80)
+    """Answer for a device of this name, as ``GET /v1/complexity/hardware`` lists them, by its datasheet; default: the
+    server's own."""
+    compare: list[Alternative] = Field(default_factory=list, max_length=MAX_ALTERNATIVES)
+    """What else to give the costs of, over the same shapes, and where one begins to cost less than another."""
     version: str | None = Field(None, max_length=256)
     """Answer only if the module is at this version."""
 
@@ -136,7 +170,9 @@ class Cost(WireModel):
     kv_cache_bytes_per_token: int
     peak_bytes: PeakBytes
     predicted_ms: float
-    """Milliseconds that the planner expects of a forward pass on this device."""
+    """Milliseconds that the planner expects of a forward pass on this device: the median."""
+    predicted: Predicted
+    per_token: PerToken
 
 
 class Growth(WireModel):
@@ -147,15 +183,39 @@ class Growth(WireModel):
 
     dimension: str
     flops_exponent: float
+    time_exponent: float
+    """Of the median of the predicted time of a forward pass."""
     peak_bytes_exponent: float
     time_order: str
     """As in ``O(n²·d)``."""
     memory_order: str
 
 
-class ComplexityReply(WireModel):
-    """Costs, in the order of the sweep."""
+class Compared(WireModel):
+    """One of the things compared, in the order of the sweep."""
 
+    label: str
+    device_name: str
+    """The device that the times and limits are of."""
     parameter_count: int
     costs: list[Cost]
     growth: Growth
+    limits: Limits
+
+
+class ComplexityReply(WireModel):
+    """Costs, in the order of the sweep."""
+
+    device_name: str
+    """The device that the times and limits are of."""
+    parameter_count: int
+    costs: list[Cost]
+    growth: Growth
+    limits: Limits
+    projections_crossover: int | None = None
+    """The length from which on attention over all pairs takes as many FLOPs in matrix products as the projections:
+    twice ``d_model`` for plain multi-head attention. Null without projections, or where the method approximates."""
+    compared: list[Compared] = Field(default_factory=list)
+    """What ``compare`` asks for; the first is the request itself."""
+    crossovers: list[Crossover] = Field(default_factory=list)
+    """Of each two of them, for time, memory and FLOPs, along the sweep's size (the length, without a sweep)."""

@@ -14,6 +14,7 @@ from attention_contract.schemas.attention import (
     WeightsRequest,
 )
 from attention_contract.schemas.complexity import ComplexityReply, ComplexityRequest
+from attention_contract.schemas.hardware import HardwareList
 from attention_contract.schemas.hopfield import HopfieldReply, HopfieldRequest
 from attention_contract.schemas.modules import (
     CreateModule,
@@ -30,6 +31,7 @@ from attention_contract.tensors import DTYPES
 from attention_contract.wire import MEDIA_TYPES
 from attention_service import __version__
 from attention_service.api.serving import Call, serve
+from attention_service.core.cost import hardware
 from attention_service.core.registry import variants
 from attention_service.settings import Settings
 
@@ -150,6 +152,10 @@ def make_router(settings: Settings) -> APIRouter:
     @serve(router, operations.accuracy)
     async def accuracy(call: Call[None]) -> AccuracyReply:
         return call.engine.accuracy_report()
+
+    @serve(router, operations.list_hardware)
+    async def list_hardware(call: Call[None]) -> HardwareList:
+        return hardware.listed()
 
     # ── Hopfield ─────────────────────────────────────────────────────────────────────────────────────────────────────
 

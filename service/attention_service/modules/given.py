@@ -7,6 +7,7 @@ from torch import Tensor
 
 from attention_contract.errors import InvalidRequest, InvalidTensor
 from attention_contract.schemas.modules import CreateModule, ModuleConfig
+from attention_contract.spec import AttentionSpec
 from attention_contract.tensors import FLOATS, Array, FloatName, TensorFault, Untyped, cast, dtype_name
 from attention_service.core.arrays import to_torch
 from attention_service.core.methods.limits import check_spec
@@ -19,7 +20,7 @@ def config_of(request: CreateModule) -> ModuleConfig:
     Raises InvalidRequest or ShapeMismatch where the given parameters are not those of the config.
     """
     check_spec(request.config.spec, "config.spec")
-    _check_widths(request.config)
+    check_widths(request.config.spec, request.config.d_model, request.config.key_width or request.config.d_model)
     given = request.parameters
     if given is None:
         return complete(request.config)
@@ -35,14 +36,13 @@ def config_of(request: CreateModule) -> ModuleConfig:
     return config
 
 
-def _check_widths(config: ModuleConfig) -> None:
+def check_widths(spec: AttentionSpec, d_model: int, key_width: int) -> None:
     """Raise InvalidRequest where gates are to be learned from tokens of another width than theirs."""
-    method = config.spec.method
-    width = config.key_width or config.d_model
-    if method.name == "linear" and method.rule != "sum" and width != config.d_model:
+    method = spec.method
+    if method.name == "linear" and method.rule != "sum" and key_width != d_model:
         raise InvalidRequest(
-            f"config.key_width: rule {method.rule} makes its gates from the keys' tokens, so their width {width} must "
-            f"be d_model, {config.d_model}",
+            f"config.key_width: rule {method.rule} makes its gates from the keys' tokens, so their width {key_width} "
+            f"must be d_model, {d_model}",
             param="config.key_width",
         )
 

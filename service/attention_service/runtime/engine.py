@@ -46,6 +46,7 @@ from attention_service.modules.resident import Module
 from attention_service.runtime import complexity, forward, gradients, hopfield, inspection
 from attention_service.runtime.accuracy import Accuracy, Run
 from attention_service.runtime.budget import Budget
+from attention_service.runtime.complexity.subjects import Place
 from attention_service.runtime.device import BUDGET_SHARE, Device, warm_up
 from attention_service.runtime.drift import Drift
 from attention_service.runtime.jobs import Fields, Job
@@ -187,9 +188,10 @@ class Engine:
 
     async def complexity(self, name: str | None, request: ComplexityRequest) -> ComplexityReply:
         """What a shape or a sweep of shapes costs."""
-        module = self._target(name, request)
+        module, room = self._target(name, request), self.budget.room
         return await self._in_thread(
-            partial(complexity.report, module, request, self.device, self.budget.room), self._counting
+            partial(complexity.report, module, request, Place(self.device, room, min(self.budget.free, room))),
+            self._counting,
         )
 
     def accuracy_report(self) -> AccuracyReply:

@@ -1,7 +1,7 @@
 """From a bound request to a plan: which kernel, at what cost. Nothing is allocated here."""
 
 from collections.abc import Iterable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 from attention_contract.errors import KernelUnsuitable
 from attention_service.core import cost
@@ -83,15 +83,12 @@ class Purpose:
 FORWARD = Purpose()
 
 
-def choose_kernel(
-    work: Workload, dtype: str, device: Device, wanted: str | None, room: int, purpose: Purpose = FORWARD
-) -> str:
-    """The kernel that was asked for, or the one of least predicted time among those that can do it.
+def able_kernels(
+    work: Workload, dtype: str, device: Device, wanted: str | None, purpose: Purpose = FORWARD
+) -> list[str]:
+    """Those that can do it, in the order of their registration; of a method that approximates, its name alone.
 
-    Of a method that approximates, its name: no kernel computes it.
-
-    Where some would need more than ``room``, in bytes, they are passed over while another does not. Raises
-    KernelUnsuitable where the one asked for can't, or none can.
+    Raises KernelUnsuitable where the one asked for can't, or none can.
     """
     if approximation_of(work.spec) is not None:
         if wanted is not None:
@@ -100,7 +97,7 @@ def choose_kernel(
                 "kernel out, or take method exact",
                 param="kernel",
             )
-        return work.spec.method.name
+        return [work.spec.method.name]
     reasons = {
         kernel.name: unsuitable(
             kernel.name,
@@ -121,20 +118,41 @@ def choose_kernel(
                 f"kernel: {wanted} cannot compute this: {reason}; leave kernel out, or ask for {' or '.join(able)}",
                 param="kernel",
             )
-        return wanted
+        return [wanted]
     if not able:
         raise KernelUnsuitable("; ".join(f"{name}: {reason}" for name, reason in reasons.items()), param="spec")
+    return able
+
+
+def choose_kernel(
+    work: Workload, dtype: str, device: Device, wanted: str | None, room: int, purpose: Purpose = FORWARD
+) -> str:
+    """The kernel that was asked for, or the one of least predicted time among those that can do it.
+
+    Of a method that approximates, its name: no kernel computes it.
+
+    Where some would need more than ``room``, in bytes, they are passed over while another does not. Raises
+    KernelUnsuitable where the one asked for can't, or none can.
+    """
+    able = able_kernels(work, dtype, device, wanted, purpose)
+    if len(able) == 1:
+        return able[0]
     # Without the taps: asking to see them must not change which kernel makes the output.
-    bare = replace(work, taps=frozenset({"output"}), selected_heads=None, selected_queries=None)
+    bare = cost.plainly(work)
     predict = device.clock.gradients if purpose.gradient else device.clock.forward
 
     def peak(kernel: str) -> int:
-        if purpose.gradient:
-            return cost.gradient_peak_bytes(bare, taps=False, kernel=kernel, mask=purpose.mask_gradient)
-        return cost.peak_bytes(bare, kernel)
+        return bare_peak(bare, kernel, purpose)
 
     ranked = sorted(able, key=lambda kernel: predict(bare, kernel).median)
     return next((kernel for kernel in ranked if peak(kernel) <= room), None) or min(ranked, key=peak)
+
+
+def bare_peak(work: Workload, kernel: str, purpose: Purpose) -> int:
+    """The bytes by which kernels are passed over: of one pass without taps."""
+    if purpose.gradient:
+        return cost.gradient_peak_bytes(work, taps=False, kernel=kernel, mask=purpose.mask_gradient)
+    return cost.peak_bytes(work, kernel)
 
 
 def plan_forward(work: Workload, kernel: str, clock: Clock) -> Plan:

@@ -15,8 +15,9 @@ from attention_service.core.cost.flops import (
 )
 from attention_service.core.cost.gradient_memory import check_peak_bytes, gradient_peak_bytes, second_peak_bytes
 from attention_service.core.cost.growth import growth, memory_order, time_order
+from attention_service.core.cost.hardware import Datasheet, Hardware
 from attention_service.core.cost.memory import peak_bytes
-from attention_service.core.cost.report import cost_of
+from attention_service.core.cost.report import cost_of, plainly
 from attention_service.core.cost.retrieval import (
     Retrieval,
     predicted_retrieval_seconds,
@@ -39,13 +40,16 @@ from attention_service.core.cost.time import (
     predicted_gradient_seconds,
     predicted_seconds,
 )
-from attention_service.core.cost.workload import Workload
+from attention_service.core.cost.workload import DIMENSIONS, Workload
 
 __all__ = [
+    "DIMENSIONS",
     "SECOND_PASSES",
     "Basis",
     "Clock",
+    "Datasheet",
     "Estimate",
+    "Hardware",
     "Rates",
     "Retrieval",
     "Roofline",
@@ -70,6 +74,7 @@ __all__ = [
     "pair_count",
     "parameter_count",
     "peak_bytes",
+    "plainly",
     "predicted_gradient_seconds",
     "predicted_retrieval_seconds",
     "predicted_seconds",

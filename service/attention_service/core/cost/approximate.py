@@ -124,7 +124,7 @@ def method_order(work: Workload, dimension: str, *, memory: bool) -> str:
     method = approximated(work)
     if method is None:
         raise ValueError("exact attention has an order of its kernels")
-    tokens = {"length": "n", "batch": "b·n", "queries": "n", "keys": "n", "past": "n"}[dimension]
+    tokens = "b·n" if dimension == "batch" else "n"
     time, held = method.orders()
     if memory:
         return f"O({held.replace('n', tokens)} + {tokens}·d)"

@@ -6,6 +6,7 @@ from math import log
 from attention_contract.schemas.complexity import Growth
 from attention_contract.spec import Entmax15, Sparsemax
 from attention_service.core.cost.approximate import approximated, method_order
+from attention_service.core.cost.clock import Clock
 from attention_service.core.cost.memory import makes_pairs, peak_bytes
 from attention_service.core.cost.tiles import counted_as
 from attention_service.core.cost.time import executed_flops
@@ -13,18 +14,28 @@ from attention_service.core.cost.workload import Workload
 from attention_service.core.masks import pattern_of
 
 # b batch, m queries, n keys (and queries, where the length varies), p past keys, d width of all heads together, h heads
-_PAIRS = {"length": "n²", "batch": "b·m·n", "queries": "m·n", "keys": "m·n", "past": "m·p"}
+_PAIRS = {"length": "n²", "batch": "b·m·n", "past": "m·p"}
 _TOKENS = {"length": "n", "batch": "b·(m + n)", "queries": "m", "keys": "n", "past": "p"}
+
+
+def _pairs(dimension: str) -> str:
+    return _PAIRS.get(dimension, "m·n")
+
+
+def _tokens(dimension: str) -> str:
+    return _TOKENS.get(dimension, "(m + n)")
+
 
 _SKIPPED = frozenset({"g", "r"})
 """Strips beside which whole tiles are left out."""
 
 
-def growth(work: Workload, dimension: str, values: Sequence[int], kernel: str) -> Growth:
+def growth(work: Workload, dimension: str, values: Sequence[int], kernel: str, clock: Clock) -> Growth:
     """The exponents between the two largest values of a sweep, and the asymptotic forms.
 
-    FLOPs are those that the kernel does in a forward pass, bytes the kernel's peak with the taps of the workload. With
-    fewer than two positive values, the largest is compared with its double.
+    FLOPs are those that the kernel does in a forward pass, bytes the kernel's peak with the taps of the workload, the
+    time the median that the clock predicts. With fewer than two positive values, the largest is compared with its
+    double.
     """
     sizes = sorted({value for value in values if value > 0}) or [work.value(dimension) or 1]
     if len(sizes) == 1:
@@ -32,12 +43,13 @@ def growth(work: Workload, dimension: str, values: Sequence[int], kernel: str) -
     (small, before), (large, after) = ((size, work.at(dimension, size)) for size in sizes[-2:])
     step = log(large) - log(small)
 
-    def exponent(less: int, more: int) -> float:
+    def exponent(less: float, more: float) -> float:
         return (log(more) - log(less)) / step
 
     return Growth(
         dimension=dimension,
         flops_exponent=exponent(executed_flops(before, kernel), executed_flops(after, kernel)),
+        time_exponent=exponent(clock.forward(before, kernel).median, clock.forward(after, kernel).median),
         peak_bytes_exponent=exponent(peak_bytes(before, kernel), peak_bytes(after, kernel)),
         time_order=time_order(work, dimension, kernel),
         memory_order=memory_order(work, dimension, kernel),
@@ -55,10 +67,10 @@ def time_order(work: Workload, dimension: str = "length", kernel: str = "fused")
     kernel = counted_as(kernel)
     if approximated(work) is not None:
         return method_order(work, dimension, memory=False)
-    projections = f" + {_TOKENS[dimension]}·d²" if work.sizes is not None and dimension != "past" else ""
+    projections = f" + {_tokens(dimension)}·d²" if work.sizes is not None and dimension != "past" else ""
     sorting = isinstance(work.spec.normalizer, Sparsemax | Entmax15)
     width = f"(d + h·log {'p' if dimension == 'past' else 'n'})" if sorting else "d"
-    order = f"O({_PAIRS[dimension]}·{width}{projections})"
+    order = f"O({_pairs(dimension)}·{width}{projections})"
     bounds = pattern_of(work.spec.masks, work.queries, work.told_keys, work.past).bounds
     if dimension == "length" and bounds.left and bounds.right:
         band = f"n·({' + '.join(['w', *sorted(bounds.strips)])})" if bounds.strips else "n·w"
@@ -76,5 +88,5 @@ def memory_order(work: Workload, dimension: str, kernel: str) -> str:
     if approximated(work) is not None:
         return method_order(work, dimension, memory=True)
     by_head, shared = makes_pairs(work, kernel)
-    pairs = f"h·{_PAIRS[dimension]} + " if by_head else f"{_PAIRS[dimension]} + " if shared else ""
-    return f"O({pairs}{_TOKENS[dimension]}·d)"
+    pairs = f"h·{_pairs(dimension)} + " if by_head else f"{_pairs(dimension)} + " if shared else ""
+    return f"O({pairs}{_tokens(dimension)}·d)"

@@ -2,9 +2,10 @@
 
 from dataclasses import replace
 
+from attention_contract.schemas.answers import Milliseconds, PerToken, Predicted
 from attention_contract.schemas.complexity import Cost, PeakBytes, Shape
 from attention_service.core.cost.approximate import exactly
-from attention_service.core.cost.clock import Clock
+from attention_service.core.cost.clock import Clock, Estimate
 from attention_service.core.cost.flops import backward_pass, forward_pass, pair_count
 from attention_service.core.cost.memory import peak_bytes
 from attention_service.core.cost.tensors import (
@@ -14,16 +15,28 @@ from attention_service.core.cost.tensors import (
     output_bytes,
     parameter_count,
 )
-from attention_service.core.cost.time import executed_backward_flops, executed_flops
+from attention_service.core.cost.time import executed_backward_flops, executed_flops, moved_bytes
 from attention_service.core.cost.workload import Workload
 
 
-def cost_of(work: Workload, shape: Shape, kernel: str, clock: Clock) -> Cost:
-    """Everything that one shape of a workload costs; ``kernel`` is the one that the planner would take."""
+def cost_of(
+    work: Workload,
+    shape: Shape,
+    kernel: str,
+    clock: Clock,
+    *,
+    gradients: str | None = None,
+    decode: str | None = None,
+) -> Cost:
+    """Everything that one shape of a workload costs.
+
+    ``kernel`` is the one that the planner would take; ``gradients`` and ``decode`` are those for gradients and for a
+    decode step, where there are any.
+    """
     work = replace(
         work, batch=shape.batch, queries=shape.queries, past=shape.past, keys=shape.past + new_keys(shape) + work.extra
     )
-    plain = replace(work, taps=frozenset({"output"}), selected_heads=None, selected_queries=None)
+    plain = plainly(work)
     return Cost(
         shape=shape.model_copy(update={"keys": work.new_keys}),
         pairs=work.pairs,
@@ -46,7 +59,33 @@ def cost_of(work: Workload, shape: Shape, kernel: str, clock: Clock) -> Cost:
             request=peak_bytes(work, kernel),
         ),
         predicted_ms=clock.forward(work, kernel).median * 1e3,
+        predicted=Predicted(
+            basis=clock.basis,
+            forward=_milliseconds(clock.forward(work, kernel)),
+            gradients=None if gradients is None else _milliseconds(clock.gradients(plain, gradients)),
+            decode=None if decode is None else _milliseconds(clock.forward(plain.decode, decode)),
+        ),
+        per_token=_per_token(work, kernel, clock),
     )
+
+
+def _milliseconds(estimate: Estimate) -> Milliseconds:
+    return Milliseconds(median_ms=estimate.median * 1e3, low_ms=estimate.low * 1e3, high_ms=estimate.high * 1e3)
+
+
+def _per_token(work: Workload, kernel: str, clock: Clock) -> PerToken:
+    tokens = work.batch * work.queries
+    return PerToken(
+        flops=executed_flops(work, kernel) / tokens,
+        moved_bytes=moved_bytes(work, kernel) / tokens,
+        predicted_ms=clock.forward(work, kernel).median * 1e3 / tokens,
+        kv_cache_bytes=kv_cache_bytes_per_token(work),
+    )
+
+
+def plainly(work: Workload) -> Workload:
+    """The same with the output alone returned."""
+    return replace(work, taps=frozenset({"output"}), selected_heads=None, selected_queries=None)
 
 
 def new_keys(shape: Shape) -> int:

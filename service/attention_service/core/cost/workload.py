@@ -9,6 +9,11 @@ from attention_service.core.apart import separate_positions
 from attention_service.core.multihead import Sizes
 from attention_service.core.types import Widths, added_keys
 
+DIMENSIONS = (
+    "length", "batch", "queries", "keys", "past", "num_heads", "num_kv_heads", "head_dim", "value_dim", "d_model",
+)  # fmt: skip
+"""The sizes that may be varied: those of a request, then those of a model."""
+
 
 @dataclass(frozen=True)
 class Workload:
@@ -97,23 +102,75 @@ class Workload:
         """Query-key pairs of one head over the batch: B · Q · K."""
         return self.batch * self.queries * self.keys
 
+    @property
+    def decode(self) -> "Workload":
+        """The decode step at whose end as many keys are there: one query and one new key of each sequence."""
+        return replace(self, queries=1, past=self.told_keys - 1)
+
     def at(self, dimension: str, value: int) -> "Workload":
-        """The same with one size of a sweep changed; keys are the new ones, length is queries and new keys together."""
+        """The same with one size of a sweep changed.
+
+        ``keys`` are the new ones, ``length`` is queries and new keys together. Of the widths, ``num_kv_heads`` follows
+        ``num_heads`` where they are equal, and ``value_dim`` ``head_dim``; with ``d_model`` go the widths of keys and
+        values that equal it, and ``head_dim`` where the heads make it up. Raises ValueError for a size that can't be.
+        """
         match dimension:
             case "length":
                 return replace(self, queries=value, keys=self.past + value + self.extra)
             case "batch":
                 return replace(self, batch=value)
             case "queries":
-                return replace(self, queries=value)
+                return replace(self, queries=value)._inputs_apart()
             case "keys":
-                return replace(self, keys=self.past + value + self.extra)
+                return replace(self, keys=self.past + value + self.extra)._inputs_apart()
             case "past":
                 return replace(self, past=value, keys=self.new_keys + value + self.extra)
             case _:
-                raise ValueError(f"dimension {dimension!r}: expected length, batch, queries, keys or past")
+                return self._of_width(dimension, value)
 
     def value(self, dimension: str) -> int:
         """The size that ``at`` changes."""
-        sizes = {"length": self.queries, "batch": self.batch, "queries": self.queries, "keys": self.new_keys}
-        return sizes.get(dimension, self.past)
+        tokens = {"length": self.queries, "batch": self.batch, "queries": self.queries, "keys": self.new_keys}
+        widths = {"num_heads": self.heads, "num_kv_heads": self.kv_heads, "head_dim": self.head_dim}
+        model = {"value_dim": self.value_dim, "d_model": self.widths.d_model or 0, "past": self.past}
+        return (tokens | widths | model)[dimension]
+
+    def _of_width(self, dimension: str, value: int) -> "Workload":
+        match dimension:
+            case "num_heads":
+                return self._widened(heads=value, kv_heads=value if self.kv_heads == self.heads else self.kv_heads)
+            case "num_kv_heads":
+                return self._widened(kv_heads=value)
+            case "head_dim":
+                values = value if self.value_dim == self.head_dim else self.value_dim
+                return self._widened(head_dim=value, value_dim=values)
+            case "value_dim":
+                return self._widened(value_dim=value)
+            case "d_model":
+                return self._remodelled(value)
+            case _:
+                raise ValueError(f"dimension {dimension!r}: expected {', '.join(DIMENSIONS)}")
+
+    def _inputs_apart(self) -> "Workload":
+        """As many queries as keys may be one tensor; otherwise the keys come as one of their own."""
+        return self if self.queries == self.new_keys else replace(self, inputs=frozenset({"query", "key", "value"}))
+
+    def _widened(self, **widths: int) -> "Workload":
+        wide = replace(self, **widths)  # type: ignore[arg-type]  # the names are those of widths
+        if wide.heads % wide.kv_heads:
+            raise ValueError(f"num_kv_heads {wide.kv_heads} does not divide num_heads {wide.heads}")
+        return wide if self.sizes is None else replace(wide, sizes=replace(self.sizes, **widths))  # type: ignore[arg-type]
+
+    def _remodelled(self, d_model: int) -> "Workload":
+        sizes = self.sizes
+        if sizes is None:
+            raise ValueError("raw attention has no d_model; vary head_dim or num_heads")
+        key_width, value_width = (
+            d_model if width == sizes.d_model else width for width in (sizes.key_width, sizes.value_width)
+        )
+        sizes = replace(sizes, d_model=d_model, key_width=key_width, value_width=value_width)
+        whole = self.heads * self.head_dim == self.widths.d_model
+        if whole and d_model % self.heads:
+            raise ValueError(f"d_model {d_model} is not a multiple of num_heads {self.heads}")
+        wide = replace(self, sizes=sizes)
+        return wide.at("head_dim", d_model // self.heads) if whole else wide

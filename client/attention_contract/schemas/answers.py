@@ -1,0 +1,93 @@
+"""What is asked of costs beside the counts: how long, how much fits, per token, and where one beats another."""
+
+from typing import Literal
+
+from attention_contract.base import WireModel
+
+
+class Milliseconds(WireModel):
+    """How long something should take."""
+
+    median_ms: float
+    low_ms: float
+    high_ms: float
+    """Nine of ten runs should lie between ``low_ms`` and ``high_ms``."""
+
+
+class Predicted(WireModel):
+    """Times that the planner expects, each with the kernel that it would take for it (or the one that is named)."""
+
+    basis: Literal["calibrated", "rates", "datasheet"]
+    """What they rest on: runs of each kernel on the device, rates measured on it, or what the maker says of it."""
+    forward: Milliseconds
+    gradients: Milliseconds | None = None
+    """A forward and a backward pass; null where the kernel named has none."""
+    decode: Milliseconds | None = None
+    """One step at whose end as many keys are there: one query and one new key of each sequence; null where there is
+    no such step."""
+
+
+class PerToken(WireModel):
+    """The forward pass, divided by its queries over the batch."""
+
+    flops: float
+    """Those that the kernel does."""
+    moved_bytes: float
+    """Read and written."""
+    predicted_ms: float
+    kv_cache_bytes: int
+    """Of each token kept, whatever the queries."""
+
+
+class Largest(WireModel):
+    """The largest size that fits."""
+
+    size: int
+    """0 where not even 1 does."""
+    kernel: str | None = None
+    """With which kernel it does."""
+    peak_bytes: int | None = None
+    """What it needs at its peak."""
+    bound: Literal["memory", "spec", "shape"] = "memory"
+    """What stands in the way of more: memory, a spec that has no room for more tokens, or the largest size of a
+    shape."""
+
+
+class Fits(WireModel):
+    """How far one kind of request can grow."""
+
+    longest: Largest
+    """Queries and new keys together, at the batch of the request's shape."""
+    largest_batch: Largest
+    """Sequences, of the lengths of the request's shape."""
+
+
+class Limits(WireModel):
+    """What fits into memory, by the estimate that admits requests."""
+
+    free_bytes: int
+    """Of the device now, beside resident modules and what is in flight; or as many as the request says."""
+    forward: Fits
+    gradients: Fits | None = None
+    """A forward and a backward pass; null where the kernel named has none."""
+
+
+class Crossover(WireModel):
+    """From which value of the varied size one of two begins to cost less than the other."""
+
+    of: Literal["time", "peak_bytes", "flops"]
+    """Of a forward pass: the median time, the peak of memory, or the FLOPs that the kernel does."""
+    between: tuple[str, str]
+    """Two labels."""
+    dimension: str
+    searched: tuple[int, int]
+    """The first and the last value that were looked at."""
+    cheaper: str | None = None
+    """Which of the two costs less at the last value; null where they cost the same there."""
+    at: int | None = None
+    """From here on it costs less, to within a hundredth; null where it does at every value, or they cost the same."""
+    low: int | None = None
+    """Of times: from here on it may cost less, by the bounds of both predictions; null where it may at every value."""
+    high: int | None = None
+    """Of times: from here on it does, whichever time within its bounds each takes; null where that is beyond the
+    last value."""

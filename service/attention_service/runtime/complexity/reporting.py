@@ -1,0 +1,124 @@
+"""The reply: costs along a sweep, growth, limits, and what else they are compared with."""
+
+from functools import partial
+from typing import Any
+
+from attention_contract.errors import InvalidRequest
+from attention_contract.schemas.complexity import (
+    Compared,
+    ComplexityReply,
+    ComplexityRequest,
+    Cost,
+    Growth,
+)
+from attention_service.core import cost
+from attention_service.core.cost import Workload
+from attention_service.core.methods import approximation_of
+from attention_service.modules.resident import Module
+from attention_service.runtime.complexity.crossing import crossovers
+from attention_service.runtime.complexity.fitting import last, limits
+from attention_service.runtime.complexity.subjects import LARGEST_SIZE, Asked, Place, Subject, naming
+
+LARGEST_COUNT = 2**63 - 1
+"""What a reader of the reply can hold in a 64-bit integer."""
+
+
+def report(module: Module | None, request: ComplexityRequest, place: Place) -> ComplexityReply:
+    """The costs of every shape asked for, what fits, and the same of everything that the request is compared with.
+
+    Raises InvalidRequest for what can't be: sizes, or taps of the spec.
+    """
+    asked = Asked(module, request, place)
+    subject = asked.subject
+    others = asked.alternatives()
+    _check_labels([subject, *others])
+    first = _compared(subject, request)
+    compared = [first]
+    for index, other in enumerate(others):
+        compared.append(naming(f"compare.{index}", partial(_compared, other, request)))
+    dimension, values = swept(request)
+    return ComplexityReply(
+        device_name=first.device_name,
+        parameter_count=first.parameter_count,
+        costs=first.costs,
+        growth=first.growth,
+        limits=first.limits,
+        projections_crossover=_projections_crossover(subject.base),
+        compared=compared if others else [],
+        crossovers=crossovers([subject, *others], dimension, values) if others else [],
+    )
+
+
+def _check_labels(subjects: list[Subject]) -> None:
+    labels = [subject.label for subject in subjects]
+    for index, label in enumerate(labels):
+        if label in labels[:index]:
+            param = f"compare.{index - 1}.label"
+            raise InvalidRequest(f"{param}: {label!r} is there twice; give each a label of its own", param=param)
+
+
+def swept(request: ComplexityRequest) -> tuple[str, list[int]]:
+    """What is varied, over which values; without a sweep the length, over the one there is."""
+    if request.sweep is None:
+        return "length", [request.shape.queries]
+    return request.sweep.dimension, request.sweep.values
+
+
+def _compared(subject: Subject, request: ComplexityRequest) -> Compared:
+    works = _works(subject, request)
+    costs = [subject.cost(work) for work in works]
+    for counted in costs:
+        _check_counts(counted)
+    return Compared(
+        label=subject.label,
+        device_name=subject.place.device.name,
+        parameter_count=cost.parameter_count(subject.base),
+        costs=costs,
+        growth=_growth(subject, request, costs[-1].kernel),
+        limits=limits(subject),
+    )
+
+
+def _works(subject: Subject, request: ComplexityRequest) -> list[Workload]:
+    """One for each value of the sweep. Raises InvalidRequest, naming the value, for one that can't be."""
+    if request.sweep is None:
+        return [subject.base]
+    dimension = request.sweep.dimension
+    return [
+        naming(f"sweep.values.{index}", partial(subject.at, dimension, value))
+        for index, value in enumerate(request.sweep.values)
+    ]
+
+
+def _growth(subject: Subject, request: ComplexityRequest, kernel: str) -> Growth:
+    dimension, values = swept(request)
+    try:
+        return cost.growth(subject.base, dimension, values, kernel, subject.place.device.clock)
+    except ValueError as fault:  # one value alone, whose double can't be
+        raise InvalidRequest(f"sweep.values: {fault}; give two different values", param="sweep.values") from None
+
+
+def _projections_crossover(work: Workload) -> int | None:
+    """The length from which on scores and their weighted sum take as many products as the projections."""
+    if work.sizes is None or approximation_of(work.spec) is not None:
+        return None
+
+    def fewer(length: int) -> bool:
+        stages = cost.flops(work.at("length", length), masked=False)
+        return stages.scores + stages.values < stages.projections + stages.output_projection
+
+    below = last(fewer, LARGEST_SIZE)
+    return None if below == LARGEST_SIZE else below + 1
+
+
+def _check_counts(counted: Cost) -> None:
+    """Raise InvalidRequest for a shape whose counts not every reader of JSON has room for."""
+    if _largest(counted.model_dump()) > LARGEST_COUNT:
+        sizes = ", ".join(f"{name} {size}" for name, size in counted.shape.model_dump(exclude_none=True).items())
+        raise InvalidRequest(f"shape: {sizes}: its counts do not fit 64 bits; ask for smaller sizes", param="shape")
+
+
+def _largest(value: Any) -> int:
+    if isinstance(value, dict):
+        return max(map(_largest, value.values()), default=0)
+    return value if isinstance(value, int) else 0

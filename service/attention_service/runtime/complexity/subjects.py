@@ -1,0 +1,232 @@
+"""What costs are asked for: a workload whose sizes may be varied, the device it is for, and the memory there."""
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from functools import cached_property, partial
+from typing import TypeVar
+
+import torch
+
+from attention_contract.errors import InvalidRequest, KernelUnsuitable
+from attention_contract.schemas.complexity import Alternative, ComplexityRequest, Cost, RawComplexityRequest, Shape
+from attention_contract.spec import AttentionSpec
+from attention_service.core.arrays import TORCH_DTYPES
+from attention_service.core.cost import Datasheet, Workload, cost_of, parameter_count
+from attention_service.core.cost.hardware import HARDWARE, find
+from attention_service.core.methods import approximation_of
+from attention_service.core.methods.limits import check_spec
+from attention_service.core.positions import check_position
+from attention_service.core.types import added_keys
+from attention_service.modules.given import check_widths
+from attention_service.modules.resident import Module
+from attention_service.runtime.device import Device
+from attention_service.runtime.placing import check_shape
+from attention_service.runtime.planning import FORWARD, Purpose, choose_kernel
+from attention_service.runtime.selecting import check_taps
+
+T = TypeVar("T")
+GRADIENTS = Purpose(gradient=True)
+LARGEST_SIZE = 2**31 - 1
+"""Of one dimension of a shape."""
+
+
+@dataclass(frozen=True)
+class Place:
+    """A device, and the memory of it that may be had."""
+
+    device: Device
+    room: int
+    """Bytes, with nothing else in flight: those by which kernels are chosen."""
+    free: int
+    """Bytes now."""
+
+
+@dataclass(frozen=True)
+class Subject:
+    """One attention at sizes that may be varied."""
+
+    label: str
+    base: Workload
+    dtype: str
+    kernel: str | None
+    """The one that is asked for."""
+    place: Place
+
+    def at(self, dimension: str, value: int) -> Workload:
+        """The workload with one size changed. Raises InvalidRequest where that can't be."""
+        if value < (0 if dimension == "past" else 1):
+            raise InvalidRequest(f"expected a {dimension} of at least {0 if dimension == 'past' else 1}, got {value}")
+        try:
+            work = self.base.at(dimension, value)
+        except ValueError as fault:
+            raise InvalidRequest(str(fault)) from None
+        check(work)
+        return work
+
+    def kernel_of(self, work: Workload, purpose: Purpose = FORWARD) -> str:
+        """The one that the planner would take. Raises KernelUnsuitable where none can do it."""
+        return choose_kernel(work, self.dtype, self.place.device, self.kernel, self.place.room, purpose)
+
+    def cost(self, work: Workload) -> Cost:
+        """Of a workload, with the kernels that the planner would take."""
+        try:
+            gradients = self.kernel_of(work, GRADIENTS)
+        except KernelUnsuitable:
+            gradients = None
+        decode = self.kernel_of(work.decode) if approximation_of(work.spec) is None else None
+        kernel, clock = self.kernel_of(work), self.place.device.clock
+        return cost_of(work, shape_at(work), kernel, clock, gradients=gradients, decode=decode)
+
+
+@dataclass(frozen=True)
+class Asked:
+    """A request, its module and what answers it: everything that a subject is made of."""
+
+    module: Module | None
+    request: ComplexityRequest
+    place: Place
+    """The server's own."""
+
+    @cached_property
+    def subject(self) -> Subject:
+        """What the request itself asks for."""
+        return self._subject(Alternative(label="request", hardware=self.request.hardware), "")
+
+    def alternatives(self) -> list[Subject]:
+        """What it is compared with. Raises InvalidRequest, naming the alternative, for one that can't be."""
+        return [
+            naming(f"compare.{index}", partial(self._subject, one, f"alternative {index + 1}"))
+            for index, one in enumerate(self.request.compare)
+        ]
+
+    def _subject(self, other: Alternative, otherwise: str) -> Subject:
+        """The request but for what the alternative says."""
+        request = self.request
+        taps = request.return_ if other.return_ is None else other.return_
+        dtype = other.dtype or self._dtype
+        base = self._base(other.spec or self._spec)
+        base = replace(base, itemsize=TORCH_DTYPES[dtype].itemsize, taps=frozenset(taps))
+        for dimension in ("d_model", "num_heads", "num_kv_heads", "head_dim", "value_dim"):
+            if (value := getattr(other, dimension)) is not None:
+                base = naming(dimension, partial(_resized, base, dimension, value))
+        check_taps(taps, base.spec)
+        check(base)
+        place = self._place(other.hardware or request.hardware, dtype, base)
+        if request.memory_bytes is not None:
+            place = Place(place.device, request.memory_bytes, request.memory_bytes)
+        base = replace(base, threads=place.device.threads)
+        return Subject(other.label or words(other) or otherwise, base, dtype, other.kernel or request.kernel, place)
+
+    @property
+    def _spec(self) -> AttentionSpec:
+        return self.module.config.spec if self.module is not None else _raw(self.request).spec
+
+    @property
+    def _dtype(self) -> str:
+        if self.module is not None:
+            return self.module.config.dtype or "float32"
+        return _raw(self.request).dtype
+
+    def _base(self, spec: AttentionSpec) -> Workload:
+        shape = self.request.shape
+        if self.module is not None:
+            sizes = replace(self.module.sizes, spec=spec)
+            heads, kv_heads, head_dim, value_dim = sizes.heads, sizes.kv_heads, sizes.head_dim, sizes.value_dim
+        else:
+            sizes, raw = None, _raw(self.request)
+            heads, head_dim = raw.num_heads, raw.head_dim
+            kv_heads, value_dim = raw.num_kv_heads or heads, raw.value_dim or head_dim
+        alone = self.module is not None and self.request.shape.keys is None
+        new = shape.queries if shape.keys is None else shape.keys
+        return Workload(
+            batch=shape.batch,
+            queries=shape.queries,
+            keys=shape.past + new + added_keys(spec),
+            past=shape.past,
+            heads=heads,
+            kv_heads=kv_heads,
+            head_dim=head_dim,
+            value_dim=value_dim,
+            itemsize=TORCH_DTYPES[self._dtype].itemsize,
+            spec=spec,
+            sizes=sizes,
+            inputs=frozenset({"query"} if alone else {"query", "key", "value"}),
+        )
+
+    def _place(self, name: str | None, dtype: str, base: Workload) -> Place:
+        """The device of this name, with all of its memory that a module's parameters leave; the server's without."""
+        if name is None:
+            return self.place
+        hardware = find(name)
+        if hardware is None:
+            raise InvalidRequest(
+                f"hardware: {name!r} is not in the table; expected one of {', '.join(HARDWARE)}", param="hardware"
+            )
+        if dtype not in hardware.tflops:
+            raise InvalidRequest(
+                f"hardware: the maker of the {hardware.name} states no rate for {dtype}; ask for "
+                f"{' or '.join(hardware.tflops)}",
+                param="hardware",
+            )
+        clock = Datasheet.of(hardware, dtype)
+        device = Device(torch.device("cuda"), hardware.name, hardware.memory_bytes, clock)
+        resident = 0 if base.sizes is None else parameter_count(base) * base.itemsize
+        free = max(hardware.memory_bytes - resident, 0)
+        return Place(device, free, free)
+
+
+def _raw(request: ComplexityRequest) -> RawComplexityRequest:
+    if not isinstance(request, RawComplexityRequest):
+        raise TypeError("a request without a module must bring its sizes")
+    return request
+
+
+def _resized(work: Workload, dimension: str, value: int) -> Workload:
+    """With one width changed. Raises InvalidRequest where that can't be."""
+    try:
+        return work.at(dimension, value)
+    except ValueError as fault:
+        raise InvalidRequest(str(fault)) from None
+
+
+def check(work: Workload) -> None:
+    """Raise InvalidRequest for sizes that the spec has no room for."""
+    check_spec(work.spec)
+    sizes = work.sizes
+    check_position(work.spec, work.widths, () if sizes is None else sizes.inputs)
+    if sizes is not None:
+        check_widths(work.spec, sizes.d_model, sizes.key_width)
+    check_shape(work.spec, shape_at(work))
+
+
+def shape_at(work: Workload) -> Shape:
+    """The shape that a workload has, every default filled in."""
+    return Shape.model_construct(batch=work.batch, queries=work.queries, keys=work.new_keys, past=work.past)
+
+
+def naming(param: str, make: Callable[[], T]) -> T:
+    """What ``make`` returns; an error of it names the field below ``param``, or a value of a sweep itself."""
+    try:
+        return make()
+    except (InvalidRequest, KernelUnsuitable) as fault:
+        said = fault.detail.removeprefix(f"{fault.param}: ")
+        named = param if fault.param is None or param.startswith("sweep") else f"{param}.{fault.param}"
+        raise type(fault)(f"{named}: {said}", param=named, **fault.facts) from None
+
+
+def words(other: Alternative) -> str:
+    """What an alternative says, in words."""
+    said = other.model_dump(exclude={"label", "spec", "return_"}, exclude_none=True)
+    parts = [f"{name} {value}" if isinstance(value, int) else str(value) for name, value in said.items()]
+    parts += [] if other.spec is None else _spec_words(other.spec)
+    parts += [] if other.return_ is None else [f"returning {', '.join(other.return_)}"]
+    return ", ".join(parts)[:80]
+
+
+def _spec_words(spec: AttentionSpec) -> list[str]:
+    """The names of what is not as by default."""
+    default = AttentionSpec()
+    masks: list[str] = [mask.name for mask in spec.masks]
+    fields = ("score", "position", "normalizer", "method")
+    differing = [str(getattr(spec, field).name) for field in fields if getattr(spec, field) != getattr(default, field)]
+    return masks + differing or ["plain spec"]

@@ -1,0 +1,78 @@
+"""What is said of hardware that is not here: within physics, and around what was measured there."""
+
+import pytest
+
+from attention_contract.spec import AttentionSpec
+from attention_service.core.cost import Datasheet, Rates, Roofline, Workload
+from attention_service.core.cost.hardware import HARDWARE, TABLE, find
+
+each = pytest.mark.parametrize("hardware", TABLE, ids=lambda hardware: hardware.name)
+
+PUBLISHED = [
+    # Shah et al. 2024, table 2: B 4, S 8448, H 16, D 128, on an H100 SXM5 in half precision.
+    ("H100 SXM", (4, 8448, 16, 128), 3.538),
+    ("H100 SXM", (4, 8448, 16, 128), 4.021),
+    ("H100 SXM", (4, 8448, 16, 128), 4.105),
+]
+
+
+def attention(batch, length, heads, width):
+    spec = AttentionSpec()
+    return Workload(batch, length, length, heads, heads, width, width, 2, spec=spec, threads=0)
+
+
+@pytest.mark.parametrize(("name", "sizes", "milliseconds"), PUBLISHED)
+def test_published_times_are_within_the_bounds(name, sizes, milliseconds):
+    estimate = Datasheet.of(HARDWARE[name], "float16").forward(attention(*sizes), "fused")
+    assert estimate.low * 1e3 < milliseconds < estimate.high * 1e3
+
+
+@pytest.mark.parametrize(
+    ("name", "reached"),
+    [
+        ("A100 SXM 80GB", 0.73),  # Dao 2023, section 4.1: FlashAttention-2's forward pass, up to 230 TFLOP/s
+        ("H100 SXM", 0.35),  # Shah et al. 2024, section 1: FlashAttention-2 on an H100
+        ("H100 SXM", 0.75),  # ibid.: FlashAttention-3, up to 740 TFLOP/s
+    ],
+)
+@pytest.mark.parametrize("length", [4096, 16384])
+def test_published_shares_of_the_peak_are_within_the_bounds(name, reached, length):
+    hardware, work = HARDWARE[name], attention(16384 // length, length, 16, 128)
+    seconds = 4 * work.batch * length**2 * 16 * 128 / (reached * hardware.tflops["float16"] * 1e12)
+    estimate = Datasheet.of(hardware, "float16").forward(work, "fused")
+    assert estimate.low < seconds < estimate.high
+
+
+@each
+def test_no_time_is_below_what_the_peaks_allow(hardware):
+    work = attention(1, 4096, 8, 64)
+    for dtype, tflops in hardware.tflops.items():
+        clock = Datasheet.of(hardware, dtype)
+        peak = Roofline(Rates(tflops * 1e12, hardware.bandwidth_gb_s * 1e9, 0.0))
+        for kernel in ("fused", "blocked", "materialized"):
+            for one, other in (
+                (clock.forward(work, kernel), peak.forward(work, kernel)),
+                (clock.gradients(work, kernel), peak.gradients(work, kernel)),
+            ):
+                assert other.median < one.low < one.median < one.high
+    assert clock.basis == "datasheet"
+
+
+@each
+def test_every_entry_says_where_its_numbers_are_from(hardware):
+    assert hardware.sources
+    for title, url in hardware.sources:
+        assert title
+        assert url.startswith(("https://www.nvidia.com/", "https://images.nvidia.com/", "https://resources.nvidia.com/",
+                               "https://www.amd.com/"))  # fmt: skip
+    assert hardware.tflops.keys() <= {"float64", "float32", "float16", "bfloat16"}
+    assert hardware.tflops["float32"] <= hardware.tflops["float16"]
+    assert 10 <= hardware.memory_gb <= 300
+    assert hardware.link_gb_s < hardware.bandwidth_gb_s
+
+
+def test_names_are_found_however_they_are_written():
+    for hardware in TABLE:
+        for name in (hardware.name, hardware.name.lower(), hardware.name.replace(" ", "-"), hardware.name.upper()):
+            assert find(name) is hardware
+    assert find("H100") is None

@@ -1,0 +1,289 @@
+"""What fits, what is cheaper from where on, and what-if sizes: held against plain search on the same estimates."""
+
+from dataclasses import replace
+
+import pytest
+import torch
+
+from attention_contract.errors import InvalidRequest
+from attention_contract.schemas.complexity import ComplexityRequest, RawComplexityRequest
+from attention_contract.schemas.modules import ModuleConfig
+from attention_service.core.cost import Rates, Roofline, executed_flops, flops, gradient_peak_bytes, peak_bytes
+from attention_service.core.multihead import Sizes, initial_parameters, parameter_shapes
+from attention_service.modules.resident import Module, complete
+from attention_service.runtime.complexity import report
+from attention_service.runtime.complexity.crossing import lattice
+from attention_service.runtime.complexity.fitting import last
+from attention_service.runtime.complexity.subjects import GRADIENTS, Asked, Place
+from attention_service.runtime.device import Device
+
+DEVICE = Device(torch.device("cpu"), "a cpu", 2**40, Roofline(Rates(1e11, 1e10, 1e-5)))
+WINDOW = {"masks": [{"name": "sliding_window", "left": 32, "right": 32}]}
+KERNELS = ("fused", "blocked", "materialized")
+
+
+def place(free=2**26):
+    return Place(DEVICE, free, free)
+
+
+def raw(**fields):
+    return RawComplexityRequest.model_validate({"shape": {"queries": 64}, "num_heads": 8, "head_dim": 16} | fields)
+
+
+def ask(free=2**26, module=None, **fields):
+    request = raw(**fields) if module is None else ComplexityRequest.model_validate({"shape": {"queries": 64}} | fields)
+    return report(module, request, place(free))
+
+
+def module(**fields):
+    config = complete(ModuleConfig(**{"d_model": 64, "num_heads": 8} | fields))
+    return Module.of("m", config, initial_parameters(Sizes.of(config), 0, torch.float32))
+
+
+def refused(**fields):
+    with pytest.raises(InvalidRequest) as caught:
+        ask(**fields)
+    return caught.value.param
+
+
+# ── what-if sizes ────────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+@pytest.mark.parametrize(
+    ("dimension", "value", "config"),
+    [
+        ("d_model", 128, {"d_model": 128}),
+        ("d_model", 96, {"d_model": 96, "head_dim": None}),
+        ("num_heads", 4, {"num_heads": 4, "head_dim": 8}),
+        ("num_kv_heads", 2, {"num_kv_heads": 2}),
+        ("head_dim", 24, {"head_dim": 24}),
+        ("value_dim", 5, {"value_dim": 5}),
+    ],
+)
+def test_a_modules_what_if_costs_what_a_module_of_those_sizes_does(dimension, value, config):
+    same = {"dimension": dimension, "values": [value, value * 2]}
+    supposed = ask(module=module(), sweep=same).costs[0]
+    real = ask(module=module(**config)).costs[0]
+    assert supposed.parameter_bytes == real.parameter_bytes
+    assert supposed == real
+
+
+def test_the_base_keeps_its_own_parameters_through_a_sweep_of_lengths():
+    sizes = Sizes.of(module().config)
+    costs = ask(module=module(), sweep={"values": [8, 16]}).costs
+    count = sum(torch.empty(shape, device="meta").numel() for shape in parameter_shapes(sizes).values())
+    assert {cost.parameter_bytes for cost in costs} == {4 * count}
+    assert costs[0].input_bytes == 8 * 64 * 4, "self-attention: the query alone"
+
+
+def test_queries_and_keys_are_varied_one_without_the_other():
+    for dimension, other in (("queries", "keys"), ("keys", "queries")):
+        costs = ask(module=module(), sweep={"dimension": dimension, "values": [64, 96]}).costs
+        assert [getattr(cost.shape, dimension) for cost in costs] == [64, 96]
+        assert {getattr(cost.shape, other) for cost in costs} == {64}
+        assert costs[0].input_bytes == 64 * 64 * 4
+        assert costs[1].input_bytes == (64 + 2 * 96 if dimension == "keys" else 96 + 2 * 64) * 64 * 4
+
+
+@pytest.mark.parametrize(
+    ("fields", "param"),
+    [
+        ({"sweep": {"dimension": "num_kv_heads", "values": [4, 3]}}, "sweep.values.1"),
+        ({"sweep": {"dimension": "num_heads", "values": [0, 3]}}, "sweep.values.0"),
+        ({"sweep": {"dimension": "d_model", "values": [4, 3]}}, "sweep.values.0"),
+        ({"sweep": {"dimension": "d_model", "values": [64, 65]}, "module": module()}, "sweep.values.1"),
+        (
+            {"sweep": {"dimension": "head_dim", "values": [8, 7]}, "spec": {"position": {"name": "rope"}}},
+            "sweep.values.1",
+        ),
+        ({"sweep": {"dimension": "num_kv_heads", "values": [8, 8]}}, "sweep.values"),
+        ({"compare": [{"num_kv_heads": 2}, {"num_kv_heads": 3}]}, "compare.1.num_kv_heads"),
+        ({"compare": [{"d_model": 4}]}, "compare.0.d_model"),
+        ({"compare": [{"kernel": "fused", "spec": {"softcap": 3}}]}, "compare.0.kernel"),
+        ({"compare": [{"head_dim": 7, "spec": {"position": {"name": "rope"}}}]}, "compare.0.spec.position.dim"),
+        ({"compare": [{"label": "a"}, {"label": "a"}]}, "compare.1.label"),
+        ({"compare": [{"label": "request"}]}, "compare.0.label"),
+        ({"compare": [{"return": ["lse"], "spec": {"normalizer": {"name": "sigmoid"}}}]}, "compare.0.return.0"),
+        ({"hardware": "Abacus"}, "hardware"),
+        ({"hardware": "T4", "dtype": "bfloat16"}, "hardware"),
+        ({"compare": [{"hardware": "T4", "dtype": "float64"}]}, "compare.0.hardware"),
+    ],
+)
+def test_what_cannot_be_is_refused_and_named(fields, param):
+    assert refused(**fields) == param
+
+
+# ── limits ───────────────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+@pytest.mark.parametrize("free", [2**14, 2**20, 3 * 2**22])
+@pytest.mark.parametrize("kernel", [None, *KERNELS])
+@pytest.mark.parametrize("spec", [{}, WINDOW])
+def test_the_longest_is_the_last_that_a_plain_search_finds(free, kernel, spec):
+    limits = ask(free, kernel=kernel, spec=spec).limits
+    subject = Asked(None, raw(kernel=kernel, spec=spec), place(free)).subject
+
+    def needs(length, gradients=False):
+        work = subject.at("length", length)
+        names = [kernel] if kernel else KERNELS
+        if gradients:
+            return min(gradient_peak_bytes(work, taps=False, kernel=name) for name in names)
+        return min(peak_bytes(work, name) for name in names)
+
+    for found, gradients in ((limits.forward.longest, False), (limits.gradients.longest, True)):
+        assert found.bound == "memory"
+        if not found.size:
+            assert needs(1, gradients) > free
+            assert found.kernel is None
+            continue
+        assert needs(found.size, gradients) <= found.peak_bytes <= free
+        assert needs(found.size + 1, gradients) > free
+        assert found.kernel == (kernel or found.kernel)
+
+
+def test_the_largest_batch_is_of_the_shape_asked_for():
+    found = ask(2**22, shape={"queries": 16, "keys": 48, "past": 4}).limits.forward.largest_batch
+    subject = Asked(None, raw(shape={"queries": 16, "keys": 48, "past": 4}), place(2**22)).subject
+    needs = [
+        min(peak_bytes(subject.at("batch", batch), name) for name in KERNELS)
+        for batch in (found.size, found.size + 1)
+    ]  # fmt: skip
+    assert needs[0] <= 2**22 < needs[1]
+
+
+def test_what_is_returned_takes_memory_too():
+    bare, with_weights = (ask(2**24, **{"return": taps}).limits.forward.longest for taps in (["output"], ["weights"]))
+    assert with_weights.size < bare.size / 4
+    assert with_weights.peak_bytes <= 2**24
+
+
+def test_a_spec_may_end_before_memory_does():
+    spec = {"position": {"name": "learned", "length": 100}}
+    found = ask(module=module(spec=spec), shape={"queries": 10, "past": 7}).limits.forward.longest
+    assert (found.size, found.bound) == (93, "spec")
+
+
+def test_more_memory_can_be_supposed():
+    told = ask(2**14, memory_bytes=2**30).limits
+    assert told.free_bytes == 2**30
+    assert told == ask(2**30).limits
+
+
+def test_a_kernel_that_is_not_on_this_device_can_be_asked_for_elsewhere():
+    hardware = ask(hardware="H100 SXM", dtype="bfloat16", kernel="flex")
+    assert hardware.limits.forward.longest.kernel == "flex"
+
+
+@pytest.mark.parametrize("most", [1, 2, 7, 8, 1000])
+def test_bisection_finds_every_last(most):
+    assert [last(lambda n, end=end: n <= end, most) for end in range(most + 2)] == [*range(most + 1), most]
+
+
+# ── crossovers ───────────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+def test_flops_cross_where_the_formula_says():
+    """A window leaves out tiles from the length on at which there are tiles to leave out."""
+    reply = ask(compare=[{"label": "window", "spec": WINDOW, "kernel": "blocked"}], kernel="blocked")
+    by = {found.of: found for found in reply.crossovers}
+    subjects = Asked(None, raw(), place()).subject, Asked(None, raw(spec=WINDOW), place()).subject
+
+    def counts(length):
+        return [executed_flops(subject.at("length", length), "blocked") for subject in subjects]
+
+    found = by["flops"]
+    assert found.cheaper == "window"
+    dense, narrow = counts(found.at)
+    assert narrow < dense
+    before = lattice("length", [64])
+    dense, narrow = counts(before[before.index(found.at) - 1])
+    assert narrow >= dense
+
+
+def test_attention_and_projections_cross_at_twice_the_width():
+    for width in (64, 256):
+        of = module(d_model=width, num_heads=8)
+        found = ask(module=of).projections_crossover
+        assert found == 2 * width
+        work = Asked(of, ComplexityRequest.model_validate({"shape": {"queries": found}}), place()).subject.base
+        stages = flops(work, masked=False)
+        assert stages.scores + stages.values == stages.projections + stages.output_projection
+    assert ask().projections_crossover is None
+
+
+def test_time_has_an_interval_around_its_crossover():
+    """Two clocks' worth: a window is faster from some length on, perhaps from before it, surely from after it."""
+    request = raw(compare=[{"label": "window", "spec": WINDOW}], sweep={"values": [64, 2**16]})
+    sure = replace(DEVICE, clock=Roofline(DEVICE.clock.rates, factor=1.0))
+    vague = replace(DEVICE, clock=Roofline(DEVICE.clock.rates, factor=1.5))
+    exact, wide = (
+        next(found for found in report(None, request, Place(device, 2**30, 2**30)).crossovers if found.of == "time")
+        for device in (sure, vague)
+    )
+    assert exact.cheaper == wide.cheaper == "window"
+    assert exact.at == wide.at == exact.low == exact.high
+    assert (wide.low or 1) < wide.at < wide.high
+    subjects = Asked(None, raw(), place()).subject, Asked(None, raw(spec=WINDOW), place()).subject
+
+    def faster(length):
+        dense, narrow = (
+            sure.clock.forward(work, subject.kernel_of(work)).median
+            for subject in subjects
+            for work in [subject.at("length", length)]
+        )
+        return narrow < dense
+
+    assert faster(wide.at)
+    assert not faster(round(wide.at * 0.97))
+    assert all(faster(length) for length in (wide.high, 2**14, 2**18))
+
+
+def test_equal_costs_have_no_crossover_and_a_width_is_looked_at_where_it_is_asked_for():
+    reply = ask(compare=[{"label": "same"}], sweep={"dimension": "head_dim", "values": [16, 8, 64]})
+    assert [(found.cheaper, found.at, found.searched) for found in reply.crossovers] == [(None, None, (8, 64))] * 3
+    assert [found.of for found in reply.crossovers] == ["time", "peak_bytes", "flops"]
+
+
+def test_one_that_costs_less_throughout_has_no_place_where_it_begins():
+    reply = ask(compare=[{"num_kv_heads": 1}], kernel="materialized")
+    memory = next(found for found in reply.crossovers if found.of == "peak_bytes")
+    assert (memory.cheaper, memory.at, memory.searched) == ("num_kv_heads 1", None, (1, 2**20))
+
+
+def test_each_two_are_compared_and_each_is_told_as_if_asked_alone():
+    others = [
+        {"label": "grouped", "num_kv_heads": 2},
+        {"label": "half", "dtype": "bfloat16"},
+        {"label": "w", "spec": WINDOW},
+    ]
+    reply = ask(compare=others, sweep={"values": [64, 128]})
+    assert len(reply.crossovers) == 3 * 6
+    assert [one.label for one in reply.compared] == ["request", "grouped", "half", "w"]
+    for one, fields in zip(reply.compared[1:], others, strict=True):
+        alone = ask(sweep={"values": [64, 128]}, **{name: value for name, value in fields.items() if name != "label"})
+        assert (one.costs, one.growth, one.limits) == (alone.costs, alone.growth, alone.limits)
+
+
+# ── times ────────────────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+def test_predicted_times_are_the_clocks():
+    asked = Asked(None, raw(shape={"queries": 64, "past": 3}), place())
+    work, cost = asked.subject.base, asked.subject.cost(asked.subject.base)
+    forward, gradients = (asked.subject.kernel_of(work), asked.subject.kernel_of(work, GRADIENTS))
+    for told, estimate in (
+        (cost.predicted.forward, DEVICE.clock.forward(work, forward)),
+        (cost.predicted.gradients, DEVICE.clock.gradients(work, gradients)),
+        (cost.predicted.decode, DEVICE.clock.forward(replace(work, queries=1, past=66), asked.subject.kernel_of(work))),
+    ):
+        assert (told.low_ms, told.median_ms, told.high_ms) == pytest.approx(
+            (estimate.low * 1e3, estimate.median * 1e3, estimate.high * 1e3)
+        )
+    assert cost.predicted_ms == cost.predicted.forward.median_ms
+    assert cost.per_token.flops * 64 == cost.executed_flops
+    assert cost.per_token.predicted_ms * 64 == pytest.approx(cost.predicted_ms)
+
+
+def test_time_grows_as_the_clock_says():
+    grown = ask(sweep={"values": [2**14, 2**15]}).growth
+    assert grown.time_exponent == pytest.approx(2, abs=0.05)

@@ -268,6 +268,22 @@ def test_drift_brings_about_one_calibration_at_a_time(tmp_path, device, monkeypa
     play(tmp_path, device, story)
 
 
+@pytest.mark.gpu
+def test_on_a_gpu_the_peak_of_memory_is_measured_too(tmp_path):
+    if not torch.cuda.is_available():
+        pytest.skip("needs a CUDA device")
+
+    async def story(engine):
+        long = np.ones((1, 4, 4096, 64), np.float32)
+        ran = (await engine.forward(None, RawForwardRequest(query=long, kernel="materialized"))).ran
+        (found,) = engine.accuracy_report().predictions
+        assert found.memory.count == 1
+        assert found.memory.largest_error == found.memory.median_error < 0.05
+        assert ran.peak_bytes * (1 + found.memory.median_error) >= 4 * 4096**2 * 4  # one matrix of scores at least
+
+    play(tmp_path, Device.open("cuda"), story)
+
+
 def test_a_calibration_that_fails_is_counted_and_another_may_start(caplog):
     async def whole():
         recalibration = Recalibration()

@@ -30,7 +30,8 @@ def ran(reply: Ran) -> None:
     print_out(
         Text(
             f"{reply.kernel} on {reply.device} in {reply.dtype}{at}: {scaled(reply.flops, 'FLOP')}, "
-            f"{reply.compute_ms:.3g} ms (predicted {reply.predicted_ms:.3g}, queued {reply.queue_ms:.3g}), "
+            f"{reply.compute_ms:.3g} ms (predicted {reply.predicted_ms:.3g}, from {reply.predicted_low_ms:.3g} to "
+            f"{reply.predicted_high_ms:.3g}; queued {reply.queue_ms:.3g}), "
             f"up to {scaled(reply.peak_bytes, 'B')}, batch of {reply.batch}",
             style="dim",
         )

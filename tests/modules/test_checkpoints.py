@@ -14,6 +14,7 @@ from attention_contract.schemas.modules import Biases, ImportModule
 from attention_contract.spec import AttentionSpec, Causal
 from attention_service.core.multihead import project, project_out
 from attention_service.modules.checkpoints import default_name
+from attention_service.modules.resident import making_bytes
 
 with warnings.catch_warnings():
     warnings.simplefilter("ignore")
@@ -48,7 +49,7 @@ def read(library):
         need = library.estimate(request)
         module, new = library.import_checkpoint(request)
         assert new
-        assert need == module.bytes
+        assert need == making_bytes(module.config) > module.bytes
         return module
 
     return imported

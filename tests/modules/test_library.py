@@ -22,7 +22,7 @@ from attention_service.core.arrays import TORCH_DTYPES, to_numpy
 from attention_service.core.multihead import Sizes, initial_parameters, parameter_shapes
 from attention_service.modules.library import Library
 from attention_service.modules.parameters import describe
-from attention_service.modules.resident import complete, content_version, parameter_bytes
+from attention_service.modules.resident import complete, content_version, making_bytes, parameter_bytes
 
 ODD = {"num_kv_heads": 2, "num_heads": 4, "head_dim": 3, "value_dim": 5, "key_width": 6, "value_width": 7}
 
@@ -53,7 +53,10 @@ def test_a_module_of_a_seed_holds_the_initial_parameters_in_its_dtype(library, r
     for name, value in expected.items():
         assert torch.equal(module.parameters[name], value)
     info = module.info()
-    assert info.bytes == library.estimate(request) == library.resident_bytes == module.bytes
+    assert info.bytes == library.resident_bytes == module.bytes
+    largest = max(value.numel() for value in expected.values())
+    more = library.estimate(request) - module.bytes  # while it is drawn in float32 and rounded
+    assert 4 * largest <= more <= (4 + module.parameters["q_proj.weight"].itemsize) * largest
     assert info.parameter_count == sum(value.numel() for value in expected.values())
     assert (info.device, info.source, len(info.version)) == ("cpu", None, 32)
 
@@ -93,7 +96,7 @@ def test_given_parameters_decide_biases_and_dtype(library, request_for, dtype):
     assert module.config.dtype == dtype
     assert module.config.bias == Biases(v_proj=True)
     assert all((value == 0.5).all() and value.is_contiguous() for value in module.parameters.values())
-    assert library.estimate(request_for(parameters=parameters)) == module.bytes
+    assert library.estimate(request_for(parameters=parameters)) == making_bytes(module.config) > module.bytes
 
 
 def test_given_parameters_are_copied_and_cast(library, request_for):

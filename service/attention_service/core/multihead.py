@@ -106,7 +106,7 @@ def initial_parameters(sizes: Sizes, seed: int, dtype: torch.dtype) -> dict[str,
             bound = (6 / (shape[-2] + shape[-1])) ** 0.5
             # Drawn in float32 whatever the dtype, so that a module in bfloat16 is the float32 one, rounded.
             uniform = torch.rand(shape, generator=generator)
-            parameters[name] = ((2 * uniform - 1) * bound).to(dtype)
+            parameters[name] = uniform.mul_(2).sub_(1).mul_(bound).to(dtype)
     return parameters
 
 

@@ -19,7 +19,7 @@ from attention_service.core.multihead import Sizes, initial_parameters
 from attention_service.modules import checkpoints
 from attention_service.modules.faults import reason
 from attention_service.modules.given import config_of, to_parameters
-from attention_service.modules.resident import Module, check_shapes, parameter_bytes
+from attention_service.modules.resident import Module, check_shapes, making_bytes
 from attention_service.modules.store import DamagedError, MovedOnError, Store
 
 _LISTED = 10
@@ -106,13 +106,13 @@ class Library:
         return sum(module.bytes for module in self._snapshot().values())
 
     def estimate(self, request: CreateModule | ImportModule) -> int:
-        """Bytes that the parameters of the module asked for will take; nothing is allocated.
+        """Bytes that making the module asked for will take at its peak; nothing is allocated.
 
         Raises what ``create`` or ``import_checkpoint`` would say of its names, shapes and dtypes.
         """
         if isinstance(request, ImportModule):
-            return parameter_bytes(checkpoints.plan(self.root, request).config)
-        return parameter_bytes(config_of(request))
+            return making_bytes(checkpoints.plan(self.root, request).config)
+        return making_bytes(config_of(request))
 
     # ── changing ─────────────────────────────────────────────────────────────────────────────────────────────────────
 

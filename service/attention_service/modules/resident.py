@@ -146,6 +146,16 @@ def parameter_bytes(config: ModuleConfig) -> int:
     return item * sum(math.prod(shape) for shape in parameter_shapes(Sizes.of(config)).values())
 
 
+def making_bytes(config: ModuleConfig) -> int:
+    """Bytes that making a module of a complete config takes at its peak: more than its parameters, for a while.
+
+    Weights are drawn, or cast and copied, one after the other; the largest is held in float32 and in its dtype besides.
+    """
+    item = TORCH_DTYPES[config.dtype or "float32"].itemsize
+    largest = max(math.prod(shape) for shape in parameter_shapes(Sizes.of(config)).values())
+    return parameter_bytes(config) + largest * (4 if item == 4 else 4 + item)
+
+
 def check_shapes(config: ModuleConfig, given: Mapping[str, tuple[int, ...]]) -> None:
     """Raise InvalidRequest unless exactly the config's parameters are given, ShapeMismatch unless in its shapes."""
     expected = parameter_shapes(Sizes.of(config))

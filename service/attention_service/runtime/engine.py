@@ -42,7 +42,7 @@ from attention_service.core.arrays import to_numpy
 from attention_service.core.cost import Clock
 from attention_service.modules import parameters
 from attention_service.modules.library import Library
-from attention_service.modules.resident import Module
+from attention_service.modules.resident import Module, making_bytes
 from attention_service.runtime import complexity, forward, gradients, hopfield, inspection
 from attention_service.runtime.accuracy import Accuracy, Run
 from attention_service.runtime.budget import Budget
@@ -148,7 +148,7 @@ class Engine:
 
     async def replace(self, name: str, request: ReplaceParameters) -> ModuleInfo:
         """Replace all parameters of a module, or none."""
-        need = self.module(name).bytes  # its pin is checked with the write
+        need = making_bytes(self.module(name).config)  # its pin is checked with the write
         replace = partial(self.library.replace, name, request.parameters, request.version)
         await self.budget.acquire(need)
         return (await self._holding(need, self._files, replace)).info()

@@ -6,7 +6,7 @@ where the service would refuse the request whatever the module.
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Generic, Literal, TypeVar, Unpack
 
 from attention_client import options as o
@@ -16,6 +16,7 @@ from attention_contract.base import WireModel
 from attention_contract.errors import InvalidRequest
 from attention_contract.operations import Operation
 from attention_contract.schemas.accuracy import AccuracyReply
+from attention_contract.schemas.answers import Picture
 from attention_contract.schemas.attention import ForwardReply, GradientsReply, WeightsReply
 from attention_contract.schemas.complexity import ComplexityReply, Shape, Sweep
 from attention_contract.schemas.hardware import HardwareList
@@ -195,6 +196,29 @@ def complexity(
     return _call(operations.complexity, {"name": name}, {**_sizes(shape, sweep), **options})
 
 
+def complexity_picture(
+    name: str,
+    shape: Shape | Mapping[str, int] | int,
+    sweep: Sweep | Mapping[str, Any] | Sequence[int] | None = None,
+    *,
+    media_type: Literal["image/svg+xml", "image/png"] = "image/svg+xml",
+    **options: Unpack[o.CostOptions],
+) -> Call[Picture]:
+    """Costs as ``complexity`` has them, drawn: time and peak memory along the sweep, or up to the shape's length.
+
+    Raises NotAcceptable where the server has nothing to draw with.
+    """
+    return _drawn(operations.complexity, {"name": name}, {**_sizes(shape, sweep), **options}, media_type)
+
+
+def _drawn(
+    operation: Operation[Any], path: Mapping[str, str], given: Mapping[str, Any], media_type: str
+) -> Call[Picture]:
+    """The call whose reply is asked for as a picture."""
+    call = _call(operation, path, given)
+    return Call(replace(operation, reply=Picture), call.path, call.request, {"Accept": media_type})
+
+
 def _sizes(
     shape: Shape | Mapping[str, int] | int, sweep: Sweep | Mapping[str, Any] | Sequence[int] | None
 ) -> dict[str, Any]:
@@ -258,6 +282,20 @@ def raw_complexity(
 def accuracy() -> Call[AccuracyReply]:
     """How far predicted times were from measured ones, by kernel and purpose."""
     return Call(operations.accuracy)
+
+
+def raw_complexity_picture(
+    shape: Shape | Mapping[str, int] | int,
+    sweep: Sweep | Mapping[str, Any] | Sequence[int] | None = None,
+    *,
+    num_heads: int,
+    head_dim: int,
+    media_type: Literal["image/svg+xml", "image/png"] = "image/svg+xml",
+    **options: Unpack[o.RawCostOptions],
+) -> Call[Picture]:
+    """Costs as ``raw_complexity`` has them, drawn as ``complexity_picture`` draws them."""
+    sizes = {"num_heads": num_heads, "head_dim": head_dim}
+    return _drawn(operations.raw_complexity, {}, {**_sizes(shape, sweep), **sizes, **options}, media_type)
 
 
 # ── hardware ─────────────────────────────────────────────────────────────────────────────────────────────────────────

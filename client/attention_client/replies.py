@@ -18,7 +18,8 @@ from attention_contract.errors import (
     from_problem,
 )
 from attention_contract.operations import Operation
-from attention_contract.wire import MEDIA_TYPES, from_body, from_json
+from attention_contract.schemas.answers import Picture
+from attention_contract.wire import MEDIA_TYPES, PICTURES, from_body, from_json
 
 
 def read(operation: Operation[ReplyT], response: httpx.Response, body: bytearray) -> ReplyT:
@@ -31,6 +32,8 @@ def read(operation: Operation[ReplyT], response: httpx.Response, body: bytearray
         raise _error(response, media_type, body)
     if operation.reply is None:
         return cast("ReplyT", None)
+    if operation.reply is Picture and media_type in PICTURES:
+        return cast("ReplyT", Picture(media_type=media_type, data=bytes(body)))
     if media_type not in MEDIA_TYPES:
         raise _unexpected(response, media_type, body)
     model = cast("type[WireModel]", operation.reply)

@@ -44,6 +44,8 @@ class Operation(Generic[ReplyT]):
     status: int = 200
     tensors: bool = False
     """Bodies may be safetensors files."""
+    pictures: bool = False
+    """The reply can be asked for as a picture."""
     safe_to_repeat: bool = True
     """Doing it twice leaves what doing it once leaves, so a lost reply may be asked for again."""
     example: dict[str, Any] | None = None
@@ -115,7 +117,7 @@ gradients = Operation(
 complexity = Operation(
     "complexity", "POST", "/v1/modules/{name}/complexity", c.ComplexityRequest, c.ComplexityReply,
     "What a module costs at a shape or a sweep of shapes",
-    (*READS_BODY, *OF_MODULE, e.KernelUnsuitable),
+    (*READS_BODY, *OF_MODULE, e.KernelUnsuitable), pictures=True,
     example={"shape": {"batch": 1, "queries": 512}, "sweep": {"dimension": "length", "values": [512, 1024, 2048]}},
 )  # fmt: skip
 raw_forward = Operation(
@@ -138,7 +140,7 @@ raw_gradients = Operation(
 raw_complexity = Operation(
     "raw_complexity", "POST", "/v1/attention/complexity", c.RawComplexityRequest, c.ComplexityReply,
     "What a raw attention costs at a shape or a sweep of shapes",
-    (*READS_BODY, e.KernelUnsuitable),
+    (*READS_BODY, e.KernelUnsuitable), pictures=True,
     example={"shape": {"queries": 512}, "num_heads": 8, "head_dim": 64, "spec": {"masks": [{"name": "causal"}]}},
 )  # fmt: skip
 accuracy = Operation(

@@ -33,6 +33,8 @@ from attention_contract.validation import clip, fields_of, members_of, validate
 JSON: Final = "application/json"
 SAFETENSORS: Final = "application/vnd.safetensors"
 MEDIA_TYPES: Final = (JSON, SAFETENSORS)
+PICTURES: Final = {"image/svg+xml": "svg", "image/png": "png"}
+"""Media types of replies that can be drawn, and the ending of their files."""
 Entry = Literal["request", "reply"]
 
 MAX_HEADER: Final = 16 * 2**20
@@ -245,6 +247,7 @@ __all__ = [
     "JSON",
     "MAX_HEADER",
     "MEDIA_TYPES",
+    "PICTURES",
     "SAFETENSORS",
     "dump_json",
     "from_body",

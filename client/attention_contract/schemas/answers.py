@@ -2,6 +2,8 @@
 
 from typing import Literal
 
+from pydantic import Field
+
 from attention_contract.base import WireModel
 
 
@@ -91,3 +93,15 @@ class Crossover(WireModel):
     high: int | None = None
     """Of times: from here on it does, whichever time within its bounds each takes; null where that is beyond the
     last value."""
+
+
+class Picture(WireModel):
+    """A reply as a picture."""
+
+    media_type: str
+    data: bytes = Field(repr=False)
+    """The file."""
+
+    def _repr_mimebundle_(self, include: object = None, exclude: object = None) -> dict[str, str | bytes]:
+        """What a notebook shows."""
+        return {self.media_type: self.data.decode() if self.media_type == "image/svg+xml" else self.data}

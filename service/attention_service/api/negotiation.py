@@ -14,7 +14,8 @@ from attention_contract.errors import BodyTooLarge, InvalidRequest, NotAcceptabl
 from attention_contract.operations import Operation
 from attention_contract.tensors import Encoding
 from attention_contract.validation import validate
-from attention_contract.wire import JSON, SAFETENSORS, from_body, to_body
+from attention_contract.wire import JSON, PICTURES, SAFETENSORS, from_body, to_body
+from attention_service.api.pictures import check_drawable
 
 ModelT = TypeVar("ModelT", bound=BaseModel)
 _INLINE_BYTES = 32 * 1024
@@ -30,6 +31,7 @@ def accepted(request: Request, operation: Operation[Any]) -> str:
     Without a preference, a reply that carries tensors comes in the form of the request.
     """
     offered = [JSON, SAFETENSORS] if operation.tensors else [JSON]
+    offered += PICTURES if operation.pictures else ()
     if operation.tensors and content_type(request) == SAFETENSORS:
         offered.reverse()
     wanted = request.headers.get("accept") or "*/*"
@@ -42,6 +44,7 @@ def accepted(request: Request, operation: Operation[Any]) -> str:
         raise NotAcceptable(
             f"Accept: {wanted[:80]!r} leaves no form for this reply; expected {' or '.join(offered)}", offered=offered
         )
+    check_drawable(str(best))
     return str(best)
 
 

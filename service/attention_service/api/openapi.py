@@ -12,7 +12,7 @@ from pydantic.json_schema import models_json_schema
 from attention_contract.errors import PROBLEM_MEDIA_TYPE, AttentionError, error_classes
 from attention_contract.operations import OPERATIONS, Operation
 from attention_contract.tensors import TENSOR_SCHEMA
-from attention_contract.wire import JSON, SAFETENSORS
+from attention_contract.wire import JSON, PICTURES, SAFETENSORS
 from attention_service import __version__
 from attention_service.api.serving import VERSIONED
 
@@ -113,6 +113,8 @@ def _success(operation: Operation[Any]) -> dict[str, Any]:
     answer: dict[str, Any] = {"description": operation.summary, "headers": _headers(*names)}
     if operation.reply is not None:
         answer["content"] = _content(operation, operation.reply, _REPLIES.get(operation.name))
+        if operation.pictures:
+            answer["content"] |= {kind: {"schema": {"type": "string", "contentMediaType": kind}} for kind in PICTURES}
     return answer
 
 

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from typing import Any, Generic, TypeVar
 
 from fastapi import APIRouter
+from starlette.concurrency import run_in_threadpool
 from starlette.requests import Request
 from starlette.responses import Response
 
@@ -13,8 +14,8 @@ from attention_contract.base import WireModel
 from attention_contract.errors import AttentionError, Cancelled, Draining, InvalidRequest
 from attention_contract.operations import Operation
 from attention_contract.schemas.modules import ModuleInfo, Parameter, ParameterList
-from attention_contract.wire import JSON
-from attention_service.api import negotiation, problems
+from attention_contract.wire import JSON, PICTURES
+from attention_service.api import negotiation, pictures, problems
 from attention_service.runtime.engine import Engine
 
 BodyT = TypeVar("BodyT")
@@ -55,9 +56,13 @@ def serve(router: APIRouter, operation: Operation[Any]) -> Callable[[Handler], H
                 if operation.request is not None:
                     limit = request.app.state.settings.max_body_bytes
                     body = _pinned(await negotiation.read(request, operation, operation.request, limit, hold), pin)
+                if media_type in PICTURES:
+                    body = pictures.with_sweep(body)
                 call = Call(engine, dict(request.path_params), body, pin)
                 try:
                     reply = await _unless_gone(request, handler(call))
+                    if media_type in PICTURES:
+                        return await _drawn(reply, body, media_type)
                     return await _respond(request, operation, reply, media_type, getattr(body, "encoding", "list"))
                 except AttentionError:
                     raise
@@ -72,12 +77,17 @@ def serve(router: APIRouter, operation: Operation[Any]) -> Callable[[Handler], H
     return register
 
 
+async def _drawn(reply: Any, body: Any, media_type: str) -> Response:
+    picture = await run_in_threadpool(pictures.draw, reply, body.sweep, media_type)
+    return Response(picture, media_type=media_type, headers={"Vary": "Accept"})
+
+
 async def _respond(
     request: Request, operation: Operation[Any], reply: WireModel | None, media_type: str, encoding: Any
 ) -> Response:
     if reply is None:
         return Response(status_code=operation.status)
-    headers: dict[str, str] = {"Vary": "Accept"} if operation.tensors else {}
+    headers: dict[str, str] = {"Vary": "Accept"} if operation.tensors or operation.pictures else {}
     if isinstance(reply, VERSIONED):
         headers["ETag"] = f'"{reply.version}"'
         if operation.method == "GET" and _unchanged(request.headers.get("if-none-match"), headers["ETag"]):

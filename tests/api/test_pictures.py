@@ -1,0 +1,134 @@
+"""Costs as pictures: files of the kind asked for, which show what the JSON reply has."""
+
+import io
+import re
+import xml.etree.ElementTree as ET
+from concurrent.futures import ThreadPoolExecutor
+
+import pytest
+from PIL import Image
+
+from attention_client import AsyncClient, Client
+from attention_contract.errors import InvalidRequest
+from attention_service.api import pictures
+from tests.api.talk import problem
+
+RAW = {"shape": {"queries": 4096}, "num_heads": 8, "head_dim": 64}
+WINDOW = {
+    "label": "a window",
+    "kernel": "blocked",
+    "spec": {"masks": [{"name": "sliding_window", "left": 64, "right": 64}]},
+}
+SVG, PNG = "image/svg+xml", "image/png"
+
+
+def drawn(http, media_type=SVG, **fields):
+    answer = http.post("/v1/attention/complexity", json=RAW | fields, headers={"Accept": media_type})
+    assert answer.status_code == 200, answer.text
+    assert answer.headers["content-type"].startswith(media_type)
+    assert answer.headers["vary"] == "Accept"
+    return answer.content
+
+
+def words(svg):
+    return [text.text for text in ET.fromstring(svg).iter("{http://www.w3.org/2000/svg}text")]  # noqa: S314 - our own
+
+
+def test_an_svg_names_the_lines_the_axes_and_where_they_cross(http):
+    fields = {"compare": [WINDOW], "sweep": {"values": [64, 256, 1024, 16384]}, "kernel": "fused"}
+    told = words(drawn(http, **fields))
+    assert {"request", "a window", "free", "length", "bytes", "64", "16384"} <= set(told)
+    assert any("seconds" in text for text in told)
+    reply = http.post("/v1/attention/complexity", json=RAW | fields).json()
+    crossings = {
+        f"{found['cheaper']} from {found['at']}"
+        for found in reply["crossovers"]
+        if found["of"] == "time" and found.get("at", 0) >= 64
+    }
+    assert crossings <= set(told)
+
+
+def test_a_png_is_one(http):
+    image = Image.open(io.BytesIO(drawn(http, PNG)))
+    assert image.format == "PNG"
+    assert image.width > image.height > 300
+    assert len(image.convert("L").getcolors()) > 10
+
+
+@pytest.mark.parametrize(
+    ("fields", "dimension", "ticks"),
+    [
+        ({}, "length", {"64", "4096"}),
+        ({"shape": {"queries": 1}}, "length", {"1", "64"}),
+        ({"shape": {"queries": 1, "past": 1000}}, "past", {"15", "1000"}),
+        ({"shape": {"queries": 7, "keys": 128}}, "keys", {"2", "128"}),
+        ({"sweep": {"dimension": "past", "values": [0, 100, 10]}}, "past", {"0", "10", "100"}),
+        ({"sweep": {"dimension": "num_kv_heads", "values": [8, 1]}}, "num kv heads", {"1", "8"}),
+    ],
+)
+def test_what_is_drawn_is_the_sweep_or_a_sensible_one(http, fields, dimension, ticks):
+    told = set(words(drawn(http, **fields)))
+    assert dimension in told
+    assert ticks <= told
+
+
+def test_every_form_is_chosen_by_accept(http):
+    for accept, media_type in (
+        ("*/*", "application/json"),
+        ("image/*", SVG),
+        ("image/png", PNG),
+        ("image/svg+xml;q=0.5, application/json;q=0.4", SVG),
+    ):
+        answer = http.post("/v1/attention/complexity", json=RAW, headers={"Accept": accept})
+        assert answer.headers["content-type"].partition(";")[0] == media_type
+    document = problem(http.post("/v1/attention/complexity", json=RAW, headers={"Accept": "image/gif"}))
+    assert document["offered"] == ["application/json", SVG, PNG]
+    assert problem(http.get("/v1/variants", headers={"Accept": PNG}))["status"] == 406
+
+
+def test_without_the_extra_the_answer_names_it(http, monkeypatch):
+    monkeypatch.setattr(pictures, "find_spec", lambda name: None)
+    document = problem(http.post("/v1/attention/complexity", json=RAW, headers={"Accept": PNG}))
+    assert document["status"] == 406
+    assert "attention-service[plot]" in document["detail"]
+    assert http.post("/v1/attention/complexity", json=RAW).status_code == 200
+
+
+def test_an_impossible_request_is_refused_in_words(http):
+    answer = http.post("/v1/attention/complexity", json=RAW | {"kernel": "flex"}, headers={"Accept": SVG})
+    assert problem(answer)["param"] == "kernel"
+
+
+def test_many_at_once_are_the_same_picture(server):
+    def draw(_):
+        with Client(server) as client:
+            return client.raw_complexity_picture(64, [64, 128], num_heads=2, head_dim=8, hardware="T4").data
+
+    with ThreadPoolExecutor(4) as threads:
+        assert len(set(threads.map(draw, range(8)))) == 1
+
+
+def test_clients_give_the_file_and_a_notebook_shows_it(server):
+    with Client(server) as client:
+        client.create_module("drawn", {"d_model": 8, "num_heads": 2}, seed=0)
+        svg = client.complexity_picture("drawn", 64, compare=[{"num_kv_heads": 1}])
+        png = client.complexity_picture("drawn", 64, media_type="image/png")
+        with pytest.raises(InvalidRequest):
+            client.complexity_picture("drawn", 64, compare=[{"num_kv_heads": 3}])
+    assert re.match(rb"<\?xml", svg.data)
+    assert "num_kv_heads 1" in words(svg.data)
+    assert png.data.startswith(b"\x89PNG")
+    assert svg._repr_mimebundle_() == {SVG: svg.data.decode()}
+    assert png._repr_mimebundle_() == {PNG: png.data}
+    assert "data" not in repr(png)
+
+
+async def asked(server):
+    async with AsyncClient(server) as client:
+        return await client.raw_complexity_picture(64, num_heads=2, head_dim=8)
+
+
+def test_the_awaited_client_too(server):
+    import asyncio
+
+    assert asyncio.run(asked(server)).media_type == SVG

@@ -16,7 +16,7 @@ from attention_contract.schemas import hardware as g
 from attention_contract.schemas import hopfield as h
 from attention_contract.schemas import modules as m
 from attention_contract.schemas import server as s
-from attention_contract.wire import JSON, from_body, to_body
+from attention_contract.wire import JSON, PICTURES, from_body, to_body
 
 URL = "http://service.test"
 X = np.ones((3, 8), np.float32)
@@ -215,6 +215,8 @@ class Played:
         if reply is None:
             return httpx.Response(operation.status)
         media_type = request.headers["accept"]
+        if media_type in PICTURES:
+            return httpx.Response(200, content=f"drawn as {media_type}", headers={"content-type": media_type})
         body = b"".join(to_body(reply, media_type, "reply", getattr(self.asked, "encoding", "list")))
         return httpx.Response(operation.status, content=body, headers={"content-type": media_type})
 

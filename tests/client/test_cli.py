@@ -10,9 +10,10 @@ import pytest
 import typer
 from typer.testing import CliRunner
 
-from attention_client.cli import app, extensions, files, results
+from attention_client.cli import app, costs, extensions, files, results
 from attention_client.cli.session import Session
 from attention_contract.errors import PROBLEM_MEDIA_TYPE, ModuleNotFound
+from attention_contract.schemas.answers import Crossover
 from attention_contract.schemas.attention import ApproximationError, ForwardReply
 from attention_contract.wire import from_body, to_safetensors
 from tests.client.service import RAN, URL
@@ -53,7 +54,13 @@ COMMANDS = {
     "gradients demo --query q.npy --wrt query --wrt q_proj.weight --check": ["q_proj.weight", "passed", "1e-08"],
     "gradients --query q.npy --key q.npy --value q.npy": ["query"],
     "complexity demo --sweep length=512,1024,2048": ["2048", "O(n²·d)", "2 MB"],
-    "complexity --queries 4 --num-heads 8 --head-dim 64": ["fused"],
+    "complexity --queries 4 --num-heads 8 --head-dim 64": ["fused", "0.25 to 1", "4321", "blocked", "9 MB"],
+    "complexity demo --queries 4": ["a cpu", "outweighs the projections from 1024 tokens"],
+    'complexity demo --queries 4 --compare {"label":"wide","num_heads":4} --compare {"label":"none"}': [
+        "wide",
+        "none is faster than request from length 777 on: perhaps from 333, surely from beyond 1048576",
+    ],
+    "hardware": ["G1", "80 GB", "989.5", "a sheet"],
     "hopfield --stored q.npy --states q.npy --eps 0.1": ["one pattern", "metastable, still falling", "2.969", "0.9688"],
     "hopfield --stored q.npy --states q.npy --steps 2": ["metastable", "1.5 ms"],
     "accuracy": [
@@ -124,6 +131,39 @@ def test_a_spec_may_stand_in_a_file(run, played, tmp_path):
     assert (played.asked.spec.masks[0].name, played.asked.num_heads) == ("causal", 2)
     run("complexity", "--queries", "4", "--num-heads", "2", "--head-dim", "4", "--spec", '{"softcap": 5}')
     assert played.asked.spec.softcap == 5
+
+
+def test_what_is_asked_of_costs(run, played, tmp_path):
+    (tmp_path / "other.json").write_text('{"kernel": "blocked"}')
+    run(
+        "complexity", "demo", "--queries", "8", "--hardware", "T4", "--memory-bytes", "1000", "--sweep", "d_model=8,16",
+        "--compare", "other.json", "--compare", '{"num_heads": 4}',
+    )  # fmt: skip
+    asked = played.asked
+    assert (asked.hardware, asked.memory_bytes) == ("T4", 1000)
+    assert (asked.sweep.dimension, asked.sweep.values) == ("d_model", [8, 16])
+    assert [(one.kernel, one.num_heads) for one in asked.compare] == [("blocked", None), (None, 4)]
+
+
+@pytest.mark.parametrize("target", [["demo"], ["--num-heads", "2", "--head-dim", "4"]])
+def test_a_picture_goes_into_a_file(run, played, tmp_path, target):
+    for name, begin in (("costs.svg", b"image/svg+xml"), ("costs.PNG", b"image/png")):
+        assert name in run("complexity", *target, "--queries", "8", "--picture", name).stdout
+        assert (tmp_path / name).read_bytes() == b"drawn as " + begin
+
+
+def test_crossovers_are_sentences():
+    both = {"between": ("a", "b"), "dimension": "batch", "searched": (1, 64)}
+    told = {
+        "a and b end up the same in peak bytes at batch 64": {"of": "peak_bytes"},
+        "a needs less memory than b at every batch from 1 to 64": {"of": "peak_bytes", "cheaper": "a"},
+        "b takes fewer FLOPs than a from batch 7 on": {"of": "flops", "cheaper": "b", "at": 7},
+        "a is faster than b from batch 7 on: perhaps from any, surely from 9": {
+            "of": "time", "cheaper": "a", "at": 7, "high": 9
+        },
+    }  # fmt: skip
+    for sentence, facts in told.items():
+        assert costs._crossover(Crossover(**both, **facts)) == sentence
 
 
 def test_a_module_may_be_made_from_files(run, played, tmp_path):
@@ -213,6 +253,9 @@ def test_json_comes_from_standard_input(run, played, text):
         ("complexity demo", "--queries"),
         ("complexity demo --sweep length=a,b", "--sweep"),
         ("complexity --queries 4", "--num-heads"),
+        ("complexity demo --queries 4 --picture p.gif", ".svg or .png"),
+        ("complexity demo --queries 4 --picture no/p.png", "no folder"),
+        ("complexity demo --queries 4 --compare {", "not JSON"),
         ("hopfield --stored q.npy", "--states"),
         ("hopfield --stored q.npy --states q.npy --beta high", "--beta"),
         ("modules parameters demo --head 1", "need a PARAMETER"),

@@ -1,13 +1,15 @@
-"""``attention complexity`` and ``attention accuracy``."""
+"""``attention complexity``, ``attention hardware`` and ``attention accuracy``."""
 
+from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 
 from attention_client import calls
-from attention_client.cli import files, results
+from attention_client.cli import costs, files, results
 from attention_client.cli.inputs import Name, Spec
 from attention_client.cli.session import AsJson, client_of, print_json
+from attention_contract.wire import PICTURES
 
 
 def _sweep(text: str) -> dict[str, Any]:
@@ -29,10 +31,20 @@ def complexity(
     batch: Annotated[int, typer.Option(help="Sequences.")] = 1,
     past: Annotated[int, typer.Option(help="Keys of earlier tokens.")] = 0,
     sweep: Annotated[
-        str | None, typer.Option(metavar="DIMENSION=N,N,…", help="Vary length, batch, queries, keys or past.")
+        str | None,
+        typer.Option(metavar="DIMENSION=N,N,…", help="Vary length, batch, past, num_heads, …"),
     ] = None,
     returned: Annotated[list[str] | None, typer.Option("--return", help="A tap that would be returned.")] = None,
-    kernel: Annotated[str | None, typer.Option(help="fused or materialized; default: the planner's choice.")] = None,
+    kernel: Annotated[str | None, typer.Option(help="fused, blocked, …; default: the planner's choice.")] = None,
+    compare: Annotated[
+        list[str] | None,
+        typer.Option(metavar="JSON|FILE", help="What else to cost, as in '{\"num_kv_heads\": 2}'; may be repeated."),
+    ] = None,
+    hardware: Annotated[str | None, typer.Option(help="A device that is not here.")] = None,
+    memory_bytes: Annotated[int | None, typer.Option(help="Suppose this much memory is free.")] = None,
+    picture: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="Draw time and memory into a .svg or .png instead.")
+    ] = None,
     version: Annotated[str | None, typer.Option(help="Answer only if the module is at this version.")] = None,
     num_heads: Annotated[int | None, typer.Option(help="Raw attention: query heads.")] = None,
     head_dim: Annotated[int | None, typer.Option(help="Raw attention: width of a head.")] = None,
@@ -49,7 +61,8 @@ def complexity(
             raise typer.BadParameter("expected a number, or a --sweep of length or queries", param_hint="--queries")
         queries = varied["values"][0]
     shape = {"batch": batch, "queries": queries, "past": past} | ({} if keys is None else {"keys": keys})
-    options: dict[str, Any] = {"return_": returned, "kernel": kernel, "version": version}
+    options: dict[str, Any] = {"return_": returned, "kernel": kernel, "version": version, "hardware": hardware}
+    options |= {"memory_bytes": memory_bytes, "compare": [files.read_json(one, "compare") for one in compare or []]}
     raw: dict[str, Any] = {
         "num_heads": num_heads,
         "head_dim": head_dim,
@@ -63,6 +76,9 @@ def complexity(
         raise typer.BadParameter("it belongs to raw attention; leave it or NAME out", param_hint=f"--{option}")
     if name is None and (num_heads is None or head_dim is None):
         raise typer.BadParameter("expected a module's NAME, or --num-heads and --head-dim", param_hint="NAME")
+    if picture is not None:
+        _draw(ctx, picture, name, (shape, varied), options if name is not None else raw | options)
+        return
     call = (
         calls.raw_complexity(shape, varied, **raw, **options)
         if name is None
@@ -73,7 +89,35 @@ def complexity(
     if as_json:
         print_json(reply)
     else:
-        results.costs(reply)
+        costs.costs(reply)
+
+
+def _draw(ctx: typer.Context, file: Path, name: str | None, asked: tuple[Any, Any], options: dict[str, Any]) -> None:
+    """Write the picture of an answer into a file, whose ending says of which kind."""
+    media_type: Any = next((kind for kind, ending in PICTURES.items() if file.suffix.lower() == f".{ending}"), None)
+    if media_type is None:
+        raise typer.BadParameter(f"expected a file that ends in .svg or .png, got {file.name}", param_hint="--picture")
+    if not file.parent.is_dir():
+        raise typer.BadParameter(f"there is no folder {file.parent}", param_hint="--picture")
+    call = (
+        calls.raw_complexity_picture(*asked, media_type=media_type, **options)
+        if name is None
+        else calls.complexity_picture(name, *asked, media_type=media_type, **options)
+    )
+    with client_of(ctx) as client:
+        drawn = client.send(call)
+    file.write_bytes(drawn.data)
+    typer.echo(f"{file}: {len(drawn.data)} bytes")
+
+
+def hardware(ctx: typer.Context, as_json: AsJson = False) -> None:
+    """Devices whose costs can be asked for though they are not here, with the source of their numbers."""
+    with client_of(ctx) as client:
+        reply = client.list_hardware()
+    if as_json:
+        print_json(reply)
+    else:
+        costs.hardware(reply)
 
 
 def accuracy(ctx: typer.Context, as_json: AsJson = False) -> None:

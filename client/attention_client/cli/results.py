@@ -16,7 +16,6 @@ from attention_contract.schemas.attention import (
     TopKeys,
     WeightsReply,
 )
-from attention_contract.schemas.complexity import ComplexityReply
 from attention_contract.schemas.hopfield import HopfieldReply
 from attention_contract.tensors import dtype_name
 
@@ -117,49 +116,6 @@ def gradients(reply: GradientsReply) -> None:
             row += [*errors, "passed" if check.passed else "[red]failed[/red]"]
         table.add_row(name, str(list(array.shape)), dtype_name(array), *row)
     print_out(table)
-
-
-def costs(reply: ComplexityReply) -> None:
-    """One row for each shape, and how the cost grows."""
-    table = new_table(
-        "kernel",
-        "batch",
-        "queries",
-        "keys",
-        "past",
-        "forward FLOP",
-        "forward, masked",
-        "backward FLOP",
-        "kv cache",
-        "peak",
-        "ms",
-    )
-    for cost in reply.costs:
-        shape = cost.shape
-        sizes = (shape.batch, shape.queries, shape.keys or shape.queries, shape.past)
-        backward = cost.backward_fused if cost.kernel == "fused" else cost.backward
-        flops = (cost.forward.dense.total, cost.forward.masked.total, backward.dense.total)
-        memory = (cost.kv_cache_bytes, cost.peak_bytes.request)
-        table.add_row(
-            cost.kernel,
-            *map(str, sizes),
-            *(scaled(value) for value in flops),
-            *(scaled(value, "B") for value in memory),
-            number(cost.predicted_ms),
-        )
-    print_out(table)
-    growth = reply.growth
-    parameters = f"; {scaled(reply.parameter_count)} parameters" if reply.parameter_count else ""
-    if len(reply.costs) == 1:
-        print_out(Text(f"time {growth.time_order}, memory {growth.memory_order}{parameters}", style="dim"))
-        return
-    print_out(
-        Text(
-            f"with {growth.dimension}: FLOPs grow as n^{growth.flops_exponent:.2f}, peak memory as "
-            f"n^{growth.peak_bytes_exponent:.2f}; time {growth.time_order}, memory {growth.memory_order}{parameters}",
-            style="dim",
-        )
-    )
 
 
 def accuracy(reply: AccuracyReply) -> None:

@@ -27,7 +27,7 @@ _LOCK = Lock()
 
 
 def draw(reply: ComplexityReply, sweep: Sweep, kind: str) -> bytes:
-    """An SVG or a PNG, one line for each thing compared; bands are the intervals of times, dashed lines are crossovers."""
+    """An SVG or a PNG, one line for each thing compared; bands are intervals of times, dashed lines crossovers."""
     alone = Compared(
         label="request", **{name: getattr(reply, name) for name in Compared.model_fields if name != "label"}
     )

@@ -1,0 +1,115 @@
+"""What something costs, as tables for people."""
+
+from collections.abc import Sequence
+
+from rich.text import Text
+
+from attention_client.cli.show import new_table, number, print_out, scaled
+from attention_contract.schemas.answers import Crossover, Fits, Largest, Limits
+from attention_contract.schemas.complexity import Compared, ComplexityReply, Cost, Growth
+from attention_contract.schemas.hardware import HardwareList
+
+_UNITS = {"time": "is faster", "peak_bytes": "needs less memory", "flops": "takes fewer FLOPs"}
+
+
+def costs(reply: ComplexityReply) -> None:
+    """One row for each shape, of each thing compared; how the cost grows, what fits, and where one costs less."""
+    compared = bool(reply.compared)
+    shown = reply.compared or [_alone(reply)]
+    table = new_table(
+        *(["of"] if compared else []), "kernel", "batch", "queries", "keys", "past", "forward FLOP", "forward, masked",
+        "backward FLOP", "kv cache", "peak", "ms", "nine of ten", left=1 + compared,
+    )  # fmt: skip
+    for at in range(len(reply.costs)):
+        for one in shown:
+            table.add_row(*([one.label] if compared else []), *_row(one.costs[at]))
+    print_out(table)
+    for one in shown:
+        print_out(Text((f"{one.label}: " if compared else "") + _growth(one, len(reply.costs)), style="dim"))
+    _limits(shown)
+    if reply.projections_crossover is not None:
+        print_out(f"attention outweighs the projections from {reply.projections_crossover} tokens on")
+    for crossover in reply.crossovers:
+        print_out(_crossover(crossover))
+
+
+def _alone(reply: ComplexityReply) -> Compared:
+    facts = {name: getattr(reply, name) for name in Compared.model_fields if name != "label"}
+    return Compared(label="request", **facts)
+
+
+def _row(cost: Cost) -> list[str]:
+    shape, forward = cost.shape, cost.predicted.forward
+    sizes = (shape.batch, shape.queries, shape.keys or shape.queries, shape.past)
+    backward = cost.backward_fused if cost.kernel == "fused" else cost.backward
+    flops = (cost.forward.dense.total, cost.forward.masked.total, backward.dense.total)
+    memory = (cost.kv_cache_bytes, cost.peak_bytes.request)
+    return [
+        cost.kernel,
+        *map(str, sizes),
+        *(scaled(value) for value in flops),
+        *(scaled(value, "B") for value in memory),
+        number(cost.predicted_ms),
+        f"{number(forward.low_ms)} to {number(forward.high_ms)}",
+    ]
+
+
+def _growth(one: Compared, shapes: int) -> str:
+    growth: Growth = one.growth
+    orders = f"time {growth.time_order}, memory {growth.memory_order}"
+    orders += f"; {scaled(one.parameter_count)} parameters" if one.parameter_count else ""
+    if shapes == 1:
+        return orders
+    return (
+        f"with {growth.dimension}: FLOPs grow as n^{growth.flops_exponent:.2f}, time as n^{growth.time_exponent:.2f}, "
+        f"peak memory as n^{growth.peak_bytes_exponent:.2f}; {orders}"
+    )
+
+
+def _limits(shown: Sequence[Compared]) -> None:
+    table = new_table("what fits", "free", "longest", "with", "largest batch", "with", left=1)
+    for one in shown:
+        limits: Limits = one.limits
+        for name, fits in (("forward", limits.forward), ("gradients", limits.gradients)):
+            if fits is not None:
+                label = f"{one.label}, {name}" if len(shown) > 1 else name
+                table.add_row(f"{label} ({one.device_name})", scaled(limits.free_bytes, "B"), *_fits(fits))
+    print_out(table)
+
+
+def _fits(fits: Fits) -> list[str]:
+    return [*_largest(fits.longest), *_largest(fits.largest_batch)]
+
+
+def _largest(found: Largest) -> tuple[str, str]:
+    bound = "" if found.bound == "memory" else f" ({found.bound})"
+    return f"{found.size}{bound}", found.kernel or ""
+
+
+def _crossover(found: Crossover) -> str:
+    """One sentence."""
+    first, last = found.searched
+    if found.cheaper is None:
+        one, other = found.between
+        return f"{one} and {other} end up the same in {found.of.replace('_', ' ')} at {found.dimension} {last}"
+    other = found.between[int(found.between[0] == found.cheaper)]
+    does = f"{found.cheaper} {_UNITS[found.of]} than {other}"
+    if found.at is None:
+        return f"{does} at every {found.dimension} from {first} to {last}"
+    told = f"{does} from {found.dimension} {found.at} on"
+    if found.of != "time":
+        return told
+    low = "any" if found.low is None else str(found.low)
+    return f"{told}: perhaps from {low}, surely from {'beyond ' + str(last) if found.high is None else found.high}"
+
+
+def hardware(reply: HardwareList) -> None:
+    """One row for each device, with where its numbers are from."""
+    dtypes = ("float64", "float32", "float16", "bfloat16")
+    table = new_table("hardware", "memory", "GB/s", "link GB/s", *(f"{dtype} TFLOP/s" for dtype in dtypes), "source")
+    table.columns[-1].justify = "left"
+    for one in reply.hardware:
+        rates = [number(one.tflops[dtype]) if dtype in one.tflops else "" for dtype in dtypes]
+        sizes = (scaled(one.memory_bytes, "B"), number(one.bandwidth_gb_s), number(one.link_gb_s))
+        table.add_row(one.name, *sizes, *rates, Text("; ".join(source.title for source in one.sources)))
+    print_out(table)

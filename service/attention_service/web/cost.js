@@ -48,7 +48,24 @@ const COLUMNS = [
   { head: "kv cache", number: true, cell: (cost) => bytes(cost.kv_cache_bytes) },
   { head: "kernel", cell: (cost) => cost.kernel },
   { head: "predicted", number: true, cell: (cost) => milliseconds(cost.predicted_ms) },
+  {
+    head: "nine of ten",
+    number: true,
+    title: "between which times nine of ten runs should lie",
+    cell: ({ predicted: { forward } }) => `${milliseconds(forward.low_ms)} – ${milliseconds(forward.high_ms)}`,
+  },
 ];
+
+function limitsText({ free_bytes: free, forward, gradients }) {
+  const fits = ({ longest, largest_batch: batch }) =>
+    `up to ${whole(longest.size)} tokens${longest.kernel ? ` (${longest.kernel})` : ""}, or ${whole(batch.size)} sequences of the first length`;
+  return el(
+    "p",
+    {},
+    `In the ${bytes(free)} that are free now fit `, el("b", {}, fits(forward)),
+    gradients ? `; for gradients ${fits(gradients)}.` : ".",
+  );
+}
 
 function growthText({ time_order: time, memory_order: memory, flops_exponent: flops, peak_bytes_exponent: peak }) {
   const power = (exponent) => el("b", {}, "n", el("sup", {}, real(exponent, 2)));
@@ -67,7 +84,7 @@ async function estimate() {
   const reply = await call(...asked);
   const caption = "Cost by length";
   announce(`Costs of ${reply.costs.length} lengths.`);
-  answer.replaceChildren(growthText(reply.growth), charts(reply.costs), scroll(caption, table(caption, COLUMNS, reply.costs)), commands(asked));
+  answer.replaceChildren(growthText(reply.growth), limitsText(reply.limits), charts(reply.costs), scroll(caption, table(caption, COLUMNS, reply.costs)), commands(asked));
 }
 
 /** Wire the form. */

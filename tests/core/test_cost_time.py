@@ -81,8 +81,10 @@ def test_only_the_fused_kernel_skips_what_a_causal_mask_hides():
 
 
 def test_the_materialized_kernel_moves_every_score():
-    assert moved_bytes(RAW, "materialized") - moved_bytes(RAW, "fused") > 40 * RAW.pairs * RAW.heads
-    assert moved_bytes(RAW, "fused") == 4 * RAW.batch * RAW.heads * RAW.queries * 64 * (3 + 3 + 2)
+    assert moved_bytes(RAW, "materialized") - moved_bytes(RAW, "fused") > 38 * RAW.pairs * RAW.heads
+    # Keys and values looked through; queries, keys and values read; the context written, and a number for each query.
+    number = RAW.batch * RAW.heads * RAW.queries * 4
+    assert moved_bytes(RAW, "fused") == pytest.approx(number * (64 * (2 + 3 + 1) + 1), rel=1e-5)
 
 
 def test_returned_weights_are_computed_again_beside_a_fused_kernel():

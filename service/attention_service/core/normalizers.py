@@ -10,8 +10,10 @@ import torch
 from torch import Tensor
 
 from attention_contract import spec
-from attention_service.core.projections import entmax15_roots, sparsemax
+from attention_service.core import steps
+from attention_service.core.projections import entmax15_roots, sketched_roots, sketched_sparsemax, sparsemax
 from attention_service.core.registry import Registry
+from attention_service.core.tape import BOOL, INTEGER, Sketch, Tape
 from attention_service.core.types import Learned, Widths
 
 _NOTHING: Mapping[str, Tensor] = MappingProxyType({})
@@ -29,8 +31,6 @@ class PairCost:
     """Bytes at the peak of the backward pass, what the forward pass kept for it included."""
     apart: bool
     """Whether the forward pass keeps another tensor than the weights for the backward pass."""
-    moved: int
-    """Bytes read and written in the forward pass."""
 
 
 class Normalizer(Protocol):
@@ -56,6 +56,9 @@ class Normalizer(Protocol):
     def cost(self, keys: int, itemsize: int) -> PairCost:
         """For rows of so many keys, computed in a dtype of so many bytes."""
 
+    def sketched(self, tape: Tape, x: Sketch, itemsize: int, learned: Mapping[str, Sketch], *, padded: bool) -> Sketch:
+        """``weights``, step by step, in a dtype of so many bytes; ``padded``: sequences differ in length."""
+
 
 @runtime_checkable
 class Exponential(Protocol):
@@ -63,6 +66,9 @@ class Exponential(Protocol):
 
     def lse(self, masked_scores: Tensor, learned: Mapping[str, Tensor] = _NOTHING) -> Tensor:
         """``[B, H, Q, K]`` to ``[B, H, Q]``: the logarithm of what the weights are divided by."""
+
+    def sketched_lse(self, tape: Tape, x: Sketch, itemsize: int, learned: Mapping[str, Sketch]) -> Sketch:
+        """The same, step by step."""
 
 
 NORMALIZERS = Registry[Normalizer]("normalizer")
@@ -84,6 +90,11 @@ class _Plain:
 def _tempered(masked_scores: Tensor, temperature: float, dtype: torch.dtype) -> Tensor:
     x = masked_scores.to(dtype)
     return x if temperature == 1 else x / temperature
+
+
+def _tempered_sketch(tape: Tape, x: Sketch, temperature: float, itemsize: int) -> Sketch:
+    x = steps.cast(tape, x, itemsize)
+    return x if temperature == 1 else steps.scale(tape, x)
 
 
 @NORMALIZERS.register(
@@ -130,12 +141,36 @@ class Softmax:
         """Forward: maximum, subtract, exp, sum, divide. Backward: w·∂w, its sum, subtract, multiply by w.
 
         Its input made finite, the exponentials and the weights are held at once; backward, the weights, their gradient
-        and that of the scores. Tempered, looked through for blind queries, made finite, normalized and zeroed, nine
-        tensors are read or written. Sinks need neither, but a copy of the scores with one column more.
+        and that of the scores.
         """
+        return PairCost(5, 4, held=3 * itemsize, held_backward=3 * itemsize, apart=not self.options.sinks)
+
+    def sketched(self, tape: Tape, x: Sketch, itemsize: int, learned: Mapping[str, Sketch], *, padded: bool) -> Sketch:
+        """Blind queries found and made finite, the softmax, and their zeros; or sinks beside the scores."""
         if self.options.sinks:
-            return PairCost(5, 4, held=3 * itemsize, held_backward=3 * itemsize, apart=False, moved=8 * itemsize)
-        return PairCost(5, 4, held=3 * itemsize, held_backward=3 * itemsize, apart=True, moved=9 * itemsize)
+            return steps.part(tape, steps.saved(tape, self._sketched_sinks(tape, x, itemsize, learned)), x.dims)
+        seeing, blind = self._sketched_seeing(tape, x, itemsize)
+        return steps.hide(tape, steps.saved(tape, seeing), blind)
+
+    def sketched_lse(self, tape: Tape, x: Sketch, itemsize: int, learned: Mapping[str, Sketch]) -> Sketch:
+        """An exponential for each pair and a logarithm for each query."""
+        if self.options.sinks:
+            return _log_sum(tape, self._sketched_sinks(tape, x, itemsize, learned))
+        seeing, blind = self._sketched_seeing(tape, x, itemsize)
+        return steps.plain(tape, _log_sum(tape, seeing), Sketch(blind.dims[:3], BOOL))
+
+    def _sketched_sinks(self, tape: Tape, x: Sketch, itemsize: int, learned: Mapping[str, Sketch]) -> Sketch:
+        sinks = steps.cast(tape, learned["sinks"], x.itemsize)
+        x = _tempered_sketch(tape, x, self.options.temperature, itemsize)
+        sinks = steps.clamped(tape, _tempered_sketch(tape, sinks, self.options.temperature, itemsize))
+        column = steps.expanded(tape, sinks, (*x.dims[:3], 1))
+        return steps.cat(tape, [x, column], 3, reads=x.bytes + sinks.bytes)
+
+    def _sketched_seeing(self, tape: Tape, x: Sketch, itemsize: int) -> tuple[Sketch, Sketch]:
+        x = _tempered_sketch(tape, x, self.options.temperature, itemsize)
+        nowhere = steps.plain(tape, x, itemsize=BOOL)
+        blind = steps.reduced(tape, nowhere, (*x.dims[:3], 1))
+        return steps.hide(tape, x, blind), blind
 
     def _with_sinks(self, masked_scores: Tensor, learned: Mapping[str, Tensor]) -> Tensor:
         """s/T with the score of its head's sink after those of the keys: a query always looks there at least."""
@@ -187,9 +222,18 @@ class Sigmoid(_Plain):
 
         Held: the biased scores and the weights; backward, the weights and both gradients.
         """
-        tempered = 2 * itemsize if self.options.temperature != 1 else 0
-        moved = 4 * itemsize + tempered
-        return PairCost(4, 3, held=2 * itemsize, held_backward=3 * itemsize, apart=False, moved=moved)
+        return PairCost(4, 3, held=2 * itemsize, held_backward=3 * itemsize, apart=False)
+
+    def sketched(self, tape: Tape, x: Sketch, itemsize: int, learned: Mapping[str, Sketch], *, padded: bool) -> Sketch:
+        """The bias added, and one function; the bias of sequences that differ is found first."""
+        x = _tempered_sketch(tape, x, self.options.temperature, itemsize)
+        if not padded or self.options.bias is not None:
+            return steps.saved(tape, steps.shift(tape, x))
+        lengths = Sketch((x.dims[0],), INTEGER)
+        for functions in (0, 0, 1, 0):  # at least 1, in float64, its logarithm, negated
+            lengths = steps.plain(tape, lengths, functions=functions)
+        bias = steps.cast(tape, lengths, itemsize)
+        return steps.saved(tape, steps.add(tape, x, Sketch((x.dims[0], 1, 1, 1), bias.itemsize)))
 
     def _bias(self, x: Tensor, lengths: Tensor | None) -> Tensor | float:
         """One number, or ``[B, 1, 1, 1]`` where sequences differ in length; a sequence without a key counts as one."""
@@ -231,13 +275,14 @@ class Sparsemax(_Plain):
         Forward: maximum and subtract; ⌈log₂ K⌉ comparisons to sort; running sum, times the rank, plus 1, compare,
         count; subtract τ, maximum with 0. Backward: in the support?, select, sum, subtract.
 
-        Held: the shifted scores, and them sorted with their places (8 bytes each) or with their running sum. A level
-        of the sort reads and writes both.
+        Held: the shifted scores, and them sorted with their places (8 bytes each) or with their running sum.
         """
-        levels = _levels(keys)
         held = max(2 * itemsize + 8, 3 * itemsize)
-        moved = 13 * itemsize + 2 * (itemsize + 8) * levels
-        return PairCost(9 + levels, 4, held=held, held_backward=3 * itemsize + 1, apart=False, moved=moved)
+        return PairCost(9 + _levels(keys), 4, held=held, held_backward=3 * itemsize + 1, apart=False)
+
+    def sketched(self, tape: Tape, x: Sketch, itemsize: int, learned: Mapping[str, Sketch], *, padded: bool) -> Sketch:
+        """As the projection has it."""
+        return sketched_sparsemax(tape, steps.cast(tape, x, itemsize), self.options.temperature)
 
 
 @NORMALIZERS.register(
@@ -276,15 +321,23 @@ class Entmax15(_Plain):
         Held: the shifted scores, and them sorted with their places (8 bytes each) or with two running sums; backward
         five tensors, in the gradient of the square.
         """
-        levels = _levels(keys)
         held = max(2 * itemsize + 8, 4 * itemsize)
-        moved = 36 * itemsize + 2 * (itemsize + 8) * levels
-        return PairCost(19 + levels, 9, held=held, held_backward=5 * itemsize, apart=True, moved=moved)
+        return PairCost(19 + _levels(keys), 9, held=held, held_backward=5 * itemsize, apart=True)
+
+    def sketched(self, tape: Tape, x: Sketch, itemsize: int, learned: Mapping[str, Sketch], *, padded: bool) -> Sketch:
+        """The projection's roots, squared."""
+        return steps.square(tape, sketched_roots(tape, steps.cast(tape, x, itemsize), self.options.temperature))
 
 
 def _widened(dtype: torch.dtype, name: str) -> torch.dtype:
     asked: torch.dtype = getattr(torch, name)
     return asked if asked.itemsize < torch.float32.itemsize else torch.promote_types(dtype, asked)
+
+
+def _log_sum(tape: Tape, x: Sketch) -> Sketch:
+    y = Sketch(x.dims[:3], x.itemsize)
+    tape.does(x.bytes, y.bytes, x.size + y.size)
+    return y
 
 
 def _levels(keys: int) -> int:

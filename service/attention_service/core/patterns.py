@@ -13,12 +13,18 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
+from attention_service.core import steps
+from attention_service.core.tape import BOOL, INTEGER, Sketch, Tape
+
 
 class Pattern(Hashable, Protocol):
     """A set of pairs (p, j)."""
 
     def allows(self, p: Tensor, j: Tensor) -> Tensor:
         """Bool, broadcastable to the shape of p and j together: whether a pair is in the set."""
+
+    def sketched(self, tape: Tape, p: Sketch, j: Sketch) -> Sketch:
+        """``allows``, step by step."""
 
     def parts(self) -> "Iterator[Part]":
         """What it is built of."""
@@ -125,6 +131,10 @@ class Part(ABC):
         """Bool, broadcastable to the shape of p and j together: whether a pair is in the set."""
 
     @abstractmethod
+    def sketched(self, tape: Tape, p: Sketch, j: Sketch) -> Sketch:
+        """``allows``, step by step."""
+
+    @abstractmethod
     def coverage(self, tiles: Tiles) -> Coverage:
         """What it allows of each tile, exactly unless it says otherwise."""
 
@@ -157,6 +167,15 @@ class Band(Part):
             inside = j >= p + self.low
         if self.high is not None:
             inside = inside & (j <= p + self.high)
+        return inside
+
+    def sketched(self, tape: Tape, p: Sketch, j: Sketch) -> Sketch:
+        """A limit and a comparison each, and both together."""
+        inside = steps.filled(tape, (1,) * len(j.dims), BOOL)
+        if self.low is not None:
+            inside = steps.plain(tape, j, steps.plain(tape, p), itemsize=BOOL)
+        if self.high is not None:
+            inside = steps.plain(tape, inside, steps.plain(tape, j, steps.plain(tape, p), itemsize=BOOL))
         return inside
 
     def coverage(self, tiles: Tiles) -> Coverage:
@@ -202,6 +221,10 @@ class Queries(Part):
         """By look-up."""
         return torch.isin(p, torch.tensor(self.positions, device=p.device))
 
+    def sketched(self, tape: Tape, p: Sketch, j: Sketch) -> Sketch:
+        """One look-up."""
+        return steps.plain(tape, p, Sketch((len(self.positions),), INTEGER), itemsize=BOOL, dims=p.dims)
+
     def coverage(self, tiles: Tiles) -> Coverage:
         """By how many of the positions are among the tile's queries."""
         return _marked(self.positions, tiles.p_first, tiles.p_last)
@@ -240,6 +263,10 @@ class Keys(Part):
     def allows(self, p: Tensor, j: Tensor) -> Tensor:
         """By look-up."""
         return torch.isin(j, torch.tensor(self.positions, device=j.device))
+
+    def sketched(self, tape: Tape, p: Sketch, j: Sketch) -> Sketch:
+        """One look-up."""
+        return steps.plain(tape, j, Sketch((len(self.positions),), INTEGER), itemsize=BOOL, dims=j.dims)
 
     def coverage(self, tiles: Tiles) -> Coverage:
         """By how many of the positions are among the tile's keys."""

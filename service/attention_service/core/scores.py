@@ -8,12 +8,15 @@ import torch
 from torch import Tensor
 
 from attention_contract import spec
-from attention_service.core.additive import additive_scores
+from attention_service.core import steps
+from attention_service.core.additive import additive_scores, sketched_sums
 from attention_service.core.groups import one_for_each_query_head, product
 from attention_service.core.registry import Registry
+from attention_service.core.tape import BOOL, Sketch, Tape
 from attention_service.core.types import Learned, Widths
 
 Tensors = Mapping[str, Tensor]
+Sketches = Mapping[str, Sketch]
 
 
 @dataclass(frozen=True)
@@ -58,6 +61,9 @@ class Score(Protocol):
     def cost(self, widths: Widths) -> ScoreCost:
         """What it costs at these widths."""
 
+    def sketched(self, tape: Tape, q: Sketch, k: Sketch, learned: Sketches) -> Sketch:
+        """``scores``, step by step."""
+
 
 @runtime_checkable
 class Product(Protocol):
@@ -69,6 +75,9 @@ class Product(Protocol):
 
     def factors(self, q: Tensor, k: Tensor, learned: Tensors) -> tuple[Tensor, Tensor, float]:
         """Tensors q' ``[B, H, Q, W]`` and k' ``[B, Hkv, K, W]`` and a number f, such that s(q, k) = f · q'·k'."""
+
+    def sketched_factors(self, tape: Tape, q: Sketch, k: Sketch, learned: Sketches) -> tuple[Sketch, Sketch, float]:
+        """The same, step by step."""
 
 
 SCORES = Registry[Score]("score")
@@ -93,6 +102,15 @@ class _OfProduct:
         """(Q · f) Kᵀ, since scaling the queries is D/K of the work of scaling the scores."""
         q, k, factor = self.factors(q, k, learned)
         return product(q if factor == 1 else q * factor, k.mT)
+
+    def sketched_factors(self, tape: Tape, q: Sketch, k: Sketch, learned: Sketches) -> tuple[Sketch, Sketch, float]:
+        """The queries and keys as they are."""
+        return q, k, 1.0
+
+    def sketched(self, tape: Tape, q: Sketch, k: Sketch, learned: Sketches) -> Sketch:
+        """Scaled, and multiplied."""
+        q, k, factor = self.sketched_factors(tape, q, k, learned)
+        return steps.product(tape, q if factor == 1 else steps.scale(tape, q), k, turned=True)
 
 
 @SCORES.register(
@@ -130,7 +148,14 @@ class ScaledDot(_OfProduct):
 
     def factors(self, q: Tensor, k: Tensor, learned: Tensors) -> tuple[Tensor, Tensor, float]:
         """The scale asked for, or 1/√D."""
-        return q, k, q.shape[-1] ** -0.5 if self.options.scale is None else self.options.scale
+        return q, k, self._scale(q.shape[-1])
+
+    def sketched_factors(self, tape: Tape, q: Sketch, k: Sketch, learned: Sketches) -> tuple[Sketch, Sketch, float]:
+        """The scale alone."""
+        return q, k, self._scale(int(q.dims[-1]))
+
+    def _scale(self, width: int) -> float:
+        return float(width**-0.5) if self.options.scale is None else self.options.scale
 
     def cost(self, widths: Widths) -> ScoreCost:
         """The product, and the scale for each pair, as the formula has it."""
@@ -158,6 +183,11 @@ class Bilinear(_OfProduct):
     def factors(self, q: Tensor, k: Tensor, learned: Tensors) -> tuple[Tensor, Tensor, float]:
         """Wᵀq and k."""
         return q @ learned["score.weight"].to(q.dtype), k, 1.0
+
+    def sketched_factors(self, tape: Tape, q: Sketch, k: Sketch, learned: Sketches) -> tuple[Sketch, Sketch, float]:
+        """The queries through W."""
+        weight = steps.cast(tape, learned["score.weight"], q.itemsize)
+        return steps.by_weight(tape, q, weight, q.dims), k, 1.0
 
     def cost(self, widths: Widths) -> ScoreCost:
         """The queries through W, and the product."""
@@ -192,6 +222,15 @@ class Additive:
         """Block by block, so that what stands between is never held whole."""
         into, of_keys, v = (learned[f"score.{name}"].to(q.dtype) for name in ("query_weight", "key_weight", "v"))
         return additive_scores(q @ into.mT, one_for_each_query_head(k, q.shape[1]) @ of_keys.mT, v)
+
+    def sketched(self, tape: Tape, q: Sketch, k: Sketch, learned: Sketches) -> Sketch:
+        """Both through their weights, then the sums over the hidden layer."""
+        names = ("query_weight", "key_weight", "v")
+        into, of_keys, v = (steps.cast(tape, learned[f"score.{name}"], q.itemsize) for name in names)
+        hidden = into.dims[1]
+        a = steps.by_weight(tape, q, into, (*q.dims[:3], hidden))
+        k = steps.for_each_head(tape, k, q.dims[1])
+        return sketched_sums(tape, a, steps.by_weight(tape, k, of_keys, (*k.dims[:3], hidden)), v)
 
     def cost(self, widths: Widths) -> ScoreCost:
         """For each pair: add and tanh, and the product with v.
@@ -251,6 +290,20 @@ class Gaussian(_OfProduct):
         sigma = learned["score.sigma"].to(q.dtype).abs().clamp(min=SMALLEST_SIGMA)
         return q * sigma.view(-1, 1, 1) ** -2, k, 1.0
 
+    def sketched_factors(self, tape: Tape, q: Sketch, k: Sketch, learned: Sketches) -> tuple[Sketch, Sketch, float]:
+        """Moved, squared, summed and put side by side; σ on the queries where it is learned."""
+        finite = steps.plain(tape, steps.like(k, tracked=False))
+        centre = steps.reduced(tape, finite, (*k.dims[:2], 1, k.dims[3]))
+        around = steps.for_each_head(tape, centre, q.dims[1])
+        q, k = steps.add(tape, q, around, minus=True), steps.add(tape, k, centre, minus=True)
+        q = steps.cat(tape, [q, _half_square_sketched(tape, q), _ones(tape, q)], 3)
+        k = steps.cat(tape, [k, _ones(tape, k), _half_square_sketched(tape, k)], 3)
+        if self.options.sigma != "learned":
+            return q, k, self.options.sigma**-2
+        sigma = steps.cast(tape, learned["score.sigma"], q.itemsize)
+        factor = steps.view(tape, _inverse_square(tape, sigma), (sigma.dims[0], 1, 1))
+        return steps.multiply(tape, q, factor), k, 1.0
+
     def cost(self, widths: Widths) -> ScoreCost:
         """The product of D + 2 columns, and σ; for a query 4·D, for a key 5·D: moved, squared, summed, (averaged)."""
         d = widths.head_dim
@@ -285,6 +338,14 @@ class Cosine(_OfProduct):
             return q, k, self.options.scale
         return q * learned["score.scale"].to(q.dtype).view(-1, 1, 1), k, 1.0
 
+    def sketched_factors(self, tape: Tape, q: Sketch, k: Sketch, learned: Sketches) -> tuple[Sketch, Sketch, float]:
+        """Both at length 1, and the scale on the queries where it is learned."""
+        q, k = _unit_sketched(tape, q), _unit_sketched(tape, k)
+        if self.options.scale != "learned":
+            return q, k, self.options.scale
+        scale = steps.cast(tape, learned["score.scale"], q.itemsize)
+        return steps.multiply(tape, q, steps.view(tape, scale, (scale.dims[0], 1, 1))), k, 1.0
+
     def cost(self, widths: Widths) -> ScoreCost:
         """The product and the scale; for a query or a key 3·D: squared, summed, divided."""
         d, scaled = widths.head_dim, int(self.options.scale != 1)
@@ -298,6 +359,61 @@ def _half_square(x: Tensor) -> Tensor:
     """``[..., W]`` to ``[..., 1]``: −‖x‖²/2."""
     half: Tensor = x.square().sum(-1, keepdim=True) * -0.5
     return half
+
+
+def _half_square_sketched(tape: Tape, x: Sketch) -> Sketch:
+    return steps.scale(tape, steps.total(tape, steps.square(tape, x), (*x.dims[:3], 1)))
+
+
+def _ones(tape: Tape, x: Sketch) -> Sketch:
+    return steps.filled(tape, (*x.dims[:3], 1), x.itemsize)
+
+
+def _inverse_square(tape: Tape, sigma: Sketch) -> Sketch:
+    """|σ|, kept from being too small, to the power −2; each undone by two or three operations on the way back."""
+    y = steps.like(sigma)
+    tape.does(3 * sigma.bytes, 3 * sigma.bytes, 0, 3)
+
+    def step() -> None:
+        n = sigma.bytes
+        tape.does(n, n)  # σ⁻³
+        tape.does(n, n)
+        tape.does(2 * n, n)
+        tape.does(0, sigma.itemsize)  # not where it was kept from being smaller
+        tape.does(n, sigma.size * BOOL)
+        tape.does(n + sigma.size * BOOL + sigma.itemsize, n)
+        tape.does(n, n)  # its sign
+        tape.does(2 * n, n)
+        tape.give(sigma, sigma.size)
+
+    return tape.later(y, step) if y.tracked else y
+
+
+def _unit_sketched(tape: Tape, x: Sketch) -> Sketch:
+    """``_unit``: the length found, the zeros, the length again without them, its inverse, the product."""
+    dims = (*x.dims[:3], 1)
+    one = steps.reduced(tape, steps.like(x, tracked=False), dims, functions=1)
+    zero = steps.plain(tape, one, itemsize=BOOL)
+    filled = steps.hide(tape, x, zero)
+    inverse = Sketch(dims, x.itemsize, tracked=x.tracked)
+    tape.does(x.bytes, one.bytes, one.size)
+    tape.does(2 * one.bytes, 2 * one.bytes, 0, 2)
+
+    def step() -> None:
+        n, mask = one.bytes, zero.bytes
+        tape.does(n, n)  # the product by 1, and −∂·(1/length)²
+        tape.does(n, n)
+        tape.does(n, n)
+        tape.does(2 * n, n)
+        tape.does(x.bytes + n, x.bytes)  # x / length, zero where that is
+        tape.does(n, mask)
+        tape.does(x.bytes + mask, x.bytes)
+        tape.does(n + x.bytes, x.bytes)
+        tape.give(filled, x.size, x.lies)
+
+    if inverse.tracked:
+        tape.later(inverse, step)
+    return steps.multiply(tape, x, steps.hide(tape, inverse, zero))
 
 
 def _unit(x: Tensor) -> Tensor:

@@ -44,6 +44,8 @@ def stages(
     missing = set(taps) & set(TAPS)
     if lacking := missing - set(taps_of(problem.spec)):
         raise ValueError(f"{problem.spec.normalizer.name} has no {', '.join(lacking)}; ask `taps_of` first")
+    if not missing:
+        return
     for tap, x in _stages(problem, edits, selection, with_lse="lse" in taps):
         if tap in missing:
             missing.remove(tap)

@@ -6,8 +6,10 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from attention_service.core.noise import noise
+from attention_service.core import steps
+from attention_service.core.noise import noise, sketched_noise
 from attention_service.core.patterns import Bounds, Coverage, Part, Tiles, Turns
+from attention_service.core.tape import BOOL, INTEGER, Sketch, Tape
 
 _DRAWS_OF_A_TILE = 256
 
@@ -21,6 +23,10 @@ class Leading(Part):
     def allows(self, p: Tensor, j: Tensor) -> Tensor:
         """The same for all queries."""
         return j < self.length
+
+    def sketched(self, tape: Tape, p: Sketch, j: Sketch) -> Sketch:
+        """One comparison of keys."""
+        return steps.plain(tape, j, itemsize=BOOL)
 
     def coverage(self, tiles: Tiles) -> Coverage:
         """By the first and the last key."""
@@ -65,6 +71,14 @@ class Blocks(Part):
             return own == other
         return (other >= own - self.neighbours) & (other <= own + self.neighbours)
 
+    def sketched(self, tape: Tape, p: Sketch, j: Sketch) -> Sketch:
+        """Both numbers, and one comparison or two."""
+        own, other = steps.plain(tape, p), steps.plain(tape, j)
+        if not self.neighbours:
+            return steps.plain(tape, own, other, itemsize=BOOL)
+        ends = [steps.plain(tape, other, steps.plain(tape, own), itemsize=BOOL) for _ in range(2)]
+        return steps.plain(tape, *ends)
+
     def coverage(self, tiles: Tiles) -> Coverage:
         """As of a band, over the numbers of the blocks."""
         nearest = tiles.j_first // self.size - tiles.p_last // self.size
@@ -100,6 +114,10 @@ class Stripes(Part):
     def allows(self, p: Tensor, j: Tensor) -> Tensor:
         """By the remainders."""
         return p % self.stride == j % self.stride
+
+    def sketched(self, tape: Tape, p: Sketch, j: Sketch) -> Sketch:
+        """Both remainders, and one comparison."""
+        return steps.plain(tape, steps.plain(tape, p), steps.plain(tape, j), itemsize=BOOL)
 
     def coverage(self, tiles: Tiles) -> Coverage:
         """Whether a multiple of the stride lies between the least and the largest j − p, and nothing else does."""
@@ -138,6 +156,10 @@ class Remainder(Part):
     def allows(self, p: Tensor, j: Tensor) -> Tensor:
         """The same for all queries."""
         return j % self.size >= self.least
+
+    def sketched(self, tape: Tape, p: Sketch, j: Sketch) -> Sketch:
+        """The remainders of keys, and one comparison of them."""
+        return steps.plain(tape, steps.plain(tape, j), itemsize=BOOL)
 
     def coverage(self, tiles: Tiles) -> Coverage:
         """By the block and the remainder of the first and the last key: what is seen is at the end of a block."""
@@ -185,6 +207,11 @@ class Segments(Part):
         """By how many ends are at or before each; no key is before the first."""
         return self._number(p) == self._number(j)
 
+    def sketched(self, tape: Tape, p: Sketch, j: Sketch) -> Sketch:
+        """Both looked up, and one comparison."""
+        ends = Sketch((len(self.ends),), INTEGER)
+        return steps.plain(tape, *(steps.plain(tape, x, ends, dims=x.dims) for x in (p, j)), itemsize=BOOL)
+
     def coverage(self, tiles: Tiles) -> Coverage:
         """By the segments of the first and the last query and key."""
         p_first, p_last = self._number(tiles.p_first), self._number(tiles.p_last)
@@ -228,6 +255,18 @@ class Drawn(Part):
         seen = torch.zeros((1,) * j.ndim, dtype=torch.bool, device=j.device)
         for drawn in self._draws(p):
             seen = seen | (drawn == block)
+        return seen
+
+    def sketched(self, tape: Tape, p: Sketch, j: Sketch) -> Sketch:
+        """Each draw, made another one where it was there before, and compared."""
+        block = steps.plain(tape, j)
+        seen = steps.filled(tape, (1,) * len(j.dims), BOOL)
+        row = steps.plain(tape, p)
+        for earlier in range(min(self.count, self.blocks)):
+            number = steps.plain(tape, sketched_noise(tape, row))
+            for _ in range(earlier):
+                number = steps.choose(tape, steps.plain(tape, number, number, itemsize=BOOL), number)
+            seen = steps.plain(tape, seen, steps.plain(tape, number, block, itemsize=BOOL))
         return seen
 
     def coverage(self, tiles: Tiles) -> Coverage:

@@ -40,7 +40,9 @@ from attention_service.core.cost.time import (
     predicted_gradient_seconds,
     predicted_seconds,
 )
+from attention_service.core.cost.traffic import gradient_traffic, traffic
 from attention_service.core.cost.workload import DIMENSIONS, Workload
+from attention_service.core.tape import Traffic
 
 __all__ = [
     "DIMENSIONS",
@@ -53,6 +55,7 @@ __all__ = [
     "Rates",
     "Retrieval",
     "Roofline",
+    "Traffic",
     "Workload",
     "backward_flops",
     "backward_pass",
@@ -64,6 +67,7 @@ __all__ = [
     "flops",
     "forward_pass",
     "gradient_peak_bytes",
+    "gradient_traffic",
     "growth",
     "input_bytes",
     "kv_cache_bytes",
@@ -83,4 +87,5 @@ __all__ = [
     "second_peak_bytes",
     "time_order",
     "touched",
+    "traffic",
 ]

@@ -51,7 +51,7 @@ def masks_of(work: Workload, masks: Sequence[Mask] | None = None) -> Masks:
     if work.padded:
         shapes.append((work.batch, 1, 1))
     bias = 0
-    own = _request_mask(work) if work.request_mask_elements else None
+    own = request_mask(work) if work.request_mask_elements else None
     if own is not None and work.bool_mask:
         shapes.append(own)
     elif own is not None:
@@ -112,7 +112,7 @@ def softmax_itemsize(work: Workload) -> int:
     return asked if asked < 4 else max(asked, work.itemsize)
 
 
-def _request_mask(work: Workload) -> tuple[int, int, int]:
+def request_mask(work: Workload) -> tuple[int, int, int]:
     """Batch, heads and queries of the request's mask: the largest product that its number of elements can stand for."""
     fits = [
         (work.request_mask_elements % (b * h * q * work.told_keys) == 0, b * h * q, (b, h, q))

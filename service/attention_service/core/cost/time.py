@@ -8,23 +8,15 @@ from dataclasses import dataclass, replace
 
 from attention_contract.schemas.complexity import StageFlops
 from attention_service.core.cost.approximate import approximated, exactly, method_cost, method_moved
-from attention_service.core.cost.encoding import token_traffic
 from attention_service.core.cost.flops import backward_flops, flops
-from attention_service.core.cost.held import Held
 from attention_service.core.cost.memory import PAIR_TAPS
 from attention_service.core.cost.pairs import (
-    fused_masks,
-    masks_of,
-    normalizer_cost,
     plainly_causal,
     score_cost,
-    score_itemsize,
-    softmax_itemsize,
 )
-from attention_service.core.cost.tensors import parameter_count
 from attention_service.core.cost.tiles import counted_as, touched
+from attention_service.core.cost.traffic import gradient_traffic, traffic
 from attention_service.core.cost.workload import Workload
-from attention_service.core.positions import POSITIONS
 
 _STARTS = 1.5, 1.0
 _BACKWARD_STARTS = 5.0, 3.0
@@ -61,11 +53,14 @@ def predicted_seconds(work: Workload, kernel: str, rates: Rates) -> float:
 def predicted_gradient_seconds(work: Workload, kernel: str, rates: Rates) -> float:
     """Seconds of one forward and one backward pass with this kernel.
 
-    The backward pass moves about twice what the forward pass does: what was kept, and a gradient for each.
+    Of a method that approximates, the backward pass is taken to move twice what the forward pass does.
     """
     kernel = counted_as(kernel)
     stages = backward_flops(work, masked=False, fused=kernel != "materialized")
-    moved = 2 * moved_bytes(replace(work, taps=frozenset({"output"})), kernel)
+    if approximated(work) is None:
+        moved = gradient_traffic(work, kernel).moved
+    else:
+        moved = 2 * moved_bytes(replace(work, taps=frozenset({"output"})), kernel)
     starts = 1 + _starts(work, kernel, _BACKWARD_STARTS)
     return predicted_seconds(work, kernel, rates) + rates.seconds(
         _executed(stages, work, kernel), moved, kernel, starts
@@ -77,18 +72,7 @@ def moved_bytes(work: Workload, kernel: str) -> int:
     kernel = counted_as(kernel)
     if approximated(work) is not None:
         return method_moved(work)
-    held = Held.of(work)
-    parameters = parameter_count(work) * work.itemsize
-    moved = held.inputs + parameters + held.made + held.q + held.kv + 2 * held.context + held.output
-    moved += token_traffic(work)
-    if kernel == "materialized":
-        return moved + _stage_traffic(work, work.pairs * work.heads)
-    if kernel == "blocked":
-        within = _stage_traffic(work, touched(work).pairs * work.heads)
-        return moved + within * 2 // 3 + _stage_traffic(work, _pairs_again(work, kernel))
-    # The kernel's mask: made, read, written as floats, and read again.
-    moved += fused_masks(work).combined * (2 + 2 * work.itemsize)
-    return moved + _stage_traffic(work, _pairs_again(work, kernel))
+    return traffic(work, kernel).moved
 
 
 def executed_share(work: Workload, kernel: str) -> float:
@@ -147,14 +131,3 @@ def _pairs_again(work: Workload, kernel: str) -> int:
     heads = work.heads if work.selected_heads is None else work.selected_heads
     queries = work.queries if work.selected_queries is None else work.selected_queries
     return work.batch * heads * queries * work.keys
-
-
-def _stage_traffic(work: Workload, pairs: int) -> int:
-    """Bytes moved by the stages over this many pairs, each of which reads what the one before it wrote."""
-    c, n = score_itemsize(work), softmax_itemsize(work)
-    scores = 1 + (6 if work.spec.softcap is not None else 0) + (2 if masks_of(work).any else 0)
-    scores += 4 if POSITIONS.of(work.spec.position).biased else 0  # made, read and added
-    # What the normalizer moves; then the weights, written in the dtype of the values where that is another, and read
-    # for their sum.
-    narrowed = work.itemsize if n == work.itemsize else n + 2 * work.itemsize
-    return pairs * (scores * c + normalizer_cost(work).moved + narrowed)

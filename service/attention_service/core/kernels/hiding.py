@@ -12,36 +12,39 @@ KEPT = 2
 """So many of the largest tiles may be remembered."""
 
 
-class Limits:
-    """The largest that each score of a tile may be: ∞ where a query may look, −∞ where not.
+class Likeness:
+    """Which tiles look like one that is remembered.
 
-    A minimum of finite scores and limits hides what it should, and is faster than a mask of booleans. Where
-    edges of a pattern move with the query, one tile further along the diagonal it looks the same.
+    Where edges of a pattern move with the query, one tile further along the diagonal it looks the same.
     """
 
-    def __init__(self, pattern: Pattern, dtype: torch.dtype, device: torch.device, tile: int) -> None:
+    def __init__(self, pattern: Pattern, tile: int) -> None:
         """tile: the queries times the keys of the largest one."""
-        self._pattern, self._dtype, self._device = pattern, dtype, device
         self._room = self._most = KEPT * tile
         turns = [part.turns for part in pattern.parts()]
         self._rows = sorted({row for each in turns for row in each.rows})
         self._still = sorted({edge for each in turns for edge in each.still})
         periods = [each.period for each in turns]
         self._period = None if None in periods else lcm(*(period for period in periods if period is not None))
-        self._known: dict[tuple[int, ...], Tensor] = {}
+        self._sizes: dict[tuple[int, ...], int] = {}
 
-    def of(self, queries: tuple[int, int], keys: tuple[int, int]) -> Tensor:
-        """``[queries, keys]``, of positions from the first to before the second of each pair."""
+    def remember(
+        self, queries: tuple[int, int], keys: tuple[int, int]
+    ) -> tuple[tuple[int, ...] | None, bool, list[tuple[int, ...]]]:
+        """What a tile is remembered by (None where it is not), whether it is new, and what is forgotten for it."""
         key = self._likeness(queries, keys)
         size = (queries[1] - queries[0]) * (keys[1] - keys[0])
         if key is None or size > self._most:
-            return self._laid_out(queries, keys)
-        if key not in self._known:
-            while size > self._room:
-                self._room += self._known.pop(next(iter(self._known))).numel()
-            self._room -= size
-            self._known[key] = self._laid_out(queries, keys)
-        return self._known[key]
+            return None, True, []
+        if key in self._sizes:
+            return key, False, []
+        forgotten = []
+        while size > self._room:
+            forgotten.append(next(iter(self._sizes)))
+            self._room += self._sizes.pop(forgotten[-1])
+        self._room -= size
+        self._sizes[key] = size
+        return key, True, forgotten
 
     def _likeness(self, queries: tuple[int, int], keys: tuple[int, int]) -> tuple[int, ...] | None:
         """What tiles that look the same have in common; None where something else begins within this one."""
@@ -55,6 +58,30 @@ class Limits:
             kinds.append(first)
         sizes = queries[1] - queries[0], keys[1] - keys[0]
         return (*kinds, *sizes, keys[0] - queries[0], queries[0] % self._period)
+
+
+class Limits:
+    """The largest that each score of a tile may be: ∞ where a query may look, −∞ where not.
+
+    A minimum of finite scores and limits hides what it should, and is faster than a mask of booleans.
+    """
+
+    def __init__(self, pattern: Pattern, dtype: torch.dtype, device: torch.device, tile: int) -> None:
+        """tile: the queries times the keys of the largest one."""
+        self._pattern, self._dtype, self._device = pattern, dtype, device
+        self._alike = Likeness(pattern, tile)
+        self._known: dict[tuple[int, ...], Tensor] = {}
+
+    def of(self, queries: tuple[int, int], keys: tuple[int, int]) -> Tensor:
+        """``[queries, keys]``, of positions from the first to before the second of each pair."""
+        key, _, forgotten = self._alike.remember(queries, keys)
+        for each in forgotten:
+            del self._known[each]
+        if key is None:
+            return self._laid_out(queries, keys)
+        if key not in self._known:
+            self._known[key] = self._laid_out(queries, keys)
+        return self._known[key]
 
     def _laid_out(self, queries: tuple[int, int], keys: tuple[int, int]) -> Tensor:
         p = torch.arange(*queries, device=self._device)[:, None]

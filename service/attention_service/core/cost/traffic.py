@@ -1,0 +1,53 @@
+"""Bytes read and written, elementary functions and operations of each pass: what PyTorch executes, counted from sizes.
+
+The convention. Counted is every operation that PyTorch's dispatcher starts and that does work, with autograd's own on
+the way back; views, allocations and looks at a shape do none. An operation reads each tensor that it is given once: an
+expanded dimension as a single element, the same tensor twice as one, by an index what is picked. It writes its answer,
+or what it changes in place. The fused kernel is a single operation: it reads queries, keys, values and a mask, and
+writes the context and a number for each query, whatever its tiles read again from nearer memory. An elementary function
+counts by element: exp, log, tanh, sigmoid, roots, sin, cos and powers that are not whole; a softmax takes one for each
+score, the fused kernel one for each pair that it looks at (up to the diagonal, where it is told that they are causal).
+
+Left out: what decides on the host which tiles there are, edits of taps, and the way to and from the device. What
+depends on the data is counted as for finite numbers, with keys and values looked through once for it. Not known from
+sizes, and taken as said: that a request's mask is as long as the keys, that padding is told by a mask of keys and hides
+no whole cell of tiles, and that sequences at other places have the tiles of the last past key. Source of the names of
+operations: PyTorch 2.13, on a CPU; on a GPU the fused kernel's arguments and the blocked kernel's masks differ.
+"""
+
+from dataclasses import replace
+
+from attention_service.core.cost.sketched import looked_through, merged, parameters_of, prepared
+from attention_service.core.cost.sketched_blocks import blocked
+from attention_service.core.cost.sketched_stages import fused, stages, tapped, with_apart
+from attention_service.core.cost.tiles import counted_as
+from attention_service.core.cost.workload import Workload
+from attention_service.core.tape import Sketch, Tape, Traffic
+
+
+def traffic(work: Workload, kernel: str) -> Traffic:
+    """Of one forward pass with this kernel, what it takes to return the taps included."""
+    tape = Tape()
+    _passed(tape, work, counted_as(kernel))
+    return tape.counted
+
+
+def gradient_traffic(work: Workload, kernel: str) -> Traffic:
+    """Of the backward pass alone: the gradients with respect to inputs and parameters."""
+    tape = Tape(differentiated=True)
+    output = _passed(tape, replace(work, taps=frozenset({"output"})), counted_as(kernel))
+    return tape.back(output)
+
+
+def _passed(tape: Tape, work: Workload, kernel: str) -> Sketch:
+    parameters = parameters_of(tape, work)
+    given = prepared(tape, work, parameters)
+    taps = set(work.taps) - {"output"}
+    if kernel == "materialized":
+        context = stages(tape, given, {"context"} | taps)
+    else:
+        looked_through(tape, given.k, given.v)
+        context = blocked(tape, given) if kernel == "blocked" else fused(tape, given)
+        context = with_apart(tape, given, context)
+    tapped(tape, given, kernel)
+    return merged(tape, work, context, parameters)

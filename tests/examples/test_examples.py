@@ -50,6 +50,19 @@ def test_the_quickstart_answers_the_four_questions_as_often_as_it_is_run(server)
         assert "O(n²" in printed
 
 
+def test_capacity_is_planned_without_the_hardware(server, tmp_path):
+    picture = tmp_path / "capacity.svg"
+    printed = succeed(sys.executable, EXAMPLES / "capacity.py", "--picture", picture, ATTENTION_URL=server)
+    gibs = dict(re.findall(r"(\w+ ?\w* ?\w*) 131072 tokens: cache +([\d.]+) GiB", printed))
+    assert gibs == {"request": "64.0", "grouped heads": "16.0", "one kv head": "2.0"}  # Llama-3 8B: 128 KiB a token
+    steps = [float(ms) for ms in re.findall(r"131072 tokens.*then +([\d.]+) ms a token", printed)]
+    assert steps == sorted(steps, reverse=True), "a smaller cache is read sooner"
+    for device in ("L4", "A100 SXM 80GB", "H100 SXM", "MI300X"):
+        assert re.search(rf"{device}: +[\d.]+ ms \([\d.]+ to [\d.]+\), up to [\d,]+ tokens", printed)
+    assert re.search(r"(window|request) is faster from \d+ tokens on", printed)
+    assert picture.read_text("utf-8").startswith("<?xml")
+
+
 @pytest.mark.skipif(shutil.which("curl") is None, reason="needs curl")
 def test_the_quickstart_does_the_same_with_curl(server):
     printed = succeed("sh", EXAMPLES / "quickstart.sh", ATTENTION_URL=server)

@@ -75,7 +75,7 @@ def cost(queries: int) -> c.Cost:
     return c.Cost(
         shape=c.Shape(queries=queries, keys=queries), pairs=queries**2, allowed_pairs=queries**2, forward=_PASS,
         backward=_PASS, backward_fused=_PASS, kernel="fused", executed_flops=1, executed_backward_flops=1,
-        parameter_bytes=1, input_bytes=1, output_bytes=1,
+        intensity=0.5, parameter_bytes=1, input_bytes=1, output_bytes=1,
         kv_cache_bytes=2_000_000, kv_cache_bytes_per_token=1, predicted_ms=0.5,
         peak_bytes=c.PeakBytes(fused=1, blocked=1, materialized=2, request=3),
         predicted=w.Predicted(basis="rates", forward=TOOK, gradients=TOOK, decode=None),

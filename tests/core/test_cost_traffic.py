@@ -15,11 +15,13 @@ from torch.utils._python_dispatch import _disable_current_modes
 
 from attention_contract import positions, spec
 from attention_contract.positions import QKNorm, RelativeBias, Rope
+from attention_contract.schemas.complexity import Shape
 from attention_contract.schemas.modules import Biases
 from attention_contract.spec import AttentionSpec, Causal, Dot, GlobalTokens, SlidingWindow, Softmax
 from attention_service.core.apart import separate_positions
 from attention_service.core.attention import attend
-from attention_service.core.cost import Workload, gradient_traffic, traffic
+from attention_service.core.cost import Rates, Roofline, Workload, cost_of, gradient_traffic, traffic
+from attention_service.core.cost.taps import tap_costs
 from attention_service.core.kernels import KERNELS, unsuitable
 from attention_service.core.kernels.tiling import Layout
 from attention_service.core.learned import learned_of
@@ -369,3 +371,52 @@ def test_counting_takes_no_time_and_no_memory_whatever_the_size(kernel):
     assert traffic(long, kernel).moved > 2**50
     assert gradient_traffic(long, kernel).moved > 2**50
     assert perf_counter() - start < 5
+
+
+CLOCK = Roofline(Rates(flops_per_s=1e12, bytes_per_s=1e11, overhead_s=1e-5))
+
+
+@pytest.mark.parametrize("kernel", KERNEL_NAMES)
+def test_the_account_of_a_shape_holds_its_counts(kernel):
+    work = work_of(AttentionSpec(masks=WINDOW), past=3, taps=frozenset({"output", "weights", "lse"}))
+    cost = cost_of(work, Shape(batch=2, queries=5, keys=7, past=3), kernel, CLOCK, decode="materialized")
+    plain = replace(work, taps=frozenset({"output"}))
+    step = replace(plain, queries=1, past=work.told_keys - 1)
+    found = cost.executed
+    passes = (found.forward, traffic(plain, kernel)), (found.backward, gradient_traffic(plain, kernel))
+    for told, counted in (*passes, (found.decode, traffic(step, "materialized"))):
+        assert (told.bytes_read, told.bytes_written) == (counted.read, counted.written)
+        assert (told.transcendentals, told.operations) == (counted.transcendentals, counted.operations)
+    assert (found.forward.flops, found.backward.flops) == (cost.executed_flops, cost.executed_backward_flops)
+    assert cost.intensity == found.forward.flops / (found.forward.bytes_read + found.forward.bytes_written)
+
+
+def test_returning_the_weights_costs_what_is_gone_through_again():
+    work = work_of(AttentionSpec(score=Dot()), module=False, taps=frozenset({"output", "weights"}))
+    shape = Shape(batch=2, queries=5, keys=7)
+    fused, materialized = (cost_of(work, shape, kernel, CLOCK).taps["weights"] for kernel in ("fused", "materialized"))
+    pairs = work.pairs * work.heads
+    assert fused.flops == pairs * (2 * work.head_dim + 5)
+    with_weights, _ = executed(work, "fused")
+    without, _ = executed(replace(work, taps=frozenset({"output"})), "fused")
+    assert fused.bytes_moved == of(with_weights).moved - of(without).moved
+    assert fused.output_bytes == materialized.output_bytes == 4 * pairs
+    assert fused.predicted_ms > 0
+    assert (materialized.flops, materialized.bytes_moved, materialized.predicted_ms) == (0, 0, 0)
+
+
+@pytest.mark.parametrize(("heads", "queries"), [(2, None), (None, 3), (2, 3)])
+def test_the_scores_again_are_those_of_the_selection(heads, queries):
+    work = work_of(AttentionSpec(score=Dot()), module=False, taps=frozenset({"output", "scores"}))
+    some = replace(work, selected_heads=heads, selected_queries=queries)
+    every, narrowed = (tap_costs(each, "fused", CLOCK)["scores"] for each in (work, some))
+    share = (heads or work.heads) * (queries or work.queries)
+    assert narrowed.flops * work.heads * work.queries == every.flops * share
+    assert narrowed.output_bytes < every.output_bytes
+
+
+def test_one_tap_adds_nothing_to_another_that_goes_as_far():
+    work = work_of(taps=frozenset({"output", "scores", "weights"}))
+    found = tap_costs(work, "fused", CLOCK)
+    assert found["scores"].flops == found["scores"].bytes_moved == 0
+    assert found["weights"].flops > 0

@@ -11,6 +11,7 @@ from pydantic import Field, model_validator
 from attention_contract.base import WireModel
 from attention_contract.schemas.answers import Crossover, Limits, PerToken, Predicted
 from attention_contract.schemas.attention import Index, KernelName, Tap, output_only
+from attention_contract.schemas.counts import Executed, TapCost
 from attention_contract.spec import AttentionSpec
 from attention_contract.tensors import FloatName
 
@@ -162,6 +163,12 @@ class Cost(WireModel):
     """FLOPs of a forward pass with that kernel: the blocked one leaves out tiles in which everything is forbidden."""
     executed_backward_flops: int
     """Of a backward pass with it, what it computes again included."""
+    executed: Executed | None = None
+    """What the passes execute, operation by operation. Null where the method approximates."""
+    taps: dict[str, TapCost] = Field(default_factory=dict)
+    """What returning each of the taps asked for adds to the request without it; the output is always there."""
+    intensity: float
+    """FLOPs of the forward pass for each byte that it reads or writes."""
     parameter_bytes: int
     input_bytes: int
     output_bytes: int

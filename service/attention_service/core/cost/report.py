@@ -4,10 +4,12 @@ from dataclasses import replace
 
 from attention_contract.schemas.answers import Milliseconds, PerToken, Predicted
 from attention_contract.schemas.complexity import Cost, PeakBytes, Shape
-from attention_service.core.cost.approximate import exactly
+from attention_contract.schemas.counts import Executed, PassCounts
+from attention_service.core.cost.approximate import approximated, exactly
 from attention_service.core.cost.clock import Clock, Estimate
 from attention_service.core.cost.flops import backward_pass, forward_pass, pair_count
 from attention_service.core.cost.memory import peak_bytes
+from attention_service.core.cost.taps import tap_costs
 from attention_service.core.cost.tensors import (
     input_bytes,
     kv_cache_bytes,
@@ -16,7 +18,9 @@ from attention_service.core.cost.tensors import (
     parameter_count,
 )
 from attention_service.core.cost.time import executed_backward_flops, executed_flops, moved_bytes
+from attention_service.core.cost.traffic import gradient_traffic, traffic
 from attention_service.core.cost.workload import Workload
+from attention_service.core.tape import Traffic
 
 
 def cost_of(
@@ -47,6 +51,9 @@ def cost_of(
         kernel=kernel,
         executed_flops=executed_flops(work, kernel),
         executed_backward_flops=executed_backward_flops(work, kernel),
+        executed=_executed(plain, kernel, decode),
+        taps=tap_costs(work, kernel, clock),
+        intensity=executed_flops(plain, kernel) / max(moved_bytes(plain, kernel), 1),
         parameter_bytes=parameter_count(work) * work.itemsize,
         input_bytes=input_bytes(work),
         output_bytes=output_bytes(work),
@@ -66,6 +73,27 @@ def cost_of(
             decode=None if decode is None else _milliseconds(clock.forward(plain.decode, decode)),
         ),
         per_token=_per_token(work, kernel, clock),
+    )
+
+
+def _executed(work: Workload, kernel: str, decode: str | None) -> Executed | None:
+    if approximated(work) is not None:
+        return None
+    step = work.decode
+    return Executed(
+        forward=_counts(executed_flops(work, kernel), traffic(work, kernel)),
+        backward=_counts(executed_backward_flops(work, kernel), gradient_traffic(work, kernel)),
+        decode=None if decode is None else _counts(executed_flops(step, decode), traffic(step, decode)),
+    )
+
+
+def _counts(flops: int, found: Traffic) -> PassCounts:
+    return PassCounts(
+        flops=flops,
+        transcendentals=found.transcendentals,
+        bytes_read=found.read,
+        bytes_written=found.written,
+        operations=found.operations,
     )
 
 

@@ -1,0 +1,43 @@
+"""What a pass executes, operation by operation, and what returning a tap adds to it."""
+
+from attention_contract.base import WireModel
+
+
+class PassCounts(WireModel):
+    """What one pass executes with its kernel.
+
+    Counted is every operation that PyTorch starts and that does work: it reads each tensor that it is given once, and
+    writes its answer. A fused kernel is one operation.
+    """
+
+    flops: int
+    transcendentals: int
+    """Elementary functions (exp, log, tanh, roots, sin, cos), by element."""
+    bytes_read: int
+    bytes_written: int
+    operations: int
+    """On a GPU, kernels that are launched."""
+
+
+class Executed(WireModel):
+    """What the passes of one shape execute."""
+
+    forward: PassCounts
+    """With the output alone returned."""
+    backward: PassCounts
+    """The backward pass alone: the gradients with respect to inputs and parameters."""
+    decode: PassCounts | None
+    """One step: a query and a new key of each sequence, at whose end as many keys are there; null where none can be."""
+
+
+class TapCost(WireModel):
+    """What returning one tap adds to the request without it."""
+
+    flops: int
+    """Of what the kernel did not keep and is computed again."""
+    bytes_moved: int
+    """Read and written on the device."""
+    peak_bytes: int
+    output_bytes: int
+    """Of the tap in the reply, in the dtype that is computed in."""
+    predicted_ms: float

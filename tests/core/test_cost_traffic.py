@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping
 from dataclasses import replace
+from fractions import Fraction
 from functools import partial
 from math import prod
 from time import perf_counter
@@ -20,7 +21,17 @@ from attention_contract.schemas.modules import Biases
 from attention_contract.spec import AttentionSpec, Causal, Dot, GlobalTokens, SlidingWindow, Softmax
 from attention_service.core.apart import separate_positions
 from attention_service.core.attention import attend
-from attention_service.core.cost import Rates, Roofline, Workload, cost_of, gradient_traffic, traffic
+from attention_service.core.cost import (
+    Rates,
+    Roofline,
+    Workload,
+    backward_flops,
+    cost_of,
+    flops,
+    gradient_traffic,
+    touched,
+    traffic,
+)
 from attention_service.core.cost.taps import tap_costs
 from attention_service.core.kernels import KERNELS, unsuitable
 from attention_service.core.kernels.tiling import Layout
@@ -420,3 +431,39 @@ def test_one_tap_adds_nothing_to_another_that_goes_as_far():
     found = tap_costs(work, "fused", CLOCK)
     assert found["scores"].flops == found["scores"].bytes_moved == 0
     assert found["weights"].flops > 0
+
+
+ENTRIES = [
+    *(AttentionSpec(score=each.values[0]) for each in entries(SCORES)),
+    *(AttentionSpec(normalizer=each.values[0]) for each in entries(NORMALIZERS)),
+    *(AttentionSpec(position=each.values[0]) for each in entries(POSITIONS)),
+    *(AttentionSpec(masks=[each.values[0]]) for each in entries(MASKS)),
+    *(work.spec for work in WORKLOADS.values()),
+]
+
+
+@pytest.mark.parametrize("index", range(len(ENTRIES)))
+def test_matrix_products_of_every_entry_are_what_the_stages_execute(index):
+    work = work_of(ENTRIES[index])
+    forward, backward = executed(work, "materialized")
+    assert flops(work, masked=False).matmul == forward.matmul
+    assert backward_flops(work, masked=False, fused=False).matmul == backward.matmul
+
+
+@pytest.mark.parametrize("masks", PATTERNS.values(), ids=PATTERNS)
+def test_matrix_products_of_the_blocked_kernel_are_those_of_its_tiles(masks):
+    work = work_of(AttentionSpec(masks=masks), **LONG | {"module": True})
+    forward, backward = executed(work, "blocked")
+    share = Fraction(touched(work).pairs, work.pairs)
+    for counted, stages in (
+        (forward, flops(work, masked=False)),
+        (backward, backward_flops(work, masked=False, fused=True)),
+    ):
+        outside = stages.projections + stages.output_projection
+        assert counted.matmul == outside + share * (stages.scores + stages.values)
+
+
+def test_pytorchs_own_counter_gives_nothing_for_the_fused_kernel_of_a_cpu():
+    forward, _ = executed(work_of(module=False), "fused")
+    assert forward.matmul == 0
+    assert "_scaled_dot_product_flash_attention_for_cpu" in forward.names

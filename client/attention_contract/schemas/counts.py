@@ -26,7 +26,7 @@ class Executed(WireModel):
     """With the output alone returned."""
     backward: PassCounts
     """The backward pass alone: the gradients with respect to inputs and parameters."""
-    decode: PassCounts | None
+    decode: PassCounts | None = None
     """One step: a query and a new key of each sequence, at whose end as many keys are there; null where none can be."""
 
 

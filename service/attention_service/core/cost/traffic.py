@@ -15,27 +15,58 @@ no whole cell of tiles, and that sequences at other places have the tiles of the
 operations: PyTorch 2.13, on a CPU; on a GPU the fused kernel's arguments and the blocked kernel's masks differ.
 """
 
-from dataclasses import replace
+from dataclasses import dataclass, field, fields, replace
+from functools import lru_cache
 
 from attention_service.core.cost.sketched import looked_through, merged, parameters_of, prepared
 from attention_service.core.cost.sketched_blocks import blocked
 from attention_service.core.cost.sketched_stages import fused, stages, tapped, with_apart
 from attention_service.core.cost.tiles import counted_as
 from attention_service.core.cost.workload import Workload
+from attention_service.core.kernels import tiling
 from attention_service.core.tape import Sketch, Tape, Traffic
 
 
 def traffic(work: Workload, kernel: str) -> Traffic:
     """Of one forward pass with this kernel, what it takes to return the taps included."""
-    tape = Tape()
-    _passed(tape, work, counted_as(kernel))
-    return tape.counted
+    return _forward(_Asked.of(work, counted_as(kernel)))
 
 
 def gradient_traffic(work: Workload, kernel: str) -> Traffic:
     """Of the backward pass alone: the gradients with respect to inputs and parameters."""
+    return _backward(_Asked.of(replace(work, taps=frozenset({"output"})), counted_as(kernel)))
+
+
+@dataclass(frozen=True)
+class _Asked:
+    """A workload and a kernel, the same for equal ones: what was counted once is remembered."""
+
+    key: tuple[object, ...]
+    work: Workload = field(compare=False)
+    kernel: str = field(compare=False)
+
+    @classmethod
+    def of(cls, work: Workload, kernel: str) -> "_Asked":
+        sizes = work.sizes
+        widths = None if sizes is None else (*sizes.inputs, sizes.biases.model_dump_json())
+        rest = [getattr(work, name) for name in _SIZES]
+        return cls((kernel, work.spec.model_dump_json(), widths, tiling.TILING, *rest), work, kernel)
+
+
+_SIZES = tuple(each.name for each in fields(Workload) if each.name not in {"spec", "sizes"})
+
+
+@lru_cache(maxsize=2048)
+def _forward(asked: _Asked) -> Traffic:
+    tape = Tape()
+    _passed(tape, asked.work, asked.kernel)
+    return tape.counted
+
+
+@lru_cache(maxsize=2048)
+def _backward(asked: _Asked) -> Traffic:
     tape = Tape(differentiated=True)
-    output = _passed(tape, replace(work, taps=frozenset({"output"})), counted_as(kernel))
+    output = _passed(tape, asked.work, asked.kernel)
     return tape.back(output)
 
 

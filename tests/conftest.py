@@ -27,7 +27,7 @@ def live_server(models_dir: Path, **settings: object) -> Iterator[str]:
     from attention_service.api.app import create_app
     from attention_service.settings import Settings
 
-    app = create_app(Settings(_env_file=None, models_dir=models_dir, **settings))
+    app = create_app(Settings(**{"_env_file": None, "models_dir": models_dir, "calibrate": False} | settings))
     server = uvicorn.Server(uvicorn.Config(app, log_config=None, access_log=False, timeout_graceful_shutdown=5))
     listener = socket.create_server(("127.0.0.1", 0))
     thread = threading.Thread(target=server.run, kwargs={"sockets": [listener]}, daemon=True)

@@ -1,18 +1,29 @@
-"""``attention serve`` and ``python -m attention_service``: read the settings, run the server, stop it gracefully."""
+"""``attention serve``, ``attention calibrate`` and ``python -m attention_service``.
 
+Read the settings; run the server and stop it gracefully, or measure the device.
+"""
+
+import math
 import signal
 import sys
+import time
 from collections.abc import Sequence
 from types import FrameType
+from typing import TypeVar
 
 import uvicorn
 from pydantic import ValidationError
-from pydantic_settings import CliApp
+from pydantic_settings import CliApp, SettingsConfigDict
 
 from attention_service.api.app import create_app
 from attention_service.api.observing import configure_logging
-from attention_service.runtime.device import resolve
+from attention_service.core.cost import Calibrated
+from attention_service.runtime.calibration import stored
+from attention_service.runtime.calibration.calibrating import SECONDS, Calibration, TooBusyError
+from attention_service.runtime.device import BUDGET_SHARE, Device, resolve
 from attention_service.settings import Settings
+
+SettingsT = TypeVar("SettingsT", bound=Settings)
 
 
 class Server(uvicorn.Server):
@@ -28,23 +39,19 @@ class Server(uvicorn.Server):
         self.should_exit = True
 
 
+class CalibrateSettings(Settings):
+    """Measure the device, by which times are predicted, and keep what was found beside the modules.
+
+    A server on the same device and model repository takes it up when it starts.
+    """
+
+    model_config = SettingsConfigDict(cli_prog_name="attention calibrate")
+
+
 def serve(arguments: Sequence[str] | None = None) -> int:
     """Run the server until it is told to stop. Returns the exit status."""
-    try:
-        settings = CliApp.run(Settings, cli_args=list(sys.argv[1:] if arguments is None else arguments))
-    except ValidationError as fault:
-        for error in fault.errors(include_url=False):
-            name = "_".join(str(part) for part in error["loc"])
-            sys.stderr.write(f"--{name.replace('_', '-')} (ATTENTION_{name.upper()}): {error['msg']}\n")
-        return 2
-    try:
-        resolve(settings.device)
-        settings.models_dir.mkdir(parents=True, exist_ok=True)
-    except ValueError as fault:
-        sys.stderr.write(f"--device (ATTENTION_DEVICE): {fault}\n")
-        return 2
-    except OSError as fault:
-        sys.stderr.write(f"--models-dir (ATTENTION_MODELS_DIR): {fault.strerror}: {settings.models_dir}\n")
+    settings = _settings(Settings, arguments)
+    if settings is None:
         return 2
     configure_logging(settings.log_level, settings.log_format)
     config = uvicorn.Config(
@@ -59,6 +66,60 @@ def serve(arguments: Sequence[str] | None = None) -> int:
     server = Server(config)
     server.run()
     return 0 if server.started else 1
+
+
+def calibrate(arguments: Sequence[str] | None = None) -> int:
+    """Measure the device and keep what was found. Returns the exit status."""
+    settings = _settings(CalibrateSettings, arguments)
+    if settings is None:
+        return 2
+    device = Device.open(settings.device, settings.threads)
+    room = settings.memory_budget or int(BUDGET_SHARE * device.free_bytes())
+    sys.stderr.write(f"measuring {device.name} ({device.model}) for at most {SECONDS:.0f} seconds\n")
+    started = time.monotonic()
+    calibration = Calibration(device, room)
+    while calibration.step():
+        if calibration.points % 20 == 0 and sys.stderr.isatty():
+            sys.stderr.write(f"\r{calibration.points} requests")
+    try:
+        clock = calibration.clock()
+    except TooBusyError as fault:
+        sys.stderr.write(f"\r{fault}\n")
+        return 1
+    stored.save(settings.models_dir, device, clock, calibration.points)
+    sys.stderr.write(f"\r{calibration.points} requests in {time.monotonic() - started:.0f} seconds\n")
+    sys.stdout.write(_table(clock))
+    return 0
+
+
+def _table(clock: Calibrated) -> str:
+    """How far single runs of each kind lie from the prediction."""
+    rows = [
+        f"{kind:<24}{math.expm1(spread.low):+8.0%}{math.expm1(spread.high):+8.0%}\n"
+        for kind, spread in sorted(clock.spreads.items())
+    ]
+    return f"{'nine of ten runs':<24}{'from':>8}{'to':>8}\n" + "".join(rows)
+
+
+def _settings(kind: type[SettingsT], arguments: Sequence[str] | None) -> SettingsT | None:
+    """The settings, checked; None where they can't be, which is said on standard error."""
+    try:
+        settings = CliApp.run(kind, cli_args=list(sys.argv[1:] if arguments is None else arguments))
+    except ValidationError as fault:
+        for error in fault.errors(include_url=False):
+            name = "_".join(str(part) for part in error["loc"])
+            sys.stderr.write(f"--{name.replace('_', '-')} (ATTENTION_{name.upper()}): {error['msg']}\n")
+        return None
+    try:
+        resolve(settings.device)
+        settings.models_dir.mkdir(parents=True, exist_ok=True)
+    except ValueError as fault:
+        sys.stderr.write(f"--device (ATTENTION_DEVICE): {fault}\n")
+        return None
+    except OSError as fault:
+        sys.stderr.write(f"--models-dir (ATTENTION_MODELS_DIR): {fault.strerror}: {settings.models_dir}\n")
+        return None
+    return settings
 
 
 if __name__ == "__main__":

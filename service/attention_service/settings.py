@@ -52,6 +52,10 @@ class Settings(BaseSettings):
     threads: int | None = Field(None, ge=1)
     """Threads of one computation on the CPU; default: one for each core."""
 
+    calibrate: bool = True
+    """Measure the device at the first start, while nobody waits, and again where predictions of time drift; false keeps
+    to what was measured before."""
+
     drain_seconds: int = Field(30, ge=0)
     """How long a stop waits for requests in flight."""
 

@@ -21,7 +21,13 @@ def process(models_dir, *flags, **env):
     """A server process on a free port, once it is ready, and its base URL."""
     with socket.create_server(("127.0.0.1", 0)) as free:
         port = free.getsockname()[1]
-    environment = {**os.environ, "ATTENTION_MODELS_DIR": str(models_dir), "ATTENTION_PORT": str(port), **env}
+    environment = {
+        **os.environ,
+        "ATTENTION_MODELS_DIR": str(models_dir),
+        "ATTENTION_PORT": str(port),
+        "ATTENTION_CALIBRATE": "false",
+        **env,
+    }
     command = [sys.executable, "-m", "attention_service", "--log-format", "json", *flags]
     server = subprocess.Popen(command, env=environment, stderr=subprocess.PIPE, cwd=models_dir)
     url = f"http://127.0.0.1:{port}"

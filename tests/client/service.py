@@ -78,7 +78,7 @@ def cost(queries: int) -> c.Cost:
         intensity=0.5, parameter_bytes=1, input_bytes=1, output_bytes=1,
         kv_cache_bytes=2_000_000, kv_cache_bytes_per_token=1, predicted_ms=0.5,
         peak_bytes=c.PeakBytes(fused=1, blocked=1, materialized=2, request=3),
-        predicted=w.Predicted(basis="rates", forward=TOOK, gradients=TOOK, decode=None),
+        predicted=w.Predicted(basis="rates", forward=TOOK, gradients=TOOK, decode=None, transfer=TOOK, encoding={}),
         per_token=w.PerToken(flops=5, moved_bytes=7, predicted_ms=0.125, kv_cache_bytes=1),
     )  # fmt: skip
 

@@ -11,7 +11,10 @@ import typer
 
 GROUP = "attention.commands"
 _PASS_ON = {"allow_extra_args": True, "ignore_unknown_options": True, "help_option_names": []}
-_SUMMARIES = {"serve": "Start the server (its own options: attention serve --help)."}
+_SUMMARIES = {
+    "serve": "Start the server (its own options: attention serve --help).",
+    "calibrate": "Measure this machine's device, so that times are predicted well (attention calibrate --help).",
+}
 
 
 def add_extensions(app: typer.Typer) -> None:

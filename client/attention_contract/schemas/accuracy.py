@@ -1,5 +1,6 @@
 """How far the cost model was off: what it predicted of past requests, beside what was measured."""
 
+from datetime import datetime
 from typing import Literal
 
 from attention_contract.base import WireModel
@@ -52,6 +53,8 @@ class AccuracyReply(WireModel):
 
     device: str
     basis: Basis
+    calibrated_at: datetime | None = None
+    """When the clock was calibrated; null where it was not."""
     recalibrating: bool
     """Whether the device is being measured now."""
     recalibrations: int

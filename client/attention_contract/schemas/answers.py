@@ -27,6 +27,12 @@ class Predicted(WireModel):
     decode: Milliseconds | None = None
     """One step at whose end as many keys are there: one query and one new key of each sequence; null where there is
     no such step."""
+    transfer: Milliseconds
+    """Bringing the forward request's tensors to the device and the reply's back, which is part of ``forward``; 0 where
+    host and device share their memory."""
+    encoding: dict[Literal["list", "base64", "safetensors"], Milliseconds]
+    """Reading the forward request's tensors and writing the reply's, which is beside ``forward``, by their form on the
+    wire: nested lists in JSON, base64 in JSON, or a safetensors file."""
 
 
 class PerToken(WireModel):

@@ -71,6 +71,10 @@ async def _load(engine: Engine, settings: Settings) -> None:
     except Exception:
         log.exception("the store could not be loaded", models_dir=str(settings.models_dir))
         return
+    if settings.calibrate:
+        engine.recalibration.work = engine.measure_device
+        if engine.calibration is None:
+            engine.recalibration.start()
     for damage in engine.damaged:
         log.warning("a module was left out", reason=damage)
     log.info(

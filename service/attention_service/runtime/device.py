@@ -1,7 +1,9 @@
 """The device that one engine drives: what it is, what memory it has, how fast it is."""
 
+import platform
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from statistics import median
@@ -14,6 +16,7 @@ from attention_service.core.cost import Clock, Rates, Roofline
 from attention_service.core.types import Problem
 
 _CGROUP_LIMITS = (Path("/sys/fs/cgroup/memory.max"), Path("/sys/fs/cgroup/memory/memory.limit_in_bytes"))
+_PROCESSORS = Path("/proc/cpuinfo")
 BUDGET_SHARE = 0.8
 """The share of the free memory that is the default budget; the rest is for the interpreter and the allocator."""
 
@@ -35,6 +38,13 @@ class Device:
             torch.set_num_threads(threads)
         device = resolve(wanted)
         return cls(device, _name(device), _total_bytes(device), Roofline(measure_rates(device)))
+
+    @property
+    def model(self) -> str:
+        """Which hardware this is, as its maker calls it; what it can do; and how many of it there are."""
+        if self.is_cuda:
+            return torch.cuda.get_device_name(self.torch)
+        return f"{_processor()}, {torch.backends.cpu.get_cpu_capability()}, {psutil.cpu_count()} cores"
 
     @property
     def is_cuda(self) -> bool:
@@ -90,6 +100,15 @@ def _name(device: torch.device) -> str:
     return f"CPU, {torch.get_num_threads()} threads"
 
 
+def _processor() -> str:
+    """The model of the processor, where the system tells."""
+    with suppress(OSError):
+        for line in _PROCESSORS.read_text(encoding="utf-8").splitlines():
+            if line.startswith("model name"):
+                return line.partition(":")[2].strip()
+    return platform.processor() or platform.machine()
+
+
 def _total_bytes(device: torch.device) -> int:
     if device.type == "cuda":
         return int(torch.cuda.get_device_properties(device).total_memory)
@@ -118,7 +137,16 @@ def measure_rates(device: torch.device) -> Rates:
     product = _median_seconds(lambda: a @ a, device)
     copy = _median_seconds(big.clone, device)
     start = _median_seconds(lambda: attend(tiny), device)
-    return Rates(flops_per_s=2 * side**3 / product, bytes_per_s=2 * big.nbytes / copy, overhead_s=start)
+    link = None
+    if device.type == "cuda":
+        host = torch.empty(2**24, dtype=torch.uint8)
+        link = host.nbytes / _median_seconds(lambda: host.to(device), device)
+    return Rates(
+        flops_per_s=2 * side**3 / product,
+        bytes_per_s=2 * big.nbytes / copy,
+        overhead_s=start,
+        link_bytes_per_s=link,
+    )
 
 
 def _median_seconds(work: Callable[[], object], device: torch.device, rounds: int = 5) -> float:

@@ -46,6 +46,8 @@ from attention_service.modules.resident import Module, making_bytes
 from attention_service.runtime import complexity, forward, gradients, hopfield, inspection
 from attention_service.runtime.accuracy import Accuracy, Run
 from attention_service.runtime.budget import Budget
+from attention_service.runtime.calibration import stored
+from attention_service.runtime.calibration.background import measured
 from attention_service.runtime.complexity.subjects import Place
 from attention_service.runtime.device import BUDGET_SHARE, Device, warm_up
 from attention_service.runtime.drift import Drift
@@ -62,6 +64,9 @@ class Engine:
     def __init__(self, root: Path, device: Device, memory_budget: int | None = None, max_queue: int = 256) -> None:
         self.device = device
         self.library = Library(root, device.torch)
+        self.calibration: stored.Stored | None = None
+        """What the device's clock rests on; None where it has not been measured."""
+        self._root = root
         budget = memory_budget if memory_budget is not None else int(BUDGET_SHARE * device.free_bytes())
         self.budget = Budget(budget, device.total_bytes, lambda: self.library.resident_bytes, max_queue)
         self.state: State = "loading"
@@ -86,12 +91,24 @@ class Engine:
         """Load every module of the store and warm the device's thread up; then the engine is ready."""
         try:
             self.damaged = await self._in_thread(self.library.load)
-            await asyncio.get_running_loop().run_in_executor(self._worker, warm_up, self.device)
+            if (found := await self._in_thread(partial(stored.load, self._root, self.device))) is not None:
+                self._set_clock(found)
+            await self._on_device(partial(warm_up, self.device))
         except Exception as fault:
             self.failure = type(fault).__name__
             raise
         if self.state == "loading":
             self.state = "ready"
+
+    async def measure_device(self) -> None:
+        """Calibrate the device while nobody waits, keep what was found, and predict by it from now on."""
+        done = await measured(self.device, self.budget, self._on_device)
+        clock = await self._in_thread(done.clock, self._counting)
+        self._set_clock(await self._in_thread(partial(stored.save, self._root, self.device, clock, done.points)))
+
+    def _set_clock(self, found: stored.Stored) -> None:
+        self.calibration = found
+        self.device.clock = found.clock
 
     def drain(self) -> None:
         """Take no new work; what is in flight goes on."""
@@ -201,6 +218,7 @@ class Engine:
         return AccuracyReply(
             device=self.device.name,
             basis=self.device.clock.basis,
+            calibrated_at=self.calibration.at if self.calibration is not None else None,
             recalibrating=self.recalibration.running,
             recalibrations=self.recalibration.done,
             predictions=self.accuracy.report(),
@@ -286,6 +304,9 @@ class Engine:
         loop = asyncio.get_running_loop()
         future.add_done_callback(lambda _: loop.call_soon_threadsafe(self.budget.release, need))
         return await asyncio.wrap_future(future)
+
+    async def _on_device(self, work: Callable[[], ResultT]) -> ResultT:
+        return await self._in_thread(work, self._worker)
 
     async def _in_thread(self, work: Callable[[], ResultT], threads: ThreadPoolExecutor | None = None) -> ResultT:
         return await asyncio.get_running_loop().run_in_executor(threads or self._files, work)

@@ -1,12 +1,11 @@
 """Inspection: what each head looks at. Statistics over the real queries, top keys, the weights themselves."""
 
-from dataclasses import replace
-
 import torch
 from torch import Tensor
 
 from attention_contract.errors import ShapeMismatch
 from attention_contract.schemas.attention import WeightsRequest
+from attention_service.core import cost
 from attention_service.core.arrays import to_torch
 from attention_service.core.blocks import blocks, rows_at_once
 from attention_service.core.stages import stages
@@ -18,7 +17,7 @@ from attention_service.runtime.bound import Bound
 from attention_service.runtime.device import Device
 from attention_service.runtime.forward import tap_fields
 from attention_service.runtime.jobs import Fields, Job
-from attention_service.runtime.planning import Purpose, choose_kernel, plan_forward, workload
+from attention_service.runtime.planning import Plan, Purpose, choose_kernel, workload
 from attention_service.runtime.selecting import bind_selection, check_tap
 
 _BYTES_PER_WEIGHT = 88
@@ -47,13 +46,17 @@ def prepare(module: Module | None, request: WeightsRequest, device: Device, room
             )
     work = workload(bound, device, ("weights",) if request.return_weights else (), selection)
     choose_kernel(work, bound.dtype, device, request.kernel, room, Purpose(keeps_weights=True))
-    # Rows of weights are computed as beside a fused kernel, block by block; the context is not, but is counted.
-    plan = plan_forward(work, "fused", device.clock)
     rows = min(bound.queries, rows_at_once(bound.batch, bound.heads, bound.keys))
     gathering = rows * bound.batch * bound.heads * bound.keys * _BYTES_PER_WEIGHT
     gathering += bound.queries * (bound.batch + 4) * _BYTES_PER_POSITION
     top = _top_elements(bound, request, selection) * (17 + 2 * work.itemsize)
-    plan = replace(plan, kernel="materialized", peak_bytes=plan.peak_bytes + gathering + top)
+    plan = Plan(
+        kernel="materialized",
+        # Rows of weights are computed as beside a fused kernel, block by block; the context is not, but is counted.
+        flops=cost.executed_flops(work, "fused"),
+        peak_bytes=cost.peak_bytes(work, "fused") + gathering + top,
+        predicted=device.clock.inspection(work, named=request.top_k),
+    )
     return Job("weights", plan, bound.dtype, module, lambda: _run(bound, request, selection, device.torch))
 
 

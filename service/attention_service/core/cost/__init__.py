@@ -4,7 +4,9 @@ The estimate that is reported is the one by which a request is admitted and its 
 """
 
 from attention_service.core.cost.approximate import exactly
+from attention_service.core.cost.calibrated import Calibrated, Spread
 from attention_service.core.cost.clock import Basis, Clock, Estimate, Roofline
+from attention_service.core.cost.curves import Curves
 from attention_service.core.cost.flops import (
     SECOND_PASSES,
     backward_flops,
@@ -31,6 +33,7 @@ from attention_service.core.cost.tensors import (
     output_bytes,
     parameter_count,
 )
+from attention_service.core.cost.terms import Term
 from attention_service.core.cost.tiles import touched
 from attention_service.core.cost.time import (
     Rates,
@@ -48,13 +51,17 @@ __all__ = [
     "DIMENSIONS",
     "SECOND_PASSES",
     "Basis",
+    "Calibrated",
     "Clock",
+    "Curves",
     "Datasheet",
     "Estimate",
     "Hardware",
     "Rates",
     "Retrieval",
     "Roofline",
+    "Spread",
+    "Term",
     "Traffic",
     "Workload",
     "backward_flops",

@@ -12,6 +12,7 @@ from typing import Final, NamedTuple
 from attention_contract.schemas.hardware import HardwareInfo, HardwareList, HardwareSource
 from attention_service.core.cost.clock import Basis, Estimate, Roofline
 from attention_service.core.cost.retrieval import Retrieval
+from attention_service.core.cost.terms import Form
 from attention_service.core.cost.time import Rates
 from attention_service.core.cost.workload import Workload
 
@@ -79,7 +80,8 @@ class Datasheet:
 
         def reaching(share: Share) -> Roofline:
             bandwidth = share.bandwidth * hardware.bandwidth_gb_s * 1e9
-            return Roofline(Rates(share.flops * peak, bandwidth, share.overhead_s), "datasheet")
+            link = share.bandwidth * hardware.link_gb_s * 1e9
+            return Roofline(Rates(share.flops * peak, bandwidth, share.overhead_s, link), "datasheet")
 
         return cls(reaching(BEST), reaching(TYPICAL), reaching(POOR))
 
@@ -90,6 +92,18 @@ class Datasheet:
     def gradients(self, work: Workload, kernel: str, *, twice: bool = False, checks: int = 0) -> Estimate:
         """From what the peaks allow to the lower end of what is reached."""
         return _between(*(clock.gradients(work, kernel, twice=twice, checks=checks) for clock in self._clocks))
+
+    def inspection(self, work: Workload, *, named: int = 0) -> Estimate:
+        """From what the peaks allow to the lower end of what is reached."""
+        return _between(*(clock.inspection(work, named=named) for clock in self._clocks))
+
+    def transfer(self, of_bytes: int) -> Estimate:
+        """From what the link allows to the lower end of what is reached."""
+        return _between(*(clock.transfer(of_bytes) for clock in self._clocks))
+
+    def carrying(self, form: Form, read: int, written: int, itemsize: int) -> Estimate:
+        """As on any host: it is not the device that does this."""
+        return self.typical.carrying(form, read, written, itemsize)
 
     def retrieval(self, retrieval: Retrieval) -> Estimate:
         """From what the peaks allow to the lower end of what is reached."""

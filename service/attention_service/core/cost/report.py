@@ -17,6 +17,7 @@ from attention_service.core.cost.tensors import (
     output_bytes,
     parameter_count,
 )
+from attention_service.core.cost.terms import FORMS, Form
 from attention_service.core.cost.time import executed_backward_flops, executed_flops, moved_bytes
 from attention_service.core.cost.traffic import gradient_traffic, traffic
 from attention_service.core.cost.workload import Workload
@@ -71,6 +72,8 @@ def cost_of(
             forward=_milliseconds(clock.forward(work, kernel)),
             gradients=None if gradients is None else _milliseconds(clock.gradients(plain, gradients)),
             decode=None if decode is None else _milliseconds(clock.forward(plain.decode, decode)),
+            transfer=_milliseconds(clock.transfer(input_bytes(work) + output_bytes(work))),
+            encoding={form: _milliseconds(_carried(work, form, clock)) for form in FORMS},
         ),
         per_token=_per_token(work, kernel, clock),
     )
@@ -99,6 +102,11 @@ def _counts(flops: int, found: Traffic) -> PassCounts:
 
 def _milliseconds(estimate: Estimate) -> Milliseconds:
     return Milliseconds(median_ms=estimate.median * 1e3, low_ms=estimate.low * 1e3, high_ms=estimate.high * 1e3)
+
+
+def _carried(work: Workload, form: Form, clock: Clock) -> Estimate:
+    read, written = input_bytes(work) // work.itemsize, output_bytes(work) // work.itemsize
+    return clock.carrying(form, read, written, work.itemsize)
 
 
 def _per_token(work: Workload, kernel: str, clock: Clock) -> PerToken:

@@ -21,6 +21,8 @@ from attention_service.core.cost.workload import Workload
 _STARTS = 1.5, 1.0
 _BACKWARD_STARTS = 5.0, 3.0
 """What a block and a tile of the blocked kernel cost before the first number, in starts of an attention; measured."""
+_IN_CACHES = 2 / 3
+"""How long the traffic of tiles takes beside that of whole tensors; measured."""
 
 
 @dataclass(frozen=True)
@@ -33,11 +35,14 @@ class Rates:
     """Bytes read and written a second in a large copy."""
     overhead_s: float
     """Seconds to start one attention, however small."""
+    link_bytes_per_s: float | None = None
+    """Bytes a second between the host and a device that has memory of its own; None where it has not."""
 
     def seconds(self, flops: float, moved: float, kernel: str, starts: float = 1) -> float:
         """Arithmetic and traffic, and so many starts: side by side in a fused kernel, one after the other in stages."""
         together = max if kernel == "fused" else operator.add
-        return float(together(flops / self.flops_per_s, moved / self.bytes_per_s)) + starts * self.overhead_s
+        moving = moved * (_IN_CACHES if kernel == "blocked" else 1) / self.bytes_per_s
+        return float(together(flops / self.flops_per_s, moving)) + starts * self.overhead_s
 
 
 def predicted_seconds(work: Workload, kernel: str, rates: Rates) -> float:

@@ -78,6 +78,9 @@ class MethodCost:
     """How many pieces the forward pass is done in, each of which has its start."""
     projections: int = 0
     """FLOPs of products with what a module learns beside its projections, forward."""
+    inner: int = 0
+    """Those of the FLOPs of the forward pass's products that no query and no key takes part in alone: of what stands
+    between them, or of keys and values that are mixed."""
 
 
 class Method(Protocol):

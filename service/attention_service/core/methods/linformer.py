@@ -71,6 +71,7 @@ class Linformer(OwnArithmetic):
             held=held,
             held_backward=max(kept + flowing, ending),
             moved=6 * pairs * a + 2 * mixed + (k + v) * (a * half + x.itemsize),
+            inner=2 * mixing * (x.head_dim + x.value_dim),
         )
 
     def orders(self) -> tuple[str, str]:

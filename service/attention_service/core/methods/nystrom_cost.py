@@ -42,5 +42,11 @@ def nystrom_cost(x: Extent, options: spec.Nystrom) -> MethodCost:
     ending = base + (right + 3 * k + v) * a + q * x.itemsize
     held_backward = max(kept + (2 * left + right + 4 * middle) * a, ending)
     return MethodCost(
-        PassCost(means + scores, values, elementwise), backward, held, max(held, held_backward), 8 * entries * a
+        PassCost(means + scores, values, elementwise),
+        backward,
+        held,
+        max(held, held_backward),
+        8 * entries * a,
+        steps=options.iterations,
+        inner=8 * options.iterations * middle * m,
     )

@@ -1,0 +1,88 @@
+"""What surrounds every attention: projections, positions, norms, the past, masks and taps."""
+
+from collections.abc import Iterator
+from dataclasses import replace
+
+from attention_contract.positions import NoPosition
+from attention_contract.spec import AllOf, AnyOf, Mask
+from attention_service.core.cost.encoding import token_traffic
+from attention_service.core.cost.held import Held
+from attention_service.core.cost.pairs import score_cost
+from attention_service.core.cost.tensors import parameter_count, projections, tap_elements
+from attention_service.core.cost.terms.base import Term, elements, moved, product, start
+from attention_service.core.cost.workload import Workload
+
+
+def around(work: Workload) -> Iterator[Term]:
+    """From what came in to q, k and v, and from the context to the output."""
+    held = Held.of(work)
+    if work.sizes is not None:
+        into, out = projections(work)
+        yield start("module")
+        yield product("projections", into, work.sizes.d_model, work)
+        yield product("output projection", out, work.sizes.d_model, work)
+        yield moved("tokens of a module", held.inputs + held.q + held.kv + 2 * held.context + held.output, work)
+        yield moved("parameters", parameter_count(work) * work.itemsize, work)
+    else:
+        yield moved("tokens", held.inputs + held.context, work)
+    if work.past:
+        yield start("past")
+        yield moved("past", held.kv, work)
+    if work.padded:
+        yield start("padding")
+        yield moved("padding", held.kv, work)
+    yield from _encoded(work)
+
+
+def _encoded(work: Workload) -> Iterator[Term]:
+    spec = work.spec
+    if not isinstance(spec.position, NoPosition):
+        yield start(spec.position.name)
+        alone = replace(work, spec=spec.model_copy(update={"qk_norm": None}))
+        yield moved(spec.position.name, token_traffic(alone), work)
+    if spec.qk_norm is not None:
+        yield start("norm")
+        alone = replace(work, spec=spec.model_copy(update={"position": NoPosition()}))
+        yield moved("norm", token_traffic(alone), work)
+
+
+def masks(work: Workload) -> Iterator[Term]:
+    """What masks of positions and of the request take to be made, for all pairs of one head."""
+    made = work.queries * work.keys * (work.batch if work.batched_offsets else 1)
+    for name in leaves(work.spec.masks):
+        yield start(name)
+        yield elements(name, made)
+    if work.request_mask_elements:
+        kind = "boolean mask" if work.bool_mask else "added mask"
+        yield start(kind)
+        yield elements(kind, work.request_mask_elements)
+
+
+def leaves(of: list[Mask]) -> Iterator[str]:
+    """The names of masks, those that others are made of included."""
+    for mask in of:
+        if isinstance(mask, AnyOf | AllOf):
+            yield from leaves(mask.of)
+        yield mask.name
+
+
+def taps(work: Workload) -> Iterator[Term]:
+    """What is returned beside the output."""
+    for tap in sorted(work.taps - {"output"}):
+        yield start("tap")
+        yield moved("tap", tap_elements(work, tap) * work.itemsize, work)
+
+
+def factors(work: Workload, repeated: float = 1.0) -> Iterator[Term]:
+    """What a score makes of queries and keys before they meet, so many times over; a plain product takes them as is."""
+    score, name = score_cost(work), work.spec.score.name
+    if name in {"dot", "scaled_dot"}:
+        return
+    yield start(name, repeated)
+    queries, keys = work.batch * work.heads * work.queries, work.batch * work.kv_heads * work.keys
+    yield moved(name, repeated * (queries + keys) * work.head_dim * max(work.itemsize, 4), work)
+    products = queries * score.query_products + keys * score.key_products
+    yield product(name, repeated * products, work.head_dim, work, work.batch * work.heads)
+    if score.layer:
+        pairs = work.pairs * work.heads
+        yield elements(f"layer of {name}", pairs * score.layer, marks=(f"{8 * work.itemsize} bits",))

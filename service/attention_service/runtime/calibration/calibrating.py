@@ -1,0 +1,55 @@
+"""A calibration from beginning to end: all at once, or a request at a time while nobody waits."""
+
+import time
+
+from attention_service.core.cost import Calibrated, Rates
+from attention_service.runtime.calibration.fitting import Point, fit
+from attention_service.runtime.calibration.measuring import Bench
+from attention_service.runtime.device import Device, measure_rates
+
+SECONDS = 60.0
+"""What a calibration takes at most."""
+FITTING_S = 13.0
+"""Of which are left for the curves, or a quarter where it is to be shorter."""
+MOST_BYTES = 2**30
+"""What one request that is measured may need at most."""
+MOST_POINTS = 2200
+FEWEST_POINTS = 200
+
+
+class TooBusyError(Exception):
+    """Too few requests could be measured undisturbed."""
+
+
+class Calibration:
+    """Measures a device, one request at a time. Used from the device's thread only."""
+
+    def __init__(self, device: Device, room: int, *, seed: int = 0, seconds: float = SECONDS) -> None:
+        """``room``: the bytes that one request may need; ``seconds``: how long all of it may take."""
+        self.room = min(room, MOST_BYTES)
+        self._left = seconds - min(FITTING_S, seconds / 4)
+        self._rates: Rates = measure_rates(device.torch)
+        self._bench = Bench(device, self._rates, self.room, seed)
+        self._points: list[Point] = []
+
+    @property
+    def points(self) -> int:
+        """Requests measured so far."""
+        return len(self._points)
+
+    def step(self) -> bool:
+        """Measure one request. Returns whether there is time for another."""
+        started = time.monotonic()
+        if (point := self._bench.next()) is not None:
+            self._points.append(point)
+        self._left -= time.monotonic() - started
+        return self._left > 0 and self.points < MOST_POINTS
+
+    def clock(self) -> Calibrated:
+        """What was found. Raises TooBusyError."""
+        if self.points < FEWEST_POINTS:
+            raise TooBusyError(
+                f"only {self.points} requests could be measured undisturbed, where {FEWEST_POINTS} are needed; "
+                "calibrate while the machine has nothing else to do"
+            )
+        return fit(self._points, self._rates)

@@ -1,0 +1,233 @@
+"""Requests drawn at random from all that can be asked: what a clock is calibrated on, and what it is tested on."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+from numpy.random import Generator
+
+from attention_contract.base import WireModel
+from attention_contract.errors import InvalidRequest
+from attention_contract.schemas.accuracy import Purpose
+from attention_contract.schemas.attention import (
+    ForwardRequest,
+    GradientsRequest,
+    RawForwardRequest,
+    RawGradientsRequest,
+    RawWeightsRequest,
+    WeightsRequest,
+)
+from attention_contract.schemas.hopfield import HopfieldRequest
+from attention_contract.schemas.modules import ModuleConfig
+from attention_contract.spec import AttentionSpec
+from attention_contract.tensors import Array
+from attention_service.core.arrays import TORCH_DTYPES, to_numpy
+from attention_service.core.cost import Workload
+from attention_service.core.kernels import KERNELS, unsuitable
+from attention_service.core.learned import learned_of
+from attention_service.core.methods import approximation_of
+from attention_service.core.methods.limits import check_spec
+from attention_service.core.multihead import Sizes, initial_parameters
+from attention_service.core.positions import check_position
+from attention_service.core.types import Widths, added_keys
+from attention_service.modules.resident import Module, complete
+from attention_service.runtime.calibration.specs import LONGEST, SHORTEST, Lengths, approximations, between, draw_spec
+
+_HEADS = (1, 2, 3, 4, 6, 8, 12, 16)
+_WIDTHS = (16, 32, 48, 64, 80, 96, 128)
+_DTYPES = ("float32",) * 4 + ("bfloat16",) * 2 + ("float64",)
+_SINGLE, _LARGEST_BATCH, _MOST_STEPS = 0.4, 32, 16
+_TAPS = ("q", "k", "v", "scores", "capped_scores", "masked_scores", "weights", "context", "lse")
+_POOL = np.random.default_rng(0).standard_normal(2**20, np.float32)
+"""Enough numbers: what they are makes no difference to the time, unless they are zeros or not finite."""
+
+
+class Kind(NamedTuple):
+    """What is measured apart: a purpose, and the kernel (or method) that does it."""
+
+    purpose: Purpose
+    kernel: str
+
+    @property
+    def name(self) -> str:
+        """As in ``forward fused``."""
+        return f"{self.purpose} {self.kernel}"
+
+
+@dataclass(frozen=True)
+class Drawn:
+    """One request, and the module that it is for; None for raw attention and for Hopfield retrieval."""
+
+    kind: Kind
+    module: Module | None
+    request: WireModel
+
+
+def kinds(device: torch.device) -> list[Kind]:
+    """Every kernel that runs on this device, and every method, in every pass that it can do."""
+    there = [entry.name for entry in KERNELS if entry.name != "flex" or device.type == "cuda"] + approximations()
+    passes: tuple[Purpose, ...] = ("forward", "gradients")
+    both = [Kind(purpose, kernel) for purpose in passes for kernel in there]
+    return [*both, Kind("weights", "materialized"), Kind("hopfield", "materialized")]
+
+
+def draw(rng: Generator, kind: Kind, affordable: Callable[[Workload], bool]) -> Drawn | None:
+    """A request of this kind; None where what was drawn can't be, to be drawn again.
+
+    ``affordable`` says of its sizes whether it may be as large as that; nothing is allocated before.
+    """
+    lengths = _lengths(rng)
+    heads = int(rng.choice(_HEADS))
+    kv_heads = int(rng.choice([n for n in _HEADS if heads % n == 0])) if rng.random() < 0.3 else heads
+    head_dim = int(rng.choice(_WIDTHS))
+    value_dim = int(rng.choice(_WIDTHS)) if rng.random() < 0.1 else head_dim
+    widths, dtype = Widths(heads, kv_heads, head_dim, value_dim), str(rng.choice(_DTYPES))
+    if kind.purpose == "hopfield":
+        return _retrieval(rng, kind, lengths, widths, dtype, affordable)
+    try:
+        spec = draw_spec(rng, kind.kernel, lengths)
+        check_spec(spec)
+        check_position(spec, widths)
+        config = _config(rng, widths, dtype, spec) if rng.random() < 0.5 else None
+        exact = approximation_of(spec) is None
+        if exact and unsuitable(kind.kernel, spec, TORCH_DTYPES[dtype]) is not None:
+            return None
+        if not affordable(_work(lengths, widths, dtype, spec, config)):
+            return None
+        if config is not None:
+            return _of_module(rng, kind, lengths, config)
+        return _raw(rng, kind, lengths, widths, dtype, spec)
+    except (InvalidRequest, ValueError):  # parts that do not go together
+        return None
+
+
+def _lengths(rng: Generator) -> Lengths:
+    """Self-attention, cross-attention, a chunk after a past, and one step of a decode."""
+    batch = 1 if rng.random() < _SINGLE else between(rng, 1, _LARGEST_BATCH)
+    queries = between(rng, SHORTEST, LONGEST)
+    others = between(rng, SHORTEST, LONGEST)
+    each = [
+        Lengths(batch, queries, queries, 0),
+        Lengths(batch, queries, others, 0),
+        Lengths(batch, queries, queries, others),
+        Lengths(batch, 1, 1, others),
+    ]
+    return each[int(rng.choice(4, p=(0.6, 0.15, 0.1, 0.15)))]
+
+
+def _work(
+    lengths: Lengths, widths: Widths, dtype: str, spec: AttentionSpec, config: ModuleConfig | None = None
+) -> Workload:
+    return Workload(
+        batch=lengths.batch,
+        queries=lengths.queries,
+        keys=lengths.keys + added_keys(spec),
+        past=lengths.past,
+        heads=widths.heads,
+        kv_heads=widths.kv_heads,
+        head_dim=widths.head_dim,
+        value_dim=widths.value_dim,
+        itemsize=TORCH_DTYPES[dtype].itemsize,
+        spec=spec,
+        sizes=None if config is None else Sizes.of(config),
+    )
+
+
+def _config(rng: Generator, widths: Widths, dtype: str, spec: AttentionSpec) -> ModuleConfig:
+    return complete(
+        ModuleConfig.model_validate(
+            {
+                "d_model": widths.heads * widths.head_dim,
+                "num_heads": widths.heads,
+                "num_kv_heads": widths.kv_heads,
+                "head_dim": widths.head_dim,
+                "value_dim": widths.value_dim,
+                "dtype": dtype,
+                "spec": spec,
+                "bias": bool(rng.random() < 0.5),
+            }
+        )
+    )
+
+
+def _of_module(rng: Generator, kind: Kind, lengths: Lengths, config: ModuleConfig) -> Drawn:
+    sizes, dtype = Sizes.of(config), config.dtype or "float32"
+    parameters = initial_parameters(sizes, int(rng.integers(2**31)), TORCH_DTYPES[dtype])
+    module = Module.of("drawn", config, parameters, version="0" * 32)
+    inputs = {"query": _tensor(rng, (lengths.batch, lengths.queries, config.d_model), dtype)}
+    if lengths.new_keys != lengths.queries:
+        inputs["key"] = _tensor(rng, (lengths.batch, lengths.new_keys, config.d_model), dtype)
+    inputs |= _past(rng, lengths, sizes.widths, dtype)
+    made = {"forward": ForwardRequest, "gradients": GradientsRequest, "weights": WeightsRequest}[kind.purpose]
+    wrt = [*inputs, *(["parameters"] if rng.random() < 0.5 else [])]
+    return Drawn(kind, module, made(**inputs, **_rest(rng, kind, lengths, sizes.heads, config.spec, wrt)))
+
+
+def _raw(rng: Generator, kind: Kind, lengths: Lengths, widths: Widths, dtype: str, spec: AttentionSpec) -> Drawn:
+    inputs = {
+        "query": _tensor(rng, (lengths.batch, widths.heads, lengths.queries, widths.head_dim), dtype),
+        "key": _tensor(rng, (lengths.batch, widths.kv_heads, lengths.new_keys, widths.head_dim), dtype),
+        "value": _tensor(rng, (lengths.batch, widths.kv_heads, lengths.new_keys, widths.value_dim), dtype),
+    } | _past(rng, lengths, widths, dtype)
+    learned = {
+        name: _tensor(rng, told.shape, dtype, scale=0.02, shift=1.0) for name, told in learned_of(spec, widths).items()
+    }
+    made = {"forward": RawForwardRequest, "gradients": RawGradientsRequest, "weights": RawWeightsRequest}[kind.purpose]
+    rest = _rest(rng, kind, lengths, widths.heads, spec, list(inputs))
+    return Drawn(kind, None, made(**inputs, **rest, spec=spec, parameters=learned))
+
+
+def _past(rng: Generator, lengths: Lengths, widths: Widths, dtype: str) -> dict[str, Array]:
+    if not lengths.past:
+        return {}
+    return {
+        "past_key": _tensor(rng, (lengths.batch, widths.kv_heads, lengths.past, widths.head_dim), dtype),
+        "past_value": _tensor(rng, (lengths.batch, widths.kv_heads, lengths.past, widths.value_dim), dtype),
+    }
+
+
+def _rest(
+    rng: Generator, kind: Kind, lengths: Lengths, heads: int, spec: AttentionSpec, wrt: list[str]
+) -> dict[str, Any]:
+    """What is neither a tensor of the sequence nor the spec."""
+    exact = approximation_of(spec) is None
+    rest: dict[str, Any] = {"kernel": kind.kernel} if exact else {}
+    if rng.random() < 0.12:
+        rest["key_lengths"] = rng.integers(1, lengths.keys + 1, lengths.batch)
+    if exact and rng.random() < 0.1:
+        shapes = (
+            (lengths.batch, 1, 1, lengths.keys),
+            (1, 1, lengths.queries, lengths.keys),
+            (lengths.batch, heads, lengths.queries, lengths.keys),
+        )
+        mask = rng.standard_normal(shapes[int(rng.integers(3))], np.float32)
+        rest["mask"] = mask > -1 if rng.random() < 0.5 else mask
+    if kind.purpose == "gradients":
+        rest["wrt"] = wrt
+    elif kind.purpose == "weights":
+        rest |= {"return_weights": bool(rng.random() < 0.5), "top_k": int(rng.choice([0, 0, 4]))}
+    elif exact and rng.random() < 0.15:
+        rest["return"] = ["output", str(rng.choice(_TAPS))]
+    if exact and kind.purpose != "weights" and rng.random() < 0.04:
+        rest["dropout"] = {"p": 0.1}
+    return rest
+
+
+def _retrieval(
+    rng: Generator, kind: Kind, lengths: Lengths, widths: Widths, dtype: str, affordable: Callable[[Workload], bool]
+) -> Drawn | None:
+    steps = between(rng, 1, _MOST_STEPS)
+    alike = Widths(widths.heads, widths.heads, widths.head_dim, widths.head_dim)
+    together = Lengths(lengths.batch * steps, lengths.queries, lengths.keys, 0)  # as much work as all steps
+    if not affordable(_work(together, alike, dtype, AttentionSpec())):
+        return None
+    stored = _tensor(rng, (lengths.batch, widths.heads, lengths.keys, widths.head_dim), dtype)
+    states = _tensor(rng, (lengths.batch, widths.heads, lengths.queries, widths.head_dim), dtype)
+    return Drawn(kind, None, HopfieldRequest(stored=stored, states=states, steps=steps))
+
+
+def _tensor(rng: Generator, shape: tuple[int, ...], dtype: str, *, scale: float = 1.0, shift: float = 0.0) -> Array:
+    numbers = np.resize(_POOL[int(rng.integers(len(_POOL) // 2)) :], shape) * np.float32(scale) + np.float32(shift)
+    return to_numpy(torch.from_numpy(numbers).to(TORCH_DTYPES[dtype]))

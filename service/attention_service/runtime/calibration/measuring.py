@@ -1,0 +1,156 @@
+"""Runs of requests that were drawn, on the device that is calibrated, and how long each took."""
+
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from itertools import cycle
+from typing import Literal
+
+import numpy as np
+import torch
+
+from attention_contract.errors import AttentionError
+from attention_contract.schemas.attention import ForwardRequest, GradientsRequest, WeightsRequest
+from attention_contract.schemas.hopfield import HopfieldRequest
+from attention_contract.tensors import Encoding
+from attention_contract.wire import JSON, SAFETENSORS, from_body, to_body
+from attention_service.core.cost import Rates, Roofline, Term, Workload
+from attention_service.core.cost.terms import FORMS, Form, reading_terms, transfer_terms, writing_terms
+from attention_service.runtime import forward, gradients, hopfield, inspection
+from attention_service.runtime.calibration.drawing import Drawn, Kind, draw, kinds
+from attention_service.runtime.calibration.fitting import Point
+from attention_service.runtime.calibration.probing import Probe
+from attention_service.runtime.calibration.recording import Recorder
+from attention_service.runtime.calibration.specs import between
+from attention_service.runtime.device import Device
+from attention_service.runtime.jobs import Job
+
+RUNS, ENOUGH_S = 3, 0.006
+"""Of each request at most, and seconds after which they suffice."""
+WARM_S = 0.02
+"""What takes longer is run once: to find code and memory cold costs it nothing to speak of."""
+RANGES_S = ((0.0, 0.01), (0.01, 0.05), (0.05, 0.2))
+SHARES = (0.92, 0.065, 0.015)
+"""What requests should take by the device's rates alone, and how many of them. Many short ones tell more than a few
+long ones, but for what only large tensors cost."""
+_TRIES = 60
+_BODIES = 10
+"""Every so many-th measurement is of a body."""
+MOST_NUMBERS = 2**19
+Measurable = tuple[str, Sequence[Term], Callable[[], object]]
+"""Its kind, what it consists of, and how to do it once."""
+
+
+class Bench:
+    """Draws requests of every kind in turn, and measures them one at a time. Used from the device's thread only."""
+
+    def __init__(
+        self, device: Device, rates: Rates, room: int, seed: int, *, longer: tuple[float, float] | None = None
+    ) -> None:
+        """``room``: the most bytes that one request may need; ``longer``: draw such alone as should take so long."""
+        self._longer = longer
+        self._roofline = Roofline(rates)
+        self._recorder = Recorder(rates)
+        self._device = replace(device, clock=self._recorder)
+        self._room = room
+        self._rng = np.random.default_rng(seed)
+        self._kinds = cycle(kinds(device.torch))
+        self._carried = cycle(_carried(device))
+        self._turn = 0
+        self._probe = Probe(device)
+
+    def next(self) -> Point | None:
+        """One request measured, or one body now and then; None where the machine was disturbed meanwhile."""
+        self._turn += 1
+        measured = self._body() if self._turn % _BODIES == 0 else self._request()
+        if measured is None:
+            return None
+        kind, terms, run = measured
+        before = self._probe.seconds()
+        seconds = _timed(run)
+        if self._probe.disturbed(before, self._probe.seconds()):
+            return None
+        return Point(kind, tuple(terms), tuple(seconds))
+
+    def _request(self) -> Measurable | None:
+        kind = next(self._kinds)
+        drawn = self._draw(kind)
+        return None if drawn is None else (kind.name, drawn[1], drawn[0].run)
+
+    def _body(self) -> Measurable:
+        """A body to read or to write, or bytes to bring to the device."""
+        what, form = next(self._carried)
+        numbers, dtype = between(self._rng, 16, MOST_NUMBERS), str(self._rng.choice(["float32", "float64"]))
+        tensor = np.resize(self._rng.standard_normal(min(numbers, 2**16)), (1, 1, numbers)).astype(dtype)
+        if what == "transfer":
+            host, target = torch.from_numpy(tensor), self._device.torch
+            return "transfer", transfer_terms(tensor.nbytes), lambda: host.to(target).cpu()
+        request = ForwardRequest(query=tensor)
+        media_type = SAFETENSORS if form == "safetensors" else JSON
+        encoding: Encoding = "base64" if form == "base64" else "list"
+        if what == "write":
+            terms = writing_terms(form, numbers, tensor.itemsize)
+            return f"write {form}", terms, lambda: to_body(request, media_type, "request", encoding)
+        body = b"".join(to_body(request, media_type, "request", encoding))
+        terms = reading_terms(form, numbers, tensor.itemsize)
+        return f"read {form}", terms, lambda: from_body(ForwardRequest, body, media_type, "request")
+
+    def _draw(self, kind: Kind) -> tuple[Job, Sequence[Term]] | None:
+        low, high = self._longer or RANGES_S[int(self._rng.choice(len(SHARES), p=SHARES))]
+        for _ in range(_TRIES):
+            drawn = draw(self._rng, kind, lambda work: low <= self._seconds(work, kind) <= high)
+            if drawn is None:
+                continue
+            if (job := self.prepared(drawn)) is not None:
+                return job, tuple(self._recorder.asked)
+        return None
+
+    def _seconds(self, work: Workload, kind: Kind) -> float:
+        clock = self._roofline
+        predict = clock.gradients if kind.purpose == "gradients" else clock.forward
+        return predict(work, kind.kernel).median
+
+    def prepared(self, drawn: Drawn) -> Job | None:
+        """The job of a request; None where what was drawn can't be, or needs too much."""
+        try:
+            job = self._planned(drawn)
+        except AttentionError:  # parts that do not go together, or that this kernel does not have
+            return None
+        return job if job.plan.kernel == drawn.kind.kernel and job.plan.peak_bytes <= self._room else None
+
+    def _planned(self, drawn: Drawn) -> Job:
+        device, room = self._device, self._room
+        match drawn.request:
+            case GradientsRequest() as request:
+                return gradients.prepare(drawn.module, request, device, room)
+            case WeightsRequest() as request:
+                return inspection.prepare(drawn.module, request, device, room)
+            case ForwardRequest() as request:
+                return forward.prepare(drawn.module, request, device, room)
+            case HopfieldRequest() as request:
+                return hopfield.prepare(request, device)
+            case _:
+                raise TypeError(f"{type(drawn.request).__name__} is no request that runs on a device")
+
+
+def _timed(run: Callable[[], object]) -> list[float]:
+    """Seconds of each run that counts."""
+    seconds = [_once(run)]
+    if seconds[0] > WARM_S:
+        return seconds
+    seconds.clear()
+    while len(seconds) < RUNS and sum(seconds) < ENOUGH_S:
+        seconds.append(_once(run))
+    return seconds
+
+
+def _once(run: Callable[[], object]) -> float:
+    started = time.perf_counter()
+    run()
+    return time.perf_counter() - started
+
+
+def _carried(device: Device) -> list[tuple[Literal["read", "write", "transfer"], Form]]:
+    both: tuple[Literal["read", "write"], ...] = ("read", "write")
+    bodies = [(what, form) for what in both for form in FORMS]
+    return [*bodies, ("transfer", "safetensors")] if device.is_cuda else [*bodies]

@@ -1,0 +1,42 @@
+"""Whether somebody else uses the machine: told by a little work that always is the same."""
+
+import time
+from collections import deque
+from statistics import median
+
+import torch
+
+from attention_service.runtime.device import Device
+
+_DISTURBED = 1.2
+"""How much longer than usual the probe may take."""
+_ROUNDS, _KEPT, _WARM_UP = 3, 101, 30
+
+
+class Probe:
+    """A little work that always is the same: where it takes longer than usual, somebody else uses the machine."""
+
+    def __init__(self, device: Device) -> None:
+        self._device = device
+        self._matrix = torch.rand(256, 256, device=device.torch)
+        self._numbers = torch.rand(2**20, device=device.torch)
+        self._product, self._exponentials = torch.empty_like(self._matrix), torch.empty_like(self._numbers)
+        self._seen: deque[float] = deque(maxlen=_KEPT)
+        for _ in range(_WARM_UP):
+            self.seconds()
+
+    def seconds(self) -> float:
+        """Of doing it once, the best of a few: the first finds its numbers gone from the caches."""
+        self._seen.append(min(self._once() for _ in range(_ROUNDS)))
+        return self._seen[-1]
+
+    def _once(self) -> float:
+        started = time.perf_counter()
+        torch.mm(self._matrix, self._matrix, out=self._product)
+        torch.exp(self._numbers, out=self._exponentials)
+        self._device.synchronize()
+        return time.perf_counter() - started
+
+    def disturbed(self, *seconds: float) -> bool:
+        """Whether it took longer than usual."""
+        return max(seconds) > _DISTURBED * median(self._seen)

@@ -1,0 +1,116 @@
+"""Calibrations on disk, beside the modules: one file for each device, version of torch and number of threads.
+
+::
+
+    <root>/calibrations/<key>.json        format, device, torch, threads, when, points, rates, spreads, logs
+
+A write is on the disk before it returns, and replaces the file in one step.
+"""
+
+import hashlib
+import json
+import os
+import secrets
+from dataclasses import asdict, dataclass
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any, Final
+
+import torch
+from pydantic import BaseModel, ConfigDict, FiniteFloat, PositiveFloat, ValidationError
+
+from attention_service.core.cost import Calibrated, Curves, Rates, Spread
+from attention_service.runtime.device import Device
+
+FORMAT: Final = 1
+"""Raised where the same names come to mean other work."""
+
+
+@dataclass(frozen=True)
+class Stored:
+    """A clock, and where it is from."""
+
+    clock: Calibrated
+    at: datetime
+    points: int
+    """How many requests were measured."""
+
+
+class _Spread(BaseModel):
+    model_config = ConfigDict(extra="forbid")
+
+    low: FiniteFloat
+    high: FiniteFloat
+    longest: PositiveFloat
+
+
+class _Rates(BaseModel):
+    model_config = ConfigDict(extra="forbid")
+
+    flops_per_s: PositiveFloat
+    bytes_per_s: PositiveFloat
+    overhead_s: PositiveFloat
+    link_bytes_per_s: PositiveFloat | None = None
+
+
+class _File(BaseModel):
+    format: int
+    device: str
+    torch: str
+    threads: int
+    at: datetime
+    points: int
+    rates: _Rates
+    spreads: dict[str, _Spread]
+    logs: dict[str, FiniteFloat]
+
+
+def load(root: Path, device: Device) -> Stored | None:
+    """What was saved for this device; None where nothing was, or what is there can't be read."""
+    try:
+        told = _File.model_validate_json(_path(root, device).read_bytes())
+    except (OSError, ValidationError):
+        return None
+    if {"format": told.format, "device": told.device, "torch": told.torch, "threads": told.threads} != _facts(device):
+        return None
+    curves = Curves(Rates(**told.rates.model_dump()), told.logs)
+    spreads = {kind: Spread(**spread.model_dump()) for kind, spread in told.spreads.items()}
+    return Stored(Calibrated(curves, spreads), told.at, told.points)
+
+
+def save(root: Path, device: Device, clock: Calibrated, points: int) -> Stored:
+    """Keep a clock for this device. Raises OSError."""
+    path, at = _path(root, device), datetime.now(UTC)
+    told = _facts(device) | {
+        "at": at.isoformat(),
+        "points": points,
+        "rates": asdict(clock.curves.rates),
+        "spreads": {kind: asdict(spread) for kind, spread in clock.spreads.items()},
+        "logs": {name: round(log, 5) for name, log in clock.curves.logs.items()},
+    }
+    path.parent.mkdir(parents=True, exist_ok=True)
+    staged = path.with_name(f".new-{secrets.token_hex(8)}")
+    try:
+        with staged.open("w", encoding="utf-8") as file:
+            json.dump(told, file, indent=1)
+            file.flush()
+            os.fsync(file.fileno())
+        os.replace(staged, path)
+    finally:
+        staged.unlink(missing_ok=True)
+    return Stored(clock, at, points)
+
+
+def _path(root: Path, device: Device) -> Path:
+    told = json.dumps(_facts(device), sort_keys=True).encode()
+    return root / "calibrations" / f"{device.torch.type}-{hashlib.sha256(told).hexdigest()[:16]}.json"
+
+
+def _facts(device: Device) -> dict[str, Any]:
+    """What a calibration holds for."""
+    return {
+        "format": FORMAT,
+        "device": device.model,
+        "torch": str(torch.__version__),
+        "threads": device.threads,
+    }

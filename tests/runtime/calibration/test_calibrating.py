@@ -1,0 +1,242 @@
+"""Requests drawn and measured on this machine, and what is kept of it."""
+
+import asyncio
+import json
+from dataclasses import replace
+from itertools import islice
+
+import numpy as np
+import pytest
+import torch
+
+from attention_contract.schemas.attention import RawForwardRequest
+from attention_service import __main__ as command
+from attention_service.core.cost import Calibrated, Rates, Roofline
+from attention_service.core.masks import MASKS
+from attention_service.core.methods import METHODS
+from attention_service.core.normalizers import NORMALIZERS
+from attention_service.core.positions import POSITIONS
+from attention_service.core.scores import SCORES
+from attention_service.runtime.budget import Budget
+from attention_service.runtime.calibration import background, calibrating, stored
+from attention_service.runtime.calibration.calibrating import Calibration, TooBusyError
+from attention_service.runtime.calibration.drawing import draw, kinds
+from attention_service.runtime.calibration.measuring import Bench
+from attention_service.runtime.calibration.recording import Recorder
+from attention_service.runtime.calibration.specs import Lengths, draw_spec
+from attention_service.runtime.device import Device
+from attention_service.runtime.engine import Engine
+
+RATES = Rates(flops_per_s=1e10, bytes_per_s=1e10, overhead_s=1e-5)
+ROOM = 2**28
+
+
+def device():
+    return Device(torch.device("cpu"), "test", 2**34, Roofline(RATES))
+
+
+def small(work):
+    return work.pairs * work.heads < 2**18 and work.batch * (work.queries + work.keys) * work.heads < 2**14
+
+
+@pytest.fixture
+def short(monkeypatch):
+    """A calibration that ends soon."""
+    monkeypatch.setattr(calibrating, "SECONDS", 60.0)
+    monkeypatch.setattr(calibrating, "MOST_POINTS", 25)
+    monkeypatch.setattr(calibrating, "FEWEST_POINTS", 5)
+    monkeypatch.setattr("attention_service.runtime.calibration.measuring.RANGES_S", ((0, 5e-4),) * 3)
+    monkeypatch.setattr("attention_service.runtime.calibration.probing._DISTURBED", 1e9)
+
+
+@pytest.mark.parametrize("registry", [SCORES, NORMALIZERS, POSITIONS, MASKS, METHODS], ids=lambda each: each.kind)
+def test_every_entry_of_the_registries_is_drawn(registry):
+    rng, seen = np.random.default_rng(0), set()
+    for index in range(2000):
+        kernel = ("materialized", *[entry.name for entry in METHODS if entry.name != "exact"])[index % 5]
+        spec = draw_spec(rng, kernel, Lengths(2, 100, 100, 0))
+        seen |= {each.name for each in (spec.score, spec.normalizer, spec.position, spec.method, *spec.masks)}
+    assert {entry.name for entry in registry} <= seen
+
+
+@pytest.mark.parametrize("kind", kinds(torch.device("cpu")), ids=lambda kind: kind.name)
+def test_requests_of_every_kind_can_be_drawn_and_run(kind):
+    bench, rng = Bench(device(), RATES, ROOM, 0), np.random.default_rng(1)
+    ran = 0
+    for drawn in filter(None, (draw(rng, kind, small) for _ in range(200))):
+        job = bench.prepared(drawn)
+        if job is not None:
+            assert job.plan.kernel == kind.kernel
+            assert job.purpose == kind.purpose
+            job.run()
+            ran += 1
+        if ran == 5:
+            return
+    pytest.fail(f"only {ran} requests of 200 could be drawn")
+
+
+def test_a_seed_draws_the_same():
+    kind = kinds(torch.device("cpu"))[0]
+    one, other = (
+        list(islice(filter(None, (draw(rng, kind, small) for _ in range(99))), 5))
+        for rng in (np.random.default_rng(7), np.random.default_rng(7))
+    )
+    for a, b in zip(one, other, strict=True):
+        assert np.array_equal(a.request.query, b.request.query)
+        assert (a.module is None) == (b.module is None)
+
+
+def test_what_is_too_large_is_never_drawn():
+    asked = []
+
+    def never(work):
+        asked.append(work)
+        return False
+
+    rng = np.random.default_rng(0)
+    assert not any(draw(rng, kind, never) for kind in kinds(torch.device("cpu")) for _ in range(5))
+    assert asked
+
+
+def test_a_bench_measures_requests_and_bodies():
+    bench = Bench(device(), replace(RATES, flops_per_s=1e8), ROOM, 0)  # so slow that only small ones are drawn
+    points = [point for point in (bench.next() for _ in range(120)) if point is not None]
+    assert len(points) > 20
+    assert all(point.seconds and min(point.seconds) > 0 and point.terms for point in points)
+    found = {point.kind for point in points}
+    assert len([kind for kind in found if kind.startswith(("forward ", "gradients "))]) > 8
+    assert any(kind.startswith(("read ", "write ")) for kind in found)
+
+
+def test_the_recorder_answers_as_the_roofline_does():
+    from attention_service.core.cost import Workload
+
+    work, recorder = Workload(1, 64, 64, 2, 2, 16, 16, 4), Recorder(RATES)
+    assert recorder.forward(work, "fused") == Roofline(RATES).forward(work, "fused")
+    assert "start call" in {term.name for term in recorder.asked}
+    assert recorder.gradients(work, "fused") == Roofline(RATES).gradients(work, "fused")
+    assert "start gradients" in {term.name for term in recorder.asked}
+
+
+def calibrated():
+    calibration = Calibration(device(), ROOM, seconds=60.0)
+    while calibration.step():
+        pass
+    return calibration.clock()
+
+
+def test_a_calibration_predicts_this_machine(short):
+    clock = calibrated()
+    assert isinstance(clock, Calibrated)
+    assert clock.basis == "calibrated"
+    here = replace(device(), clock=clock)
+    from attention_service.runtime import forward
+
+    x = np.random.default_rng(0).standard_normal((1, 4, 32, 16), np.float32)
+    job = forward.prepare(None, RawForwardRequest(query=x, key=x, value=x), here, ROOM)
+    assert 0 < job.plan.predicted.low < job.plan.predicted.median < job.plan.predicted.high < 1
+
+
+def test_too_few_requests_make_no_clock(short, monkeypatch):
+    monkeypatch.setattr(calibrating, "FEWEST_POINTS", 10**6)
+    with pytest.raises(TooBusyError, match="undisturbed"):
+        calibrated()
+
+
+# ── on disk ──────────────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+def test_what_is_saved_is_loaded_on_the_same_device_only(tmp_path, short, monkeypatch):
+    clock, here = calibrated(), device()
+    assert stored.load(tmp_path, here) is None
+    saved = stored.save(tmp_path, here, clock, 40)
+    found = stored.load(tmp_path, here)
+    assert found.points == saved.points == 40
+    assert found.at == saved.at
+    assert found.clock.spreads == clock.spreads
+    assert found.clock.curves.rates == clock.curves.rates
+    assert found.clock.curves.logs == pytest.approx(dict(clock.curves.logs), abs=1e-5)
+    monkeypatch.setattr(torch, "__version__", "9.9")
+    assert stored.load(tmp_path, here) is None
+    monkeypatch.undo()
+    monkeypatch.setattr(Device, "threads", 77)
+    assert stored.load(tmp_path, here) is None
+
+
+@pytest.mark.parametrize("damage", ["", "{", "[]", "null", '{"format": 1}', "NaN"])
+def test_a_damaged_file_is_no_calibration(tmp_path, short, damage):
+    stored.save(tmp_path, device(), calibrated(), 40)
+    (path,) = (tmp_path / "calibrations").iterdir()
+    told = json.loads(path.read_text())
+    path.write_text(damage)
+    assert stored.load(tmp_path, device()) is None
+    path.write_text(json.dumps(told | {"spreads": {"forward fused": {"low": "x"}}}))
+    assert stored.load(tmp_path, device()) is None
+    path.write_text(json.dumps(told | {"format": 99}))
+    assert stored.load(tmp_path, device()) is None
+
+
+def test_a_write_that_fails_leaves_what_was_there(tmp_path, short, monkeypatch):
+    clock = calibrated()
+    stored.save(tmp_path, device(), clock, 40)
+
+    def full(*_):
+        raise OSError("no space left")
+
+    monkeypatch.setattr("os.fsync", full)
+    with pytest.raises(OSError, match="no space"):
+        stored.save(tmp_path, device(), clock, 41)
+    assert stored.load(tmp_path, device()).points == 40
+    assert len(list((tmp_path / "calibrations").iterdir())) == 1
+
+
+# ── beside requests ──────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+def test_in_the_background_every_measurement_is_admitted_and_given_back(short):
+    budget = Budget(2**30, 2**30, lambda: 0, 4)
+    held = []
+
+    async def run(work):
+        held.append(budget.in_flight)
+        return work()
+
+    done = asyncio.run(background.measured(device(), budget, run))
+    assert done.points > 5
+    assert set(held[1:]) == {done.room}
+    assert budget.in_flight == 0
+
+
+def test_an_engine_measures_its_device_and_remembers(tmp_path, short):
+    async def life():
+        engine = Engine(tmp_path, device())
+        await engine.start()
+        assert engine.calibration is None
+        assert engine.device.clock.basis == "rates"
+        await engine.measure_device()
+        assert engine.device.clock.basis == "calibrated"
+        await engine.stop()
+        again = Engine(tmp_path, device())
+        await again.start()
+        await again.stop()
+        return engine, again
+
+    engine, again = asyncio.run(life())
+    assert again.device.clock.basis == "calibrated"
+    assert again.calibration.at == engine.calibration.at
+
+
+def test_the_command_measures_and_keeps(tmp_path, short, capsys):
+    assert command.calibrate(["--models-dir", str(tmp_path), "--device", "cpu", "--threads", "1"]) == 0
+    told = capsys.readouterr()
+    assert "forward fused" in told.out
+    assert "requests in" in told.err
+    assert len(list((tmp_path / "calibrations").glob("cpu-*.json"))) == 1
+
+
+def test_the_command_says_what_is_wrong(tmp_path, short, monkeypatch, capsys):
+    assert command.calibrate(["--device", "tpu"]) == 2
+    assert "--device" in capsys.readouterr().err
+    monkeypatch.setattr(calibrating, "FEWEST_POINTS", 10**6)
+    assert command.calibrate(["--models-dir", str(tmp_path), "--device", "cpu", "--threads", "1"]) == 1
+    assert "nothing else to do" in capsys.readouterr().err

@@ -1,0 +1,92 @@
+"""Curves fitted to runs whose truth is known."""
+
+import numpy as np
+import pytest
+
+from attention_service.core.cost import Rates, Term
+from attention_service.runtime.calibration.fitting import Point, fit
+
+RATES = Rates(flops_per_s=1e11, bytes_per_s=1e10, overhead_s=4e-5)
+
+
+def terms(kind, flops, moved, depth):
+    return (
+        Term(f"start {kind}", "start", 1),
+        Term(f"product {kind}", "flop", flops, np.log2(flops), slopes=(("depth", np.log2(depth) - 6),)),
+        Term(f"bytes {kind}", "byte", moved, np.log2(moved)),
+    )
+
+
+def truth(kind, flops, moved, depth):
+    """A device whose products are slow where they are small, and whose memory is slow beyond a cache."""
+    factor = 1.0 if kind == "forward a" else 1.7
+    efficiency = 0.1 + 0.7 / (1 + (1e6 / flops)) * (depth / 64) ** 0.2
+    bandwidth = 3e10 if moved < 1e6 else 8e9
+    return factor * (3e-5 + flops / (1e11 * efficiency) + moved / bandwidth)
+
+
+def drawn(rng, count, noise=0.05, disturbed=0.0):
+    points, medians = [], []
+    for index in range(count):
+        kind = ("forward a", "gradients b")[index % 2]
+        flops, moved = 10 ** rng.uniform(4, 9), 10 ** rng.uniform(3, 8)
+        depth = 2 ** rng.integers(4, 8)
+        median = truth(kind, flops, moved, depth)
+        runs = median * np.exp(noise * rng.standard_normal(3))
+        if rng.random() < disturbed:
+            runs *= 8
+        points.append(Point(kind, terms(kind, flops, moved, depth), tuple(runs)))
+        medians.append(median)
+    return points, np.array(medians)
+
+
+def test_what_was_not_measured_is_predicted_within_the_noise():
+    rng = np.random.default_rng(1)
+    clock = fit(drawn(rng, 600)[0], RATES)
+    points, medians = drawn(rng, 400)
+    predicted = np.array([clock.of(point.terms, point.kind).median for point in points])
+    errors = np.abs(predicted / medians - 1)
+    assert np.median(errors) < 0.05
+    assert np.quantile(errors, 0.95) < 0.2
+
+
+@pytest.mark.parametrize("noise", [0.02, 0.1, 0.3])
+def test_nine_of_ten_runs_lie_within_the_bounds(noise):
+    rng = np.random.default_rng(2)
+    clock = fit(drawn(rng, 500, noise)[0], RATES)
+    covered = []
+    for point in drawn(rng, 1000, noise)[0]:
+        told = clock.of(point.terms, point.kind)
+        covered += [told.low <= seconds <= told.high for seconds in point.seconds]
+    assert 0.87 <= np.mean(covered) <= 0.93
+
+
+def test_disturbed_runs_weigh_little():
+    rng = np.random.default_rng(3)
+    clock = fit(drawn(rng, 600, disturbed=0.08)[0], RATES)
+    points, medians = drawn(rng, 300)
+    errors = np.array([clock.of(point.terms, point.kind).median for point in points]) / medians - 1
+    assert np.median(np.abs(errors)) < 0.06
+    assert abs(np.median(errors)) < 0.04
+
+
+def test_bounds_widen_beyond_what_was_measured():
+    rng = np.random.default_rng(4)
+    clock = fit(drawn(rng, 300)[0], RATES)
+    longest = clock.spreads["forward a"].longest
+    flops = 1e11 * longest
+    near, far = (clock.of(terms("forward a", times * flops, 1e4, 64), "forward a") for times in (0.05, 1e4))
+    assert far.high / far.median > 1.5 * near.high / near.median
+    assert far.median / near.median == pytest.approx(2e5, rel=0.5)
+
+
+def test_a_kind_without_runs_has_wide_bounds():
+    clock = fit(drawn(np.random.default_rng(5), 100)[0], RATES)
+    told = clock.of(terms("forward c", 1e6, 1e5, 64), "forward c")
+    assert told.high / told.median == pytest.approx(2)
+    assert told.median > 0
+
+
+def test_nothing_to_fit_is_refused():
+    with pytest.raises(ValueError, match="at least one point"):
+        fit([], RATES)

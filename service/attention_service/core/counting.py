@@ -7,7 +7,7 @@ Patterns with other parts are counted by rows.
 
 from collections.abc import Iterable
 from dataclasses import dataclass
-from functools import reduce
+from functools import lru_cache, reduce
 from itertools import pairwise
 from typing import Protocol
 
@@ -82,6 +82,7 @@ def countable(pattern: Pattern) -> bool:
     return all(isinstance(part, Band | Keys | Queries) for part in pattern.parts())
 
 
+@lru_cache(maxsize=32)  # one account of costs asks for the same count several times
 def count(pattern: Pattern, first: int, queries: int, keys: int) -> int:
     """How many pairs of queries at positions first, first + 1, … and keys 0, 1, … are in the pattern."""
     parts = list(pattern.parts())

@@ -4,9 +4,10 @@ import platform
 import time
 from collections.abc import Callable
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from statistics import median
+from typing import Any
 
 import psutil
 import torch
@@ -14,6 +15,7 @@ import torch
 from attention_service.core.attention import attend
 from attention_service.core.cost import Clock, Rates, Roofline
 from attention_service.core.types import Problem
+from attention_service.runtime.plans import Plans
 
 _CGROUP_LIMITS = (Path("/sys/fs/cgroup/memory.max"), Path("/sys/fs/cgroup/memory/memory.limit_in_bytes"))
 _PROCESSORS = Path("/proc/cpuinfo")
@@ -30,6 +32,8 @@ class Device:
     total_bytes: int
     clock: Clock
     """What predicts times on it; replaced by a better one once there is one."""
+    plans: Plans[Any] = field(default_factory=Plans, init=False, repr=False, compare=False)
+    """What was planned by that clock."""
 
     @classmethod
     def open(cls, wanted: str = "auto", threads: int | None = None) -> "Device":

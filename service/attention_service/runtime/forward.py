@@ -33,9 +33,12 @@ def prepare(module: Module | None, request: ForwardRequest, device: Device, room
     work = workload(
         bound, device, request.return_, selection, edited=bool(request.edits), reported=request.report_error
     )
-    kernel = choose_kernel(work, bound.dtype, device, request.kernel, room)
-    plan = plan_forward(work, kernel, device.clock)
-    return Job("forward", plan, bound.dtype, module, lambda: run(bound, request, selection, kernel, device.torch))
+    plan = device.plans.get(
+        device.clock,
+        ("forward", work.key, bound.dtype, request.kernel, room),
+        lambda: plan_forward(work, choose_kernel(work, bound.dtype, device, request.kernel, room), device.clock),
+    )
+    return Job("forward", plan, bound.dtype, module, lambda: run(bound, request, selection, plan.kernel, device.torch))
 
 
 @torch.inference_mode()

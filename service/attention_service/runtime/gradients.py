@@ -27,7 +27,7 @@ from attention_service.runtime.differentiating import (
 )
 from attention_service.runtime.forward import dropout_fields, tap_fields
 from attention_service.runtime.jobs import Fields, Job
-from attention_service.runtime.planning import Purpose, choose_kernel, plan_gradients, workload
+from attention_service.runtime.planning import Plan, Purpose, choose_kernel, plan_gradients, workload
 from attention_service.runtime.selecting import bind_selection, check_edits, check_tap, check_taps
 
 
@@ -47,13 +47,22 @@ def prepare(module: Module | None, request: GradientsRequest, device: Device, ro
     taps = bool(targets.taps)
     twice = request.directions is not None
     purpose = Purpose(keeps_weights=taps, gradient=True, mask_gradient="mask" in targets.inputs, double_backward=twice)
-    kernel = choose_kernel(work, bound.dtype, device, request.kernel, room, purpose)
     checks = 2 * CHECKED_ELEMENTS * len(targets.names) if request.check else 0
-    plan = plan_gradients(
-        work, kernel, device.clock, taps=taps, mask="mask" in targets.inputs, checks=checks, twice=twice
-    )
+
+    def make() -> Plan:
+        kernel = choose_kernel(work, bound.dtype, device, request.kernel, room, purpose)
+        return plan_gradients(
+            work, kernel, device.clock, taps=taps, mask=purpose.mask_gradient, checks=checks, twice=twice
+        )
+
+    key = "gradients", work.key, bound.dtype, request.kernel, room, purpose, checks
+    plan = device.plans.get(device.clock, key, make)
     return Job(
-        "gradients", plan, bound.dtype, module, lambda: _run(bound, request, selection, targets, kernel, device.torch)
+        "gradients",
+        plan,
+        bound.dtype,
+        module,
+        lambda: _run(bound, request, selection, targets, plan.kernel, device.torch),
     )
 
 

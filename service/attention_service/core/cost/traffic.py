@@ -15,7 +15,7 @@ no whole cell of tiles, and that sequences at other places have the tiles of the
 operations: PyTorch 2.13, on a CPU; on a GPU the fused kernel's arguments and the blocked kernel's masks differ.
 """
 
-from dataclasses import dataclass, field, fields, replace
+from dataclasses import dataclass, field, replace
 from functools import lru_cache
 
 from attention_service.core.cost.sketched import looked_through, merged, parameters_of, prepared
@@ -47,13 +47,7 @@ class _Asked:
 
     @classmethod
     def of(cls, work: Workload, kernel: str) -> "_Asked":
-        sizes = work.sizes
-        widths = None if sizes is None else (*sizes.inputs, sizes.biases.model_dump_json())
-        rest = [getattr(work, name) for name in _SIZES]
-        return cls((kernel, work.spec.model_dump_json(), widths, tiling.TILING, *rest), work, kernel)
-
-
-_SIZES = tuple(each.name for each in fields(Workload) if each.name not in {"spec", "sizes"})
+        return cls((kernel, tiling.TILING, work.key), work, kernel)
 
 
 @lru_cache(maxsize=2048)

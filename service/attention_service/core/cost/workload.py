@@ -1,6 +1,8 @@
 """The sizes of one attention and the few facts about a request on which its cost depends."""
 
-from dataclasses import dataclass, field, replace
+from collections.abc import Hashable
+from dataclasses import dataclass, field, fields, replace
+from functools import cached_property
 
 import torch
 
@@ -68,6 +70,13 @@ class Workload:
     """Which of them are tensors of their own: self-attention has the query alone."""
     threads: int = field(default_factory=torch.get_num_threads)
     """Threads that each hold a tile of the fused kernel on a CPU; 0 on a GPU, where tiles live in shared memory."""
+
+    @cached_property
+    def key(self) -> tuple[Hashable, ...]:
+        """The same for equal workloads, and for no others."""
+        sizes = self.sizes
+        widths = None if sizes is None else (sizes.d_model, *sizes.inputs, sizes.biases.model_dump_json())
+        return self.spec.model_dump_json(), widths, *(getattr(self, name) for name in _HASHABLE)
 
     @property
     def extra(self) -> int:
@@ -174,3 +183,6 @@ class Workload:
             raise ValueError(f"d_model {d_model} is not a multiple of num_heads {self.heads}")
         wide = replace(self, sizes=sizes)
         return wide.at("head_dim", d_model // self.heads) if whole else wide
+
+
+_HASHABLE = tuple(each.name for each in fields(Workload) if each.name not in {"spec", "sizes"})

@@ -6,7 +6,7 @@ from typing import Protocol, runtime_checkable
 
 from torch import Tensor
 
-from attention_contract.spec import AttentionSpec
+from attention_contract.spec import AttentionSpec, Exact
 from attention_service.core.edits import BoundEdit
 from attention_service.core.kernels.base import Kernel
 from attention_service.core.registry import Registry
@@ -127,5 +127,7 @@ APPROXIMATE_TAPS = ("q", "k", "v", "context")
 
 def approximation_of(spec: AttentionSpec) -> Approximation | None:
     """What computes a spec's method where that is not exact."""
+    if isinstance(spec.method, Exact):  # told quickly: a protocol is looked up by all its names
+        return None
     method = METHODS.of(spec.method)
     return method if isinstance(method, Approximation) else None

@@ -119,7 +119,7 @@ class Bench:
         return job if job.plan.kernel == drawn.kind.kernel and job.plan.peak_bytes <= self._room else None
 
     def _planned(self, drawn: Drawn) -> Job:
-        device, room = self._device, self._room
+        device, room = replace(self._device), self._room  # with no plan made: the recorder hears of each
         match drawn.request:
             case GradientsRequest() as request:
                 return gradients.prepare(drawn.module, request, device, room)

@@ -42,7 +42,7 @@ def request(made=RawForwardRequest, length=8, **more):
 @pytest.mark.parametrize("name", [each.name for each in fields(Workload)])
 def test_whatever_differs_makes_another_key(name):
     before = getattr(WORK, name)
-    other = OTHER.get(name, (not before) if isinstance(before, bool) else (before or 0) + 1)
+    other = OTHER[name] if name in OTHER else not before if isinstance(before, bool) else (before or 0) + 1
     assert replace(WORK, **{name: other}).key != WORK.key
     assert replace(WORK, **{name: before}).key == WORK.key
 

@@ -70,7 +70,7 @@ ENTMAX_WINDOW = WINDOW.model_copy(update={"normalizer": Entmax15()})
 NORMALIZERS = {each.name: each for each in (Sigmoid(), Sparsemax(), Entmax15())}
 
 
-def raw(*, batch=2, queries=256, keys=256, heads=4, kv_heads=4, head_dim=64, value_dim=64, itemsize=4, **more):
+def raw(*, batch=2, queries=512, keys=512, heads=4, kv_heads=4, head_dim=64, value_dim=64, itemsize=4, **more):
     return Workload(batch, queries, keys, heads, kv_heads, head_dim, value_dim, itemsize, **more)
 
 
@@ -97,19 +97,19 @@ WORKLOADS = {
     "float64": raw(itemsize=8),
     "padded": raw(padded=True, spec=CAUSAL),
     "offsets": raw(batch=4, spec=WINDOW, batched_offsets=True),
-    "mask of keys": raw(request_mask_elements=2 * 256, bool_mask=True),
-    "mask of pairs": raw(request_mask_elements=256 * 256, bool_mask=True, spec=WINDOW),
-    "bias of pairs": raw(request_mask_elements=256 * 256),
-    "bias of heads": raw(request_mask_elements=2 * 4 * 256 * 256),
+    "mask of keys": raw(request_mask_elements=2 * 512, bool_mask=True),
+    "mask of pairs": raw(request_mask_elements=512 * 512, bool_mask=True, spec=WINDOW),
+    "bias of pairs": raw(request_mask_elements=512 * 512),
+    "bias of heads": raw(request_mask_elements=2 * 4 * 512 * 512),
     "module": module(),
     "module, window": module(spec=WINDOW),
     "module, grouped": module(heads=8, kv_heads=2),
-    "module, cross": module(queries=64, keys=700, inputs=frozenset({"query", "key", "value"})),
+    "module, cross": module(queries=256, keys=2800, inputs=frozenset({"query", "key", "value"})),
     "module, long": module(128, 2, 2, batch=1, queries=1024, keys=1024),
     "module, short": module(512, 8, 8, batch=16, queries=64, keys=64),
     "many tiles": raw(batch=1, heads=2, kv_heads=1, queries=2048, keys=2048, spec=WINDOW),
     "many tiles, entmax15": raw(batch=1, heads=1, kv_heads=1, queries=1500, keys=1500, spec=ENTMAX_WINDOW),
-    "decode": module(batch=4, queries=1, keys=1000, past=999, spec=CAUSAL),
+    "decode": module(batch=4, queries=1, keys=4000, past=3999, spec=CAUSAL),
     "chunk": module(queries=128, keys=640, past=512, spec=CAUSAL),
 }
 WORKLOADS |= {name: raw(spec=AttentionSpec(normalizer=each)) for name, each in NORMALIZERS.items()}
@@ -130,12 +130,12 @@ WORKLOADS |= {
     "module, sinks, window": module(spec=WINDOW.model_copy(update={"normalizer": Softmax(sinks=True)})),
     "dropout": raw(dropped=True),
     "dropout, long": raw(queries=1024, keys=1024, dropped=True),
-    "added keys": raw(keys=258, spec=AttentionSpec(add_bias_kv=True, add_zero_attn=True)),
-    "module, added keys": module(keys=257, spec=CAUSAL.model_copy(update={"add_bias_kv": True})),
+    "added keys": raw(keys=514, spec=AttentionSpec(add_bias_kv=True, add_zero_attn=True)),
+    "module, added keys": module(keys=513, spec=CAUSAL.model_copy(update={"add_bias_kv": True})),
 }
 SINES, TABLE, ROPE, ALIBI, BUCKETS = (
     AttentionSpec(position=each)
-    for each in (Sinusoidal(), LearnedPosition(length=1024), Rope(), Alibi(), RelativeBias())
+    for each in (Sinusoidal(), LearnedPosition(length=4096), Rope(), Alibi(), RelativeBias())
 )
 NORM = AttentionSpec(qk_norm=QKNorm())
 TURNED_NORM = AttentionSpec(
@@ -157,7 +157,7 @@ WORKLOADS |= {
     "rope, long": raw(batch=1, heads=1, kv_heads=1, queries=1024, keys=1024, spec=ROPE),
     "module, rope": module(spec=ROPE),
     "module, rope, short": module(512, 8, 8, batch=16, queries=64, keys=64, spec=ROPE),
-    "rope, decode": module(batch=4, queries=1, keys=1000, past=999, spec=ROPE),
+    "rope, decode": module(batch=4, queries=1, keys=4000, past=3999, spec=ROPE),
     "rope, chunk": module(queries=128, keys=640, past=512, spec=ROPE),
     "norm": raw(spec=NORM),
     "module, norm": module(spec=NORM),
@@ -321,10 +321,18 @@ def measured() -> dict[tuple[str, str, str], int]:
     return peaks
 
 
-def assert_tight(work: Workload, estimate: int, actual: int) -> None:
-    # Half types are packed once more on processors with matrix instructions for them, and only there.
-    slack = 2 if work.itemsize == 2 else 1.5
-    assert actual <= estimate <= slack * actual, f"{estimate / actual:.3f} of the {actual} bytes measured"
+UNDER, OVER = 0.02, 0.05
+SLACK = 2**16
+"""Bytes that an estimate may be off by whatever the size: indices, flags of rows, the leftovers of a last tile."""
+
+
+LOOSER = {("sparse", "blocked"): 0.1}
+"""Where keys lie in many pieces, the largest tile and what of the masks is remembered are bounded."""
+
+
+def assert_tight(estimate: int, actual: int, *, under: float = UNDER, over: float = OVER) -> None:
+    low, high = (1 - under) * actual - SLACK, (1 + over) * actual + SLACK
+    assert low <= estimate <= high, f"{estimate / actual:.3f} of the {actual} bytes measured"
 
 
 @pytest.mark.parametrize("name", WORKLOADS | TAPPED)
@@ -332,7 +340,8 @@ def test_forward_peak_is_what_is_allocated(name, measured):
     for kernel in KERNELS:
         if ("forward", name, kernel) in measured:
             work = (WORKLOADS | TAPPED)[name]
-            assert_tight(work, peak_bytes(work, kernel), measured["forward", name, kernel])
+            over = LOOSER.get((name, kernel), OVER)
+            assert_tight(peak_bytes(work, kernel), measured["forward", name, kernel], over=over)
 
 
 @pytest.mark.parametrize("name", WORKLOADS)
@@ -340,19 +349,20 @@ def test_gradient_peak_is_what_is_allocated(name, measured):
     for kernel in KERNELS:
         if ("backward", name, kernel) in measured:
             estimate = gradient_peak_bytes(WORKLOADS[name], taps=False, kernel=kernel)
-            assert_tight(WORKLOADS[name], estimate, measured["backward", name, kernel])
+            assert_tight(estimate, measured["backward", name, kernel])
 
 
 @pytest.mark.parametrize("name", WORKLOADS)
 def test_peak_with_gradients_of_every_tap_is_what_is_allocated(name, measured):
     estimate = gradient_peak_bytes(WORKLOADS[name], taps=True, kernel="materialized")
-    assert_tight(WORKLOADS[name], estimate, measured["taps", name, "materialized"])
+    assert_tight(estimate, measured["taps", name, "materialized"])
 
 
 @pytest.mark.parametrize("name", WORKLOADS)
 def test_peak_of_second_gradients_is_what_is_allocated(name, measured):
+    # Of a graph of a graph the account adds up what each stage leaves, and not the order in which it is gone through.
     estimate, actual = second_peak_bytes(WORKLOADS[name], taps=False), measured["second", name, "materialized"]
-    assert actual <= estimate <= 2 * actual, f"{estimate / actual:.3f} of the {actual} bytes measured"
+    assert_tight(estimate, actual, under=0.07, over=0.14)
 
 
 def test_everything_was_measured(measured):
@@ -385,7 +395,7 @@ def test_the_fused_peak_grows_with_the_length_and_the_materialized_with_its_squa
 def test_sizes_beyond_any_machine_are_counted_all_the_same():
     length = 2**31
     work = module(queries=length, keys=length, spec=WINDOW)
-    assert peak_bytes(work, "materialized") > 16 * work.pairs * work.heads
+    assert peak_bytes(work, "materialized") > 12 * work.pairs * work.heads
     assert check_peak_bytes(work) > gradient_peak_bytes(work, taps=True, kernel="materialized") > length**2
 
 
@@ -413,5 +423,5 @@ def test_inputs_and_outputs_are_what_comes_and_goes(work):
 
 def test_output_counts_the_selected_part_of_the_taps():
     work = raw(taps=frozenset({"output", "weights", "k", "lse"}), kv_heads=2, selected_heads=3, selected_queries=5)
-    elements = 2 * 4 * 256 * 64 + 2 * 3 * 5 * 256 + 2 * 3 * 256 * 64 + 2 * 3 * 5
+    elements = 2 * 4 * 512 * 64 + 2 * 3 * 5 * 512 + 2 * 3 * 512 * 64 + 2 * 3 * 5
     assert output_bytes(work) == 4 * elements

@@ -31,6 +31,10 @@ class PairCost:
     """Bytes at the peak of the backward pass, what the forward pass kept for it included."""
     apart: bool
     """Whether the forward pass keeps another tensor than the weights for the backward pass."""
+    second: int
+    """Bytes beyond those of the first backward pass when that is differentiated again."""
+    fills: bool = False
+    """Whether the backward pass begins with a copy of the gradient of the weights, which ``held_backward`` counts."""
 
 
 class Normalizer(Protocol):
@@ -76,7 +80,7 @@ NORMALIZERS = Registry[Normalizer]("normalizer")
 
 def has_lse(options: spec.Normalizer) -> bool:
     """Whether the tap ``lse`` has a meaning."""
-    return isinstance(NORMALIZERS.of(options), Exponential)
+    return hasattr(NORMALIZERS.of(options), "lse")  # as Exponential asks, and tenfold as fast
 
 
 class _Plain:
@@ -140,10 +144,12 @@ class Softmax:
     def cost(self, keys: int, itemsize: int) -> PairCost:
         """Forward: maximum, subtract, exp, sum, divide. Backward: w·∂w, its sum, subtract, multiply by w.
 
-        Its input made finite, the exponentials and the weights are held at once; backward, the weights, their gradient
-        and that of the scores.
+        Its input made finite and the exponentials are held at once, then these and the weights; backward, the
+        exponentials, their gradient and that of the scores.
         """
-        return PairCost(5, 4, held=3 * itemsize, held_backward=3 * itemsize, apart=not self.options.sinks)
+        sinks = self.options.sinks
+        second = (8 if sinks else 9) * itemsize
+        return PairCost(5, 4, 2 * itemsize, 3 * itemsize, apart=not sinks, second=second, fills=True)
 
     def sketched(self, tape: Tape, x: Sketch, itemsize: int, learned: Mapping[str, Sketch], *, padded: bool) -> Sketch:
         """Blind queries found and made finite, the softmax, and their zeros; or sinks beside the scores."""
@@ -222,7 +228,7 @@ class Sigmoid(_Plain):
 
         Held: the biased scores and the weights; backward, the weights and both gradients.
         """
-        return PairCost(4, 3, held=2 * itemsize, held_backward=3 * itemsize, apart=False)
+        return PairCost(4, 3, 2 * itemsize, 3 * itemsize, apart=False, second=5 * itemsize)
 
     def sketched(self, tape: Tape, x: Sketch, itemsize: int, learned: Mapping[str, Sketch], *, padded: bool) -> Sketch:
         """The bias added, and one function; the bias of sequences that differ is found first."""
@@ -278,7 +284,7 @@ class Sparsemax(_Plain):
         Held: the shifted scores, and them sorted with their places (8 bytes each) or with their running sum.
         """
         held = max(2 * itemsize + 8, 3 * itemsize)
-        return PairCost(9 + _levels(keys), 4, held=held, held_backward=3 * itemsize + 1, apart=False)
+        return PairCost(9 + _levels(keys), 4, held, 4 * itemsize + 1, apart=False, second=0)
 
     def sketched(self, tape: Tape, x: Sketch, itemsize: int, learned: Mapping[str, Sketch], *, padded: bool) -> Sketch:
         """As the projection has it."""
@@ -322,7 +328,7 @@ class Entmax15(_Plain):
         five tensors, in the gradient of the square.
         """
         held = max(2 * itemsize + 8, 4 * itemsize)
-        return PairCost(19 + _levels(keys), 9, held=held, held_backward=5 * itemsize, apart=True)
+        return PairCost(19 + _levels(keys), 9, held, 5 * itemsize, apart=True, second=3 * itemsize)
 
     def sketched(self, tape: Tape, x: Sketch, itemsize: int, learned: Mapping[str, Sketch], *, padded: bool) -> Sketch:
         """The projection's roots, squared."""

@@ -39,9 +39,18 @@ class ScoreCost:
     by_query_head: bool = False
     """Whether keys are treated once for each query head and not once for each key/value head."""
     query_width: int = 0
-    """Elements held for each query in place of the query while the pairs are scored."""
+    """Elements made for each query, in place of the query; 0 where the query serves as it is."""
     key_width: int = 0
-    """Elements held for each key in place of the key; 0 where the key serves as it is."""
+    """Elements made for each key, in place of the key; 0 where the key serves as it is."""
+    scaled: bool = False
+    """Whether what the query has become is multiplied by a number besides."""
+    query_kept: int = 0
+    """Elements for each query that autograd keeps besides."""
+    key_kept: int = 0
+    key_back: int = 0
+    """Tensors as large as that, on the way back through what is made of the keys."""
+    reads: bool = True
+    """Whether autograd keeps queries and keys as they come, for what the score makes of them."""
     layer: int = 0
     """Elements of a hidden layer for each pair, of which no more than ``additive.BLOCK`` are held at a time."""
     layers: int = 0
@@ -160,7 +169,7 @@ class ScaledDot(_OfProduct):
     def cost(self, widths: Widths) -> ScoreCost:
         """The product, and the scale for each pair, as the formula has it."""
         scale = int(self.options.scale != 1)
-        return ScoreCost(2 * widths.head_dim, scale, pair_backward_flops=scale, query_width=scale * widths.head_dim)
+        return ScoreCost(2 * widths.head_dim, scale, pair_backward_flops=scale, scaled=scale > 0)
 
 
 @SCORES.register(
@@ -248,10 +257,11 @@ class Additive:
             key_products=2 * hidden * d,
             by_query_head=True,
             query_width=hidden,
-            key_width=hidden + d * (widths.heads != widths.kv_heads),
+            key_width=hidden,
+            key_kept=d * (widths.heads // widths.kv_heads),
             layer=hidden,
             layers=3,
-            backward_layers=5,
+            backward_layers=4,
         )
 
     def _hidden(self, head_dim: int) -> int:
@@ -306,10 +316,11 @@ class Gaussian(_OfProduct):
 
     def cost(self, widths: Widths) -> ScoreCost:
         """The product of D + 2 columns, and σ; for a query 4·D, for a key 5·D: moved, squared, summed, (averaged)."""
-        d = widths.head_dim
+        d, learned = widths.head_dim, self.options.sigma == "learned"
         return ScoreCost(
             2 * (d + 2), 1, pair_backward_flops=1, query_flops=4 * d, key_flops=5 * d,
-            query_width=2 * d + 2, key_width=2 * d + 2,
+            query_width=d + 2, key_width=d + 2, scaled=not learned and self.options.sigma != 1,
+            query_kept=d + (d + 2) * learned, key_kept=d, key_back=3, reads=False,
         )  # fmt: skip
 
 
@@ -348,10 +359,11 @@ class Cosine(_OfProduct):
 
     def cost(self, widths: Widths) -> ScoreCost:
         """The product and the scale; for a query or a key 3·D: squared, summed, divided."""
-        d, scaled = widths.head_dim, int(self.options.scale != 1)
+        d, scaled, learned = widths.head_dim, int(self.options.scale != 1), self.options.scale == "learned"
         return ScoreCost(
             2 * d, 1, pair_backward_flops=1, query_flops=3 * d, key_flops=3 * d,
-            query_width=d * (1 + scaled), key_width=d,
+            query_width=d, key_width=d, scaled=scaled > 0 and not learned,
+            query_kept=d * (1 + learned), key_kept=d, key_back=2,
         )  # fmt: skip
 
 

@@ -50,6 +50,7 @@ def stages(
         if tap in missing:
             missing.remove(tap)
             yield tap, x
+        del x  # what nobody asked for is freed as soon as the next stage has read it
         if not missing:
             return
 

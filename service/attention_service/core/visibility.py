@@ -27,9 +27,10 @@ class Visibility:
         """The masked scores: the bias added, and −∞ wherever it is forbidden to look, whatever the score is there."""
         if self.bias is not None:
             forbidden = self.bias == -torch.inf
-            scores = (scores + self.bias.to(scores.dtype)).masked_fill(forbidden, -torch.inf)
+            scores = (scores + self.bias.to(scores.dtype)).masked_fill_(forbidden, -torch.inf)
         if self.allowed is not None:
-            scores = scores.masked_fill(~self.allowed, -torch.inf)
+            hide = scores.masked_fill if self.bias is None else scores.masked_fill_  # a sum is nobody else's
+            scores = hide(~self.allowed, -torch.inf)
         return scores
 
 

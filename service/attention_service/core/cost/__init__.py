@@ -15,10 +15,16 @@ from attention_service.core.cost.flops import (
     forward_pass,
     pair_count,
 )
-from attention_service.core.cost.gradient_memory import check_peak_bytes, gradient_peak_bytes, second_peak_bytes
+from attention_service.core.cost.gradient_memory import (
+    check_peak_bytes,
+    gradient_peak_bytes,
+    gradient_phases,
+    second_peak_bytes,
+)
 from attention_service.core.cost.growth import growth, memory_order, time_order
 from attention_service.core.cost.hardware import Datasheet, Hardware
-from attention_service.core.cost.memory import peak_bytes
+from attention_service.core.cost.memory import memory_phases, peak_bytes
+from attention_service.core.cost.phases import Phase
 from attention_service.core.cost.report import cost_of, plainly
 from attention_service.core.cost.retrieval import (
     Retrieval,
@@ -57,6 +63,7 @@ __all__ = [
     "Datasheet",
     "Estimate",
     "Hardware",
+    "Phase",
     "Rates",
     "Retrieval",
     "Roofline",
@@ -74,12 +81,14 @@ __all__ = [
     "flops",
     "forward_pass",
     "gradient_peak_bytes",
+    "gradient_phases",
     "gradient_traffic",
     "growth",
     "input_bytes",
     "kv_cache_bytes",
     "kv_cache_bytes_per_token",
     "memory_order",
+    "memory_phases",
     "moved_bytes",
     "output_bytes",
     "pair_count",

@@ -7,6 +7,8 @@ from attention_contract.spec import Exact
 from attention_service.core.cost.encoding import token_flops, token_traffic
 from attention_service.core.cost.held import Held
 from attention_service.core.cost.pairs import masks_of, reach_of, score_cost
+from attention_service.core.cost.phases import Ledger, Phase, peak_of, with_allowance
+from attention_service.core.cost.preparing_memory import prepare
 from attention_service.core.cost.tensors import parameter_count, projections, tap_elements
 from attention_service.core.cost.workload import Workload
 from attention_service.core.methods import Approximation, Extent, MethodCost, approximation_of
@@ -70,33 +72,42 @@ def method_flops(work: Workload, *, backward: bool) -> StageFlops:
     )  # fmt: skip
 
 
-def method_peak(work: Workload) -> int:
+def method_phases(work: Workload) -> tuple[Phase, ...]:
     """The forward pass: projecting, the method, and its output; the taps are what it has anyway."""
-    held, counted = Held.of(work), method_cost(work)
+    held, counted, ledger = Held.of(work), method_cost(work), Ledger()
+    prepare(ledger, work)
     kept = sum(tap_elements(work, tap) for tap in work.taps & {"q", "k", "v", "context"}) * work.itemsize
-    after = held.context + held.merged + held.output + _narrowed(work, kept)
     edited = held.q + held.kv + held.context if work.edited else 0
-    working = counted.held + _factors(work) + edited
-    return max(held.projecting, held.problem + max(working, after))
+    ledger.phase("attention", workspace=counted.held + _factors(work), edited=edited)
+    ledger.hold(context=held.context, taps=_narrowed(work, kept))
+    ledger.phase("project out", merged=held.merged, output=held.output)
+    return with_allowance(ledger.phases)
 
 
-def method_gradient_peak(work: Workload, *, taps: bool) -> int:
+def method_gradient_phases(work: Workload, *, taps: bool) -> tuple[Phase, ...]:
     """A forward and a backward pass: the method's backward pass, or that of the projections."""
-    held, counted = Held.of(work), method_cost(work)
-    leaves = held.inputs
+    held, counted, ledger = Held.of(work), method_cost(work), Ledger()
+    prepare(ledger, work, graph=True)
     new = work.batch * work.queries * (work.sizes.d_model if work.sizes else 0) * work.itemsize
     parameters = parameter_count(work) * work.itemsize if work.sizes is not None else 0  # raw ones are inputs
     gradients = held.inputs + (3 - len(work.inputs)) * new + parameters
     ends = 2 * (held.output or held.context)
     tapped = 2 * (held.q + held.kv + held.context) if taps or work.edited else 0
-    projecting = ends + gradients + held.q + held.kv
     out = 0 if work.sizes is None else work.sizes.d_model * work.heads * work.value_dim * work.itemsize
-    backward = counted.held_backward + 2 * _factors(work) + 2 * held.merged + out + tapped
-    again = method_peak(work) if work.taps - {"output"} else 0
-    made = held.made + held.making.graph
-    first = held.projecting - held.inputs + held.making.graph
-    projecting += held.making.backward + tapped
-    return leaves + max(first, made + ends + backward, projecting, ends + gradients + tapped + again)
+    flowing = 2 * held.merged + out
+    ledger.hold(output=ends)
+    ledger.phase(
+        "backward of attention", workspace=counted.held_backward + 2 * _factors(work), flowing=flowing, taps=tapped
+    )
+    normed = 4 * max(work.itemsize, 4) * max(held.q, held.kv) // work.itemsize if work.spec.qk_norm is not None else 0
+    ledger.drop("q", "k", "v")
+    flowing = held.q + held.kv + normed
+    ledger.phase("backward of the projections", flowing=flowing, gradients=gradients, taps=tapped)
+    if work.taps - {"output"}:
+        again = peak_of(method_phases(work))
+        ledger.drop("graph", "angles")
+        ledger.phase("taps again", gradients=gradients, taps=tapped + again)
+    return with_allowance(ledger.phases)
 
 
 def method_check_peak(work: Workload, *, taps: bool) -> int:
@@ -104,11 +115,11 @@ def method_check_peak(work: Workload, *, taps: bool) -> int:
     double = replace(work, itemsize=8, taps=frozenset({"output"}), selected_heads=None, selected_queries=None)
     wide = Held.of(double)
     parameters = 8 * parameter_count(work)
-    found = method_gradient_peak(work, taps=taps)
-    graph = method_gradient_peak(double, taps=taps) + parameters
+    found = peak_of(method_gradient_phases(work, taps=taps))
+    graph = peak_of(method_gradient_phases(double, taps=taps)) + parameters
     moved = 4 * max(wide.inputs, parameters, wide.q + wide.kv + wide.context)
     probing = 2 * (wide.inputs + parameters) + 6 * (wide.output or wide.context) + moved
-    return found + graph + probing + method_peak(replace(double, edited=taps))
+    return found + graph + probing + peak_of(method_phases(replace(double, edited=taps)))
 
 
 def method_moved(work: Workload) -> int:

@@ -1,17 +1,20 @@
-"""Peak memory of the blocked kernel: its results, and one tile of scores at a time."""
+"""Memory of the blocked kernel: its results, and one tile of scores at a time."""
 
 from dataclasses import dataclass, replace
 
 from attention_service.core.additive import BLOCK
 from attention_service.core.cost.encoding import position_cost
-from attention_service.core.cost.encoding_memory import bias_elements, bias_making
 from attention_service.core.cost.held import Held
-from attention_service.core.cost.pairs import masks_of, normalizer_cost, score_cost, score_itemsize
+from attention_service.core.cost.pairs import normalizer_cost, score_cost, score_itemsize
+from attention_service.core.cost.phases import Ledger
+from attention_service.core.cost.preparing_memory import Apart
+from attention_service.core.cost.stages_memory import Factors, Rows, bias_elements, bias_making, made_factors
 from attention_service.core.cost.tiles import sequences, tiling_of, touched, whole_rows
 from attention_service.core.cost.workload import Workload
 from attention_service.core.kernels.hiding import KEPT
 from attention_service.core.masks import pattern_of
-from attention_service.core.normalizers import NORMALIZERS, Exponential
+from attention_service.core.normalizers import has_lse
+from attention_service.core.patterns import Band, Pattern
 
 
 @dataclass(frozen=True)
@@ -38,99 +41,158 @@ class Tile:
         return cls(together, queries, keys, together * work.heads * queries * keys)
 
 
-def blocked_peak(work: Workload) -> int:
-    """One call, beyond q, k and v: the context and the log-sum-exp, and the largest tile."""
-    return Held.of(work).context + lse_bytes(work) + forward_tile(work)
+def blocked(ledger: Ledger, work: Workload, *, graph: bool = False) -> None:
+    """From q, k and v to the context and, of a softmax, the log-sum-exp, which stay."""
+    ledger.hold(context=Held.of(work).context, lse=lse_bytes(work))
+    held = dict(ledger.held)
+    _forward_tile(ledger, work)
+    ledger.held = held
+    if not graph and "lse" not in work.taps:
+        ledger.drop("lse")
 
 
 def lse_bytes(work: Workload) -> int:
     """The logarithms of the sums, which only a softmax has."""
-    streamed = isinstance(NORMALIZERS.of(work.spec.normalizer), Exponential)
-    return work.batch * work.heads * work.queries * score_itemsize(work) if streamed else 0
+    return work.batch * work.heads * work.queries * score_itemsize(work) if _streamed(work) else 0
 
 
-def forward_tile(work: Workload) -> int:
-    """While a tile is scored, hidden, normalized and weighs the values.
+def _streamed(work: Workload) -> bool:
+    return has_lse(work.spec.normalizer)
 
-    Scores are there once; three times while they are capped, twice while a mask is added; then with what the normalizer
-    holds beside them, unless it is a softmax, which works in place.
-    """
+
+def _forward_tile(ledger: Ledger, work: Workload) -> None:
+    """While a tile is scored, hidden, normalized and weighs the values."""
     c, tile = score_itemsize(work), Tile.of(work)
-    scores = tile.scores * c
-    peak = scores * (3 if work.spec.softcap is not None else 2 if _biased(work) else 1)
-    one = _of_tile(work, tile)
-    if biased := bias_elements(one):
-        peak = max(peak, scores + max(bias_making(one, one.heads * one.queries, c), biased * c + scores))
-    if not isinstance(NORMALIZERS.of(work.spec.normalizer), Exponential):
-        peak = max(peak, scores + tile.scores * normalizer_cost(work).held)
-    if work.dropped:  # the numbers drawn, which are kept, and the weights without the others
-        peak = max(peak, 2 * scores + 25 * tile.scores)
-    return _parts(work, tile, score_cost(work).layers) + _masks(work, tile) + peak
+    one = replace(work, batch=tile.sequences, queries=tile.queries, keys=tile.keys)
+    rows, scores = Rows(work.heads, tile.queries), tile.scores * c
+    context = tile.sequences * work.heads * tile.queries * work.value_dim * c
+    if not _streamed(work) or touched(work).strips > touched(work).blocks:
+        ledger.hold(block=context)
+    leaves, laid_values = _leaves(ledger, work, tile)
+    ledger.hold(tile=leaves, limits=_limits(work, tile))
+    score_tile(ledger, work, one, rows, scores)
+    ledger.hold(scores=scores)
+    if work.spec.masks:
+        ledger.phase("mask", mask=tile.queries * tile.keys * max(1, _pattern(work).building))
+    if work.dropped:
+        ledger.phase("dropout", drawing=24 * tile.scores)
+        ledger.phase("dropout", drawing=tile.scores, dropped=2 * scores)
+    if _streamed(work):
+        ledger.phase("context", values=laid_values, block=context, dropped=scores if work.dropped else 0)
+    else:
+        cost = normalizer_cost(work)
+        ledger.phase("weights", normalizing=tile.scores * cost.held)
+        ledger.phase("context", weights=scores, values=laid_values, block=context)
 
 
-def backward_tile(work: Workload) -> int:
+def score_tile(ledger: Ledger, work: Workload, one: Workload, rows: Rows, scores: int) -> None:
+    """The scores of a tile, what is added to them included."""
+    c = score_itemsize(work)
+    factors = Factors.of(one, rows)
+    ledger.phase("scores", factors=factors.held - factors.wide, scores=scores)
+    if work.spec.softcap is not None:
+        ledger.phase("softcap", capping=3 * scores)
+    if biased := bias_elements(one, rows):
+        ledger.phase("bias", scores=scores, bias=bias_making(one, rows, c))
+        ledger.phase("bias", scores=scores, bias=biased * c, biased=scores)
+    if work.request_mask_elements and not work.bool_mask:
+        told = _told(work, one)
+        widened = told * c if c != work.itemsize else 0
+        ledger.phase("mask", mask=told * (1 + work.itemsize), scores=scores)
+        ledger.phase("mask", mask=told * work.itemsize + widened, scores=2 * scores)
+
+
+def _told(work: Workload, one: Workload) -> int:
+    """Elements of the request's mask that meet in a tile."""
+    return -(-work.request_mask_elements * one.queries * one.keys // max(1, work.queries * work.keys))
+
+
+def _leaves(ledger: Ledger, work: Workload, tile: Tile) -> tuple[int, int]:
+    """Copies of what meets in a tile, and of the values as they are laid out for their product."""
+    c, e = score_itemsize(work), work.itemsize
+    queries = tile.sequences * work.heads * tile.queries * work.head_dim
+    keys = tile.sequences * work.kv_heads * tile.keys * (work.head_dim + work.value_dim)
+    gathered = keys * e if tile.keys < work.keys and _gathers(work) else 0
+    if work.padded:
+        ledger.phase("tile", gathered=gathered, tile=keys * e)
+    if c != e:
+        ledger.phase("tile", gathered=keys * e if work.padded else gathered, tile=(queries + keys) * c)
+    laid = not gathered and Apart.of(work).v and tile.sequences > 1
+    values = tile.sequences * work.kv_heads * tile.keys * work.value_dim * c if laid else 0
+    return ((queries + keys) * c if c != e else keys * e if work.padded or gathered else 0), values
+
+
+def _gathers(work: Workload) -> bool:
+    """Whether the keys of a tile may lie apart."""
+    return bool(work.spec.masks) and bool(_pattern(work).bounds.strips)
+
+
+def _pattern(work: Workload) -> Pattern:
+    return pattern_of(work.spec.masks, work.queries, work.told_keys, work.past)
+
+
+def _limits(work: Workload, tile: Tile) -> int:
+    """What positions hide in some tiles, which is remembered."""
+    if not work.spec.masks:
+        return 0
+    c, whole = score_itemsize(work), tile.queries * tile.keys
+    # Along each edge a piece as wide as the block and a cell more; those of one edge all look the same.
+    piece = min(whole, tile.queries * (tile.queries + tiling_of(work).cell))
+    bands = [part for part in _pattern(work).parts() if isinstance(part, Band)]
+    edges = sum((band.low is not None) + (band.high is not None) for band in bands)
+    kinds = max(edges, 1) * (work.batch if work.batched_offsets else 1)
+    fitted = tiling_of(work)
+    return min(KEPT * fitted.queries * fitted.keys, kinds * piece) * c
+
+
+def backward_tile(ledger: Ledger, work: Workload, *, mask: bool) -> None:
     """While a tile is gone through again.
 
     Its scores are there with the graph that made them, once more to become weights, and with the gradient of the
     weights, which becomes theirs.
     """
     c, tile = score_itemsize(work), Tile.of(work)
-    scores = tile.scores * c
-    capped = work.spec.softcap is not None
-    flowing = 3 * scores
-    if not isinstance(NORMALIZERS.of(work.spec.normalizer), Exponential):
-        flowing = 2 * scores + tile.scores * normalizer_cost(work).held_backward
+    one = replace(work, batch=tile.sequences, queries=tile.queries, keys=tile.keys)
+    rows, scores = Rows(work.heads, tile.queries), tile.scores * c
+    held = dict(ledger.held)
+    leaves, _ = _leaves(ledger, work, tile)
+    factors = Factors.of(one, rows)
+    queries = tile.sequences * work.heads * tile.queries
+    keys = tile.sequences * work.kv_heads * tile.keys
+    ledger.hold(tile=leaves, limits=_limits(work, tile))
+    score_tile(ledger, work, one, rows, scores)
+    upstream = queries * work.value_dim * c if c != work.itemsize else 0
+    ledger.hold(factors=made_factors(one, rows, factors), scores=scores, flowing=upstream)
+    if work.spec.softcap is not None:
+        ledger.hold(capped=scores)
+    if biased := bias_elements(one, rows):
+        ledger.hold(biases=biased // work.heads * position_cost(work).pair_kept)
+    if work.request_mask_elements and not work.bool_mask:
+        ledger.hold(biases=_told(work, one))
+    of_v = keys * work.value_dim * c
     if work.dropped:
-        flowing += scores + 25 * tile.scores
-    if capped:
-        flowing += 2 * scores
-    flowing += bias_elements(_of_tile(work, tile)) // work.heads * position_cost(work).pair_kept
-    return (
-        _parts(work, tile, score_cost(work).backward_layers)
-        + _gradients_of_parts(work, tile)
-        + _masks(work, tile)
-        + flowing
-    )
-
-
-def _of_tile(work: Workload, tile: Tile) -> Workload:
-    """A tile as if it were the whole."""
-    return replace(work, batch=tile.sequences, queries=tile.queries, keys=tile.keys)
-
-
-def _biased(work: Workload) -> bool:
-    return masks_of(work).bias > 0
-
-
-def _parts(work: Workload, tile: Tile, layers: int) -> int:
-    """Copies of what meets in a tile, and its part of the context; a module's values are laid out anew."""
-    c, score = score_itemsize(work), score_cost(work)
-    queries = tile.sequences * work.heads * tile.queries
-    keys = tile.sequences * work.kv_heads * tile.keys
-    copies = int(c != work.itemsize) + int(work.padded)
-    made = queries * (max(score.query_width, work.head_dim) + (1 if work.sizes is None else 2) * work.value_dim)
-    heads = work.heads if score.by_query_head else work.kv_heads
-    made += tile.sequences * heads * tile.keys * score.key_width
-    made += layers * min(BLOCK, tile.scores * score.layer)
-    return c * (made + copies * keys * (work.head_dim + work.value_dim))
-
-
-def _gradients_of_parts(work: Workload, tile: Tile) -> int:
-    c = score_itemsize(work)
-    queries = tile.sequences * work.heads * tile.queries
-    keys = tile.sequences * work.kv_heads * tile.keys
-    return c * (queries * (work.head_dim + work.value_dim) + keys * (work.head_dim + work.value_dim))
-
-
-def _masks(work: Workload, tile: Tile) -> int:
-    """What positions hide in some tiles, which is remembered, and the tile's part of the request's mask."""
-    c, one = score_itemsize(work), tile.queries * tile.keys
-    total = 0
-    if work.spec.masks:
-        building = pattern_of(work.spec.masks, work.queries, work.told_keys, work.past).building
-        total += one * (KEPT * c + building)
-    masks = masks_of(work)
-    if work.request_mask_elements:
-        share = -(-work.request_mask_elements * one // max(1, work.queries * work.keys))
-        total += share * (1 + (0 if work.bool_mask else c + work.itemsize))
-    return total + (tile.sequences * tile.keys if masks.any else 0)
+        ledger.phase("dropout", weights=scores, of_weights=scores, drawing=24 * tile.scores)
+    dropped = tile.scores + 2 * scores if work.dropped else 0
+    if _streamed(work):
+        ledger.phase("backward of attention", weights=scores, of_weights=scores, dropped=dropped, of_values=of_v)
+    else:
+        cost = normalizer_cost(work)
+        ledger.phase("backward of attention", weights=scores + tile.scores * cost.held)
+        back = tile.scores * cost.held_backward
+        ledger.phase("backward of attention", weights=scores + back, of_values=of_v, dropped=dropped)
+    # The weights are freed with the function that found them; the hidden scores that they were stay.
+    flowing = 2 * scores
+    of_q, of_k = queries * work.head_dim * c, factors.key or keys * work.head_dim * c
+    if work.spec.softcap is not None:
+        ledger.phase("backward of attention", flowing=flowing + 2 * scores, of_values=of_v)
+    if biased and biased < tile.scores:  # summed over the batch
+        ledger.phase("backward of attention", flowing=flowing, of_values=of_v, of_bias=biased * c)
+    ledger.drop("biases")
+    of_mask = _told(work, one) * c if mask else 0
+    layers = score_cost(work).backward_layers * min(BLOCK, tile.scores * score_cost(work).layer) * c
+    gradients = of_q + of_k + of_mask
+    ledger.phase("backward of attention", flowing=flowing, of_values=of_v, gradients=gradients, layers=layers)
+    if back := score_cost(work).key_back:  # and through what the factors were made of
+        ledger.held["factors"] -= factors.query + factors.key
+        ledger.phase("backward of attention", flowing=flowing, of_values=of_v, gradients=gradients + back * of_k)
+    ledger.held = held

@@ -1,46 +1,99 @@
-"""Peak memory of one call of the fused kernel: what it is given beside q, k and v, and what it works in."""
+"""Memory of one call of the fused kernel: what it is given beside q, k and v, and what it works in."""
 
 from attention_service.core.cost.held import Held
 from attention_service.core.cost.pairs import Masks, fused_masks, score_cost
+from attention_service.core.cost.phases import Ledger
+from attention_service.core.cost.preparing_memory import Apart
+from attention_service.core.cost.stages_memory import padded_bytes, visible
 from attention_service.core.cost.workload import Workload
-from attention_service.core.scores import SCORES, Product
+from attention_service.core.scores import SCORES
 
 
-def fused_peak(work: Workload) -> int:
-    """One call of the fused kernel, beyond q, k and v, its context included."""
-    held = Held.of(work)
+def fused(ledger: Ledger, work: Workload, *, graph: bool = False) -> None:
+    """From q, k and v to the context, which stays; ``graph``: with what autograd keeps of the call."""
     masks = fused_masks(work)
-    context = held.context * (2 if masks.any else 1)  # queries that look nowhere are zeroed in a copy
-    padding = held.kv if work.padded else 0
-    making, mask = fused_mask_bytes(work, masks)
-    calling = mask + fused_factors(work) + fused_arguments(work) + context + fused_workspace(work) + _packed(work)
-    return padding + max(making, calling)
+    if work.padded:
+        ledger.hold(padding=padded_bytes(work))
+    ledger.hold(factors=fused_factors(work))
+    ledger.phase("factors", factors=_factors_making(work))
+    given, passed = _mask(ledger, work, masks)
+    ledger.hold(mask=given)
+    ledger.hold(arguments=fused_arguments(work))
+    context = fused_context(work)
+    ledger.phase("attention", mask=passed - given, workspace=fused_workspace(work) + _packed(work), context=context)
+    if graph:
+        ledger.hold(graph=passed - given + lse_of(work))
+        if passed != given:  # the kernel keeps the numbers alone
+            ledger.drop("mask")
+    if masks.any:
+        zeroed = Held.of(work).context
+        ledger.phase("attention", context=context + zeroed)
+        ledger.hold(context=zeroed)
+        if graph:
+            ledger.hold(graph=context)
+    else:
+        ledger.hold(context=context)
+    if not graph:
+        ledger.drop("padding", "factors", "mask", "arguments")
 
 
 def fused_context(work: Workload) -> int:
-    """The context that is kept: on a CPU as wide as the queries, unless blind queries were zeroed in a copy of it."""
-    wide = max(work.head_dim, work.value_dim) if work.threads and not fused_masks(work).any else work.value_dim
+    """As the kernel makes it: on a CPU as wide as the queries."""
+    wide = fused_width(work) if work.threads else work.value_dim
     return work.batch * work.heads * work.queries * wide * work.itemsize
 
 
-def fused_mask_bytes(work: Workload, masks: Masks) -> tuple[int, int]:
-    """The most that is held while the kernel's mask is made, and what is held of it while the kernel runs."""
+def fused_width(work: Workload) -> int:
+    """Of all arguments on a CPU: that of the values, or of what the score makes of queries and keys."""
+    made = score_cost(work).query_width if fused_factors(work) else 0
+    return max(made or work.head_dim, work.value_dim)
+
+
+def keeps_layout(work: Workload) -> bool:
+    """Whether the context lies in memory as the queries of a projection do, with the heads of a token side by side."""
+    plain = not fused_factors(work) and work.threads > 0
+    return plain and Apart.of(work).q and not fused_masks(work).any and work.value_dim >= work.head_dim
+
+
+def lse_of(work: Workload) -> int:
+    """The log-sum-exp of each query."""
+    return work.batch * work.heads * work.queries * max(work.itemsize, 4)
+
+
+def _mask(ledger: Ledger, work: Workload, masks: Masks) -> tuple[int, int]:
+    """The mask made: its bytes as it is given to the kernel, and with that in which the kernel reads it."""
     if not masks.any:
         return 0, 0
-    e = work.itemsize
-    converted = masks.combined * e * (1 if work.threads else 2)  # as floats; on a GPU, laid out in blocks of 16
+    e, seen = work.itemsize, visible(ledger, masks)
     if not masks.bias:
         together = masks.together
-        return max(masks.building, 2 * together + masks.spec), together + converted
+        ledger.phase("mask", mask=seen + together)
+        # As floats; on a GPU, laid out in blocks of 16.
+        return together, together + masks.combined * e * (1 if work.threads else 2)
+    hidden = masks.combined * e if masks.together else 0
+    ledger.phase("mask", mask=seen + hidden + masks.together)
     passed = masks.combined * (max(e, 4) if work.threads else e)
-    making = masks.together * 2 + masks.combined * (4 * e + 1) + passed
-    return max(masks.building, making), passed + (0 if work.threads else converted)
+    tempered = masks.combined * max(e, 4) if work.spec.normalizer.temperature != 1 else 0
+    size = max(e, 4) if tempered else e
+    # Without blind queries, then cut off at the largest number, told apart from what forbids, and as it is passed.
+    filled = masks.combined * size
+    at_once = 3 * filled + masks.combined
+    narrowed = 2 * filled + passed if passed // masks.combined != size else 0
+    ledger.phase("mask", mask=seen + (tempered or hidden) + max(at_once, narrowed))
+    return passed, passed + (0 if work.threads else masks.combined * e * 2)
+
+
+def _factors_making(work: Workload) -> int:
+    """While the second one is made: a copy on the way."""
+    score = score_cost(work)
+    if not fused_factors(work) or not score.key_width:
+        return 0
+    return work.batch * work.kv_heads * work.keys * work.head_dim * work.itemsize
 
 
 def fused_factors(work: Workload) -> int:
     """What the score makes of queries and keys, for their product to be the score; a plain scale is passed on."""
-    made = SCORES.of(work.spec.score)
-    if isinstance(made, Product) and made.plain:
+    if getattr(SCORES.of(work.spec.score), "plain", False):
         return 0
     score = score_cost(work)
     queries, keys = work.batch * work.heads * work.queries, work.batch * work.kv_heads * work.keys
@@ -52,14 +105,15 @@ def fused_arguments(work: Workload) -> int:
 
     On a CPU all are of one width; on a GPU it is a multiple of 8, with a key/value head for each query head.
     """
-    wide = max(work.head_dim, work.value_dim)
+    wide = fused_width(work)
     queries, keys = work.batch * work.heads * work.queries, work.batch * work.kv_heads * work.keys
     total = 0
     if work.threads:
-        if work.head_dim < wide:
+        width = (score_cost(work).query_width if fused_factors(work) else 0) or work.head_dim
+        if width < wide:
             total += queries * wide + keys * wide
         if work.value_dim < wide:
-            total += keys * wide + queries * wide  # the context is as wide as the values
+            total += keys * wide
     else:
         expanded = work.batch * work.heads * work.keys
         if work.heads != work.kv_heads:
@@ -79,10 +133,14 @@ def fused_workspace(work: Workload) -> int:
     lse = work.batch * work.heads * work.queries * accumulate
     if not work.threads:
         return lse
-    tile = 256 if work.queries >= 768 else 64 if work.queries >= 192 else 32
     keys = min(512, work.keys)
-    each = (keys + 2 + max(work.head_dim, work.value_dim)) * accumulate + (keys * 2 if work.itemsize == 2 else 0)
-    return lse + work.threads * min(tile, work.queries) * each
+    each = (keys + 2 + fused_width(work)) * accumulate + (keys * 2 if work.itemsize == 2 else 0)
+    return lse + work.threads * _rows_at_once(work) * each
+
+
+def _rows_at_once(work: Workload) -> int:
+    """Queries of a tile."""
+    return min(256 if work.queries >= 768 else 64 if work.queries >= 192 else 32, work.queries)
 
 
 def _packed(work: Workload) -> int:
@@ -93,3 +151,18 @@ def _packed(work: Workload) -> int:
     if work.itemsize != 2 or work.queries < work.threads or not work.threads:
         return 0
     return work.batch * work.heads * work.keys * (work.head_dim + work.value_dim) * work.itemsize
+
+
+def fused_backward_workspace(work: Workload) -> int:
+    """A tile of scores and one of their gradients for each thread; a gradient laid out token by token where it is not.
+
+    Beside them, where the kernel is wider than the values, that of the context as wide.
+    """
+    context = fused_context(work)
+    laid_out = context if work.sizes is None and work.heads > 1 and work.queries > 1 else 0
+    padded = context if fused_width(work) > work.value_dim else 0
+    if not work.threads:
+        return padded + lse_of(work)
+    accumulate = max(work.itemsize, 4)
+    each = 2 * _rows_at_once(work) * min(512, work.keys) * (accumulate + (2 if work.itemsize == 2 else 0))
+    return laid_out + padded + work.threads * each

@@ -1,25 +1,24 @@
-"""Peak memory of a forward and a backward pass, and of its check by central differences.
+"""Peak memory of a forward and a backward pass, by tensor and phase; of its check, and of second gradients.
 
-Three phases can be the largest: the end of the forward pass, with what autograd keeps of it; the attention's own
-backward pass; and the backward pass of the projections, when the graph of the attention is gone.
+The backward pass goes the way of the forward pass back: what autograd kept of a stage is freed once its gradient is
+found, so that the largest phase is mostly the end of the forward pass or the normalizer's.
 """
 
 from dataclasses import replace
 
 from attention_service.core.additive import BLOCK
-from attention_service.core.cost.approximate import approximated, method_check_peak, method_gradient_peak
-from attention_service.core.cost.blocked_memory import backward_tile, blocked_peak, lse_bytes
+from attention_service.core.cost.approximate import approximated, method_check_peak, method_gradient_phases
+from attention_service.core.cost.blocked_memory import backward_tile, blocked
 from attention_service.core.cost.encoding import position_cost
-from attention_service.core.cost.encoding_memory import bias_elements
 from attention_service.core.cost.fused_memory import (
-    fused_arguments,
+    fused,
+    fused_backward_workspace,
     fused_factors,
-    fused_mask_bytes,
-    fused_peak,
-    fused_workspace,
+    fused_width,
+    keeps_layout,
 )
 from attention_service.core.cost.held import Held
-from attention_service.core.cost.memory import bias_copies, materialized_peak, peak_bytes, score_tensors, with_margin
+from attention_service.core.cost.memory import output_of, peak_bytes, score_tensors
 from attention_service.core.cost.pairs import (
     fused_masks,
     masks_of,
@@ -28,14 +27,23 @@ from attention_service.core.cost.pairs import (
     score_itemsize,
     softmax_itemsize,
 )
-from attention_service.core.cost.tensors import parameter_count
+from attention_service.core.cost.phases import Ledger, Phase, peak_of
+from attention_service.core.cost.preparing_memory import Apart, joined, prepare
+from attention_service.core.cost.stages_memory import Factors, Rows, bias_elements, stages
+from attention_service.core.cost.tensors import input_tensors, mask_bytes, parameter_count
 from attention_service.core.cost.tiles import counted_as
 from attention_service.core.cost.workload import Workload
-from attention_service.core.normalizers import has_lse
+from attention_service.core.learned import learned_of
+from attention_service.core.positions.embeddings import TABLE
 
 
 def gradient_peak_bytes(work: Workload, *, taps: bool, kernel: str, mask: bool = True) -> int:
-    """The most that one forward and one backward pass hold at a time, beyond the resident parameters.
+    """The most that one forward and one backward pass hold at a time, beyond the resident parameters."""
+    return peak_of(gradient_phases(work, taps=taps, kernel=kernel, mask=mask))
+
+
+def gradient_phases(work: Workload, *, taps: bool, kernel: str, mask: bool = True) -> tuple[Phase, ...]:
+    """What is held in each phase of a forward and a backward pass.
 
     ``taps``: gradients with respect to taps are wanted, which keeps every tap of the materialized pass and a gradient
     for each. ``mask``: one with respect to a mask that is added may be wanted, for which PyTorch's fused kernel keeps
@@ -43,33 +51,22 @@ def gradient_peak_bytes(work: Workload, *, taps: bool, kernel: str, mask: bool =
     """
     kernel = counted_as(kernel)
     if approximated(work) is not None:
-        return with_margin(method_gradient_peak(work, taps=taps))
-    held = Held.of(work)
+        return method_gradient_phases(work, taps=taps)
     biased = mask and work.request_mask_elements > 0 and not work.bool_mask
+    ledger = Ledger()
+    prepare(ledger, work, graph=True)
     if taps or kernel == "materialized":
-        forward, backward = _materialized(work, taps=taps)
+        _materialized(ledger, work, taps=taps, mask=biased)
     elif kernel == "blocked":
-        forward, backward = _blocked(work, mask=biased)
+        _blocked(ledger, work, mask=biased)
     else:
-        forward, backward = _fused(work)
-        if biased:
-            expanded = 3 * held.kv * (work.heads // work.kv_heads) if work.heads != work.kv_heads else 0
-            forward, backward = (
-                max(fused, written + expanded)
-                for fused, written in zip((forward, backward), _materialized(work, taps=False), strict=True)
-            )
-    leaves = held.inputs + (held.mask if biased else 0)
-    gradients = _gradient_bytes(work)
-    ends = 2 * (held.output or held.context)  # the output and ∂L/∂output
-    projecting = ends + gradients + (_tap_bytes(work, taps) or held.q + held.kv) + held.making.backward
-    made = held.made + held.making.graph
-    peak = leaves + max(
-        held.projecting - held.inputs + held.making.graph, made + forward, made + ends + backward, projecting
-    )
-    again = 0
+        _fused(ledger, work, mask=biased)
     if work.taps - {"output"}:
-        again = leaves + ends + gradients + _tap_bytes(work, taps) + peak_bytes(work, kernel)
-    return max(with_margin(peak), again)
+        left = Ledger()
+        left.hold(inputs=Held.of(work).inputs, output=_ends(work), gradients=_gradient_bytes(work, mask=biased))
+        left.phase("taps again", taps=_tap_bytes(work, taps) + peak_bytes(work, kernel))
+        return (*ledger.phases, *left.phases)
+    return ledger.phases
 
 
 def check_peak_bytes(work: Workload, *, taps: bool = True) -> int:
@@ -79,15 +76,15 @@ def check_peak_bytes(work: Workload, *, taps: bool = True) -> int:
     tensor and two materialized forward passes with their outputs. ``taps``: some of the names are taps.
     """
     if approximated(work) is not None:
-        return with_margin(method_check_peak(work, taps=taps))
+        return method_check_peak(work, taps=taps)
     held = Held.of(work)
-    found = held.inputs + _gradient_bytes(work) + 2 * (held.output or held.context) + _tap_bytes(work, taps)
+    found = held.inputs + _gradient_bytes(work) + _ends(work) + _tap_bytes(work, taps)
     double = replace(work, itemsize=8, taps=frozenset({"output"}), selected_heads=None, selected_queries=None)
     wide = Held.of(double)
     parameters = 8 * parameter_count(work)
     graph = gradient_peak_bytes(double, taps=taps, kernel="materialized") + parameters
     # Both the graph's leaves and the probe's are held, the gradients, the two outputs and their difference.
-    leaves = 2 * (wide.inputs + parameters) + _gradient_bytes(double) + 4 * (wide.output or wide.context)
+    leaves = 2 * (wide.inputs + parameters) + _gradient_bytes(double) + 2 * _ends(double)
     moved = 4 * max(wide.inputs, parameters, 8 * work.pairs * work.heads if taps else 0)
     probing = leaves + moved + _tap_bytes(double, taps) + peak_bytes(replace(double, edited=taps), "materialized")
     return found + max(graph, probing)
@@ -102,95 +99,258 @@ def second_peak_bytes(work: Workload, *, taps: bool) -> int:
     once = gradient_peak_bytes(work, taps=taps, kernel="materialized")
     if approximated(work) is not None:  # what went into each of its products, a gradient of each, and theirs
         return 3 * once
-    pairs = work.pairs * work.heads
-    tensors = 8 if has_lse(work.spec.normalizer) else 5  # over pairs, beside those of the first pass
-    layers = 3 * pairs * score_cost(work).layer * score_itemsize(work)  # nothing is computed again any more
-    return with_margin(once + tensors * pairs * score_itemsize(work) + layers + 2 * _gradient_bytes(work))
-
-
-def _materialized(work: Workload, *, taps: bool) -> tuple[int, int]:
-    """The end of the stages, and their backward pass, beyond q, k, v, and the output with its gradient.
-
-    Autograd keeps the softmax and the weights over all pairs, and the tanh of a softcap; the backward pass of the
-    softmax has a gradient going in and one coming out beside them; another normalizer says what it holds then.
-    """
-    held = Held.of(work)
-    masks = masks_of(work)
-    pairs = work.pairs * work.heads
-    e, c, n = work.itemsize, score_itemsize(work), softmax_itemsize(work)
-    graph = _factors(work) + masks.together + bias_copies(work, masks) + pairs * work.dropped
-    graph += bias_elements(work) // work.heads * position_cost(work).pair_kept
-    if work.spec.softcap is not None:
-        graph += pairs * c
-    kinds = score_tensors(work) if taps else 0
-    stages = materialized_peak(replace(work, taps=frozenset()), work.heads * work.queries, masks)
-    forward = graph + max(kinds - 1, 0) * pairs * c + stages
-    flowing_back = 2 * held.context + work.batch * work.kv_heads * work.keys * work.value_dim * e
-    normalizer = normalizer_cost(work)
-    flowing = normalizer.held_backward
-    if taps and (normalizer.apart or e != n):
-        flowing = kinds * c + 2 * e + max(flowing, kinds * c + 2 * n)
-    elif taps:  # the weights and their gradient, which the normalizer holds too, are the tap's
-        flowing = kinds * c + 2 * e + max(flowing - 2 * e, kinds * c)
-    if taps:
-        flowing_back += held.context + held.merged + 2 * held.q + held.kv
-    flowing_back += 2 * n * work.batch * work.heads * work.queries  # which queries look nowhere, and sums over keys
-    padding = held.kv if work.padded else 0
+    pairs, c, held = work.pairs * work.heads, score_itemsize(work), Held.of(work)
     score = score_cost(work)
-    flowing_back += score.backward_layers * min(BLOCK, pairs * score.layer) * c
-    backward = graph + padding + pairs * flowing + flowing_back + _output_projection(work)
-    return forward, max(forward, backward)
+    again = pairs * normalizer_cost(work).second + 3 * pairs * score.layer * c  # no layer is computed again any more
+    again += pairs * c * (work.spec.softcap is not None)
+    again += masks_of(work).bias * work.itemsize
+    tokens = held.q + held.kv
+    again += tokens * (joined(work) + 3 * (work.spec.qk_norm is not None) + 2 * (score.key_kept > 0))
+    return once + again + 2 * _gradient_bytes(work)
 
 
-def _factors(work: Workload) -> int:
-    """The factors of the scores that autograd keeps beside q and k: scaled, widened, laid out for the product."""
+def _materialized(ledger: Ledger, work: Workload, *, taps: bool, mask: bool) -> None:
+    """The stages and their backward pass."""
+    e, c, n, pairs = work.itemsize, score_itemsize(work), softmax_itemsize(work), work.pairs * work.heads
+    rows, factors = Rows(work.heads, work.queries), Factors.of(work, Rows(work.heads, work.queries))
+    score, normalizer, held = score_cost(work), normalizer_cost(work), Held.of(work)
+    stages(ledger, work, rows, masks_of(work), frozenset({"context"}), graph=True)
+    kinds = score_tensors(work) if taps else 0
+    if taps:
+        # Every kind of scores, and the weights, which are there anyway unless dropout makes others of them.
+        ledger.hold(taps=kinds * pairs * c)
+    _end_of_forward(ledger, work, merged=True)
+    plain = not score.query_width
+    saved_q = not (plain and (score.scaled or factors.laid_query or c != e))
+    saved_k = bool(score.key_width) or not (factors.laid_key or c != e or work.padded)
+    saved_v = not (work.padded or (Apart.of(work).v and work.batch > 1))
+    for name, stays in (("q", saved_q or taps), ("k", saved_k or taps), ("v", saved_v or taps)):
+        if not stays:
+            ledger.drop(name)
+    _project_out_backward(ledger, work, taps=taps)
+    of_v = work.batch * work.kv_heads * work.keys * work.value_dim * e
+    ledger.phase("backward of the context", of_weights=pairs * e, of_values=of_v)
+    ledger.hold(gradients=of_v)
+    ledger.drop("flowing", "values")
+    if not taps:
+        ledger.drop("v")
+    ledger.hold(flowing=pairs * e)
+    if taps and work.sizes is not None:
+        ledger.hold(gradients=held.context)
+    if work.dropped:
+        ledger.phase("backward of dropout", of_weights=pairs * e)
+        ledger.drop("dropout")
+    if (normalizer.apart or e != n) and not taps:
+        ledger.drop("weights")
+    if e != n:
+        ledger.phase("backward of the weights", of_weights=pairs * n)
+    if taps:
+        ledger.hold(gradients=pairs * e)
+        if e == n:
+            ledger.drop("flowing")
+    kept = ledger.held.pop("normalized", 0) or ledger.held.pop("weights", 0)
+    ledger.drop("flowing")
+    shared = pairs * n if taps and e == n and not normalizer.fills else 0  # the gradient of the weights is the tap's
+    ledger.phase("backward of the weights", normalizing=pairs * normalizer.held_backward - shared)
+    if taps and not normalizer.apart and e == n:
+        ledger.hold(weights=kept)
+    ledger.hold(flowing=pairs * c)
+    _hidden_backward(ledger, work, rows, pairs * c, taps=taps, mask=mask)
+    _score_backward(ledger, work, factors)
+    _project_backward(ledger, work, taps=taps, mask=mask)
+
+
+def _score_backward(ledger: Ledger, work: Workload, factors: Factors) -> None:
+    """From the scores back to queries and keys."""
     c, score = score_itemsize(work), score_cost(work)
-    queries = work.batch * work.heads * work.queries * max(score.query_width, work.head_dim)
-    keys = work.batch * work.kv_heads * work.keys * work.head_dim
-    heads = work.heads if score.by_query_head else work.kv_heads
-    made = work.batch * heads * work.keys * score.key_width
-    return c * (queries + made + (keys if work.batch > 1 or c != work.itemsize else 0))
+    of_q = factors.query or work.batch * work.heads * work.queries * work.head_dim * c
+    of_k = factors.key or work.batch * work.kv_heads * work.keys * work.head_dim * c
+    layers = score.backward_layers * min(BLOCK, work.pairs * work.heads * score.layer) * c
+    ledger.phase("backward of the scores", of_queries=of_q, of_keys=of_k, layers=layers)
+    ledger.drop("flowing", "graph")
+    ledger.phase("backward of q and k", flowing=of_q + of_k + (factors.wide or of_q))
 
 
-def _fused(work: Workload) -> tuple[int, int]:
-    """The call, and its backward pass: three gradients, the context, its gradient, and one contiguous."""
+def _hidden_backward(ledger: Ledger, work: Workload, rows: Rows, scores: int, *, taps: bool, mask: bool) -> None:
+    """From the masked scores back to the scores."""
+    masks = masks_of(work)
+    if masks.any:
+        ledger.phase("backward of the mask", of_scores=scores)
+        if taps:
+            ledger.hold(gradients=scores)
+        if mask:
+            ledger.hold(gradients=mask_bytes(work))
+        ledger.drop("mask")
+    if (elements := bias_elements(work)) and (kept := position_cost(work).pair_kept):
+        of_bias = elements * score_itemsize(work) if elements < rows.pairs(work) else 0
+        ledger.phase("backward of the bias", of_bias=of_bias)
+        ledger.held["graph"] = ledger.held.get("graph", 0) - elements // work.heads * kept
+    if work.spec.softcap is not None:
+        ledger.phase("backward of the softcap", of_scores=scores)
+        ledger.drop("capped")
+        if taps:
+            ledger.hold(gradients=scores)
+
+
+def _fused(ledger: Ledger, work: Workload, *, mask: bool) -> None:
+    """The call, and its backward pass: a gradient of each argument."""
+    held, masks = Held.of(work), fused_masks(work)
+    if mask:
+        _written_out(ledger, work)
+        return
+    fused(ledger, work, graph=True)
+    if score_cost(work).query_width:
+        each, c = work.batch * work.itemsize, score_cost(work)
+        ledger.hold(graph=each * (work.heads * work.queries * c.query_kept + work.kv_heads * work.keys * c.key_kept))
+    _end_of_forward(ledger, work, merged=not keeps_layout(work), keeps_context=True)
+    _project_out_backward(ledger, work, taps=False)
+    if masks.any:
+        ledger.phase("backward of the mask", flowing=held.context)
+        ledger.drop("flowing")
+        ledger.hold(flowing=held.context)
+    values = held.kv * work.value_dim // (work.head_dim + work.value_dim)
+    width = fused_width(work) if work.threads else 0
+    of_values = values * max(width, work.value_dim) // work.value_dim
+    score = score_cost(work)
+    made = bool(fused_factors(work))
+    of_q = held.q * max(width, made * score.query_width or work.head_dim) // work.head_dim
+    of_k = (held.kv - values) * max(width, made * score.key_width or work.head_dim) // work.head_dim
+    of_factors = of_q + of_k
+    workspace = fused_backward_workspace(work)
+    ledger.phase("backward of attention", gradients=of_factors + of_values, workspace=workspace)
+    ledger.drop("graph", "mask", "padding", "factors", "arguments", "context", "flowing")
+    ledger.hold(gradients=held.kv * work.value_dim // (work.head_dim + work.value_dim))
+    _project_backward(ledger, work, taps=False, mask=mask)
+
+
+def _written_out(ledger: Ledger, work: Workload) -> None:
+    """PyTorch's own stages, which it takes where the mask needs a gradient; half types are widened in them."""
+    held, masks, pairs = Held.of(work), fused_masks(work), work.pairs * work.heads
+    a = max(work.itemsize, 4)
+    grown = a // work.itemsize
+    groups = work.heads // work.kv_heads
+    told = masks.combined * a
+    ledger.hold(graph=masks.combined + told + masks.together)
+    ledger.phase("mask", mask=2 * masks.combined * a + (masks.combined * a if masks.together else 0))
+    ledger.hold(factors=(held.q + held.kv * groups) * grown)
+    if grown == 1 and groups == 1:  # the values serve as they are
+        ledger.held["factors"] -= held.kv * work.value_dim // (work.head_dim + work.value_dim)
+    ledger.phase("weights", scores=pairs * a, weights=pairs * a)
+    ledger.hold(weights=pairs * a)
+    ledger.hold(context=held.context)
+    ledger.phase("context", context=held.context * grown)
+    _end_of_forward(ledger, work, merged=True)
+    _project_out_backward(ledger, work, taps=False)
+    of_values = held.kv * groups * grown * work.value_dim // (work.head_dim + work.value_dim)
+    ledger.phase("backward of attention", of_values=of_values, of_weights=pairs * a, of_scores=pairs * a)
+    ledger.drop("weights")
+    ledger.phase("backward of the mask", of_values=of_values, of_scores=pairs * a, of_mask=2 * told + masks.combined)
+    ledger.drop("factors", "q", "k", "v", "graph", "flowing")
+    _project_backward(ledger, work, taps=False, mask=True)
+
+
+def _blocked(ledger: Ledger, work: Workload, *, mask: bool) -> None:
+    """The call, and its backward pass: a sum for each gradient, narrowed at the end where it is wider."""
     held = Held.of(work)
-    masks = fused_masks(work)
-    _, mask = fused_mask_bytes(work, masks)
-    contexts = (2 if work.sizes is None else 3) + (1 if masks.any else 0)
-    padding = 2 * held.kv if work.padded else 0
-    merged = held.merged if work.value_dim < work.head_dim else 0
-    # Of what the score makes, the gradient of queries is gone when that of keys is found.
-    made = 2 * fused_arguments(work) + fused_factors(work) * 3 // 2
-    backward = padding + mask + made + contexts * held.context + merged + held.q + held.kv
-    return fused_peak(work) + merged, backward + 2 * fused_workspace(work) + _output_projection(work)
-
-
-def _blocked(work: Workload, *, mask: bool) -> tuple[int, int]:
-    """The call, and its backward pass: a sum for each gradient, narrowed at the end where it is wider than its tensor.
-
-    Beside them is what was kept: the context, which is also the output of raw attention, and the log-sum-exp.
-    """
-    held = Held.of(work)
+    blocked(ledger, work, graph=True)
+    _end_of_forward(ledger, work, merged=True, keeps_context=True)
+    _project_out_backward(ledger, work, taps=False)
     widened = score_itemsize(work) // work.itemsize
-    summed = held.q + held.kv + (held.mask if mask else 0)
-    gradients = summed * widened + (summed if widened > 1 else 0)
-    contexts = held.context * (0 if work.sizes is None else 2)
-    backward = gradients + contexts + lse_bytes(work) + backward_tile(work) + _output_projection(work)
-    return blocked_peak(work) + held.merged, backward
+    summed = held.q + held.kv + (mask_bytes(work) if mask else 0)
+    ledger.hold(sums=summed * widened)
+    backward_tile(ledger, work, mask=mask)
+    if widened > 1:
+        ledger.phase("backward of attention", gradients=summed)
+    ledger.drop("sums", "context", "lse", "flowing", "q", "k", "v")
+    ledger.hold(gradients=held.kv * work.value_dim // (work.head_dim + work.value_dim))
+    _project_backward(ledger, work, taps=False, mask=mask)
 
 
-def _output_projection(work: Workload) -> int:
-    """Its gradient, which is found before the attention's."""
-    return 0 if work.sizes is None else work.sizes.d_model * (work.heads * work.value_dim + 1) * work.itemsize
+def _end_of_forward(ledger: Ledger, work: Workload, *, merged: bool, keeps_context: bool = False) -> None:
+    """The output, and its gradient as it is sent."""
+    if work.sizes is None:
+        ledger.rename("context", "output")
+        ledger.phase("output and upstream", upstream=Held.of(work).context)
+        ledger.hold(upstream=Held.of(work).context)
+        return
+    merges = merged and work.heads > 1 and work.queries > 1
+    ledger.phase("project out", merged=Held.of(work).context if merges else 0, output=output_of(work))
+    if merges and not keeps_context:
+        ledger.rename("context", "merged")
+    elif merges:
+        ledger.hold(merged=Held.of(work).context)
+    ledger.hold(output=output_of(work))
+    ledger.phase("output and upstream", upstream=_ends(work) // 2)
+    ledger.hold(upstream=_ends(work) // 2)
 
 
-def _gradient_bytes(work: Workload) -> int:
+def _project_out_backward(ledger: Ledger, work: Workload, *, taps: bool) -> None:
+    """The gradient of the context, and of the output projection."""
+    if work.sizes is None:
+        return
+    context, lying = Held.of(work).context, work.batch > 1 and work.heads > 1 and work.queries > 1
+    weights = work.sizes.d_model * (work.heads * work.value_dim + 1) * work.itemsize
+    ledger.phase("backward of the output projection", gradients=weights, flowing=context)
+    if not taps:
+        ledger.drop("merged")
+    ledger.hold(gradients=weights)
+    ledger.phase("backward of the output projection", flowing=context * (2 if lying else 1))
+    ledger.hold(flowing=context)
+
+
+def _project_backward(ledger: Ledger, work: Workload, *, taps: bool, mask: bool) -> None:
+    """The gradients of q, k and v, and then of what they were made of."""
+    held, e, wide = Held.of(work), work.itemsize, max(work.itemsize, 4)
+    queries = held.q // e
+    keys = work.batch * work.kv_heads * work.new_keys * work.head_dim
+    made = ledger.held.pop("gradients", 0)
+    ledger.drop("q", "k", "v", "graph")
+    if work.spec.qk_norm is not None:
+        # That of the keys goes first, with five tensors on its way beside what is kept of the queries.
+        kept = queries * wide + ((queries + keys) * wide if e < wide or work.sizes is not None else 0)
+        largest = max(5 * keys * wide + kept, 5 * queries * wide)
+        ledger.phase("backward of the norm", gradients=made + held.q, normed=largest)
+    if position_cost(work).turned:
+        turning = 5 * wide * max(queries, keys) // 2
+        ledger.phase("backward of the turn", gradients=made + held.q + keys * e, turned=turning)
+    ledger.drop("angles")
+    gradients = _gradient_bytes(work, mask=mask)
+    if joined(work):  # those of the past, or of what the spec adds, are parts of those of all keys
+        gradients -= input_tensors(work)["past"]
+    cost, table = position_cost(work, work.sizes.d_model if work.sizes else work.head_dim), 0
+    if cost.table_elements:  # one row of the table for each place that there is
+        table = learned_of(work.spec, work.widths)[TABLE].shape[0] * cost.table_elements * e
+        gradients -= table
+    rows = cost.table_elements * (work.batch if work.batched_places else 1) * work.queries * wide
+    if work.sizes is None:
+        own = joined(work) or work.spec.qk_norm is not None or position_cost(work).turned > 0
+        of_taps = _tap_bytes(work, taps) // 2 - (0 if own or not taps else held.q + held.kv)
+        of_taps -= held.context if taps else 0  # which is ∂L/∂output
+        past = held.kv if joined(work) and not taps else 0
+        ledger.phase("gradients", gradients=gradients + past + of_taps + table, encoding=rows)
+        return
+    flowing = held.q + held.kv + (_tap_bytes(work, taps) // 2 + held.q if taps else 0)
+    ledger.phase("backward of the projections", gradients=gradients, flowing=flowing)
+    if table:
+        new = work.batch * work.queries * work.sizes.d_model * e
+        ledger.drop("encoded")
+        left = gradients - (3 - len(work.inputs)) * new + _tap_bytes(work, taps) // 2
+        ledger.phase("backward of the encoding", gradients=left + table, encoding=rows)
+
+
+def _ends(work: Workload) -> int:
+    """The output and ∂L/∂output."""
+    held = Held.of(work)
+    return 2 * (held.output or held.context)
+
+
+def _gradient_bytes(work: Workload, *, mask: bool = False) -> int:
     """Of inputs and parameters. Self-attention adds up the gradients of three roles, all held at a time."""
     held = Held.of(work)
     new = work.batch * work.queries * (work.sizes.d_model if work.sizes else 0) * work.itemsize
     partial = (3 - len(work.inputs)) * new
-    return held.inputs + partial + parameter_count(work) * work.itemsize
+    told = 0 if mask else mask_bytes(work)
+    return held.inputs - told + partial + (parameter_count(work) * work.itemsize if work.sizes is not None else 0)
 
 
 def _tap_bytes(work: Workload, taps: bool) -> int:

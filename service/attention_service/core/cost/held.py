@@ -1,9 +1,9 @@
-"""Bytes of the tensors of one attention that have no pair dimension, and when they are held."""
+"""Bytes of the tensors of one attention that have no pair dimension."""
 
 from dataclasses import dataclass
 
-from attention_service.core.cost.encoding_memory import Making, making
-from attention_service.core.cost.tensors import input_bytes, tap_elements
+from attention_service.core.cost.encoding import position_cost
+from attention_service.core.cost.tensors import input_bytes, mask_bytes, tap_elements
 from attention_service.core.cost.workload import Workload
 
 
@@ -16,58 +16,37 @@ class Held:
     q: int
     kv: int
     """Keys and values, the past included."""
-    new_kv: int
-    """Those of the new tokens."""
-    mask: int
-    """The request's own."""
+    made: int
+    """What is made of q, k and v beside the inputs."""
+    problem: int
+    """What is there of inputs, q, k, v and mask while attention runs: the inputs of a module are gone."""
     context: int
     merged: int
     """The context with its heads side by side, copied for the output projection."""
     output: int
     """Of a module; raw attention's is its context."""
-    projected: bool
-    making: Making
-    """Of q, k and v out of what came."""
 
     @classmethod
     def of(cls, work: Workload) -> "Held":
         """The sizes of a workload."""
-        e = work.itemsize
+        e, projected = work.itemsize, work.sizes is not None
         context = work.batch * work.heads * work.queries * work.value_dim * e
         twice = 2 if work.apart else 1  # projections apart are made for all tokens
-        per_token = twice * work.kv_heads * (work.head_dim + work.value_dim) * e * work.batch
+        key = twice * work.batch * work.kv_heads * work.head_dim * e
+        value = twice * work.batch * work.kv_heads * work.value_dim * e
+        q, kv = twice * work.batch * work.heads * work.queries * work.head_dim * e, work.keys * (key + value)
+        cost = position_cost(work, work.head_dim)
+        anew = work.spec.qk_norm is not None or cost.turned > 0 or cost.added > 0
+        joined = kv if work.past or work.extra else 0
+        raw = joined + (q + work.new_keys * key if anew else 0)
+        inputs = input_bytes(work)
         return cls(
-            inputs=input_bytes(work),
-            q=twice * work.batch * work.heads * work.queries * work.head_dim * e,
-            kv=work.keys * per_token,
-            new_kv=work.new_keys * per_token,
-            mask=work.request_mask_elements * (1 if work.bool_mask else e),
+            inputs=inputs,
+            q=q,
+            kv=kv,
+            made=q + kv if projected else raw,
+            problem=q + kv + mask_bytes(work) if projected or joined else inputs,
             context=context,
-            merged=0 if work.sizes is None else context,
-            output=0 if work.sizes is None else tap_elements(work, "output") * e,
-            projected=work.sizes is not None,
-            making=making(work),
+            merged=context if projected else 0,
+            output=tap_elements(work, "output") * e if projected else 0,
         )
-
-    @property
-    def projecting(self) -> int:
-        """While queries, keys and values are made: all that came, and all that is made of it."""
-        made = self.q + self.new_kv if self.projected else self.making.anew
-        return self.inputs + max(self.making.peak, made + self.joined)
-
-    @property
-    def joined(self) -> int:
-        """Keys and values copied to stand after the past."""
-        return self.kv if self.kv > self.new_kv else 0
-
-    @property
-    def made(self) -> int:
-        """What is there of q, k and v beside the inputs."""
-        return self.q + self.kv if self.projected else self.making.anew + self.joined
-
-    @property
-    def problem(self) -> int:
-        """While attention runs, when the inputs of a module are gone."""
-        if self.projected or self.joined:
-            return self.q + self.kv + self.mask
-        return self.inputs

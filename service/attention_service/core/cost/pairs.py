@@ -27,7 +27,9 @@ class Masks:
     combined: int
     """Of all together, the bias included."""
     building: int
-    """The most that are held at a time while the spec's masks are evaluated."""
+    """The most that are held at a time while the spec's masks are evaluated; 0 where they take none over pairs."""
+    several: bool = False
+    """Whether several boolean masks are put together."""
 
     @property
     def any(self) -> bool:
@@ -59,7 +61,7 @@ def masks_of(work: Workload, masks: Sequence[Mask] | None = None) -> Masks:
     together = _broadcast(shapes) * work.keys
     combined = _broadcast([*shapes, own] if own is not None else shapes) * work.keys
     building = pattern_of(masks, work.queries, work.told_keys, work.past).building
-    return Masks(spec, bias, together, combined, spec * max(building, 1))
+    return Masks(spec, bias, together, combined, spec * building, len(shapes) > 1)
 
 
 def fused_masks(work: Workload) -> Masks:

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from attention_contract.spec import AttentionSpec
 from attention_service.core.blocks import rows_at_once
 from attention_service.core.cost.flops import flops
-from attention_service.core.cost.memory import peak_bytes, with_margin
+from attention_service.core.cost.memory import peak_bytes
 from attention_service.core.cost.time import Rates, moved_bytes
 from attention_service.core.cost.workload import Workload
 
@@ -107,7 +107,8 @@ def retrieval_peak_bytes(r: Retrieval) -> int:
     # of states that ended early filled up.
     falling = block * (4 * r.width + r.patterns) * e + peak_bytes(r.work(r.rows), "materialized")
     falling = max(falling, block * ((r.width + r.patterns + r.steps + 1) * e + r.steps + 1))
-    return with_margin(matrices + made + max(came, results + max(falling, projected)))
+    counted = matrices + made + max(came, results + max(falling, projected))
+    return counted + counted // 16
 
 
 def predicted_retrieval_seconds(r: Retrieval, rates: Rates) -> float:

@@ -33,20 +33,28 @@ def input_bytes(work: Workload) -> int:
     Query, key and value where they are tensors of their own, past keys and values, the mask, what a running state is
     given, and what the spec of raw attention learns.
     """
+    return sum(input_tensors(work).values())
+
+
+def input_tensors(work: Workload) -> dict[str, int]:
+    """The bytes of ``query``, ``key``, ``value``, ``past``, and of the ``rest``, which stays to the end."""
     if work.sizes is None:
         widths = (work.heads * work.head_dim, work.kv_heads * work.head_dim, work.kv_heads * work.value_dim)
     else:
         widths = (work.sizes.d_model, work.sizes.key_width, work.sizes.value_width)
     tokens = (work.queries, work.new_keys, work.new_keys)
-    elements = sum(
-        length * width
+    tensors = {
+        name: work.batch * length * width * work.itemsize if name in work.inputs else 0
         for name, length, width in zip(("query", "key", "value"), tokens, widths, strict=True)
-        if name in work.inputs
-    )
-    past = work.batch * work.past * kv_cache_bytes_per_token(work)
-    mask = work.request_mask_elements * (1 if work.bool_mask else work.itemsize)
+    }
     learned = parameter_count(work) * work.itemsize if work.sizes is None else 0
-    return work.batch * elements * work.itemsize + mask + past + learned + running_bytes(work)
+    past = work.batch * work.past * kv_cache_bytes_per_token(work)
+    return tensors | {"past": past, "rest": mask_bytes(work) + learned + running_bytes(work)}
+
+
+def mask_bytes(work: Workload) -> int:
+    """The request's own mask."""
+    return work.request_mask_elements * (1 if work.bool_mask else work.itemsize)
 
 
 def running_bytes(work: Workload) -> int:

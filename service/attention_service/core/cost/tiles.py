@@ -10,7 +10,7 @@ from attention_service.core.cost.workload import Workload
 from attention_service.core.kernels import tiling
 from attention_service.core.kernels.tiling import Layout, Tiling
 from attention_service.core.masks import pattern_of
-from attention_service.core.normalizers import NORMALIZERS, Exponential
+from attention_service.core.normalizers import NORMALIZERS, has_lse
 
 _MOST_CELLS = 2**20
 """Beyond so many the tiles are not looked at one by one, but estimated."""
@@ -43,7 +43,7 @@ def counted_as(kernel: str) -> str:
 def whole_rows(work: Workload) -> bool:
     """Whether a query's weights need all its scores at once."""
     normalizer = NORMALIZERS.of(work.spec.normalizer)
-    return not isinstance(normalizer, Exponential) and not normalizer.separable
+    return not has_lse(work.spec.normalizer) and not normalizer.separable
 
 
 def tiling_of(work: Workload) -> Tiling:

@@ -18,14 +18,11 @@ class Totals:
     def __init__(self, problem: Problem, wanted: Mapping[str, bool], sums_in: torch.dtype) -> None:
         self._wanted = wanted
         mask = problem.mask
-        parts = {"q": problem.q, "k": problem.k, "v": problem.v, "mask": mask, **problem.learned}
-        self._like = parts
-        # Half types are summed in float32: a key's gradient is a sum over all blocks of queries.
-        self._sums = {
-            name: torch.zeros(x.shape, dtype=torch.promote_types(x.dtype, sums_in), device=x.device)
-            for name, x in parts.items()
-            if x is not None and wanted[name]
-        }
+        parts = {"q": problem.q, "k": problem.k, "v": problem.v} | ({} if mask is None else {"mask": mask})
+        self._like = parts | dict(problem.learned)
+        self._sums_in = sums_in
+        # What a tile does not read of the learned tensors is given no sum.
+        self._sums = {name: self._zeros(x) for name, x in parts.items() if wanted[name]}
 
     def add(self, group: Group, block: Block, strip: Strip, way: Way, upstream: Upstream) -> None:
         """The gradients of one tile, by going through it again."""
@@ -48,17 +45,16 @@ class Totals:
 
     def add_learned(self, name: str, gradient: Tensor) -> None:
         """A gradient of a learned tensor that was found elsewhere."""
-        self._sums[name] += gradient
+        self._total(name).add_(gradient)
 
     def gradients(self) -> list[Tensor | None]:
         """In the order of q, k, v, mask and the learned tensors, as autograd takes them."""
         return [
-            None if x is None or name not in self._sums else self._sums.pop(name).to(x.dtype)
-            for name, x in self._like.items()
+            self._sums.pop(name).to(self._like[name].dtype) if name in self._sums else None for name in self._wanted
         ]
 
     def _put(self, name: str, gradient: Tensor, group: Group, block: Block, strip: Strip) -> None:
-        total = self._sums[name]
+        total = self._total(name)
         if name == "q":
             total[group.sequences, :, block.start : block.stop] += gradient
         elif name == "k":
@@ -68,6 +64,15 @@ class Totals:
             group.add_mask_gradient(whole, gradient, block, strip)
         else:
             total += gradient
+
+    def _total(self, name: str) -> Tensor:
+        if name not in self._sums:
+            self._sums[name] = self._zeros(self._like[name])
+        return self._sums[name]
+
+    def _zeros(self, x: Tensor) -> Tensor:
+        """Half types are summed in float32: a key's gradient is a sum over all blocks of queries."""
+        return torch.zeros(x.shape, dtype=torch.promote_types(x.dtype, self._sums_in), device=x.device)
 
     def _tracked(self, leaves: Leaves) -> Leaves:
         def leaf(x: Tensor, name: str) -> Tensor:

@@ -80,6 +80,7 @@ class Streamed:
             part = product(_dropped(weights, group, block, strip), leaves.v)
             context = part if context is None else context.mul_(decay).add_(part)
             top = highest
+            del leaves, x, weights, part  # else they would be held while the next tile is scored
         if context is None:
             context = torch.zeros(*top.shape[:3], group.problem.v.shape[3], dtype=top.dtype, device=top.device)
         return context.div_(total.masked_fill(total == 0, 1)), (top + total.log()).squeeze(-1)

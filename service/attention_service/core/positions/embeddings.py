@@ -94,7 +94,7 @@ class LearnedPosition(Inert):
 
     def cost(self, head_dim: int, width: int) -> PositionCost:
         """A sum for each number."""
-        return PositionCost(added=width, making=8 * width, table=8 * width)
+        return PositionCost(added=width, table_elements=width)
 
 
 def _sum(x: Tensor, encoding: Tensor) -> Tensor:

@@ -49,8 +49,9 @@ class Alibi(Inert):
         return steps.plain(tape, Sketch((rows, 1, length, width), itemsize), Sketch((heads, 1, 1), itemsize))
 
     def cost(self, head_dim: int, width: int) -> PositionCost:
-        """The slope times the distance, and the sum. Distances are made in three steps of int64."""
-        return PositionCost(pair=2, pair_making=24)
+        """The slope times the distance, and the sum. Absolute distances are made in three steps of int64."""
+        making = 24 if self.options.symmetric else 8
+        return PositionCost(pair=2, pair_making=making, pair_beside=8, pair_widened=True)
 
 
 @lru_cache
@@ -115,7 +116,8 @@ class RelativeBias(Inert):
 
     def cost(self, head_dim: int, width: int) -> PositionCost:
         """The sum; backward, the gradients of a bucket are summed. Distances and buckets are int64, signs bool."""
-        return PositionCost(pair=1, pair_backward=1, pair_making=33, pair_kept=8)
+        making = 33 if self.options.bidirectional else 24
+        return PositionCost(pair=1, pair_backward=1, pair_making=making, pair_beside=8, pair_kept=8)
 
 
 @lru_cache

@@ -338,7 +338,7 @@ def _back(tape: Tape, given: Sketched, context: Sketch) -> None:
     work = given.work
     streamed = isinstance(NORMALIZERS.of(work.spec.normalizer), Exponential)
     wide = max(given.scored_in, 4)
-    named = {"q": given.q, "k": given.k, "v": given.v, **given.learned}
+    named = {"q": given.q, "k": given.k, "v": given.v, **_read_by_tiles(given)}
     tape.does(0, context.size / work.value_dim * wide * streamed)  # the log-sum-exp has no gradient
     for x in named.values():
         steps.filled(tape, x.dims, wide)
@@ -349,6 +349,15 @@ def _back(tape: Tape, given: Sketched, context: Sketch) -> None:
     for x in named.values():
         steps.cast(tape, Sketch(x.dims, wide), x.itemsize)
         tape.give(x, x.size)
+
+
+def _read_by_tiles(given: Sketched) -> dict[str, Sketch]:
+    """The learned tensors that make scores or weights; others, as of an encoding that is added, are given no sum."""
+    spec, widths = given.work.spec, given.work.widths
+    position = POSITIONS.of(spec.position)
+    names = {*SCORES.of(spec.score).learned(widths), *NORMALIZERS.of(spec.normalizer).learned(widths)}
+    names |= {*position.learned(widths)} if position.biased else set()
+    return {name: x for name, x in given.learned.items() if name in names}
 
 
 def _tile_back(tape: Tape, tile: Tile, lies: int, *, streamed: bool) -> None:

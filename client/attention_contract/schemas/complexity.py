@@ -143,6 +143,18 @@ class PeakBytes(WireModel):
     """Of the request itself: the kernel and the taps that it names."""
 
 
+class MemoryPhase(WireModel):
+    """What is held at a time on the device during one step of a pass, beyond the resident parameters."""
+
+    direction: Literal["forward", "backward"]
+    """``backward``: of a forward and a backward pass together, which keeps what the way back needs."""
+    name: str
+    tensors: dict[str, int]
+    """Bytes by name."""
+    bytes: int
+    """Of all of them."""
+
+
 class Cost(WireModel):
     """The cost of one shape."""
 
@@ -176,6 +188,9 @@ class Cost(WireModel):
     """Keys and values of all tokens (past and new) in the module's dtype."""
     kv_cache_bytes_per_token: int
     peak_bytes: PeakBytes
+    memory: list[MemoryPhase] = Field(default_factory=list)
+    """What the request holds, step by step: of its forward pass with the taps that it names, and of the gradients of
+    the output. The largest forward one is ``peak_bytes.request``, but for a page for what is too small to count."""
     predicted_ms: float
     """Milliseconds that the planner expects of a forward pass on this device: the median."""
     predicted: Predicted

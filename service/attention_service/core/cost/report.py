@@ -1,14 +1,17 @@
 """The contract's account of one shape."""
 
 from dataclasses import replace
+from typing import Literal
 
 from attention_contract.schemas.answers import Milliseconds, PerToken, Predicted
-from attention_contract.schemas.complexity import Cost, PeakBytes, Shape
+from attention_contract.schemas.complexity import Cost, MemoryPhase, PeakBytes, Shape
 from attention_contract.schemas.counts import Executed, PassCounts
 from attention_service.core.cost.approximate import approximated, exactly
 from attention_service.core.cost.clock import Clock, Estimate
 from attention_service.core.cost.flops import backward_pass, forward_pass, pair_count
-from attention_service.core.cost.memory import peak_bytes
+from attention_service.core.cost.gradient_memory import gradient_phases
+from attention_service.core.cost.memory import memory_phases, peak_bytes
+from attention_service.core.cost.phases import Phase
 from attention_service.core.cost.taps import tap_costs
 from attention_service.core.cost.tensors import (
     input_bytes,
@@ -66,6 +69,10 @@ def cost_of(
             materialized=peak_bytes(exactly(plain), "materialized"),
             request=peak_bytes(work, kernel),
         ),
+        memory=[
+            *(_phase("forward", each) for each in memory_phases(work, kernel)),
+            *(_phase("backward", each) for each in gradient_phases(plain, taps=False, kernel=gradients or kernel)),
+        ],
         predicted_ms=clock.forward(work, kernel).median * 1e3,
         predicted=Predicted(
             basis=clock.basis,
@@ -98,6 +105,10 @@ def _counts(flops: int, found: Traffic) -> PassCounts:
         bytes_written=found.written,
         operations=found.operations,
     )
+
+
+def _phase(direction: Literal["forward", "backward"], phase: Phase) -> MemoryPhase:
+    return MemoryPhase(direction=direction, name=phase.name, tensors=dict(phase.tensors), bytes=phase.bytes)
 
 
 def _milliseconds(estimate: Estimate) -> Milliseconds:

@@ -36,9 +36,11 @@ from attention_service.core.cost import (
     Workload,
     check_peak_bytes,
     gradient_peak_bytes,
+    gradient_phases,
     input_bytes,
     kv_cache_bytes,
     kv_cache_bytes_per_token,
+    memory_phases,
     output_bytes,
     peak_bytes,
     second_peak_bytes,
@@ -384,6 +386,50 @@ def test_what_does_more_is_never_estimated_to_need_less(work):
     assert gradient_peak_bytes(work, taps=False, kernel="materialized") < check_peak_bytes(work, taps=False)
     assert check_peak_bytes(work, taps=False) < check_peak_bytes(work, taps=True)
     assert peak_bytes(work, "materialized") <= peak_bytes(replace(work, edited=True), "materialized")
+
+
+@pytest.mark.parametrize("none", [{"queries": 0}, {"keys": 0, "past": 0}, {"batch": 0}, {"value_dim": 0}], ids=str)
+@pytest.mark.parametrize("work", (WORKLOADS | TAPPED).values(), ids=WORKLOADS | TAPPED)
+def test_nothing_is_counted_too(work, none):
+    for kernel in KERNELS:
+        empty = replace(work, **none | ({"keys": work.extra} if "keys" in none else {}))
+        assert 0 < peak_bytes(empty, kernel) <= peak_bytes(work, kernel)
+        assert gradient_peak_bytes(empty, taps=True, kernel=kernel) > 0
+        assert gradient_peak_bytes(empty, taps=False, kernel=kernel) > 0
+
+
+@pytest.mark.parametrize("work", (WORKLOADS | TAPPED).values(), ids=WORKLOADS | TAPPED)
+def test_phases_are_made_of_what_they_name(work):
+    for kernel in KERNELS:
+        for phases in (memory_phases(work, kernel), gradient_phases(work, taps=False, kernel=kernel)):
+            assert len({phase.name for phase in phases}) == len(phases)
+            assert all(size > 0 for phase in phases for size in phase.tensors.values()), phases
+        assert max(phase.bytes for phase in memory_phases(work, kernel)) == peak_bytes(work, kernel) - 4096
+
+
+LIMIT = 24 * 2**20
+
+
+@pytest.mark.parametrize("kernel", KERNELS)
+def test_the_longest_sequence_that_fits_is_the_one_that_the_estimate_allows(kernel):
+    """Within 2 %: of the lengths beside the longest by the estimate, the shorter fits and the longer does not."""
+    start = raw(batch=1, heads=2, kv_heads=2)
+    low, high = 64, 2**17
+    while high - low > 1:
+        middle = (low + high) // 2
+        fits = peak_bytes(start.at("length", middle), kernel) <= LIMIT
+        low, high = (middle, high) if fits else (low, middle)
+    for length, fits in ((int(low * 0.98), True), (int(low * 1.02) + 1, False)):
+        request = Request(start.at("length", length))
+        assert (measured_peak(lambda: request.forward(kernel)) <= LIMIT) == fits  # noqa: B023
+
+
+def measured_peak(run) -> int:
+    """The most bytes held at a time by one pass."""
+    with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as profiler, record_function("pass"):
+        run()
+    events = sorted(profiler.profiler.kineto_results.events(), key=lambda event: event.start_ns())
+    return max(accumulate(event.nbytes() for event in events if event.name() == "[memory]"))
 
 
 def test_the_fused_peak_grows_with_the_length_and_the_materialized_with_its_square():

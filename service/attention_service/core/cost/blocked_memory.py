@@ -193,6 +193,6 @@ def backward_tile(ledger: Ledger, work: Workload, *, mask: bool) -> None:
     gradients = of_q + of_k + of_mask
     ledger.phase("backward of attention", flowing=flowing, of_values=of_v, gradients=gradients, layers=layers)
     if back := score_cost(work).key_back:  # and through what the factors were made of
-        ledger.held["factors"] -= factors.query + factors.key
+        ledger.lessen("factors", factors.query + factors.key)
         ledger.phase("backward of attention", flowing=flowing, of_values=of_v, gradients=gradients + back * of_k)
     ledger.held = held

@@ -78,7 +78,7 @@ def _mask(ledger: Ledger, work: Workload, masks: Masks) -> tuple[int, int]:
     # Without blind queries, then cut off at the largest number, told apart from what forbids, and as it is passed.
     filled = masks.combined * size
     at_once = 3 * filled + masks.combined
-    narrowed = 2 * filled + passed if passed // masks.combined != size else 0
+    narrowed = 2 * filled + passed if passed != masks.combined * size else 0
     ledger.phase("mask", mask=seen + (tempered or hidden) + max(at_once, narrowed))
     return passed, passed + (0 if work.threads else masks.combined * e * 2)
 

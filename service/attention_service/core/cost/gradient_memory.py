@@ -184,7 +184,7 @@ def _hidden_backward(ledger: Ledger, work: Workload, rows: Rows, scores: int, *,
     if (elements := bias_elements(work)) and (kept := position_cost(work).pair_kept):
         of_bias = elements * score_itemsize(work) if elements < rows.pairs(work) else 0
         ledger.phase("backward of the bias", of_bias=of_bias)
-        ledger.held["graph"] = ledger.held.get("graph", 0) - elements // work.heads * kept
+        ledger.lessen("graph", elements // work.heads * kept)
     if work.spec.softcap is not None:
         ledger.phase("backward of the softcap", of_scores=scores)
         ledger.drop("capped")
@@ -210,11 +210,11 @@ def _fused(ledger: Ledger, work: Workload, *, mask: bool) -> None:
         ledger.hold(flowing=held.context)
     values = held.kv * work.value_dim // (work.head_dim + work.value_dim)
     width = fused_width(work) if work.threads else 0
-    of_values = values * max(width, work.value_dim) // work.value_dim
+    of_values = values * max(width, work.value_dim) // max(work.value_dim, 1)
     score = score_cost(work)
     made = bool(fused_factors(work))
-    of_q = held.q * max(width, made * score.query_width or work.head_dim) // work.head_dim
-    of_k = (held.kv - values) * max(width, made * score.key_width or work.head_dim) // work.head_dim
+    of_q = held.q * max(width, made * score.query_width or work.head_dim) // max(work.head_dim, 1)
+    of_k = (held.kv - values) * max(width, made * score.key_width or work.head_dim) // max(work.head_dim, 1)
     of_factors = of_q + of_k
     workspace = fused_backward_workspace(work)
     ledger.phase("backward of attention", gradients=of_factors + of_values, workspace=workspace)
@@ -234,7 +234,7 @@ def _written_out(ledger: Ledger, work: Workload) -> None:
     ledger.phase("mask", mask=2 * masks.combined * a + (masks.combined * a if masks.together else 0))
     ledger.hold(factors=(held.q + held.kv * groups) * grown)
     if grown == 1 and groups == 1:  # the values serve as they are
-        ledger.held["factors"] -= held.kv * work.value_dim // (work.head_dim + work.value_dim)
+        ledger.lessen("factors", held.kv * work.value_dim // (work.head_dim + work.value_dim))
     ledger.phase("weights", scores=pairs * a, weights=pairs * a)
     ledger.hold(weights=pairs * a)
     ledger.hold(context=held.context)

@@ -39,6 +39,10 @@ class Ledger:
         for name in names:
             self.held.pop(name, None)
 
+    def lessen(self, name: str, size: int) -> None:
+        """So many bytes of it are gone."""
+        self.held[name] = self.held.get(name, 0) - size
+
     def rename(self, name: str, to: str) -> None:
         """The same bytes under another name."""
         self.hold(**{to: self.held.pop(name, 0)})

@@ -96,7 +96,7 @@ def _make(ledger: Ledger, work: Workload, *, graph: bool) -> None:
         ledger.phase("project")
     if work.spec.qk_norm is not None:
         for name, numbers in (("q", queries), ("k", keys)):
-            ledger.phase("norm", normed=numbers * (2 * e if e >= 4 else 12) + numbers // work.head_dim * wide)
+            ledger.phase("norm", normed=numbers * (2 * e if e >= 4 else 12) + numbers // max(work.head_dim, 1) * wide)
             if not projected:
                 ledger.hold(**{name: numbers * e})
             if graph:  # as it was and scaled, both as wide as they are normed in

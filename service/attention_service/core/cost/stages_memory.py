@@ -190,7 +190,7 @@ def _bias(ledger: Ledger, work: Workload, rows: Rows, c: int, *, graph: bool) ->
     ledger.phase("bias", bias=bias_making(work, rows, c))
     ledger.phase("bias", bias=elements * c, biased=rows.pairs(work) * c)
     if graph:
-        ledger.hold(graph=elements // rows.heads * position_cost(work).pair_kept)
+        ledger.hold(graph=elements // max(rows.heads, 1) * position_cost(work).pair_kept)
     return True
 
 
@@ -232,7 +232,7 @@ def _weigh(ledger: Ledger, work: Workload, rows: Rows, taps: frozenset[str], *, 
         kept_of_it = pairs * n if cost.apart and graph else 0
         ledger.phase("weights", normalizing=pairs * n + kept_of_it, weights=pairs * e)
     if kept:
-        ledger.hold(taps=ledger.held["scores"])
+        ledger.hold(taps=ledger.held.get("scores", 0))
     ledger.drop("scores")
     if graph and (cost.apart or e != n):
         ledger.hold(normalized=pairs * n)

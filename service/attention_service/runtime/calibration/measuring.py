@@ -66,11 +66,20 @@ class Bench:
         if measured is None:
             return None
         kind, terms, run = measured
-        before = self._probe.seconds()
-        seconds = _timed(run)
-        if self._probe.disturbed(before, self._probe.seconds()):
+        seconds, probes = self._timed(run)
+        if self._probe.disturbed(*probes):
             return None
         return Point(kind, tuple(terms), tuple(seconds))
+
+    def _timed(self, run: Callable[[], object]) -> tuple[list[float], list[float]]:
+        """Seconds of each run that counts, and of the probe before each and at the end."""
+        probes, seconds = [self._probe.seconds()], [_once(run)]
+        if seconds[0] <= WARM_S:
+            seconds.clear()
+        while not seconds or (len(seconds) < RUNS and sum(seconds) < ENOUGH_S):
+            probes.append(self._probe.seconds())
+            seconds.append(_once(run))
+        return seconds, [*probes, self._probe.seconds()]
 
     def _request(self) -> Measurable | None:
         kind = next(self._kinds)
@@ -131,17 +140,6 @@ class Bench:
                 return hopfield.prepare(request, device)
             case _:
                 raise TypeError(f"{type(drawn.request).__name__} is no request that runs on a device")
-
-
-def _timed(run: Callable[[], object]) -> list[float]:
-    """Seconds of each run that counts."""
-    seconds = [_once(run)]
-    if seconds[0] > WARM_S:
-        return seconds
-    seconds.clear()
-    while len(seconds) < RUNS and sum(seconds) < ENOUGH_S:
-        seconds.append(_once(run))
-    return seconds
 
 
 def _once(run: Callable[[], object]) -> float:

@@ -8,13 +8,16 @@ import torch
 
 from attention_service.runtime.device import Device
 
-_DISTURBED = 1.2
+_DISTURBED = 1.25
 """How much longer than usual the probe may take."""
-_ROUNDS, _KEPT, _WARM_UP = 3, 101, 30
+_ROUNDS, _KEPT, _WARM_UP = 2, 301, 30
 
 
 class Probe:
-    """A little work that always is the same: where it takes longer than usual, somebody else uses the machine."""
+    """A little work that always is the same: where it takes longer than usual, somebody else uses the machine.
+
+    Done before a run, it leaves the caches as the work between two requests does: full of something else.
+    """
 
     def __init__(self, device: Device) -> None:
         self._device = device

@@ -1,7 +1,7 @@
 """From measured runs to a calibrated clock: efficiency curves by robust regression, and how far runs lie from them."""
 
 import math
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -137,11 +137,17 @@ def _spreads(points: Sequence[Point], predicted: Numbers) -> dict[str, Spread]:
     for point, log_seconds in zip(points, predicted.tolist(), strict=True):
         off[point.kind] += [math.log(seconds) - log_seconds for seconds in point.seconds]
         longest[point.kind] = max(longest[point.kind], point.median)
-    every = [x for each in off.values() for x in each]
-    common = np.quantile(every, (_TWENTIETH, 1 - _TWENTIETH))
+    counts = Counter(point.kind for point in points)
+    common = np.quantile([x for each in off.values() for x in each], _levels(len(points)))
     spreads = {}
     for kind, each in off.items():
         share = len(each) / (len(each) + _FEW)
-        low, high = share * np.quantile(each, (_TWENTIETH, 1 - _TWENTIETH)) + (1 - share) * common
+        low, high = share * np.quantile(each, _levels(counts[kind])) + (1 - share) * common
         spreads[kind] = Spread(float(low), float(high), longest[kind])
     return spreads
+
+
+def _levels(points: int) -> tuple[float, float]:
+    """The quantiles of so many points that the next one lies between nine times in ten (Vovk et al. 2005)."""
+    above = min(1.0, (1 - _TWENTIETH) * (1 + 1 / points))
+    return 1 - above, above

@@ -59,7 +59,7 @@ def test_every_entry_of_the_registries_is_drawn(registry):
     assert {entry.name for entry in registry} <= seen
 
 
-@pytest.mark.parametrize("kind", kinds(torch.device("cpu")), ids=lambda kind: kind.name)
+@pytest.mark.parametrize("kind", kinds(), ids=lambda kind: kind.name)
 def test_requests_of_every_kind_can_be_drawn_and_run(kind):
     bench, rng = Bench(device(), RATES, ROOM, 0), np.random.default_rng(1)
     ran = 0
@@ -76,7 +76,7 @@ def test_requests_of_every_kind_can_be_drawn_and_run(kind):
 
 
 def test_a_seed_draws_the_same():
-    kind = kinds(torch.device("cpu"))[0]
+    kind = kinds()[0]
     one, other = (
         list(islice(filter(None, (draw(rng, kind, small) for _ in range(99))), 5))
         for rng in (np.random.default_rng(7), np.random.default_rng(7))
@@ -94,7 +94,7 @@ def test_what_is_too_large_is_never_drawn():
         return False
 
     rng = np.random.default_rng(0)
-    assert not any(draw(rng, kind, never) for kind in kinds(torch.device("cpu")) for _ in range(5))
+    assert not any(draw(rng, kind, never) for kind in kinds() for _ in range(5))
     assert asked
 
 

@@ -17,11 +17,10 @@ _SIZES = tuple(range(8, 36, 4))
 _ROWS = tuple(range(0, 15, 3))
 """Where the lines of the curves meet, as logarithms to base 2; beyond the ends the rate stays what it is there."""
 _STARTS_OF_A_CALL = 4
-TEXT_S = 1e-7
-"""Seconds to read or write one number as text, as on any processor of these years."""
 _PASSES = {"byte": 4, "element": 8}
-"""What is guessed of work that was never measured: how many steps share the start of a call, and how many bytes are
-moved for each that is counted, or for each element."""
+_TEXT_S = 1e-7
+"""What is guessed of work that was never measured: how many steps share the start of a call, how many bytes are moved
+for each that is counted, or for each element, and the seconds to read or write one number as text."""
 
 
 def features(term: Term) -> Iterator[tuple[str, float]]:
@@ -73,7 +72,7 @@ def guess(term: Term, rates: Rates) -> float:
         case "flop":
             each = 1 / rates.flops_per_s
         case "text":
-            each = TEXT_S
+            each = _TEXT_S
         case "link":
             each = 1 / (rates.link_bytes_per_s or rates.bytes_per_s)
         case _:

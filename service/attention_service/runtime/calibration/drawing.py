@@ -25,6 +25,7 @@ from attention_contract.spec import AttentionSpec
 from attention_contract.tensors import Array
 from attention_service.core.arrays import TORCH_DTYPES, to_numpy
 from attention_service.core.cost import Workload
+from attention_service.core.cost.tiles import counted_as
 from attention_service.core.kernels import KERNELS, unsuitable
 from attention_service.core.learned import learned_of
 from attention_service.core.methods import approximation_of
@@ -65,9 +66,12 @@ class Drawn:
     request: WireModel
 
 
-def kinds(device: torch.device) -> list[Kind]:
-    """Every kernel that runs on this device, and every method, in every pass that it can do."""
-    there = [entry.name for entry in KERNELS if entry.name != "flex" or device.type == "cuda"] + approximations()
+def kinds() -> list[Kind]:
+    """Every kernel and every method in every pass that it can do; but for what is counted as another kernel (``flex``).
+
+    That is compiled anew for other shapes, which takes longer than a calibration.
+    """
+    there = [entry.name for entry in KERNELS if counted_as(entry.name) == entry.name] + approximations()
     passes: tuple[Purpose, ...] = ("forward", "gradients")
     both = [Kind(purpose, kernel) for purpose in passes for kernel in there]
     return [*both, Kind("weights", "materialized"), Kind("hopfield", "materialized")]

@@ -54,7 +54,7 @@ class Bench:
         self._device = replace(device, clock=self._recorder)
         self._room = room
         self._rng = np.random.default_rng(seed)
-        self._kinds = cycle(kinds(device.torch))
+        self._kinds = cycle(kinds())
         self._carried = cycle(_carried(device))
         self._turn = 0
         self._probe = Probe(device)

@@ -130,3 +130,10 @@ def test_every_dependency_has_its_reason():
     names = {re.match(r"[a-z0-9-]+", name, re.IGNORECASE)[0] for name in listed} - {"attention-service"}
     text = (ROOT / "docs" / "dependencies.md").read_text("utf-8")
     assert [name for name in sorted(names) if f"`{name}`" not in text and f"`{name}[" not in text] == []
+
+
+def test_every_setting_can_be_set_by_env_file_and_compose():
+    settings = VARIABLES - {"ATTENTION_URL"}
+    example = (ROOT / ".env.example").read_text()
+    assert set(re.findall(r"^#(ATTENTION_\w+)=", example, re.MULTILINE)) == settings
+    assert set(re.findall(r"^    (ATTENTION_\w+):", COMPOSE, re.MULTILINE)) == settings

@@ -173,7 +173,9 @@ class Request:
         tensors, parameters = self.copied()
         tensors = {name: x.requires_grad_() for name, x in tensors.items()}
         parameters = {name: x.detach().requires_grad_() for name, x in parameters.items()}
-        output = self.output(self.problem(tensors, parameters), parameters)
+        context = attend(self.problem(tensors, parameters)).context
+        output = project_out(parameters, context) if self.work.sizes is not None else context
+        del context
         leaves = [*tensors.values(), *parameters.values()]
         upstream = torch.ones_like(output)
         return output, torch.autograd.grad(output, leaves, upstream, allow_unused=True, materialize_grads=True)
@@ -336,29 +338,53 @@ def measured():
     return peaks
 
 
+UNDER, OVER = 0.02, 0.05
+SLACK = 2**16
+"""Bytes, whatever the size."""
+LOOSER = {
+    # What came with a past is freed on the way back as soon as nothing reads it; counted, it stays.
+    ("backward", "chunk"): (0.02, 0.21),
+    # Few queries and many keys, or few features: the last keys' way back is taken for as much as all of theirs.
+    ("backward", "performer: cross"): (0.02, 0.1),
+    # The gradients of one shared matrix are added up wherever they come back first.
+    ("backward", "linformer, shared"): (0.02, 0.12),
+    # Landmarks of padded sequences are means of their own for each sequence, bounded and not gone through.
+    ("backward", "nystrom, few: padded"): (0.05, 0.05),
+    ("forward", "nystrom: padded"): (0.02, 0.06),
+    # Blocks of queries of several sizes are counted as the largest: where there is one, exact attention's is less.
+    ("report", ""): (0.03, 0.19),
+    # Of a graph of a graph only a bound is known: what went into each product, a gradient of each, and theirs.
+    ("second", ""): (0.0, 1.0),
+}
+"""How far under and over, where that is more: by the pass, and what is in the workload's name."""
+
+
+def assert_tight(what: str, name: str, estimate: int, actual: int) -> None:
+    fits = [bounds for (of, part), bounds in LOOSER.items() if of == what and part in name]
+    under, over = fits[0] if fits else (UNDER, OVER)
+    low, high = (1 - under) * actual - SLACK, (1 + over) * actual + SLACK
+    assert low <= estimate <= high, f"{estimate / actual:.3f} of the {actual} bytes measured"
+
+
 @pytest.mark.parametrize("name", WORKLOADS)
 def test_forward_peak_is_what_is_allocated(name, measured):
     work = WORKLOADS[name]
-    estimate, actual = peak_bytes(work, work.spec.method.name), measured[f"{name}|forward|"]
-    assert actual <= estimate <= 1.5 * actual, f"{estimate / actual:.3f} of the {actual} bytes measured"
+    assert_tight("forward", name, peak_bytes(work, work.spec.method.name), measured[f"{name}|forward|"])
 
 
 @pytest.mark.parametrize("name", WORKLOADS)
 def test_gradient_peak_is_what_is_allocated(name, measured):
     work = WORKLOADS[name]
     estimate = gradient_peak_bytes(work, taps=False, kernel=work.spec.method.name)
-    actual = measured[f"{name}|backward|"]
-    assert actual <= estimate <= 1.5 * actual, f"{estimate / actual:.3f} of the {actual} bytes measured"
+    assert_tight("backward", name, estimate, measured[f"{name}|backward|"])
 
 
 @pytest.mark.parametrize("name", OFTEN)
 def test_a_report_of_the_error_and_gradients_of_gradients_stay_within_their_estimates(name, measured):
     work, kernel = WORKLOADS[name], WORKLOADS[name].spec.method.name
     if "initial_state" not in work.sent:
-        estimate, actual = peak_bytes(replace(work, reported=True), kernel), measured[f"{name}|report|"]
-        assert actual <= estimate <= 4 * actual, f"{estimate / actual:.3f} of the {actual} bytes measured"
-    estimate, actual = second_peak_bytes(work, taps=False), measured[f"{name}|second|"]
-    assert actual <= estimate <= 4 * actual, f"{estimate / actual:.3f} of the {actual} bytes measured"
+        assert_tight("report", name, peak_bytes(replace(work, reported=True), kernel), measured[f"{name}|report|"])
+    assert_tight("second", name, second_peak_bytes(work, taps=False), measured[f"{name}|second|"])
 
 
 @pytest.mark.parametrize("name", WORKLOADS)

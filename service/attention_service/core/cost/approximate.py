@@ -7,8 +7,8 @@ from attention_contract.spec import Exact
 from attention_service.core.cost.encoding import token_flops, token_traffic
 from attention_service.core.cost.held import Held
 from attention_service.core.cost.pairs import masks_of, reach_of, score_cost
-from attention_service.core.cost.phases import Ledger, Phase, peak_of, with_allowance
-from attention_service.core.cost.preparing_memory import prepare
+from attention_service.core.cost.phases import Ledger, Phase, peak_of
+from attention_service.core.cost.preparing_memory import Apart, prepare
 from attention_service.core.cost.tensors import parameter_count, projections, tap_elements
 from attention_service.core.cost.workload import Workload
 from attention_service.core.methods import Approximation, Extent, MethodCost, approximation_of
@@ -47,6 +47,8 @@ def method_cost(work: Workload) -> MethodCost:
         fine_gate=work.fine_gate,
         d_model=None if work.sizes is None else work.sizes.d_model,
         new_keys=work.new_keys,
+        flowing=Held.of(work).merged,
+        apart=work.batch > 1 and Apart.of(work).k,
     )
     return method.cost(extent)
 
@@ -78,10 +80,13 @@ def method_phases(work: Workload) -> tuple[Phase, ...]:
     prepare(ledger, work)
     kept = sum(tap_elements(work, tap) for tap in work.taps & {"q", "k", "v", "context"}) * work.itemsize
     edited = held.q + held.kv + held.context if work.edited else 0
+    if "gate" in work.sent:  # only its logarithm is left
+        each = work.batch * work.kv_heads * work.new_keys * work.itemsize
+        ledger.lessen("inputs", each * (work.head_dim if work.fine_gate else 1))
     ledger.phase("attention", workspace=counted.held + _factors(work), edited=edited)
     ledger.hold(context=held.context, taps=_narrowed(work, kept))
     ledger.phase("project out", merged=held.merged, output=held.output)
-    return with_allowance(ledger.phases)
+    return ledger.phases
 
 
 def method_gradient_phases(work: Workload, *, taps: bool) -> tuple[Phase, ...]:
@@ -91,23 +96,31 @@ def method_gradient_phases(work: Workload, *, taps: bool) -> tuple[Phase, ...]:
     new = work.batch * work.queries * (work.sizes.d_model if work.sizes else 0) * work.itemsize
     parameters = parameter_count(work) * work.itemsize if work.sizes is not None else 0  # raw ones are inputs
     gradients = held.inputs + (3 - len(work.inputs)) * new + parameters
-    ends = 2 * (held.output or held.context)
     tapped = 2 * (held.q + held.kv + held.context) if taps or work.edited else 0
     out = 0 if work.sizes is None else work.sizes.d_model * work.heads * work.value_dim * work.itemsize
-    flowing = 2 * held.merged + out
-    ledger.hold(output=ends)
+    projected = work.sizes is not None
+    ledger.phase("attention", workspace=counted.kept + counted.closing, context=held.context)
+    ledger.drop(*({"q", "k", "v"} - counted.keeps))
+    ledger.phase("project out", workspace=counted.kept, context=held.context + held.merged, output=held.output)
+    ledger.hold(output=2 * (held.output or held.context), context=held.merged)
+    if projected:
+        ledger.phase("backward of the output", flowing=held.merged + out, workspace=counted.kept)
+        ledger.drop("context")
+        ledger.hold(gradients=out)
     ledger.phase(
-        "backward of attention", workspace=counted.held_backward + 2 * _factors(work), flowing=flowing, taps=tapped
+        "backward of attention",
+        workspace=counted.held_backward + (0 if score_cost(work).query_products else _factors(work)),
+        taps=tapped,
     )
     normed = 4 * max(work.itemsize, 4) * max(held.q, held.kv) // work.itemsize if work.spec.qk_norm is not None else 0
-    ledger.drop("q", "k", "v")
+    ledger.drop("q", "k", "v", "gradients")
     flowing = held.q + held.kv + normed
-    ledger.phase("backward of the projections", flowing=flowing, gradients=gradients, taps=tapped)
+    ledger.phase("backward of the projections", flowing=flowing if projected else 0, gradients=gradients, taps=tapped)
     if work.taps - {"output"}:
         again = peak_of(method_phases(work))
         ledger.drop("graph", "angles")
         ledger.phase("taps again", gradients=gradients, taps=tapped + again)
-    return with_allowance(ledger.phases)
+    return ledger.phases
 
 
 def method_check_peak(work: Workload, *, taps: bool) -> int:
@@ -166,6 +179,7 @@ def _factors(work: Workload) -> int:
     score = score_cost(work)
     if work.spec.score.name in {"dot", "scaled_dot"}:
         return masks
-    queries = work.batch * work.heads * work.queries * max(score.query_width, work.head_dim)
-    keys = work.batch * work.kv_heads * work.keys * max(score.key_width, work.head_dim)
+    widened = work.head_dim if work.itemsize < 4 else 0
+    queries = work.batch * work.heads * work.queries * (score.query_width + widened)
+    keys = work.batch * work.kv_heads * work.keys * (score.key_width + widened)
     return masks + (queries + keys) * max(work.itemsize, 4)

@@ -98,7 +98,7 @@ def second_peak_bytes(work: Workload, *, taps: bool) -> int:
     """
     once = gradient_peak_bytes(work, taps=taps, kernel="materialized")
     if approximated(work) is not None:  # what went into each of its products, a gradient of each, and theirs
-        return 3 * once
+        return 11 * once // 4 + 4 * parameter_count(work) * work.itemsize
     pairs, c, held = work.pairs * work.heads, score_itemsize(work), Held.of(work)
     score = score_cost(work)
     again = pairs * normalizer_cost(work).second + 3 * pairs * score.layer * c  # no layer is computed again any more

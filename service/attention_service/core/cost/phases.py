@@ -64,11 +64,6 @@ class Ledger:
         return tuple(self._largest.values())
 
 
-def with_allowance(phases: tuple[Phase, ...]) -> tuple[Phase, ...]:
-    """A sixteenth more in each phase, where its working memory is bounded and not gone through step by step."""
-    return tuple(Phase(each.name, {**each.tensors, "allowance": each.bytes // 16}) for each in phases)
-
-
 def peak_of(phases: tuple[Phase, ...]) -> int:
     """Bytes of the largest phase, and a page for what is too small to count."""
     return max(phase.bytes for phase in phases) + _ROUNDING

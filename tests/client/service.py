@@ -12,6 +12,7 @@ from attention_contract.schemas import accuracy as y
 from attention_contract.schemas import answers as w
 from attention_contract.schemas import attention as a
 from attention_contract.schemas import complexity as c
+from attention_contract.schemas import counts as n
 from attention_contract.schemas import hardware as g
 from attention_contract.schemas import hopfield as h
 from attention_contract.schemas import modules as m
@@ -60,6 +61,7 @@ _STAGES = c.StageFlops(
     projections=1, position=0, scores=1, normalizer=1, values=1, output_projection=1, matmul=4, total=5
 )
 _PASS = c.PassFlops(dense=_STAGES, masked=_STAGES)
+_EXECUTED = n.PassCounts(flops=5, transcendentals=1, bytes_read=4, bytes_written=3, operations=2)
 TOOK = w.Milliseconds(median_ms=0.5, low_ms=0.25, high_ms=1.0)
 LARGEST = w.Largest(size=4321, kernel="blocked", peak_bytes=8_000_000)
 FITS = w.Fits(longest=LARGEST, largest_batch=w.Largest(size=0))
@@ -75,6 +77,7 @@ def cost(queries: int) -> c.Cost:
     return c.Cost(
         shape=c.Shape(queries=queries, keys=queries), pairs=queries**2, allowed_pairs=queries**2, forward=_PASS,
         backward=_PASS, backward_fused=_PASS, kernel="fused", executed_flops=1, executed_backward_flops=1,
+        executed=n.Executed(forward=_EXECUTED, backward=_EXECUTED),
         intensity=0.5, parameter_bytes=1, input_bytes=1, output_bytes=1,
         kv_cache_bytes=2_000_000, kv_cache_bytes_per_token=1, predicted_ms=0.5,
         peak_bytes=c.PeakBytes(fused=1, blocked=1, materialized=2, request=3),

@@ -27,7 +27,7 @@ OVERWRITES = {"fill_", "zero_", "copy_", "random_", "normal_"}
 """In place, without looking at what was there."""
 ELEMENTARY = {
     "exp", "exp_", "exp2", "exp2_", "log", "log_", "tanh", "tanh_", "sqrt", "sqrt_", "rsqrt", "sin", "cos", "erf",
-    "sigmoid", "sigmoid_",
+    "sigmoid", "sigmoid_", "elu",
 }  # fmt: skip
 """One elementary function for each element of the answer."""
 
@@ -105,6 +105,10 @@ def transcendentals(name: str, args: Sequence[Any], made: Sequence[Tensor]) -> i
         return made[0].numel()
     if name == "logsumexp":
         return args[0].numel() + made[0].numel()
+    if name == "elu_backward":  # of what went in, the exponential once more
+        return made[0].numel()
+    if name == "log_sigmoid_forward":  # an exponential and a logarithm
+        return 2 * made[0].numel()
     if name == "linalg_vector_norm":
         return made[0].numel()
     if name in {"pow", "pow_"}:

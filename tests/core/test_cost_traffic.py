@@ -37,6 +37,7 @@ from attention_service.core.kernels import KERNELS, unsuitable
 from attention_service.core.kernels.tiling import Layout
 from attention_service.core.learned import learned_of
 from attention_service.core.masks import MASKS
+from attention_service.core.methods import METHODS as METHOD_ENTRIES
 from attention_service.core.multihead import Sizes, parameter_shapes, project, project_out
 from attention_service.core.normalizers import NORMALIZERS
 from attention_service.core.positions import POSITIONS
@@ -44,6 +45,7 @@ from attention_service.core.preparing import prepare
 from attention_service.core.scores import SCORES
 from attention_service.core.tape import Traffic
 from attention_service.core.types import Dropout, Selection, added_keys
+from attention_service.runtime.running import running
 
 KERNEL_NAMES = [kernel.name for kernel in KERNELS if kernel.name != "flex"]  # flex counts as blocked does
 DTYPES = {2: torch.bfloat16, 4: torch.float32, 8: torch.float64}
@@ -93,6 +95,16 @@ def executed(work: Workload, kernel: str, mask: torch.Tensor | None = None) -> t
         tensors["offsets"] = torch.arange(work.batch) + work.past
     if mask is not None:
         tensors["mask"] = mask if mask.dtype == torch.bool else mask.to(dtype)
+    lead = (work.batch, work.kv_heads)
+    state = {
+        "gate": (*lead, work.new_keys, *([work.head_dim] if work.fine_gate else [])), "beta": (*lead, work.new_keys),
+        "initial_state": (*lead, work.head_dim, work.value_dim), "initial_normalizer": (*lead, work.head_dim),
+    }  # fmt: skip
+    sent = {name: leaf(*shape) for name, shape in state.items() if name in work.sent}
+    for name in sent.keys() & {"initial_state", "initial_normalizer"}:
+        sent[name] = sent[name].detach().to(torch.promote_types(dtype, torch.float32)).requires_grad_()
+    leaves += sent.values()
+    tensors |= sent
     learned = {name: parameters[name] for name in learned_of(work.spec, work.widths)}
     by_head = (lambda *three: three) if sizes is None else partial(project, parameters, sizes)
     far = None
@@ -103,13 +115,20 @@ def executed(work: Workload, kernel: str, mask: torch.Tensor | None = None) -> t
 
     def run(taps: frozenset[str]) -> torch.Tensor:
         problem = prepare(work.spec, tensors, learned, by_head, projected=sizes is not None, apart=far)
+        tokens = tensors.get("key", tensors["query"])
+        wanted = "return_state" in work.sent
+        problem = replace(problem, running=running(work.spec, tensors, parameters, tokens, wanted=wanted))
         if work.dropped:
             problem = replace(problem, dropout=Dropout(0.1, 3))
         context = attend(problem, taps - {"output"}, selection, kernel=kernel).context
         return context if sizes is None else project_out(parameters, context)
 
+    for x in leaves:  # as a server that is asked for no gradients
+        x.requires_grad_(False)
     with torch.no_grad():
         _, forward = count(partial(run, work.taps))
+    for x in leaves:
+        x.requires_grad_()
     output = run(frozenset())
     upstream = torch.ones_like(output)
     _, backward = count(lambda: torch.autograd.grad(output, leaves, upstream, allow_unused=True))
@@ -370,6 +389,142 @@ def test_random_combinations_are_counted_exactly(seed):
     check(work, kernel)
 
 
+CAUSAL = [Causal()]
+ENDING = [Causal(align="bottom_right")]
+METHODS = {
+    "linear": AttentionSpec(method=spec.Linear()),
+    "linear, causal": AttentionSpec(method=spec.Linear(), masks=CAUSAL),
+    "relu": AttentionSpec(method=spec.Linear(features="relu"), masks=CAUSAL),
+    "identity": AttentionSpec(method=spec.Linear(features="identity"), masks=CAUSAL),
+    "l2, scaled": AttentionSpec(method=spec.Linear(features="l2", scale=0.5), masks=CAUSAL),
+    "gated": AttentionSpec(method=spec.Linear(rule="gated"), masks=CAUSAL),
+    "delta": AttentionSpec(method=spec.Linear(rule="delta"), masks=CAUSAL),
+    "gated delta": AttentionSpec(method=spec.Linear(rule="gated_delta"), masks=CAUSAL),
+    "performer": AttentionSpec(method=spec.Performer(features=10)),
+    "performer, causal": AttentionSpec(method=spec.Performer(features=10), masks=CAUSAL),
+    "linformer": AttentionSpec(method=spec.Linformer(rank=3, length=40)),
+    "linformer, shared": AttentionSpec(method=spec.Linformer(rank=3, length=7, shared=True)),
+    "nystrom": AttentionSpec(method=spec.Nystrom(landmarks=3)),
+    "nystrom, no iteration": AttentionSpec(method=spec.Nystrom(landmarks=2, iterations=0)),
+    "nystrom, one iteration": AttentionSpec(method=spec.Nystrom(landmarks=2, iterations=1)),
+    "nystrom, few": AttentionSpec(method=spec.Nystrom(landmarks=2, iterations=2)),
+}
+
+
+def approximate(name, **more):
+    """A workload of a method, with the gates that its rule reads."""
+    described = METHODS[name] if isinstance(name, str) else name
+    work = work_of(described, **more)
+    rule = getattr(described.method, "rule", "")
+    gates = ({"gate"} if "gated" in rule else set()) | ({"beta"} if "delta" in rule else set())
+    if work.sizes is not None:
+        gates = set()
+    sent = set(more.get("sent", ()))
+    if sent and not getattr(described.method, "normalized", False):
+        sent -= {"initial_normalizer"}
+    return replace(work, sent=frozenset(gates | sent))
+
+
+STATE = frozenset({"initial_state", "initial_normalizer", "return_state"})
+PLACES = {
+    "module": {},
+    "self-attention": {"keys": 5, "inputs": frozenset({"query"})},
+    "raw": {"module": False},
+    "raw, every head for itself": {"module": False, "kv_heads": 4},
+    "multi-query": {"kv_heads": 1},
+    "one sequence": {"batch": 1},
+    "wide values": {"module": False, "value_dim": 9},
+    "after a past": {"past": 3},
+    "decode": {"queries": 1, "keys": 1, "past": 6},
+    "bfloat16": {"itemsize": 2},
+    "raw bfloat16": {"itemsize": 2, "module": False},
+    "float64": {"itemsize": 8},
+    "padded": {"padded": True},
+    "long": {"queries": 300, "keys": 300},
+    "longer": {"queries": 1300, "keys": 2600, "module": False, "batch": 1},
+    "longer questions": {"queries": 2600, "keys": 300, "batch": 1},
+}
+
+
+@pytest.mark.parametrize("place", PLACES)
+@pytest.mark.parametrize("method", METHODS)
+def test_methods_are_counted_exactly(method, place):
+    more = PLACES[place]
+    if "past" in more and getattr(METHODS[method].method, "rule", "sum") != "sum":
+        pytest.skip("gates of a past are not known")
+    described = METHODS[method]
+    if described.method.name == "linformer" and place.startswith("long"):
+        described = described.model_copy(update={"method": described.method.model_copy(update={"length": 4000})})
+    if "past" in more and described.method.name == "linformer":
+        described = described.model_copy(update={"method": described.method.model_copy(update={"length": 40})})
+    check(approximate(described, **more), "materialized")
+
+
+RUNNING = [
+    *(each for each in METHODS.values() if each.method.name == "linear" and each.masks),
+    AttentionSpec(method=spec.Linear(), masks=ENDING),
+    AttentionSpec(method=spec.Linear()),
+]
+
+
+@pytest.mark.parametrize("sent", [STATE, {"initial_state", "initial_normalizer"}, {"return_state"}], ids=len)
+@pytest.mark.parametrize("sizes", [{}, {"queries": 1, "keys": 1}, {"queries": 300, "keys": 200, "batch": 1}], ids=str)
+@pytest.mark.parametrize("index", range(len(RUNNING)))
+def test_states_that_are_brought_and_wanted(index, sizes, sent):
+    check(approximate(RUNNING[index], module=False, sent=sent, **sizes), "materialized")
+
+
+@pytest.mark.parametrize("sizes", [{}, {"queries": 1, "keys": 1}, {"queries": 50, "keys": 40, "kv_heads": 4}], ids=str)
+@pytest.mark.parametrize("rule", ["gated", "gated_delta"])
+def test_a_gate_for_each_feature(rule, sizes):
+    method = AttentionSpec(method=spec.Linear(rule=rule), masks=CAUSAL)
+    check(approximate(method, module=False, fine_gate=True, sent=STATE, **sizes), "materialized")
+
+
+@pytest.mark.parametrize("tap", ["q", "k", "v", "context"])
+@pytest.mark.parametrize("selected", [(None, None), (2, 3)])
+@pytest.mark.parametrize("method", ["linear, causal", "nystrom"])
+def test_taps_of_methods(method, selected, tap):
+    work = approximate(method, taps=frozenset({"output", tap}))
+    check(replace(work, selected_heads=selected[0], selected_queries=selected[1]), "materialized")
+
+
+def _approximation(rng):
+    """A method, what else it takes, and sizes for it."""
+    while True:
+        described = METHODS[str(rng.choice(list(METHODS)))]
+        method = described.method
+        if method.name == "linformer":
+            method = method.model_copy(update={"length": 12})
+        score = rng.choice(list(SCORES)) if method.name != "linear" else SCORES["scaled_dot"]
+        position = rng.choice(list(POSITIONS))
+        made = AttentionSpec(
+            method=method,
+            score=score.options(**OPTIONS.get(score.name, {})),
+            position=position.options(**OPTIONS.get(position.name, {})),
+            masks=[Causal(align="bottom_right")] if described.masks and rng.integers(2) else described.masks,
+            qk_norm=rng.choice([None, QKNorm()]),
+        )
+        if not any(METHOD_ENTRIES.of(method).refuses(made)):
+            break
+    sizes = {name: int(rng.integers(1, 6)) for name in ("batch", "queries", "keys")}
+    heads = int(rng.choice([1, 2, 4]))
+    sizes |= {"heads": heads, "kv_heads": int(rng.choice([1, heads])), "value_dim": int(rng.choice([4, 6, 8]))}
+    if method.name == "linear":
+        sizes["sent"] = frozenset(str(name) for name in STATE if rng.integers(2))
+        if {"initial_state", "initial_normalizer"} & sizes["sent"]:
+            sizes["sent"] |= {"initial_state", "initial_normalizer"}
+    if getattr(method, "rule", "sum") == "sum":
+        sizes["past"] = int(rng.integers(3))
+    more = {"padded": bool(rng.integers(2)), "itemsize": int(rng.choice([2, 4, 8])), "module": bool(rng.integers(2))}
+    return approximate(made, **sizes, **more)
+
+
+@pytest.mark.parametrize("seed", range(120))
+def test_random_combinations_of_methods_are_counted_exactly(seed):
+    check(_approximation(np.random.default_rng(seed)), "materialized")
+
+
 def test_flex_counts_as_the_blocked_kernel():
     work = work_of(AttentionSpec(masks=WINDOW))
     assert traffic(work, "flex") == traffic(work, "blocked")
@@ -382,6 +537,15 @@ def test_counting_takes_no_time_and_no_memory_whatever_the_size(kernel):
     assert traffic(long, kernel).moved > 2**50
     assert gradient_traffic(long, kernel).moved > 2**50
     assert perf_counter() - start < 5
+
+
+@pytest.mark.parametrize("method", [name for name, of in METHODS.items() if of.method.name != "linformer"])
+def test_counting_a_method_takes_no_time_either(method):
+    long = approximate(method, queries=2**30, keys=2**30, batch=2**20)
+    start = perf_counter()
+    assert traffic(long, "materialized").moved > 2**50
+    assert gradient_traffic(long, "materialized").moved > 2**50
+    assert perf_counter() - start < 2
 
 
 CLOCK = Roofline(Rates(flops_per_s=1e12, bytes_per_s=1e11, overhead_s=1e-5))
@@ -400,6 +564,16 @@ def test_the_account_of_a_shape_holds_its_counts(kernel):
         assert (told.transcendentals, told.operations) == (counted.transcendentals, counted.operations)
     assert (found.forward.flops, found.backward.flops) == (cost.executed_flops, cost.executed_backward_flops)
     assert cost.intensity == found.forward.flops / (found.forward.bytes_read + found.forward.bytes_written)
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_the_account_of_a_method_says_what_it_executes(method):
+    work = approximate(method, keys=5)
+    found = cost_of(work, Shape(batch=2, queries=5, keys=5), work.spec.method.name, CLOCK).executed
+    for told, counted in ((found.forward, traffic(work, method)), (found.backward, gradient_traffic(work, method))):
+        assert (told.bytes_read, told.bytes_written) == (counted.read, counted.written)
+        assert (told.transcendentals, told.operations) == (counted.transcendentals, counted.operations)
+        assert told.flops > 0
 
 
 def test_returning_the_weights_costs_what_is_gone_through_again():

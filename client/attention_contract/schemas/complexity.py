@@ -175,8 +175,8 @@ class Cost(WireModel):
     """FLOPs of a forward pass with that kernel: the blocked one leaves out tiles in which everything is forbidden."""
     executed_backward_flops: int
     """Of a backward pass with it, what it computes again included."""
-    executed: Executed | None = None
-    """What the passes execute, operation by operation. Null where the method approximates."""
+    executed: Executed
+    """What the passes execute, operation by operation."""
     taps: dict[str, TapCost] = Field(default_factory=dict)
     """What returning each of the taps asked for adds to the request without it; the output is always there."""
     intensity: float

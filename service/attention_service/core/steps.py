@@ -156,9 +156,9 @@ def rsqrt(tape: Tape, x: Sketch) -> Sketch:
     return tape.later(y, step) if y.tracked else y
 
 
-def add(tape: Tape, x: Sketch, y: Sketch, *, minus: bool = False) -> Sketch:
-    """X + y or x − y."""
-    z = _joined(tape, x, y)
+def add(tape: Tape, x: Sketch, y: Sketch, *, minus: bool = False, alike: bool = False) -> Sketch:
+    """X + y or x − y; ``alike``: they are two names of one tensor, which is read once."""
+    z = _joined(tape, x, y, alike=alike)
 
     def step() -> None:
         _give_reduced(tape, x, z, z.gradient)
@@ -230,6 +230,18 @@ def choose(tape: Tape, where: Sketch, x: Sketch, y: Sketch | None = None) -> Ske
                 _give_reduced(tape, part, z, z.size, computed=True)
 
     return tape.later(z, step) if z.tracked else z
+
+
+def quotient(tape: Tape, x: Sketch, functions: int = 0) -> Sketch:
+    """An operation whose way back is one on the gradient and on what went in: log, and elu with its exponential."""
+    y = like(x)
+    tape.does(x.bytes, y.bytes, y.size)
+
+    def step() -> None:
+        tape.does(y.returned + x.bytes, x.bytes, functions * x.size)
+        tape.give(x, x.size, _dense(y.gradient_lies))
+
+    return tape.later(y, step) if y.tracked else y
 
 
 def total(tape: Tape, x: Sketch, dims: Dims, *, mean: bool = False) -> Sketch:
@@ -354,7 +366,7 @@ def product(tape: Tape, x: Sketch, y: Sketch, *, turned: bool = False) -> Sketch
     kv_heads = y.dims[1]
     if apart(x, kv_heads):
         x = copied(tape, x)
-    if _whole(y) == SPLIT and kv_heads > 1 and y.dims[2] > 1 and batch > 1:
+    if _whole(y) == SPLIT and kv_heads > 1 and (y.dims[2] > 1 or y.lies == CUT_SPLIT) and batch > 1:
         y = copied(tape, y)
     z = Sketch((batch, heads, rows, y.dims[2 if turned else 3]), x.itemsize, tracked=x.tracked or y.tracked)
     tape.does(x.bytes + y.bytes, z.bytes)
@@ -370,6 +382,97 @@ def product(tape: Tape, x: Sketch, y: Sketch, *, turned: bool = False) -> Sketch
             tape.give(x, x.size)
 
     return tape.later(z, step) if z.tracked else z
+
+
+def mixed(tape: Tape, weight: Sketch, x: Sketch) -> Sketch:
+    """A weight ``[R, L]`` of all heads times x ``[B, H, L, W]``.
+
+    Where the weight is differentiated, all heads and widths are put into one matrix, whose product lies turned.
+    """
+    batch, heads, length, width = x.dims
+    dims = batch, heads, weight.dims[0], width
+    if not weight.tracked:
+        if _whole(x) == SPLIT and heads > 1 and length > 1 and batch > 1:
+            x = copied(tape, x)
+        z = Sketch(dims, x.itemsize, tracked=x.tracked)
+        tape.does(weight.bytes + x.bytes, z.bytes)
+        return z
+    folded = copied(tape, x) if length > 1 else x
+    z = Sketch(dims, x.itemsize, TURNED, tracked=True)
+    tape.does(weight.bytes + x.bytes, z.bytes)
+
+    def step() -> None:
+        if z.gradient_lies != TURNED and weight.dims[0] > 1 and batch * heads > 1:
+            tape.does(z.returned, z.bytes)
+        tape.does(z.bytes + x.bytes, weight.bytes)
+        tape.give(weight, weight.size)
+        if x.tracked:
+            tape.does(z.bytes + weight.bytes, x.bytes)
+            tape.give(folded, x.size, TURNED)
+
+    return tape.later(z, step)
+
+
+def by_matrix(tape: Tape, x: Sketch, matrix: Sketch) -> Sketch:
+    """X ``[B, H, L, N]`` times the transpose of a matrix ``[M, N]`` without a gradient.
+
+    What lies row by row is one matrix for it, and so must its gradient be; else each head has its own product.
+    """
+    batch, heads, length, _ = x.dims
+    folded = x.lies == ROWS
+    if _whole(x) == SPLIT and batch > 1 and heads > 1 and length > 1:
+        x = copied(tape, x)
+    y = Sketch((batch, heads, length, matrix.dims[0]), x.itemsize, tracked=x.tracked)
+    tape.does(x.bytes + matrix.bytes, y.bytes)
+
+    def step() -> None:
+        if folded and y.gradient_lies == TURNED and length > 1 and batch * heads > 1:
+            tape.does(y.returned, y.bytes)
+        tape.does(y.bytes + matrix.bytes, x.bytes)
+        tape.give(x, x.size)
+
+    return tape.later(y, step) if y.tracked else y
+
+
+def outer(tape: Tape, x: Sketch, y: Sketch) -> Sketch:
+    """``xᵀ y`` by head, x ``[B, H, L, N]`` and y ``[B, H, L, M]``."""
+    x, y = (copied(tape, each) if apart(each, each.dims[1]) else each for each in (x, y))
+    z = Sketch((*x.dims[:2], x.dims[3], y.dims[3]), x.itemsize, tracked=x.tracked or y.tracked)
+    tape.does(x.bytes + y.bytes, z.bytes)
+
+    def step() -> None:
+        if y.tracked:
+            tape.does(z.bytes + x.bytes, y.bytes)
+            tape.give(y, y.size)
+        if x.tracked:
+            tape.does(z.bytes + y.bytes, x.bytes)
+            tape.give(x, x.size, TURNED)
+
+    return tape.later(z, step) if z.tracked else z
+
+
+def pieces(tape: Tape, x: Sketch, lengths: Sequence[tuple[Number, Number]]) -> list[Sketch]:
+    """X cut along the tokens, into so many of each length: views; back, put together, zeros where nothing came.
+
+    lengths: of each kind its length, and how often it is there.
+    """
+    lies = x.lies if len(lengths) == 1 and lengths[0][1] == 1 else _CUT.get(x.lies, x.lies)
+    if any(length == x.dims[2] for length, _ in lengths):
+        lies = x.lies
+    found = [Sketch((*x.dims[:2], length, *x.dims[3:]), x.itemsize, lies, tracked=x.tracked) for length, _ in lengths]
+
+    def step() -> None:
+        read: Number = 0
+        for each, (_, times) in zip(found, lengths, strict=True):
+            if not each.came:
+                tape.does(0, times * each.bytes, 0, times)
+            read += times * (each.returned if each.came else each.bytes)
+        tape.does(read, x.bytes)
+        tape.give(x, x.size)
+
+    if x.tracked:
+        tape.later_of_any(found, step)
+    return found
 
 
 def by_weight(tape: Tape, x: Sketch, weight: Sketch, dims: Dims) -> Sketch:
@@ -451,10 +554,10 @@ def expanded(tape: Tape, x: Sketch, dims: Dims) -> Sketch:
     return tape.later(y, step) if y.tracked else y
 
 
-def _joined(tape: Tape, x: Sketch, y: Sketch) -> Sketch:
+def _joined(tape: Tape, x: Sketch, y: Sketch, *, alike: bool = False) -> Sketch:
     dims = x.dims if x.dims == y.dims else together(x, y)
     z = Sketch(dims, max(x.itemsize, y.itemsize), _lies(dims, (x, y)), tracked=x.tracked or y.tracked)
-    tape.does(x.bytes + (y.bytes if y is not x else 0), z.bytes)
+    tape.does(x.bytes + (0 if alike or y is x else y.bytes), z.bytes)
     return z
 
 

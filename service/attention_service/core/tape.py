@@ -9,7 +9,7 @@ element, and writes its answer; of what it picks by an index it reads what it pi
 something is done for each of many tiles, its counts are linear in the size in which the tiles differ.
 """
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from math import prod
@@ -86,7 +86,7 @@ class Tape:
         self._functions: Number = 0
         self._operations: Number = 0
         self._times: Number = 1
-        self._steps: list[tuple[Number, Sketch, Callable[[], None]]] = []
+        self._steps: list[tuple[Number, Sequence[Sketch], Callable[[], None]]] = []
 
     @property
     def counted(self) -> Traffic:
@@ -115,8 +115,12 @@ class Tape:
 
     def later(self, y: Sketch, step: Callable[[], None]) -> Sketch:
         """Take this step on the way back, if anything comes back to y."""
-        self._steps.append((self._times, y, step))
+        self._steps.append((self._times, (y,), step))
         return y
+
+    def later_of_any(self, ys: Sequence[Sketch], step: Callable[[], None]) -> None:
+        """The same, if anything comes back to one of them."""
+        self._steps.append((self._times, ys, step))
 
     def give(self, x: Sketch, elements: Number, lies: int = ROWS) -> None:
         """A gradient of x has come back, of so many elements; a second one is added to the first."""
@@ -137,8 +141,8 @@ class Tape:
         self._read = self._written = self._functions = self._operations = 0
         for output in outputs:
             output.came, output.gradient, output.gradient_lies = True, output.size, lies
-        for times, y, step in reversed(self._steps):
-            if y.came:
+        for times, ys, step in reversed(self._steps):
+            if any(y.came for y in ys):
                 self._times = times
                 step()
         self._times = 1

@@ -4,7 +4,7 @@ from dataclasses import replace
 
 from attention_contract.schemas.complexity import StageFlops
 from attention_contract.spec import Exact
-from attention_service.core.cost.encoding import token_flops, token_traffic
+from attention_service.core.cost.encoding import token_flops
 from attention_service.core.cost.held import Held
 from attention_service.core.cost.pairs import masks_of, reach_of, score_cost
 from attention_service.core.cost.phases import Ledger, Phase, peak_of
@@ -26,12 +26,17 @@ def exactly(work: Workload) -> Workload:
     return replace(work, spec=spec, sizes=sizes, sent=frozenset(), fine_gate=False, reported=False)
 
 
+def reach_in(work: Workload) -> int:
+    """Query i sees the keys up to i + reach; K and more where there is no mask."""
+    reach = reach_of(replace(work, batched_offsets=False))  # unequal ones are refused, equal ones unknown beforehand
+    return work.queries + work.keys if reach is None else reach
+
+
 def method_cost(work: Workload) -> MethodCost:
     """What the method itself says."""
     method = approximated(work)
     if method is None:
         raise ValueError("exact attention is counted by its kernels")
-    reach = reach_of(replace(work, batched_offsets=False))  # unequal ones are refused, equal ones unknown beforehand
     extent = Extent(
         batch=work.batch,
         queries=work.queries,
@@ -41,7 +46,7 @@ def method_cost(work: Workload) -> MethodCost:
         head_dim=work.head_dim,
         value_dim=work.value_dim,
         itemsize=work.itemsize,
-        reach=work.queries + work.keys if reach is None else reach,
+        reach=reach_in(work),
         padded=work.padded,
         sent=work.sent,
         fine_gate=work.fine_gate,
@@ -133,14 +138,6 @@ def method_check_peak(work: Workload, *, taps: bool) -> int:
     moved = 4 * max(wide.inputs, parameters, wide.q + wide.kv + wide.context)
     probing = 2 * (wide.inputs + parameters) + 6 * (wide.output or wide.context) + moved
     return found + graph + probing + peak_of(method_phases(replace(double, edited=taps)))
-
-
-def method_moved(work: Workload) -> int:
-    """Bytes read and written in one forward pass."""
-    held = Held.of(work)
-    parameters = parameter_count(work) * work.itemsize
-    moved = held.inputs + parameters + held.made + held.q + held.kv + 2 * held.context + held.output
-    return moved + method_cost(work).moved + _factors(work) + token_traffic(work)
 
 
 def method_order(work: Workload, dimension: str, *, memory: bool) -> str:

@@ -6,7 +6,7 @@ from typing import Literal
 from attention_contract.schemas.answers import Milliseconds, PerToken, Predicted
 from attention_contract.schemas.complexity import Cost, MemoryPhase, PeakBytes, Shape
 from attention_contract.schemas.counts import Executed, PassCounts
-from attention_service.core.cost.approximate import approximated, exactly
+from attention_service.core.cost.approximate import exactly
 from attention_service.core.cost.clock import Clock, Estimate
 from attention_service.core.cost.flops import backward_pass, forward_pass, pair_count
 from attention_service.core.cost.gradient_memory import gradient_phases
@@ -86,9 +86,7 @@ def cost_of(
     )
 
 
-def _executed(work: Workload, kernel: str, decode: str | None) -> Executed | None:
-    if approximated(work) is not None:
-        return None
+def _executed(work: Workload, kernel: str, decode: str | None) -> Executed:
     step = work.decode
     return Executed(
         forward=_counts(executed_flops(work, kernel), traffic(work, kernel)),

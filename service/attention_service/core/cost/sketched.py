@@ -26,6 +26,8 @@ class Sketched:
     k: Sketch
     v: Sketch
     learned: Mapping[str, Sketch]
+    tokens: Sketch
+    """Of the keys, as they came."""
     apart: Three | None = None
 
     @property
@@ -64,6 +66,7 @@ def prepared(tape: Tape, work: Workload, parameters: Parameters) -> Sketched:
     position = POSITIONS.of(spec.position)
     places = placed(tape, work) if position.reads else None
     query, key, value = _inputs(tape, work)
+    tokens = key
     if places is not None:
         learned = parameters.learned
         encoded = position.sketched_sum(tape, query, places[0], learned)
@@ -83,7 +86,7 @@ def prepared(tape: Tape, work: Workload, parameters: Parameters) -> Sketched:
     if far is not None:
         far_k, far_v = (_extended(tape, work, x, name, parameters) for x, name in zip(far[1:], _ADDED, strict=True))
         far = far[0], far_k, far_v
-    return Sketched(work, q, k, v, parameters.learned, far)
+    return Sketched(work, q, k, v, parameters.learned, tokens, far)
 
 
 def merged(tape: Tape, work: Workload, context: Sketch, parameters: Parameters) -> Sketch:

@@ -105,7 +105,8 @@ def _tiles(tape: Tape, given: Sketched) -> Iterator[tuple[Tile, int]]:
             continue
         group = replace(work, batch=size)
         q, k, v = (Sketch((size, *x.dims[1:]), x.itemsize, x.lies) for x in (given.q, given.k, given.v))
-        some = Sketched(group, q, k, v, {name: Sketch(x.dims, x.itemsize) for name, x in given.learned.items()})
+        learned = {name: Sketch(x.dims, x.itemsize) for name, x in given.learned.items()}
+        some = Sketched(group, q, k, v, learned, given.tokens)
         with tape.repeated(times):
             if real_keys(tape, group) is not None:
                 tape.does(size * work.told_keys, work.told_keys)  # keys that are real in any of them

@@ -7,7 +7,7 @@ import operator
 from dataclasses import dataclass, replace
 
 from attention_contract.schemas.complexity import StageFlops
-from attention_service.core.cost.approximate import approximated, exactly, method_cost, method_moved
+from attention_service.core.cost.approximate import approximated, exactly, method_cost
 from attention_service.core.cost.flops import backward_flops, flops
 from attention_service.core.cost.memory import PAIR_TAPS
 from attention_service.core.cost.pairs import (
@@ -56,16 +56,10 @@ def predicted_seconds(work: Workload, kernel: str, rates: Rates) -> float:
 
 
 def predicted_gradient_seconds(work: Workload, kernel: str, rates: Rates) -> float:
-    """Seconds of one forward and one backward pass with this kernel.
-
-    Of a method that approximates, the backward pass is taken to move twice what the forward pass does.
-    """
+    """Seconds of one forward and one backward pass with this kernel."""
     kernel = counted_as(kernel)
     stages = backward_flops(work, masked=False, fused=kernel != "materialized")
-    if approximated(work) is None:
-        moved = gradient_traffic(work, kernel).moved
-    else:
-        moved = 2 * moved_bytes(replace(work, taps=frozenset({"output"})), kernel)
+    moved = gradient_traffic(work, kernel).moved
     starts = 1 + _starts(work, kernel, _BACKWARD_STARTS)
     return predicted_seconds(work, kernel, rates) + rates.seconds(
         _executed(stages, work, kernel), moved, kernel, starts
@@ -74,9 +68,6 @@ def predicted_gradient_seconds(work: Workload, kernel: str, rates: Rates) -> flo
 
 def moved_bytes(work: Workload, kernel: str) -> int:
     """Bytes that one forward pass reads and writes: every tensor when it is made and each time that it is used."""
-    kernel = counted_as(kernel)
-    if approximated(work) is not None:
-        return method_moved(work)
     return traffic(work, kernel).moved
 
 

@@ -18,8 +18,10 @@ operations: PyTorch 2.13, on a CPU; on a GPU the fused kernel's arguments and th
 from dataclasses import dataclass, field, replace
 from functools import lru_cache
 
+from attention_service.core.cost.approximate import approximated
 from attention_service.core.cost.sketched import looked_through, merged, parameters_of, prepared
 from attention_service.core.cost.sketched_blocks import blocked
+from attention_service.core.cost.sketched_methods import approximate, whole
 from attention_service.core.cost.sketched_stages import fused, stages, tapped, with_apart
 from attention_service.core.cost.tiles import counted_as
 from attention_service.core.cost.workload import Workload
@@ -35,6 +37,12 @@ def traffic(work: Workload, kernel: str) -> Traffic:
 def gradient_traffic(work: Workload, kernel: str) -> Traffic:
     """Of the backward pass alone: the gradients with respect to inputs and parameters."""
     return _backward(_Asked.of(replace(work, taps=frozenset({"output"})), counted_as(kernel)))
+
+
+def own_traffic(work: Workload, *, backward: bool) -> Traffic:
+    """Of one pass of a method that approximates, from queries, keys and values to the context."""
+    asked = _Asked.of(replace(work, taps=frozenset({"output"})), "materialized")
+    return _own(asked, backward=backward)
 
 
 @dataclass(frozen=True)
@@ -64,11 +72,20 @@ def _backward(asked: _Asked) -> Traffic:
     return tape.back(output)
 
 
+@lru_cache(maxsize=2048)
+def _own(asked: _Asked, *, backward: bool) -> Traffic:
+    tape = Tape(differentiated=backward)
+    context = approximate(tape, whole(tape, asked.work))
+    return tape.back(context) if backward else tape.counted
+
+
 def _passed(tape: Tape, work: Workload, kernel: str) -> Sketch:
     parameters = parameters_of(tape, work)
     given = prepared(tape, work, parameters)
     taps = set(work.taps) - {"output"}
-    if kernel == "materialized":
+    if approximated(work) is not None:
+        context, kernel = approximate(tape, given), "materialized"  # its taps are there, and narrowed
+    elif kernel == "materialized":
         context = stages(tape, given, {"context"} | taps)
     else:
         looked_through(tape, given.k, given.v)

@@ -1,7 +1,7 @@
 """What a method is: a way from queries, keys and values to the context, exact or approximate."""
 
-from collections.abc import Collection, Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Protocol, runtime_checkable
 
 from torch import Tensor
@@ -10,6 +10,7 @@ from attention_contract.spec import AttentionSpec, Exact
 from attention_service.core.edits import BoundEdit
 from attention_service.core.kernels.base import Kernel
 from attention_service.core.registry import Registry
+from attention_service.core.tape import Sketch, Tape
 from attention_service.core.types import Learned, Problem, Widths
 
 Refusal = tuple[str, str]
@@ -76,8 +77,6 @@ class MethodCost:
     held_backward: int
     """Bytes at the peak of the backward pass beside q, k, v, the context and its gradient: what autograd kept of the
     method, and what is on its way to the gradients of q, k and v."""
-    moved: int
-    """Bytes read and written in the forward pass beside q, k, v and context."""
     kept: int = 0
     """Bytes that autograd keeps of the forward pass beside q, k, v and the context."""
     keeps: frozenset[str] = frozenset({"q", "k", "v"})
@@ -91,6 +90,28 @@ class MethodCost:
     inner: int = 0
     """Those of the FLOPs of the forward pass's products that no query and no key takes part in alone: of what stands
     between them, or of keys and values that are mixed."""
+
+
+@dataclass(frozen=True)
+class Given:
+    """A problem (``core.types.Problem``) of sketches, with zeros for padded keys and values."""
+
+    q: Sketch
+    k: Sketch
+    v: Sketch
+    spec: AttentionSpec
+    learned: Mapping[str, Sketch]
+    reach: int
+    """Query i sees the keys up to i + reach."""
+    past: int = 0
+    real: Sketch | None = None
+    """Bool ``[B, K]``: which keys are no padding; None for all."""
+    log_gate: Sketch | None = None
+    beta: Sketch | None = None
+    state: Sketch | None = None
+    normalizer: Sketch | None = None
+    sent: frozenset[str] = field(default_factory=frozenset)
+    """As in ``Extent``."""
 
 
 class Method(Protocol):
@@ -117,6 +138,9 @@ class Approximation(Protocol):
 
     def cost(self, extent: Extent) -> MethodCost:
         """What it costs."""
+
+    def sketched(self, tape: Tape, given: Given) -> Sketch:
+        """The context, step by step, as PyTorch executes it."""
 
     def orders(self) -> tuple[str, str]:
         """Time and memory for one head and sequence of n tokens, as in ``n·d²`` and ``n·d``."""

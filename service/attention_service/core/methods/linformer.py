@@ -7,9 +7,18 @@ import torch
 from torch import Tensor
 
 from attention_contract import spec
+from attention_service.core import steps
 from attention_service.core.groups import product
-from attention_service.core.methods.around import OwnArithmetic, no_masks, no_softmax, nothing_between, scored
-from attention_service.core.methods.base import METHODS, Extent, MethodCost, PassCost, Refusal
+from attention_service.core.methods.around import (
+    OwnArithmetic,
+    no_masks,
+    no_softmax,
+    nothing_between,
+    scored,
+    sketched_scored,
+)
+from attention_service.core.methods.base import METHODS, Extent, Given, MethodCost, PassCost, Refusal
+from attention_service.core.tape import Sketch, Tape
 from attention_service.core.types import Learned, Problem, Widths
 
 
@@ -51,10 +60,8 @@ class Linformer(OwnArithmetic):
         x, rank = extent, self.options.rank
         mixing, pairs = x.batch * x.kv_heads * rank * x.keys, x.batch * x.heads * x.queries * rank
         scores, values = 2 * (mixing + pairs) * x.head_dim, 2 * (mixing + pairs) * x.value_dim
-        a, half = x.accumulated, x.accumulated != x.itemsize
         k, v = x.batch * x.kv_heads * x.keys * x.head_dim, x.batch * x.kv_heads * x.keys * x.value_dim
         projection = rank * min(x.keys, self.options.length)
-        mixed = x.batch * x.kv_heads * rank * (x.head_dim + x.value_dim) * a
         memory = _Memory(
             x,
             rank,
@@ -70,13 +77,26 @@ class Linformer(OwnArithmetic):
             kept=memory.kept,
             keeps=frozenset(),
             closing=(k + v) * x.itemsize if x.padded else 0,
-            moved=6 * pairs * a + 2 * mixed + (k + v) * (a * half + x.itemsize),
             inner=2 * mixing * (x.head_dim + x.value_dim),
         )
 
     def orders(self) -> tuple[str, str]:
         """R projected keys."""
         return "n·r·d", "n·r"
+
+    def sketched(self, tape: Tape, given: Given) -> Sketch:
+        """Mixed, and attended to."""
+        q, k, _ = sketched_scored(tape, given)
+        a, keys = max(q.itemsize, 4), k.dims[2]
+        e = given.learned["method.key_projection"]
+        f = e if self.options.shared else given.learned["method.value_projection"]
+        mixed = []
+        for whole, x in ((e, k), (f, given.v)):
+            w = whole if keys == self.options.length else steps.part(tape, whole, (self.options.rank, keys))
+            mixed.append(steps.mixed(tape, steps.cast(tape, w, a), steps.cast(tape, x, a)))
+        x = steps.product(tape, steps.scale(tape, steps.cast(tape, q, a)), mixed[0], turned=True)
+        context = steps.product(tape, steps.saved(tape, x), mixed[1])
+        return steps.cast(tape, context, given.q.itemsize)
 
     def _context(self, problem: Problem) -> dict[str, Tensor]:
         q, k, factor = scored(problem)

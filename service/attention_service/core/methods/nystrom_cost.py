@@ -24,7 +24,7 @@ def nystrom_cost(x: Extent, options: spec.Nystrom) -> MethodCost:
         backward = PassCost(4 * pairs * x.head_dim, 4 * pairs * x.value_dim, q + 4 * pairs)
         kept = widened + padding + (q + pairs) * a
         held_backward = kept + max(2 * pairs + v, pairs + 2 * q + v) * a
-        return MethodCost(forward, backward, held, held_backward, 6 * pairs * a, kept, keeps=plainly)
+        return MethodCost(forward, backward, held, held_backward, kept, keeps=plainly)
     left, right, middle = heads * x.queries * m, heads * m * x.keys, heads * m * m
     means = 2 * x.batch * m * (x.queries * x.heads * x.head_dim + x.keys * x.kv_heads * x.head_dim)
     scores = 2 * (left + middle + right) * x.head_dim + (8 * options.iterations * middle + 2 * left) * m
@@ -63,7 +63,6 @@ def nystrom_cost(x: Extent, options: spec.Nystrom) -> MethodCost:
         backward,
         held,
         held_backward,
-        8 * entries * a,
         kept,
         plainly,
         steps=options.iterations,

@@ -131,11 +131,6 @@ def running_cost(
     )
     held = _held(x, parts, features, wide, normalize=normalize, gated=gated, delta=delta)
     backward_peak, kept = _kept(x, parts, features, wide, normalize=normalize, gated=gated, delta=delta)
-    state_traffic = (parts.chunks + written // BLOCK + queries_used // BLOCK) * width * wide
-    # Of pairs, what is made and read in each operation: a product and its half that is kept; how far they fade.
-    per_pair = 4 * group + (12 + 6 * group) * (width if x.fine_gate else 1) * gated + 8 * delta
-    per_token = 8 * width * (keys_used + group * queries_used) + 6 * group * queries_used * wide
-    moved = kv * x.accumulated * (per_pair * parts.squares + per_token + 3 * state_traffic)
     steps = parts.chunks + -(-written // BLOCK) + -(-(read_late + read_blind) // BLOCK)
     copies = kv * x.keys * (x.head_dim + x.value_dim) * x.itemsize
     closing = x.context + (copies if x.padded and features.projected else 0)
@@ -144,7 +139,6 @@ def running_cost(
         backward,
         held,
         backward_peak,
-        moved,
         kept,
         _keeps(x, features, normalize=normalize, delta=delta),
         closing,

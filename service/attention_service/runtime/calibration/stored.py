@@ -22,7 +22,7 @@ from pydantic import BaseModel, ConfigDict, FiniteFloat, PositiveFloat, Validati
 from attention_service.core.cost import Calibrated, Curves, Rates, Spread
 from attention_service.runtime.device import Device
 
-FORMAT: Final = 1
+FORMAT: Final = 2
 """Raised where the same names come to mean other work."""
 
 

@@ -17,6 +17,7 @@ from attention_service.core.cost.terms.base import Term, backward, elements, lg,
 from attention_service.core.cost.terms.carrying import FORMS, Form, reading_terms, transfer_terms, writing_terms
 from attention_service.core.cost.terms.kernels import again, of_kernel, stages
 from attention_service.core.cost.tiles import counted_as
+from attention_service.core.cost.traffic import own_traffic
 from attention_service.core.cost.workload import Workload
 
 _NOT_KEPT = 25
@@ -119,7 +120,8 @@ def _core(work: Workload, kernel: str, *, gradient: bool = False) -> Iterator[Te
         of_one = flops / max(matrices * max(counted.steps, 1), 1)
         yield Term(f"product {called}", "flop", flops, lg(of_one), marks=marks, slopes=slopes)
     yield elements(name, one.elementwise, marks=marks)
-    yield Term(f"bytes {name}", "byte", counted.moved, lg(counted.moved), marks=marks)
+    found = own_traffic(work, backward=gradient).moved
+    yield Term(f"bytes {name}", "byte", found, lg(found), marks=marks)
 
 
 def _times(terms: Iterable[Term], times: float) -> list[Term]:

@@ -202,6 +202,8 @@ def _fused(ledger: Ledger, work: Workload, *, mask: bool) -> None:
     if score_cost(work).query_width:
         each, c = work.batch * work.itemsize, score_cost(work)
         ledger.hold(graph=each * (work.heads * work.queries * c.query_kept + work.kv_heads * work.keys * c.key_kept))
+    if work.padded:  # only their copies without padding are kept
+        ledger.drop("k", "v")
     _end_of_forward(ledger, work, merged=not keeps_layout(work), keeps_context=True)
     _project_out_backward(ledger, work, taps=False)
     if masks.any:
@@ -239,9 +241,16 @@ def _written_out(ledger: Ledger, work: Workload) -> None:
     ledger.hold(weights=pairs * a)
     ledger.hold(context=held.context)
     ledger.phase("context", context=held.context * grown)
+    ledger.drop("q", "k")  # scaled, they are other tensors
+    if grown > 1 or groups > 1:
+        ledger.drop("v")
     _end_of_forward(ledger, work, merged=True)
     _project_out_backward(ledger, work, taps=False)
     of_values = held.kv * groups * grown * work.value_dim // (work.head_dim + work.value_dim)
+    ledger.phase("backward of attention", of_values=of_values, of_weights=pairs * a)
+    ledger.drop("flowing")
+    if grown > 1 or groups > 1:
+        ledger.lessen("factors", of_values)
     ledger.phase("backward of attention", of_values=of_values, of_weights=pairs * a, of_scores=pairs * a)
     ledger.drop("weights")
     ledger.phase("backward of the mask", of_values=of_values, of_scores=pairs * a, of_mask=2 * told + masks.combined)
@@ -304,7 +313,7 @@ def _project_backward(ledger: Ledger, work: Workload, *, taps: bool, mask: bool)
     queries = held.q // e
     keys = work.batch * work.kv_heads * work.new_keys * work.head_dim
     made = ledger.held.pop("gradients", 0)
-    ledger.drop("q", "k", "v", "graph")
+    ledger.drop("q", "k", "v", "q and k", "graph")
     if work.spec.qk_norm is not None:
         # That of the keys goes first, with five tensors on its way beside what is kept of the queries.
         kept = queries * wide + ((queries + keys) * wide if e < wide or work.sizes is not None else 0)
@@ -327,7 +336,8 @@ def _project_backward(ledger: Ledger, work: Workload, *, taps: bool, mask: bool)
         of_taps = _tap_bytes(work, taps) // 2 - (0 if own or not taps else held.q + held.kv)
         of_taps -= held.context if taps else 0  # which is ∂L/∂output
         past = held.kv if joined(work) and not taps else 0
-        ledger.phase("gradients", gradients=gradients + past + of_taps + table, encoding=rows)
+        # The table's two gradients, of queries and of keys, are added up.
+        ledger.phase("gradients", gradients=gradients + past + of_taps + 2 * table, encoding=rows)
         return
     flowing = held.q + held.kv + (_tap_bytes(work, taps) // 2 + held.q if taps else 0)
     ledger.phase("backward of the projections", gradients=gradients, flowing=flowing)

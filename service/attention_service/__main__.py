@@ -8,6 +8,7 @@ import signal
 import sys
 import time
 from collections.abc import Sequence
+from datetime import UTC, datetime
 from types import FrameType
 from typing import TypeVar
 
@@ -74,7 +75,8 @@ def calibrate(arguments: Sequence[str] | None = None) -> int:
     if settings is None:
         return 2
     device = Device.open(settings.device, settings.threads)
-    room = settings.memory_budget or int(BUDGET_SHARE * device.free_bytes())
+    budget = settings.memory_budget
+    room = int(BUDGET_SHARE * device.free_bytes()) if budget is None else budget
     sys.stderr.write(f"measuring {device.name} ({device.model}) for at most {SECONDS:.0f} seconds\n")
     started = time.monotonic()
     calibration = Calibration(device, room)
@@ -86,9 +88,13 @@ def calibrate(arguments: Sequence[str] | None = None) -> int:
     except TooBusyError as fault:
         sys.stderr.write(f"\r{fault}\n")
         return 1
-    stored.save(settings.models_dir, device, clock, calibration.points)
     sys.stderr.write(f"\r{calibration.points} requests in {time.monotonic() - started:.0f} seconds\n")
     sys.stdout.write(_table(clock))
+    try:
+        stored.save(settings.models_dir, device, stored.Stored(clock, datetime.now(UTC), calibration.points))
+    except OSError as fault:
+        sys.stderr.write(f"what was found could not be kept: {fault.strerror}: {settings.models_dir}\n")
+        return 1
     return 0
 
 

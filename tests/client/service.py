@@ -65,7 +65,7 @@ _EXECUTED = n.PassCounts(flops=5, transcendentals=1, bytes_read=4, bytes_written
 TOOK = w.Milliseconds(median_ms=0.5, low_ms=0.25, high_ms=1.0)
 LARGEST = w.Largest(size=4321, kernel="blocked", peak_bytes=8_000_000)
 FITS = w.Fits(longest=LARGEST, largest_batch=w.Largest(size=0))
-LIMITS = w.Limits(free_bytes=9_000_000, forward=FITS, gradients=None)
+LIMITS = w.CostLimits(free_bytes=9_000_000, forward=FITS, gradients=None)
 GROWTH = c.Growth(
     dimension="length", flops_exponent=2, time_exponent=1.75, peak_bytes_exponent=1, time_order="O(n²·d)",
     memory_order="O(n·d)",

@@ -247,7 +247,7 @@ def test_drift_brings_about_one_calibration_at_a_time(tmp_path, device, monkeypa
 
         engine.recalibration.work = work
         keep = engine._keep
-        monkeypatch.setattr(engine, "_keep", lambda run, clock, _: keep(run, clock, next(times)))
+        monkeypatch.setattr(engine, "_keep", lambda run, clock, _, **more: keep(run, clock, next(times), **more))
         for _ in range(13):
             await engine.forward(None, RawForwardRequest(query=X))
         await asyncio.sleep(0)

@@ -54,7 +54,7 @@ def refused(**fields):
     [
         ("d_model", 128, {"d_model": 128}),
         ("d_model", 96, {"d_model": 96, "head_dim": None}),
-        ("num_heads", 4, {"num_heads": 4, "head_dim": 8}),
+        ("num_heads", 4, {"num_heads": 4, "head_dim": None}),
         ("num_kv_heads", 2, {"num_kv_heads": 2}),
         ("head_dim", 24, {"head_dim": 24}),
         ("value_dim", 5, {"value_dim": 5}),

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from rich.text import Text
 
 from attention_client.cli.show import new_table, number, print_out, scaled
-from attention_contract.schemas.answers import Crossover, Fits, Largest, Limits
+from attention_contract.schemas.answers import CostLimits, Crossover, Fits, Largest
 from attention_contract.schemas.complexity import Compared, ComplexityReply, Cost, Growth
 from attention_contract.schemas.hardware import HardwareList
 
@@ -17,8 +17,8 @@ def costs(reply: ComplexityReply) -> None:
     compared = bool(reply.compared)
     shown = reply.compared or [_alone(reply)]
     table = new_table(
-        *(["of"] if compared else []), "kernel", "batch", "queries", "keys", "past", "forward FLOP", "forward, masked",
-        "backward FLOP", "kv cache", "peak", "ms", "nine of ten", left=1 + compared,
+        *(["of"] if compared else []), "kernel", "batch", "queries", "keys", "past", "forward FLOP", "backward FLOP",
+        "kv cache", "peak", "ms", "nine of ten", left=1 + compared,
     )  # fmt: skip
     for at in range(len(reply.costs)):
         for one in shown:
@@ -41,8 +41,7 @@ def _alone(reply: ComplexityReply) -> Compared:
 def _row(cost: Cost) -> list[str]:
     shape, forward = cost.shape, cost.predicted.forward
     sizes = (shape.batch, shape.queries, shape.keys or shape.queries, shape.past)
-    backward = cost.backward_fused if cost.kernel == "fused" else cost.backward
-    flops = (cost.forward.dense.total, cost.forward.masked.total, backward.dense.total)
+    flops = (cost.executed_flops, cost.executed_backward_flops)
     memory = (cost.kv_cache_bytes, cost.peak_bytes.request)
     return [
         cost.kernel,
@@ -69,7 +68,7 @@ def _growth(one: Compared, shapes: int) -> str:
 def _limits(shown: Sequence[Compared]) -> None:
     table = new_table("what fits", "free", "longest", "with", "largest batch", "with", left=1)
     for one in shown:
-        limits: Limits = one.limits
+        limits: CostLimits = one.limits
         for name, fits in (("forward", limits.forward), ("gradients", limits.gradients)):
             if fits is not None:
                 label = f"{one.label}, {name}" if len(shown) > 1 else name

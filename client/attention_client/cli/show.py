@@ -17,7 +17,7 @@ from attention_contract.tensors import dtype_name
 
 def print_out(what: Any) -> None:
     """On standard output, as wide as the terminal or, into a file, as wide as it needs."""
-    Console(width=None if sys.stdout.isatty() else 240, highlight=False).print(what)
+    Console(width=None if sys.stdout.isatty() else 240, highlight=False, markup=False).print(what)
 
 
 def new_table(*columns: str, left: int = 1) -> Table:

@@ -28,8 +28,8 @@ class Predicted(WireModel):
     """One step at whose end as many keys are there: one query and one new key of each sequence; null where there is
     no such step."""
     transfer: Milliseconds
-    """Bringing the forward request's tensors to the device and the reply's back, which is part of ``forward``; 0 where
-    host and device share their memory."""
+    """Bringing the forward request's tensors to the device and the reply's back, which is part of ``forward`` where the
+    basis is ``calibrated``, and beside it otherwise; 0 where host and device share their memory."""
     encoding: dict[Literal["list", "base64", "safetensors"], Milliseconds]
     """Reading the forward request's tensors and writing the reply's, which is beside ``forward``, by their form on the
     wire: nested lists in JSON, base64 in JSON, or a safetensors file."""
@@ -70,7 +70,7 @@ class Fits(WireModel):
     """Sequences, of the lengths of the request's shape."""
 
 
-class Limits(WireModel):
+class CostLimits(WireModel):
     """What fits into memory, by the estimate that admits requests."""
 
     free_bytes: int

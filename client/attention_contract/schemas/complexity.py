@@ -9,7 +9,7 @@ from typing import Annotated, Literal
 from pydantic import Field, model_validator
 
 from attention_contract.base import WireModel
-from attention_contract.schemas.answers import Crossover, Limits, PerToken, Predicted
+from attention_contract.schemas.answers import CostLimits, Crossover, PerToken, Predicted
 from attention_contract.schemas.attention import Index, KernelName, Tap, output_only
 from attention_contract.schemas.counts import Executed, TapCost
 from attention_contract.spec import AttentionSpec
@@ -40,19 +40,19 @@ class Sweep(WireModel):
     dimension: Dimension = "length"
     """``length`` varies queries and keys together. Widths and heads of a module are varied as if its config had others:
     ``num_kv_heads`` follows ``num_heads`` where they are equal, and ``value_dim`` ``head_dim``; with ``d_model`` go the
-    widths of keys and values that equal it, and ``head_dim`` where the heads make it up. Raw attention has no
-    ``d_model``."""
+    widths of keys and values that equal it, and ``head_dim`` is ``d_model / num_heads`` where the heads make it up. Raw
+    attention has no ``d_model``."""
     values: list[Size] = Field(min_length=2, max_length=256)
 
 
 class Alternative(WireModel):
     """Something to compare a request with: the request itself, but for what is said here."""
 
-    label: str | None = Field(None, min_length=1, max_length=80)
+    label: str | None = Field(None, min_length=1, max_length=80, pattern=r"^[^\x00-\x1f\x7f]+$")
     """What the reply calls it; default: what differs, in words."""
     spec: AttentionSpec | None = None
     kernel: KernelName | None = None
-    return_: list[Tap] | None = Field(None, alias="return")
+    return_: list[Tap] | None = Field(None, alias="return", min_length=1)
     dtype: FloatName | None = None
     d_model: Count | None = None
     """Of a module; what follows it, and the widths below, ``Sweep.dimension`` says."""
@@ -69,7 +69,7 @@ class ComplexityRequest(WireModel):
     shape: Shape
     sweep: Sweep | None = None
     """Default: the shape alone."""
-    return_: list[Tap] = Field(default_factory=output_only, alias="return")
+    return_: list[Tap] = Field(default_factory=output_only, alias="return", min_length=1)
     """Taps that would be returned: their rows are recomputed, and cost memory."""
     kernel: KernelName | None = None
     """The kernel whose cost counts as the request's; default: the one the planner would take."""
@@ -222,7 +222,7 @@ class Compared(WireModel):
     parameter_count: int
     costs: list[Cost]
     growth: Growth
-    limits: Limits
+    limits: CostLimits
 
 
 class ComplexityReply(WireModel):
@@ -233,7 +233,7 @@ class ComplexityReply(WireModel):
     parameter_count: int
     costs: list[Cost]
     growth: Growth
-    limits: Limits
+    limits: CostLimits
     projections_crossover: int | None = None
     """The length from which on attention over all pairs takes as many FLOPs in matrix products as the projections:
     twice ``d_model`` for plain multi-head attention. Null without projections, or where the method approximates."""

@@ -20,6 +20,7 @@ _STYLE: Any = {
     "axes.spines.right": False,
     "legend.frameon": False,
     "svg.fonttype": "none",  # text stays text
+    "text.parse_math": False,  # a label is no formula
     "svg.hashsalt": "attention",  # the same picture is the same bytes
 }
 _LOCK = Lock()

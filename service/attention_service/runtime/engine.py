@@ -8,6 +8,8 @@ import asyncio
 import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
+from datetime import UTC, datetime
 from functools import partial
 from pathlib import Path
 from typing import Literal, TypeVar
@@ -84,6 +86,7 @@ class Engine:
         self._files = ThreadPoolExecutor(2, thread_name_prefix="attention-store")
         # One thread of its own: a long sweep keeps nobody waiting but another sweep.
         self._counting = ThreadPoolExecutor(1, thread_name_prefix="attention-complexity")
+        self._fitting = ThreadPoolExecutor(1, thread_name_prefix="attention-calibration")
 
     # ── life ─────────────────────────────────────────────────────────────────────────────────────────────────────────
 
@@ -103,8 +106,10 @@ class Engine:
     async def measure_device(self) -> None:
         """Calibrate the device while nobody waits, keep what was found, and predict by it from now on."""
         done = await measured(self.device, self.budget, self._on_device)
-        clock = await self._in_thread(done.clock, self._counting)
-        self._set_clock(await self._in_thread(partial(stored.save, self._root, self.device, clock, done.points)))
+        clock = await self._in_thread(done.clock, self._fitting)
+        found = stored.Stored(clock, datetime.now(UTC), done.points)
+        self._set_clock(found)  # also where it can't be kept
+        await self._in_thread(partial(stored.save, self._root, self.device, found))
 
     def _set_clock(self, found: stored.Stored) -> None:
         self.calibration = found
@@ -118,7 +123,7 @@ class Engine:
         """Drain, wait for what is in flight, and let the threads go."""
         self.drain()
         await self.recalibration.stop()
-        for threads in (self._worker, self._files, self._counting):
+        for threads in (self._worker, self._files, self._counting, self._fitting):
             await asyncio.to_thread(partial(threads.shutdown, cancel_futures=True))
 
     def check_ready(self) -> None:
@@ -207,7 +212,7 @@ class Engine:
         """What a shape or a sweep of shapes costs."""
         module, room = self._target(name, request), self.budget.room
         return await self._in_thread(
-            partial(complexity.report, module, request, Place(self.device, room, min(self.budget.free, room))),
+            partial(complexity.report, module, request, Place(replace(self.device), room, min(self.budget.free, room))),
             self._counting,
         )
 
@@ -243,7 +248,7 @@ class Engine:
         admitted = time.monotonic()
         fields, started, ended, peak = await self._holding(need, self._worker, partial(self._timed, job))
         run = Run(job.plan.kernel, job.purpose, job.plan.predicted, ended - started, need, peak)
-        self._keep(run, clock, ended)
+        self._keep(run, clock, ended, watched=job.watched)
         ran = Ran(
             kernel=job.plan.kernel,
             device=str(self.device.torch),
@@ -260,13 +265,13 @@ class Engine:
         )
         return fields, ran
 
-    def _keep(self, run: Run, clock: Clock, now: float) -> None:
-        """Remember how a prediction fared, and measure the device again where they no longer hold."""
+    def _keep(self, run: Run, clock: Clock, now: float, *, watched: bool) -> None:
+        """Remember how a prediction fared, and measure the device again where those that are watched no longer hold."""
         self._judge()
         if clock is not self._judged:  # set while this ran
             return
         self.accuracy.record(run)
-        if clock.basis == "calibrated" and self._drift.see(run, now):
+        if watched and clock.basis == "calibrated" and self._drift.see(run, now):
             self.recalibration.start()
 
     def _judge(self) -> None:

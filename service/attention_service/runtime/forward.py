@@ -1,12 +1,16 @@
 """Forward: the output of one attention, and any taps along it."""
 
+from dataclasses import replace
+
 import torch
 from torch import Tensor
 
 from attention_contract.schemas.attention import ApproximationError, ForwardRequest
+from attention_service.core import cost
 from attention_service.core.arrays import TORCH_DTYPES
 from attention_service.core.attention import attend
 from attention_service.core.comparison import compare
+from attention_service.core.cost import Workload
 from attention_service.core.methods import approximation_of
 from attention_service.core.multihead import Parameters
 from attention_service.core.stages import kept_weights
@@ -17,7 +21,7 @@ from attention_service.runtime.binding import bind
 from attention_service.runtime.bound import Bound
 from attention_service.runtime.device import Device
 from attention_service.runtime.jobs import Fields, Job
-from attention_service.runtime.planning import choose_kernel, plan_forward, workload
+from attention_service.runtime.planning import Plan, choose_kernel, plan_forward, workload
 from attention_service.runtime.selecting import bind_selection, check_edits, check_taps
 
 
@@ -38,7 +42,16 @@ def prepare(module: Module | None, request: ForwardRequest, device: Device, room
         ("forward", work.key, bound.dtype, request.kernel, room),
         lambda: plan_forward(work, choose_kernel(work, bound.dtype, device, request.kernel, room), device.clock),
     )
-    return Job("forward", plan, bound.dtype, module, lambda: run(bound, request, selection, plan.kernel, device.torch))
+    plan = with_dropout_mask(plan, work, request)
+    watched = not (request.edits or request.report_error or plan.kernel == "flex" or returns_mask(request))
+    return Job(
+        "forward",
+        plan,
+        bound.dtype,
+        module,
+        lambda: run(bound, request, selection, plan.kernel, device.torch),
+        watched=watched,
+    )
 
 
 @torch.inference_mode()
@@ -83,9 +96,22 @@ def accumulated(bound: Bound) -> str:
     return "float64" if bound.dtype == "float64" else "float32"
 
 
+def returns_mask(request: ForwardRequest) -> bool:
+    """Whether it is returned which weights are kept."""
+    return request.dropout is not None and request.dropout.return_mask
+
+
+def with_dropout_mask(plan: Plan, work: Workload, request: ForwardRequest) -> Plan:
+    """A plan with the memory of the mask of the kept weights, which is made in blocks and put together."""
+    if not returns_mask(request):
+        return plan
+    whole = cost.tap_elements(work, "weights")
+    return replace(plan, peak_bytes=plan.peak_bytes + 2 * whole)
+
+
 def dropout_fields(bound: Bound, request: ForwardRequest, problem: Problem, selection: Selection) -> Fields:
     """Which weights are kept, where the request asks for it."""
-    if request.dropout is None or not request.dropout.return_mask:
+    if not returns_mask(request):
         return {}
     return {"dropout_mask": compute.answer(kept_weights(problem, selection), bound, "weights")}
 

@@ -25,7 +25,7 @@ from attention_service.runtime.differentiating import (
     hessian_products,
     upstream_of,
 )
-from attention_service.runtime.forward import dropout_fields, tap_fields
+from attention_service.runtime.forward import dropout_fields, returns_mask, tap_fields, with_dropout_mask
 from attention_service.runtime.jobs import Fields, Job
 from attention_service.runtime.planning import Plan, Purpose, choose_kernel, plan_gradients, workload
 from attention_service.runtime.selecting import bind_selection, check_edits, check_tap, check_taps
@@ -56,13 +56,14 @@ def prepare(module: Module | None, request: GradientsRequest, device: Device, ro
         )
 
     key = "gradients", work.key, bound.dtype, request.kernel, room, purpose, checks
-    plan = device.plans.get(device.clock, key, make)
+    plan = with_dropout_mask(device.plans.get(device.clock, key, make), work, request)
     return Job(
         "gradients",
         plan,
         bound.dtype,
         module,
         lambda: _run(bound, request, selection, targets, plan.kernel, device.torch),
+        watched=not (twice or checks or taps or request.edits or plan.kernel == "flex" or returns_mask(request)),
     )
 
 

@@ -27,7 +27,8 @@ def prepare(request: HopfieldRequest, device: Device) -> Job:
         peak_bytes=cost.retrieval_peak_bytes(bound.size),
         predicted=device.clock.retrieval(bound.size),
     )
-    return Job("hopfield", plan, bound.dtype, None, lambda: _run(bound, device.torch))
+    watched = request.eps is None  # otherwise it may end after any step
+    return Job("hopfield", plan, bound.dtype, None, lambda: _run(bound, device.torch), watched=watched)
 
 
 @torch.inference_mode()

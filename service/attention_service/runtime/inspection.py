@@ -53,7 +53,7 @@ def prepare(module: Module | None, request: WeightsRequest, device: Device, room
     plan = Plan(
         kernel="materialized",
         # Rows of weights are computed as beside a fused kernel, block by block; the context is not, but is counted.
-        flops=cost.executed_flops(work, "fused"),
+        flops=cost.executed_flops(work, "materialized"),
         peak_bytes=cost.peak_bytes(work, "fused") + gathering + top,
         predicted=device.clock.inspection(work, named=request.top_k),
     )

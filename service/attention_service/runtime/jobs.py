@@ -21,3 +21,5 @@ class Job:
     dtype: str
     module: Module | None
     run: Callable[[], Fields]
+    watched: bool = True
+    """Whether requests of its kind are among those that a calibration measures."""

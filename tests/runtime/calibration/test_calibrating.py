@@ -3,6 +3,7 @@
 import asyncio
 import json
 from dataclasses import replace
+from datetime import UTC, datetime
 from itertools import islice
 
 import numpy as np
@@ -42,7 +43,6 @@ def small(work):
 @pytest.fixture
 def short(monkeypatch):
     """A calibration that ends soon."""
-    monkeypatch.setattr(calibrating, "SECONDS", 60.0)
     monkeypatch.setattr(calibrating, "MOST_POINTS", 25)
     monkeypatch.setattr(calibrating, "FEWEST_POINTS", 5)
     monkeypatch.setattr("attention_service.runtime.calibration.measuring.RANGES_S", ((0, 5e-4),) * 3)
@@ -143,13 +143,19 @@ def test_too_few_requests_make_no_clock(short, monkeypatch):
         calibrated()
 
 
+def keep(root, here, clock, points):
+    found = stored.Stored(clock, datetime.now(UTC), points)
+    stored.save(root, here, found)
+    return found
+
+
 # ── on disk ──────────────────────────────────────────────────────────────────────────────────────────────────────────
 
 
 def test_what_is_saved_is_loaded_on_the_same_device_only(tmp_path, short, monkeypatch):
     clock, here = calibrated(), device()
     assert stored.load(tmp_path, here) is None
-    saved = stored.save(tmp_path, here, clock, 40)
+    saved = keep(tmp_path, here, clock, 40)
     found = stored.load(tmp_path, here)
     assert found.points == saved.points == 40
     assert found.at == saved.at
@@ -165,7 +171,7 @@ def test_what_is_saved_is_loaded_on_the_same_device_only(tmp_path, short, monkey
 
 @pytest.mark.parametrize("damage", ["", "{", "[]", "null", '{"format": 1}', "NaN"])
 def test_a_damaged_file_is_no_calibration(tmp_path, short, damage):
-    stored.save(tmp_path, device(), calibrated(), 40)
+    keep(tmp_path, device(), calibrated(), 40)
     (path,) = (tmp_path / "calibrations").iterdir()
     told = json.loads(path.read_text())
     path.write_text(damage)
@@ -178,14 +184,14 @@ def test_a_damaged_file_is_no_calibration(tmp_path, short, damage):
 
 def test_a_write_that_fails_leaves_what_was_there(tmp_path, short, monkeypatch):
     clock = calibrated()
-    stored.save(tmp_path, device(), clock, 40)
+    keep(tmp_path, device(), clock, 40)
 
     def full(*_):
         raise OSError("no space left")
 
     monkeypatch.setattr("os.fsync", full)
     with pytest.raises(OSError, match="no space"):
-        stored.save(tmp_path, device(), clock, 41)
+        keep(tmp_path, device(), clock, 41)
     assert stored.load(tmp_path, device()).points == 40
     assert len(list((tmp_path / "calibrations").iterdir())) == 1
 
@@ -203,7 +209,7 @@ def test_in_the_background_every_measurement_is_admitted_and_given_back(short):
 
     done = asyncio.run(background.measured(device(), budget, run))
     assert done.points > 5
-    assert set(held[1:]) == {done.room}
+    assert set(held[1:]) == {2 * done.room}
     assert budget.in_flight == 0
 
 

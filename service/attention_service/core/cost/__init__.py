@@ -38,6 +38,7 @@ from attention_service.core.cost.tensors import (
     kv_cache_bytes_per_token,
     output_bytes,
     parameter_count,
+    tap_elements,
 )
 from attention_service.core.cost.terms import Term
 from attention_service.core.cost.tiles import touched
@@ -101,6 +102,7 @@ __all__ = [
     "retrieval_flops",
     "retrieval_peak_bytes",
     "second_peak_bytes",
+    "tap_elements",
     "time_order",
     "touched",
     "traffic",

@@ -83,5 +83,5 @@ class Calibrated:
         spread = self.spreads.get(kind)
         if spread is None:
             return Estimate.within(seconds, exp(_UNSEEN))
-        beyond = _BEYOND * max(0.0, log(seconds / spread.longest))
+        beyond = _BEYOND * log(max(seconds / spread.longest, 1.0))
         return Estimate(seconds, seconds * exp(spread.low - beyond), seconds * exp(spread.high + beyond))

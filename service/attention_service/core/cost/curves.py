@@ -18,9 +18,10 @@ _ROWS = tuple(range(0, 15, 3))
 """Where the lines of the curves meet, as logarithms to base 2; beyond the ends the rate stays what it is there."""
 _STARTS_OF_A_CALL = 4
 _PASSES = {"byte": 4, "element": 8}
-_TEXT_S = 1e-7
+_TEXT_S, _ENCODED_S = 1e-7, 2e-9
 """What is guessed of work that was never measured: how many steps share the start of a call, how many bytes are moved
-for each that is counted, or for each element, and the seconds to read or write one number as text."""
+for each that is counted, or for each element, and the seconds to read or write one number as text, or a byte in
+base64."""
 
 
 def features(term: Term) -> Iterator[tuple[str, float]]:
@@ -56,7 +57,7 @@ class Curves:
 
     def seconds(self, terms: Iterable[Term]) -> float:
         """Of all of them, one after the other."""
-        return sum(self._of(term) for term in terms)
+        return sum(self._of(term) for term in terms if term.amount > 0)
 
     def _of(self, term: Term) -> float:
         logs = self.logs
@@ -73,6 +74,8 @@ def guess(term: Term, rates: Rates) -> float:
             each = 1 / rates.flops_per_s
         case "text":
             each = _TEXT_S
+        case "encoded":
+            each = _ENCODED_S
         case "link":
             each = 1 / (rates.link_bytes_per_s or rates.bytes_per_s)
         case _:

@@ -94,7 +94,7 @@ def _estimated(layout: Layout, fitted: Tiling, rows_whole: bool) -> Touched:
         width = _sampled_width(layout, fitted)
     pairs = min(layout.queries * keys, round(layout.queries * width))
     if rows_whole:
-        blocks = max(blocks, -(-pairs // fitted.scores))
+        blocks = max(blocks, -(-pairs // max(1, fitted.scores)))
         return Touched(pairs, blocks, blocks, keys)
     return Touched(pairs, blocks, max(blocks, -(-pairs // (fitted.queries * fitted.keys))), keys)
 

@@ -86,23 +86,22 @@ def executed_share(work: Workload, kernel: str) -> float:
 
 
 def executed_flops(work: Workload, kernel: str) -> int:
-    """FLOPs of one forward pass with this kernel: every pair, but for the tiles that the blocked one leaves out."""
+    """FLOPs of one forward pass with this kernel: every pair, but for those that it leaves out."""
     kernel = counted_as(kernel)
-    stages = flops(work, masked=False)
-    return round(_executed(stages, work, kernel)) if kernel == "blocked" else stages.total
+    return _executed(flops(work, masked=False), work, kernel)
 
 
 def executed_backward_flops(work: Workload, kernel: str) -> int:
     """FLOPs of one backward pass with this kernel, what is computed again included."""
     kernel = counted_as(kernel)
-    stages = backward_flops(work, masked=False, fused=kernel != "materialized")
-    return round(_executed(stages, work, kernel)) if kernel == "blocked" else stages.total
+    return _executed(backward_flops(work, masked=False, fused=kernel != "materialized"), work, kernel)
 
 
-def _executed(stages: StageFlops, work: Workload, kernel: str) -> float:
+def _executed(stages: StageFlops, work: Workload, kernel: str) -> int:
     """FLOPs that the kernel does."""
     attention = stages.scores + stages.normalizer + stages.values
-    return stages.total - attention + attention * executed_share(work, kernel)
+    share = executed_share(work, kernel)
+    return stages.total if share == 1 else stages.total - attention + round(attention * share)
 
 
 def _starts(work: Workload, kernel: str, each: tuple[float, float]) -> float:

@@ -119,9 +119,8 @@ class Workload:
     def at(self, dimension: str, value: int) -> "Workload":
         """The same with one size of a sweep changed.
 
-        ``keys`` are the new ones, ``length`` is queries and new keys together. Of the widths, ``num_kv_heads`` follows
-        ``num_heads`` where they are equal, and ``value_dim`` ``head_dim``; with ``d_model`` go the widths of keys and
-        values that equal it, and ``head_dim`` where the heads make it up. Raises ValueError for a size that can't be.
+        ``keys`` are the new ones, ``length`` is queries and new keys together; with a width go others, as ``resized``
+        says. Raises ValueError for a size that can't be.
         """
         match dimension:
             case "length":
@@ -135,7 +134,9 @@ class Workload:
             case "past":
                 return replace(self, past=value, keys=self.new_keys + value + self.extra)
             case _:
-                return self._of_width(dimension, value)
+                if dimension not in DIMENSIONS:
+                    raise ValueError(f"dimension {dimension!r}: expected {', '.join(DIMENSIONS)}")
+                return self.resized(**{dimension: value})
 
     def value(self, dimension: str) -> int:
         """The size that ``at`` changes."""
@@ -144,45 +145,40 @@ class Workload:
         model = {"value_dim": self.value_dim, "d_model": self.widths.d_model or 0, "past": self.past}
         return (tokens | widths | model)[dimension]
 
-    def _of_width(self, dimension: str, value: int) -> "Workload":
-        match dimension:
-            case "num_heads":
-                return self._widened(heads=value, kv_heads=value if self.kv_heads == self.heads else self.kv_heads)
-            case "num_kv_heads":
-                return self._widened(kv_heads=value)
-            case "head_dim":
-                values = value if self.value_dim == self.head_dim else self.value_dim
-                return self._widened(head_dim=value, value_dim=values)
-            case "value_dim":
-                return self._widened(value_dim=value)
-            case "d_model":
-                return self._remodelled(value)
-            case _:
-                raise ValueError(f"dimension {dimension!r}: expected {', '.join(DIMENSIONS)}")
-
     def _inputs_apart(self) -> "Workload":
         """As many queries as keys may be one tensor; otherwise the keys come as one of their own."""
         return self if self.queries == self.new_keys else replace(self, inputs=frozenset({"query", "key", "value"}))
 
-    def _widened(self, **widths: int) -> "Workload":
-        wide = replace(self, **widths)  # type: ignore[arg-type]  # the names are those of widths
-        if wide.heads % wide.kv_heads:
-            raise ValueError(f"num_kv_heads {wide.kv_heads} does not divide num_heads {wide.heads}")
-        return wide if self.sizes is None else replace(wide, sizes=replace(self.sizes, **widths))  # type: ignore[arg-type]
+    def resized(self, **told: int) -> "Workload":
+        """With other widths, all at once, by the names of a config.
 
-    def _remodelled(self, d_model: int) -> "Workload":
+        What is not told follows: ``num_kv_heads`` ``num_heads`` and ``value_dim`` ``head_dim`` where they are equal,
+        the widths of keys and values ``d_model`` where they equal it, and ``head_dim`` is d_model / num_heads where the
+        heads make up the width of the model. Raises ValueError for widths that can't be.
+        """
         sizes = self.sizes
-        if sizes is None:
+        if sizes is None and "d_model" in told:
             raise ValueError("raw attention has no d_model; vary head_dim or num_heads")
-        key_width, value_width = (
-            d_model if width == sizes.d_model else width for width in (sizes.key_width, sizes.value_width)
-        )
-        sizes = replace(sizes, d_model=d_model, key_width=key_width, value_width=value_width)
-        whole = self.heads * self.head_dim == self.widths.d_model
-        if whole and d_model % self.heads:
-            raise ValueError(f"d_model {d_model} is not a multiple of num_heads {self.heads}")
-        wide = replace(self, sizes=sizes)
-        return wide.at("head_dim", d_model // self.heads) if whole else wide
+        heads = told.get("num_heads", self.heads)
+        kv_heads = told.get("num_kv_heads", heads if self.kv_heads == self.heads else self.kv_heads)
+        if heads % kv_heads:
+            raise ValueError(f"num_kv_heads {kv_heads} does not divide num_heads {heads}")
+        head_dim = told.get("head_dim", self.head_dim)
+        d_model = None if sizes is None else told.get("d_model", sizes.d_model)
+        follows = sizes is not None and self.heads * self.head_dim == sizes.d_model and "head_dim" not in told
+        if d_model is not None and follows:
+            if d_model % heads:
+                raise ValueError(f"d_model {d_model} is not a multiple of num_heads {heads}; give head_dim too")
+            head_dim = d_model // heads
+        value_dim = told.get("value_dim", head_dim if self.value_dim == self.head_dim else self.value_dim)
+        widths = {"heads": heads, "kv_heads": kv_heads, "head_dim": head_dim, "value_dim": value_dim}
+        if sizes is not None and d_model is not None:
+            inputs = {
+                name: d_model if width == sizes.d_model else width
+                for name, width in (("key_width", sizes.key_width), ("value_width", sizes.value_width))
+            }
+            sizes = replace(sizes, d_model=d_model, **inputs, **widths)  # type: ignore[arg-type]
+        return replace(self, sizes=sizes, **widths)  # type: ignore[arg-type]  # the names are those of widths
 
 
 _HASHABLE = tuple(each.name for each in fields(Workload) if each.name not in {"spec", "sizes"})

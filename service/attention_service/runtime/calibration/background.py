@@ -30,16 +30,19 @@ async def measured(device: Device, budget: Budget, run: Run) -> Calibration:
     What it needs is admitted like anything else, and it stands in the way of a request for as long as one measurement
     takes: a fraction of a second. Where the device is never free, it measures every few seconds.
     """
-    room = budget.room // _SHARE_OF_BUDGET
-    calibration = await run(partial(Calibration, device, room, seed=time.time_ns()))
+    calibration = await run(partial(Calibration, device, budget.room // _SHARE_OF_BUDGET, seed=time.time_ns()))
+    need = 2 * calibration.room  # a request's tensors, and what it needs at its peak
     more = True
     while more:
         await _quiet(budget)
-        await budget.acquire(calibration.room)
+        if budget.waiting or need > budget.free:  # others come first, however long
+            await asyncio.sleep(_PATIENCE_S)
+            continue
+        await budget.acquire(need)
         try:
             more = await run(calibration.step)
         finally:
-            budget.release(calibration.room)
+            budget.release(need)
     return calibration
 
 

@@ -143,7 +143,7 @@ def _spreads(points: Sequence[Point], predicted: Numbers) -> dict[str, Spread]:
     for kind, each in off.items():
         share = len(each) / (len(each) + _FEW)
         low, high = share * np.quantile(each, _levels(counts[kind])) + (1 - share) * common
-        spreads[kind] = Spread(float(low), float(high), longest[kind])
+        spreads[kind] = Spread(min(float(low), 0.0), max(float(high), 0.0), longest[kind])
     return spreads
 
 

@@ -110,7 +110,7 @@ class Bench:
             drawn = draw(self._rng, kind, lambda work: low <= self._seconds(work, kind) <= high)
             if drawn is None:
                 continue
-            if (job := self.prepared(drawn)) is not None:
+            if (job := self.prepared(drawn)) is not None and job.plan.predicted.median <= max(high, RANGES_S[-1][1]):
                 return job, tuple(self._recorder.asked)
         return None
 

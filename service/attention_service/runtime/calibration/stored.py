@@ -12,18 +12,20 @@ import json
 import os
 import secrets
 from dataclasses import asdict, dataclass
-from datetime import UTC, datetime
+from datetime import datetime
 from pathlib import Path
-from typing import Any, Final
+from typing import Annotated, Any, Final
 
 import torch
-from pydantic import BaseModel, ConfigDict, FiniteFloat, PositiveFloat, ValidationError
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from attention_service.core.cost import Calibrated, Curves, Rates, Spread
 from attention_service.runtime.device import Device
 
-FORMAT: Final = 2
+FORMAT: Final = 3
 """Raised where the same names come to mean other work."""
+MOST_LOG: Final = 30.0
+"""Of what was ever measured: beyond, a file is damaged."""
 
 
 @dataclass(frozen=True)
@@ -39,18 +41,18 @@ class Stored:
 class _Spread(BaseModel):
     model_config = ConfigDict(extra="forbid")
 
-    low: FiniteFloat
-    high: FiniteFloat
-    longest: PositiveFloat
+    low: float = Field(ge=-MOST_LOG, le=0, allow_inf_nan=False)
+    high: float = Field(ge=0, le=MOST_LOG, allow_inf_nan=False)
+    longest: float = Field(ge=1e-9, le=1e9, allow_inf_nan=False)
 
 
 class _Rates(BaseModel):
     model_config = ConfigDict(extra="forbid")
 
-    flops_per_s: PositiveFloat
-    bytes_per_s: PositiveFloat
-    overhead_s: PositiveFloat
-    link_bytes_per_s: PositiveFloat | None = None
+    flops_per_s: float = Field(ge=1, le=1e21, allow_inf_nan=False)
+    bytes_per_s: float = Field(ge=1, le=1e21, allow_inf_nan=False)
+    overhead_s: float = Field(ge=1e-12, le=1e3, allow_inf_nan=False)
+    link_bytes_per_s: float | None = Field(None, ge=1, le=1e21, allow_inf_nan=False)
 
 
 class _File(BaseModel):
@@ -62,7 +64,7 @@ class _File(BaseModel):
     points: int
     rates: _Rates
     spreads: dict[str, _Spread]
-    logs: dict[str, FiniteFloat]
+    logs: dict[str, Annotated[float, Field(ge=-MOST_LOG, le=MOST_LOG, allow_inf_nan=False)]]
 
 
 def load(root: Path, device: Device) -> Stored | None:
@@ -78,12 +80,12 @@ def load(root: Path, device: Device) -> Stored | None:
     return Stored(Calibrated(curves, spreads), told.at, told.points)
 
 
-def save(root: Path, device: Device, clock: Calibrated, points: int) -> Stored:
-    """Keep a clock for this device. Raises OSError."""
-    path, at = _path(root, device), datetime.now(UTC)
+def save(root: Path, device: Device, found: Stored) -> None:
+    """Keep a calibration of this device. Raises OSError."""
+    path, clock = _path(root, device), found.clock
     told = _facts(device) | {
-        "at": at.isoformat(),
-        "points": points,
+        "at": found.at.isoformat(),
+        "points": found.points,
         "rates": asdict(clock.curves.rates),
         "spreads": {kind: asdict(spread) for kind, spread in clock.spreads.items()},
         "logs": {name: round(log, 5) for name, log in clock.curves.logs.items()},
@@ -96,9 +98,17 @@ def save(root: Path, device: Device, clock: Calibrated, points: int) -> Stored:
             file.flush()
             os.fsync(file.fileno())
         os.replace(staged, path)
+        _sync(path.parent)
     finally:
         staged.unlink(missing_ok=True)
-    return Stored(clock, at, points)
+
+
+def _sync(folder: Path) -> None:
+    descriptor = os.open(folder, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
 
 
 def _path(root: Path, device: Device) -> Path:

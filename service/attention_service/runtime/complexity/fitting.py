@@ -5,7 +5,7 @@ from math import inf
 from typing import Literal
 
 from attention_contract.errors import InvalidRequest, KernelUnsuitable
-from attention_contract.schemas.answers import Fits, Largest, Limits
+from attention_contract.schemas.answers import CostLimits, Fits, Largest
 from attention_service.core import cost
 from attention_service.core.cost import Workload
 from attention_service.runtime.complexity.subjects import GRADIENTS, LARGEST_SIZE, Subject
@@ -14,13 +14,13 @@ from attention_service.runtime.planning import FORWARD, Purpose, able_kernels, b
 Bound = Literal["memory", "spec", "shape"]
 
 
-def limits(subject: Subject) -> Limits:
+def limits(subject: Subject) -> CostLimits:
     """The longest sequence and the largest batch, of a forward pass and of gradients."""
     try:
         gradients = _fits(subject, GRADIENTS)
     except KernelUnsuitable:
         gradients = None
-    return Limits(free_bytes=subject.place.free, forward=_fits(subject, FORWARD), gradients=gradients)
+    return CostLimits(free_bytes=subject.place.free, forward=_fits(subject, FORWARD), gradients=gradients)
 
 
 def _fits(subject: Subject, purpose: Purpose) -> Fits:
@@ -65,7 +65,7 @@ def need(subject: Subject, work: Workload, purpose: Purpose) -> tuple[str, int]:
     place = subject.place
     kernel = choose_kernel(work, subject.dtype, place.device, subject.kernel, place.free, purpose)
     if purpose.gradient:
-        return kernel, cost.gradient_peak_bytes(work, taps=False, kernel=kernel, mask=False)
+        return kernel, cost.gradient_peak_bytes(cost.plainly(work), taps=False, kernel=kernel, mask=False)
     return kernel, cost.peak_bytes(work, kernel)
 
 

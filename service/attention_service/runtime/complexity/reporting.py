@@ -19,6 +19,8 @@ from attention_service.runtime.complexity.crossing import crossovers
 from attention_service.runtime.complexity.fitting import last, limits
 from attention_service.runtime.complexity.subjects import LARGEST_SIZE, Asked, Place, Subject, naming
 
+MOST_COSTS = 512
+"""Of one reply: values of the sweep, for the request and each alternative."""
 LARGEST_COUNT = 2**63 - 1
 """What a reader of the reply can hold in a 64-bit integer."""
 
@@ -32,6 +34,7 @@ def report(module: Module | None, request: ComplexityRequest, place: Place) -> C
     subject = asked.subject
     others = asked.alternatives()
     _check_labels([subject, *others])
+    _check_alternatives(request)
     first = _compared(subject, request)
     compared = [first]
     for index, other in enumerate(others):
@@ -55,6 +58,22 @@ def _check_labels(subjects: list[Subject]) -> None:
         if label in labels[:index]:
             param = f"compare.{index - 1}.label"
             raise InvalidRequest(f"{param}: {label!r} is there twice; give each a label of its own", param=param)
+
+
+def _check_alternatives(request: ComplexityRequest) -> None:
+    """Raise InvalidRequest for alternatives that the sweep leaves nothing of, and for more costs than one reply has."""
+    values = len(request.sweep.values) if request.sweep else 1
+    if values * (1 + len(request.compare)) > MOST_COSTS:
+        raise InvalidRequest(
+            f"sweep.values: {values} values for each of {1 + len(request.compare)} make more than {MOST_COSTS} costs; "
+            "give fewer values, or compare fewer",
+            param="sweep.values",
+            limit=MOST_COSTS,
+        )
+    for index, other in enumerate(request.compare):
+        if request.sweep and getattr(other, request.sweep.dimension, None) is not None:
+            param = f"compare.{index}.{request.sweep.dimension}"
+            raise InvalidRequest(f"{param}: the sweep varies it; leave it out, or sweep something else", param=param)
 
 
 def swept(request: ComplexityRequest) -> tuple[str, list[int]]:

@@ -26,6 +26,8 @@ from attention_service.runtime.selecting import check_taps
 
 T = TypeVar("T")
 GRADIENTS = Purpose(gradient=True)
+WIDTHS = ("d_model", "num_heads", "num_kv_heads", "head_dim", "value_dim")
+"""What an alternative may change of a config."""
 LARGEST_SIZE = 2**31 - 1
 """Of one dimension of a shape."""
 
@@ -106,9 +108,7 @@ class Asked:
         dtype = other.dtype or self._dtype
         base = self._base(other.spec or self._spec)
         base = replace(base, itemsize=TORCH_DTYPES[dtype].itemsize, taps=frozenset(taps))
-        for dimension in ("d_model", "num_heads", "num_kv_heads", "head_dim", "value_dim"):
-            if (value := getattr(other, dimension)) is not None:
-                base = naming(dimension, partial(_resized, base, dimension, value))
+        base = _resized(base, {name: value for name in WIDTHS if (value := getattr(other, name)) is not None})
         check_taps(taps, base.spec)
         check(base)
         place = self._place(other.hardware or request.hardware, dtype, base)
@@ -181,12 +181,13 @@ def _raw(request: ComplexityRequest) -> RawComplexityRequest:
     return request
 
 
-def _resized(work: Workload, dimension: str, value: int) -> Workload:
-    """With one width changed. Raises InvalidRequest where that can't be."""
+def _resized(work: Workload, widths: dict[str, int]) -> Workload:
+    """With other widths. Raises InvalidRequest, naming the last of them, where they can't be."""
     try:
-        return work.at(dimension, value)
+        return work.resized(**widths) if widths else work
     except ValueError as fault:
-        raise InvalidRequest(str(fault)) from None
+        name = next(reversed(widths))
+        raise InvalidRequest(f"{name}: {fault}", param=name) from None
 
 
 def check(work: Workload) -> None:

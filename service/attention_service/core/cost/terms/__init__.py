@@ -81,7 +81,7 @@ def inspection_terms(work: Workload, *, named: int = 0) -> list[Term]:
 
 def retrieval_terms(r: Retrieval) -> list[Term]:
     """As many updates as a retrieval may have steps, block by block, and what is said of them at the end."""
-    blocks = -(-r.states // max(r.rows, 1))
+    blocks = max(1, -(-r.states // max(r.rows, 1)))
     update = r.work(r.states)
     terms = [start("retrieval"), start("step", blocks * (r.steps + 1))]
     terms += _times([*stages(update), *taps(update)], r.steps)

@@ -7,7 +7,7 @@ from typing import Literal
 
 from attention_service.core.cost.workload import Workload
 
-Unit = Literal["start", "flop", "byte", "element", "text", "link"]
+Unit = Literal["start", "flop", "byte", "element", "text", "encoded", "link"]
 
 
 @dataclass(frozen=True)
@@ -17,7 +17,7 @@ class Term:
     name: str
     unit: Unit
     """What it is counted in. A start is what is paid before the first number, whatever the size; text is counted by its
-    numbers; a link carries bytes between host and device."""
+    numbers, what is encoded by its bytes; a link carries bytes between host and device."""
     amount: float
     size: float | None = None
     """How much is done at a time, as a logarithm to base 2; None where that makes no difference."""

@@ -2,7 +2,7 @@
 
 from typing import Literal
 
-from attention_service.core.cost.terms.base import Term, lg
+from attention_service.core.cost.terms.base import Term, Unit, lg
 
 Form = Literal["list", "base64", "safetensors"]
 """Of a tensor on the wire: numbers as text, their bytes as text, or as they lie in memory."""
@@ -29,5 +29,6 @@ def _carried(name: str, form: Form, numbers: int, itemsize: int) -> list[Term]:
     if form == "list":  # text is written and read number by number
         amount = Term(f"elements {name}", "text", numbers, lg(numbers), marks=(f"{8 * itemsize} bits",))
     else:
-        amount = Term(f"bytes {name}", "byte", numbers * itemsize, lg(numbers * itemsize))
+        unit: Unit = "encoded" if form == "base64" else "byte"
+        amount = Term(f"bytes {name}", unit, numbers * itemsize, lg(numbers * itemsize))
     return [start, amount]

@@ -86,7 +86,7 @@ def fused(work: Workload) -> Iterator[Term]:
     width = max(work.head_dim, work.value_dim)
     told = fused_masks(work)
     how = "causal" if plainly_causal(work) else "masked" if told.any else "dense"
-    rows = min(work.queries, 256 if work.queries >= 768 else 64 if work.queries >= 192 else 32)
+    rows = min(max(work.queries, 1), 256 if work.queries >= 768 else 64 if work.queries >= 192 else 32)
     tasks = work.batch * work.heads * -(-work.queries // rows)
     name = f"fused, {8 * work.itemsize} bits"  # a path of its own for each type
     slopes = (("tasks", min(lg(tasks), _TASKS) - _TASKS), ("rows", lg(rows) - 6))
@@ -113,7 +113,7 @@ def blocked(work: Workload) -> Iterator[Term]:
     each = pairs / max(tiles, 1)
     products = score_cost(work).pair_products + 2 * work.value_dim
     yield start("tiles")
-    yield start("block", counted.blocks)
+    yield start("block of queries", counted.blocks)
     yield start("tile", tiles)
     yield replace(
         product("tiles", products * pairs, work.head_dim, work, max(tiles, 1)),

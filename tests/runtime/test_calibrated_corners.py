@@ -1,0 +1,69 @@
+"""Requests that are empty, odd or beyond what was measured, on a device whose clock is calibrated."""
+
+import numpy as np
+import pytest
+import torch
+
+from attention_contract.schemas.attention import Dropout, RawForwardRequest, RawGradientsRequest, RawWeightsRequest
+from attention_contract.schemas.complexity import RawComplexityRequest, Shape
+from attention_contract.schemas.hopfield import HopfieldRequest
+from attention_service.core.cost import Calibrated, Curves, Rates, Spread
+from attention_service.runtime import complexity, forward, gradients, hopfield, inspection
+from attention_service.runtime.complexity.subjects import Place
+from attention_service.runtime.device import Device
+
+ROOM = 2**40
+CLOCK = Calibrated(Curves(Rates(1e11, 1e10, 5e-5)), {"forward fused": Spread(-0.1, 0.2, 0.01)})
+
+
+@pytest.fixture
+def device():
+    return Device(torch.device("cpu"), "test", 2**34, CLOCK)
+
+
+@pytest.mark.parametrize(("batch", "queries", "keys"), [(1, 0, 4), (1, 4, 0), (0, 4, 4), (1, 0, 0), (1, 1, 1)])
+def test_empty_requests_are_planned(device, batch, queries, keys):
+    q, k = np.ones((batch, 2, queries, 8), np.float32), np.ones((batch, 2, keys, 8), np.float32)
+    plans = [
+        forward.prepare(None, RawForwardRequest(query=q, key=k, value=k), device, ROOM).plan,
+        gradients.prepare(None, RawGradientsRequest(query=q, key=k, value=k, wrt=["query"]), device, ROOM).plan,
+        inspection.prepare(None, RawWeightsRequest(query=q, key=k, value=k), device, ROOM).plan,
+    ]
+    if keys:
+        plans.append(hopfield.prepare(HopfieldRequest(stored=k, states=q), device).plan)
+    for plan in plans:
+        assert 0 < plan.predicted.low <= plan.predicted.median <= plan.predicted.high < 1
+
+
+def test_the_mask_of_what_is_kept_is_admitted_with_the_rest(device):
+    x = np.ones((1, 8, 512, 8), np.float32)
+
+    def plan(*, returned, **more):
+        dropout = Dropout(p=0.1, return_mask=returned)
+        request = RawForwardRequest(query=x, key=x, value=x, dropout=dropout, kernel="blocked", **more)
+        return forward.prepare(None, request, device, ROOM)
+
+    bare, whole = plan(returned=False), plan(returned=True)
+    assert whole.plan.peak_bytes - bare.plan.peak_bytes == 2 * 8 * 512 * 512
+    some = plan(returned=True, select={"heads": [0], "queries": [1, 2]})
+    assert some.plan.peak_bytes - bare.plan.peak_bytes == 2 * 2 * 512
+    assert bare.watched
+    assert not whole.watched
+
+
+def test_what_no_calibration_measures_raises_no_alarm(device):
+    x = np.ones((1, 2, 8, 4), np.float32)
+    assert hopfield.prepare(HopfieldRequest(stored=x, states=x, steps=3), device).watched
+    assert not hopfield.prepare(HopfieldRequest(stored=x, states=x, eps=0.1), device).watched
+    edited = RawForwardRequest(query=x, key=x, value=x, edits=[{"tap": "weights", "set": 0.0}])
+    assert not forward.prepare(None, edited, device, ROOM).watched
+    checked = RawGradientsRequest(query=x, key=x, value=x, wrt=["query"], check=True)
+    assert not gradients.prepare(None, checked, device, ROOM).watched
+
+
+@pytest.mark.parametrize("size", [1, 2**26])
+def test_sizes_of_any_magnitude_have_a_time(device, size):
+    request = RawComplexityRequest(shape=Shape(queries=size), num_heads=1, head_dim=8)
+    (cost,) = complexity.report(None, request, Place(device, ROOM, ROOM)).costs
+    for took in (cost.predicted.forward, cost.predicted.gradients, *cost.predicted.encoding.values()):
+        assert 0 < took.low_ms <= took.median_ms <= took.high_ms < float("inf")

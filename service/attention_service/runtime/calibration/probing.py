@@ -8,9 +8,9 @@ import torch
 
 from attention_service.runtime.device import Device
 
-_DISTURBED = 1.25
+_DISTURBED = 1.4
 """How much longer than usual the probe may take."""
-_ROUNDS, _KEPT, _WARM_UP = 2, 301, 30
+_ROUNDS, _KEPT, _WARM_UP = 3, 301, 30
 
 
 class Probe:

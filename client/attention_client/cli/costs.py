@@ -15,7 +15,7 @@ _UNITS = {"time": "is faster", "peak_bytes": "needs less memory", "flops": "take
 def costs(reply: ComplexityReply) -> None:
     """One row for each shape, of each thing compared; how the cost grows, what fits, and where one costs less."""
     compared = bool(reply.compared)
-    shown = reply.compared or [_alone(reply)]
+    shown = reply.series
     table = new_table(
         *(["of"] if compared else []), "kernel", "batch", "queries", "keys", "past", "forward FLOP", "backward FLOP",
         "kv cache", "peak", "ms", "nine of ten", left=1 + compared,
@@ -31,11 +31,6 @@ def costs(reply: ComplexityReply) -> None:
         print_out(f"attention outweighs the projections from {reply.projections_crossover} tokens on")
     for crossover in reply.crossovers:
         print_out(_crossover(crossover))
-
-
-def _alone(reply: ComplexityReply) -> Compared:
-    facts = {name: getattr(reply, name) for name in Compared.model_fields if name != "label"}
-    return Compared(label="request", **facts)
 
 
 def _row(cost: Cost) -> list[str]:

@@ -5,6 +5,7 @@ from typing import Literal
 from pydantic import Field
 
 from attention_contract.base import WireModel
+from attention_contract.schemas.accuracy import Basis
 
 
 class Milliseconds(WireModel):
@@ -19,7 +20,7 @@ class Milliseconds(WireModel):
 class Predicted(WireModel):
     """Times that the planner expects, each with the kernel that it would take for it (or the one that is named)."""
 
-    basis: Literal["calibrated", "rates", "datasheet"]
+    basis: Basis
     """What they rest on: runs of each kernel on the device, rates measured on it, or what the maker says of it."""
     forward: Milliseconds
     gradients: Milliseconds | None = None

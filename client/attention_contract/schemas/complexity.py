@@ -241,3 +241,9 @@ class ComplexityReply(WireModel):
     """What ``compare`` asks for; the first is the request itself."""
     crossovers: list[Crossover] = Field(default_factory=list)
     """Of each two of them, for time, memory and FLOPs, along the sweep's size (the length, without a sweep)."""
+
+    @property
+    def series(self) -> list[Compared]:
+        """What stands side by side: what was compared, or the request alone."""
+        facts = {name: getattr(self, name) for name in Compared.model_fields if name != "label"}
+        return self.compared or [Compared(label="request", **facts)]

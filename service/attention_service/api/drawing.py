@@ -29,10 +29,7 @@ _LOCK = Lock()
 
 def draw(reply: ComplexityReply, sweep: Sweep, kind: str) -> bytes:
     """An SVG or a PNG, one line for each thing compared; bands are intervals of times, dashed lines crossovers."""
-    alone = Compared(
-        label="request", **{name: getattr(reply, name) for name in Compared.model_fields if name != "label"}
-    )
-    shown = reply.compared or [alone]
+    shown = reply.series
     with _LOCK, rc_context(_STYLE):
         # Without pyplot, whose state all threads would share.
         figure = Figure(figsize=(10, 4.2), layout="constrained")

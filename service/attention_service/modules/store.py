@@ -103,10 +103,10 @@ class Store:
                 staged.mkdir()
                 _write_config(staged / _CONFIG, module)
                 _write_parameters(staged / _parameters_file(module.version), module)
-                _sync(staged)
+                sync(staged)
                 if replaces is None:
                     os.replace(staged, self._folder / module.name)
-                    _sync(self._folder)
+                    sync(self._folder)
                 else:
                     self._move_over(staged, module)
             finally:
@@ -116,9 +116,9 @@ class Store:
         folder = self._folder / module.name
         parameters = _parameters_file(module.version)
         os.replace(staged / parameters, folder / parameters)
-        _sync(folder)  # the parameters are there for good before anything names them
+        sync(folder)  # the parameters are there for good before anything names them
         os.replace(staged / _CONFIG, folder / _CONFIG)
-        _sync(folder)
+        sync(folder)
         _sweep(folder, module.version)
 
     def delete(self, name: str, version: str) -> None:
@@ -128,7 +128,7 @@ class Store:
                 raise MovedOnError
             removed = self._folder / f"{_REMOVED}{secrets.token_hex(8)}"
             os.replace(self._folder / name, removed)
-            _sync(self._folder)
+            sync(self._folder)
         shutil.rmtree(removed, ignore_errors=True)
 
     def clean(self) -> None:
@@ -146,7 +146,7 @@ class Store:
     def _make_folder(self) -> None:
         if not self._folder.is_dir():
             self._folder.mkdir(parents=True, exist_ok=True)
-            _sync(self._folder.parent)
+            sync(self._folder.parent)
 
     @contextmanager
     def _locked(self, how: int) -> Iterator[None]:
@@ -166,7 +166,8 @@ def _parameters_file(version: str) -> str:
     return f"parameters-{version}.safetensors"
 
 
-def _sync(path: Path) -> None:
+def sync(path: Path) -> None:
+    """Wait until a file, or what a folder lists, is on the disk. Raises OSError."""
     descriptor = os.open(path, os.O_RDONLY)
     try:
         os.fsync(descriptor)
@@ -180,7 +181,7 @@ def _write_parameters(path: Path, module: Module) -> None:
     except SafetensorError as fault:  # a full disk comes as one of these
         raise OSError(str(fault)) from fault
     shutil.copymode(path.with_name(_CONFIG), path)  # safetensors makes a file that only its owner may read
-    _sync(path)
+    sync(path)
 
 
 def _write_config(path: Path, module: Module) -> None:
@@ -191,7 +192,7 @@ def _write_config(path: Path, module: Module) -> None:
         "source": module.source.model_dump(mode="json") if module.source is not None else None,
     }
     path.write_text(json.dumps(described, indent=2) + "\n", encoding="utf-8")
-    _sync(path)
+    sync(path)
 
 
 def _sweep(folder: Path, version: str) -> None:

@@ -135,11 +135,11 @@ def fused_workspace(work: Workload) -> int:
         return lse
     keys = min(512, work.keys)
     each = (keys + 2 + fused_width(work)) * accumulate + (keys * 2 if work.itemsize == 2 else 0)
-    return lse + work.threads * _rows_at_once(work) * each
+    return lse + work.threads * tile_rows(work) * each
 
 
-def _rows_at_once(work: Workload) -> int:
-    """Queries of a tile."""
+def tile_rows(work: Workload) -> int:
+    """Queries that PyTorch's CPU flash kernel takes at a time."""
     return min(256 if work.queries >= 768 else 64 if work.queries >= 192 else 32, work.queries)
 
 
@@ -164,5 +164,5 @@ def fused_backward_workspace(work: Workload) -> int:
     if not work.threads:
         return padded + lse_of(work)
     accumulate = max(work.itemsize, 4)
-    each = 2 * _rows_at_once(work) * min(512, work.keys) * (accumulate + (2 if work.itemsize == 2 else 0))
+    each = 2 * tile_rows(work) * min(512, work.keys) * (accumulate + (2 if work.itemsize == 2 else 0))
     return laid_out + padded + work.threads * each

@@ -28,7 +28,7 @@ async def measured(device: Device, budget: Budget, run: Run) -> Calibration:
     """A calibration whose requests have all been run; its clock is still to be fitted.
 
     What it needs is admitted like anything else, and it stands in the way of a request for as long as one measurement
-    takes: a fraction of a second. Where the device is never free, it measures every few seconds.
+    takes: a fraction of a second. Where others run without a pause, it measures every few seconds; while any wait, not.
     """
     calibration = await run(partial(Calibration, device, budget.room // _SHARE_OF_BUDGET, seed=time.time_ns()))
     need = 2 * calibration.room  # a request's tensors, and what it needs at its peak

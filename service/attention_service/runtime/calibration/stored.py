@@ -20,6 +20,7 @@ import torch
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from attention_service.core.cost import Calibrated, Curves, Rates, Spread
+from attention_service.modules.store import sync
 from attention_service.runtime.device import Device
 
 FORMAT: Final = 3
@@ -93,22 +94,12 @@ def save(root: Path, device: Device, found: Stored) -> None:
     path.parent.mkdir(parents=True, exist_ok=True)
     staged = path.with_name(f".new-{secrets.token_hex(8)}")
     try:
-        with staged.open("w", encoding="utf-8") as file:
-            json.dump(told, file, indent=1)
-            file.flush()
-            os.fsync(file.fileno())
+        staged.write_text(json.dumps(told, indent=1), encoding="utf-8")
+        sync(staged)
         os.replace(staged, path)
-        _sync(path.parent)
+        sync(path.parent)
     finally:
         staged.unlink(missing_ok=True)
-
-
-def _sync(folder: Path) -> None:
-    descriptor = os.open(folder, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
 
 
 def _path(root: Path, device: Device) -> Path:

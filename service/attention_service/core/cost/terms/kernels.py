@@ -3,6 +3,7 @@
 from collections.abc import Iterator
 from dataclasses import replace
 
+from attention_service.core.cost.fused_memory import tile_rows
 from attention_service.core.cost.memory import PAIR_TAPS
 from attention_service.core.cost.pairs import (
     fused_masks,
@@ -86,7 +87,7 @@ def fused(work: Workload) -> Iterator[Term]:
     width = max(work.head_dim, work.value_dim)
     told = fused_masks(work)
     how = "causal" if plainly_causal(work) else "masked" if told.any else "dense"
-    rows = min(max(work.queries, 1), 256 if work.queries >= 768 else 64 if work.queries >= 192 else 32)
+    rows = max(1, tile_rows(work))
     tasks = work.batch * work.heads * -(-work.queries // rows)
     name = f"fused, {8 * work.itemsize} bits"  # a path of its own for each type
     slopes = (("tasks", min(lg(tasks), _TASKS) - _TASKS), ("rows", lg(rows) - 6))

@@ -1,0 +1,147 @@
+"""Servers side by side: answers verified, then load in interleaved rounds."""
+
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack
+from dataclasses import dataclass, field
+from http.client import HTTPConnection
+from pathlib import Path
+from statistics import median
+from urllib.parse import urlsplit
+
+import numpy as np
+
+from benchmarks.contestants import Entry, Server, serving
+from benchmarks.load import Load, send
+from benchmarks.processes import ServerError, cores_for
+from benchmarks.workloads import Workload
+
+TOLERANCE = 1e-5
+"""Largest error of an answer against float64, of the largest number of that answer: float32 leaves a tenth of it."""
+DIFFERENT = 8
+"""Requests that are verified, sent at once: a server that batches must give each caller its own."""
+WARM_SECONDS = 1
+
+
+@dataclass(frozen=True)
+class Cell:
+    """One entry at one concurrency: what each round found."""
+
+    entry: Entry
+    connections: int
+    loads: list[Load] = field(default_factory=list)
+
+    @property
+    def rates(self) -> list[float]:
+        """Requests a second, by round."""
+        return [load.rate for load in self.loads]
+
+    def ratio(self, other: "Cell") -> float:
+        """Of the rates, round by round; the median."""
+        return median(a / b for a, b in zip(self.rates, other.rates, strict=False))
+
+
+@dataclass
+class Comparison:
+    """What was found for one workload."""
+
+    workload: Workload
+    cells: list[Cell]
+    faults: dict[str, str] = field(default_factory=dict)
+    """Servers that could not be measured (to the end), and why."""
+
+    def cell(self, name: str, form: str, connections: int) -> Cell | None:
+        """The cell of an entry, if it was measured."""
+        for cell in self.cells:
+            if (cell.entry.name, cell.entry.form.name, cell.connections) == (name, form, connections):
+                return cell if cell.loads else None
+        return None
+
+
+def compare(
+    workload: Workload, entries: Sequence[Entry], connections: Sequence[int], rounds: int, seconds: float, folder: Path
+) -> Comparison:
+    """Measure every entry at every concurrency, so many times. Ours and the ceilings take turns at each concurrency."""
+    found = Comparison(workload, [Cell(entry, count) for count in connections for entry in entries])
+    kept = _servers(entries, peer=False)
+    with ExitStack() as stack:
+        urls = {server.name: stack.enter_context(serving(server, workload, folder))[0] for server in kept}
+        for server in kept:
+            _prepare(found, server, urls[server.name], folder)
+        for index in range(rounds):
+            for count in connections:
+                cells = [cell for cell in found.cells if cell.connections == count and not cell.entry.server.peer]
+                # Each round begins with another one, so that none always follows the same neighbour.
+                for cell in cells[index % len(cells) :] + cells[: index % len(cells)]:
+                    cell.loads.append(_load(cell, urls[cell.entry.server.name], workload, seconds, folder))
+            for server in _servers(entries, peer=True):
+                if server.name not in found.faults:
+                    _turn(found, server, seconds, folder)
+    return found
+
+
+def peak_bytes(workload: Workload, entry: Entry, connections: int, folder: Path) -> tuple[int, int]:
+    """Most bytes that were resident after the start, and after load on so many connections."""
+    with serving(entry.server, workload, folder) as (url, process):
+        idle = process.peak_bytes()
+        _load(Cell(entry, connections), url, workload, 2 * workload.seconds, folder)
+        return idle, process.peak_bytes()
+
+
+def _servers(entries: Sequence[Entry], *, peer: bool) -> list[Server]:
+    return list({entry.server.name: entry.server for entry in entries if entry.server.peer == peer}.values())
+
+
+def _turn(found: Comparison, server: Server, seconds: float, folder: Path) -> None:
+    """One round of a peer: start it, load it, stop it. What goes wrong is kept and ends its turns."""
+    try:
+        with serving(server, found.workload, folder) as (url, _):
+            _prepare(found, server, url, folder)
+            for cell in found.cells:
+                if cell.entry.server.name == server.name:
+                    cell.loads.append(_load(cell, url, found.workload, seconds, folder))
+    except (ServerError, OSError) as fault:
+        found.faults[server.name] = str(fault)
+
+
+def _prepare(found: Comparison, server: Server, url: str, folder: Path) -> None:
+    """Verify the server's answers, then let it run warm."""
+    cells = [cell for cell in found.cells if cell.entry.server.name == server.name]
+    most = max(cell.connections for cell in cells)
+    for cell in cells:
+        if cell.connections == most:
+            verify(cell.entry, url, found.workload, min(DIFFERENT, most))
+            _load(cell, url, found.workload, WARM_SECONDS, folder)
+
+
+def verify(entry: Entry, url: str, workload: Workload, count: int = DIFFERENT) -> None:
+    """Send so many different requests at once and hold each answer against float64. Raises ServerError."""
+    with ThreadPoolExecutor(count) as pool:
+        errors = list(pool.map(lambda index: _error(entry, url, workload, index), range(count)))
+    if max(errors) > TOLERANCE:
+        raise ServerError(f"{entry.name} answers {entry.form.name} wrong, by {max(errors):.1g} of the largest number")
+
+
+def _error(entry: Entry, url: str, workload: Workload, index: int) -> float:
+    query = workload.query(index)
+    request = entry.form.write(query)
+    connection = HTTPConnection(urlsplit(url).netloc, timeout=120)
+    try:
+        connection.request("POST", request.path, request.body, request.headers)
+        answer = connection.getresponse()
+        body = answer.read()
+    finally:
+        connection.close()
+    if answer.status != 200:
+        raise ServerError(f"{entry.name} answers {entry.form.name} with {answer.status}: {body[:200]!r}")
+    expected = workload.answer(query)
+    output = entry.form.read(body, answer.getheader, workload.shape)
+    return float(np.abs(output - expected).max() / np.abs(expected).max())
+
+
+def _load(cell: Cell, url: str, workload: Workload, seconds: float, folder: Path) -> Load:
+    request = cell.entry.form.write(workload.query())
+    body = folder / "body"
+    body.write_bytes(request.body)
+    _, cores = cores_for(workload.cores)
+    return send(url + request.path, body, request.headers, cell.connections, seconds, cores)

@@ -1,0 +1,5 @@
+"""What a server can be compared with at the least: a bare one, without validation, admission, metrics or errors.
+
+These files run in processes of their own, those of the peers too in environments that have no more than numpy, torch
+and the peer. Hence they import nothing else of the project.
+"""

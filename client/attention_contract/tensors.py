@@ -278,7 +278,7 @@ def _check_kind(array: NDArray[Any], kind: Kind) -> NDArray[Any]:
     raise TensorFault(f"expected {wanted}, got {name}")
 
 
-class _TensorField:
+class TensorField:
     """Makes pydantic read and describe a numpy array of one kind."""
 
     def __init__(self, kind: Kind) -> None:
@@ -350,7 +350,7 @@ TENSOR_SCHEMA: Final[dict[str, Any]] = {
 model's own schema marks with ``x-tensor`` refers to it."""
 
 Array: TypeAlias = NDArray[Any]
-FloatArray: TypeAlias = Annotated[NDArray[Any], _TensorField("float")]
-BoolArray: TypeAlias = Annotated[NDArray[Any], _TensorField("bool")]
-IntArray: TypeAlias = Annotated[NDArray[Any], _TensorField("int")]
-MaskArray: TypeAlias = Annotated[NDArray[Any], _TensorField("mask")]
+FloatArray: TypeAlias = Annotated[NDArray[Any], TensorField("float")]
+BoolArray: TypeAlias = Annotated[NDArray[Any], TensorField("bool")]
+IntArray: TypeAlias = Annotated[NDArray[Any], TensorField("int")]
+MaskArray: TypeAlias = Annotated[NDArray[Any], TensorField("mask")]

@@ -7,7 +7,7 @@ they lie in memory: a safetensors file whose tensors are named by their field (d
 """
 
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from typing import Any, Final, Literal, NamedTuple, TypeVar, get_origin
 
 import numpy as np
@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 from pydantic import BaseModel
 
 from attention_contract.errors import InvalidTensor, Unreadable
+from attention_contract.reading import read_json
 from attention_contract.tensors import (
     DTYPES,
     Encoding,
@@ -71,11 +72,17 @@ def _dump(model: BaseModel) -> dict[str, Any]:
 def _plain(value: Any, encoding: Encoding) -> Any:
     if isinstance(value, np.ndarray):
         return encode(value, "list" if isinstance(value, Untyped) else encoding)
-    if isinstance(value, Mapping):
+    if isinstance(value, dict):
         return {key: _plain(item, encoding) for key, item in value.items()}
     if isinstance(value, list | tuple):
         return [_plain(item, encoding) for item in value]
-    if isinstance(value, float) and not math.isfinite(value):
+    return _plain_scalar(value)
+
+
+def _plain_scalar(value: Any) -> Any:
+    if isinstance(value, float):
+        if math.isfinite(value):
+            return value
         return "NaN" if math.isnan(value) else "Infinity" if value > 0 else "-Infinity"
     if isinstance(value, int) and not -(2**63) <= value < 2**64:
         return float(value)  # the fact of an error, such as the bytes that will never be had: orjson knows 64 bits
@@ -131,18 +138,18 @@ def _take_tensors(value: Any, path: str, placed: list[_Placed]) -> Any:
     if isinstance(value, dict):  # as dumped models are: the check for any mapping takes longer than all else here
         rest = {}
         for key, item in value.items():
-            if isinstance(item, Untyped):
-                rest[key] = nested(item)
-            elif isinstance(item, np.ndarray):
-                placed.append(_Placed(f"{path}{key}", item))
-            else:
+            if type(item) is str:
+                rest[key] = item
+            elif not isinstance(item, np.ndarray):
                 rest[key] = _take_tensors(item, f"{path}{key}.", placed)
+            elif isinstance(item, Untyped):
+                rest[key] = nested(item)
+            else:
+                placed.append(_Placed(f"{path}{key}", item))
         return rest
     if isinstance(value, (list, tuple)):
         return [_take_tensors(item, f"{path}{index}.", placed) for index, item in enumerate(value)]
-    if isinstance(value, (int, float)):
-        return _plain(value, "list")
-    return value
+    return _plain_scalar(value)
 
 
 def from_safetensors(body: bytes | memoryview, entry: Entry, model: type[BaseModel]) -> dict[str, Any]:
@@ -234,7 +241,8 @@ def from_body(model: type[ModelT], body: bytes | memoryview, media_type: str, en
     """The model that a body of one of the two media types holds."""
     if media_type == SAFETENSORS:
         return validate(model, from_safetensors(body, entry, model), by_name=False)
-    return validate(model, from_json(body), by_name=False)
+    data = read_json(body, model)
+    return validate(model, from_json(body) if data is None else data, by_name=False)
 
 
 def to_body(model: BaseModel, media_type: str, entry: Entry, encoding: Encoding = "list") -> list[bytes | memoryview]:

@@ -72,11 +72,6 @@ def test_an_unreadable_body_is_a_problem(http, content, media_type, status):
     assert problem(answer)["status"] == status
 
 
-def test_compressed_bodies_are_refused_and_said_so(http):
-    headers = {"content-type": "application/json", "content-encoding": "gzip"}
-    assert problem(http.post("/v1/attention/forward", content=b"x", headers=headers))["status"] == 415
-
-
 def test_unknown_paths_and_methods_are_problems(http):
     assert problem(http.get("/v2"))["code"] == "not_found"
     answer = http.put("/v1/modules")

@@ -1,14 +1,12 @@
 """The application: routes, middleware and the engine's life, put together."""
 
 import asyncio
-import re
+import gc
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
-from uuid import uuid4
 
 import structlog
-from asgi_correlation_id import CorrelationIdMiddleware
 from fastapi import FastAPI
 from fastapi_offline import FastAPIOffline
 from starlette.requests import Request
@@ -17,6 +15,8 @@ from starlette.staticfiles import StaticFiles
 
 from attention_service import __version__
 from attention_service.api import openapi, problems
+from attention_service.api.access import AccessLog
+from attention_service.api.lane import Lane, endpoints_of
 from attention_service.api.observing import Metrics, Observe
 from attention_service.api.routes import make_router
 from attention_service.runtime.device import Device
@@ -25,12 +25,11 @@ from attention_service.settings import Settings
 
 log = structlog.get_logger(__name__)
 _WEB = Path(__file__).parent.parent / "web"
-_REQUEST_ID = re.compile(r"[A-Za-z0-9._:/+=-]{1,128}")
 
 
 def create_app(settings: Settings) -> FastAPI:
     """The ASGI application for these settings. Modules are loaded once it has started; until then it is not ready."""
-    metrics = Metrics()
+    metrics, access = Metrics(), AccessLog(settings.log_level, settings.log_format)
 
     @asynccontextmanager
     async def life(app: FastAPI) -> AsyncIterator[None]:
@@ -42,26 +41,24 @@ def create_app(settings: Settings) -> FastAPI:
         yield
         loading.cancel()
         await engine.stop()
+        access.write()
         log.info("stopped")
 
     app = FastAPIOffline(
         title="Attention service", version=__version__, lifespan=life, swagger_ui_parameters={"tryItOutEnabled": True}
     )
     app.state.settings = settings
-    app.include_router(make_router(settings))
+    router = make_router(settings)
+    app.include_router(router)
     app.add_api_route("/metrics", metrics.page, name="metrics", include_in_schema=False)
     app.add_api_route("/", _page, name="page", include_in_schema=False)
     app.mount("/web", StaticFiles(directory=_WEB), name="web")
     document = openapi.document()
     app.openapi = lambda: document  # type: ignore[method-assign]
     problems.install(app)
+    app.add_middleware(Lane, endpoints=endpoints_of(router))
     # The last one added is the outermost: every request has an id before anything else looks at it.
-    app.add_middleware(Observe, metrics=metrics)
-    app.add_middleware(
-        CorrelationIdMiddleware,
-        generator=lambda: uuid4().hex,
-        validator=lambda given: _REQUEST_ID.fullmatch(given) is not None,
-    )
+    app.add_middleware(Observe, metrics=metrics, access=access)
     return app
 
 
@@ -75,6 +72,9 @@ async def _load(engine: Engine, settings: Settings) -> None:
         engine.recalibration.work = engine.measure_device
         if engine.calibration is None:
             engine.recalibration.start()
+    # What is there now stays: the collector need not look at it again and again, which takes long with so many imports.
+    gc.collect()
+    gc.freeze()
     for damage in engine.damaged:
         log.warning("a module was left out", reason=damage)
     log.info(

@@ -1,40 +1,58 @@
 """Bytes to requests and replies to bytes, in the media types that the two sides agree on."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
+from functools import lru_cache
 from typing import Any, TypeVar
 
 import mimeparse
+import numpy as np
 from pydantic import BaseModel
 from starlette.concurrency import run_in_threadpool
-from starlette.requests import ClientDisconnect, Request
-from starlette.responses import Response
+from starlette.datastructures import QueryParams
 from starlette.types import Receive, Scope, Send
 
-from attention_contract.errors import BodyTooLarge, InvalidRequest, NotAcceptable, Unreadable, UnsupportedMediaType
+from attention_contract.errors import InvalidRequest, NotAcceptable, UnsupportedMediaType
 from attention_contract.operations import Operation
 from attention_contract.tensors import Encoding
 from attention_contract.validation import validate
 from attention_contract.wire import JSON, PICTURES, SAFETENSORS, from_body, to_body
+from attention_service.api.bodies import Hold, read_body
 from attention_service.api.pictures import check_drawable
 
 ModelT = TypeVar("ModelT", bound=BaseModel)
-_INLINE_BYTES = 32 * 1024
-"""Bodies up to this size are read where they arrive, and not worth counting. Handing a larger one to a thread keeps the
-event loop free."""
-Hold = Callable[[int], None]
-"""Takes the memory of so many bytes of a body, or raises."""
+Headers = Mapping[bytes, bytes]
+"""The headers of a request by their name in small letters; of those that came more than once, the first."""
+_INLINE_BYTES = 2**20
+"""JSON of up to so many bytes is read and written where it arrives: that takes a few milliseconds, for most of which no
+other thread could run. What is larger is handed to a thread, so that others get their turn between its steps."""
 
 
-def accepted(request: Request, operation: Operation[Any]) -> str:
+def headers_of(scope: Scope) -> Headers:
+    """The headers of a request."""
+    return dict(reversed(scope["headers"]))
+
+
+def header(headers: Headers, name: bytes) -> str | None:
+    """The value of one header."""
+    value = headers.get(name)
+    return None if value is None else str(value, "latin-1")
+
+
+def accepted(headers: Headers, operation: Operation[Any]) -> str:
     """The media type of the reply. Raises NotAcceptable where there is none to agree on.
 
     Without a preference, a reply that carries tensors comes in the form of the request.
     """
-    offered = [JSON, SAFETENSORS] if operation.tensors else [JSON]
-    offered += PICTURES if operation.pictures else ()
-    if operation.tensors and content_type(request) == SAFETENSORS:
+    sent = content_type(headers) if operation.tensors else JSON
+    return _best(header(headers, b"accept") or "*/*", operation.tensors, operation.pictures, sent == SAFETENSORS)
+
+
+@lru_cache(maxsize=256)
+def _best(wanted: str, tensors: bool, pictures: bool, as_tensors: bool) -> str:
+    offered = [JSON, SAFETENSORS] if tensors else [JSON]
+    offered += PICTURES if pictures else ()
+    if as_tensors:
         offered.reverse()
-    wanted = request.headers.get("accept") or "*/*"
     try:
         # mimeparse takes the last of equals.
         best = mimeparse.best_match(offered[::-1], wanted)
@@ -48,35 +66,38 @@ def accepted(request: Request, operation: Operation[Any]) -> str:
     return str(best)
 
 
-def content_type(request: Request) -> str:
+def content_type(headers: Headers) -> str:
     """The body's media type, without its parameters; JSON where none is stated."""
-    return request.headers.get("content-type", JSON).partition(";")[0].strip().lower() or JSON
+    return (header(headers, b"content-type") or JSON).partition(";")[0].strip().lower() or JSON
 
 
-async def read(request: Request, operation: Operation[Any], model: type[ModelT], limit: int, hold: Hold) -> ModelT:
+async def read(
+    scope: Scope, headers: Headers, receive: Receive, operation: Operation[Any], limit: int, hold: Hold
+) -> Any:
     """The request that the body (of a GET: the query string) holds.
 
     Raises UnsupportedMediaType, BodyTooLarge, Unreadable, an InvalidRequest that names the field at fault, or what
     ``hold`` does.
     """
+    model = operation.request
+    if model is None:
+        return None
     if operation.method == "GET":
-        return validate(model, _query(request), by_name=False)
-    media_type = content_type(request)
+        return validate(model, _query(scope), by_name=False)
+    media_type = content_type(headers)
     offered = [JSON, SAFETENSORS] if operation.tensors else [JSON]
     if media_type not in offered:
         raise UnsupportedMediaType(
             f"Content-Type: {media_type[:80]!r} is not read here; expected {' or '.join(offered)}", offered=offered
         )
-    if (coding := request.headers.get("content-encoding", "identity").lower()) != "identity":
-        raise UnsupportedMediaType(f"Content-Encoding: {coding[:40]!r} is not read here; send the body as it is")
-    body = await _body(request, limit, hold)
-    if len(body) <= _INLINE_BYTES:
+    body = await read_body(headers, receive, limit, hold)
+    if len(body) <= _INLINE_BYTES or media_type == SAFETENSORS:
         return from_body(model, body, media_type, "request")
     return await run_in_threadpool(from_body, model, body, media_type, "request")
 
 
-def _query(request: Request) -> dict[str, str]:
-    values = request.query_params.multi_items()
+def _query(scope: Scope) -> dict[str, str]:
+    values = QueryParams(scope["query_string"]).multi_items()
     names = [name for name, _ in values]
     for name in names:
         if names.count(name) > 1:
@@ -84,59 +105,48 @@ def _query(request: Request) -> dict[str, str]:
     return dict(values)
 
 
-async def _body(request: Request, limit: int, hold: Hold) -> memoryview:
-    """The whole body in one buffer, read only as long as it stays within the limit and there is memory for it."""
-    held = 0
-
-    def take(size: int) -> None:
-        nonlocal held
-        if size > limit:
-            raise _too_large(size, limit)
-        if size > max(held, _INLINE_BYTES):
-            hold(size - held)
-            held = size
-
-    take(int(request.headers.get("content-length", 0)))
-    body = bytearray()
-    try:
-        async for chunk in request.stream():
-            take(len(body) + len(chunk))
-            body += chunk
-    except ClientDisconnect:
-        raise Unreadable("the body ended before it was complete") from None
-    return memoryview(body)
-
-
-def _too_large(size: int, limit: int) -> BodyTooLarge:
-    return BodyTooLarge(
-        f"the body has at least {size} bytes; this server reads up to {limit}", limit_bytes=limit, needed_bytes=size
-    )
-
-
 async def render(
     model: BaseModel, media_type: str, *, encoding: Encoding = "list", status: int = 200, headers: Mapping[str, str]
-) -> Response:
+) -> "Reply":
     """The response that carries a reply."""
     if media_type == SAFETENSORS:  # the tensors' own memory: nothing to convert
         pieces = to_body(model, media_type, "reply")
+    elif _tensor_bytes(model) <= _INLINE_BYTES // 4:
+        pieces = to_body(model, media_type, "reply", encoding)
     else:
         pieces = await run_in_threadpool(to_body, model, media_type, "reply", encoding)
-    return PiecewiseResponse(pieces, media_type, status, headers)
+    return Reply(pieces, media_type, status, headers)
 
 
-class PiecewiseResponse(Response):
-    """A response whose body is sent piece by piece, as it lies in memory."""
+def _tensor_bytes(value: Any) -> int:
+    """Bytes of the tensors of a reply."""
+    if isinstance(value, np.ndarray):
+        return value.nbytes
+    if isinstance(value, BaseModel):
+        value = vars(value)
+    return sum(map(_tensor_bytes, value.values())) if isinstance(value, dict) else 0
+
+
+class Reply:
+    """A response whose body is sent as it lies in memory, a small one in one piece."""
 
     def __init__(
         self, pieces: Sequence[bytes | memoryview], media_type: str, status: int, headers: Mapping[str, str]
     ) -> None:
-        self._pieces = pieces
         length = sum(map(len, pieces))
-        super().__init__(None, status, {**headers, "content-length": str(length)}, media_type)
+        self._pieces = [b"".join(pieces)] if length <= _JOINED_BYTES else pieces
+        self._status = status
+        self._headers = [(b"content-type", media_type.encode()), (b"content-length", b"%d" % length)]
+        self._headers += [(name.lower().encode(), value.encode("latin-1")) for name, value in headers.items()]
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Send the head, then every piece."""
-        await send({"type": "http.response.start", "status": self.status_code, "headers": self.raw_headers})
-        for piece in self._pieces:
+        await send({"type": "http.response.start", "status": self._status, "headers": self._headers})
+        *first, last = self._pieces
+        for piece in first:
             await send({"type": "http.response.body", "body": piece, "more_body": True})
-        await send({"type": "http.response.body", "body": b""})
+        await send({"type": "http.response.body", "body": last})
+
+
+_JOINED_BYTES = 2**16
+"""Up to this size a copy costs less than another message."""

@@ -1,13 +1,16 @@
 """What an operator sees: one log line and the metrics of each request."""
 
 import logging
+import re
 import sys
 import time
 from collections.abc import Iterator
+from contextvars import ContextVar
+from functools import cache
 from typing import TYPE_CHECKING, Literal
+from uuid import uuid4
 
 import structlog
-from asgi_correlation_id import correlation_id
 from prometheus_client import CONTENT_TYPE_LATEST, CollectorRegistry, Counter, Gauge, Histogram, generate_latest
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
@@ -15,12 +18,16 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from attention_contract.errors import Cancelled
+from attention_service.api.access import AccessLog
 from attention_service.runtime.accuracy import RATIO_EDGES, Run
 
 if TYPE_CHECKING:
     from attention_service.runtime.engine import Engine
 
-log = structlog.get_logger("attention_service.access")
+request_id: ContextVar[str | None] = ContextVar("request_id", default=None)
+"""The id of the request that is being answered."""
+_REQUEST_ID = re.compile(r"[A-Za-z0-9._:/+=-]{1,128}")
 _BY_THE_CLOCK = {"health_live", "health_ready", "metrics"}
 _SECONDS = (0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30)
 
@@ -47,6 +54,24 @@ class Metrics:
             buckets=RATIO_EDGES,
             registry=self.registry,
         )
+        # Finding a metric by its labels takes longer than counting.
+        self._of = cache(self._labelled)
+        self._ratio_of = cache(self.ratio.labels)
+
+    def answered(self, operation: str, status: int, seconds: float) -> None:
+        """Count one request."""
+        count, times, cancelled = self._of(operation, status)
+        count.inc()
+        times.observe(seconds)
+        if cancelled is not None:
+            cancelled.inc()
+
+    def _labelled(self, operation: str, status: int) -> tuple[Counter, Histogram, Counter | None]:
+        return (
+            self.requests.labels(operation, str(status)),
+            self.seconds.labels(operation),
+            self.cancelled.labels(operation) if status == Cancelled.status else None,
+        )
 
     def watch(self, engine: "Engine") -> None:
         """Show the engine's memory and queue, what it refused, and how its predictions fare."""
@@ -64,7 +89,7 @@ class Metrics:
         engine.accuracy.watchers.append(self._predicted)
 
     def _predicted(self, run: Run) -> None:
-        self.ratio.labels(run.kernel, run.purpose).observe(run.ratio)
+        self._ratio_of(run.kernel, run.purpose).observe(run.ratio)
 
     async def page(self, _: Request) -> Response:
         """The metrics in Prometheus' text format."""
@@ -98,11 +123,12 @@ class _Counted(Collector):
 
 
 class Observe:
-    """Middleware that times each request, counts it and logs a line for it."""
+    """Middleware that gives each request an id, times it, counts it and logs a line for it."""
 
-    def __init__(self, app: ASGIApp, metrics: Metrics) -> None:
+    def __init__(self, app: ASGIApp, metrics: Metrics, access: AccessLog) -> None:
         self.app = app
         self.metrics = metrics
+        self.access = access
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Pass one request on and look at what comes back."""
@@ -111,33 +137,34 @@ class Observe:
             return
         started = time.perf_counter()
         status = 500
+        identity = _given_id(scope) or uuid4().hex
+        request_id.set(identity)
 
         async def watched(message: Message) -> None:
             nonlocal status
             if message["type"] == "http.response.start":
                 status = message["status"]
+                message["headers"] = [*message.get("headers", ()), (b"x-request-id", identity.encode())]
             await send(message)
 
         try:
             await self.app(scope, receive, watched)
         finally:
             seconds = time.perf_counter() - started
-            operation = getattr(scope.get("route"), "name", None) or "unknown"
-            self.metrics.requests.labels(operation, str(status)).inc()
-            self.metrics.seconds.labels(operation).observe(seconds)
-            if status == 499:
-                self.metrics.cancelled.labels(operation).inc()
+            operation = scope.get("operation") or getattr(scope.get("route"), "name", None) or "unknown"
+            self.metrics.answered(operation, status, seconds)
             # What asks by the clock would drown what people ask.
-            note = log.debug if operation in _BY_THE_CLOCK else log.info
-            note(
-                "request",
-                method=scope["method"],
-                path=scope["path"],
-                operation=operation,
-                status=status,
-                ms=round(seconds * 1e3, 3),
-                request_id=correlation_id.get(),
-            )
+            level = logging.DEBUG if operation in _BY_THE_CLOCK else logging.INFO
+            self.access.note(level, scope["method"], scope["path"], operation, status, seconds, identity)
+
+
+def _given_id(scope: Scope) -> str | None:
+    """The id that the caller gave the request, where it gave one that is fit to be repeated."""
+    for name, value in scope["headers"]:
+        if name == b"x-request-id":
+            given = str(value, "latin-1")
+            return given if _REQUEST_ID.fullmatch(given) else None
+    return None
 
 
 def configure_logging(level: str, form: Literal["console", "json"]) -> None:
@@ -170,4 +197,3 @@ def configure_logging(level: str, form: Literal["console", "json"]) -> None:
     root = logging.getLogger()
     root.handlers = [handler]
     root.setLevel(level.upper())
-    logging.getLogger("asgi_correlation_id").setLevel(logging.ERROR)

@@ -3,7 +3,6 @@
 from http import HTTPStatus
 
 import structlog
-from asgi_correlation_id import correlation_id
 from fastapi import FastAPI
 from fastapi.exceptions import RequestValidationError
 from starlette.exceptions import HTTPException
@@ -22,13 +21,14 @@ from attention_contract.errors import (
 )
 from attention_contract.operations import OPERATIONS
 from attention_contract.wire import dump_json
+from attention_service.api.observing import request_id
 
 log = structlog.get_logger(__name__)
 
 
 def render(error: AttentionError) -> Response:
     """The response that carries an error, with the request's id in it."""
-    error.request_id = error.request_id or correlation_id.get()
+    error.request_id = error.request_id or request_id.get()
     headers: dict[str, str] = {}
     if error.retry_after is not None:
         headers["Retry-After"] = str(error.retry_after)
@@ -54,15 +54,15 @@ def install(app: FastAPI) -> None:
 
     @app.exception_handler(Exception)
     async def unknown(request: Request, error: Exception) -> Response:
-        answer = render(unexpected(request, error))
+        answer = render(unexpected(request.url.path, error))
         # This handler stands outside the middleware that adds the header to every other answer.
-        answer.headers["X-Request-ID"] = correlation_id.get() or ""
+        answer.headers["X-Request-ID"] = request_id.get() or ""
         return answer
 
 
-def unexpected(request: Request, fault: Exception) -> InternalError:
+def unexpected(path: str, fault: Exception) -> InternalError:
     """The error for a fault of the server's own, which goes into the log."""
-    log.error("internal_error", path=request.url.path, request_id=correlation_id.get(), exc_info=fault)
+    log.error("internal_error", path=path, request_id=request_id.get(), exc_info=fault)
     return InternalError("the server failed; its log has the cause under this request's id")
 
 

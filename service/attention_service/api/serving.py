@@ -1,19 +1,21 @@
 """From an operation of the contract and a function to a route: read, call, reply."""
 
 import asyncio
-from collections.abc import Awaitable, Callable, Coroutine
+from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from typing import Any, Generic, TypeVar
 
 from fastapi import APIRouter
 from starlette.concurrency import run_in_threadpool
-from starlette.requests import Request
 from starlette.responses import Response
+from starlette.routing import Route
+from starlette.types import ASGIApp, Receive, Scope, Send
 
 from attention_contract.base import WireModel
 from attention_contract.errors import AttentionError, Cancelled, Draining, InvalidRequest
 from attention_contract.operations import Operation
 from attention_contract.schemas.modules import ModuleInfo, Parameter, ParameterList
+from attention_contract.tensors import Encoding
 from attention_contract.wire import JSON, PICTURES
 from attention_service.api import negotiation, pictures, problems
 from attention_service.runtime.engine import Engine
@@ -38,59 +40,76 @@ class Call(Generic[BodyT]):
         return self.path["name"]
 
 
+_WATCHED_AFTER = 0.01
+"""Seconds after which it is watched whether the caller still waits."""
 VERSIONED = (ModuleInfo, ParameterList, Parameter)
 """Replies that are a module or a part of one: their version is their ETag."""
 Handler = Callable[[Call[Any]], Awaitable[WireModel | None]]
+
+
+class Endpoint:
+    """One operation as an ASGI application: every operation is answered here, whichever way its request was routed."""
+
+    def __init__(self, operation: Operation[Any], handler: Handler) -> None:
+        self.operation = operation
+        self._handler = handler
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Answer one request. Whatever goes wrong becomes a problem document here."""
+        scope["operation"] = self.operation.name
+        answer: ASGIApp
+        try:
+            answer = await self._answer(scope, receive)
+        except AttentionError as error:
+            answer = problems.render(error)
+        except Exception as fault:
+            answer = problems.render(problems.unexpected(scope["path"], fault))
+        await answer(scope, receive, send)
+
+    async def _answer(self, scope: Scope, receive: Receive) -> ASGIApp:
+        operation, state = self.operation, scope["app"].state
+        headers = negotiation.headers_of(scope)
+        media_type = negotiation.accepted(headers, operation) if operation.reply is not None else JSON
+        pin = _etags(negotiation.header(headers, b"if-match"), "If-Match")
+        engine: Engine = state.engine
+        with engine.budget.body() as hold:
+            body = await negotiation.read(scope, headers, receive, operation, state.settings.max_body_bytes, hold)
+            body = _pinned(body, pin)
+            if media_type in PICTURES:
+                body = pictures.with_sweep(body)
+            call = Call(engine, scope.get("path_params") or {}, body, pin)
+            reply = await unless_gone(receive, self._handler(call))
+            if media_type in PICTURES:
+                return await _drawn(reply, body, media_type)
+            return await _respond(headers, operation, reply, media_type, getattr(body, "encoding", "list"))
 
 
 def serve(router: APIRouter, operation: Operation[Any]) -> Callable[[Handler], Handler]:
     """Make a function of a Call the route of an operation."""
 
     def register(handler: Handler) -> Handler:
-        async def endpoint(request: Request) -> Response:
-            media_type = negotiation.accepted(request, operation) if operation.reply is not None else JSON
-            pin = _etags(request.headers.get("if-match"), "If-Match")
-            engine: Engine = request.app.state.engine
-            with engine.budget.body() as hold:
-                body: Any = None
-                if operation.request is not None:
-                    limit = request.app.state.settings.max_body_bytes
-                    body = _pinned(await negotiation.read(request, operation, operation.request, limit, hold), pin)
-                if media_type in PICTURES:
-                    body = pictures.with_sweep(body)
-                call = Call(engine, dict(request.path_params), body, pin)
-                try:
-                    reply = await _unless_gone(request, handler(call))
-                    if media_type in PICTURES:
-                        return await _drawn(reply, body, media_type)
-                    return await _respond(request, operation, reply, media_type, getattr(body, "encoding", "list"))
-                except AttentionError:
-                    raise
-                except Exception as fault:
-                    raise problems.unexpected(request, fault) from fault
-
-        router.add_api_route(
-            operation.path, endpoint, methods=[operation.method], name=operation.name, include_in_schema=False
-        )
+        route = Route(operation.path, Endpoint(operation, handler), name=operation.name, include_in_schema=False)
+        route.methods = {operation.method}  # HEAD is not answered
+        router.routes.append(route)
         return handler
 
     return register
 
 
-async def _drawn(reply: Any, body: Any, media_type: str) -> Response:
+async def _drawn(reply: Any, body: Any, media_type: str) -> ASGIApp:
     picture = await run_in_threadpool(pictures.draw, reply, body.sweep, media_type)
     return Response(picture, media_type=media_type, headers={"Vary": "Accept"})
 
 
 async def _respond(
-    request: Request, operation: Operation[Any], reply: WireModel | None, media_type: str, encoding: Any
-) -> Response:
+    sent: negotiation.Headers, operation: Operation[Any], reply: WireModel | None, media_type: str, encoding: Encoding
+) -> ASGIApp:
     if reply is None:
         return Response(status_code=operation.status)
     headers: dict[str, str] = {"Vary": "Accept"} if operation.tensors or operation.pictures else {}
     if isinstance(reply, VERSIONED):
         headers["ETag"] = f'"{reply.version}"'
-        if operation.method == "GET" and _unchanged(request.headers.get("if-none-match"), headers["ETag"]):
+        if operation.method == "GET" and _unchanged(negotiation.header(sent, b"if-none-match"), headers["ETag"]):
             return Response(status_code=304, headers=headers)
     if operation.status == 201 and isinstance(reply, ModuleInfo):
         headers["Location"] = f"/v1/modules/{reply.name}"
@@ -115,7 +134,7 @@ def _etags(header: str | None, name: str) -> str | None:
 
 def _pinned(body: Any, pin: str | None) -> Any:
     """The body with the version that If-Match names, where it can carry one."""
-    if pin is None or "version" not in type(body).model_fields:
+    if pin is None or body is None or "version" not in type(body).model_fields:
         return body
     if body.version not in {None, pin}:
         raise InvalidRequest(
@@ -124,24 +143,35 @@ def _pinned(body: Any, pin: str | None) -> Any:
     return body.model_copy(update={"version": pin})
 
 
-async def _unless_gone(request: Request, work: Coroutine[Any, Any, ResultT] | Awaitable[ResultT]) -> ResultT:
-    """The result of the work, given up as soon as the caller has gone away. Raises Cancelled then."""
-    task = asyncio.ensure_future(work)
-    gone = asyncio.ensure_future(_gone(request))
+async def unless_gone(receive: Receive, work: Awaitable[ResultT]) -> ResultT:
+    """The result of the work, given up as soon as the caller has gone away. Raises Cancelled then.
+
+    Most work is done before it is worth looking whether somebody still waits for it.
+    """
+    loop, task = asyncio.get_running_loop(), asyncio.current_task()
+    watches: list[asyncio.Task[None]] = []
+    gone = False
+
+    async def watch() -> None:
+        nonlocal gone
+        while (await receive())["type"] != "http.disconnect":
+            pass
+        gone = True
+        if task is not None:
+            task.cancel()
+
+    timer = loop.call_later(_WATCHED_AFTER, lambda: watches.append(loop.create_task(watch())))
     try:
-        await asyncio.wait({task, gone}, return_when=asyncio.FIRST_COMPLETED)
-        if task.done():
-            return task.result()
-        raise Cancelled("the caller went away before the answer was ready")
-    except asyncio.CancelledError:  # the server gives up what is still running at the end of its grace
+        return await work
+    except asyncio.CancelledError:
+        if gone and task is not None:
+            task.uncancel()
+            raise Cancelled("the caller went away before the answer was ready") from None
+        # The server gives up what is still running at the end of its grace.
         raise Draining(
             "the server stopped before the answer was ready; ask another, or this one once it is back"
         ) from None
     finally:
-        gone.cancel()
-        task.cancel()
-
-
-async def _gone(request: Request) -> None:
-    while (await request.receive())["type"] != "http.disconnect":
-        pass
+        timer.cancel()
+        for each in watches:
+            each.cancel()

@@ -1,0 +1,120 @@
+"""JSON text to data, the numbers of its tensors read straight into arrays where simdjson is installed.
+
+orjson makes a Python number of each, and lists of them that are then walked: three times the work. What simdjson finds
+is taken only where it cannot differ from what the lists would have given; everything else, and every fault, is left to
+orjson. The server installs simdjson (``pysimdjson``); a client, which mostly reads safetensors, does without.
+"""
+
+from functools import cache
+from math import prod
+from typing import Annotated, Any, get_args, get_origin
+
+import numpy as np
+from numpy.typing import NDArray
+from pydantic import BaseModel
+
+from attention_contract.tensors import MAX_RANK, TensorField, Untyped
+
+simdjson: Any
+try:
+    import simdjson
+except ImportError:
+    simdjson = None
+
+_OPENING = ord("[")
+
+
+def read_json(body: bytes | memoryview, model: type[BaseModel]) -> dict[str, Any] | None:
+    """The object that a JSON text holds, nested lists of numbers in the model's tensor fields as arrays.
+
+    None where that cannot be told without going through the lists.
+    """
+    text = bytes(body)
+    # An escape could hide a bracket, a byte order mark is not for us to skip.
+    if simdjson is None or not text.lstrip().startswith(b"{") or b"\\" in text:
+        return None
+    try:
+        document = simdjson.Parser().parse(text)
+        return _read(document, text, _tensor_fields(model))
+    except (ValueError, RuntimeError):
+        return None
+
+
+def _read(document: Any, text: bytes, tensors: frozenset[str]) -> dict[str, Any] | None:
+    data: dict[str, Any] = {}
+    lists = 0
+    for key in document:
+        if key in data:  # of equal names, the last one counts
+            return None
+        value = document[key]
+        found = _array(value) if key in tensors and isinstance(value, simdjson.Array) else None
+        if found is not None:
+            data[key], count = found
+        else:
+            data[key] = _plain(value)
+            count = _lists_in(data[key])
+        lists += count
+    # Rows of the same length may still hold one list more: [3, [4]] reads like [3, 4].
+    return data if lists == np.count_nonzero(np.frombuffer(text, np.uint8) == _OPENING) else None
+
+
+def _array(value: Any) -> tuple[NDArray[Any], int] | None:
+    """Nested lists of numbers as an array, and how many lists they are; None for anything else."""
+    shape, level, lists = [len(value)], [value], 1
+    while level[0] and isinstance(level[0][0], simdjson.Array):
+        level = [row for rows in level for row in rows]
+        if len(shape) == MAX_RANK or len(level) != prod(shape):
+            return None
+        if any(not isinstance(row, simdjson.Array) for row in level) or len(set(map(len, level))) > 1:
+            return None
+        lists += len(level)
+        shape.append(len(level[0]))
+    numbers = _numbers(value)
+    if numbers is None or not numbers.size or numbers.size != prod(shape):
+        return None
+    return numbers.reshape(shape).view(Untyped), lists
+
+
+def _numbers(value: Any) -> NDArray[Any] | None:
+    """All numbers of nested lists: int64 where all are integers, float64 else; None where some are no numbers."""
+    try:
+        return np.frombuffer(value.as_buffer(of_type="i"), np.int64)
+    except TypeError:
+        pass
+    except ValueError:  # an integer that does not fit
+        return None
+    try:
+        return np.frombuffer(value.as_buffer(of_type="d"), np.float64)
+    except (TypeError, ValueError):
+        return None
+
+
+def _plain(value: Any) -> Any:
+    if isinstance(value, simdjson.Array):
+        return value.as_list()
+    return value.as_dict() if isinstance(value, simdjson.Object) else value
+
+
+def _lists_in(value: Any) -> int:
+    """How many opening brackets the text of a value has."""
+    if isinstance(value, list):
+        return 1 + sum(map(_lists_in, value))
+    if isinstance(value, dict):
+        return sum(map(_lists_in, (*value, *value.values())))
+    return value.count("[") if isinstance(value, str) else 0
+
+
+@cache
+def _tensor_fields(model: type[BaseModel]) -> frozenset[str]:
+    """The names on the wire of the fields that are tensors themselves."""
+    return frozenset(
+        field.alias or name
+        for name, field in model.model_fields.items()
+        if any(isinstance(each, TensorField) for each in field.metadata) or _is_tensor(field.annotation)
+    )
+
+
+def _is_tensor(kind: Any) -> bool:
+    if get_origin(kind) is Annotated:
+        return any(isinstance(each, TensorField) for each in get_args(kind)[1:])
+    return get_origin(kind) not in {list, dict, tuple} and any(map(_is_tensor, get_args(kind)))

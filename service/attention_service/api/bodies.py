@@ -1,0 +1,125 @@
+"""Bodies as they arrive: into one buffer, decompressed where they are compressed, within the limit and the memory."""
+
+import zlib
+from collections.abc import Callable, Iterator, Mapping
+from typing import Final
+
+import zstandard
+from starlette.concurrency import run_in_threadpool
+from starlette.types import Receive
+
+from attention_contract.errors import BodyTooLarge, Unreadable, UnsupportedMediaType
+
+Hold = Callable[[int], None]
+"""Takes the memory of so many bytes of a body, or raises."""
+
+UNCOUNTED: Final = 32 * 1024
+"""Bytes of a body that are not worth counting."""
+_STEP: Final = 2**20
+"""Bytes that are decompressed at a time: between two steps they are counted, and others have their turn."""
+_WINDOW: Final = 2**27
+"""The largest window of zstd that a decompressor must know (RFC 8878 recommends 8 MiB; ``zstd --long`` takes this)."""
+
+
+async def read_body(headers: Mapping[bytes, bytes], receive: Receive, limit: int, hold: Hold) -> memoryview:
+    """The whole body in one buffer, as it was before it was compressed.
+
+    It is read and decompressed only as long as it stays within the limit and there is memory for it. Raises
+    UnsupportedMediaType, BodyTooLarge, Unreadable, or what ``hold`` does.
+    """
+    coding = str(headers.get(b"content-encoding", b"identity"), "latin-1").strip().lower()
+    if coding not in {"identity", *_CODINGS}:
+        raise UnsupportedMediaType(
+            f"Content-Encoding: {coding[:40]!r} is not read here; send the body as it is, or in one of "
+            f"{', '.join(_CODINGS)}",
+            offered=list(_CODINGS),
+        )
+    room = _Room(limit, hold)
+    body = await _received(headers, receive, room)
+    return body if coding == "identity" else await _decompressed(body, coding, room)
+
+
+class _Room:
+    """What a body may take up: bytes of one buffer up to the limit, all of them counted."""
+
+    def __init__(self, limit: int, hold: Hold) -> None:
+        self.limit = limit
+        self._hold = hold
+        self._taken = self._held = 0
+
+    def take(self, more: int, size: int) -> None:
+        """Take so many bytes more for a buffer that then has this size."""
+        if size > self.limit:
+            raise BodyTooLarge(
+                f"the body has at least {size} bytes; this server reads up to {self.limit}",
+                limit_bytes=self.limit,
+                needed_bytes=size,
+            )
+        self._taken += more
+        if self._taken > max(self._held, UNCOUNTED):
+            self._hold(self._taken - self._held)
+            self._held = self._taken
+
+
+async def _received(headers: Mapping[bytes, bytes], receive: Receive, room: _Room) -> memoryview:
+    """The body as it came: the one message that it came in, or its chunks, each copied once."""
+    stated = int(headers.get(b"content-length", 0))
+    room.take(stated, stated)
+    body = bytearray()
+    while True:
+        message = await receive()
+        if message["type"] == "http.disconnect":
+            raise Unreadable("the body ended before it was complete")
+        chunk = message.get("body", b"")
+        size = len(body) + len(chunk)
+        if size > stated:
+            room.take(min(size - stated, len(chunk)), size)
+        if not message.get("more_body"):
+            if not body:
+                return memoryview(chunk)
+            body += chunk
+            return memoryview(body)
+        body += chunk
+
+
+async def _decompressed(body: memoryview, coding: str, room: _Room) -> memoryview:
+    steps, whole = _CODINGS[coding](body), bytearray()
+    while True:
+        piece = await run_in_threadpool(next, steps, None)
+        if piece is None:
+            return memoryview(whole)
+        room.take(len(piece), len(whole) + len(piece))
+        whole += piece
+
+
+def _gunzip(body: memoryview) -> Iterator[bytes]:
+    rest: bytes | memoryview = body
+    while rest:
+        member = zlib.decompressobj(wbits=zlib.MAX_WBITS | 16)
+        while not member.eof:
+            try:
+                piece = member.decompress(rest, _STEP)
+            except zlib.error:
+                raise _broken("gzip") from None
+            rest = member.unconsumed_tail
+            if not piece and not member.eof:
+                raise _broken("gzip")
+            yield piece
+        rest = member.unused_data  # another member may follow
+
+
+def _unzstd(body: memoryview) -> Iterator[bytes]:
+    reader = zstandard.ZstdDecompressor(max_window_size=_WINDOW).stream_reader(body, read_across_frames=True)
+    try:
+        while piece := reader.read(_STEP):
+            yield piece
+    except zstandard.ZstdError:
+        raise _broken("zstd") from None
+
+
+def _broken(coding: str) -> Unreadable:
+    return Unreadable(f"the body is not what Content-Encoding: {coding} says")
+
+
+_CODINGS: Final = {"gzip": _gunzip, "zstd": _unzstd}
+"""The content codings that are read, and what takes them apart step by step."""

@@ -3,6 +3,7 @@
 import asyncio
 import math
 import random
+from dataclasses import replace
 from itertools import pairwise
 
 import numpy as np
@@ -247,7 +248,7 @@ def test_drift_brings_about_one_calibration_at_a_time(tmp_path, device, monkeypa
 
         engine.recalibration.work = work
         keep = engine._keep
-        monkeypatch.setattr(engine, "_keep", lambda run, clock, _, **more: keep(run, clock, next(times), **more))
+        monkeypatch.setattr(engine.execution, "_watch", lambda seen: keep(replace(seen, at=next(times))))
         for _ in range(13):
             await engine.forward(None, RawForwardRequest(query=X))
         await asyncio.sleep(0)

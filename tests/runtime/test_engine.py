@@ -64,9 +64,12 @@ def test_what_was_given_up_in_the_queue_never_runs_and_frees_its_memory(tmp_path
             return real(*arguments)
 
         monkeypatch.setattr(engine_module.forward, "run", slow)
-        tasks = [asyncio.create_task(engine.forward(None, ASK)) for _ in range(3)]
+        engine.execution.hold_s = 0.0  # nothing stays on the event loop
+        tasks = [asyncio.create_task(engine.forward(None, ASK))]
         while not ran:
             await asyncio.sleep(0.001)
+        tasks += [asyncio.create_task(engine.forward(None, ASK)) for _ in range(2)]
+        await asyncio.sleep(0.01)
         tasks[0].cancel()  # running: its memory is held until it ends
         tasks[1].cancel()  # queued: it never runs
         await asyncio.sleep(0.01)

@@ -185,7 +185,8 @@ class Ran(WireModel):
     queue_ms: float
     """Milliseconds between admission and execution."""
     batch: int
-    """How many requests ran together."""
+    """How many requests ran together. The times predicted and measured are those of all of them; FLOPs and bytes are
+    this request's own."""
     peak_bytes: int
     """Peak memory that the request was admitted for, in bytes: the cost model's estimate."""
 

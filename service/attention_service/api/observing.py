@@ -30,6 +30,7 @@ request_id: ContextVar[str | None] = ContextVar("request_id", default=None)
 _REQUEST_ID = re.compile(r"[A-Za-z0-9._:/+=-]{1,128}")
 _BY_THE_CLOCK = {"health_live", "health_ready", "metrics"}
 _SECONDS = (0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30)
+_BATCHES = (1, 2, 4, 8, 16, 32, 64, 128, 256)
 
 
 class Metrics:
@@ -54,9 +55,17 @@ class Metrics:
             buckets=RATIO_EDGES,
             registry=self.registry,
         )
+        self.batches = Histogram(
+            "attention_batch_requests",
+            "Requests that ran at once",
+            ["purpose"],
+            buckets=_BATCHES,
+            registry=self.registry,
+        )
         # Finding a metric by its labels takes longer than counting.
         self._of = cache(self._labelled)
         self._ratio_of = cache(self.ratio.labels)
+        self._batches_of = cache(self.batches.labels)
 
     def answered(self, operation: str, status: int, seconds: float) -> None:
         """Count one request."""
@@ -90,6 +99,7 @@ class Metrics:
 
     def _predicted(self, run: Run) -> None:
         self._ratio_of(run.kernel, run.purpose).observe(run.ratio)
+        self._batches_of(run.purpose).observe(run.batch)
 
     async def page(self, _: Request) -> Response:
         """The metrics in Prometheus' text format."""

@@ -25,7 +25,7 @@ RATIO_EDGES = (
 
 @dataclass(frozen=True)
 class Run:
-    """One run that ended well."""
+    """One run that ended well, of one request or of some at once."""
 
     kernel: str
     purpose: Purpose
@@ -34,6 +34,8 @@ class Run:
     estimated_bytes: int
     peak_bytes: int | None = None
     """Measured; None where it can't be."""
+    batch: int = 1
+    """How many requests ran at once."""
 
     @property
     def ratio(self) -> float:

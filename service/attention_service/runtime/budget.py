@@ -45,6 +45,11 @@ class Budget:
         """Bytes that could be admitted now."""
         return max(self.total - self._resident_bytes() - self.in_flight, 0)
 
+    @property
+    def spare(self) -> int:
+        """Bytes that could be admitted now, and for which nobody waits."""
+        return 0 if self._waiting else self.free
+
     def check(self, need: int, what: str = "the request needs an estimated {need} bytes at its peak") -> None:
         """Raise NeverFits or OverBudget where this many bytes can't be had even with nothing else in flight."""
         what = what.format(need=need)
@@ -91,6 +96,15 @@ class Budget:
         """Give back what ``acquire`` took."""
         self.in_flight -= need
         self._admitted -= 1
+        self.wake()
+
+    def take_more(self, more: int) -> None:
+        """Take what is ``spare``, for requests that were admitted, to be given back by ``release_more``."""
+        self.in_flight += more
+
+    def release_more(self, more: int) -> None:
+        """Give back what ``take_more`` took."""
+        self.in_flight -= more
         self.wake()
 
     @contextmanager

@@ -1,7 +1,7 @@
-"""The engine: one for each device. It binds, plans, admits, and executes away from the event loop.
+"""The engine: one for each device. It binds, plans, and has executed what is asked.
 
-A request's life is a straight line: ``prepare`` (shapes, kernel, cost) → the memory budget → the device's worker
-thread → the reply. The first is quick and runs where it is called; nothing is allocated before the second.
+A request's life is a straight line: ``prepare`` (shapes, kernel, cost) → ``execution`` (the memory budget, a batch, the
+device) → the reply. The first is quick and runs where it is called; nothing is allocated before the second.
 """
 
 import asyncio
@@ -14,9 +14,7 @@ from functools import partial
 from pathlib import Path
 from typing import Literal, TypeVar
 
-import torch
-
-from attention_contract.errors import AttentionError, Draining, Loading, NeverFits, Unavailable
+from attention_contract.errors import Draining, Loading, Unavailable
 from attention_contract.schemas.accuracy import AccuracyReply
 from attention_contract.schemas.attention import (
     AttentionInputs,
@@ -41,19 +39,20 @@ from attention_contract.schemas.modules import (
     ReplaceParameters,
 )
 from attention_service.core.arrays import to_numpy
-from attention_service.core.cost import Clock
 from attention_service.modules import parameters
 from attention_service.modules.library import Library
 from attention_service.modules.resident import Module, making_bytes
 from attention_service.runtime import complexity, forward, gradients, hopfield, inspection
-from attention_service.runtime.accuracy import Accuracy, Run
+from attention_service.runtime.accuracy import Accuracy
 from attention_service.runtime.budget import Budget
 from attention_service.runtime.calibration import stored
 from attention_service.runtime.calibration.background import measured
 from attention_service.runtime.complexity.subjects import Place
 from attention_service.runtime.device import BUDGET_SHARE, Device, warm_up
 from attention_service.runtime.drift import Drift
+from attention_service.runtime.execution import Execution
 from attention_service.runtime.jobs import Fields, Job
+from attention_service.runtime.passes import Seen
 from attention_service.runtime.recalibration import Recalibration
 
 ResultT = TypeVar("ResultT")
@@ -82,7 +81,7 @@ class Engine:
         self._drift = Drift()
         self._judged = device.clock
         """The clock whose predictions ``accuracy`` and ``_drift`` are about."""
-        self._worker = ThreadPoolExecutor(1, thread_name_prefix=f"attention-{device.torch}")
+        self.execution = Execution(device, self.budget, self._keep)
         self._files = ThreadPoolExecutor(2, thread_name_prefix="attention-store")
         # One thread of its own: a long sweep keeps nobody waiting but another sweep.
         self._counting = ThreadPoolExecutor(1, thread_name_prefix="attention-complexity")
@@ -96,7 +95,8 @@ class Engine:
             self.damaged = await self._in_thread(self.library.load)
             if (found := await self._in_thread(partial(stored.load, self._root, self.device))) is not None:
                 self._set_clock(found)
-            await self._on_device(partial(warm_up, self.device))
+            await self.execution.call(partial(warm_up, self.device))
+            await self.execution.measure()
         except Exception as fault:
             self.failure = type(fault).__name__
             raise
@@ -105,7 +105,7 @@ class Engine:
 
     async def measure_device(self) -> None:
         """Calibrate the device while nobody waits, keep what was found, and predict by it from now on."""
-        done = await measured(self.device, self.budget, self._on_device)
+        done = await measured(self.device, self.budget, self.execution.call)
         clock = await self._in_thread(done.clock, self._fitting)
         found = stored.Stored(clock, datetime.now(UTC), done.points)
         self._set_clock(found)  # also where it can't be kept
@@ -123,7 +123,8 @@ class Engine:
         """Drain, wait for what is in flight, and let the threads go."""
         self.drain()
         await self.recalibration.stop()
-        for threads in (self._worker, self._files, self._counting, self._fitting):
+        await self.execution.stop()
+        for threads in (self._files, self._counting, self._fitting):
             await asyncio.to_thread(partial(threads.shutdown, cancel_futures=True))
 
     def check_ready(self) -> None:
@@ -149,7 +150,7 @@ class Engine:
         self.check_ready()
         need = await self._in_thread(partial(self.library.estimate, request))
         await self.budget.acquire(need)
-        module, _ = await self._holding(need, self._files, add)
+        module, _ = await self._holding(need, add)
         return module.info()
 
     def module(self, name: str, version: str | None = None) -> Module:
@@ -173,7 +174,7 @@ class Engine:
         need = making_bytes(self.module(name).config)  # its pin is checked with the write
         replace = partial(self.library.replace, name, request.parameters, request.version)
         await self.budget.acquire(need)
-        return (await self._holding(need, self._files, replace)).info()
+        return (await self._holding(need, replace)).info()
 
     async def parameters(self, name: str, version: str | None = None) -> ParameterList:
         """Names, shapes and statistics of a module's parameters."""
@@ -239,39 +240,33 @@ class Engine:
         self.check_ready()
         return None if name is None else self.library.get(name, request.version)
 
-    # ── execution ────────────────────────────────────────────────────────────────────────────────────────────────────
-
     async def _run(self, job: Job) -> tuple[Fields, Ran]:
-        """Admit a job, run it on the device's thread, and say what ran."""
-        need, clock = job.plan.peak_bytes, self.device.clock  # by which it was planned just now
-        await self.budget.acquire(need)
-        admitted = time.monotonic()
-        fields, started, ended, peak = await self._holding(need, self._worker, partial(self._timed, job))
-        run = Run(job.plan.kernel, job.purpose, job.plan.predicted, ended - started, need, peak)
-        self._keep(run, clock, ended, watched=job.watched)
+        """Have a job run, and say what ran."""
+        ended = await self.execution.run(job)
+        plan = ended.plan
         ran = Ran(
-            kernel=job.plan.kernel,
+            kernel=plan.kernel,
             device=str(self.device.torch),
             dtype=job.dtype,
             version=job.module.version if job.module is not None else None,
             flops=job.plan.flops,
-            predicted_ms=job.plan.predicted.median * 1e3,
-            predicted_low_ms=job.plan.predicted.low * 1e3,
-            predicted_high_ms=job.plan.predicted.high * 1e3,
-            compute_ms=run.seconds * 1e3,
-            queue_ms=(started - admitted) * 1e3,
-            batch=1,
-            peak_bytes=need,
+            predicted_ms=plan.predicted.median * 1e3,
+            predicted_low_ms=plan.predicted.low * 1e3,
+            predicted_high_ms=plan.predicted.high * 1e3,
+            compute_ms=ended.seconds * 1e3,
+            queue_ms=ended.queued * 1e3,
+            batch=ended.batch,
+            peak_bytes=job.plan.peak_bytes,
         )
-        return fields, ran
+        return ended.fields, ran
 
-    def _keep(self, run: Run, clock: Clock, now: float, *, watched: bool) -> None:
+    def _keep(self, seen: Seen) -> None:
         """Remember how a prediction fared, and measure the device again where those that are watched no longer hold."""
         self._judge()
-        if clock is not self._judged:  # set while this ran
+        if seen.clock is not self._judged:  # set while this ran
             return
-        self.accuracy.record(run)
-        if watched and clock.basis == "calibrated" and self._drift.see(run, now):
+        self.accuracy.record(seen.run)
+        if seen.watched and seen.clock.basis == "calibrated" and self._drift.see(seen.run, seen.at):
             self.recalibration.start()
 
     def _judge(self) -> None:
@@ -281,28 +276,13 @@ class Engine:
             self.accuracy.restart()
             self._drift.restart(time.monotonic())
 
-    def _timed(self, job: Job) -> tuple[Fields, float, float, int | None]:
-        peak = self.device.peak_meter()
-        started = time.monotonic()
-        try:
-            fields = job.run()
-        except AttentionError:
-            raise
-        except (torch.OutOfMemoryError, MemoryError) as fault:
-            raise _out_of_memory(job) from fault
-        except RuntimeError as fault:
-            if "can't allocate memory" in str(fault):  # the CPU allocator has no exception of its own
-                raise _out_of_memory(job) from fault
-            raise
-        return fields, started, time.monotonic(), peak()
+    async def _holding(self, need: int, work: Callable[[], ResultT]) -> ResultT:
+        """What work on the store returns; the bytes that it was admitted for are given back when it ends.
 
-    async def _holding(self, need: int, threads: ThreadPoolExecutor, work: Callable[[], ResultT]) -> ResultT:
-        """What the work returns, done in one of these threads; the bytes that it was admitted for are then given back.
-
-        Work whose caller went away may be running already: its memory is free when it ends, not when it is given up.
+        Work whose caller went away may be running already: its memory is free then, not when it is given up.
         """
         try:
-            future = threads.submit(work)
+            future = self._files.submit(work)
         except RuntimeError:
             self.budget.release(need)
             raise Draining("the server is stopping; try another, or this one once it is back") from None
@@ -310,16 +290,5 @@ class Engine:
         future.add_done_callback(lambda _: loop.call_soon_threadsafe(self.budget.release, need))
         return await asyncio.wrap_future(future)
 
-    async def _on_device(self, work: Callable[[], ResultT]) -> ResultT:
-        return await self._in_thread(work, self._worker)
-
     async def _in_thread(self, work: Callable[[], ResultT], threads: ThreadPoolExecutor | None = None) -> ResultT:
         return await asyncio.get_running_loop().run_in_executor(threads or self._files, work)
-
-
-def _out_of_memory(job: Job) -> NeverFits:
-    return NeverFits(
-        f"the device ran out of memory, though the estimate was {job.plan.peak_bytes} bytes; "
-        "ask for fewer queries, heads or taps at a time",
-        needed_bytes=job.plan.peak_bytes,
-    )

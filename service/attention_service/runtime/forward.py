@@ -1,6 +1,6 @@
 """Forward: the output of one attention, and any taps along it."""
 
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
@@ -21,6 +21,7 @@ from attention_service.runtime.binding import bind
 from attention_service.runtime.bound import Bound
 from attention_service.runtime.device import Device
 from attention_service.runtime.jobs import Fields, Job
+from attention_service.runtime.joining import Kind, Part, joinable, key_of
 from attention_service.runtime.planning import Plan, choose_kernel, plan_forward, workload
 from attention_service.runtime.selecting import bind_selection, check_edits, check_taps
 
@@ -37,21 +38,41 @@ def prepare(module: Module | None, request: ForwardRequest, device: Device, room
     work = workload(
         bound, device, request.return_, selection, edited=bool(request.edits), reported=request.report_error
     )
-    plan = device.plans.get(
+    planned = device.plans.get(
         device.clock,
         ("forward", work.key, bound.dtype, request.kernel, room),
-        lambda: plan_forward(work, choose_kernel(work, bound.dtype, device, request.kernel, room), device.clock),
+        lambda: _planned(work, choose_kernel(work, bound.dtype, device, request.kernel, room), bound.dtype, device),
     )
-    plan = with_dropout_mask(plan, work, request)
+    plan = with_dropout_mask(planned.plan, work, request)
     watched = not (request.edits or request.report_error or plan.kernel == "flex" or returns_mask(request))
-    return Job(
-        "forward",
-        plan,
-        bound.dtype,
-        module,
-        lambda: run(bound, request, selection, plan.kernel, device.torch),
-        watched=watched,
-    )
+
+    def passed(bound: Bound) -> Fields:
+        return run(bound, request, selection, plan.kernel, device.torch)
+
+    part = None
+    if watched and joinable(bound):
+        key = planned.kind, key_of(bound), selection, tuple(request.return_), request.average_heads
+        part = Part(planned.kind, key, bound, plan.peak_bytes, passed)
+    return Job("forward", plan, bound.dtype, module, lambda: passed(bound), watched=watched, part=part)
+
+
+@dataclass(frozen=True)
+class _Planned:
+    """What is remembered of equal requests."""
+
+    plan: Plan
+    kind: Kind
+
+
+def _planned(work: Workload, kernel: str, dtype: str, device: Device) -> _Planned:
+    clock = device.clock
+    alike = replace(work, batch=1, queries=1, keys=1)
+
+    def make() -> Kind:
+        return Kind(work, lambda sized: clock.forward(sized, kernel), lambda sized: plan_forward(sized, kernel, clock))
+
+    kind = device.plans.get(clock, ("forward kind", alike.key, dtype, kernel), make)
+    return _Planned(plan_forward(work, kernel, clock), kind)
 
 
 @torch.inference_mode()

@@ -2,11 +2,14 @@
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from attention_contract.schemas.accuracy import Purpose
 from attention_service.modules.resident import Module
 from attention_service.runtime.planning import Plan
+
+if TYPE_CHECKING:
+    from attention_service.runtime.joining import Part
 
 Fields = dict[str, Any]
 """The fields of a reply, but for ``ran``."""
@@ -23,3 +26,5 @@ class Job:
     run: Callable[[], Fields]
     watched: bool = True
     """Whether requests of its kind are among those that a calibration measures."""
+    part: "Part | None" = None
+    """As a part of a batch; None for what is run alone."""

@@ -1,0 +1,159 @@
+"""Which of the requests that wait run together: those for which the clock predicts that it is quicker.
+
+What is quicker for some is slower for others. Of the sizes that a batch may have, the one of the greatest power is
+taken: the rate at which requests are answered, divided by the mean time until they are (Kleinrock 1979, ICC 79, 43.1).
+Large passes gain nothing by running together and would only wait for one another; tiny ones gain most of their time.
+"""
+
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from statistics import median
+
+import numpy as np
+
+from attention_contract.spec import AttentionSpec
+from attention_service.core.cost import Estimate
+from attention_service.runtime.bound import Bound, Layout
+from attention_service.runtime.jobs import Fields
+from attention_service.runtime.joining import Part, Size, run_together, size_of, stacked_bytes
+from attention_service.runtime.planning import Plan
+
+_MANY, _LARGE, _WIDTH, _ROUNDS = 32, 4096, 64, 15
+"""To time it: how many small requests are joined, how long the large ones are, how wide all are, and how often."""
+
+
+@dataclass(frozen=True)
+class Joining:
+    """What it takes to put requests together and to take their results apart, beside the pass itself."""
+
+    part_s: float = 0.0
+    """For each request."""
+    byte_s: float = 0.0
+    """For each byte that is copied."""
+
+    def seconds(self, parts: int, copied: int) -> float:
+        """Of so many requests, and so many bytes."""
+        return parts * self.part_s + copied * self.byte_s
+
+    @classmethod
+    def measured(cls) -> "Joining":
+        """As it is now, of many small requests and of a few large ones."""
+        many, large = _samples(_MANY, 1), _samples(2, _LARGE)
+        part_s = _median_seconds(many) / len(many)
+        copied = sum(bound.arrays["query"].nbytes for bound in large)
+        return cls(part_s, max(_median_seconds(large) - len(large) * part_s, 0.0) / copied)
+
+
+@dataclass(frozen=True)
+class Batch:
+    """Requests that run as one."""
+
+    parts: tuple[Part, ...]
+    plan: Plan
+    """Of all of them at once, with what joining them takes."""
+
+    @property
+    def more(self) -> int:
+        """Bytes that it needs beyond what its requests are admitted for."""
+        return max(self.plan.peak_bytes - sum(part.need for part in self.parts), 0)
+
+    def run(self) -> list[Fields]:
+        """The reply's fields of each; it blocks."""
+        return run_together([part.bound for part in self.parts], self.parts[0].run)
+
+
+def choose(waiting: Sequence[Part], joining: Joining, spare: int) -> Batch | None:
+    """The first of them with some of the others that go with it; None where it does better alone.
+
+    waiting: all that could be run with the first, in the order in which they came. ``spare``: bytes that a batch may
+    need beyond what its requests are admitted for.
+    """
+    first = waiting[0]
+    alike = [part for part in waiting if part.lengths == first.lengths]
+    taken = alike[: _most_powerful(alike, joining)]
+    if len(taken) == len(alike):
+        taken = _with_others(taken, [part for part in waiting if part.lengths != first.lengths], joining)
+    while len(taken) > 1:
+        size = _size(taken)
+        plan, copied = first.kind.plan(size), stacked_bytes(taken, size)
+        if plan.peak_bytes + copied <= sum(part.need for part in taken) + spare:
+            seconds = joining.seconds(len(taken), copied)
+            predicted = plan.predicted + Estimate(seconds, seconds, seconds)
+            return Batch(tuple(taken), replace(plan, predicted=predicted, peak_bytes=plan.peak_bytes + copied))
+        taken = taken[: len(taken) // 2]
+    return None
+
+
+def _most_powerful(alike: Sequence[Part], joining: Joining) -> int:
+    """How many requests of equal lengths to take at a time: all of them, or a half, a quarter and so on."""
+    count = size = len(alike)
+    best, least = 1, float("inf")
+    while size:
+        rounds = -(-count // size)
+        weakness = _weakness([_seconds(alike[:size], joining)] * rounds, [1] * rounds)
+        if weakness < least:
+            best, least = size, weakness
+        size //= 2
+    return best
+
+
+def _with_others(taken: list[Part], others: Sequence[Part], joining: Joining) -> list[Part]:
+    """With requests of other lengths too, padded, the nearest first, as long as that has the greater power."""
+    length = sum(taken[0].lengths)
+    for lengths in sorted({part.lengths for part in others}, key=lambda each: abs(sum(each) - length)):
+        more = [part for part in others if part.lengths == lengths]
+        together = taken + more
+        if not _may_pad(together):
+            break
+        apart = _weakness([_seconds(taken, joining), _seconds(more, joining)], [len(taken), len(more)])
+        if _weakness([_seconds(together, joining)], [1]) >= apart:
+            break
+        taken = together
+    return taken
+
+
+def _may_pad(parts: Sequence[Part]) -> bool:
+    longest = _size(parts).lengths
+    return all(part.kind.may_pad(part.lengths, longest) for part in parts)
+
+
+def _size(parts: Sequence[Part]) -> Size:
+    return size_of([part.bound for part in parts])
+
+
+def _seconds(parts: Sequence[Part], joining: Joining) -> float:
+    size = _size(parts)
+    seconds = parts[0].kind.predicted(size).median
+    return seconds if len(parts) == 1 else seconds + joining.seconds(len(parts), stacked_bytes(parts, size))
+
+
+def _weakness(seconds: Sequence[float], counts: Sequence[int]) -> float:
+    """The inverse of the power, up to a factor: the time of all passes × the mean time at which requests are answered.
+
+    One pass after the other takes so many seconds, and answers so many requests.
+    """
+    elapsed = answered = 0.0
+    for each, count in zip(seconds, counts, strict=True):
+        elapsed += each
+        answered += count * elapsed
+    return elapsed * answered / sum(counts)
+
+
+def _samples(count: int, length: int) -> list[Bound]:
+    """Requests that are nothing but a query."""
+    query = np.zeros((1, 1, length, _WIDTH), np.float32)
+    sample = Bound(
+        None, AttentionSpec(), Layout(), 1, 1, 1, length, length, 0, _WIDTH, _WIDTH, "float32", "float32",
+        {"query": query}, "query",
+    )  # fmt: skip
+    return [sample] * count
+
+
+def _median_seconds(bounds: Sequence[Bound]) -> float:
+    times = []
+    for _ in range(_ROUNDS):
+        started = time.perf_counter()
+        run_together(bounds, lambda whole: {"output": whole.arrays["query"]})
+        times.append(time.perf_counter() - started)
+    return median(times)

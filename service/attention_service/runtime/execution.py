@@ -1,0 +1,203 @@
+"""Execution: one lane for each device, on which one thing runs at a time.
+
+What was admitted waits in the order of its arrival. At the end of a turn of the event loop, or when the device falls
+idle, the first that waits runs, together with what goes with it (``batching``): nobody waits for others to come. What
+should be over about as soon as it could be handed over runs where it is, on the event loop; all else on the device's
+thread, and until that is idle nothing runs on the loop.
+"""
+
+import asyncio
+import logging
+import time
+from collections import deque
+from collections.abc import Callable
+from concurrent.futures import Future, ThreadPoolExecutor
+from statistics import median
+from typing import Any, TypeVar
+
+from attention_contract.errors import Draining
+from attention_service.core.cost import Clock
+from attention_service.runtime.batching import Joining, choose
+from attention_service.runtime.budget import Budget
+from attention_service.runtime.device import Device
+from attention_service.runtime.jobs import Job
+from attention_service.runtime.joining import Part
+from attention_service.runtime.passes import Ended, Gone, Pass, Seen, Waiting
+
+log = logging.getLogger(__name__)
+ResultT = TypeVar("ResultT")
+
+HAND_OFF_SHARE = 0.05
+"""Work goes to the device's thread if that adds no more than this share to its time."""
+LONGEST_HOLD_S = 5e-3
+"""And always if it might hold the event loop for longer than this, by the upper bound of its prediction."""
+_HAND_OFFS = 25
+"""How many are timed."""
+
+
+class Execution:
+    """Runs what was admitted on one device. Used from the event loop only."""
+
+    def __init__(self, device: Device, budget: Budget, watch: Callable[[Seen], None]) -> None:
+        """``watch`` is told of every run that ended well."""
+        self.hold_s = 0.0
+        """What might take longer goes to the device's thread. Set by ``measure``."""
+        self.joining = Joining()
+        self._device = device
+        self._budget = budget
+        self._watch = watch
+        self._waiting: deque[Waiting] = deque()
+        self._busy = False
+        """Whether something runs on the device's thread."""
+        self._turn: asyncio.Handle | None = None
+        self._worker = ThreadPoolExecutor(1, thread_name_prefix=f"attention-{device.torch}")
+
+    async def measure(self) -> None:
+        """Time a hand-off to the thread and back, and the joining of requests; by these it is chosen what runs how.
+
+        A GPU is waited for on its thread alone: nothing there is over sooner than it could be handed over.
+        """
+        self.joining = await self.call(Joining.measured)
+        if self._device.is_cuda:
+            return
+        times = []
+        for _ in range(_HAND_OFFS):
+            started = time.perf_counter()
+            await self.call(_nothing)
+            times.append(time.perf_counter() - started)
+        self.hold_s = min(median(times) / HAND_OFF_SHARE, LONGEST_HOLD_S)
+
+    async def run(self, job: Job) -> Ended:
+        """Admit a job and run it.
+
+        Raises what the budget does, Draining, NeverFits where the device has no memory after all, and what the job
+        raises. Given up before it begins, it never runs, and its memory is free at once; later, when it ends.
+        """
+        clock = self._device.clock
+        await self._budget.acquire(job.plan.peak_bytes)
+        ended: Ended = await self._through(job.run, job, clock)
+        return ended
+
+    async def call(self, work: Callable[[], ResultT]) -> ResultT:
+        """What other work gives, run on the device's thread in its turn."""
+        result: ResultT = await self._through(work, None, self._device.clock)
+        return result
+
+    async def stop(self) -> None:
+        """Refuse what waits, and wait for what runs."""
+        for waiting in self._waiting:
+            _answer(waiting, _draining())
+            self._give_back(waiting)
+        self._waiting.clear()
+        await asyncio.to_thread(self._worker.shutdown)
+
+    async def _through(self, work: Callable[[], Any], job: Job | None, clock: Clock) -> Any:
+        waiting = Waiting(asyncio.get_running_loop().create_future(), work, job, clock)
+        self._waiting.append(waiting)
+        self._look_later()
+        try:
+            return await waiting.done
+        except asyncio.CancelledError:
+            if waiting in self._waiting:
+                self._waiting.remove(waiting)
+                self._give_back(waiting)
+            raise
+
+    def _look_later(self) -> None:
+        """At the end of this turn of the event loop: until then others may come, and answers go out."""
+        if self._turn is None and not self._busy and self._waiting:
+            self._turn = asyncio.get_running_loop().call_soon(self._look)
+
+    def _look(self) -> None:
+        """Begin the next pass."""
+        self._turn = None
+        while self._waiting and self._waiting[0].done.done():  # given up in this very turn
+            self._give_back(self._waiting.popleft())
+        if not self._waiting:
+            return
+        following = self._next()
+        self._budget.take_more(following.more)
+        if self._stays(following):
+            self._finish(following, following.run(self._device))
+            return
+        try:
+            future = self._worker.submit(following.run, self._device)
+        except RuntimeError:  # it was shut down
+            self._finish(following, Gone([_draining() for _ in following.taken]))
+            return
+        self._busy = True
+        loop = asyncio.get_running_loop()
+        future.add_done_callback(lambda _: loop.call_soon_threadsafe(self._handed_back, following, future))
+
+    def _next(self) -> Pass:
+        """What runs next, taken out of what waits: the first, and those that do better together with it."""
+        first = self._waiting[0]
+        mates = self._mates(first)
+        parts = [part for each in mates if (part := _part(each)) is not None]
+        batch = None
+        if len(parts) > 1:
+            try:
+                batch = choose(parts, self.joining, self._budget.spare)
+            except Exception:  # what can't be planned together runs alone
+                log.exception("requests could not be joined")
+        if batch is None:
+            self._waiting.popleft()
+            return Pass([first])
+        by_part = {id(part): each for part, each in zip(parts, mates, strict=True)}
+        taken = [by_part[id(part)] for part in batch.parts]
+        gone = set(taken)
+        self._waiting = deque(each for each in self._waiting if each not in gone)
+        return Pass(taken, batch)
+
+    def _mates(self, first: Waiting) -> list[Waiting]:
+        """Those that could run together with the first, itself included; none where it runs alone."""
+        own = _part(first)
+        if own is None:
+            return []
+        alike = (each for each in self._waiting if (part := _part(each)) is not None and part.key == own.key)
+        return [each for each in alike if not each.done.done()]
+
+    def _stays(self, following: Pass) -> bool:
+        """Whether it runs on the event loop."""
+        plan = following.plan
+        return plan is not None and plan.predicted.high <= self.hold_s
+
+    def _handed_back(self, following: Pass, future: "Future[Gone]") -> None:
+        self._busy = False
+        fault = future.exception()
+        self._finish(following, future.result() if fault is None else Gone([fault] * len(following.taken)))
+
+    def _finish(self, following: Pass, gone: Gone) -> None:
+        """Give back the memory, answer everyone, and look at what waits when the answers are on their way."""
+        self._budget.release_more(following.more)
+        for waiting, answer in zip(following.taken, gone.answers, strict=True):
+            self._give_back(waiting)
+            _answer(waiting, answer)
+        self._look_later()
+        for seen in gone.runs:
+            self._watch(seen)
+
+    def _give_back(self, waiting: Waiting) -> None:
+        if waiting.job is not None:
+            self._budget.release(waiting.job.plan.peak_bytes)
+
+
+def _part(waiting: Waiting) -> Part | None:
+    return None if waiting.job is None else waiting.job.part
+
+
+def _answer(waiting: Waiting, answer: Any) -> None:
+    if waiting.done.done():  # given up
+        return
+    if isinstance(answer, BaseException):
+        waiting.done.set_exception(answer)
+    else:
+        waiting.done.set_result(answer)
+
+
+def _draining() -> Draining:
+    return Draining("the server is stopping; try another, or this one once it is back")
+
+
+def _nothing() -> None:
+    """What a hand-off costs by itself."""

@@ -1,0 +1,188 @@
+"""Requests of one kind, as one pass: their tensors stacked along the batch, its results split again.
+
+Rows of a batch know nothing of one another, so each caller gets what it would have got alone. Shorter sequences are
+padded where the spec allows nothing else than what it allowed before, and the padding is hidden by ``key_lengths``.
+"""
+
+from collections.abc import Callable, Hashable, Sequence
+from dataclasses import dataclass, field, replace
+from functools import cached_property
+from itertools import accumulate, pairwise
+
+import numpy as np
+
+from attention_contract.tensors import Array
+from attention_service.core.cost import Estimate, Workload
+from attention_service.core.masks import pattern_of
+from attention_service.core.methods import approximation_of
+from attention_service.runtime.bound import Bound
+from attention_service.runtime.jobs import Fields
+from attention_service.runtime.planning import Plan
+
+_STACKED = frozenset(
+    {"query", "key", "value", "past_key", "past_value", "key_mask", "key_lengths", "offsets", "positions"}
+    | {"gate", "beta", "initial_state", "initial_normalizer"}
+)
+"""Tensors with one entry for each sequence. A mask may be one for all of them."""
+_PADDED = frozenset({"query", "key", "value"})
+
+Lengths = tuple[int, int]
+"""Queries and keys, the past and what the spec adds included."""
+
+
+@dataclass(frozen=True)
+class Size:
+    """How large one pass is."""
+
+    batch: int
+    lengths: Lengths
+    padded: bool = False
+
+
+@dataclass(eq=False)
+class Kind:
+    """Requests that differ in batch and lengths alone: what any of them costs with one kernel, each planned once."""
+
+    work: Workload
+    """Of one of them."""
+    predict: Callable[[Workload], Estimate]
+    make: Callable[[Workload], Plan]
+    _predicted: dict[Size, Estimate] = field(default_factory=dict, repr=False)
+    _plans: dict[Size, Plan] = field(default_factory=dict, repr=False)
+    _alike: dict[tuple[Lengths, Lengths], bool] = field(default_factory=dict, repr=False)
+
+    def predicted(self, size: Size) -> Estimate:
+        """The time of one pass."""
+        if size not in self._predicted:
+            self._predicted[size] = self.predict(self._sized(size))
+        return self._predicted[size]
+
+    def plan(self, size: Size) -> Plan:
+        """The plan of one pass."""
+        if size not in self._plans:
+            self._plans[size] = self.make(self._sized(size))
+        return self._plans[size]
+
+    def may_pad(self, lengths: Lengths, to: Lengths) -> bool:
+        """Whether masks allow the same at both lengths, so that padding changes no number."""
+        key = lengths, to
+        if key not in self._alike:
+            self._alike[key] = self._paddable and self._pattern(lengths) == self._pattern(to)
+        return self._alike[key]
+
+    @cached_property
+    def _paddable(self) -> bool:
+        work = self.work
+        bare = not work.past and not work.extra and not work.padded and not work.batched_places
+        return bare and work.taps == {"output"} and approximation_of(work.spec) is None
+
+    def _pattern(self, lengths: Lengths) -> Hashable:
+        return pattern_of(self.work.spec.masks, *lengths)
+
+    def _sized(self, size: Size) -> Workload:
+        queries, keys = size.lengths
+        padded = self.work.padded or size.padded
+        return replace(self.work, batch=size.batch, queries=queries, keys=keys, padded=padded)
+
+
+@dataclass(frozen=True)
+class Part:
+    """One request, as far as it can be run together with others."""
+
+    kind: Kind
+    key: Hashable
+    """Equal for those that can be run together. Sizes are no part of it."""
+    bound: Bound
+    need: int
+    """Bytes that it is admitted for."""
+    run: Callable[[Bound], Fields]
+    """The pass over these or any other bound tensors."""
+
+    @property
+    def lengths(self) -> Lengths:
+        """Those of its sequences."""
+        return self.bound.queries, self.bound.keys
+
+    @cached_property
+    def copied_bytes(self) -> int:
+        """What is copied to stack it."""
+        return sum(array.nbytes for array in self.bound.arrays.values())
+
+
+def joinable(bound: Bound) -> bool:
+    """Whether every tensor of a request has one entry for each sequence, and each is computed for itself."""
+    return (
+        bound.arrays.keys() <= _STACKED
+        and bound.dropout is None
+        and not bound.learned
+        and approximation_of(bound.spec) is None
+    )
+
+
+def key_of(bound: Bound) -> tuple[Hashable, ...]:
+    """What the tensors of requests that are run together have in common, beside their kind."""
+    layout = bound.layout
+    dtypes = tuple((name, array.dtype.str, type(array)) for name, array in bound.arrays.items())
+    return bound.module, layout.headed, layout.merged, bound.reply_dtype, dtypes
+
+
+def size_of(bounds: Sequence[Bound]) -> Size:
+    """How large they are together."""
+    lengths = {(bound.queries, bound.keys) for bound in bounds}
+    longest = max(queries for queries, _ in lengths), max(keys for _, keys in lengths)
+    return Size(sum(bound.batch for bound in bounds), longest, len(lengths) > 1)
+
+
+def stacked_bytes(parts: Sequence[Part], size: Size) -> int:
+    """The bytes of their stacked tensors."""
+    if not size.padded:
+        return sum(part.copied_bytes for part in parts)
+    queries, keys = size.lengths
+    return sum(
+        array.nbytes // array.shape[-2] * (queries if name == "query" else keys)
+        for part in parts
+        for name, array in part.bound.arrays.items()
+        if array.size
+    )
+
+
+def run_together(bounds: Sequence[Bound], run: Callable[[Bound], Fields]) -> list[Fields]:
+    """The reply's fields of each, from one pass over all of them: views of what it gave."""
+    size = size_of(bounds)
+    fields = run(stacked(bounds, size))
+    ends = accumulate((bound.batch for bound in bounds), initial=0)
+    return [_cut(fields, bound, *rows, padded=size.padded) for bound, rows in zip(bounds, pairwise(ends), strict=True)]
+
+
+def stacked(bounds: Sequence[Bound], size: Size) -> Bound:
+    """One request of all of them, in the order in which they stand."""
+    first, (queries, keys) = bounds[0], size.lengths
+    arrays = {}
+    for name in first.arrays:
+        parts = [bound.arrays[name] for bound in bounds]
+        arrays[name] = _padded(parts, queries if name == "query" else keys) if size.padded else np.concatenate(parts)
+    if size.padded:
+        arrays["key_lengths"] = np.repeat([bound.keys for bound in bounds], [bound.batch for bound in bounds])
+    layout = replace(first.layout, batched=True)
+    return replace(first, layout=layout, batch=size.batch, queries=queries, keys=keys, arrays=arrays)
+
+
+def _padded(parts: Sequence[Array], length: int) -> Array:
+    """Tensors ``[B, L, W]`` or ``[B, H, L, W]`` of any L, with zeros up to one length."""
+    first = parts[0]
+    whole = np.zeros((sum(map(len, parts)), *first.shape[1:-2], length, first.shape[-1]), first.dtype)
+    start = 0
+    for part in parts:
+        whole[start : start + len(part), ..., : part.shape[-2], :] = part
+        start += len(part)
+    return whole
+
+
+def _cut(fields: Fields, bound: Bound, start: int, stop: int, *, padded: bool) -> Fields:
+    """The rows of one request, in its layout, without what was padded."""
+
+    def rows(value: Array) -> Array:
+        mine = value[start:stop] if bound.layout.batched else value[start]
+        return mine[..., : bound.queries, :] if padded else mine
+
+    return {name: rows(value) for name, value in fields.items()}

@@ -1,0 +1,151 @@
+"""What runs at once on a device, and how it went: each request's own answer, whatever became of the others."""
+
+import asyncio
+import time
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+
+from attention_contract.errors import AttentionError, NeverFits
+from attention_service.core.cost import Clock
+from attention_service.runtime.accuracy import Run
+from attention_service.runtime.batching import Batch
+from attention_service.runtime.device import Device
+from attention_service.runtime.jobs import Fields, Job
+from attention_service.runtime.planning import Plan
+
+
+@dataclass(frozen=True)
+class Ended:
+    """How one job went."""
+
+    fields: Fields
+    plan: Plan
+    """Of all that ran at once."""
+    queued: float
+    """Seconds between admission and execution."""
+    seconds: float
+    """On the device, for all that ran at once."""
+    batch: int = 1
+    """How many requests ran at once."""
+
+
+@dataclass(eq=False)
+class Waiting:
+    """A job that was admitted; or other work on the device, which has no job."""
+
+    done: "asyncio.Future[Any]"
+    work: Callable[[], Any]
+    job: Job | None
+    clock: Clock
+    """By which it was planned."""
+    admitted: float = field(default_factory=time.monotonic)
+
+
+@dataclass(frozen=True)
+class Seen:
+    """One run, for those who watch."""
+
+    run: Run
+    clock: Clock
+    at: float
+    """When it ended."""
+    watched: bool
+    """Whether requests of its kind are among those that a calibration measures."""
+
+
+@dataclass(frozen=True)
+class Pass:
+    """What runs at once."""
+
+    taken: Sequence[Waiting]
+    batch: Batch | None = None
+
+    @property
+    def plan(self) -> Plan | None:
+        """Of all of it; None for what has none."""
+        if self.batch is not None:
+            return self.batch.plan
+        job = self.taken[0].job
+        return None if job is None else job.plan
+
+    @property
+    def more(self) -> int:
+        """Bytes that it needs beyond what its requests are admitted for."""
+        return 0 if self.batch is None else self.batch.more
+
+    def run(self, device: Device) -> "Gone":
+        """Run it; it blocks. Where requests fail together each runs alone, so that only those at fault do."""
+        gone = Gone()
+        if self.batch is not None:
+            with suppress(Exception):  # whoever is at fault hears of it when it runs alone
+                return self._together(self.batch, device)
+        for waiting in self.taken:
+            gone.answers.append(_alone(waiting, device, gone) if not waiting.done.done() else None)
+        return gone
+
+    def _together(self, batch: Batch, device: Device) -> "Gone":
+        fields, started, ended, peak = _timed(batch.run, device)
+        gone = Gone([
+            Ended(each, batch.plan, started - waiting.admitted, ended - started, len(fields))
+            for waiting, each in zip(self.taken, fields, strict=True)
+        ])  # fmt: skip
+        gone.seen(self, started, ended, peak)
+        return gone
+
+
+@dataclass
+class Gone:
+    """How a pass went."""
+
+    answers: list[Any] = field(default_factory=list)
+    """Of each that was taken: an ``Ended``, what other work gave, or the fault."""
+    runs: list[Seen] = field(default_factory=list)
+
+    def seen(self, taken: Pass, started: float, ended: float, peak: int | None) -> None:
+        """Note a run that ended well."""
+        first, plan = taken.taken[0], taken.plan
+        if first.job is None or plan is None:
+            return
+        run = Run(
+            plan.kernel, first.job.purpose, plan.predicted, ended - started, plan.peak_bytes, peak, len(taken.taken)
+        )
+        self.runs.append(Seen(run, first.clock, ended, first.job.watched))
+
+
+def _alone(waiting: Waiting, device: Device, gone: Gone) -> Any:
+    try:
+        given, started, ended, peak = _timed(waiting.work, device)
+    except AttentionError as fault:
+        return fault
+    except Exception as fault:  # raised again where it is waited for
+        return _told(fault, waiting.job)
+    if waiting.job is None:
+        return given
+    gone.seen(Pass([waiting]), started, ended, peak)
+    return Ended(given, waiting.job.plan, started - waiting.admitted, ended - started)
+
+
+def _timed(work: Callable[[], Any], device: Device) -> tuple[Any, float, float, int | None]:
+    peak = device.peak_meter()
+    started = time.monotonic()
+    given = work()
+    return given, started, time.monotonic(), peak()
+
+
+def _told(fault: Exception, job: Job | None) -> Exception:
+    """A fault as the caller hears of it."""
+    full = isinstance(fault, torch.OutOfMemoryError | MemoryError)
+    # The CPU allocator has no exception of its own.
+    if job is None or not (full or (isinstance(fault, RuntimeError) and "can't allocate memory" in str(fault))):
+        return fault
+    told = NeverFits(
+        f"the device ran out of memory, though the estimate was {job.plan.peak_bytes} bytes; "
+        "ask for fewer queries, heads or taps at a time",
+        needed_bytes=job.plan.peak_bytes,
+    )
+    told.__cause__ = fault
+    return told

@@ -1,0 +1,97 @@
+"""Requests of many connections at once: each gets what it gets alone, and nobody notices who fails or goes away."""
+
+import asyncio
+import socket
+from urllib.parse import urlsplit
+
+import httpx
+import numpy as np
+import pytest
+
+from attention_contract.schemas.attention import ForwardReply, ForwardRequest
+from attention_contract.wire import SAFETENSORS, from_body, to_body
+
+PATH = "/v1/modules/{}/forward"
+KINDS = ("batched", "batched-causal")
+
+
+@pytest.fixture(scope="module")
+def modules(server):
+    with httpx.Client(base_url=server, timeout=60) as client:
+        for name, masks in zip(KINDS, ([], [{"name": "causal"}]), strict=True):
+            config = {"d_model": 64, "num_heads": 4, "spec": {"masks": masks}}
+            assert client.post("/v1/modules", json={"name": name, "config": config, "seed": 2}).status_code == 201
+
+
+def drawn(rng):
+    """A path and a body: mostly good, some of them impossible, some with a number that is too large."""
+    x = rng.standard_normal((1, int(rng.choice([4, 16])), 64)).astype(np.float32)
+    if rng.random() < 0.1:
+        x = x[..., :63]
+    if rng.random() < 0.1:
+        x = x.astype(np.float64)
+        x[0, 0, 0] = 1e300
+    return PATH.format(rng.choice(KINDS)), ForwardRequest(query=x)
+
+
+def body_of(ask):
+    return b"".join(to_body(ask, SAFETENSORS, "request"))
+
+
+async def posted(http, path, ask):
+    return await http.post(path, content=body_of(ask), headers={"Content-Type": SAFETENSORS})
+
+
+def same(found, expected):
+    """Whether it is the same answer; how many ran together."""
+    assert found.status_code == expected.status_code
+    if found.status_code != 200:
+        problem, other = found.json(), expected.json()
+        assert {**problem, "request_id": ""} == {**other, "request_id": ""}
+        return 0
+    mine, other = (from_body(ForwardReply, each.content, SAFETENSORS, "reply") for each in (found, expected))
+    np.testing.assert_allclose(mine.output, other.output, rtol=1e-4, atol=1e-5)
+    assert other.ran.batch == 1
+    assert mine.ran.flops == other.ran.flops
+    return mine.ran.batch
+
+
+def leave(server, path, ask):
+    """Ask, and hang up without an answer."""
+    url, body = urlsplit(server), body_of(ask)
+    head = f"POST {path} HTTP/1.1\r\nHost: x\r\nContent-Type: {SAFETENSORS}\r\nContent-Length: {len(body)}\r\n\r\n"
+    with socket.create_connection((url.hostname, url.port)) as connection:
+        connection.sendall(head.encode() + body)
+
+
+def test_callers_on_many_connections_get_what_they_get_alone(server, modules):
+    rng = np.random.default_rng(0)
+
+    async def play():
+        async with httpx.AsyncClient(base_url=server, timeout=60, limits=httpx.Limits(max_connections=48)) as http:
+            asks = [drawn(rng) for _ in range(48)]
+            expected = [await posted(http, *ask) for ask in asks]
+            assert {each.status_code for each in expected} == {200, 422}
+            sizes = set()
+            for _ in range(20):
+                found = asyncio.gather(*(posted(http, *ask) for ask in asks))
+                for ask in asks[:4]:
+                    await asyncio.to_thread(leave, server, *ask)
+                sizes |= {same(*pair) for pair in zip(await found, expected, strict=True)}
+                if max(sizes) > 2:
+                    break
+            assert max(sizes) > 2, "nothing ran together"
+            for _ in range(200):
+                memory = (await http.get("/v1")).json()["memory"]
+                if not memory["in_flight_bytes"]:
+                    break
+                await asyncio.sleep(0.05)
+            assert memory["in_flight_bytes"] == 0
+            metrics = (await http.get("/metrics")).text
+        line = next(
+            each for each in metrics.splitlines() if each.startswith('attention_batch_requests_bucket{le="1.0"')
+        )
+        total = next(each for each in metrics.splitlines() if each.startswith("attention_batch_requests_count"))
+        assert float(line.split()[-1]) < float(total.split()[-1])
+
+    asyncio.run(play())

@@ -1,0 +1,439 @@
+"""Requests that run together: each caller gets what it would have got alone, whatever becomes of the others."""
+
+import asyncio
+import random
+import threading
+
+import numpy as np
+import pytest
+import torch
+
+from attention_contract.errors import Draining, InvalidTensor
+from attention_contract.positions import Alibi, Rope
+from attention_contract.schemas.attention import ForwardRequest, RawForwardRequest, Select
+from attention_contract.schemas.modules import CreateModule, ModuleConfig
+from attention_contract.spec import AttentionSpec, Causal, SlidingWindow
+from attention_service.core.cost import Rates, Roofline
+from attention_service.runtime import batching
+from attention_service.runtime import engine as engine_module
+from attention_service.runtime.batching import Joining
+from attention_service.runtime.device import Device
+from attention_service.runtime.engine import Engine
+
+RATES = Rates(flops_per_s=1e11, bytes_per_s=1e10, overhead_s=1e-3)
+"""Of a device on which the start is nearly all there is: everything gains by running together."""
+SPECS = {
+    "plain": AttentionSpec(),
+    "causal": AttentionSpec(masks=[Causal()]),
+    "aligned": AttentionSpec(masks=[Causal(align="bottom_right")]),
+    "window": AttentionSpec(masks=[SlidingWindow(left=2, right=1)], position=Rope()),
+    "biased": AttentionSpec(position=Alibi(), normalizer={"name": "sigmoid"}),
+    "sparse": AttentionSpec(normalizer={"name": "sparsemax"}),
+    "linear": AttentionSpec(method={"name": "linear"}),
+    "extra": AttentionSpec(add_zero_attn=True),
+}
+
+
+@pytest.fixture
+def device():
+    torch.set_num_threads(1)
+    return Device(torch.device("cpu"), "test", 2**34, Roofline(RATES))
+
+
+def play(tmp_path, device, story, **settings):
+    """Tell a story of an engine, at whose end nothing may be held."""
+
+    async def whole():
+        engine = Engine(tmp_path, device, **settings)
+        await engine.start()
+        try:
+            await story(engine)
+            for _ in range(500):
+                if not engine.budget.in_flight:
+                    break
+                await asyncio.sleep(0.01)
+            assert (engine.budget.in_flight, engine.budget.waiting) == (0, 0)
+        finally:
+            await engine.stop()
+
+    asyncio.run(whole())
+
+
+async def together(engine, asks):
+    """The answers to requests that arrive in one turn: what each gave or how it failed."""
+    return await asyncio.gather(*(engine.forward(name, ask) for name, ask in asks), return_exceptions=True)
+
+
+async def alone(engine, asks):
+    answers = []
+    for name, ask in asks:
+        answers += await together(engine, [(name, ask)])
+    return answers
+
+
+def taps(reply):
+    names = ("output", "weights", "scores", "k", "context", "present_key", "present_value")
+    return {name: value for name in names if (value := getattr(reply, name)) is not None}
+
+
+def same(found, expected):
+    """Each caller got its own numbers, in its own layout and dtype."""
+    for mine, other in zip(found, expected, strict=True):
+        if isinstance(other, Exception):
+            assert (type(mine), str(mine)) == (type(other), str(other))
+            continue
+        assert not isinstance(mine, BaseException), mine
+        assert taps(mine).keys() == taps(other).keys()
+        for name, value in taps(other).items():
+            got = taps(mine)[name]
+            assert (got.shape, got.dtype) == (value.shape, value.dtype)
+            close = {"float64": 1e-12, "float32": 1e-5, "bfloat16": 2e-2}[other.ran.dtype]
+            np.testing.assert_allclose(got.astype(np.float64), value.astype(np.float64), rtol=close, atol=close)
+        assert mine.ran.flops == other.ran.flops
+        assert mine.ran.peak_bytes == other.ran.peak_bytes
+
+
+def drawn(rng, kinds):
+    """A random request: mostly good ones of these kinds, some that fail, some that hold what is not finite."""
+    kind = str(rng.choice(kinds))
+    length, batch = int(rng.integers(1, 9)), int(rng.integers(1, 4))
+    dtype = np.float64 if rng.random() < 0.1 else np.float32
+    shape = (length, 8) if rng.random() < 0.3 else (batch, length, 8)
+    x = rng.standard_normal(shape).astype(dtype)
+    more = {}
+    if rng.random() < 0.1:
+        x = x.astype(np.float64)
+        x[..., -1, -1] = 1e300  # too large for the module's float32
+    if rng.random() < 0.2:
+        more["return"] = ["output", "weights"] if kind != "linear" else ["output", "q"]
+    if rng.random() < 0.1:
+        more["select"] = Select(heads=[1])
+    if rng.random() < 0.2 and len(shape) == 3 and kind not in {"linear"}:
+        more["key_lengths"] = rng.integers(0, length + 1, batch)
+    if rng.random() < 0.1 and kind in {"plain", "causal"}:
+        past = rng.standard_normal((shape[0] if len(shape) == 3 else 1, 2, 3, 4)).astype(dtype)
+        past = past if len(shape) == 3 else past[0]
+        more |= {"past_key": past, "past_value": past}
+    if rng.random() < 0.05:
+        more["mask"] = rng.random((length, length)) < 0.7
+    if rng.random() < 0.4 and "past_key" not in more and "return" not in more:
+        if rng.random() < 0.5:
+            keys = int(rng.integers(1, 9))
+            more["key"] = rng.standard_normal((*shape[:-2], keys, 8)).astype(x.dtype)
+            more.pop("key_lengths", None), more.pop("mask", None)
+        else:
+            more["kernel"] = "materialized"
+    if rng.random() < 0.1:
+        more.get("key", x)[..., 0, 0] = np.nan
+    if kind == "linear":
+        for name in ("mask", "kernel"):
+            more.pop(name, None)
+    if rng.random() < 0.3 and kind != "linear":
+        more = {name: value for name, value in more.items() if name in {"return", "select"}}
+        return None, RawForwardRequest(query=x, num_heads=2, spec=SPECS[kind], **more)
+    return kind, ForwardRequest(query=x, **more)
+
+
+async def modules(engine):
+    for name, spec in SPECS.items():
+        await engine.create(CreateModule(name=name, config=ModuleConfig(d_model=8, num_heads=2, spec=spec), seed=1))
+
+
+@pytest.mark.parametrize("seed", range(2))
+@pytest.mark.parametrize("on_the_loop", [True, False])
+def test_random_mixtures_give_each_caller_what_it_gets_alone(tmp_path, device, seed, on_the_loop):
+    rng = np.random.default_rng(seed)
+
+    async def story(engine):
+        await modules(engine)
+        engine.execution.hold_s = 1.0 if on_the_loop else 0.0
+        sizes, failed = set(), 0
+        for _ in range(5):
+            kinds = rng.choice(list(SPECS), 2, replace=False)
+            asks = [drawn(rng, kinds) for _ in range(60)]
+            expected = await alone(engine, asks)
+            found = await together(engine, asks)
+            same(found, expected)
+            failed += sum(isinstance(each, Exception) for each in expected)
+            assert all(each.ran.batch == 1 for each in expected if not isinstance(each, Exception))
+            sizes |= {each.ran.batch for each in found if not isinstance(each, Exception)}
+        assert max(sizes) > 4, "hardly anything ran together"
+        assert 0 < failed < 90
+
+    play(tmp_path, device, story)
+
+
+X = np.random.default_rng(0).standard_normal((1, 8, 8)).astype(np.float32)
+
+
+def of(length, name="plain", **more):
+    return name, ForwardRequest(query=X[:, :length], **more)
+
+
+@pytest.mark.parametrize("name", ["plain", "causal", "aligned", "window", "biased", "sparse"])
+def test_other_lengths_are_padded_where_masks_allow_the_same(tmp_path, device, name):
+    async def story(engine):
+        await modules(engine)
+        asks = [of(length, name) for length in (8, 3, 5, 8, 1)]
+        found = await together(engine, asks)
+        assert [each.ran.batch for each in found] == [5] * 5
+        same(found, await alone(engine, asks))
+
+    play(tmp_path, device, story)
+
+
+def test_a_mask_that_would_say_something_else_keeps_lengths_apart(tmp_path, device):
+    """Aligned at the bottom right, another number of queries hides other keys."""
+
+    async def story(engine):
+        await modules(engine)
+        asks = [of(length, "aligned", key=X) for length in (8, 3, 3)]
+        found = await together(engine, asks)
+        assert [each.ran.batch for each in found] == [1, 2, 2]
+        same(found, await alone(engine, asks))
+
+    play(tmp_path, device, story)
+
+
+def test_what_gains_nothing_runs_alone(tmp_path, device):
+    device.clock = Roofline(Rates(flops_per_s=1e6, bytes_per_s=1e10, overhead_s=1e-9))
+
+    async def story(engine):
+        await modules(engine)
+        found = await together(engine, [of(8)] * 8)
+        assert {each.ran.batch for each in found} == {1}
+
+    play(tmp_path, device, story)
+
+
+def part(engine, length, name="plain"):
+    _, ask = of(length, name)
+    return engine_module.forward.prepare(engine.library.get(name), ask, engine.device, engine.budget.room).part
+
+
+def test_the_size_of_a_batch_is_that_of_the_greatest_power(tmp_path, device, monkeypatch):
+    """A start of 3 and 1 for each: 32 at once are the fewest seconds, twice 16 are answered sooner in the mean."""
+
+    async def story(engine):
+        await modules(engine)
+        monkeypatch.setattr(batching, "_seconds", lambda parts, joining: 3 + len(parts))
+        powers = {}
+        for size in (1, 2, 4, 8, 16, 32):
+            ends = [(3 + size) * (index // size + 1) for index in range(32)]
+            powers[size] = 32 / ends[-1] / (sum(ends) / 32)
+        best = max(powers, key=powers.get)
+        assert best == 16
+        batch = batching.choose([part(engine, 8) for _ in range(32)], Joining(), 2**30)
+        assert len(batch.parts) == best
+
+    play(tmp_path, device, story)
+
+
+def test_a_batch_keeps_to_the_memory_that_there_is(tmp_path, device):
+    async def story(engine):
+        await modules(engine)
+        parts = [part(engine, 8) for _ in range(8)]
+        whole = batching.choose(parts, Joining(), 2**30)
+        assert len(whole.parts) == 8
+        tight = batching.choose(parts, Joining(), 0)
+        assert tight is None or tight.more == 0
+        assert whole.plan.peak_bytes >= sum(each.copied_bytes for each in parts)
+
+    play(tmp_path, device, story)
+
+
+def test_a_fault_of_all_together_is_nobody_s_who_runs_well_alone(tmp_path, device, monkeypatch):
+    async def story(engine):
+        await modules(engine)
+        asks = [of(8) for _ in range(6)]
+        asks[3] = "plain", ForwardRequest(query=X * 2)
+        expected = await alone(engine, asks)
+        real = engine_module.forward.run
+
+        def fails(bound, *more):
+            if bound.batch > 1:
+                raise MemoryError
+            if np.array_equal(bound.arrays["query"], X * 2):
+                raise ZeroDivisionError
+            return real(bound, *more)
+
+        monkeypatch.setattr(engine_module.forward, "run", fails)
+        found = await together(engine, asks)
+        assert isinstance(found.pop(3), ZeroDivisionError)
+        same(found, expected[:3] + expected[4:])
+        assert {each.ran.batch for each in found} == {1}
+
+    play(tmp_path, device, story)
+
+
+def test_a_number_too_large_fails_alone_and_nan_stays_where_it_is(tmp_path, device):
+    async def story(engine):
+        await modules(engine)
+        large = X.astype(np.float64)
+        large[0, 0, 0] = 1e300
+        asks = [("plain", ForwardRequest(query=X.astype(np.float64))) for _ in range(4)]
+        asks[1] = "plain", ForwardRequest(query=large)
+        asks[2] = "plain", ForwardRequest(query=np.full_like(large, np.nan))
+        expected, found = await alone(engine, asks), await together(engine, asks)
+        assert isinstance(found[1], InvalidTensor)
+        assert found[1].param == "query"
+        assert np.isnan(found[2].output).all()
+        assert np.isfinite(found[3].output).all()
+        same(found, expected)
+
+    play(tmp_path, device, story)
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_those_who_go_away_take_nobody_with_them_and_leave_nothing_behind(tmp_path, device, seed):
+    rng = random.Random(seed)
+
+    async def story(engine):
+        await modules(engine)
+        engine.execution.hold_s = rng.choice([0.0, 1.0])
+        asks = [of(rng.randrange(1, 9), rng.choice(["plain", "causal"])) for _ in range(60)]
+        expected, tasks = await alone(engine, asks), []
+        for name, ask in asks:
+            tasks.append(asyncio.create_task(engine.forward(name, ask)))
+            for _ in range(rng.randrange(3)):
+                await asyncio.sleep(0)
+            if rng.random() < 0.3:
+                rng.choice(tasks).cancel()
+        found = await asyncio.gather(*tasks, return_exceptions=True)
+        kept = [index for index, each in enumerate(found) if not isinstance(each, asyncio.CancelledError)]
+        assert 20 < len(kept) < 60
+        same([found[index] for index in kept], [expected[index] for index in kept])
+
+    play(tmp_path, device, story)
+
+
+class Gate:
+    """Holds passes up, and notes which there were."""
+
+    def __init__(self, monkeypatch):
+        self.open, self.passes, self.real = threading.Event(), [], engine_module.forward.run
+        monkeypatch.setattr(engine_module.forward, "run", self.run)
+
+    def run(self, bound, *more):
+        self.passes.append((bound.module.name, bound.batch, threading.current_thread() is threading.main_thread()))
+        self.open.wait(10)
+        return self.real(bound, *more)
+
+
+def test_the_first_that_waits_is_never_passed_over(tmp_path, device, monkeypatch):
+    gate = Gate(monkeypatch)
+
+    async def story(engine):
+        await modules(engine)
+        engine.execution.hold_s = 0.0
+        tasks = [asyncio.create_task(engine.forward(*of(8, "sparse")))]
+        while not gate.passes:
+            await asyncio.sleep(0.001)
+        order = ["plain", "causal", "plain", "window", "causal", "plain"]
+        tasks += [asyncio.create_task(engine.forward(*of(8, name))) for name in order]
+        await asyncio.sleep(0.01)
+        gate.open.set()
+        await asyncio.gather(*tasks)
+        assert [each[:2] for each in gate.passes] == [("sparse", 1), ("plain", 3), ("causal", 2), ("window", 1)]
+
+    play(tmp_path, device, story)
+
+
+def test_the_loop_computes_only_while_the_thread_is_idle(tmp_path, device, monkeypatch):
+    gate = Gate(monkeypatch)
+
+    async def story(engine):
+        await modules(engine)
+        engine.execution.hold_s = 0.0
+        on_the_thread = asyncio.create_task(engine.forward(*of(8, "sparse")))
+        while not gate.passes:
+            await asyncio.sleep(0.001)
+        engine.execution.hold_s = 1.0
+        waits = asyncio.create_task(engine.forward(*of(8)))
+        await asyncio.sleep(0.01)
+        assert len(gate.passes) == 1
+        gate.open.set()
+        await asyncio.gather(on_the_thread, waits)
+        assert [main for *_, main in gate.passes] == [False, True]
+
+    play(tmp_path, device, story)
+
+
+def test_the_loop_is_held_by_what_is_predicted_to_be_quick_alone(tmp_path, device, monkeypatch):
+    gate = Gate(monkeypatch)
+    gate.open.set()
+
+    async def story(engine):
+        await modules(engine)
+        high = (await engine.forward(*of(8))).ran.predicted_high_ms / 1e3
+        assert 0 < engine.execution.hold_s <= 5e-3
+        for hold, stays in ((high * 1.01, True), (high * 0.99, False)):
+            engine.execution.hold_s = hold
+            await engine.forward(*of(8))
+            assert gate.passes[-1][2] == stays
+
+    play(tmp_path, device, story)
+
+
+def test_the_budget_is_never_exceeded_and_everybody_is_answered(tmp_path, device, monkeypatch):
+    rng, most = np.random.default_rng(0), []
+
+    async def story(engine):
+        await modules(engine)
+        one = await engine.forward(*of(8))
+        engine.budget.total = engine.library.resident_bytes + 5 * one.ran.peak_bytes // 2
+        real = engine_module.forward.run
+
+        def watched(*arguments):
+            most.append(engine.budget.in_flight + engine.library.resident_bytes)
+            return real(*arguments)
+
+        monkeypatch.setattr(engine_module.forward, "run", watched)
+        asks = [of(int(length)) for length in rng.integers(1, 9, 80)]
+        found = await together(engine, asks)
+        same(found, await alone(engine, asks))
+        assert max(most) <= engine.budget.total
+        assert max(each.ran.batch for each in found) > 1
+
+    play(tmp_path, device, story)
+
+
+def test_a_stop_refuses_what_waits_and_ends_what_runs(tmp_path, device, monkeypatch):
+    gate = Gate(monkeypatch)
+
+    async def whole():
+        engine = Engine(tmp_path, device)
+        await engine.start()
+        await modules(engine)
+        engine.execution.hold_s = 0.0
+        runs = asyncio.create_task(engine.forward(*of(8)))
+        while not gate.passes:
+            await asyncio.sleep(0.001)
+        waits = asyncio.create_task(engine.forward(*of(8)))
+        await asyncio.sleep(0.01)
+        stopping = asyncio.create_task(engine.stop())
+        with pytest.raises(Draining):
+            await waits
+        gate.open.set()
+        assert (await runs).output.shape == (1, 8, 8)
+        await stopping
+        assert engine.budget.in_flight == 0
+
+    asyncio.run(whole())
+
+
+def test_what_was_predicted_of_a_batch_is_held_against_the_batch(tmp_path, device):
+    async def story(engine):
+        await modules(engine)
+        seen = []
+        engine.accuracy.watchers.append(seen.append)
+        found = await together(engine, [of(8)] * 4)
+        (run,) = seen
+        assert run.batch == 4
+        for each in found:
+            assert each.ran.batch == 4
+            assert each.ran.compute_ms == run.seconds * 1e3
+            assert each.ran.predicted_ms == run.predicted.median * 1e3
+            assert run.estimated_bytes > each.ran.peak_bytes
+
+    play(tmp_path, device, story)

@@ -237,7 +237,7 @@ def test_a_batch_keeps_to_the_memory_that_there_is(tmp_path, device):
         assert len(whole.parts) == 8
         tight = batching.choose(parts, Joining(), 0)
         assert tight is None or tight.more == 0
-        assert whole.plan.peak_bytes >= sum(each.copied_bytes for each in parts)
+        assert whole.plan.peak_bytes >= sum(each.bound.arrays["query"].nbytes for each in parts)
 
     play(tmp_path, device, story)
 

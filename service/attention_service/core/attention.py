@@ -90,6 +90,8 @@ def taps_of(spec: AttentionSpec) -> tuple[str, ...]:
 
 def _again(problem: Problem, taps: set[str], selection: Selection) -> dict[str, Tensor]:
     """Taps that the kernel did not keep, for the selected heads and queries alone."""
+    if not taps:
+        return {}
     if "lse" not in taps or taps & _OVER_PAIRS:
         return dict(stages(problem, taps, selection=selection))
     # One number a query: no reason to hold the scores of all of them.

@@ -1,5 +1,6 @@
 """Keys that hold a NaN or an infinity: only the queries that may look at them come to harm."""
 
+import math
 from dataclasses import replace
 
 import torch
@@ -20,8 +21,8 @@ def unfit_keys(problem: Problem) -> Tensor | None:
     if k.is_meta:
         return None
     # A sum is finite only where all is, and takes no memory; where it overflows, the closer look finds nothing.
-    sums = torch.stack([x.sum(dtype=torch.promote_types(x.dtype, torch.float32)) for x in (k, v)])
-    if bool(sums.isfinite().all()):
+    dtype = torch.promote_types(k.dtype, torch.float32)
+    if math.isfinite(k.sum(dtype=dtype) + v.sum(dtype=dtype)):
         return None
     unfit = ~(k.isfinite().all(-1) & v.isfinite().all(-1))
     real = real_keys(problem)

@@ -5,6 +5,7 @@ Source: Vaswani et al. 2017, section 3.2.2; grouped heads: Ainslie et al. 2023.
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 
 import torch
 from torch import Tensor
@@ -44,7 +45,7 @@ class Sizes:
         """How wide query, key and value come."""
         return self.d_model, self.key_width, self.value_width
 
-    @property
+    @cached_property
     def learned(self) -> dict[str, Learned]:
         """The spec's learned tensors, by name."""
         return learned_of(self.spec, self.widths)

@@ -6,6 +6,7 @@ its asymptotic cost and its source; tests, benchmarks, docs and ``GET /v1/varian
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from functools import cache
 from importlib import import_module
 from typing import Any, Generic, Literal, TypeVar
 
@@ -91,5 +92,6 @@ def variants() -> list[Entry[Any]]:
     return [entry for name in modules for entry in getattr(import_module(f"{core}.{name}"), name.upper())]
 
 
+@cache
 def _name(options: type[WireModel]) -> str:
     return str(options.model_fields["name"].default)

@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Protocol, runtime_checkable
+from typing import Protocol
 
 import torch
 from torch import Tensor
@@ -74,37 +74,23 @@ class Score(Protocol):
         """``scores``, step by step."""
 
 
-@runtime_checkable
-class Product(Protocol):
-    """A score that is a scaled dot product of tensors made of the queries and of tensors made of the keys."""
-
-    @property
-    def plain(self) -> bool:
-        """Whether q' and k' are the queries and keys as they are; else a half type would round what is made of them."""
-
-    def factors(self, q: Tensor, k: Tensor, learned: Tensors) -> tuple[Tensor, Tensor, float]:
-        """Tensors q' ``[B, H, Q, W]`` and k' ``[B, Hkv, K, W]`` and a number f, such that s(q, k) = f · q'·k'."""
-
-    def sketched_factors(self, tape: Tape, q: Sketch, k: Sketch, learned: Sketches) -> tuple[Sketch, Sketch, float]:
-        """The same, step by step."""
-
-
 SCORES = Registry[Score]("score")
 SMALLEST_SIGMA = 1e-6
 """A learned bandwidth is taken for this where it is smaller, as one that is given may not be smaller."""
 
 
-class _OfProduct:
-    """A score told by its factors."""
+class Product:
+    """A score that is a scaled dot product of tensors made of the queries and of tensors made of the keys."""
 
     plain = False
+    """Whether q' and k' are the queries and keys as they are; else a half type would round what is made of them."""
 
     def learned(self, widths: Widths) -> dict[str, Learned]:
         """None."""
         return {}
 
     def factors(self, q: Tensor, k: Tensor, learned: Tensors) -> tuple[Tensor, Tensor, float]:
-        """The queries and keys as they are."""
+        """Tensors q' ``[B, H, Q, W]`` and k' ``[B, Hkv, K, W]`` and a number f, such that s(q, k) = f · q'·k'."""
         return q, k, 1.0
 
     def scores(self, q: Tensor, k: Tensor, learned: Tensors) -> Tensor:
@@ -113,7 +99,7 @@ class _OfProduct:
         return product(q if factor == 1 else q * factor, k.mT)
 
     def sketched_factors(self, tape: Tape, q: Sketch, k: Sketch, learned: Sketches) -> tuple[Sketch, Sketch, float]:
-        """The queries and keys as they are."""
+        """``factors``, step by step."""
         return q, k, 1.0
 
     def sketched(self, tape: Tape, q: Sketch, k: Sketch, learned: Sketches) -> Sketch:
@@ -130,7 +116,7 @@ class _OfProduct:
     source="Luong et al. 2015, eq. 8",
 )
 @dataclass(frozen=True)
-class Dot(_OfProduct):
+class Dot(Product):
     """s = q·k."""
 
     options: spec.Dot
@@ -149,7 +135,7 @@ class Dot(_OfProduct):
     source="Vaswani et al. 2017, eq. 1",
 )
 @dataclass(frozen=True)
-class ScaledDot(_OfProduct):
+class ScaledDot(Product):
     """s = q·k · scale."""
 
     options: spec.ScaledDot
@@ -180,7 +166,7 @@ class ScaledDot(_OfProduct):
     source="Luong et al. 2015, eq. 8 (general)",
 )
 @dataclass(frozen=True)
-class Bilinear(_OfProduct):
+class Bilinear(Product):
     """s = qᵀ W k."""
 
     options: spec.Bilinear
@@ -276,7 +262,7 @@ class Additive:
     source="Nadaraya 1964; Watson 1964 (with a softmax, their estimator with a Gaussian kernel)",
 )
 @dataclass(frozen=True)
-class Gaussian(_OfProduct):
+class Gaussian(Product):
     """s = −‖q − k‖² / 2σ²."""
 
     options: spec.Gaussian
@@ -333,7 +319,7 @@ class Gaussian(_OfProduct):
     source="Graves et al. 2014, eq. 6; a learned scale for each head: Liu et al. 2022, section 3.2",
 )
 @dataclass(frozen=True)
-class Cosine(_OfProduct):
+class Cosine(Product):
     """s = q·k / (‖q‖ ‖k‖) · scale."""
 
     options: spec.Cosine

@@ -36,6 +36,7 @@ class Library:
         self.device = device
         self._store = Store(root)
         self._modules: dict[str, Module] = {}
+        self._bytes = 0
         self._condition = threading.Condition()
         self._changing_names: set[str] = set()
 
@@ -103,7 +104,7 @@ class Library:
     @property
     def resident_bytes(self) -> int:
         """Bytes of all parameters on the device."""
-        return sum(module.bytes for module in self._snapshot().values())
+        return self._bytes
 
     def estimate(self, request: CreateModule | ImportModule) -> int:
         """Bytes that making the module asked for will take at its peak; nothing is allocated.
@@ -209,11 +210,16 @@ class Library:
     def _put(self, module: Module) -> Module:
         with self._condition:
             self._modules[module.name] = module
+            self._count()
         return module
 
     def _forget(self, name: str) -> None:
         with self._condition:
             self._modules.pop(name, None)
+            self._count()
+
+    def _count(self) -> None:
+        self._bytes = sum(module.bytes for module in self._modules.values())
 
     def _existing(self) -> str:
         names = sorted(self._snapshot())

@@ -87,6 +87,16 @@ def choose(waiting: Sequence[Part], joining: Joining, spare: int) -> Batch | Non
 
 def _most_powerful(alike: Sequence[Part], joining: Joining) -> int:
     """How many requests of equal lengths to take at a time: all of them, or a half, a quarter and so on."""
+    first, count = alike[0], len(alike)
+    if any(part.bound.batch != first.bound.batch for part in alike):
+        return _tried(alike, joining)
+    known, key = first.kind.taken, (Size(first.bound.batch, first.lengths), count)
+    if key not in known:
+        known[key] = _tried(alike, joining)
+    return known[key]
+
+
+def _tried(alike: Sequence[Part], joining: Joining) -> int:
     count = size = len(alike)
     best, least = 1, float("inf")
     while size:

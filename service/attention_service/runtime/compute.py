@@ -9,6 +9,7 @@ from torch import Tensor
 
 from attention_contract.errors import InvalidTensor
 from attention_contract.schemas.attention import Edit
+from attention_contract.spec import Linear
 from attention_contract.tensors import Array
 from attention_service.core import multihead
 from attention_service.core.apart import separate_positions
@@ -71,7 +72,9 @@ def load_parameters(bound: Bound, device: torch.device, dtype: torch.dtype | Non
     """
     dtype = dtype or TORCH_DTYPES[bound.dtype]
     if bound.module is not None:
-        return {name: value.to(dtype) for name, value in bound.module.parameters.items()}
+        held = bound.module.parameters
+        own = bound.module.config.dtype == torch_dtype_name(dtype)
+        return dict(held) if own else {name: value.to(dtype) for name, value in held.items()}
     return {name: converted(array, f"parameters.{name}", device, dtype) for name, array in bound.learned.items()}
 
 
@@ -91,6 +94,8 @@ def problem(bound: Bound, tensors: dict[str, Tensor], parameters: Parameters) ->
     if bound.module is not None and separate_positions(bound.spec.masks):
         apart = partial(multihead.project, parameters, bound.module.sizes, by="global")
     prepared = prepare(bound.spec, tensors, learned, by_head, projected=bound.module is not None, apart=apart)
+    if bound.dropout is None and not isinstance(bound.spec.method, Linear):
+        return prepared
     tokens = tensors.get("key", tensors["query"])
     given = running(bound.spec, tensors, parameters, tokens, wanted=bound.state_wanted)
     return replace(prepared, dropout=bound.dropout, running=given)

@@ -1,6 +1,6 @@
 """Forward: the output of one attention, and any taps along it."""
 
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 import torch
 from torch import Tensor
@@ -21,7 +21,8 @@ from attention_service.runtime.binding import bind
 from attention_service.runtime.bound import Bound
 from attention_service.runtime.device import Device
 from attention_service.runtime.jobs import Fields, Job
-from attention_service.runtime.joining import Kind, Part, joinable, key_of
+from attention_service.runtime.joining import Kind, Part, in_common, joinable
+from attention_service.runtime.outlines import Outline, likeness
 from attention_service.runtime.planning import Plan, choose_kernel, plan_forward, workload
 from attention_service.runtime.selecting import bind_selection, check_edits, check_taps
 
@@ -31,48 +32,59 @@ def prepare(module: Module | None, request: ForwardRequest, device: Device, room
 
     ``room``: the bytes that it may need at most, which bear on the kernel.
     """
-    bound = bind(module, request)
+    like = likeness(module, request)
+    if module is None or like is None:
+        bound = bind(module, request)
+        return _job(_outlined(bound, request, device, room), bound, request, device)
+
+    def make() -> Outline:
+        outline = _outlined(bind(module, request), request, device, room)
+        return replace(outline, bound=outline.bound.of(None, {}))
+
+    outline = device.plans.get(device.clock, ("forward like", like, room), make)
+    return _job(outline, outline.filled(module, request), request, device)
+
+
+def _outlined(bound: Bound, request: ForwardRequest, device: Device, room: int) -> Outline:
     check_taps(request.return_, bound.spec)
     selection = bind_selection(request.select, bound)
     check_edits(request.edits, bound)
     work = workload(
         bound, device, request.return_, selection, edited=bool(request.edits), reported=request.report_error
     )
-    planned = device.plans.get(
+    plan, kind = device.plans.get(
         device.clock,
         ("forward", work.key, bound.dtype, request.kernel, room),
         lambda: _planned(work, choose_kernel(work, bound.dtype, device, request.kernel, room), bound.dtype, device),
     )
-    plan = with_dropout_mask(planned.plan, work, request)
+    plan = with_dropout_mask(plan, work, request)
     watched = not (request.edits or request.report_error or plan.kernel == "flex" or returns_mask(request))
-
-    def passed(bound: Bound) -> Fields:
-        return run(bound, request, selection, plan.kernel, device.torch)
-
-    part = None
+    common = None
     if watched and joinable(bound):
-        key = planned.kind, key_of(bound), selection, tuple(request.return_), request.average_heads
-        part = Part(planned.kind, key, bound, plan.peak_bytes, passed)
-    return Job("forward", plan, bound.dtype, module, lambda: passed(bound), watched=watched, part=part)
+        common = kind, in_common(bound), selection, tuple(request.return_), request.average_heads
+    return Outline(bound, selection, plan, kind, watched, common)
 
 
-@dataclass(frozen=True)
-class _Planned:
-    """What is remembered of equal requests."""
-
-    plan: Plan
-    kind: Kind
-
-
-def _planned(work: Workload, kernel: str, dtype: str, device: Device) -> _Planned:
+def _planned(work: Workload, kernel: str, dtype: str, device: Device) -> tuple[Plan, Kind]:
     clock = device.clock
     alike = replace(work, batch=1, queries=1, keys=1)
 
     def make() -> Kind:
         return Kind(work, lambda sized: clock.forward(sized, kernel), lambda sized: plan_forward(sized, kernel, clock))
 
-    kind = device.plans.get(clock, ("forward kind", alike.key, dtype, kernel), make)
-    return _Planned(plan_forward(work, kernel, clock), kind)
+    return plan_forward(work, kernel, clock), device.plans.get(clock, ("forward kind", alike.key, dtype, kernel), make)
+
+
+def _job(outline: Outline, bound: Bound, request: ForwardRequest, device: Device) -> Job:
+    plan, module = outline.plan, bound.module
+
+    def passed(bound: Bound) -> Fields:
+        return run(bound, request, outline.selection, plan.kernel, device.torch)
+
+    part = None
+    if outline.common is not None:
+        part = Part(outline.kind, (module, outline.common), bound, plan.peak_bytes, passed)
+    return Job("forward", plan, bound.dtype, module, lambda: passed(bound), watched=outline.watched, part=part)
 
 
 @torch.inference_mode()

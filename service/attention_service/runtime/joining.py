@@ -49,6 +49,8 @@ class Kind:
     make: Callable[[Workload], Plan]
     _predicted: dict[Size, Estimate] = field(default_factory=dict, repr=False)
     _plans: dict[Size, Plan] = field(default_factory=dict, repr=False)
+    taken: dict[tuple[Size, int], int] = field(default_factory=dict, repr=False)
+    """Of so many equal requests, how many are best taken at a time."""
     _alike: dict[tuple[Lengths, Lengths], bool] = field(default_factory=dict, repr=False)
 
     def predicted(self, size: Size) -> Estimate:
@@ -103,11 +105,6 @@ class Part:
         """Those of its sequences."""
         return self.bound.queries, self.bound.keys
 
-    @cached_property
-    def copied_bytes(self) -> int:
-        """What is copied to stack it."""
-        return sum(array.nbytes for array in self.bound.arrays.values())
-
 
 def joinable(bound: Bound) -> bool:
     """Whether every tensor of a request has one entry for each sequence, and each is computed for itself."""
@@ -119,11 +116,11 @@ def joinable(bound: Bound) -> bool:
     )
 
 
-def key_of(bound: Bound) -> tuple[Hashable, ...]:
-    """What the tensors of requests that are run together have in common, beside their kind."""
+def in_common(bound: Bound) -> tuple[Hashable, ...]:
+    """What the tensors of requests that are run together have in common, beside their kind and their module."""
     layout = bound.layout
     dtypes = tuple((name, array.dtype.str, type(array)) for name, array in bound.arrays.items())
-    return bound.module, layout.headed, layout.merged, bound.reply_dtype, dtypes
+    return layout.headed, layout.merged, bound.reply_dtype, dtypes
 
 
 def size_of(bounds: Sequence[Bound]) -> Size:
@@ -136,7 +133,7 @@ def size_of(bounds: Sequence[Bound]) -> Size:
 def stacked_bytes(parts: Sequence[Part], size: Size) -> int:
     """The bytes of their stacked tensors."""
     if not size.padded:
-        return sum(part.copied_bytes for part in parts)
+        return sum(array.nbytes for part in parts for array in part.bound.arrays.values())
     queries, keys = size.lengths
     return sum(
         array.nbytes // array.shape[-2] * (queries if name == "query" else keys)

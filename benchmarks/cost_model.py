@@ -32,6 +32,8 @@ LONGER = 0.25, 1.0
 """Seconds that requests beyond the calibrated sizes should take by the device's rates alone; they take up to thrice."""
 HEADS, WIDTH = 4, 64
 ROUNDS = 11
+ENOUGH_S = 0.05
+"""Of each held-out request there are more runs than a calibration makes: what it takes should be known better."""
 
 
 @dataclass(frozen=True)
@@ -212,8 +214,8 @@ def main() -> None:
     clock = calibration.clock()
     taken = perf_counter() - started
     rates = clock.curves.rates
-    points, dropped = held_out(Bench(device, rates, ROOM, options.seed + 1), options.requests)
-    beyond, _ = held_out(Bench(device, rates, ROOM, options.seed + 2, longer=LONGER), options.larger)
+    points, dropped = held_out(Bench(device, rates, ROOM, options.seed + 1, enough_s=ENOUGH_S), options.requests)
+    beyond, _ = held_out(Bench(device, rates, ROOM, options.seed + 2, enough_s=ENOUGH_S, longer=LONGER), options.larger)
     lines = [
         f"{device.model}, {device.name}, torch {torch.__version__}, Python {platform.python_version()}. Calibration:",
         f"{calibration.points} requests in {taken:.0f} s. Then {len(points)} others; {dropped} more were dropped,",

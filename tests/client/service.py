@@ -68,7 +68,7 @@ FITS = w.Fits(longest=LARGEST, largest_batch=w.Largest(size=0))
 LIMITS = w.CostLimits(free_bytes=9_000_000, forward=FITS, gradients=None)
 GROWTH = c.Growth(
     dimension="length", flops_exponent=2, time_exponent=1.75, peak_bytes_exponent=1, time_order="O(n²·d)",
-    memory_order="O(n·d)",
+    memory_order="O(n·d)", between=(1, 2), letters={"n": "keys", "d": "width"},
 )  # fmt: skip
 HEADS = np.arange(2, dtype=np.float32)
 

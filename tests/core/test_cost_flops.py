@@ -69,12 +69,12 @@ WORKLOADS = {
 def meta_pass(work: Workload) -> tuple[int, int]:
     """What PyTorch counts for one attention with a materialized matrix of weights: forward and backward."""
 
-    def meta(*shape: int) -> torch.Tensor:
-        return torch.empty(shape, device="meta", requires_grad=True)
+    def meta(*shape: int, of: str = "inputs") -> torch.Tensor:
+        return torch.empty(shape, device="meta", requires_grad=of in work.wrt)
 
     parameters = {}
     if work.sizes is not None:
-        parameters = {name: meta(*shape) for name, shape in parameter_shapes(work.sizes).items()}
+        parameters = {name: meta(*shape, of="parameters") for name, shape in parameter_shapes(work.sizes).items()}
         widths = (work.sizes.d_model, work.sizes.key_width, work.sizes.value_width)
         lengths = (work.queries, work.new_keys, work.new_keys)
         inputs = [meta(work.batch, length, width) for length, width in zip(lengths, widths, strict=True)]
@@ -103,6 +103,13 @@ def test_dense_matmuls_are_what_pytorch_counts(work):
     forward, backward = meta_pass(work)
     assert flops(work, masked=False).matmul == forward
     assert backward_flops(work, masked=False, fused=False).matmul == backward
+
+
+@pytest.mark.parametrize("wrt", [{"inputs"}, {"parameters"}], ids=" ".join)
+@pytest.mark.parametrize("work", [work for work in WORKLOADS.values() if work.sizes is not None])
+def test_projections_go_back_to_what_is_asked_for(work, wrt):
+    work = replace(work, wrt=frozenset(wrt))
+    assert backward_flops(work, masked=False, fused=False).matmul == meta_pass(work)[1]
 
 
 @pytest.mark.parametrize("work", WORKLOADS.values(), ids=WORKLOADS)

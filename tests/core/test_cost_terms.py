@@ -107,7 +107,12 @@ def test_products_of_the_materialized_kernel_are_its_flops():
 def test_the_way_back_has_rates_of_its_own():
     forward, both = names(forward_terms(MODULE, "fused")), names(gradient_terms(MODULE, "fused"))
     assert forward < both
-    assert {name for name in both - forward if not name.endswith("backward")} == {"start gradients"}
+    once = {name for name in both - forward if not name.endswith("backward")}
+    weights = {"product projections, weights", "product output projection, weights"}
+    parameters = {"start gradients of parameters", "bytes gradients of parameters"} | weights
+    assert once == {"start gradients"} | parameters
+    inputs = names(gradient_terms(replace(MODULE, wrt=frozenset({"inputs"})), "fused"))
+    assert both - inputs == parameters
 
 
 def test_methods_count_what_they_say():

@@ -554,7 +554,9 @@ CLOCK = Roofline(Rates(flops_per_s=1e12, bytes_per_s=1e11, overhead_s=1e-5))
 @pytest.mark.parametrize("kernel", KERNEL_NAMES)
 def test_the_account_of_a_shape_holds_its_counts(kernel):
     work = work_of(AttentionSpec(masks=WINDOW), past=3, taps=frozenset({"output", "weights", "lse"}))
-    cost = cost_of(work, Shape(batch=2, queries=5, keys=7, past=3), kernel, CLOCK, decode="materialized")
+    cost = cost_of(
+        work, Shape(batch=2, queries=5, keys=7, past=3), kernel, CLOCK, gradients=kernel, decode="materialized"
+    )
     plain = replace(work, taps=frozenset({"output"}))
     step = replace(plain, queries=1, past=work.told_keys - 1)
     found = cost.executed
@@ -569,7 +571,7 @@ def test_the_account_of_a_shape_holds_its_counts(kernel):
 @pytest.mark.parametrize("method", METHODS)
 def test_the_account_of_a_method_says_what_it_executes(method):
     work = approximate(method, keys=5)
-    found = cost_of(work, Shape(batch=2, queries=5, keys=5), work.spec.method.name, CLOCK).executed
+    found = cost_of(work, Shape(batch=2, queries=5, keys=5), method, CLOCK, gradients=method).executed
     for told, counted in ((found.forward, traffic(work, method)), (found.backward, gradient_traffic(work, method))):
         assert (told.bytes_read, told.bytes_written) == (counted.read, counted.written)
         assert (told.transcendentals, told.operations) == (counted.transcendentals, counted.operations)

@@ -36,8 +36,9 @@ DOCUMENTS = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
 DEFAULT_URL = "http://127.0.0.1:8000"
 ELISION = "…"
 VOLATILE = frozenset(
-    {"kernel", "predicted_ms", "predicted_low_ms", "predicted_high_ms", "compute_ms", "queue_ms", "peak_bytes"}
-    | {"request_id", "device", "device_name", "memory", "predicted", "time_exponent", "limits", "decode"}
+    {"kernel", "gradients_kernel", "decode_kernel", "predicted_ms", "predicted_low_ms", "predicted_high_ms"}
+    | {"compute_ms", "queue_ms", "peak_bytes", "request_id", "device", "device_name", "memory", "predicted"}
+    | {"time_exponent", "limits", "decode"}
 )
 """Fields of replies that depend on the machine, its settings or the moment."""
 SERVER_SETTINGS: dict[str, Any] = {"memory_budget": 2**30, "threads": 1}

@@ -9,7 +9,7 @@ from attention_contract.errors import error_classes
 from attention_contract.operations import OPERATIONS
 from attention_service.core.registry import variants
 from attention_service.settings import Settings
-from tests.docs import hardware_page, settings_page, variants_page
+from tests.docs import hardware_page, names_page, settings_page, variants_page
 from tests.docs.snippets import DOCUMENTS, ROOT, blocks
 
 PAGES = [*DOCUMENTS, ROOT / "CONTRIBUTING.md", ROOT / "CHANGELOG.md"]
@@ -44,6 +44,10 @@ def test_the_page_of_variants_is_what_the_registries_say():
 
 def test_the_page_of_hardware_is_what_the_table_says():
     assert hardware_page.PAGE.read_text("utf-8") == hardware_page.render(), "run python -m tests.docs.hardware_page"
+
+
+def test_the_page_of_names_is_what_the_code_says():
+    assert names_page.PAGE.read_text("utf-8") == names_page.render(), "run python -m tests.docs.names_page"
 
 
 def test_every_variant_that_runs_on_a_cpu_was_measured():

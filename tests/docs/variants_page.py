@@ -23,7 +23,8 @@ BAR = r"\|"
 HEAD = """# Everything a spec can say
 
 What `GET /v1/variants` lists, in tables. i counts queries, j keys, p is a place in the sequence (the index plus the
-offset), ∂x stands for ∂L/∂x; n is the length, d the head width, h the number of heads. Gradients are exact, and tests
+offset), ∂x stands for ∂L/∂x; n is the length, d the head width, h the number of heads, and other letters are those of
+[cost-names.md](cost-names.md). Gradients are exact, and tests
 hold each against `gradcheck` in float64. "Measured" are the exponents of n, of processor time and of peak memory beside
 the inputs, over n = 1k to 64k on a CPU (shorter where it took too long): see [growth.md](growth.md), which says under
 which masks.

@@ -24,6 +24,7 @@ OTHER = {
     "spec": AttentionSpec(masks=[Causal()]),
     "taps": frozenset({"weights"}),
     "sent": frozenset({"gate"}),
+    "wrt": frozenset({"inputs"}),
     "inputs": frozenset({"query"}),
     "selected_heads": 1,
     "selected_queries": 1,

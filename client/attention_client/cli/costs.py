@@ -41,7 +41,7 @@ def _row(cost: Cost) -> list[str]:
     return [
         cost.kernel,
         *map(str, sizes),
-        *(scaled(value) for value in flops),
+        *("" if value is None else scaled(value) for value in flops),
         *(scaled(value, "B") for value in memory),
         number(cost.predicted_ms),
         f"{number(forward.low_ms)} to {number(forward.high_ms)}",

@@ -26,8 +26,11 @@ class Predicted(WireModel):
     gradients: Milliseconds | None = None
     """A forward and a backward pass; null where the kernel named has none."""
     decode: Milliseconds | None = None
-    """One step at whose end as many keys are there: one query and one new key of each sequence; null where there is
-    no such step."""
+    """One step at whose end as many keys are there: one query and one new key of each sequence.
+
+    Earlier keys and values come as ``past_key`` and ``past_value``; to method linear as ``initial_state``, and the step
+    gives the next one back (``return_state``), so that it takes as long whatever came before. Null for method nystrom,
+    whose landmarks are means over all queries: a query alone has others, and continues nothing."""
     transfer: Milliseconds
     """Bringing the forward request's tensors to the device and the reply's back, which is part of ``forward`` where the
     basis is ``calibrated``, and beside it otherwise; 0 where host and device share their memory."""

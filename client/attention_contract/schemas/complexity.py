@@ -128,19 +128,23 @@ class PassFlops(WireModel):
 
 
 class PeakBytes(WireModel):
-    """Peak memory of one forward request on the device, beyond the resident parameters, by kernel.
+    """Peak memory of one request on the device, beyond the resident parameters: forward by kernel, and gradients.
 
-    Where the method approximates, the kernels' are those of exact attention, to compare with.
+    Where the method approximates, the kernels' are those of exact attention, to compare with. A kernel that cannot
+    compute the spec in this dtype has none.
     """
 
-    fused: int
+    fused: int | None = None
     """Without materialized weights; with the masks laid out, unless they are plainly causal."""
-    blocked: int
+    blocked: int | None = None
     """One tile of scores at a time, and no mask laid out."""
-    materialized: int
+    materialized: int | None = None
     """With the whole ``[B, H, Lq, Lk]`` of scores and weights."""
     request: int
     """Of the request itself: the kernel and the taps that it names."""
+    gradients: int | None = None
+    """Of a forward and a backward pass, with ``gradients_kernel``: the gradients of the output with respect to inputs
+    and parameters. Null where the kernel named has none."""
 
 
 class MemoryPhase(WireModel):
@@ -150,7 +154,7 @@ class MemoryPhase(WireModel):
     """``backward``: of a forward and a backward pass together, which keeps what the way back needs."""
     name: str
     tensors: dict[str, int]
-    """Bytes by name."""
+    """Bytes by name; what the names mean, docs/cost-names.md says."""
     bytes: int
     """Of all of them."""
 
@@ -170,15 +174,28 @@ class Cost(WireModel):
     backward_fused: PassFlops
     """The same with a fused kernel, which recomputes the scores."""
     kernel: str
-    """The kernel that the planner would take."""
+    """The kernel that the planner would take for the forward pass, or the one that the request names. A method that
+    approximates has arithmetic of its own: in place of a kernel, here and below, its name stands."""
+    gradients_kernel: str | None = None
+    """The one for gradients, with which everything about a backward pass is counted: ``executed_backward_flops``, and
+    what ``executed``, ``peak_bytes``, ``memory`` and ``predicted`` say of it. Null where the kernel named has none."""
+    decode_kernel: str | None = None
+    """The one for a decode step, with which ``executed.decode`` is counted and ``predicted.decode`` predicted. Null
+    where there is no such step."""
     executed_flops: int
     """FLOPs of a forward pass with that kernel: the blocked one leaves out tiles in which everything is forbidden."""
-    executed_backward_flops: int
-    """Of a backward pass with it, what it computes again included."""
+    executed_backward_flops: int | None = None
+    """Of a backward pass with ``gradients_kernel``, what it computes again included."""
     executed: Executed
     """What the passes execute, operation by operation."""
     taps: dict[str, TapCost] = Field(default_factory=dict)
     """What returning each of the taps asked for adds to the request without it; the output is always there."""
+    taps_together: TapCost | None = None
+    """What returning all of them adds to the output alone, which is not the sum of what each adds: null where the
+    output alone is asked for.
+
+    Taps share what is computed again (the weights need the scores), and what they share is in none of their own costs.
+    Peak memory is that of the largest step, which another tap may be held in. ``output_bytes`` do add up."""
     intensity: float
     """FLOPs of the forward pass for each byte that it reads or writes."""
     parameter_bytes: int
@@ -200,10 +217,13 @@ class Cost(WireModel):
 class Growth(WireModel):
     """How the cost grows with the varied size: exponents between the two largest values, and the asymptotic form.
 
-    All are those of the kernel that the planner would take for the last shape, or that the request names.
+    All are those of the kernel that the planner would take for the largest size, or that the request names.
     """
 
     dimension: str
+    between: tuple[int, int]
+    """The two sizes that the exponents are taken between: the two largest values that differ and are no 0, or one and
+    its double where there is one alone. Of a cost c they are log(c₂/c₁) / log(n₂/n₁): what does not grow has 0."""
     flops_exponent: float
     time_exponent: float
     """Of the median of the predicted time of a forward pass."""
@@ -211,6 +231,8 @@ class Growth(WireModel):
     time_order: str
     """As in ``O(n²·d)``."""
     memory_order: str
+    letters: dict[str, str]
+    """What each letter in the two orders stands for."""
 
 
 class Compared(WireModel):

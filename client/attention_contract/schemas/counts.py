@@ -24,14 +24,16 @@ class Executed(WireModel):
 
     forward: PassCounts
     """With the output alone returned."""
-    backward: PassCounts
-    """The backward pass alone: the gradients with respect to inputs and parameters."""
+    backward: PassCounts | None = None
+    """The backward pass alone: the gradients with respect to inputs and parameters, with ``gradients_kernel``; null
+    where the kernel named has none."""
     decode: PassCounts | None = None
-    """One step: a query and a new key of each sequence, at whose end as many keys are there; null where none can be."""
+    """One step with ``decode_kernel``: a query and a new key of each sequence, at whose end as many keys are there;
+    null where ``predicted.decode`` is."""
 
 
 class TapCost(WireModel):
-    """What returning one tap adds to the request without it."""
+    """What returning one tap adds to the request without it, or several together to the output alone."""
 
     flops: int
     """Of what the kernel did not keep and is computed again."""
@@ -39,5 +41,5 @@ class TapCost(WireModel):
     """Read and written on the device."""
     peak_bytes: int
     output_bytes: int
-    """Of the tap in the reply, in the dtype that is computed in."""
+    """In the reply, in the dtype that is computed in."""
     predicted_ms: float

@@ -1,6 +1,7 @@
 """Gradients: ∂L/∂ of inputs, taps and parameters, from a given ∂L/∂output; of second order along directions."""
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 import torch
 
@@ -43,7 +44,9 @@ def prepare(module: Module | None, request: GradientsRequest, device: Device, ro
     targets = _targets(request.wrt, bound)
     _check_upstream(request.upstream, bound)
     _check_directions(request, targets, bound)
-    work = workload(bound, device, request.return_, selection, edited=bool(request.edits))
+    work = replace(
+        workload(bound, device, request.return_, selection, edited=bool(request.edits)), wrt=_kinds_of(targets)
+    )
     taps = bool(targets.taps)
     twice = request.directions is not None
     purpose = Purpose(keeps_weights=taps, gradient=True, mask_gradient="mask" in targets.inputs, double_backward=twice)
@@ -99,6 +102,12 @@ def _targets(wrt: Sequence[str], bound: Bound) -> Targets:
         tuple(name for name in wanted if name in TAPS),
         tuple(name for name in wanted if name in parameters),
     )
+
+
+def _kinds_of(targets: Targets) -> frozenset[str]:
+    """What gradients go back to: taps lie on the way to the inputs."""
+    inputs = {"inputs"} if targets.inputs or targets.taps else set()
+    return frozenset(inputs | ({"parameters"} if targets.parameters else set()))
 
 
 def _check_upstream(upstream: Array | None, bound: Bound) -> None:

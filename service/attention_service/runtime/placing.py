@@ -62,10 +62,11 @@ def check_shape(spec: AttentionSpec, shape: Shape) -> None:
     length = POSITIONS.of(spec.position).length
     tokens = shape.past + max(shape.queries, shape.keys or 0)
     if length is not None and tokens > length:
+        param = "shape.keys" if shape.queries < (shape.keys or 0) else "shape.queries"
         raise InvalidRequest(
-            f"shape: its tokens take up {tokens} places, and the spec's position encoding has {length}; ask for a "
-            "smaller one",
-            param="shape",
+            f"{param}: tokens take up {tokens} places with those of the past, and the spec's position encoding has "
+            f"{length}; ask for fewer",
+            param=param,
             limit=length,
         )
 

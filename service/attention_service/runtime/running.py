@@ -144,12 +144,7 @@ def _accumulated(x: Tensor) -> Tensor:
 def _reads(spec: AttentionSpec, *, module: bool) -> set[str]:
     """Which of a request's tensors the method reads."""
     method = METHODS.of(spec.method)
-    if not isinstance(method, LinearMethod):
-        return set()
-    reads = {"initial_state"} | ({"initial_normalizer"} if method.options.normalized else set())
-    if not module:
-        reads |= ({"gate"} if method.gated else set()) | ({"beta"} if method.delta else set())
-    return reads
+    return set(method.carried(module=module) - {"return_state"}) if isinstance(method, LinearMethod) else set()
 
 
 def _unread(spec: AttentionSpec, name: str, *, module: bool) -> str:

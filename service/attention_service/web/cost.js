@@ -33,7 +33,7 @@ function charts(costs) {
     ]),
     logChart("Peak memory", bytes, [
       line("materialized", (cost) => cost.peak_bytes.materialized, "one"),
-      line("fused", (cost) => cost.peak_bytes.fused, "two"),
+      ...(costs[0].peak_bytes.fused === undefined ? [] : [line("fused", (cost) => cost.peak_bytes.fused, "two")]),
     ], 2),
   );
 }
@@ -43,7 +43,7 @@ const COLUMNS = [
   { head: "pairs allowed", number: true, cell: (cost) => count(cost.allowed_pairs) },
   { head: "FLOPs", number: true, title: "forward, over the pairs that the masks allow", cell: (cost) => count(cost.forward.masked.total) },
   { head: "backward", number: true, title: "FLOPs of the gradients", cell: (cost) => count(cost.backward.masked.total) },
-  { head: "fused", number: true, title: "peak bytes without the weights", cell: (cost) => bytes(cost.peak_bytes.fused) },
+  { head: "fused", number: true, title: "peak bytes without the weights", cell: ({ peak_bytes: { fused } }) => (fused === undefined ? "–" : bytes(fused)) },
   { head: "materialized", number: true, title: "peak bytes with the whole of scores and weights", cell: (cost) => bytes(cost.peak_bytes.materialized) },
   { head: "kv cache", number: true, cell: (cost) => bytes(cost.kv_cache_bytes) },
   { head: "kernel", cell: (cost) => cost.kernel },

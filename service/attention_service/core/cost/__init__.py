@@ -3,7 +3,7 @@
 The estimate that is reported is the one by which a request is admitted and its kernel chosen.
 """
 
-from attention_service.core.cost.approximate import exactly
+from attention_service.core.cost.approximate import decode_step, exactly, sent_always
 from attention_service.core.cost.calibrated import Calibrated, Spread
 from attention_service.core.cost.clock import Basis, Clock, Estimate, Roofline
 from attention_service.core.cost.curves import Curves
@@ -23,6 +23,7 @@ from attention_service.core.cost.gradient_memory import (
 )
 from attention_service.core.cost.growth import growth, memory_order, time_order
 from attention_service.core.cost.hardware import Datasheet, Hardware
+from attention_service.core.cost.letters import LETTERS
 from attention_service.core.cost.memory import memory_phases, peak_bytes
 from attention_service.core.cost.phases import Phase
 from attention_service.core.cost.report import cost_of, plainly
@@ -56,6 +57,7 @@ from attention_service.core.tape import Traffic
 
 __all__ = [
     "DIMENSIONS",
+    "LETTERS",
     "SECOND_PASSES",
     "Basis",
     "Calibrated",
@@ -76,6 +78,7 @@ __all__ = [
     "backward_pass",
     "check_peak_bytes",
     "cost_of",
+    "decode_step",
     "exactly",
     "executed_backward_flops",
     "executed_flops",
@@ -102,6 +105,7 @@ __all__ = [
     "retrieval_flops",
     "retrieval_peak_bytes",
     "second_peak_bytes",
+    "sent_always",
     "tap_elements",
     "time_order",
     "touched",

@@ -32,6 +32,25 @@ def reach_in(work: Workload) -> int:
     return work.queries + work.keys if reach is None else reach
 
 
+def decode_step(work: Workload) -> Workload | None:
+    """One query and one new key of each sequence, so that as many keys are there at its end; None where none can be.
+
+    Past keys and values come with it, or the state that they left.
+    """
+    method = approximated(work)
+    carried = frozenset() if method is None else method.carried(module=work.sizes is not None)
+    if carried is None:
+        return None
+    return replace(work, queries=1, keys=1, past=0, sent=carried) if carried else work.decode
+
+
+def sent_always(work: Workload) -> frozenset[str]:
+    """What a method needs of every request beside its tokens: gate and β of raw attention."""
+    method = approximated(work)
+    carried = None if method is None else method.carried(module=work.sizes is not None)
+    return (carried or frozenset()) & {"gate", "beta"}
+
+
 def method_cost(work: Workload) -> MethodCost:
     """What the method itself says."""
     method = approximated(work)

@@ -47,6 +47,8 @@ def flops(work: Workload, *, masked: bool) -> StageFlops:
 def backward_flops(work: Workload, *, masked: bool, fused: bool) -> StageFlops:
     """The gradients with respect to inputs and parameters: each matrix product of the forward pass becomes two.
 
+    A projection is done once for each of them that gradients are with respect to; what is between always becomes two.
+
     Normalizer, for each pair of each head: softmax 4 (w·∂w, its sum over the keys, subtract, multiply by w), or what
     another says that it takes; what the score says, a scale 1; temperature 1; softcap 5 (multiply, square, subtract,
     multiply, divide); dropout 1. And twice what the score takes for each query and key.
@@ -76,12 +78,12 @@ def backward_flops(work: Workload, *, masked: bool, fused: bool) -> StageFlops:
     backward = 2 * score.pair_products if backward is None else backward
     again = score.pair_products if fused else 0
     return _stages(
-        projections=2 * project_in,
+        projections=len(work.wrt) * project_in,
         position=token_flops(work)[1] + pairs * position_cost(work).pair_backward,
         scores=(pairs + _apart_pairs(work)) * (backward + again) + 2 * products,
         normalizer=pairs * per_pair + work.batch * work.heads * work.queries * per_row + 2 * others,
         values=4 * (pairs + _apart_pairs(work)) * work.value_dim,
-        output_projection=2 * project_out,
+        output_projection=(1 + ("parameters" in work.wrt)) * project_out,
     )
 
 

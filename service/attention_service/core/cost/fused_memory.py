@@ -8,6 +8,10 @@ from attention_service.core.cost.stages_memory import padded_bytes, visible
 from attention_service.core.cost.workload import Workload
 from attention_service.core.scores import SCORES
 
+FUSED_KEYS = 512
+"""Keys that PyTorch's CPU flash kernel takes at a time."""
+_FEWEST_PACKED = 64
+
 
 def fused(ledger: Ledger, work: Workload, *, graph: bool = False) -> None:
     """From q, k and v to the context, which stays; ``graph``: with what autograd keeps of the call."""
@@ -133,7 +137,7 @@ def fused_workspace(work: Workload) -> int:
     lse = work.batch * work.heads * work.queries * accumulate
     if not work.threads:
         return lse
-    keys = min(512, work.keys)
+    keys = min(FUSED_KEYS, work.keys)
     each = (keys + 2 + fused_width(work)) * accumulate + (keys * 2 if work.itemsize == 2 else 0)
     return lse + work.threads * tile_rows(work) * each
 
@@ -143,12 +147,22 @@ def tile_rows(work: Workload) -> int:
     return min(256 if work.queries >= 768 else 64 if work.queries >= 192 else 32, work.queries)
 
 
-def _packed(work: Workload) -> int:
-    """Keys and values of half types for each query head, as a processor with matrix instructions for them wants them.
+def packed(work: Workload) -> bool:
+    """Whether keys and values of a half type are laid out anew, as matrix instructions for them want it.
 
-    Source: PyTorch's CPU flash kernel, which does so unless there are few queries to share the work.
+    Source: PyTorch's CPU flash kernel, of bfloat16: where there are 64 queries and 64 keys, and each thread goes
+    through the keys of a head four times.
     """
-    if work.itemsize != 2 or work.queries < work.threads or not work.threads:
+    if work.itemsize != 2 or not work.threads or min(work.queries, work.keys) < _FEWEST_PACKED:
+        return False
+    rows = tile_rows(work)
+    tasks = work.batch * work.heads * -(-work.queries // rows)
+    return -(-tasks // work.threads) * rows >= 4 * work.batch * work.heads
+
+
+def _packed(work: Workload) -> int:
+    """Keys and values of each query head, laid out anew."""
+    if not packed(work):
         return 0
     return work.batch * work.heads * work.keys * (work.head_dim + work.value_dim) * work.itemsize
 
@@ -164,5 +178,5 @@ def fused_backward_workspace(work: Workload) -> int:
     if not work.threads:
         return padded + lse_of(work)
     accumulate = max(work.itemsize, 4)
-    each = 2 * tile_rows(work) * min(512, work.keys) * (accumulate + (2 if work.itemsize == 2 else 0))
+    each = 2 * tile_rows(work) * min(FUSED_KEYS, work.keys) * (accumulate + (2 if work.itemsize == 2 else 0))
     return laid_out + padded + work.threads * each

@@ -7,13 +7,14 @@ from attention_contract.schemas.complexity import Growth
 from attention_contract.spec import Entmax15, Sparsemax
 from attention_service.core.cost.approximate import approximated, method_order
 from attention_service.core.cost.clock import Clock
+from attention_service.core.cost.letters import explained
 from attention_service.core.cost.memory import makes_pairs, peak_bytes
 from attention_service.core.cost.tiles import counted_as
 from attention_service.core.cost.time import executed_flops
 from attention_service.core.cost.workload import Workload
 from attention_service.core.masks import pattern_of
 
-# b batch, m queries, n keys (and queries, where the length varies), p past keys, d width of all heads together, h heads
+# The letters are those of ``letters``.
 _PAIRS = {"length": "n²", "batch": "b·m·n", "past": "m·p"}
 _TOKENS = {"length": "n", "batch": "b·(m + n)", "queries": "m", "keys": "n", "past": "p"}
 
@@ -34,8 +35,8 @@ def growth(work: Workload, dimension: str, values: Sequence[int], kernel: str, c
     """The exponents between the two largest values of a sweep, and the asymptotic forms.
 
     FLOPs are those that the kernel does in a forward pass, bytes the kernel's peak with the taps of the workload, the
-    time the median that the clock predicts. With fewer than two positive values, the largest is compared with its
-    double.
+    time the median that the clock predicts. A size of 0 has no logarithm and is left out; with one that is left, it is
+    compared with its double.
     """
     sizes = sorted({value for value in values if value > 0}) or [work.value(dimension) or 1]
     if len(sizes) == 1:
@@ -44,25 +45,29 @@ def growth(work: Workload, dimension: str, values: Sequence[int], kernel: str, c
     step = log(large) - log(small)
 
     def exponent(less: float, more: float) -> float:
-        return (log(more) - log(less)) / step
+        # Where masks forbid everything, the blocked kernel does nothing.
+        return log(max(more, 1e-12) / max(less, 1e-12)) / step
 
+    time, memory = time_order(work, dimension, kernel), memory_order(work, dimension, kernel)
+    method = approximated(work)
     return Growth(
         dimension=dimension,
+        between=(small, large),
         flops_exponent=exponent(executed_flops(before, kernel), executed_flops(after, kernel)),
         time_exponent=exponent(clock.forward(before, kernel).median, clock.forward(after, kernel).median),
         peak_bytes_exponent=exponent(peak_bytes(before, kernel), peak_bytes(after, kernel)),
-        time_order=time_order(work, dimension, kernel),
-        memory_order=memory_order(work, dimension, kernel),
+        time_order=time,
+        memory_order=memory,
+        letters=explained(f"{time} {memory}", {} if method is None else method.letters()),
     )
 
 
 def time_order(work: Workload, dimension: str = "length", kernel: str = "fused") -> str:
     """As in ``O(n²·d)``: of the work that the kernel does.
 
-    That is over every pair, or up to half of them, unless the masks leave a query a band of w keys, and strips besides,
-    and the kernel is the blocked one; beside another, the form over the allowed pairs alone is added. Strips are of g
-    global tokens, of r keys in random blocks, of every s-th key, or of c in every s; for the last two every tile is
-    touched.
+    That is over every pair, or up to half of them, unless the masks leave a query a band of keys, and strips besides,
+    and the kernel is the blocked one; beside another, the form over the allowed pairs alone is added. Of strips that
+    come back after every stride each tile is touched.
     """
     kernel = counted_as(kernel)
     if approximated(work) is not None:

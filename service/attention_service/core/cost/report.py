@@ -1,18 +1,19 @@
 """The contract's account of one shape."""
 
+from collections.abc import Collection
 from dataclasses import replace
-from typing import Literal
+from typing import Final, Literal
 
 from attention_contract.schemas.answers import Milliseconds, PerToken, Predicted
 from attention_contract.schemas.complexity import Cost, MemoryPhase, PeakBytes, Shape
 from attention_contract.schemas.counts import Executed, PassCounts
-from attention_service.core.cost.approximate import exactly
+from attention_service.core.cost.approximate import decode_step, exactly
 from attention_service.core.cost.clock import Clock, Estimate
 from attention_service.core.cost.flops import backward_pass, forward_pass, pair_count
 from attention_service.core.cost.gradient_memory import gradient_phases
 from attention_service.core.cost.memory import memory_phases, peak_bytes
-from attention_service.core.cost.phases import Phase
-from attention_service.core.cost.taps import tap_costs
+from attention_service.core.cost.phases import Phase, peak_of
+from attention_service.core.cost.taps import tap_costs, taps_cost
 from attention_service.core.cost.tensors import (
     input_bytes,
     kv_cache_bytes,
@@ -22,9 +23,13 @@ from attention_service.core.cost.tensors import (
 )
 from attention_service.core.cost.terms import FORMS, Form
 from attention_service.core.cost.time import executed_backward_flops, executed_flops, moved_bytes
+from attention_service.core.cost.told_tensors import told
 from attention_service.core.cost.traffic import gradient_traffic, traffic
 from attention_service.core.cost.workload import Workload
 from attention_service.core.tape import Traffic
+
+_ACCOUNTED: Final = ("fused", "blocked", "materialized")
+"""The kernels whose peak memory is told side by side."""
 
 
 def cost_of(
@@ -33,18 +38,21 @@ def cost_of(
     kernel: str,
     clock: Clock,
     *,
+    able: Collection[str] = _ACCOUNTED,
     gradients: str | None = None,
     decode: str | None = None,
 ) -> Cost:
     """Everything that one shape of a workload costs.
 
-    ``kernel`` is the one that the planner would take; ``gradients`` and ``decode`` are those for gradients and for a
-    decode step, where there are any.
+    ``kernel`` is the one that the planner would take; ``gradients`` and ``decode`` are those for gradients and for
+    ``decode_step``, where there are any. ``able``: which kernels can compute the same attention exactly.
     """
     work = replace(
         work, batch=shape.batch, queries=shape.queries, past=shape.past, keys=shape.past + new_keys(shape) + work.extra
     )
     plain = plainly(work)
+    backward = () if gradients is None else gradient_phases(plain, taps=False, kernel=gradients, mask=False)
+    exact, step = exactly(plain), decode_step(plain) if decode is not None else None
     return Cost(
         shape=shape.model_copy(update={"keys": work.new_keys}),
         pairs=work.pairs,
@@ -53,10 +61,13 @@ def cost_of(
         backward=backward_pass(work, fused=False),
         backward_fused=backward_pass(work, fused=True),
         kernel=kernel,
+        gradients_kernel=gradients,
+        decode_kernel=decode,
         executed_flops=executed_flops(work, kernel),
-        executed_backward_flops=executed_backward_flops(work, kernel),
-        executed=_executed(plain, kernel, decode),
+        executed_backward_flops=None if gradients is None else executed_backward_flops(plain, gradients),
+        executed=_executed(plain, kernel, gradients, step, decode),
         taps=tap_costs(work, kernel, clock),
+        taps_together=taps_cost(work, kernel, clock),
         intensity=executed_flops(plain, kernel) / max(moved_bytes(plain, kernel), 1),
         parameter_bytes=parameter_count(work) * work.itemsize,
         input_bytes=input_bytes(work),
@@ -64,21 +75,20 @@ def cost_of(
         kv_cache_bytes=kv_cache_bytes(work),
         kv_cache_bytes_per_token=kv_cache_bytes_per_token(work),
         peak_bytes=PeakBytes(
-            fused=peak_bytes(exactly(plain), "fused"),
-            blocked=peak_bytes(exactly(plain), "blocked"),
-            materialized=peak_bytes(exactly(plain), "materialized"),
+            **{name: peak_bytes(exact, name) for name in _ACCOUNTED if name in able},
             request=peak_bytes(work, kernel),
+            gradients=peak_of(backward) if backward else None,
         ),
         memory=[
             *(_phase("forward", each) for each in memory_phases(work, kernel)),
-            *(_phase("backward", each) for each in gradient_phases(plain, taps=False, kernel=gradients or kernel)),
+            *(_phase("backward", each) for each in backward),
         ],
         predicted_ms=clock.forward(work, kernel).median * 1e3,
         predicted=Predicted(
             basis=clock.basis,
             forward=_milliseconds(clock.forward(work, kernel)),
             gradients=None if gradients is None else _milliseconds(clock.gradients(plain, gradients)),
-            decode=None if decode is None else _milliseconds(clock.forward(plain.decode, decode)),
+            decode=None if step is None or decode is None else _milliseconds(clock.forward(step, decode)),
             transfer=_milliseconds(clock.transfer(input_bytes(work) + output_bytes(work))),
             encoding={form: _milliseconds(_carried(work, form, clock)) for form in FORMS},
         ),
@@ -86,12 +96,17 @@ def cost_of(
     )
 
 
-def _executed(work: Workload, kernel: str, decode: str | None) -> Executed:
-    step = work.decode
+def _executed(
+    work: Workload, kernel: str, gradients: str | None, step: Workload | None, decode: str | None
+) -> Executed:
+    backward = (
+        None if gradients is None else (executed_backward_flops(work, gradients), gradient_traffic(work, gradients))
+    )
+    stepping = None if step is None or decode is None else (executed_flops(step, decode), traffic(step, decode))
     return Executed(
         forward=_counts(executed_flops(work, kernel), traffic(work, kernel)),
-        backward=_counts(executed_backward_flops(work, kernel), gradient_traffic(work, kernel)),
-        decode=None if decode is None else _counts(executed_flops(step, decode), traffic(step, decode)),
+        backward=None if backward is None else _counts(*backward),
+        decode=None if stepping is None else _counts(*stepping),
     )
 
 
@@ -106,7 +121,7 @@ def _counts(flops: int, found: Traffic) -> PassCounts:
 
 
 def _phase(direction: Literal["forward", "backward"], phase: Phase) -> MemoryPhase:
-    return MemoryPhase(direction=direction, name=phase.name, tensors=dict(phase.tensors), bytes=phase.bytes)
+    return MemoryPhase(direction=direction, name=phase.name, tensors=told(phase), bytes=phase.bytes)
 
 
 def _milliseconds(estimate: Estimate) -> Milliseconds:

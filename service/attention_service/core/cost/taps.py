@@ -18,17 +18,25 @@ _ORDER = ("scores", "capped_scores", "masked_scores", "lse", "weights")
 
 def tap_costs(work: Workload, kernel: str, clock: Clock) -> dict[str, TapCost]:
     """Of every tap but the output, each beside all others that are returned."""
-    found = {}
-    for tap in sorted(work.taps - {"output"}):
-        without = replace(work, taps=work.taps - {tap})
-        found[tap] = TapCost(
-            flops=tap_flops(work, kernel) - tap_flops(without, kernel),
-            bytes_moved=moved_bytes(work, kernel) - moved_bytes(without, kernel),
-            peak_bytes=peak_bytes(work, kernel) - peak_bytes(without, kernel),
-            output_bytes=tap_elements(work, tap) * work.itemsize,
-            predicted_ms=(clock.forward(work, kernel).median - clock.forward(without, kernel).median) * 1e3,
-        )
-    return found
+    return {tap: _added(work, frozenset({tap}), kernel, clock) for tap in sorted(work.taps - {"output"})}
+
+
+def taps_cost(work: Workload, kernel: str, clock: Clock) -> TapCost | None:
+    """Of all of them together; None where there are none."""
+    taps = work.taps - {"output"}
+    return _added(work, taps, kernel, clock) if taps else None
+
+
+def _added(work: Workload, taps: frozenset[str], kernel: str, clock: Clock) -> TapCost:
+    """What these add to the same without them."""
+    without = replace(work, taps=work.taps - taps)
+    return TapCost(
+        flops=tap_flops(work, kernel) - tap_flops(without, kernel),
+        bytes_moved=moved_bytes(work, kernel) - moved_bytes(without, kernel),
+        peak_bytes=peak_bytes(work, kernel) - peak_bytes(without, kernel),
+        output_bytes=sum(tap_elements(work, tap) for tap in taps) * work.itemsize,
+        predicted_ms=(clock.forward(work, kernel).median - clock.forward(without, kernel).median) * 1e3,
+    )
 
 
 def tap_flops(work: Workload, kernel: str) -> int:

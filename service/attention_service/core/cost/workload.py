@@ -68,6 +68,8 @@ class Workload:
     """Whether the error against exact attention is wanted."""
     inputs: frozenset[str] = frozenset({"query", "key", "value"})
     """Which of them are tensors of their own: self-attention has the query alone."""
+    wrt: frozenset[str] = frozenset({"inputs", "parameters"})
+    """With respect to which of them gradients are: what a request brings, what is learned."""
     threads: int = field(default_factory=torch.get_num_threads)
     """Threads that each hold a tile of the fused kernel on a CPU; 0 on a GPU, where tiles live in shared memory."""
 

@@ -1,7 +1,7 @@
 """What every approximation shares: edits and taps around its own arithmetic, and its limits."""
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import replace
 
 import torch
@@ -32,6 +32,14 @@ class OwnArithmetic(ABC):
     def learned(self, widths: Widths) -> dict[str, Learned]:
         """None."""
         return {}
+
+    def letters(self) -> Mapping[str, str]:
+        """None of its own."""
+        return {}
+
+    def carried(self, *, module: bool) -> frozenset[str] | None:
+        """Nothing: a step takes past keys and values."""
+        return frozenset()
 
     def attend(
         self, problem: Problem, kernel: Kernel, taps: Collection[str], edits: Sequence[BoundEdit]

@@ -145,6 +145,15 @@ class Approximation(Protocol):
     def orders(self) -> tuple[str, str]:
         """Time and memory for one head and sequence of n tokens, as in ``n·d²`` and ``n·d``."""
 
+    def letters(self) -> Mapping[str, str]:
+        """What the letters of ``orders`` stand for that mean something else here than in ``core.cost.letters``."""
+
+    def carried(self, *, module: bool) -> frozenset[str] | None:
+        """What a step of one query is sent, and gives back, in place of past keys and values: as in ``Extent.sent``.
+
+        Empty where it takes those, as exact attention does; None where no step continues what was before.
+        """
+
     def implied_width(self, head_dim: int) -> int:
         """The width of the features whose products ``implied`` takes; 0 where it gives None."""
 

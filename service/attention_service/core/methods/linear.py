@@ -91,6 +91,12 @@ class Linear(OwnArithmetic):
         learned = (self.gated + self.delta) * extent.batch * extent.new_keys * extent.kv_heads * (extent.d_model or 0)
         return replace(counted, projections=2 * learned)
 
+    def carried(self, *, module: bool) -> frozenset[str]:
+        """The state, and gate and β where raw attention is sent them."""
+        sent = {"initial_state": True, "initial_normalizer": self.options.normalized}
+        sent |= {"gate": self.gated and not module, "beta": self.delta and not module, "return_state": True}
+        return frozenset(name for name, wanted in sent.items() if wanted)
+
     def orders(self) -> tuple[str, str]:
         """The state is as wide as the features, d, and as what is written, d."""
         return "n·d²", "n·d"

@@ -1,6 +1,6 @@
 """Linformer: softmax attention over a fixed number of projected keys."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -80,8 +80,12 @@ class Linformer(OwnArithmetic):
             inner=2 * mixing * (x.head_dim + x.value_dim),
         )
 
-    def orders(self) -> tuple[str, str]:
+    def letters(self) -> Mapping[str, str]:
         """R projected keys."""
+        return {"r": "rank"}
+
+    def orders(self) -> tuple[str, str]:
+        """With the keys, and of what stands between."""
         return "n·r·d", "n·r"
 
     def sketched(self, tape: Tape, given: Given) -> Sketch:

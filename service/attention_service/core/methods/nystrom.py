@@ -1,6 +1,6 @@
 """Nyström attention: softmax attention by way of landmarks."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -44,8 +44,16 @@ class Nystrom(OwnArithmetic):
         """None: of the three factors' product, single weights may be negative."""
         return
 
-    def orders(self) -> tuple[str, str]:
+    def letters(self) -> Mapping[str, str]:
         """M landmarks."""
+        return {"m": "landmarks"}
+
+    def carried(self, *, module: bool) -> None:
+        """None: landmarks are means over all queries, and a query alone has others."""
+        return
+
+    def orders(self) -> tuple[str, str]:
+        """With the keys, and of what stands between."""
         return "n·m·d + n·m²", "n·m"
 
     def _context(self, problem: Problem) -> dict[str, Tensor]:

@@ -1,6 +1,6 @@
 """Performer: softmax attention by random features."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from math import log
 
@@ -66,8 +66,12 @@ class Performer(OwnArithmetic):
         count = self.features(extent.head_dim)
         return running_cost(extent, FeatureCost(count, 4, 4, projected=True), normalize=True)
 
-    def orders(self) -> tuple[str, str]:
+    def letters(self) -> Mapping[str, str]:
         """M features."""
+        return {"m": "features"}
+
+    def orders(self) -> tuple[str, str]:
+        """With the keys, and of what stands between."""
         return "n·m·d", "n·m"
 
     def features(self, width: int) -> int:

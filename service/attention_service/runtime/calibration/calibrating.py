@@ -13,7 +13,7 @@ FITTING_S = 13.0
 """Of which are left for the curves, or a quarter where it is to be shorter."""
 MOST_BYTES = 2**30
 """What one request that is measured may need at most."""
-MOST_POINTS = 2200
+MOST_POINTS = 3000
 FEWEST_POINTS = 200
 
 

@@ -13,10 +13,10 @@ from attention_service.core.cost.curves import features, guess
 
 Numbers = NDArray[np.float64]
 
-_FREE, _CURVED, _MARKED, _SLOPED = 1.5, 0.35, 0.4, 0.2
+_FREE, _CURVED, _MARKED, _SLOPED = 2.0, 0.7, 0.4, 0.35
 """How far, as a natural logarithm, a rate is expected to be from the guess; and what its size and rows, its marks and
 its slopes are expected to make of it."""
-_NOISE, _TAILS = 0.08, 4.0
+_NOISE, _TAILS = 0.08, 8.0
 """Of a run: the scale of its noise as a natural logarithm, and the degrees of freedom of Student's distribution."""
 _STEPS, _ENOUGH, _LONGEST_STEP = 25, 1e-2, 1.5
 _FOLDS, _STEPS_OF_A_FOLD = 5, 4
@@ -97,13 +97,13 @@ class _Design:
         """The logarithm of each point's seconds."""
         return np.log(np.bincount(self.owners, self.terms(logs), len(self.measured)))
 
-    def slopes(self, logs: Numbers) -> Numbers:
-        """∂ predicted / ∂ logs, a row for each point."""
+    def slopes(self, logs: Numbers) -> NDArray[np.float32]:
+        """∂ predicted / ∂ logs, a row for each point; exact enough for the way to a step, at half the time."""
         of_terms = self.terms(logs)
         shares = of_terms / np.bincount(self.owners, of_terms, len(self.measured))[self.owners]
         into = self.owners[self.rows] * len(self.columns) + self.cols
         flat = np.bincount(into, self.values * shares[self.rows], len(self.measured) * len(self.columns))
-        return flat.astype(np.float64, copy=False).reshape(len(self.measured), len(self.columns))
+        return flat.astype(np.float32).reshape(len(self.measured), len(self.columns))
 
 
 def _expected(feature: str, term: Term) -> float:
@@ -119,7 +119,7 @@ def _most_probable(design: _Design, logs: Numbers, used: NDArray[np.bool_], step
     """From a first guess of the logarithms to the best ones for the points that are used."""
     for _ in range(steps):
         off = design.measured - design.predicted(logs)
-        weights = used * (_TAILS + 1) / (_TAILS + np.square(off / _NOISE)) / _NOISE**2
+        weights = (used * (_TAILS + 1) / (_TAILS + np.square(off / _NOISE)) / _NOISE**2).astype(np.float32)
         slopes = design.slopes(logs)
         curvature = (slopes.T * weights) @ slopes + np.diag(design.precision)
         step = np.linalg.solve(curvature, slopes.T @ (weights * off) - design.precision * logs)

@@ -25,10 +25,11 @@ from attention_service.runtime.calibration.specs import between
 from attention_service.runtime.device import Device
 from attention_service.runtime.jobs import Job
 
-RUNS, ENOUGH_S = 3, 0.006
-"""Of each request at most, and seconds after which they suffice."""
-WARM_S = 0.02
-"""What takes longer is run once: to find code and memory cold costs it nothing to speak of."""
+RUNS, ENOUGH_S = 3, 0.003
+"""Of each request at most, and seconds after which they suffice: more requests tell more than more runs of one."""
+WARM_S = 0.1
+"""What takes longer is run once: to find code and memory cold costs it nothing to speak of. Code for a new shape, as
+oneDNN makes it for half types, takes some 20 ms."""
 RANGES_S = ((0.0, 0.01), (0.01, 0.05), (0.05, 0.2))
 SHARES = (0.92, 0.065, 0.015)
 """What requests should take by the device's rates alone, and how many of them. Many short ones tell more than a few
@@ -45,10 +46,21 @@ class Bench:
     """Draws requests of every kind in turn, and measures them one at a time. Used from the device's thread only."""
 
     def __init__(
-        self, device: Device, rates: Rates, room: int, seed: int, *, longer: tuple[float, float] | None = None
+        self,
+        device: Device,
+        rates: Rates,
+        room: int,
+        seed: int,
+        *,
+        enough_s: float = ENOUGH_S,
+        longer: tuple[float, float] | None = None,
     ) -> None:
-        """``room``: the most bytes that one request may need; ``longer``: draw such alone as should take so long."""
+        """``room``: the most bytes that one request may need; ``enough_s``: no more runs of one after so long.
+
+        ``longer``: draw such alone as should take so long.
+        """
         self._longer = longer
+        self._enough_s = enough_s
         self._roofline = Roofline(rates)
         self._recorder = Recorder(rates)
         self._device = replace(device, clock=self._recorder)
@@ -72,12 +84,12 @@ class Bench:
         return Point(kind, tuple(terms), tuple(seconds))
 
     def _timed(self, run: Callable[[], object]) -> tuple[list[float], list[float]]:
-        """Seconds of each run that counts, and of the probe before each and at the end."""
+        """Seconds of each run that counts, and of the probe before all of them and at the end."""
         probes, seconds = [self._probe.seconds()], [_once(run)]
         if seconds[0] <= WARM_S:
             seconds.clear()
-        while not seconds or (len(seconds) < RUNS and sum(seconds) < ENOUGH_S):
-            probes.append(self._probe.seconds())
+        while not seconds or (len(seconds) < RUNS and sum(seconds) < self._enough_s):
+            self._probe.fill_caches()
             seconds.append(_once(run))
         return seconds, [*probes, self._probe.seconds()]
 

@@ -1,9 +1,10 @@
 """The reply: costs along a sweep, growth, limits, and what else they are compared with."""
 
-from functools import partial
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
-from attention_contract.errors import InvalidRequest
+from attention_contract.errors import InvalidRequest, KernelUnsuitable
 from attention_contract.schemas.complexity import (
     Compared,
     ComplexityReply,
@@ -15,9 +16,10 @@ from attention_service.core import cost
 from attention_service.core.cost import Workload
 from attention_service.core.methods import approximation_of
 from attention_service.modules.resident import Module
+from attention_service.runtime.complexity.alternatives import renamed
 from attention_service.runtime.complexity.crossing import crossovers
 from attention_service.runtime.complexity.fitting import last, limits
-from attention_service.runtime.complexity.subjects import LARGEST_SIZE, Asked, Place, Subject, naming
+from attention_service.runtime.complexity.subjects import LARGEST_SIZE, Asked, Place, Subject
 
 MOST_COSTS = 512
 """Of one reply: values of the sweep, for the request and each alternative."""
@@ -33,12 +35,8 @@ def report(module: Module | None, request: ComplexityRequest, place: Place) -> C
     asked = Asked(module, request, place)
     subject = asked.subject
     others = asked.alternatives()
-    _check_labels([subject, *others])
     _check_alternatives(request)
-    first = _compared(subject, request)
-    compared = [first]
-    for index, other in enumerate(others):
-        compared.append(naming(f"compare.{index}", partial(_compared, other, request)))
+    first, *rest = [_compared(each, request) for each in (subject, *others)]
     dimension, values = swept(request)
     return ComplexityReply(
         device_name=first.device_name,
@@ -47,17 +45,9 @@ def report(module: Module | None, request: ComplexityRequest, place: Place) -> C
         growth=first.growth,
         limits=first.limits,
         projections_crossover=_projections_crossover(subject.base),
-        compared=compared if others else [],
+        compared=[first, *rest] if rest else [],
         crossovers=crossovers([subject, *others], dimension, values) if others else [],
     )
-
-
-def _check_labels(subjects: list[Subject]) -> None:
-    labels = [subject.label for subject in subjects]
-    for index, label in enumerate(labels):
-        if label in labels[:index]:
-            param = f"compare.{index - 1}.label"
-            raise InvalidRequest(f"{param}: {label!r} is there twice; give each a label of its own", param=param)
 
 
 def _check_alternatives(request: ComplexityRequest) -> None:
@@ -84,33 +74,50 @@ def swept(request: ComplexityRequest) -> tuple[str, list[int]]:
 
 
 def _compared(subject: Subject, request: ComplexityRequest) -> Compared:
-    works = _works(subject, request)
-    costs = [subject.cost(work) for work in works]
-    for counted in costs:
-        _check_counts(counted)
+    costs = _costs(subject, request)
+    with _named(subject):
+        fits = limits(subject)
     return Compared(
         label=subject.label,
         device_name=subject.place.device.name,
         parameter_count=cost.parameter_count(subject.base),
         costs=costs,
-        growth=_growth(subject, request, costs[-1].kernel),
-        limits=limits(subject),
+        growth=_growth(subject, request, costs),
+        limits=fits,
     )
 
 
-def _works(subject: Subject, request: ComplexityRequest) -> list[Workload]:
-    """One for each value of the sweep. Raises InvalidRequest, naming the value, for one that can't be."""
+def _costs(subject: Subject, request: ComplexityRequest) -> list[Cost]:
+    """One for each value of the sweep. Raises InvalidRequest, naming the field at fault, for one that can't be."""
     if request.sweep is None:
-        return [subject.base]
-    dimension = request.sweep.dimension
-    return [
-        naming(f"sweep.values.{index}", partial(subject.at, dimension, value))
-        for index, value in enumerate(request.sweep.values)
-    ]
+        with _named(subject):
+            return [_counted(subject, subject.base)]
+    dimension, costs = request.sweep.dimension, []
+    for index, value in enumerate(request.sweep.values):
+        with _named(subject, f"sweep.values.{index}", f"at {dimension} {value}: "):
+            costs.append(_counted(subject, subject.at(dimension, value)))
+    return costs
 
 
-def _growth(subject: Subject, request: ComplexityRequest, kernel: str) -> Growth:
+@contextmanager
+def _named(subject: Subject, param: str | None = None, when: str = "") -> Iterator[None]:
+    """Errors name a field of the request: of an alternative its own, otherwise ``param``, where there is one.
+
+    The request itself has been looked at before any alternative: what it can be asked for with is not at fault.
+    """
+    try:
+        yield
+    except InvalidRequest as fault:
+        if subject.given is not None:
+            raise subject.given.blamed(fault, when) from None
+        if param is not None and not isinstance(fault, KernelUnsuitable):
+            raise renamed(fault, param) from None
+        raise
+
+
+def _growth(subject: Subject, request: ComplexityRequest, costs: list[Cost]) -> Growth:
     dimension, values = swept(request)
+    kernel = costs[max(range(len(values)), key=values.__getitem__)].kernel
     try:
         return cost.growth(subject.base, dimension, values, kernel, subject.place.device.clock)
     except ValueError as fault:  # one value alone, whose double can't be
@@ -130,11 +137,15 @@ def _projections_crossover(work: Workload) -> int | None:
     return None if below == LARGEST_SIZE else below + 1
 
 
-def _check_counts(counted: Cost) -> None:
-    """Raise InvalidRequest for a shape whose counts not every reader of JSON has room for."""
+def _counted(subject: Subject, work: Workload) -> Cost:
+    """The cost of a workload. Raises InvalidRequest for one whose counts not every reader of JSON has room for."""
+    counted = subject.cost(work)
     if _largest(counted.model_dump()) > LARGEST_COUNT:
-        sizes = ", ".join(f"{name} {size}" for name, size in counted.shape.model_dump(exclude_none=True).items())
-        raise InvalidRequest(f"shape: {sizes}: its counts do not fit 64 bits; ask for smaller sizes", param="shape")
+        told = counted.shape.model_dump(exclude_none=True)
+        param = f"shape.{max(told, key=told.__getitem__)}"
+        sizes = ", ".join(f"{name} {size}" for name, size in told.items())
+        raise InvalidRequest(f"{param}: {sizes}: the counts do not fit 64 bits; ask for smaller sizes", param=param)
+    return counted
 
 
 def _largest(value: Any) -> int:

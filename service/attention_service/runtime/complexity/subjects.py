@@ -1,9 +1,7 @@
 """What costs are asked for: a workload whose sizes may be varied, the device it is for, and the memory there."""
 
-from collections.abc import Callable
 from dataclasses import dataclass, replace
-from functools import cached_property, partial
-from typing import TypeVar
+from functools import cached_property
 
 import torch
 
@@ -11,23 +9,28 @@ from attention_contract.errors import InvalidRequest, KernelUnsuitable
 from attention_contract.schemas.complexity import Alternative, ComplexityRequest, Cost, RawComplexityRequest, Shape
 from attention_contract.spec import AttentionSpec
 from attention_service.core.arrays import TORCH_DTYPES
-from attention_service.core.cost import Datasheet, Workload, cost_of, parameter_count
+from attention_service.core.cost import (
+    Datasheet,
+    Workload,
+    cost_of,
+    decode_step,
+    exactly,
+    parameter_count,
+    sent_always,
+)
 from attention_service.core.cost.hardware import HARDWARE, find
-from attention_service.core.methods import approximation_of
 from attention_service.core.methods.limits import check_spec
 from attention_service.core.positions import check_position
 from attention_service.core.types import added_keys
 from attention_service.modules.given import check_widths
 from attention_service.modules.resident import Module
+from attention_service.runtime.complexity.alternatives import WIDTHS, Given, labels
 from attention_service.runtime.device import Device
 from attention_service.runtime.placing import check_shape
-from attention_service.runtime.planning import FORWARD, Purpose, choose_kernel
+from attention_service.runtime.planning import FORWARD, Purpose, able_kernels, choose_kernel
 from attention_service.runtime.selecting import check_taps
 
-T = TypeVar("T")
 GRADIENTS = Purpose(gradient=True)
-WIDTHS = ("d_model", "num_heads", "num_kv_heads", "head_dim", "value_dim")
-"""What an alternative may change of a config."""
 LARGEST_SIZE = 2**31 - 1
 """Of one dimension of a shape."""
 
@@ -53,6 +56,8 @@ class Subject:
     kernel: str | None
     """The one that is asked for."""
     place: Place
+    given: Given | None = None
+    """Which alternative it is; None for the request itself."""
 
     def at(self, dimension: str, value: int) -> Workload:
         """The workload with one size changed. Raises InvalidRequest where that can't be."""
@@ -75,9 +80,16 @@ class Subject:
             gradients = self.kernel_of(work, GRADIENTS)
         except KernelUnsuitable:
             gradients = None
-        decode = self.kernel_of(work.decode) if approximation_of(work.spec) is None else None
-        kernel, clock = self.kernel_of(work), self.place.device.clock
-        return cost_of(work, shape_at(work), kernel, clock, gradients=gradients, decode=decode)
+        step = decode_step(work)
+        return cost_of(
+            work,
+            shape_at(work),
+            self.kernel_of(work),
+            self.place.device.clock,
+            able=able_kernels(exactly(work), self.dtype, self.place.device, None),
+            gradients=gradients,
+            decode=None if step is None else self.kernel_of(step),
+        )
 
 
 @dataclass(frozen=True)
@@ -92,22 +104,26 @@ class Asked:
     @cached_property
     def subject(self) -> Subject:
         """What the request itself asks for."""
-        return self._subject(Alternative(label="request", hardware=self.request.hardware), "")
+        return self._subject(Alternative(hardware=self.request.hardware), "request")
 
     def alternatives(self) -> list[Subject]:
-        """What it is compared with. Raises InvalidRequest, naming the alternative, for one that can't be."""
-        return [
-            naming(f"compare.{index}", partial(self._subject, one, f"alternative {index + 1}"))
-            for index, one in enumerate(self.request.compare)
-        ]
+        """What it is compared with. Raises InvalidRequest, naming the field at fault, for one that can't be."""
+        found = []
+        for index, (other, label) in enumerate(zip(self.request.compare, labels(self.request.compare), strict=True)):
+            given = Given(index, other)
+            try:
+                found.append(replace(self._subject(other, label), given=given))
+            except InvalidRequest as fault:
+                raise given.blamed(fault) from None
+        return found
 
-    def _subject(self, other: Alternative, otherwise: str) -> Subject:
+    def _subject(self, other: Alternative, label: str) -> Subject:
         """The request but for what the alternative says."""
         request = self.request
         taps = request.return_ if other.return_ is None else other.return_
         dtype = other.dtype or self._dtype
         base = self._base(other.spec or self._spec)
-        base = replace(base, itemsize=TORCH_DTYPES[dtype].itemsize, taps=frozenset(taps))
+        base = replace(base, itemsize=TORCH_DTYPES[dtype].itemsize, taps=frozenset(taps), sent=sent_always(base))
         base = _resized(base, {name: value for name in WIDTHS if (value := getattr(other, name)) is not None})
         check_taps(taps, base.spec)
         check(base)
@@ -115,7 +131,7 @@ class Asked:
         if request.memory_bytes is not None:
             place = Place(place.device, request.memory_bytes, request.memory_bytes)
         base = replace(base, threads=place.device.threads)
-        return Subject(other.label or words(other) or otherwise, base, dtype, other.kernel or request.kernel, place)
+        return Subject(label, base, dtype, other.kernel or request.kernel, place)
 
     @property
     def _spec(self) -> AttentionSpec:
@@ -203,31 +219,3 @@ def check(work: Workload) -> None:
 def shape_at(work: Workload) -> Shape:
     """The shape that a workload has, every default filled in."""
     return Shape.model_construct(batch=work.batch, queries=work.queries, keys=work.new_keys, past=work.past)
-
-
-def naming(param: str, make: Callable[[], T]) -> T:
-    """What ``make`` returns; an error of it names the field below ``param``, or a value of a sweep itself."""
-    try:
-        return make()
-    except (InvalidRequest, KernelUnsuitable) as fault:
-        said = fault.detail.removeprefix(f"{fault.param}: ")
-        named = param if fault.param is None or param.startswith("sweep") else f"{param}.{fault.param}"
-        raise type(fault)(f"{named}: {said}", param=named, **fault.facts) from None
-
-
-def words(other: Alternative) -> str:
-    """What an alternative says, in words."""
-    said = other.model_dump(exclude={"label", "spec", "return_"}, exclude_none=True)
-    parts = [f"{name} {value}" if isinstance(value, int) else str(value) for name, value in said.items()]
-    parts += [] if other.spec is None else _spec_words(other.spec)
-    parts += [] if other.return_ is None else [f"returning {', '.join(other.return_)}"]
-    return ", ".join(parts)[:80]
-
-
-def _spec_words(spec: AttentionSpec) -> list[str]:
-    """The names of what is not as by default."""
-    default = AttentionSpec()
-    masks: list[str] = [mask.name for mask in spec.masks]
-    fields = ("score", "position", "normalizer", "method")
-    differing = [str(getattr(spec, field).name) for field in fields if getattr(spec, field) != getattr(default, field)]
-    return masks + differing or ["plain spec"]

@@ -12,7 +12,7 @@ from attention_service.core.cost.approximate import approximated, exactly, metho
 from attention_service.core.cost.flops import SECOND_PASSES
 from attention_service.core.cost.retrieval import Retrieval
 from attention_service.core.cost.tensors import tap_elements
-from attention_service.core.cost.terms.around import around, factors, taps
+from attention_service.core.cost.terms.around import around, around_backward, factors, taps
 from attention_service.core.cost.terms.base import Term, backward, elements, lg, moved, over_pairs, start
 from attention_service.core.cost.terms.carrying import FORMS, Form, reading_terms, transfer_terms, writing_terms
 from attention_service.core.cost.terms.kernels import again, of_kernel, stages
@@ -50,7 +50,7 @@ def gradient_terms(work: Workload, kernel: str, *, twice: bool = False, checks: 
     """
     kernel = counted_as(kernel)
     bare = replace(work, taps=frozenset({"output"}), selected_heads=None, selected_queries=None)
-    back = [start("gradients"), *backward(around(bare)), *backward(_core(bare, kernel, gradient=True))]
+    back = [start("gradients"), *around_backward(bare), *backward(_core(bare, kernel, gradient=True))]
     terms = [*_forward(work, kernel), *_times(back, 1 + SECOND_PASSES * twice)]
     if checks:
         wide = replace(work, itemsize=8, taps=frozenset({"output"}))
@@ -105,7 +105,7 @@ def _forward(work: Workload, kernel: str) -> Iterator[Term]:
 def _core(work: Workload, kernel: str, *, gradient: bool = False) -> Iterator[Term]:
     """From q, k and v to the context."""
     if approximated(work) is None:
-        yield from of_kernel(work, kernel)
+        yield from of_kernel(work, kernel, gradient=gradient)
         return
     name, counted = work.spec.method.name, method_cost(work)
     one = counted.backward if gradient else counted.forward

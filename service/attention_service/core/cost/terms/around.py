@@ -5,26 +5,26 @@ from dataclasses import replace
 
 from attention_contract.positions import NoPosition
 from attention_contract.spec import AllOf, AnyOf, Mask
-from attention_service.core.cost.encoding import token_traffic
+from attention_service.core.cost.encoding import tabled_places, token_traffic
 from attention_service.core.cost.held import Held
 from attention_service.core.cost.pairs import score_cost
 from attention_service.core.cost.tensors import parameter_count, projections, tap_elements
-from attention_service.core.cost.terms.base import Term, elements, moved, product, start
+from attention_service.core.cost.terms.base import Term, backward, elements, moved, product, start
 from attention_service.core.cost.workload import Workload
+from attention_service.core.learned import learned_of
+from attention_service.core.positions.embeddings import TABLE
 
 
 def around(work: Workload) -> Iterator[Term]:
     """From what came in to q, k and v, and from the context to the output."""
     held = Held.of(work)
     if work.sizes is not None:
-        into, out = projections(work)
         yield start("module")
-        yield product("projections", into, work.sizes.d_model, work)
-        yield product("output projection", out, work.sizes.d_model, work)
+        yield from _projected(work)
         yield moved("tokens of a module", held.inputs + held.q + held.kv + 2 * held.context + held.output, work)
-        yield moved("parameters", parameter_count(work) * work.itemsize, work)
+        yield moved("parameters", (parameter_count(work) - _unread(work)) * work.itemsize, work)
     else:
-        yield moved("tokens", held.inputs + held.context, work)
+        yield moved("tokens", held.inputs - _unread(work) * work.itemsize + held.context, work)
     if work.past:
         yield start("past")
         yield moved("past", held.kv, work)
@@ -32,6 +32,36 @@ def around(work: Workload) -> Iterator[Term]:
         yield start("padding")
         yield moved("padding", held.kv, work)
     yield from _encoded(work)
+
+
+def around_backward(work: Workload) -> Iterator[Term]:
+    """The way back: through everything to inputs, and to parameters, where gradients are with respect to them."""
+    yield from backward(term for term in around(work) if term.name != "bytes parameters")
+    if work.sizes is None or "parameters" not in work.wrt:
+        return
+    yield start("gradients of parameters")
+    for term in _projected(work):
+        yield replace(term, name=f"{term.name}, weights")
+    yield moved("gradients of parameters", parameter_count(work) * work.itemsize, work)
+
+
+def _projected(work: Workload) -> Iterator[Term]:
+    """The projections of a module."""
+    if work.sizes is None:
+        return
+    into, out = projections(work)
+    rows = work.batch * work.queries
+    yield product("projections", into, work.sizes.d_model, work, rows=rows)
+    yield product("output projection", out, work.sizes.d_model, work, rows=rows)
+
+
+def _unread(work: Workload) -> int:
+    """Elements of a learned table of places that are left out, as there is nothing at those places."""
+    table = learned_of(work.spec, work.widths).get(TABLE)
+    if table is None:
+        return 0
+    places, width = table.shape
+    return max(0, places - tabled_places(work)) * width
 
 
 def _encoded(work: Workload) -> Iterator[Term]:

@@ -39,10 +39,14 @@ def start(name: str, times: float = 1.0) -> Term:
     return Term(f"start {name}", "start", times)
 
 
-def product(name: str, flops: float, depth: int, work: Workload, matrices: int = 1) -> Term:
-    """Matrix products: so many of them, of which each sums over ``depth``."""
+_ROWS = 5
+"""As a logarithm to base 2: with more rows than this, a product is one of matrices, not of a matrix and vectors."""
+
+
+def product(name: str, flops: float, depth: int, work: Workload, matrices: int = 1, rows: int = 2**_ROWS) -> Term:
+    """Matrix products: so many of them, of ``rows`` rows, of which each sums over ``depth``."""
     of_one = flops / max(matrices, 1)
-    slopes = (("depth", lg(depth) - 6), ("matrices", lg(matrices) - 3))
+    slopes = (("depth", lg(depth) - 6), ("matrices", lg(matrices) - 3), ("rows", min(lg(rows), _ROWS) - _ROWS))
     return Term(f"product {name}", "flop", flops, lg(of_one), marks=(_dtype(work),), slopes=slopes)
 
 

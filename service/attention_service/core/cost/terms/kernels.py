@@ -3,7 +3,7 @@
 from collections.abc import Iterator
 from dataclasses import replace
 
-from attention_service.core.cost.fused_memory import tile_rows
+from attention_service.core.cost.fused_memory import FUSED_KEYS, packed, tile_rows
 from attention_service.core.cost.memory import PAIR_TAPS
 from attention_service.core.cost.pairs import (
     fused_masks,
@@ -15,7 +15,7 @@ from attention_service.core.cost.pairs import (
 )
 from attention_service.core.cost.terms.around import factors, leaves, masks
 from attention_service.core.cost.terms.base import Term, elements, lg, moved, over_pairs, product, start
-from attention_service.core.cost.tiles import touched
+from attention_service.core.cost.tiles import tiling_of, touched
 from attention_service.core.cost.time import executed_share
 from attention_service.core.cost.workload import Workload
 from attention_service.core.positions import POSITIONS
@@ -23,11 +23,15 @@ from attention_service.core.positions import POSITIONS
 _TASKS = 4
 """As a logarithm to base 2: with more tasks than this, they are shared evenly among threads whatever their number."""
 
+_NOT_BY_LIBRARY = 16**3
+"""Products of half types, of up to so many multiplications, that PyTorch makes itself: for larger ones it asks oneDNN,
+which takes some time to begin (``mkldnn_bf16_gemm``)."""
 
-def of_kernel(work: Workload, kernel: str) -> Iterator[Term]:
-    """From q, k and v to the context."""
+
+def of_kernel(work: Workload, kernel: str, *, gradient: bool = False) -> Iterator[Term]:
+    """From q, k and v to the context, or what the way back consists of."""
     if kernel == "fused":
-        return fused(work)
+        return fused(work, packs=packed(work) and not gradient)
     return blocked(work) if kernel == "blocked" else stages(work)
 
 
@@ -38,7 +42,7 @@ def stages(work: Workload, *, weighed: bool = True) -> Iterator[Term]:
     c, n = score_itemsize(work), softmax_itemsize(work)
     yield start("stages")
     yield from factors(work)
-    yield product("scores", score_cost(work).pair_products * pairs, work.head_dim, work, heads)
+    yield product("scores", score_cost(work).pair_products * pairs, work.head_dim, work, heads, work.queries)
     tokens = work.batch * (work.heads * work.queries + work.kv_heads * work.keys)
     yield moved("queries and keys", tokens * work.head_dim * c, work)
     if work.spec.softcap is not None:
@@ -64,7 +68,7 @@ def stages(work: Workload, *, weighed: bool = True) -> Iterator[Term]:
     if work.dropped:
         yield start("dropout")
         yield over_pairs("dropout", pairs * 4, work)
-    yield product("values", 2 * pairs * work.value_dim, work.value_dim, work, heads)
+    yield product("values", 2 * pairs * work.value_dim, work.value_dim, work, heads, work.queries)
 
 
 def again(work: Workload, kernel: str) -> Iterator[Term]:
@@ -80,7 +84,7 @@ def again(work: Workload, kernel: str) -> Iterator[Term]:
     yield from stages(part, weighed=bool(wanted & {"weights", "lse"}))
 
 
-def fused(work: Workload) -> Iterator[Term]:
+def fused(work: Workload, *, packs: bool) -> Iterator[Term]:
     """PyTorch's kernel: products and exponentials of a tile at a time; and the mask that it is given."""
     share = executed_share(work, "fused")
     pairs = work.pairs * work.heads * share
@@ -89,12 +93,19 @@ def fused(work: Workload) -> Iterator[Term]:
     how = "causal" if plainly_causal(work) else "masked" if told.any else "dense"
     rows = max(1, tile_rows(work))
     tasks = work.batch * work.heads * -(-work.queries // rows)
+    tiles = tasks * max(1.0, work.keys * share / FUSED_KEYS)
     name = f"fused, {8 * work.itemsize} bits"  # a path of its own for each type
+    if packs:
+        name += " packed"
+        yield moved("packing", 2 * work.batch * work.heads * work.keys * width * work.itemsize, work)
+    elif work.itemsize == 2 and rows * min(work.keys, FUSED_KEYS) * width <= _NOT_BY_LIBRARY:
+        name += " small"
     slopes = (("tasks", min(lg(tasks), _TASKS) - _TASKS), ("rows", lg(rows) - 6))
     of_task = 4 * rows * work.keys * width * share
     yield Term(f"product {name}", "flop", 4 * pairs * width, lg(of_task), marks=(how,), slopes=slopes)
     yield Term(f"elements {name}", "element", pairs, row=lg(work.keys), marks=(how,), slopes=slopes)
     yield Term(f"start task of {name}", "start", tasks)
+    yield Term(f"start tile of {name}", "start", tiles)
     yield from factors(work)
     if told.any:
         yield from masks(work)
@@ -148,6 +159,8 @@ def blocked(work: Workload) -> Iterator[Term]:
         yield _in_tiles(work, spec.position.name, pairs * c, each)
     queries = work.batch * work.heads * work.queries
     yield moved("rows of tiles", queries * (work.head_dim + work.value_dim) * c, work)
+    keys = counted.pairs / max(1, min(tiling_of(work).queries, work.queries)) * work.kv_heads
+    yield moved("keys of tiles", keys * (work.head_dim + work.value_dim) * c, work)
 
 
 def _in_tiles(work: Workload, name: str, of_bytes: float, pairs: float) -> Term:

@@ -1,0 +1,92 @@
+"""What the tensors of an account of memory are called in a reply, and what each is: said here, and nowhere else."""
+
+from collections.abc import Mapping
+from typing import Final, NamedTuple
+
+from attention_service.core.cost.phases import Phase
+
+
+class Told(NamedTuple):
+    """A tensor, or several that come and go together."""
+
+    name: str
+    meaning: str
+
+
+TENSORS: Final[Mapping[str, Told]] = {
+    # what came, and what is made of it
+    "inputs": Told("inputs", "the request's tensors that are still needed: query, key, value, past, mask, parameters"),
+    "encoding": Told("position_table", "a position encoding that is added to tokens, while it is made"),
+    "encoded": Told("encoded_tokens", "tokens with their position encoding added"),
+    "q and k": Told("encoded_tokens", "tokens with their position encoding added"),
+    "q": Told("q", "queries by head"),
+    "k": Told("k", "keys by key/value head, the past included"),
+    "v": Told("v", "values by key/value head, the past included"),
+    "apart": Told("global_q_k_v", "queries, keys and values of the separate projections of global tokens"),
+    "normed": Told("norm_intermediates", "queries or keys on their way through their norm, or back"),
+    "angles": Told("rope_tables", "sines and cosines of rotary positions"),
+    "turned": Told("rope_intermediates", "queries or keys on their way through the rotation, or back"),
+    "k with past": Told("joined_keys", "past and new keys put together, beside both"),
+    "v with past": Told("joined_values", "past and new values put together, beside both"),
+    "added": Told("joined_added_keys", "keys and values with those that the spec adds, beside the ones without"),
+    "padding": Told("unpadded_k_v", "copies of keys and values with zeros for padding"),
+    "factors": Told("score_factors", "queries and keys as their product is taken: scaled, cast, or through a layer"),
+    # over pairs
+    "mask": Told("mask", "which keys each query may look at, as booleans or as numbers that are added"),
+    "scores": Told("scores", "one for each head, query and key"),
+    "layers": Told("hidden_layer", "what the additive score has between query and key, for some pairs at a time"),
+    "capping": Told("softcap_intermediates", "scores on their way through the softcap"),
+    "capped": Told("capped_scores", "scores after the softcap, kept for the backward pass"),
+    "bias": Told("position_bias", "what the position encoding adds to scores, and what it is made of"),
+    "biases": Told("position_bias", "what the position encoding adds to scores, and what it is made of"),
+    "biased": Told("biased_scores", "scores with the bias, beside those without"),
+    "masked": Told("masked_scores", "scores with what is forbidden hidden, beside those before"),
+    "normalizing": Told("normalizer_intermediates", "scores on their way through the normalizer, or back"),
+    "normalized": Told("accumulated_weights", "weights in the dtype of the normalizer, kept for the backward pass"),
+    "weights": Told("weights", "one for each head, query and key"),
+    "drawing": Told("dropout_draws", "random numbers, and which weights they keep"),
+    "dropout": Told("dropout_mask", "which weights are kept, for the backward pass"),
+    "dropped": Told("dropped_weights", "weights after dropout"),
+    "edited": Told("edited_taps", "a tap with its edits, beside the one without"),
+    # kernels and methods
+    "arguments": Told("kernel_arguments", "q, k and v once more, as the fused kernel takes them"),
+    "workspace": Told("workspace", "what a kernel or a method works in, and autograd keeps of a method"),
+    "tile": Told("tile_q_k_v", "queries, keys and values of the tile at work, in the dtype of its scores"),
+    "gathered": Told("tile_gathered", "keys and values of a tile that lie apart, side by side"),
+    "limits": Told("tile_masks", "what positions forbid in a tile, remembered for the tiles that look the same"),
+    "block": Told("tile_context", "the sum of the tiles so far of a block of queries"),
+    "lse": Told("lse", "the logarithm of each query's sum"),
+    "values": Told("laid_out_values", "values copied so that their product can be taken"),
+    # what goes out
+    "context": Told("context", "the weighted sums of the values by head"),
+    "merged": Told("merged_context", "the context with the heads of a token side by side"),
+    "output": Told("output", "the output of the module, or the context of raw attention"),
+    "taps": Told("taps", "the taps that are returned or differentiated by, and their gradients"),
+    "selected": Told("selection", "selected heads and queries of what is computed again, or returned"),
+    "problem": Told("q_k_v_mask", "queries, keys, values and mask of exact attention, to compare with"),
+    "outputs": Told("compared_outputs", "outputs and contexts of the approximation and of exact attention"),
+    "comparison": Told("comparison", "weights and differences of a block of queries"),
+    # the way back
+    "graph": Told("saved_for_backward", "what autograd keeps of the forward pass beside tensors that have a name here"),
+    "upstream": Told("upstream", "the gradient of the output, as it was sent"),
+    "flowing": Told("flowing_gradients", "gradients of the step before, which this one goes on from"),
+    "gradients": Told("gradients", "those that are found: of inputs, parameters, taps"),
+    "sums": Told("gradient_sums", "gradients of q, k, v and mask, added up tile by tile"),
+    "of_queries": Told("gradient_of_q", "∂L/∂q"),
+    "of_keys": Told("gradient_of_k", "∂L/∂k"),
+    "of_values": Told("gradient_of_v", "∂L/∂v"),
+    "of_weights": Told("gradient_of_weights", "∂L/∂weights"),
+    "of_scores": Told("gradient_of_scores", "∂L/∂scores"),
+    "of_bias": Told("gradient_of_position_bias", "∂L/∂bias of the position encoding"),
+    "of_mask": Told("gradient_of_mask", "∂L/∂mask of one that is added"),
+}
+"""By the names of the ledger, which are short where formulas are."""
+
+
+def told(phase: Phase) -> dict[str, int]:
+    """Bytes by what the tensors of a phase are called."""
+    found: dict[str, int] = {}
+    for name, size in phase.tensors.items():
+        called = TENSORS[name].name if name in TENSORS else name
+        found[called] = found.get(called, 0) + size
+    return found

@@ -1,0 +1,126 @@
+"""What a request is compared with: what the reply calls it, and which of its fields is at fault where it can't be."""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any, Final
+
+from pydantic import BaseModel
+
+from attention_contract.errors import InvalidRequest
+from attention_contract.schemas.complexity import Alternative
+from attention_contract.spec import AttentionSpec
+
+WIDTHS: Final = ("d_model", "num_heads", "num_kv_heads", "head_dim", "value_dim")
+"""What an alternative may change of a config."""
+MOST_WORDS: Final = 80
+"""Characters of a label in words."""
+
+_BEHIND: Final[dict[str, tuple[str, ...]]] = {
+    "kernel": ("spec", "dtype", "hardware"),
+    "hardware": ("dtype",),
+    "return": ("spec",),
+    "spec": WIDTHS,
+    "config": ("spec", *WIDTHS),
+    "shape": ("spec.position.length", *WIDTHS),
+}
+"""Where the request's own field is found at fault, which the request alone can be asked for with: what made it so."""
+
+
+@dataclass(frozen=True)
+class Given:
+    """One alternative, and where it stands in the request."""
+
+    index: int
+    other: Alternative
+
+    def blamed(self, fault: InvalidRequest, when: str = "") -> InvalidRequest:
+        """The same error, of the field that the alternative says; ``when``: at which size, in words."""
+        if (fault.param or "").startswith("sweep"):
+            return fault
+        named = f"compare.{self.index}"
+        if (field := self._at_fault(fault.param)) is not None:
+            named += f".{field}"
+        return renamed(fault, named, when)
+
+    def _at_fault(self, param: str | None) -> str | None:
+        top = "" if param is None else param.partition(".")[0]
+        if self._says(top):
+            return param
+        return next(filter(self._says, _BEHIND.get(top, (*WIDTHS, "spec"))), None)
+
+    def _says(self, field: str) -> bool:
+        """Whether the alternative says something of this field, which may be one within another."""
+        value: Any = self.other
+        for name in field.split("."):
+            value = getattr(value, "return_" if name == "return" else name, None)
+        return value is not None
+
+
+def renamed(fault: InvalidRequest, param: str, when: str = "") -> InvalidRequest:
+    """The same error, of another field."""
+    said = fault.detail.removeprefix(f"{fault.param}: ")
+    return type(fault)(f"{param}: {when}{said}", param=param, **fault.facts)
+
+
+def labels(alternatives: Sequence[Alternative]) -> list[str]:
+    """What the reply calls each: its own label, or what it says in words, numbered where that is not enough.
+
+    Raises InvalidRequest for a label that is there twice.
+    """
+    taken = ["request"]
+    for index, other in enumerate(alternatives):
+        if other.label in taken:
+            param = f"compare.{index}.label"
+            raise InvalidRequest(f"{param}: {other.label!r} is there twice; give each a label of its own", param=param)
+        taken += [] if other.label is None else [other.label]
+    found = []
+    for index, other in enumerate(alternatives):
+        label = other.label or _clipped(words(other)) or f"alternative {index + 1}"
+        if other.label is None and label in taken:
+            label = f"{label} ({index + 1})"
+        taken.append(label)
+        found.append(label)
+    return found
+
+
+def words(other: Alternative) -> str:
+    """What an alternative says, in words."""
+    said = other.model_dump(exclude={"label", "spec", "return_"}, exclude_none=True)
+    parts = [f"{name} {value}" if isinstance(value, int) else str(value) for name, value in said.items()]
+    parts += [] if other.spec is None else _spec_words(other.spec)
+    parts += [] if other.return_ is None else [f"returning {', '.join(other.return_)}"]
+    return ", ".join(parts)
+
+
+def _spec_words(spec: AttentionSpec) -> list[str]:
+    """What is not as by default, each part with those of its options that are not."""
+    masks = [_said(mask) for mask in spec.masks]
+    return masks + [_option(name, value) for name, value in _changed(spec) if name != "masks"] or ["plain spec"]
+
+
+def _changed(part: BaseModel) -> Iterator[tuple[str, Any]]:
+    """The fields that are not as by default."""
+    for name, field in type(part).model_fields.items():
+        value = getattr(part, name)
+        if name != "name" and value != field.get_default(call_default_factory=True):
+            yield name, value
+
+
+def _option(name: str, value: Any) -> str:
+    """A part by its own name, where it has one; a number or a switch by the field's."""
+    if isinstance(value, BaseModel):
+        return _said(value, name)
+    return name if value is True else f"{name} {_said(value)}"
+
+
+def _said(value: Any, called: str = "") -> str:
+    if isinstance(value, BaseModel):
+        options = ", ".join(_option(*each) for each in _changed(value))
+        return getattr(value, "name", called) + (f" ({options})" if options else "")
+    if isinstance(value, list):
+        return " or ".join(map(_said, value))
+    return f"{value:.16g}" if isinstance(value, float) else str(value)
+
+
+def _clipped(text: str) -> str:
+    return text if len(text) <= MOST_WORDS else f"{text[: MOST_WORDS - 1]}…"

@@ -1,0 +1,288 @@
+"""What a complexity reply says of kernels, taps, steps, growth and alternatives, over HTTP."""
+
+import json
+import re
+from itertools import combinations
+
+import numpy as np
+import pytest
+
+from attention_contract.schemas.complexity import ComplexityReply
+from tests.api.talk import post, refuse
+from tests.docs.snippets import ROOT
+
+PATH = "/v1/attention/complexity"
+RAW = {"num_heads": 4, "head_dim": 16}
+CAUSAL = {"masks": [{"name": "causal"}]}
+
+
+def cost(http, **fields):
+    (found,) = post(http, PATH, **{"shape": {"queries": 256}} | RAW | fields)["costs"]
+    return found
+
+
+# ── taps ─────────────────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+@pytest.mark.parametrize("kernel", ["fused", "blocked", "materialized"])
+@pytest.mark.parametrize("taps", [["weights"], ["weights", "scores"], ["q", "lse", "weights"]])
+def test_what_taps_add_together_is_the_difference_to_the_output_alone(http, kernel, taps):
+    bare, all_of_them = (cost(http, kernel=kernel, **{"return": ["output", *some]}) for some in ([], taps))
+    joint = all_of_them["taps_together"]
+    assert "taps_together" not in bare
+    assert joint["peak_bytes"] == all_of_them["peak_bytes"]["request"] - bare["peak_bytes"]["request"]
+    assert joint["output_bytes"] == all_of_them["output_bytes"] - bare["output_bytes"]
+    assert joint["predicted_ms"] == pytest.approx(all_of_them["predicted_ms"] - bare["predicted_ms"])
+    each = all_of_them["taps"]
+    assert set(each) == set(taps)
+    assert joint["output_bytes"] == sum(one["output_bytes"] for one in each.values())
+    if len(taps) == 1:
+        assert joint == each[taps[0]]
+
+
+def test_what_taps_share_is_in_none_of_their_own_costs(http):
+    found = cost(http, kernel="fused", **{"return": ["output", "scores", "weights"]})
+    assert sum(one["flops"] for one in found["taps"].values()) < found["taps_together"]["flops"]
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"spec": {"softcap": 20, "position": {"name": "alibi"}, "masks": [{"name": "causal"}]}},
+        {
+            "spec": {"qk_norm": {}, "position": {"name": "rope"}},
+            "dtype": "bfloat16",
+            "shape": {"queries": 8, "past": 9},
+        },
+        {"spec": {"method": {"name": "performer"}}},
+    ],
+)
+def test_memory_is_told_in_names_that_the_page_explains(http, fields):
+    page = (ROOT / "docs" / "cost-names.md").read_text("utf-8")
+    explained = set(re.findall(r"^\| `(\w+)` \|", page, re.MULTILINE))
+    for kernel in ["blocked", "materialized"] if "method" not in fields["spec"] else [None]:
+        found = cost(http, kernel=kernel, **fields)
+        for phase in found["memory"]:
+            assert set(phase["tensors"]) <= explained
+            assert sum(phase["tensors"].values()) == phase["bytes"]
+
+
+# ── kernels ──────────────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+@pytest.mark.parametrize("kernel", ["fused", "blocked", "materialized"])
+def test_a_backward_pass_and_a_step_are_those_of_the_kernels_that_are_named(http, kernel):
+    found = cost(http, kernel=kernel)
+    assert (found["kernel"], found["gradients_kernel"], found["decode_kernel"]) == (kernel,) * 3
+    largest = max(phase["bytes"] for phase in found["memory"] if phase["direction"] == "backward")
+    assert 0 <= found["peak_bytes"]["gradients"] - largest <= 4096
+    assert found["executed"]["backward"]["flops"] == found["executed_backward_flops"]
+
+
+def test_each_planned_kernel_is_the_one_that_runs(http, rng):
+    """Of gradients too: with little memory, theirs is another than the forward pass's."""
+    shape = {"queries": 2**20}
+    fused, blocked = (cost(http, shape=shape, kernel=kernel) for kernel in ("fused", "blocked"))
+    found = cost(http, shape=shape, memory_bytes=blocked["peak_bytes"]["gradients"])
+    assert (found["kernel"], found["gradients_kernel"]) == ("fused", "blocked")
+    for named, told in ((fused, "forward"), (blocked, "backward")):
+        assert found["executed"][told] == named["executed"][told]
+    assert found["predicted"]["gradients"] == blocked["predicted"]["gradients"]
+    assert found["peak_bytes"]["gradients"] == blocked["peak_bytes"]["gradients"] < fused["peak_bytes"]["gradients"]
+    x = rng.normal(size=(4, 256, 16)).astype(np.float32).tolist()
+    ran = post(http, "/v1/attention/gradients", query=x, key=x, value=x)["ran"]
+    planned = cost(http)
+    assert (ran["kernel"], ran["peak_bytes"]) == (planned["gradients_kernel"], planned["peak_bytes"]["gradients"])
+
+
+@pytest.mark.parametrize(
+    ("spec", "able"),
+    [
+        ({}, {"fused", "blocked", "materialized"}),
+        ({"softcap": 30}, {"blocked", "materialized"}),
+        ({"normalizer": {"name": "sigmoid"}}, {"blocked", "materialized"}),
+        ({"method": {"name": "performer"}}, {"fused", "blocked", "materialized"}),
+    ],
+)
+def test_a_kernel_that_cannot_run_has_no_peak(http, spec, able):
+    assert set(cost(http, spec=spec)["peak_bytes"]) - {"request", "gradients"} == able
+
+
+# ── steps of methods ─────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+def test_a_step_of_a_running_state_costs_what_it_does_whatever_came_before(http, rng):
+    spec = CAUSAL | {"method": {"name": "linear"}}
+    short, long = (cost(http, shape={"queries": n}, spec=spec) for n in (16, 4096))
+    assert short["decode_kernel"] == "linear"
+    for of in ("executed", "predicted"):
+        assert short[of]["decode"] == long[of]["decode"]
+    token = rng.normal(size=(4, 1, 16)).tolist()
+    state = {"initial_state": np.zeros((4, 16, 16)).tolist(), "initial_normalizer": np.ones((4, 16)).tolist()}
+    sent = state | {"query": token, "key": token, "value": token, "offsets": 15, "return_state": True}
+    answer = post(http, "/v1/attention/forward", spec=spec, **sent)
+    assert answer["ran"]["flops"] == short["executed"]["decode"]["flops"]
+    assert np.shape(answer["final_state"]) == (4, 16, 16)
+
+
+@pytest.mark.parametrize("method", [{"name": "performer"}, {"name": "linformer", "rank": 8, "length": 512}])
+def test_a_step_of_another_method_is_one_query_over_past_keys(http, rng, method):
+    spec = {"method": method}
+    found = cost(http, spec=spec)
+    token, past = rng.normal(size=(4, 1, 16)).tolist(), rng.normal(size=(4, 255, 16)).tolist()
+    learned = {"key_projection": (8, 512), "value_projection": (8, 512)} if "rank" in method else {}
+    sent = {"parameters": {f"method.{name}": rng.normal(size=size).tolist() for name, size in learned.items()}}
+    sent |= {"query": token, "key": token, "value": token, "past_key": past, "past_value": past}
+    ran = post(http, "/v1/attention/forward", spec=spec, **sent)["ran"]
+    assert ran["kernel"] == found["decode_kernel"] == method["name"]
+    assert ran["flops"] == found["executed"]["decode"]["flops"]
+
+
+def test_landmarks_over_all_queries_have_no_step(http):
+    found = cost(http, spec={"method": {"name": "nystrom"}})
+    assert "decode" not in found["predicted"]
+    assert "decode" not in found["executed"]
+    assert "decode_kernel" not in found
+
+
+def test_a_gate_that_every_request_sends_is_among_its_inputs(http):
+    plain, gated = (cost(http, spec=CAUSAL | {"method": {"name": "linear", "rule": rule}}) for rule in ("sum", "gated"))
+    assert gated["input_bytes"] - plain["input_bytes"] == 4 * 256 * 4
+
+
+# ── growth ───────────────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+@pytest.mark.parametrize(
+    ("values", "between"), [([0, 4096], (4096, 8192)), ([0, 0], (1, 2)), ([4096, 0, 1024], (1024, 4096))]
+)
+def test_growth_leaves_a_size_of_nothing_out(http, values, between):
+    body = {"shape": {"queries": 1, "past": 1}, "sweep": {"dimension": "past", "values": values}} | RAW
+    growth = post(http, PATH, **body)["growth"]
+    assert tuple(growth["between"]) == between
+    assert all(-0.1 < growth[f"{what}_exponent"] < 1.1 for what in ("flops", "time", "peak_bytes"))
+    if between[0] > 1000:
+        assert growth["flops_exponent"] == pytest.approx(1, abs=0.01)
+        assert growth["peak_bytes_exponent"] == pytest.approx(1, abs=0.05)
+
+
+def test_growth_is_between_the_largest_whatever_their_order(http):
+    one, other = (
+        post(http, PATH, shape={"queries": 8}, sweep={"values": values}, **RAW)["growth"]
+        for values in ([64, 4096, 16384], [16384, 64, 4096])
+    )
+    assert one == other
+    assert one["between"] == [4096, 16384]
+
+
+def test_orders_explain_their_letters(http):
+    for spec, meant in (
+        ({}, {"n", "d"}),
+        (CAUSAL | {"masks": [{"name": "sliding_window", "left": 8, "right": 0}]}, {"n", "d", "w"}),
+        ({"method": {"name": "nystrom"}}, {"n", "m", "d"}),
+    ):
+        growth = post(http, PATH, shape={"queries": 256}, spec=spec, **RAW)["growth"]
+        assert set(growth["letters"]) == meant
+    assert growth["letters"]["m"] == "landmarks"
+    swept = post(http, PATH, shape={"queries": 8}, sweep={"dimension": "queries", "values": [8, 16]}, **RAW)["growth"]
+    assert swept["letters"]["m"] == "queries"
+
+
+# ── nulls ────────────────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+def test_what_is_null_is_left_out_and_read_as_null(http):
+    answer = http.post(PATH, json={"shape": {"queries": 8}, "spec": {"method": {"name": "nystrom"}}} | RAW)
+    assert "null" not in answer.text
+    told = json.loads(answer.text)
+    assert "projections_crossover" not in told
+    read = ComplexityReply.model_validate(told)
+    assert read.projections_crossover is None
+    assert read.costs[0].predicted.decode is None
+
+
+# ── alternatives ─────────────────────────────────────────────────────────────────────────────────────────────────────
+
+DIFFERENT = [
+    {"spec": {"softcap": 30}},
+    {"spec": {"softcap": 50}},
+    {"spec": {"normalizer": {"name": "softmax", "temperature": 2}}},
+    {"spec": {"normalizer": {"name": "softmax", "temperature": 2, "sinks": True}}},
+    {"spec": {"score": {"name": "scaled_dot", "scale": 0.5}}},
+    {"spec": {"masks": [{"name": "sliding_window", "left": 8}]}},
+    {"spec": {"masks": [{"name": "sliding_window", "right": 8}]}},
+    {"spec": {"masks": [{"name": "any", "of": [{"name": "causal"}, {"name": "block", "size": 4}]}]}},
+    {"spec": {"add_zero_attn": True}},
+    {"spec": {"qk_norm": {}}},
+    {"spec": {}},
+    {"spec": {"masks": [{"name": "global_tokens", "positions": [*range(100), 200]}]}},
+    {"spec": {"masks": [{"name": "global_tokens", "positions": [*range(100), 201]}]}},
+    {"return": ["output", "weights"]},
+    {"dtype": "bfloat16", "num_kv_heads": 2},
+    {},
+]
+
+
+def test_labels_tell_apart_whatever_differs(http):
+    reply = post(http, PATH, shape={"queries": 16}, compare=DIFFERENT, **RAW)
+    labels = [one["label"] for one in reply["compared"]]
+    assert all(one != other for one, other in combinations(labels, 2))
+    assert max(map(len, labels)) < 100
+    assert labels[0] == "request"
+    assert {"softcap 30", "softcap 50", "softmax (temperature 2)", "plain spec", "add_zero_attn"} <= set(labels)
+    assert "softmax (temperature 2, sinks)" in labels
+    assert "any (of causal or block (size 4))" in labels
+    assert "returning output, weights" in labels
+    assert {tuple(found["between"]) for found in reply["crossovers"]} == set(combinations(labels, 2))
+
+
+LEARNED = {"position": {"name": "learned", "length": 100}}
+
+
+@pytest.mark.parametrize(
+    ("fields", "other", "param"),
+    [
+        ({"kernel": "fused"}, {"spec": {"softcap": 3}}, "compare.0.spec"),
+        ({}, {"spec": {"softcap": 3}, "kernel": "fused"}, "compare.0.kernel"),
+        ({"hardware": "T4"}, {"dtype": "bfloat16"}, "compare.0.dtype"),
+        ({"hardware": "T4"}, {"hardware": "Abacus"}, "compare.0.hardware"),
+        ({"return": ["lse"]}, {"spec": {"normalizer": {"name": "sigmoid"}}}, "compare.0.spec"),
+        ({"spec": {"position": {"name": "rope"}}}, {"head_dim": 7}, "compare.0.head_dim"),
+        ({"sweep": {"dimension": "num_heads", "values": [4, 8]}}, {"num_kv_heads": 3}, "compare.0.num_kv_heads"),
+        (
+            {"sweep": {"dimension": "head_dim", "values": [16, 17]}},
+            {"spec": {"position": {"name": "rope"}}}, "compare.0.spec.position.dim",
+        ),
+        ({"shape": {"queries": 2**20}}, {"head_dim": 2**30}, "compare.0.head_dim"),
+    ],
+)  # fmt: skip
+def test_errors_of_an_alternative_name_what_it_says(http, fields, other, param):
+    body = {"shape": {"queries": 8}} | RAW | fields
+    assert http.post(PATH, json=body).status_code == 200
+    told = refuse(http, PATH, compare=[other], **body)
+    assert told["param"] == param
+    assert told["detail"].startswith(f"{param}: ")
+
+
+def test_a_spec_that_ends_early_is_named_down_to_its_length(http):
+    post(http, "/v1/modules", name="ends", config={"d_model": 16, "num_heads": 4}, seed=0)
+    path, short = "/v1/modules/ends/complexity", {"compare": [{"spec": LEARNED}]}
+    named = "compare.0.spec.position.length"
+    assert refuse(http, path, shape={"queries": 101}, **short)["param"] == named
+    told = refuse(http, path, shape={"queries": 8}, sweep={"values": [64, 101]}, **short)
+    assert told["param"] == named
+    assert "at length 101" in told["detail"]
+    post(http, "/v1/modules", name="ended", config={"d_model": 16, "num_heads": 4, "spec": LEARNED}, seed=0)
+    for shape, param in (
+        ({"queries": 101}, "shape.queries"),
+        ({"queries": 1, "keys": 101}, "shape.keys"),
+        ({"queries": 8, "past": 93}, "shape.queries"),
+    ):
+        assert refuse(http, "/v1/modules/ended/complexity", shape=shape)["param"] == param
+
+
+def test_the_size_that_makes_counts_too_large_is_named(http):
+    assert refuse(http, PATH, shape={"queries": 8, "batch": 2**31 - 1, "past": 2**31 - 1}, **RAW)["param"] in {
+        "shape.batch",
+        "shape.past",
+    }

@@ -1,0 +1,67 @@
+"""What accounts of cost are told in: every tensor and every letter is explained, and no explanation is idle."""
+
+import ast
+import re
+from pathlib import Path
+
+import pytest
+from tests.core.test_cost_traffic import METHODS as EVERY_METHOD
+
+from attention_service.core import cost
+from attention_service.core.cost.letters import LETTERS, explained
+from attention_service.core.cost.phases import Phase
+from attention_service.core.cost.told_tensors import TENSORS, told
+from attention_service.core.methods import approximation_of
+from attention_service.core.registry import variants
+
+SOURCES = sorted(Path(cost.__file__).parent.rglob("*.py"))
+COMPOSED = {"k with past", "v with past", "q and k"}
+"""Names that are put together, or renamed to."""
+
+
+def held_names(source):
+    """The names under which a module's ledgers hold tensors."""
+    for node in ast.walk(ast.parse(source)):
+        if not isinstance(node, ast.Call):
+            continue
+        if getattr(node.func, "attr", None) in {"hold", "phase"}:
+            yield from (keyword.arg for keyword in node.keywords if keyword.arg)
+        elif getattr(node.func, "id", None) == "Phase":
+            yield from (name.value for name in ast.walk(node.args[1]) if isinstance(name, ast.Constant) and name.value)
+
+
+def test_every_tensor_that_is_held_has_a_name_and_a_meaning():
+    found = {name for path in SOURCES for name in held_names(path.read_text("utf-8")) if isinstance(name, str)}
+    kept = {"problem", "outputs"}  # of the comparison, named where its phase is put together
+    assert found | kept | COMPOSED == set(TENSORS)
+
+
+def test_one_name_has_one_meaning_and_no_underscore_is_left_of_the_ledgers_own():
+    meanings = {name: {each.meaning for each in TENSORS.values() if each.name == name} for name, _ in TENSORS.values()}
+    assert {len(each) for each in meanings.values()} == {1}
+    assert all(re.fullmatch(r"[a-z]+(_[a-z]+)*", name) for name in meanings)
+
+
+def test_what_has_one_name_is_added_up():
+    phase = Phase("bias", {"bias": 3, "biases": 4, "scores": 5})
+    assert told(phase) == {"position_bias": 7, "scores": 5}
+    assert sum(told(phase).values()) == phase.bytes
+
+
+def letters(order):
+    """Those that stand alone."""
+    return {word for word in re.findall("[a-zA-Z]+", order) if len(word) == 1 and word.islower()}
+
+
+@pytest.mark.parametrize("name", EVERY_METHOD)
+def test_every_letter_of_a_methods_order_is_explained(name):
+    spec = EVERY_METHOD[name]
+    method = approximation_of(spec)
+    for order in method.orders():
+        assert explained(order, method.letters()).keys() == letters(order)
+
+
+def test_letters_of_the_registries_are_explained():
+    own = {letter for name in EVERY_METHOD for letter in approximation_of(EVERY_METHOD[name]).letters()}
+    used = {letter for entry in variants() for letter in letters(entry.cost)}
+    assert used - {"a"} <= set(LETTERS) | own  # a, as in "a pair", is a word

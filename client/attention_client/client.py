@@ -1,24 +1,25 @@
 """``Client`` and ``AsyncClient``: the same calls, blocking and awaited."""
 
 import inspect
-import os
-from collections.abc import Callable, Coroutine, Mapping
+from collections.abc import AsyncIterable, Callable, Coroutine, Iterable, Mapping
 from functools import update_wrapper
 from importlib.metadata import version
 from types import TracebackType
-from typing import Any, Concatenate, Final, ParamSpec, Self, TypeVar
+from typing import Any, Concatenate, Final, ParamSpec, Self, TypeVar, cast
 
 import httpx
 
 from attention_client import calls, replies
 from attention_client.calls import Call, ReplyT
-from attention_client.exchange import AwaitedBody, BlockingBody, Exchange, MediaType, Policy
+from attention_client.exchange import AwaitedBody, BlockingBody, Collected, Exchange, MediaType, Policy
+from attention_client.pool import AsyncPool, Pool
+from attention_client.route import Route, base_url_of, check_apart, is_proxied
 from attention_contract.base import WireModel
+from attention_contract.errors import AttentionError
 
 P = ParamSpec("P")
 R = TypeVar("R", bound=WireModel | None)
 
-DEFAULT_URL: Final = "http://127.0.0.1:8000"
 USER_AGENT: Final = f"attention-client/{version('attention-service')}"
 
 
@@ -54,17 +55,6 @@ def _named_after(make: Callable[..., Any], method: M) -> M:
     return method
 
 
-def _base_url(given: str | None) -> httpx.URL:
-    text = given or os.environ.get("ATTENTION_URL") or DEFAULT_URL
-    try:
-        url = httpx.URL(text)
-    except httpx.InvalidURL as fault:
-        raise ValueError(f"base_url: {text!r} is no URL: {fault}") from None
-    if url.scheme not in {"http", "https"} or not url.host:
-        raise ValueError(f"base_url: expected something like {DEFAULT_URL}, got {text!r}")
-    return url
-
-
 class Client:
     """A blocking client of one server. Safe to share between threads; keeps its connections open until ``close``.
 
@@ -73,7 +63,9 @@ class Client:
     ``retries`` is how often a call is repeated after a transient failure: no connection, a connection that broke during
     an operation that is safe to repeat, or a server that is overloaded or unavailable. ``media_type`` is how tensors
     travel: ``"safetensors"``, as they lie in memory, or ``"json"``. ``headers`` go with every request. ``transport``
-    is httpx's: a Unix socket, a test's mock, other TLS settings. Retries are logged by ``stamina.instrumentation``.
+    is httpx's: a Unix socket, a test's mock, other TLS settings; by default ``attention_client.pool.Pool``. ``http`` is
+    an httpx client that is all set up, and stays the caller's: authentication, hooks, cookies, timeouts, limits.
+    Retries are logged by ``stamina.instrumentation``.
 
     Every method raises an AttentionError; ``attention_client.errors`` lists those that are the client's own.
     """
@@ -87,50 +79,74 @@ class Client:
         media_type: MediaType = "safetensors",
         headers: Mapping[str, str] | None = None,
         transport: httpx.BaseTransport | None = None,
+        http: httpx.Client | None = None,
     ) -> None:
         self._policy = Policy(timeout, retries, media_type)
-        self._http = httpx.Client(
-            base_url=_base_url(base_url), headers={"User-Agent": USER_AGENT, **(headers or {})}, transport=transport
+        self._own = http is None
+        if http is not None:
+            check_apart(headers=headers, transport=transport)
+            self._route: Route[httpx.Client, Pool] = Route.through(http, base_url)
+            return
+        url = base_url_of(base_url)
+        if transport is None and not is_proxied(url):
+            transport = Pool()
+        own = {"User-Agent": USER_AGENT, **(headers or {})}
+        self._route = Route(
+            httpx.Client(base_url=url, headers=own, timeout=None, transport=transport),  # noqa: S113 - a deadline holds
+            transport if isinstance(transport, Pool) and not url.userinfo else None,
         )
 
     def send(self, call: Call[ReplyT]) -> ReplyT:
         """Send a call of ``attention_client.calls`` and return its reply."""
         exchange = Exchange(call, self._policy)
-        for attempt in exchange.attempts():
-            with attempt, exchange.faults():
-                response = self._http.send(self._request(exchange), stream=True)
-                try:
-                    body = bytearray()
-                    for chunk in response.iter_bytes():
-                        exchange.check()
-                        body += chunk
-                finally:
-                    response.close()
-                return replies.read(call.operation, response, body)
+        try:
+            return self._attempt(exchange)
+        except AttentionError as fault:
+            failed: AttentionError | None = fault
+        for attempt in exchange.attempts():  # the first of which has been made
+            with attempt:
+                first, failed = failed, None
+                if first is not None:
+                    raise first
+                return self._attempt(exchange)
         raise AssertionError("the last attempt returns or raises")
 
-    def _request(self, exchange: Exchange[Any]) -> httpx.Request:
-        return self._http.build_request(
-            exchange.call.operation.method,
-            exchange.url,
-            params=exchange.params or None,
-            headers=exchange.headers,
-            content=BlockingBody(exchange.chunks) if exchange.pieces else None,
-            timeout=exchange.allowance(),
-        )
+    def _attempt(self, exchange: Exchange[ReplyT]) -> ReplyT:
+        collected = Collected()
+        try:
+            request = self._route.request(exchange, BlockingBody(exchange.chunks) if exchange.pieces else None)
+            response = self._deliver(request)
+            try:
+                chunks = response.iter_bytes() if "content-encoding" in response.headers else response.stream
+                for chunk in cast("Iterable[bytes]", chunks):
+                    exchange.check()
+                    collected.add(chunk)
+            finally:
+                response.close()
+        except httpx.RequestError as fault:
+            raise exchange.error(fault) from fault
+        return replies.read(exchange.call.operation, response, collected.body)
+
+    def _deliver(self, request: httpx.Request) -> httpx.Response:
+        pool = self._route.straight()
+        if pool is None:
+            return self._route.http.send(request, stream=True)
+        response = pool.handle_request(request)
+        self._route.learn(response)
+        return response
 
     def close(self) -> None:
-        """Close the connections."""
-        self._http.close()
+        """Close the connections. Those of ``http`` stay, as it is the caller's."""
+        if self._own:
+            self._route.http.close()
 
     def __enter__(self) -> Self:
-        self._http.__enter__()
         return self
 
     def __exit__(
         self, kind: type[BaseException] | None, fault: BaseException | None, trace: TracebackType | None
     ) -> None:
-        self._http.__exit__(kind, fault, trace)
+        self.close()
 
     server_info = _sync(calls.server_info)
     list_variants = _sync(calls.list_variants)
@@ -171,50 +187,74 @@ class AsyncClient:
         media_type: MediaType = "safetensors",
         headers: Mapping[str, str] | None = None,
         transport: httpx.AsyncBaseTransport | None = None,
+        http: httpx.AsyncClient | None = None,
     ) -> None:
         self._policy = Policy(timeout, retries, media_type)
-        self._http = httpx.AsyncClient(
-            base_url=_base_url(base_url), headers={"User-Agent": USER_AGENT, **(headers or {})}, transport=transport
+        self._own = http is None
+        if http is not None:
+            check_apart(headers=headers, transport=transport)
+            self._route: Route[httpx.AsyncClient, AsyncPool] = Route.through(http, base_url)
+            return
+        url = base_url_of(base_url)
+        if transport is None and not is_proxied(url):
+            transport = AsyncPool()
+        own = {"User-Agent": USER_AGENT, **(headers or {})}
+        self._route = Route(
+            httpx.AsyncClient(base_url=url, headers=own, timeout=None, transport=transport),  # noqa: S113 - a deadline holds
+            transport if isinstance(transport, AsyncPool) and not url.userinfo else None,
         )
 
     async def send(self, call: Call[ReplyT]) -> ReplyT:
         """Send a call of ``attention_client.calls`` and return its reply."""
         exchange = Exchange(call, self._policy)
-        async for attempt in exchange.attempts():
-            with attempt, exchange.faults():
-                response = await self._http.send(self._request(exchange), stream=True)
-                try:
-                    body = bytearray()
-                    async for chunk in response.aiter_bytes():
-                        exchange.check()
-                        body += chunk
-                finally:
-                    await response.aclose()
-                return replies.read(call.operation, response, body)
+        try:
+            return await self._attempt(exchange)
+        except AttentionError as fault:
+            failed: AttentionError | None = fault
+        async for attempt in exchange.attempts():  # the first of which has been made
+            with attempt:
+                first, failed = failed, None
+                if first is not None:
+                    raise first
+                return await self._attempt(exchange)
         raise AssertionError("the last attempt returns or raises")
 
-    def _request(self, exchange: Exchange[Any]) -> httpx.Request:
-        return self._http.build_request(
-            exchange.call.operation.method,
-            exchange.url,
-            params=exchange.params or None,
-            headers=exchange.headers,
-            content=AwaitedBody(exchange.chunks) if exchange.pieces else None,
-            timeout=exchange.allowance(),
-        )
+    async def _attempt(self, exchange: Exchange[ReplyT]) -> ReplyT:
+        collected = Collected()
+        try:
+            request = self._route.request(exchange, AwaitedBody(exchange.chunks) if exchange.pieces else None)
+            response = await self._deliver(request)
+            try:
+                chunks = response.aiter_bytes() if "content-encoding" in response.headers else response.stream
+                async for chunk in cast("AsyncIterable[bytes]", chunks):
+                    exchange.check()
+                    collected.add(chunk)
+            finally:
+                await response.aclose()
+        except httpx.RequestError as fault:
+            raise exchange.error(fault) from fault
+        return replies.read(exchange.call.operation, response, collected.body)
+
+    async def _deliver(self, request: httpx.Request) -> httpx.Response:
+        pool = self._route.straight()
+        if pool is None:
+            return await self._route.http.send(request, stream=True)
+        response = await pool.handle_async_request(request)
+        self._route.learn(response)
+        return response
 
     async def aclose(self) -> None:
-        """Close the connections."""
-        await self._http.aclose()
+        """Close the connections. Those of ``http`` stay, as it is the caller's."""
+        if self._own:
+            await self._route.http.aclose()
 
     async def __aenter__(self) -> Self:
-        await self._http.__aenter__()
         return self
 
     async def __aexit__(
         self, kind: type[BaseException] | None, fault: BaseException | None, trace: TracebackType | None
     ) -> None:
-        await self._http.__aexit__(kind, fault, trace)
+        await self.aclose()
 
     server_info = _async(calls.server_info)
     list_variants = _async(calls.list_variants)

@@ -4,7 +4,6 @@ import math
 import random
 import time
 from collections.abc import AsyncIterator, Callable, Iterator, Mapping
-from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, Final, Generic, Literal, cast, get_args
 from urllib.parse import quote
@@ -30,6 +29,8 @@ WAIT_MAX: Final = 4.0
 """Seconds before an attempt: 0.1·2ⁿ plus up to WAIT_JITTER, at most WAIT_MAX, unless the server names a time."""
 CHUNK: Final = 2**20
 """Bytes handed to the socket at once, so that sending a large tensor copies no more than this."""
+_CLOCKS_DIFFER: Final = 0.05
+"""Seconds by which a transport's timer may be ahead of the deadline that it was set for."""
 _WAITING: Final[dict[type[httpx.TimeoutException], str]] = {
     httpx.ConnectTimeout: " while connecting",
     httpx.WriteTimeout: " while sending the request",
@@ -56,7 +57,7 @@ class Policy:
 
 
 @dataclass(frozen=True)
-class BlockingBody:
+class BlockingBody(httpx.SyncByteStream):
     """A body for ``httpx.Client`` that can be sent again."""
 
     chunks: Callable[[], Iterator[bytes]]
@@ -66,7 +67,7 @@ class BlockingBody:
 
 
 @dataclass(frozen=True)
-class AwaitedBody:
+class AwaitedBody(httpx.AsyncByteStream):
     """A body for ``httpx.AsyncClient`` that can be sent again."""
 
     chunks: Callable[[], Iterator[bytes]]
@@ -74,6 +75,22 @@ class AwaitedBody:
     async def __aiter__(self) -> AsyncIterator[bytes]:
         for chunk in self.chunks():
             yield chunk
+
+
+class Collected:
+    """A reply's body while it comes: the one buffer that the transport has filled, or its chunks put together."""
+
+    def __init__(self) -> None:
+        self.body: bytearray | memoryview = bytearray()
+
+    def add(self, chunk: bytes | memoryview) -> None:
+        """The next chunk. A writable view is the transport's to give away, and is kept while it is the only one."""
+        if not len(self.body) and isinstance(chunk, memoryview) and not chunk.readonly:
+            self.body = chunk
+            return
+        if isinstance(self.body, memoryview):
+            self.body = bytearray(self.body)
+        self.body += chunk
 
 
 class Exchange(Generic[ReplyT]):
@@ -150,10 +167,12 @@ class Exchange(Generic[ReplyT]):
         """Seconds until the deadline."""
         return self.ends - time.monotonic()
 
-    def allowance(self) -> httpx.Timeout:
-        """What an attempt may take. Raises DeadlineExceeded where nothing is left."""
-        self.check()
-        return httpx.Timeout(None if self.policy.timeout is None else self.remaining())
+    def timeouts(self, own: httpx.Timeout) -> dict[str, float | None]:
+        """What each step of an attempt may take: what the httpx client allows, and no more than is left."""
+        if self.policy.timeout is None:
+            return own.as_dict()
+        left = max(self.remaining(), 0.0)
+        return {step: left if allowed is None else min(allowed, left) for step, allowed in own.as_dict().items()}
 
     def check(self) -> None:
         """Raise DeadlineExceeded if the deadline has passed."""
@@ -167,20 +186,26 @@ class Exchange(Generic[ReplyT]):
             timeout=self.policy.timeout,
         )
 
-    @contextmanager
-    def faults(self) -> Iterator[None]:
-        """Turn what httpx raises into the client's errors."""
-        try:
-            yield
-        except httpx.TimeoutException as fault:
-            raise self._late(_WAITING.get(type(fault), "")) from fault
-        except (httpx.ConnectError, httpx.ProxyError) as fault:
-            raise ConnectionFailed(f"cannot connect to {_origin(fault)}: {fault}", sent=False) from fault
-        except httpx.DecodingError as fault:
-            raise UnexpectedReply(f"the answer's content encoding is broken: {fault}", answered=200) from fault
-        except httpx.TransportError as fault:
-            what = str(fault) or type(fault).__name__
-            raise ConnectionFailed(f"the connection to {_origin(fault)} broke: {what}", sent=True) from fault
+    def error(self, fault: httpx.RequestError) -> AttentionError:
+        """The client's error for what httpx raised."""
+        if isinstance(fault, httpx.TimeoutException):
+            return self._timed_out(fault)
+        if isinstance(fault, httpx.ConnectError | httpx.ProxyError):
+            return ConnectionFailed(f"cannot connect to {_origin(fault)}: {fault}", sent=False)
+        if isinstance(fault, httpx.DecodingError):
+            return UnexpectedReply(f"the answer's content encoding is broken: {fault}", answered=200)
+        if isinstance(fault, httpx.TooManyRedirects):
+            return UnexpectedReply(f"{_origin(fault)} redirects without end", answered=302)
+        what = str(fault) or type(fault).__name__
+        return ConnectionFailed(f"the connection to {_origin(fault)} broke: {what}", sent=True)
+
+    def _timed_out(self, fault: httpx.TimeoutException) -> AttentionError:
+        doing = _WAITING.get(type(fault), "")
+        if self.remaining() <= _CLOCKS_DIFFER:
+            return self._late(doing)
+        if isinstance(fault, httpx.ConnectTimeout | httpx.PoolTimeout):
+            return ConnectionFailed(f"{_origin(fault)}: the httpx client's timeout has passed{doing}", sent=False)
+        return DeadlineExceeded(f"{self.call.operation.name}: the httpx client's timeout has passed{doing}")
 
 
 def _origin(fault: httpx.RequestError) -> str:

@@ -22,7 +22,7 @@ from attention_contract.schemas.answers import Picture
 from attention_contract.wire import MEDIA_TYPES, PICTURES, from_body, from_json
 
 
-def read(operation: Operation[ReplyT], response: httpx.Response, body: bytearray) -> ReplyT:
+def read(operation: Operation[ReplyT], response: httpx.Response, body: bytearray | memoryview) -> ReplyT:
     """The reply that a response holds. Raises the error that it holds otherwise.
 
     The reply's tensors are views into the body, and writable as it is.
@@ -46,7 +46,7 @@ def read(operation: Operation[ReplyT], response: httpx.Response, body: bytearray
         ) from fault
 
 
-def _error(response: httpx.Response, media_type: str, body: bytearray) -> AttentionError:
+def _error(response: httpx.Response, media_type: str, body: bytearray | memoryview) -> AttentionError:
     error = _problem(response, body) if media_type == PROBLEM_MEDIA_TYPE else None
     if error is None:
         error = _unexpected(response, media_type, body)
@@ -58,14 +58,14 @@ def _error(response: httpx.Response, media_type: str, body: bytearray) -> Attent
     return error
 
 
-def _problem(response: httpx.Response, body: bytearray) -> AttentionError | None:
+def _problem(response: httpx.Response, body: bytearray | memoryview) -> AttentionError | None:
     try:
         return from_problem(response.status_code, from_json(memoryview(body)))
     except Unreadable:
         return None
 
 
-def _unexpected(response: httpx.Response, media_type: str, body: bytearray) -> AttentionError:
+def _unexpected(response: httpx.Response, media_type: str, body: bytearray | memoryview) -> AttentionError:
     """The error of an answer that is not the service's: of the class of its status where that says what to do."""
     status = response.status_code
     url = response.request.url

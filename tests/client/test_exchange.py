@@ -2,9 +2,7 @@
 
 import asyncio
 import socket
-import threading
 import time
-from contextlib import contextmanager, suppress
 
 import httpx
 import numpy as np
@@ -24,6 +22,7 @@ from attention_contract import errors
 from attention_contract.operations import OPERATIONS
 from attention_contract.wire import JSON, SAFETENSORS
 from tests.client.service import EXAMPLES, URL, Played, X, ask
+from tests.client.tcp import stubborn
 
 
 def refusal(error, **headers):
@@ -175,32 +174,6 @@ def test_the_deadline_holds_over_all_attempts(kind, monkeypatch):
         ask(kind, played, "server_info", timeout=0.3, retries=1000)
     assert time.monotonic() - started < 0.6
     assert len(played.requests) > 1
-
-
-@contextmanager
-def stubborn(talk):
-    """The URL of a TCP server that does with each connection what ``talk`` does."""
-    listener = socket.create_server(("127.0.0.1", 0))
-    over = threading.Event()
-
-    def serve():
-        while not over.is_set():
-            try:
-                connection, _ = listener.accept()
-            except OSError:
-                return
-            with connection, suppress(OSError):
-                talk(connection, over)
-
-    thread = threading.Thread(target=serve, daemon=True)
-    thread.start()
-    try:
-        yield f"http://127.0.0.1:{listener.getsockname()[1]}"
-    finally:
-        over.set()
-        listener.shutdown(socket.SHUT_RDWR)
-        listener.close()
-        thread.join(5)
 
 
 def silence(connection, over):

@@ -12,7 +12,7 @@ import typer
 from attention_client.cli import compute, cost, hopfield, modules, server
 from attention_client.cli.extensions import add_extensions
 from attention_client.cli.session import Commands, Session
-from attention_client.client import DEFAULT_URL
+from attention_client.route import DEFAULT_URL
 
 app = typer.Typer(
     name="attention",

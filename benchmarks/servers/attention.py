@@ -32,7 +32,7 @@ class Attention:
         context = scaled_dot_product_attention(q, k, v)
         return linear(context.transpose(1, 2).reshape(batch, length, width), out_weight, out_bias)
 
-    def of_bytes(self, *bodies: bytes) -> list[memoryview]:
+    def of_bytes(self, *bodies: bytes | memoryview) -> list[memoryview]:
         """The answers to requests of raw float32, in one batch."""
         joined = bodies[0] if len(bodies) == 1 else b"".join(bodies)
         x = torch.frombuffer(joined, dtype=torch.float32).view(-1, *self.shape[1:])

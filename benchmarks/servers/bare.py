@@ -19,7 +19,8 @@ import uvicorn
 
 from benchmarks.servers.attention import Attention
 
-Route = Callable[[bytes], Awaitable[bytes | memoryview]]
+Body = bytes | memoryview
+Route = Callable[[bytes], Awaitable[Body]]
 
 
 class Together:
@@ -27,9 +28,9 @@ class Together:
 
     def __init__(self, attention: Attention) -> None:
         self.attention = attention
-        self.waiting: list[tuple[bytes, asyncio.Future[memoryview]]] = []
+        self.waiting: list[tuple[Body, asyncio.Future[memoryview]]] = []
 
-    async def __call__(self, body: bytes) -> memoryview:
+    async def __call__(self, body: Body) -> memoryview:
         """The answer to one request."""
         loop = asyncio.get_running_loop()
         if not self.waiting:
@@ -63,8 +64,8 @@ def routes(attention: Attention) -> dict[str, Route]:
     return {"/raw": raw, "/batched": Together(attention), "/json": json, "/echo": echo}
 
 
-def application(routes: dict[str, Route]) -> Callable[..., Awaitable[None]]:
-    """The ASGI application."""
+def application(routes: dict[str, Route], *headers: tuple[bytes, bytes]) -> Callable[..., Awaitable[None]]:
+    """The ASGI application; its answers have these headers and their length."""
     head = {"type": "http.response.start", "status": 200}
 
     async def app(scope: dict[str, Any], receive: Callable[..., Any], send: Callable[..., Any]) -> None:
@@ -77,7 +78,7 @@ def application(routes: dict[str, Route]) -> Callable[..., Awaitable[None]]:
                 pieces.append(message["body"])
             body = b"".join(pieces)
         reply = await routes[scope["path"]](body)
-        await send(head | {"headers": [(b"content-length", b"%d" % len(reply))]})
+        await send(head | {"headers": [*headers, (b"content-length", b"%d" % len(reply))]})
         await send({"type": "http.response.body", "body": reply})
 
     return app

@@ -158,7 +158,7 @@ def from_safetensors(body: bytes | memoryview, entry: Entry, model: type[BaseMod
     Raises Unreadable where the file or its metadata is broken, InvalidTensor where one tensor is.
     """
     view = memoryview(body)
-    header, start = _header(view)
+    header, start = read_header(view)
     metadata = header.pop("__metadata__", {})
     text = metadata.get(entry, "{}") if isinstance(metadata, dict) else None
     if not isinstance(text, str):
@@ -169,7 +169,8 @@ def from_safetensors(body: bytes | memoryview, entry: Entry, model: type[BaseMod
     return data
 
 
-def _header(view: memoryview) -> tuple[dict[str, Any], int]:
+def read_header(view: memoryview) -> tuple[dict[str, Any], int]:
+    """The header of a safetensors file, and at which byte its tensors begin. Raises Unreadable for a broken one."""
     if len(view) < 8:
         raise Unreadable(f"the safetensors file has {len(view)} bytes; expected at least 8")
     size = int.from_bytes(view[:8], "little")
@@ -260,6 +261,7 @@ __all__ = [
     "from_body",
     "from_json",
     "from_safetensors",
+    "read_header",
     "to_body",
     "to_json",
     "to_safetensors",

@@ -13,6 +13,7 @@ from starlette.requests import Request
 from starlette.responses import FileResponse
 from starlette.staticfiles import StaticFiles
 
+from attention_contract.forms import Forms
 from attention_service import __version__
 from attention_service.api import openapi, problems
 from attention_service.api.access import AccessLog
@@ -48,6 +49,7 @@ def create_app(settings: Settings) -> FastAPI:
         title="Attention service", version=__version__, lifespan=life, swagger_ui_parameters={"tryItOutEnabled": True}
     )
     app.state.settings = settings
+    app.state.forms = Forms()
     router = make_router(settings)
     app.include_router(router)
     app.add_api_route("/metrics", metrics.page, name="metrics", include_in_schema=False)

@@ -12,6 +12,7 @@ from starlette.datastructures import QueryParams
 from starlette.types import Receive, Scope, Send
 
 from attention_contract.errors import InvalidRequest, NotAcceptable, UnsupportedMediaType
+from attention_contract.forms import Forms
 from attention_contract.operations import Operation
 from attention_contract.tensors import Encoding
 from attention_contract.validation import validate
@@ -72,7 +73,7 @@ def content_type(headers: Headers) -> str:
 
 
 async def read(
-    scope: Scope, headers: Headers, receive: Receive, operation: Operation[Any], limit: int, hold: Hold
+    scope: Scope, headers: Headers, receive: Receive, operation: Operation[Any], forms: Forms, limit: int, hold: Hold
 ) -> Any:
     """The request that the body (of a GET: the query string) holds.
 
@@ -91,7 +92,9 @@ async def read(
             f"Content-Type: {media_type[:80]!r} is not read here; expected {' or '.join(offered)}", offered=offered
         )
     body = await read_body(headers, receive, limit, hold)
-    if len(body) <= _INLINE_BYTES or media_type == SAFETENSORS:
+    if media_type == SAFETENSORS:
+        return forms.read(model, body)
+    if len(body) <= _INLINE_BYTES:
         return from_body(model, body, media_type, "request")
     return await run_in_threadpool(from_body, model, body, media_type, "request")
 

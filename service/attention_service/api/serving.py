@@ -73,7 +73,8 @@ class Endpoint:
         pin = _etags(negotiation.header(headers, b"if-match"), "If-Match")
         engine: Engine = state.engine
         with engine.budget.body() as hold:
-            body = await negotiation.read(scope, headers, receive, operation, state.settings.max_body_bytes, hold)
+            limit = state.settings.max_body_bytes
+            body = await negotiation.read(scope, headers, receive, operation, state.forms, limit, hold)
             body = _pinned(body, pin)
             if media_type in PICTURES:
                 body = pictures.with_sweep(body)
@@ -88,9 +89,10 @@ def serve(router: APIRouter, operation: Operation[Any]) -> Callable[[Handler], H
     """Make a function of a Call the route of an operation."""
 
     def register(handler: Handler) -> Handler:
-        route = Route(operation.path, Endpoint(operation, handler), name=operation.name, include_in_schema=False)
-        route.methods = {operation.method}  # HEAD is not answered
-        router.routes.append(route)
+        endpoint = Endpoint(operation, handler)
+        router.routes.append(
+            Route(operation.path, endpoint, methods=[operation.method], name=operation.name, include_in_schema=False)
+        )
         return handler
 
     return register

@@ -8,6 +8,7 @@ they lie in memory: a safetensors file whose tensors are named by their field (d
 
 import math
 from collections.abc import Iterator
+from functools import cache
 from typing import Any, Final, Literal, NamedTuple, TypeVar, get_origin
 
 import numpy as np
@@ -57,7 +58,7 @@ ModelT = TypeVar("ModelT", bound=BaseModel)
 
 def to_json(model: BaseModel, encoding: Encoding = "list") -> bytes:
     """The model as JSON text. Fields that are unset or null are left out."""
-    return dump_json(_dump(model), encoding)
+    return dump_json(model, encoding)
 
 
 def dump_json(value: Any, encoding: Encoding = "list") -> bytes:
@@ -66,12 +67,21 @@ def dump_json(value: Any, encoding: Encoding = "list") -> bytes:
 
 
 def _dump(model: BaseModel) -> dict[str, Any]:
-    return model.model_dump(mode="python", by_alias=True, exclude_none=True)
+    """The fields of a model by their name on the wire, null ones left out; what is nested in them as it is."""
+    names = _names(type(model))
+    return {names[name]: value for name, value in model.__dict__.items() if value is not None}
+
+
+@cache
+def _names(model: type[BaseModel]) -> dict[str, str]:
+    return {name: field.alias or name for name, field in model.model_fields.items()}
 
 
 def _plain(value: Any, encoding: Encoding) -> Any:
     if isinstance(value, np.ndarray):
         return encode(value, "list" if isinstance(value, Untyped) else encoding)
+    if isinstance(value, BaseModel):
+        value = _dump(value)
     if isinstance(value, dict):
         return {key: _plain(item, encoding) for key, item in value.items()}
     if isinstance(value, list | tuple):
@@ -80,6 +90,8 @@ def _plain(value: Any, encoding: Encoding) -> Any:
 
 
 def _plain_scalar(value: Any) -> Any:
+    if type(value) is str:
+        return value
     if isinstance(value, float):
         if math.isfinite(value):
             return value
@@ -113,7 +125,7 @@ class _Placed(NamedTuple):
 def to_safetensors(model: BaseModel, entry: Entry) -> list[bytes | memoryview]:
     """The model as a safetensors file: its pieces in order, the tensors' own memory among them, not copied."""
     placed: list[_Placed] = []
-    rest = _take_tensors(_dump(model), "", placed)
+    rest = _take_tensors(model, "", placed)
     header: dict[str, Any] = {"__metadata__": {entry: orjson.dumps(rest).decode()}}
     pieces: list[bytes | memoryview] = []
     offset = 0
@@ -135,11 +147,13 @@ def to_safetensors(model: BaseModel, entry: Entry) -> list[bytes | memoryview]:
 
 def _take_tensors(value: Any, path: str, placed: list[_Placed]) -> Any:
     """The value without its tensors, which are added to ``placed`` under their dotted path."""
-    if isinstance(value, dict):  # as dumped models are: the check for any mapping takes longer than all else here
+    if isinstance(value, BaseModel):
+        value = _dump(value)
+    if isinstance(value, dict):  # the check for any mapping would take longer than all else here
         rest = {}
         for key, item in value.items():
-            if type(item) is str:
-                rest[key] = item
+            if isinstance(item, (str, float, int)):
+                rest[key] = _plain_scalar(item)
             elif not isinstance(item, np.ndarray):
                 rest[key] = _take_tensors(item, f"{path}{key}.", placed)
             elif isinstance(item, Untyped):

@@ -6,9 +6,13 @@ import httpx
 import numpy as np
 import pytest
 import safetensors.numpy
+from starlette.middleware.gzip import GZipMiddleware
 
 from attention_contract.operations import OPERATIONS
 from attention_contract.wire import JSON, SAFETENSORS
+from attention_service.api.app import create_app
+from attention_service.api.lane import Lane
+from attention_service.settings import Settings
 from tests.api.talk import post, problem
 
 TENSOR_OPERATIONS = [operation for operation in OPERATIONS if operation.tensors and operation.method == "POST"]
@@ -162,3 +166,10 @@ def test_paths_beside_the_lane_are_what_they_were(lane):
     assert (head.status_code, head.content) == (200, b"")
     spaced = problem(lane.post("/v1/modules/no%20such/forward", json={"query": [[0.5] * 8]}))
     assert "no such" in spaced["detail"]
+
+
+def test_middleware_that_somebody_adds_sees_every_request(tmp_path):
+    app = create_app(Settings(_env_file=None, models_dir=tmp_path))
+    assert isinstance(app.build_middleware_stack().app, Lane)
+    app.add_middleware(GZipMiddleware)
+    assert not isinstance(app.build_middleware_stack().app, Lane)

@@ -7,7 +7,9 @@ more than all else that is observed of it.
 import asyncio
 import logging
 import sys
+import time
 from datetime import UTC, datetime
+from functools import lru_cache
 from typing import Literal
 
 import orjson
@@ -32,7 +34,8 @@ class AccessLog:
             return
         if not self._lines:
             asyncio.get_running_loop().call_later(WRITTEN_AFTER, self.write)
-        now = datetime.now(UTC).isoformat(timespec="microseconds").replace("+00:00", "Z")
+        second, fraction = divmod(time.time(), 1)
+        now = f"{_second(int(second))}.{int(fraction * 1e6):06}Z"
         name = "debug" if level == logging.DEBUG else "info"
         self._lines.append(self._line(now, name, method, path, operation, status, round(seconds * 1e3, 3), request_id))
 
@@ -42,6 +45,11 @@ class AccessLog:
         if lines:
             sys.stderr.write("".join(lines))
             sys.stderr.flush()
+
+
+@lru_cache(maxsize=1)
+def _second(since_1970: int) -> str:
+    return datetime.fromtimestamp(since_1970, UTC).strftime("%Y-%m-%dT%H:%M:%S")
 
 
 def _console_line(

@@ -12,6 +12,7 @@ from fastapi_offline import FastAPIOffline
 from starlette.requests import Request
 from starlette.responses import FileResponse
 from starlette.staticfiles import StaticFiles
+from starlette.types import ASGIApp
 
 from attention_contract.forms import Forms
 from attention_service import __version__
@@ -58,9 +59,14 @@ def create_app(settings: Settings) -> FastAPI:
     document = openapi.document()
     app.openapi = lambda: document  # type: ignore[method-assign]
     problems.install(app)
-    app.add_middleware(Lane, endpoints=endpoints_of(router))
-    # The last one added is the outermost: every request has an id before anything else looks at it.
-    app.add_middleware(Observe, metrics=metrics, access=access)
+    routed = app.build_middleware_stack
+
+    def outside_in() -> ASGIApp:
+        # Middleware that somebody adds must see every request: with any, there is no lane past it.
+        inner = routed() if app.user_middleware else Lane(routed(), endpoints_of(router))
+        return Observe(inner, metrics, access)
+
+    app.build_middleware_stack = outside_in  # type: ignore[method-assign]
     return app
 
 

@@ -15,6 +15,8 @@ Hold = Callable[[int], None]
 
 UNCOUNTED: Final = 32 * 1024
 """Bytes of a body that are not worth counting."""
+_COPIED: Final = 2**16
+"""Up to this size a copy that may be written to, as tensors want it, costs less than to do without."""
 _STEP: Final = 2**20
 """Bytes that are decompressed at a time: between two steps they are counted, and others have their turn."""
 _WINDOW: Final = 2**27
@@ -75,7 +77,7 @@ async def _received(headers: Mapping[bytes, bytes], receive: Receive, room: _Roo
         if size > stated:
             room.take(min(size - stated, len(chunk)), size)
         if not message.get("more_body"):
-            if not body:
+            if not body and len(chunk) > _COPIED:
                 return memoryview(chunk)
             body += chunk
             return memoryview(body)

@@ -1,6 +1,7 @@
 """What an operator sees: one log line and the metrics of each request."""
 
 import logging
+import os
 import re
 import sys
 import time
@@ -8,7 +9,6 @@ from collections.abc import Iterator
 from contextvars import ContextVar
 from functools import cache
 from typing import TYPE_CHECKING, Literal
-from uuid import uuid4
 
 import structlog
 from prometheus_client import CONTENT_TYPE_LATEST, CollectorRegistry, Counter, Gauge, Histogram, generate_latest
@@ -147,7 +147,7 @@ class Observe:
             return
         started = time.perf_counter()
         status = 500
-        identity = _given_id(scope) or uuid4().hex
+        identity = _given_id(scope) or os.urandom(16).hex()
         request_id.set(identity)
 
         async def watched(message: Message) -> None:

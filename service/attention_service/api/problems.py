@@ -54,10 +54,7 @@ def install(app: FastAPI) -> None:
 
     @app.exception_handler(Exception)
     async def unknown(request: Request, error: Exception) -> Response:
-        answer = render(unexpected(request.url.path, error))
-        # This handler stands outside the middleware that adds the header to every other answer.
-        answer.headers["X-Request-ID"] = request_id.get() or ""
-        return answer
+        return render(unexpected(request.url.path, error))
 
 
 def unexpected(path: str, fault: Exception) -> InternalError:

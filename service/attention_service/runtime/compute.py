@@ -56,7 +56,8 @@ def converted(array: Array, name: str, device: torch.device, dtype: torch.dtype)
     tensor = to_torch(array)
     result = tensor.to(device, dtype)
     narrowed = torch.finfo(dtype).max < _largest(tensor.dtype)
-    if narrowed and bool((result.isinf() & ~tensor.to(device).isinf()).any()):
+    infinite = result.isinf() if narrowed else None
+    if infinite is not None and bool(infinite.any()) and bool((infinite & ~tensor.to(device).isinf()).any()):
         raise InvalidTensor(f"{name}: a number is too large for {torch_dtype_name(dtype)}", param=name)
     return result
 

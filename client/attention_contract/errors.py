@@ -32,7 +32,8 @@ client.
     ├── InternalError                 500
     ├── Unavailable                   503
     │   ├── Loading
-    │   └── Draining
+    │   ├── Draining
+    │   └── DeadlineExceeded
     └── NeverFits                     507
 """
 
@@ -288,6 +289,13 @@ class Draining(Unavailable):
     code = "draining"
     title = "Shutting down"
     retry_after = 5
+
+
+class DeadlineExceeded(Unavailable):
+    """The caller's deadline passed while the request waited; nothing was computed for it."""
+
+    code = "deadline_exceeded"
+    title = "Not begun in time"
 
 
 class NeverFits(AttentionError):

@@ -64,6 +64,24 @@ def leave(server, path, ask):
         connection.sendall(head.encode() + body)
 
 
+@pytest.mark.parametrize(
+    ("prefer", "status"),
+    [
+        ("wait=0", 503),
+        ("respond-async, wait=0.0", 503),
+        ("wait=60", 200),
+        ("handling=lenient; wait = 60", 200),
+        ("wait=x", 200),
+    ],
+)
+def test_a_caller_may_say_how_long_an_answer_is_of_use(http, modules, prefer, status):
+    answer = http.post(PATH.format(KINDS[0]), json={"query": [[0.0] * 64]}, headers={"Prefer": prefer})
+    assert answer.status_code == status, answer.text
+    if status == 503:
+        assert answer.json()["code"] == "deadline_exceeded"
+        assert int(answer.headers["retry-after"]) > 0
+
+
 def test_callers_on_many_connections_get_what_they_get_alone(server, modules):
     rng = np.random.default_rng(0)
 

@@ -3,12 +3,13 @@
 import asyncio
 import random
 import threading
+import time
 
 import numpy as np
 import pytest
 import torch
 
-from attention_contract.errors import Draining, InvalidTensor
+from attention_contract.errors import DeadlineExceeded, Draining, InvalidTensor
 from attention_contract.positions import Alibi, Rope
 from attention_contract.schemas.attention import ForwardRequest, RawForwardRequest, Select
 from attention_contract.schemas.modules import CreateModule, ModuleConfig
@@ -394,6 +395,49 @@ def test_the_budget_is_never_exceeded_and_everybody_is_answered(tmp_path, device
         same(found, await alone(engine, asks))
         assert max(most) <= engine.budget.total
         assert max(each.ran.batch for each in found) > 1
+
+    play(tmp_path, device, story)
+
+
+@pytest.mark.parametrize("hold", [0.0, 1.0])
+def test_what_has_not_begun_at_its_deadline_is_not_computed(tmp_path, device, monkeypatch, hold):
+    gate = Gate(monkeypatch)
+
+    async def story(engine):
+        await modules(engine)
+        engine.execution.hold_s = 0.0
+        runs = asyncio.create_task(engine.forward(*of(8, "sparse"), time.monotonic() + 0.05))
+        while not gate.passes:
+            await asyncio.sleep(0.001)
+        engine.execution.hold_s = hold
+        alone = engine.budget.in_flight
+        late = [asyncio.create_task(engine.forward(*of(8), time.monotonic() + 0.02)) for _ in range(2)]
+        soon = asyncio.create_task(engine.forward(*of(8), time.monotonic() + 60))
+        for each in late:
+            with pytest.raises(DeadlineExceeded):
+                await each
+        held = engine.budget.in_flight - alone
+        await asyncio.sleep(0.05)
+        gate.open.set()
+        assert (await runs).output.shape == (1, 8, 8)  # it had begun
+        assert (await soon).ran.batch == 1
+        assert held == soon.result().ran.peak_bytes
+        assert [each[:2] for each in gate.passes] == [("sparse", 1), ("plain", 1)]
+
+    play(tmp_path, device, story)
+
+
+def test_a_deadline_ends_the_wait_for_memory_too(tmp_path, device):
+    async def story(engine):
+        await modules(engine)
+        await engine.budget.acquire(engine.budget.free)
+        taken = engine.budget.in_flight
+        with pytest.raises(DeadlineExceeded):
+            await engine.forward(*of(8), time.monotonic() + 0.02)
+        engine.budget.release(taken)
+        assert (await engine.forward(*of(8), time.monotonic() + 60)).output.shape == (1, 8, 8)
+        with pytest.raises(DeadlineExceeded):
+            await engine.forward(*of(8), time.monotonic())
 
     play(tmp_path, device, story)
 

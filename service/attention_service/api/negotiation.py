@@ -1,5 +1,6 @@
 """Bytes to requests and replies to bytes, in the media types that the two sides agree on."""
 
+import re
 from collections.abc import Mapping, Sequence
 from functools import lru_cache
 from typing import Any, TypeVar
@@ -23,6 +24,7 @@ from attention_service.api.pictures import check_drawable
 ModelT = TypeVar("ModelT", bound=BaseModel)
 Headers = Mapping[bytes, bytes]
 """The headers of a request by their name in small letters; of those that came more than once, the first."""
+_WAIT = re.compile(rb"(?:^|[,;\s])wait\s*=\s*(\d{1,9}(?:\.\d{1,9})?)\s*(?:$|[,;])")
 _INLINE_BYTES = 2**20
 """JSON of up to so many bytes is read and written where it arrives: that takes a few milliseconds, for most of which no
 other thread could run. What is larger is handed to a thread, so that others get their turn between its steps."""
@@ -37,6 +39,16 @@ def header(headers: Headers, name: bytes) -> str | None:
     """The value of one header."""
     value = headers.get(name)
     return None if value is None else str(value, "latin-1")
+
+
+def wait(headers: Headers) -> float | None:
+    """Seconds that the caller is prepared to wait, by the preference of RFC 7240, section 4.3; decimals are read too.
+
+    None where there is no such preference. One that can't be read is ignored, as preferences are.
+    """
+    preferences = headers.get(b"prefer")
+    found = None if preferences is None else _WAIT.search(preferences)
+    return None if found is None else float(found[1])
 
 
 def accepted(headers: Headers, operation: Operation[Any]) -> str:

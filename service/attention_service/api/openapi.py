@@ -47,7 +47,7 @@ def _operation(operation: Operation[Any]) -> dict[str, Any]:
         "operationId": operation.name,
         "summary": operation.summary,
         "tags": [_tag(operation.path)],
-        "parameters": [*_path_parameters(operation), *_query_parameters(operation), *_preconditions(operation)],
+        "parameters": [*_path_parameters(operation), *_query_parameters(operation), *_conditions(operation)],
         "responses": {str(operation.status): _success(operation)} | _failures(operation.errors),
     }
     if operation.method == "GET" and _versioned(operation):
@@ -96,10 +96,12 @@ def _query_parameters(operation: Operation[Any]) -> list[dict[str, Any]]:
     ]
 
 
-def _preconditions(operation: Operation[Any]) -> list[dict[str, Any]]:
-    if not operation.path.startswith("/v1/modules/{name}"):
-        return []
-    told = {"If-Match": "A version in quotation marks, as the ETag has it; another one is answered with 409."}
+def _conditions(operation: Operation[Any]) -> list[dict[str, Any]]:
+    told = {}
+    if operation.reply is not None and "ran" in operation.reply.model_fields:
+        told["Prefer"] = "`wait=S`: refuse with 503 what cannot begin within S seconds of its arrival (RFC 7240)."
+    if operation.path.startswith("/v1/modules/{name}"):
+        told["If-Match"] = "A version in quotation marks, as the ETag has it; another one is answered with 409."
     if operation.method == "GET" and _versioned(operation):
         told["If-None-Match"] = "Versions in quotation marks; at one of them, the answer is 304 without a body."
     return [

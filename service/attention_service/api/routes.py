@@ -132,17 +132,17 @@ def make_router(settings: Settings) -> APIRouter:
     @serve(router, operations.raw_forward)
     @serve(router, operations.forward)
     async def forward(call: Call[ForwardRequest]) -> ForwardReply:
-        return await call.engine.forward(call.path.get("name"), call.body)
+        return await call.engine.forward(call.path.get("name"), call.body, call.deadline)
 
     @serve(router, operations.raw_weights)
     @serve(router, operations.weights)
     async def weights(call: Call[WeightsRequest]) -> WeightsReply:
-        return await call.engine.weights(call.path.get("name"), call.body)
+        return await call.engine.weights(call.path.get("name"), call.body, call.deadline)
 
     @serve(router, operations.raw_gradients)
     @serve(router, operations.gradients)
     async def gradients(call: Call[GradientsRequest]) -> GradientsReply:
-        return await call.engine.gradients(call.path.get("name"), call.body)
+        return await call.engine.gradients(call.path.get("name"), call.body, call.deadline)
 
     @serve(router, operations.raw_complexity)
     @serve(router, operations.complexity)
@@ -161,6 +161,6 @@ def make_router(settings: Settings) -> APIRouter:
 
     @serve(router, operations.hopfield_retrieve)
     async def hopfield_retrieve(call: Call[HopfieldRequest]) -> HopfieldReply:
-        return await call.engine.retrieve(call.body)
+        return await call.engine.retrieve(call.body, call.deadline)
 
     return router

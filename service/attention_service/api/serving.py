@@ -1,6 +1,7 @@
 """From an operation of the contract and a function to a route: read, call, reply."""
 
 import asyncio
+import time
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from typing import Any, Generic, TypeVar
@@ -33,6 +34,8 @@ class Call(Generic[BodyT]):
     body: BodyT
     pin: str | None
     """The version that If-Match names."""
+    deadline: float | None = None
+    """Of ``time.monotonic``: computing that has not begun by then is not wanted any more."""
 
     @property
     def name(self) -> str:
@@ -71,6 +74,8 @@ class Endpoint:
         headers = negotiation.headers_of(scope)
         media_type = negotiation.accepted(headers, operation) if operation.reply is not None else JSON
         pin = _etags(negotiation.header(headers, b"if-match"), "If-Match")
+        wait = negotiation.wait(headers)
+        deadline = None if wait is None else time.monotonic() + wait
         engine: Engine = state.engine
         with engine.budget.body() as hold:
             limit = state.settings.max_body_bytes
@@ -78,7 +83,7 @@ class Endpoint:
             body = _pinned(body, pin)
             if media_type in PICTURES:
                 body = pictures.with_sweep(body)
-            call = Call(engine, scope.get("path_params") or {}, body, pin)
+            call = Call(engine, scope.get("path_params") or {}, body, pin, deadline)
             reply = await unless_gone(receive, self._handler(call))
             if media_type in PICTURES:
                 return await _drawn(reply, body, media_type)

@@ -188,25 +188,24 @@ class Engine:
 
     # ── the four questions ───────────────────────────────────────────────────────────────────────────────────────────
 
-    async def forward(self, name: str | None, request: ForwardRequest) -> ForwardReply:
+    async def forward(self, name: str | None, request: ForwardRequest, deadline: float | None = None) -> ForwardReply:
         """The output of a module (of raw attention, where there is no name), and any taps."""
-        fields, ran = await self._run(
-            forward.prepare(self._target(name, request), request, self.device, self.budget.room)
-        )
+        job = forward.prepare(self._target(name, request), request, self.device, self.budget.room)
+        fields, ran = await self._run(job, deadline)
         return ForwardReply(**fields, ran=ran)
 
-    async def weights(self, name: str | None, request: WeightsRequest) -> WeightsReply:
+    async def weights(self, name: str | None, request: WeightsRequest, deadline: float | None = None) -> WeightsReply:
         """What each head looks at."""
-        fields, ran = await self._run(
-            inspection.prepare(self._target(name, request), request, self.device, self.budget.room)
-        )
+        job = inspection.prepare(self._target(name, request), request, self.device, self.budget.room)
+        fields, ran = await self._run(job, deadline)
         return WeightsReply(**fields, ran=ran)
 
-    async def gradients(self, name: str | None, request: GradientsRequest) -> GradientsReply:
+    async def gradients(
+        self, name: str | None, request: GradientsRequest, deadline: float | None = None
+    ) -> GradientsReply:
         """Exact gradients with respect to inputs, taps and parameters."""
-        fields, ran = await self._run(
-            gradients.prepare(self._target(name, request), request, self.device, self.budget.room)
-        )
+        job = gradients.prepare(self._target(name, request), request, self.device, self.budget.room)
+        fields, ran = await self._run(job, deadline)
         return GradientsReply(**fields, ran=ran)
 
     async def complexity(self, name: str | None, request: ComplexityRequest) -> ComplexityReply:
@@ -230,19 +229,19 @@ class Engine:
             predictions=self.accuracy.report(),
         )
 
-    async def retrieve(self, request: HopfieldRequest) -> HopfieldReply:
+    async def retrieve(self, request: HopfieldRequest, deadline: float | None = None) -> HopfieldReply:
         """Let states fall to stored patterns."""
         self.check_ready()
-        fields, ran = await self._run(hopfield.prepare(request, self.device))
+        fields, ran = await self._run(hopfield.prepare(request, self.device), deadline)
         return HopfieldReply(**fields, ran=ran)
 
     def _target(self, name: str | None, request: AttentionInputs | ComplexityRequest) -> Module | None:
         self.check_ready()
         return None if name is None else self.library.get(name, request.version)
 
-    async def _run(self, job: Job) -> tuple[Fields, Ran]:
-        """Have a job run, and say what ran."""
-        ended = await self.execution.run(job)
+    async def _run(self, job: Job, deadline: float | None) -> tuple[Fields, Ran]:
+        """Have a job run, if it can begin by then, and say what ran."""
+        ended = await self.execution.run(job, deadline)
         plan = ended.plan
         ran = Ran(
             kernel=plan.kernel,

@@ -15,7 +15,7 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from statistics import median
 from typing import Any, TypeVar
 
-from attention_contract.errors import Draining
+from attention_contract.errors import DeadlineExceeded, Draining
 from attention_service.core.cost import Clock
 from attention_service.runtime.batching import Joining, choose
 from attention_service.runtime.budget import Budget
@@ -67,15 +67,23 @@ class Execution:
             times.append(time.perf_counter() - started)
         self.hold_s = min(median(times) / HAND_OFF_SHARE, LONGEST_HOLD_S)
 
-    async def run(self, job: Job) -> Ended:
-        """Admit a job and run it.
+    async def run(self, job: Job, deadline: float | None = None) -> Ended:
+        """Admit a job and run it, if it can begin before a deadline (of ``time.monotonic``).
 
-        Raises what the budget does, Draining, NeverFits where the device has no memory after all, and what the job
-        raises. Given up before it begins, it never runs, and its memory is free at once; later, when it ends.
+        Raises what the budget does, DeadlineExceeded, Draining, NeverFits where the device has no memory after all, and
+        what the job raises. Given up before it begins, it never runs, and its memory is free at once; later, when it
+        ends.
         """
         clock = self._device.clock
-        await self._budget.acquire(job.plan.peak_bytes)
-        ended: Ended = await self._through(job.run, job, clock)
+        if deadline is None:
+            await self._budget.acquire(job.plan.peak_bytes)
+        else:
+            try:
+                async with asyncio.timeout_at(deadline):  # the loop's clock is the monotonic one
+                    await self._budget.acquire(job.plan.peak_bytes)
+            except TimeoutError:
+                raise _late() from None
+        ended: Ended = await self._through(job.run, job, clock, deadline)
         return ended
 
     async def call(self, work: Callable[[], ResultT]) -> ResultT:
@@ -91,17 +99,34 @@ class Execution:
         self._waiting.clear()
         await asyncio.to_thread(self._worker.shutdown)
 
-    async def _through(self, work: Callable[[], Any], job: Job | None, clock: Clock) -> Any:
-        waiting = Waiting(asyncio.get_running_loop().create_future(), work, job, clock)
+    async def _through(
+        self, work: Callable[[], Any], job: Job | None, clock: Clock, deadline: float | None = None
+    ) -> Any:
+        loop = asyncio.get_running_loop()
+        waiting = Waiting(loop.create_future(), work, job, clock, deadline)
         self._waiting.append(waiting)
         self._look_later()
+        timer = None if deadline is None else loop.call_at(deadline, self._expire, waiting)
         try:
             return await waiting.done
         except asyncio.CancelledError:
-            if waiting in self._waiting:
-                self._waiting.remove(waiting)
-                self._give_back(waiting)
+            self._leave(waiting)
             raise
+        finally:
+            if timer is not None:
+                timer.cancel()
+
+    def _leave(self, waiting: Waiting) -> None:
+        """Take what has not begun out of what waits."""
+        if waiting in self._waiting:
+            self._waiting.remove(waiting)
+            self._give_back(waiting)
+
+    def _expire(self, waiting: Waiting) -> None:
+        """Refuse what has not begun, its deadline being over."""
+        if waiting in self._waiting:
+            self._leave(waiting)
+            _answer(waiting, _late())
 
     def _look_later(self) -> None:
         """At the end of this turn of the event loop: until then others may come, and answers go out."""
@@ -111,6 +136,9 @@ class Execution:
     def _look(self) -> None:
         """Begin the next pass."""
         self._turn = None
+        now = time.monotonic()
+        for waiting in [each for each in self._waiting if each.deadline is not None and each.deadline <= now]:
+            self._expire(waiting)  # its timer had no turn yet
         while self._waiting and self._waiting[0].done.done():  # given up in this very turn
             self._give_back(self._waiting.popleft())
         if not self._waiting:
@@ -193,6 +221,12 @@ def _answer(waiting: Waiting, answer: Any) -> None:
         waiting.done.set_exception(answer)
     else:
         waiting.done.set_result(answer)
+
+
+def _late() -> DeadlineExceeded:
+    return DeadlineExceeded(
+        "the request could not begin before its deadline; allow it more time, or ask when less is waiting"
+    )
 
 
 def _draining() -> Draining:

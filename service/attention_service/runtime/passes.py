@@ -42,6 +42,8 @@ class Waiting:
     job: Job | None
     clock: Clock
     """By which it was planned."""
+    deadline: float | None = None
+    """Of ``time.monotonic``: what has not begun by then is not begun any more."""
     admitted: float = field(default_factory=time.monotonic)
 
 

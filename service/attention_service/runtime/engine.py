@@ -47,6 +47,7 @@ from attention_service.runtime.accuracy import Accuracy
 from attention_service.runtime.budget import Budget
 from attention_service.runtime.calibration import stored
 from attention_service.runtime.calibration.background import measured
+from attention_service.runtime.calibration.sharing import turn
 from attention_service.runtime.complexity.subjects import Place
 from attention_service.runtime.device import BUDGET_SHARE, Device, warm_up
 from attention_service.runtime.drift import Drift
@@ -104,12 +105,20 @@ class Engine:
             self.state = "ready"
 
     async def measure_device(self) -> None:
-        """Calibrate the device while nobody waits, keep what was found, and predict by it from now on."""
-        done = await measured(self.device, self.budget, self.execution.call)
-        clock = await self._in_thread(done.clock, self._fitting)
-        found = stored.Stored(clock, datetime.now(UTC), done.points)
-        self._set_clock(found)  # also where it can't be kept
-        await self._in_thread(partial(stored.save, self._root, self.device, found))
+        """Calibrate the device while nobody waits, keep what was found, and predict by it from now on.
+
+        Where another server on the same folder is at it, what that one finds is taken up. Raises TooBusyError.
+        """
+        since = self.calibration.at if self.calibration is not None else None
+        async with turn(self._root, self.device, since) as theirs:
+            if theirs is not None:
+                self._set_clock(theirs)
+                return
+            done = await measured(self.device, self.budget, self.execution.call)
+            clock = await self._in_thread(done.clock, self._fitting)
+            found = stored.Stored(clock, datetime.now(UTC), done.points)
+            self._set_clock(found)  # also where it can't be kept
+            await self._in_thread(partial(stored.save, self._root, self.device, found))
 
     def _set_clock(self, found: stored.Stored) -> None:
         self.calibration = found

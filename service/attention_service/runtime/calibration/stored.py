@@ -3,6 +3,7 @@
 ::
 
     <root>/calibrations/<key>.json        format, device, torch, threads, when, points, rates, spreads, logs
+    <root>/calibrations/<key>.lock        empty: locked by the server that measures (``sharing``)
 
 A write is on the disk before it returns, and replaces the file in one step.
 """
@@ -100,6 +101,11 @@ def save(root: Path, device: Device, found: Stored) -> None:
         sync(path.parent)
     finally:
         staged.unlink(missing_ok=True)
+
+
+def lock_path(root: Path, device: Device) -> Path:
+    """The file that whoever measures this device holds locked; it stays, empty."""
+    return _path(root, device).with_suffix(".lock")
 
 
 def _path(root: Path, device: Device) -> Path:

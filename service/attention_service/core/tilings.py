@@ -279,12 +279,14 @@ class Drawn(Part):
             return Coverage(unknown, ~unknown)
         some = torch.zeros((), dtype=torch.bool, device=first.device)
         every = ~some
+        # Counts of at most 64 draws, in bytes, as there are many tiles. More blocks than are drawn are never all there.
+        wide = (high - low + 1).clamp(max=self.count + 1).to(torch.uint8)
         for step in range(rows):
             row = torch.minimum(first + step, last)  # the last one again where a tile has fewer
-            inside = torch.zeros((), dtype=torch.int64, device=first.device)
+            inside = torch.zeros((), dtype=torch.uint8, device=first.device)
             for drawn in self._draws(row * self.size):
-                inside = inside + ((low <= drawn) & (drawn <= high))
-            some, every = some | (inside > 0), every & (inside == high - low + 1)
+                inside = inside + ((low <= drawn) & (drawn <= high)).view(torch.uint8)
+            some, every = some | (inside > 0), every & (inside == wide)
         return Coverage(some, every)
 
     def _draws(self, p: Tensor) -> Iterator[Tensor]:

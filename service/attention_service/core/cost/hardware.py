@@ -189,6 +189,7 @@ TABLE: Final = (
             "NVIDIA Ampere GA102 GPU architecture whitepaper, appendix A",
             "https://www.nvidia.com/content/PDF/nvidia-ampere-ga-102-gpu-architecture-whitepaper-v2.pdf",
         ),),
+        "half types: half of the 142 stated with sparsity, accumulated in float32",
     ),
     Hardware(
         "RTX 4090", 24, 1008, *_PCIE4, {"float64": 1.29, "float32": 82.6} | _both(165.2),
@@ -204,6 +205,7 @@ TABLE: Final = (
             "NVIDIA RTX Blackwell GPU architecture whitepaper, appendix A",
             "https://images.nvidia.com/aem-dam/Solutions/geforce/blackwell/nvidia-rtx-blackwell-gpu-architecture.pdf",
         ),),
+        "half types: half of the 419 stated with sparsity, accumulated in float32",
     ),
     Hardware("A100 PCIe 40GB", 40, 1555, *_PCIE4, _GA100, (_A100,)),
     Hardware("A100 SXM 40GB", 40, 1555, *_PCIE4, _GA100, (_A100,)),
@@ -212,8 +214,8 @@ TABLE: Final = (
     Hardware("H100 PCIe", 80, 2000, *_PCIE5, {"float64": 51, "float32": 51} | _both(756.5), (_H100_SHEET,)),
     Hardware("H100 SXM", 80, 3350, *_PCIE5, _GH100, (_H100, _H100_SHEET)),
     Hardware("H100 NVL", 94, 3900, *_PCIE5, _NVL, (_H100,)),
-    Hardware("H200 SXM", 141, 4800, *_PCIE5, _GH100, (_H200,)),
-    Hardware("H200 NVL", 141, 4800, *_PCIE5, _NVL, (_H200,)),
+    Hardware("H200 SXM", 141, 4800, *_PCIE5, _GH100, (_H200,), "half types: half of the 1,979 stated with sparsity"),
+    Hardware("H200 NVL", 141, 4800, *_PCIE5, _NVL, (_H200,), "half types: half of the 1,671 stated with sparsity"),
     Hardware("GH200 96GB", 96, 4000, 450, "NVLink-C2C", _GH100, (_GH200,)),
     Hardware("GH200 144GB", 144, 4900, 450, "NVLink-C2C", _GH100, (_GH200,)),
     Hardware(
@@ -225,6 +227,7 @@ TABLE: Final = (
             ),
             Source("NVIDIA DGX B200 (an eighth of its memory)", "https://www.nvidia.com/en-us/data-center/dgx-b200/"),
         ),
+        "at 1,000 W; half types: half of the 4,500 stated with sparsity",
     ),
     Hardware(
         "MI250X, one die", 64, 1638.4, *_PCIE4, {"float64": 47.85, "float32": 47.85} | _both(191.5),

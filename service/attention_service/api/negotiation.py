@@ -57,7 +57,9 @@ def accepted(headers: Headers, operation: Operation[Any]) -> str:
     Without a preference, a reply that carries tensors comes in the form of the request.
     """
     sent = content_type(headers) if operation.tensors else JSON
-    return _best(header(headers, b"accept") or "*/*", operation.tensors, operation.pictures, sent == SAFETENSORS)
+    best = _best(header(headers, b"accept") or "*/*", operation.tensors, operation.pictures, sent == SAFETENSORS)
+    check_drawable(best)
+    return best
 
 
 @lru_cache(maxsize=256)
@@ -75,7 +77,6 @@ def _best(wanted: str, tensors: bool, pictures: bool, as_tensors: bool) -> str:
         raise NotAcceptable(
             f"Accept: {wanted[:80]!r} leaves no form for this reply; expected {' or '.join(offered)}", offered=offered
         )
-    check_drawable(str(best))
     return str(best)
 
 

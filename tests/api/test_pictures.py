@@ -4,12 +4,15 @@ import io
 import re
 import xml.etree.ElementTree as ET
 from concurrent.futures import ThreadPoolExecutor
+from itertools import pairwise
 
 import pytest
 from PIL import Image
 
 from attention_client import AsyncClient, Client
 from attention_contract.errors import InvalidRequest
+from attention_contract.schemas.answers import Crossover
+from attention_contract.schemas.complexity import ComplexityReply, Sweep
 from attention_service.api import pictures
 from tests.api.talk import problem
 
@@ -46,6 +49,65 @@ def test_an_svg_names_the_lines_the_axes_and_where_they_cross(http):
         if found["of"] == "time" and found.get("at", 0) >= 64
     }
     assert crossings <= set(told)
+
+
+VALUES = [64, 1024, 16384]
+
+
+@pytest.fixture
+def drawn_of(http):
+    """A picture of so many things compared, under names, that cross one another at these lengths."""
+    told = http.post("/v1/attention/complexity", json=RAW | {"sweep": {"values": VALUES}}).json()
+    reply = ComplexityReply.model_validate(told)
+
+    def draw(labels, lengths=()):
+        compared = [reply.series[0].model_copy(update={"label": label}) for label in labels]
+        crossovers = [
+            Crossover(of="time", between=(labels[0], label), dimension="length", searched=(1, 2), cheaper=label, at=at)
+            for label, at in zip(labels[1:], lengths, strict=False)
+        ]
+        doctored = reply.model_copy(update={"compared": compared, "crossovers": crossovers})
+        return pictures.draw(doctored, Sweep(values=VALUES), SVG)
+
+    return draw
+
+
+LONG = [f"blocked, sliding_window (left {2**size}, right {2**size}), softcap 30, alibi" for size in range(17)]
+
+
+def test_many_lines_leave_out_what_would_hide_them_and_say_so(drawn_of):
+    told = words(drawn_of(LONG, range(100, 8000, 500)))
+    assert all(told.count(label) == 1 for label in LONG), "one legend for both"
+    (note,) = [text for text in told if "left out" in text]
+    assert "the intervals of times" in note
+    assert "16 crossovers of time" in note
+    assert not any(" from " in text for text in told)
+    few = words(drawn_of(LONG[:3], [100, 2000]))
+    assert not any("left out" in text for text in few)
+    assert len([text for text in few if text.endswith((" from 100", " from 2000"))]) == 2
+
+
+def test_crossovers_side_by_side_have_one_text(drawn_of):
+    told = words(drawn_of(LONG[:4], [100, 101, 2000]))
+    assert "2 crossovers from 100 on" in told
+    assert any(text.endswith(" from 2000") for text in told)
+
+
+def test_legends_stay_within_the_picture_and_lines_can_be_told_apart(drawn_of):
+    """By what is drawn: no entry over another, none beyond the edge, no two lines that look alike."""
+    svg = ET.fromstring(drawn_of(LONG))  # noqa: S314 - our own
+    _, _, width, height = (float(number) for number in svg.attrib["viewBox"].split())
+    (legend,) = [group for group in svg.iter() if group.get("id", "").startswith("legend_")]
+    texts = list(legend.iter("{http://www.w3.org/2000/svg}text"))
+    places = [[float(number) for number in re.findall(r"[\d.]+", text.get("transform"))[-2:]] for text in texts]
+    for text, (x, y) in zip(texts, places, strict=True):
+        assert 0 < x < x + 5.4 * len(text.text) < width
+        assert 0 < y < height
+    rows = sorted(y for _, y in places)
+    assert len(rows) == 18
+    assert all(after - before > 9 for before, after in pairwise(rows))
+    lines = [path.get("style") for path in legend.iter("{http://www.w3.org/2000/svg}path") if path.get("style")]
+    assert len({style for style in lines if "fill: none" in style}) == 18
 
 
 def test_a_png_is_one(http):

@@ -1,7 +1,8 @@
 """Costs as a picture: time and peak memory along a sweep, on logarithmic axes."""
 
 import io
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from math import log
 from threading import Lock
 from typing import Any
 
@@ -23,45 +24,91 @@ _STYLE: Any = {
     "text.parse_math": False,  # a label is no formula
     "svg.hashsalt": "attention",  # the same picture is the same bytes
 }
+_WIDTH_IN, _ROW_IN = 10, 0.2
+"""Of the figure, and of a row of its legend."""
+_MOST_BANDS, _MOST_MARKS, _MOST_MARKERS, _MOST_LETTERS = 6, 6, 32, 40
+"""Beyond which a picture shows less with more."""
+_NEAR = 0.03
+"""Of the width of an axis: crossovers that are nearer have one text."""
 _LOCK = Lock()
 """Matplotlib's settings and fonts are the process's."""
 
 
 def draw(reply: ComplexityReply, sweep: Sweep, kind: str) -> bytes:
-    """An SVG or a PNG, one line for each thing compared; bands are intervals of times, dashed lines crossovers."""
+    """An SVG or a PNG, one line for each thing compared; bands are intervals of times, dashed lines crossovers.
+
+    Bands and crossovers that would hide what they belong to are left out, and a note says so.
+    """
     shown = reply.series
+    labels = [one.label for one in shown] + ["free"]
+    columns = max(1, min(len(labels), int(_WIDTH_IN / (0.6 + 0.075 * max(map(len, labels))))))
     with _LOCK, rc_context(_STYLE):
         # Without pyplot, whose state all threads would share.
-        figure = Figure(figsize=(10, 4.2), layout="constrained")
+        height = 4.2 + _ROW_IN * -(-len(labels) // columns)
+        figure = Figure(figsize=(_WIDTH_IN, height), layout="constrained")
         time, memory = figure.subplots(1, 2)
-        for one in shown:
-            order = sorted(range(len(sweep.values)), key=sweep.values.__getitem__)
-            values, costs = [sweep.values[at] for at in order], [one.costs[at] for at in order]
-            forward = [cost.predicted.forward for cost in costs]
-            (line,) = time.plot(
-                values, [took.median_ms / 1e3 for took in forward], marker="o", markersize=3, label=one.label
-            )
-            bounds = [took.low_ms / 1e3 for took in forward], [took.high_ms / 1e3 for took in forward]
-            time.fill_between(values, *bounds, color=line.get_color(), alpha=0.15, linewidth=0)
-            held = [cost.peak_bytes.request for cost in costs]
-            memory.plot(values, held, marker="o", markersize=3, color=line.get_color(), label=one.label)
+        banded = len(shown) <= _MOST_BANDS
+        for one, look in zip(shown, _looks(), strict=False):
+            _line(time, memory, one, sweep, look, banded=banded)
+        notes = [] if banded else ["the intervals of times"]
         for axes, what in ((time, "time"), (memory, "peak_bytes")):
-            _mark(axes, [found for found in reply.crossovers if found.of == what], sweep.values)
+            notes += _mark(axes, [found for found in reply.crossovers if found.of == what], sweep.values)
         memory.axhline(reply.limits.free_bytes, color="0.5", linewidth=0.8, linestyle=":", label="free")
-        _finish(time, f"time of a forward pass on {_devices(shown)}", "seconds, with the interval", sweep)
+        _finish(time, f"time of a forward pass on {_devices(shown)}", f"seconds{', with the interval' * banded}", sweep)
         _finish(memory, "peak memory", "bytes", sweep)
+        figure.legend(*memory.get_legend_handles_labels(), loc="outside lower center", ncols=columns)
+        if notes:
+            figure.suptitle(f"left out, as they are too many: {', '.join(notes)}", fontsize=7, color="0.4")
         drawn = io.BytesIO()
         figure.savefig(drawn, format=kind, dpi=110, metadata={"Date": None} if kind == "svg" else None)
     return drawn.getvalue()
 
 
-def _mark(axes: Axes, crossovers: Sequence[Crossover], values: Sequence[int]) -> None:
-    """A line at each size from which on one costs less, where the picture shows it."""
-    for at, cheaper in sorted({(found.at, found.cheaper) for found in crossovers if found.at is not None}):
-        if min(values) <= at <= max(values):
-            axes.axvline(at, color="0.4", linewidth=0.8, linestyle="--")
-            told, place = f"{cheaper} from {at}", axes.get_xaxis_transform()
-            axes.text(at, 0.02, told, rotation=90, va="bottom", ha="right", fontsize=7, transform=place)
+def _looks() -> Iterator[dict[str, Any]]:
+    """Colours that can be told apart, and as many styles of lines."""
+    for style in ("-", "--", ":", "-."):
+        for colour in range(10):
+            yield {"color": f"C{colour}", "linestyle": style}
+
+
+def _line(time: Axes, memory: Axes, one: Compared, sweep: Sweep, look: dict[str, Any], *, banded: bool) -> None:
+    """The time and the peak memory of one thing compared."""
+    order = sorted(range(len(sweep.values)), key=sweep.values.__getitem__)
+    values, costs = [sweep.values[at] for at in order], [one.costs[at] for at in order]
+    look = look | ({"marker": "o", "markersize": 3} if len(values) <= _MOST_MARKERS else {})
+    forward = [cost.predicted.forward for cost in costs]
+    time.plot(values, [took.median_ms / 1e3 for took in forward], label=one.label, **look)
+    if banded:
+        bounds = [took.low_ms / 1e3 for took in forward], [took.high_ms / 1e3 for took in forward]
+        time.fill_between(values, *bounds, color=look["color"], alpha=0.15, linewidth=0)
+    memory.plot(values, [cost.peak_bytes.request for cost in costs], label=one.label, **look)
+
+
+def _mark(axes: Axes, crossovers: Sequence[Crossover], values: Sequence[int]) -> list[str]:
+    """A line at each size from which on one costs less, where the picture shows it; what is left out, in words."""
+    found = {(one.at, one.cheaper) for one in crossovers if one.at is not None}
+    inside = sorted((at, cheaper) for at, cheaper in found if min(values) <= at <= max(values))
+    if len(inside) > _MOST_MARKS:
+        return [f"{len(inside)} crossovers of {'time' if crossovers[0].of == 'time' else 'memory'}"]
+    apart = _NEAR * log(max(values) / max(1, min(values)) + 1)
+    near: list[list[tuple[int, str | None]]] = []
+    for at, cheaper in inside:
+        axes.axvline(at, color="0.4", linewidth=0.8, linestyle="--")
+        if near and log(at / near[-1][0][0]) < apart:
+            near[-1].append((at, cheaper))
+        else:
+            near.append([(at, cheaper)])
+    for group in near:
+        at, cheaper = group[0]
+        told = _clipped(f"{cheaper} from {at}") if len(group) == 1 else f"{len(group)} crossovers from {at} on"
+        place = axes.get_xaxis_transform()
+        axes.text(at, 0.02, told, rotation=90, va="bottom", ha="right", fontsize=7, transform=place)
+    return []
+
+
+def _clipped(text: str) -> str:
+    """The end, which says where, and of the rest as much as an axis is high."""
+    return text if len(text) <= _MOST_LETTERS else f"…{text[-_MOST_LETTERS:]}"
 
 
 def _finish(axes: Axes, title: str, unit: str, sweep: Sweep) -> None:
@@ -77,7 +124,6 @@ def _finish(axes: Axes, title: str, unit: str, sweep: Sweep) -> None:
     axes.yaxis.set_major_formatter(EngFormatter(unit="B" if unit == "bytes" else "s"))
     axes.grid(visible=True, which="major", color="0.92")
     axes.set(title=title, xlabel=sweep.dimension.replace("_", " "), ylabel=unit)
-    axes.legend()
 
 
 def _devices(shown: Sequence[Compared]) -> str:

@@ -8,8 +8,10 @@ RUN python -m venv /opt/attention
 COPY pyproject.toml constraints.txt ./
 COPY deploy/install_torch.sh deploy/trim.sh deploy/
 # Dependencies without the project, so that a change of code does not install them anew.
-RUN python -c 'import tomllib; p = tomllib.load(open("pyproject.toml", "rb"))["project"]; \
-    print(*p["dependencies"], *p["optional-dependencies"]["server"], sep="\n")' > requirements.txt
+ARG EXTRAS=server
+RUN python -c 'import os, tomllib; p = tomllib.load(open("pyproject.toml", "rb"))["project"]; \
+    extras = [p["optional-dependencies"][extra] for extra in os.environ["EXTRAS"].split(",")]; \
+    print(*p["dependencies"], *sum(extras, []), sep="\n")' > requirements.txt
 
 # The CPU build of torch, or none: with the CUDA packages this image would be some GB larger for nothing.
 FROM build AS packages-cpu

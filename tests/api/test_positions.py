@@ -192,9 +192,13 @@ def test_a_shape_that_cannot_be_is_not_counted(http):
     assert refuse(http, "/v1/attention/complexity", **body)["param"] == "spec.position.dim"
     body |= {"head_dim": 4, "spec": {"position": LEARNED}}
     assert post(http, "/v1/attention/complexity", **body)["parameter_count"] == 16
-    for shape in ({"queries": 5}, {"queries": 1, "past": 4}, {"queries": 1, "keys": 5}):
+    for shape, field in (
+        ({"queries": 5}, "queries"),
+        ({"queries": 1, "past": 4}, "queries"),
+        ({"queries": 1, "keys": 5}, "keys"),
+    ):
         document = refuse(http, "/v1/attention/complexity", **body | {"shape": shape})
-        assert (document["param"], document["limit"]) == ("shape", 4)
+        assert (document["param"], document["limit"]) == (f"shape.{field}", 4)
 
 
 def test_a_module_holds_what_its_spec_learns(http):

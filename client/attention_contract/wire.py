@@ -90,8 +90,6 @@ def _plain(value: Any, encoding: Encoding) -> Any:
 
 
 def _plain_scalar(value: Any) -> Any:
-    if type(value) is str:
-        return value
     if isinstance(value, float):
         if math.isfinite(value):
             return value
@@ -152,8 +150,9 @@ def _take_tensors(value: Any, path: str, placed: list[_Placed]) -> Any:
     if isinstance(value, dict):  # the check for any mapping would take longer than all else here
         rest = {}
         for key, item in value.items():
-            if isinstance(item, (str, float, int)):
-                rest[key] = _plain_scalar(item)
+            kind = type(item)
+            if kind is str or (kind is float and math.isfinite(item)):  # most of a reply: not worth a call each
+                rest[key] = item
             elif not isinstance(item, np.ndarray):
                 rest[key] = _take_tensors(item, f"{path}{key}.", placed)
             elif isinstance(item, Untyped):

@@ -12,7 +12,11 @@ from contextlib import contextmanager
 
 import httpx
 import pytest
+import uvicorn
+import uvloop
+from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
+from attention_service.api.app import create_app
 from attention_service.settings import Settings
 
 
@@ -135,3 +139,10 @@ def test_every_setting_is_a_flag_with_a_word_of_help(name):
 
 
 HELP: list[str] = []
+
+
+def test_the_server_stands_on_the_fast_parts_of_uvicorn(tmp_path):
+    config = uvicorn.Config(create_app(Settings(_env_file=None, models_dir=tmp_path)))
+    config.load()
+    assert config.http_protocol_class is HttpToolsProtocol
+    assert config.get_loop_factory() is uvloop.new_event_loop

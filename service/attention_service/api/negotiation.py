@@ -82,7 +82,12 @@ def _best(wanted: str, tensors: bool, pictures: bool, as_tensors: bool) -> str:
 
 def content_type(headers: Headers) -> str:
     """The body's media type, without its parameters; JSON where none is stated."""
-    return (header(headers, b"content-type") or JSON).partition(";")[0].strip().lower() or JSON
+    return _media_type(headers.get(b"content-type", b""))
+
+
+@lru_cache(maxsize=256)
+def _media_type(value: bytes) -> str:
+    return str(value, "latin-1").partition(";")[0].strip().lower() or JSON
 
 
 async def read(

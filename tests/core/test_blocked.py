@@ -51,7 +51,9 @@ SMALL = [Tiling(3, 4, 2, 2**10), Tiling(4, 2, 1, 8), Tiling(64, 3, 3, 2**10)]
 @pytest.fixture(autouse=True)
 def small_tiles(request, monkeypatch):
     """Blocks, strips and cells of a few queries and keys: of one size or another, by the name of the test."""
-    monkeypatch.setattr(tiling, "TILING", SMALL[crc32(request.node.name.encode()) % len(SMALL)])
+    small = SMALL[crc32(request.node.name.encode()) % len(SMALL)]
+    monkeypatch.setattr(tiling, "TILING", small)
+    monkeypatch.setattr(tiling, "WHOLE", replace(small, keys=2**62))
 
 
 @pytest.fixture(params=REQUESTS.values(), ids=REQUESTS)

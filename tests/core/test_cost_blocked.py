@@ -34,7 +34,8 @@ from attention_service.core.cost import (
     touched,
 )
 from attention_service.core.cost import tiles as counted
-from attention_service.core.kernels import tiling
+from attention_service.core.cost.tiles import by_fused
+from attention_service.core.kernels import fused_blocks, tiling
 from attention_service.core.kernels.blocked import _blocks
 from attention_service.core.kernels.tiling import Tiling
 from attention_service.core.types import Problem
@@ -49,19 +50,23 @@ LONGFORMER = AttentionSpec(masks=[AnyOf(of=[SlidingWindow(left=256, right=256), 
 NO_ROOM, ROOM = 0, 2**62
 
 
-@pytest.mark.parametrize("normalizer", [{}, {"normalizer": Entmax15()}], ids=["softmax", "entmax15"])
-def test_tiles_are_counted_as_the_kernel_cuts_them(normalizer, every_mask, monkeypatch, make_problem):
+@pytest.mark.parametrize("more", [{}, {"softcap": 5.0}, {"normalizer": Entmax15()}], ids=["fused", "streamed", "rows"])
+def test_tiles_are_counted_as_the_kernel_cuts_them(more, every_mask, monkeypatch, make_problem):
     monkeypatch.setattr(tiling, "TILING", Tiling(8, 8, 2, 2**8))
-    spec = AttentionSpec(masks=every_mask, **normalizer)
+    monkeypatch.setattr(tiling, "WHOLE", Tiling(8, 2**62, 2, 2**10))
+    spec = AttentionSpec(masks=every_mask, **more)
     problem = make_problem(batch=3, queries=21, keys=19, spec=spec)
     found = touched(Workload(3, 21, 19, 2, 1, 2, 3, 8, spec=spec))
+    whole_rows = fused_blocks.takes(problem) or "normalizer" in more
+    assert fused_blocks.takes(problem) == (bool(every_mask) and not more)
+    blocks = fused_blocks._blocks(problem) if not more and every_mask else _blocks(problem, whole_rows=whole_rows)
     done = [
         (group.problem.q.shape[0], block.stop - block.start, [strip.width for strip in block.strips])
-        for group, block in _blocks(problem, whole_rows=bool(normalizer))
+        for group, block in blocks
     ]
     assert found.pairs == sum(sequences * rows * sum(widths) for sequences, rows, widths in done)
     assert found.blocks == len(done)
-    assert found.strips == sum(max(len(widths), bool(normalizer)) for _, _, widths in done)
+    assert found.strips == sum(max(len(widths), whole_rows) for _, _, widths in done)
     assert found.widest == max(sum(widths) for _, _, widths in done) or not every_mask
 
 
@@ -77,6 +82,25 @@ def test_beyond_counting_the_estimate_is_near_and_quick(spec, monkeypatch):
     largest = touched(replace(work, queries=2**31, keys=2**31))
     assert perf_counter() - started < 1
     assert 0 < largest.pairs <= 2**62
+
+
+@pytest.mark.parametrize(
+    ("masks", "length", "taken"),
+    [
+        ([Causal(), SlidingWindow(left=512)], 2**20, True),
+        ([SlidingWindow(left=2**15, right=0)], 2**20, False),
+        ([Strided(stride=1000)], 2**20, False),
+        ([Strided(stride=64)], 2**13, True),
+        ([], 2**10, False),
+    ],
+    ids=str,
+)
+def test_the_fused_kernel_takes_blocks_that_look_at_few_keys(masks, length, taken):
+    spec = AttentionSpec(masks=masks)
+    assert by_fused(replace(RAW, queries=length, keys=length, spec=spec)) == taken
+    for more in ({"softcap": 5.0}, {"normalizer": Entmax15()}):
+        other = spec.model_copy(update=more)
+        assert not by_fused(replace(RAW, queries=length, keys=length, spec=other))
 
 
 def test_masks_that_take_too_long_to_count_are_sampled():

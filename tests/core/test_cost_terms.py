@@ -31,6 +31,8 @@ RAW = Workload(2, 64, 64, 4, 4, 16, 16, 4)
 SIZES = Sizes(64, 4, 4, 16, 16, 64, 64, Biases())
 MODULE = replace(RAW, sizes=SIZES, inputs=frozenset({"query"}))
 
+FUSED = "product fused, 32 bits"
+
 
 def names(terms):
     return {term.name for term in terms}
@@ -87,10 +89,14 @@ def test_a_causal_mask_halves_the_fused_kernel_and_a_window_thins_the_tiles():
     assert half == pytest.approx(dense / 2, rel=0.001)
     window = replace(long, spec=AttentionSpec(masks=[SlidingWindow(left=64, right=0)]))
     dense, thin = (
-        next(term.amount for term in forward_terms(work, "blocked") if term.name == "product tiles")
+        next(term.amount for term in forward_terms(work, "blocked") if term.name in {"product tiles", FUSED})
         for work in (long, window)
     )
     assert thin < dense / 8
+    capped = replace(window, spec=window.spec.model_copy(update={"softcap": 5.0}))
+    told = names(forward_terms(capped, "blocked"))
+    assert "product tiles" in told, "a plain softmax alone is computed by the fused kernel"
+    assert FUSED not in told
 
 
 def test_masks_within_masks_are_counted():

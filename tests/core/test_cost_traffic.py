@@ -33,6 +33,7 @@ from attention_service.core.cost import (
     traffic,
 )
 from attention_service.core.cost.taps import tap_costs
+from attention_service.core.cost.tiles import by_fused
 from attention_service.core.kernels import KERNELS, unsuitable
 from attention_service.core.kernels.tiling import Layout
 from attention_service.core.learned import learned_of
@@ -628,7 +629,8 @@ def test_matrix_products_of_every_entry_are_what_the_stages_execute(index):
 
 @pytest.mark.parametrize("masks", PATTERNS.values(), ids=PATTERNS)
 def test_matrix_products_of_the_blocked_kernel_are_those_of_its_tiles(masks):
-    work = work_of(AttentionSpec(masks=masks), **LONG | {"module": True})
+    # With a softcap: no counter tells the products of the fused kernel, which takes the blocks of a plain softmax.
+    work = work_of(AttentionSpec(masks=masks, softcap=5.0), **LONG | {"module": True})
     forward, backward = executed(work, "blocked")
     share = Fraction(touched(work).pairs, work.pairs)
     for counted, stages in (
@@ -637,6 +639,44 @@ def test_matrix_products_of_the_blocked_kernel_are_those_of_its_tiles(masks):
     ):
         outside = stages.projections + stages.output_projection
         assert counted.matmul == outside + share * (stages.scores + stages.values)
+
+
+@pytest.mark.parametrize("masks", [masks for masks in PATTERNS.values() if masks], ids=[*PATTERNS][1:])
+def test_exponentials_of_the_blocked_kernel_are_those_of_the_pairs_in_its_blocks(masks):
+    work = work_of(AttentionSpec(masks=masks), **LONG | {"module": True})
+    for counted in executed(work, "blocked"):
+        assert counted.transcendentals == touched(work).pairs * work.heads
+
+
+@pytest.mark.parametrize("masks", [masks for masks in PATTERNS.values() if masks], ids=[*PATTERNS][1:])
+def test_every_tile_of_the_blocked_kernel_is_counted_where_no_fused_one_takes_it(masks):
+    check(work_of(AttentionSpec(masks=masks, softcap=5.0), **LONG), "blocked")
+
+
+IN_BLOCKS = {
+    "every head for itself": {"kv_heads": 2},
+    "wide values": {"value_dim": 6, "module": True},
+    "narrow values": {"value_dim": 2},
+    "half type": {"itemsize": 2, "module": True},
+    "float64": {"itemsize": 8},
+    "module": {"module": True, "batch": 1},
+    "log-sum-exp": {"taps": frozenset({"output", "lse"})},
+    "added keys": {"added": True},
+    "negative scale": {"score": spec.ScaledDot(scale=-0.3)},
+    "bilinear": {"score": spec.Bilinear()},
+    "temperature": {"normalizer": Softmax(temperature=2.0)},
+}
+
+
+@pytest.mark.parametrize("more", IN_BLOCKS.values(), ids=IN_BLOCKS)
+def test_what_the_blocked_kernel_does_in_a_block_of_the_fused_one(more):
+    more = dict(more)
+    added = more.pop("added", False)
+    parts = {name: more.pop(name) for name in ("score", "normalizer") if name in more}
+    of = AttentionSpec(masks=[WIDE], add_bias_kv=added, add_zero_attn=added, **parts)
+    work = work_of(of, **LONG | more)
+    assert by_fused(work)
+    check(work, "blocked")
 
 
 def test_pytorchs_own_counter_gives_nothing_for_the_fused_kernel_of_a_cpu():

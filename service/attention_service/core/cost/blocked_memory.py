@@ -69,7 +69,7 @@ def _forward_tile(ledger: Ledger, work: Workload) -> None:
     if not _streamed(work) or touched(work).strips > touched(work).blocks:
         ledger.hold(block=context)
     leaves, laid_values = _leaves(ledger, work, tile)
-    ledger.hold(tile=leaves, limits=_limits(work, tile))
+    ledger.hold(tile=leaves, limits=limits_of(work, tile))
     score_tile(ledger, work, one, rows, scores)
     ledger.hold(scores=scores)
     if work.spec.masks:
@@ -131,7 +131,7 @@ def _pattern(work: Workload) -> Pattern:
     return pattern_of(work.spec.masks, work.queries, work.told_keys, work.past)
 
 
-def _limits(work: Workload, tile: Tile) -> int:
+def limits_of(work: Workload, tile: Tile) -> int:
     """What positions hide in some tiles, which is remembered."""
     if not work.spec.masks:
         return 0
@@ -142,7 +142,7 @@ def _limits(work: Workload, tile: Tile) -> int:
     edges = sum((band.low is not None) + (band.high is not None) for band in bands)
     kinds = max(edges, 1) * (work.batch if work.batched_offsets else 1)
     fitted = tiling_of(work)
-    return min(KEPT * fitted.queries * fitted.keys, kinds * piece) * c
+    return min(KEPT * fitted.largest, kinds * piece) * c
 
 
 def backward_tile(ledger: Ledger, work: Workload, *, mask: bool) -> None:
@@ -159,7 +159,7 @@ def backward_tile(ledger: Ledger, work: Workload, *, mask: bool) -> None:
     factors = Factors.of(one, rows)
     queries = tile.sequences * work.heads * tile.queries
     keys = tile.sequences * work.kv_heads * tile.keys
-    ledger.hold(tile=leaves, limits=_limits(work, tile))
+    ledger.hold(tile=leaves, limits=limits_of(work, tile))
     score_tile(ledger, work, one, rows, scores)
     upstream = queries * work.value_dim * c if c != work.itemsize else 0
     ledger.hold(factors=made_factors(one, rows, factors), scores=scores, flowing=upstream)

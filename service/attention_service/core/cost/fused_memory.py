@@ -24,7 +24,7 @@ def fused(ledger: Ledger, work: Workload, *, graph: bool = False) -> None:
     ledger.hold(mask=given)
     ledger.hold(arguments=fused_arguments(work))
     context = fused_context(work)
-    ledger.phase("attention", mask=passed - given, workspace=fused_workspace(work) + _packed(work), context=context)
+    ledger.phase("attention", mask=passed - given, workspace=fused_workspace(work) + packed_bytes(work), context=context)
     if graph:
         ledger.hold(graph=passed - given + lse_of(work))
         if passed != given:  # the kernel keeps the numbers alone
@@ -160,7 +160,7 @@ def packed(work: Workload) -> bool:
     return -(-tasks // work.threads) * rows >= 4 * work.batch * work.heads
 
 
-def _packed(work: Workload) -> int:
+def packed_bytes(work: Workload) -> int:
     """Keys and values of each query head, laid out anew."""
     if not packed(work):
         return 0

@@ -10,6 +10,7 @@ from attention_service.core.additive import BLOCK
 from attention_service.core.cost.approximate import approximated, method_check_peak, method_gradient_phases
 from attention_service.core.cost.blocked_memory import backward_tile, blocked
 from attention_service.core.cost.encoding import position_cost
+from attention_service.core.cost.fused_blocks_memory import fused_blocks, fused_blocks_backward, in_layout
 from attention_service.core.cost.fused_memory import (
     fused,
     fused_backward_workspace,
@@ -31,7 +32,7 @@ from attention_service.core.cost.phases import Ledger, Phase, peak_of
 from attention_service.core.cost.preparing_memory import Apart, joined, prepare
 from attention_service.core.cost.stages_memory import Factors, Rows, bias_elements, stages
 from attention_service.core.cost.tensors import input_tensors, mask_bytes, parameter_count
-from attention_service.core.cost.tiles import counted_as
+from attention_service.core.cost.tiles import by_fused, counted_as
 from attention_service.core.cost.workload import Workload
 from attention_service.core.learned import learned_of
 from attention_service.core.positions.embeddings import TABLE
@@ -261,6 +262,9 @@ def _written_out(ledger: Ledger, work: Workload) -> None:
 def _blocked(ledger: Ledger, work: Workload, *, mask: bool) -> None:
     """The call, and its backward pass: a sum for each gradient, narrowed at the end where it is wider."""
     held = Held.of(work)
+    if by_fused(work):
+        _fused_blocks(ledger, work, held)
+        return
     blocked(ledger, work, graph=True)
     _end_of_forward(ledger, work, merged=True, keeps_context=True)
     _project_out_backward(ledger, work, taps=False)
@@ -273,6 +277,23 @@ def _blocked(ledger: Ledger, work: Workload, *, mask: bool) -> None:
     ledger.drop("sums", "context", "lse", "flowing", "q", "k", "v")
     ledger.hold(gradients=held.kv * work.value_dim // (work.head_dim + work.value_dim))
     _project_backward(ledger, work, taps=False, mask=mask)
+
+
+def _fused_blocks(ledger: Ledger, work: Workload, held: Held) -> None:
+    """Blocks of the fused kernel, forward and back."""
+    fused_blocks(ledger, work, graph=True)
+    kept = score_cost(work)
+    if kept.query_width:
+        each = work.batch * work.itemsize
+        ledger.hold(
+            graph=each * (work.heads * work.queries * kept.query_kept + work.kv_heads * work.keys * kept.key_kept)
+        )
+    _end_of_forward(ledger, work, merged=not in_layout(work), keeps_context=True)
+    _project_out_backward(ledger, work, taps=False)
+    fused_blocks_backward(ledger, work)
+    ledger.drop("sums", "context", "graph", "flowing", "arguments", "factors", "q", "k", "v")
+    ledger.hold(gradients=held.kv * work.value_dim // (work.head_dim + work.value_dim))
+    _project_backward(ledger, work, taps=False, mask=False)
 
 
 def _end_of_forward(ledger: Ledger, work: Workload, *, merged: bool, keeps_context: bool = False) -> None:

@@ -9,6 +9,7 @@ from dataclasses import replace
 from attention_service.core.blocks import rows_at_once
 from attention_service.core.cost.approximate import approximated, exactly, method_phases
 from attention_service.core.cost.blocked_memory import blocked
+from attention_service.core.cost.fused_blocks_memory import fused_blocks, in_layout
 from attention_service.core.cost.fused_memory import fused, keeps_layout
 from attention_service.core.cost.held import Held
 from attention_service.core.cost.pairs import Masks, fused_masks, masks_of, score_itemsize, softmax_itemsize
@@ -16,7 +17,7 @@ from attention_service.core.cost.phases import Ledger, Phase, peak_of
 from attention_service.core.cost.preparing_memory import prepare
 from attention_service.core.cost.stages_memory import SCORE_TAPS, Rows, bias_elements, stages
 from attention_service.core.cost.tensors import tap_elements
-from attention_service.core.cost.tiles import counted_as
+from attention_service.core.cost.tiles import by_fused, counted_as
 from attention_service.core.cost.workload import Workload
 
 _NORMALIZED = frozenset({"weights", "lse"})
@@ -52,11 +53,20 @@ def memory_phases(work: Workload, kernel: str) -> tuple[Phase, ...]:
     else:
         if kernel == "fused":
             fused(ledger, work)
+        elif by_fused(work):
+            fused_blocks(ledger, work)
         else:
             blocked(ledger, work)
         _again(ledger, work, work.taps - ({"lse"} if kernel == "blocked" else set()))
-    _project_out(ledger, work, laid_out=kernel == "fused" and keeps_layout(work))
+    _project_out(ledger, work, laid_out=laid_out(work, kernel))
     return ledger.phases
+
+
+def laid_out(work: Workload, kernel: str) -> bool:
+    """Whether a kernel makes the context with its heads side by side in each token."""
+    if kernel == "fused":
+        return keeps_layout(work)
+    return kernel == "blocked" and by_fused(work) and in_layout(work)
 
 
 def _project_out(ledger: Ledger, work: Workload, *, laid_out: bool) -> None:

@@ -78,7 +78,7 @@ def blocked(tape: Tape, given: Sketched) -> Sketch:
     context = Sketch(
         (work.batch, work.heads, work.queries, work.value_dim), work.itemsize, tracked=any(x.tracked for x in three)
     )
-    for tile, times in _tiles(tape, given):
+    for tile, times in tiles_of(tape, given):
         with tape.repeated(times):
             _forward(tape, tile)
 
@@ -88,7 +88,7 @@ def blocked(tape: Tape, given: Sketched) -> Sketch:
     return tape.later(context, step) if context.tracked else context
 
 
-def _tiles(tape: Tape, given: Sketched) -> Iterator[tuple[Tile, int]]:
+def tiles_of(tape: Tape, given: Sketched) -> Iterator[tuple[Tile, int]]:
     """Each kind of tile, and in how many groups of sequences; what each group takes is counted on the way."""
     work = given.work
     fitted = tiling_of(work)
@@ -264,7 +264,7 @@ def _hidden(tape: Tape, tile: Tile, x: Sketch) -> Sketch:
         new, wide = (kind.fresh, kind.fresh_width) if tile.first else (kind.fresh_again, kind.fresh_again_width)
         if new:
             with tape.repeated(new / kind.strips):
-                _laid_out(tape, tile, wide / new)
+                laid_out(tape, tile, wide / new)
     if work.padded:
         where = _padded_keys(tape, tile)
         tape.does(x.bytes + where.bytes, x.bytes)
@@ -282,7 +282,7 @@ def _mask_dims(tile: Tile, mask: Sketch) -> tuple[Number, ...]:
     return min(batch, tile.given.work.batch), heads, 1 if queries == 1 else tile.kind.rows
 
 
-def _laid_out(tape: Tape, tile: Tile, width: float) -> None:
+def laid_out(tape: Tape, tile: Tile, width: float) -> None:
     """The limits of a piece that looks like none before."""
     e = tile.given.scored_in
     p, j = steps.filled(tape, (tile.kind.rows,), INTEGER), steps.filled(tape, (width,), INTEGER)
@@ -339,12 +339,12 @@ def _back(tape: Tape, given: Sketched, context: Sketch) -> None:
     work = given.work
     streamed = isinstance(NORMALIZERS.of(work.spec.normalizer), Exponential)
     wide = max(given.scored_in, 4)
-    named = {"q": given.q, "k": given.k, "v": given.v, **_read_by_tiles(given)}
+    named = {"q": given.q, "k": given.k, "v": given.v, **_read_bytiles_of(given)}
     tape.does(0, context.size / work.value_dim * wide * streamed)  # the log-sum-exp has no gradient
     for x in named.values():
         steps.filled(tape, x.dims, wide)
     lies = context.gradient_lies
-    for tile, times in _tiles(tape, given):
+    for tile, times in tiles_of(tape, given):
         with tape.repeated(times):
             _tile_back(tape, tile, lies, streamed=streamed)
     for x in named.values():
@@ -352,7 +352,7 @@ def _back(tape: Tape, given: Sketched, context: Sketch) -> None:
         tape.give(x, x.size)
 
 
-def _read_by_tiles(given: Sketched) -> dict[str, Sketch]:
+def _read_bytiles_of(given: Sketched) -> dict[str, Sketch]:
     """The learned tensors that make scores or weights; others, as of an encoding that is added, are given no sum."""
     spec, widths = given.work.spec, given.work.widths
     position = POSITIONS.of(spec.position)

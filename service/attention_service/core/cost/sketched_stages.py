@@ -105,7 +105,7 @@ def fused(tape: Tape, given: Sketched) -> Sketch:
         k, v = (steps.for_each_head(tape, x, work.heads) for x in (k, v))
     if not on_gpu:
         width = max(q.dims[3], v.dims[3])
-        q, k, v = (_as_wide(tape, x, width) for x in (q, k, v))
+        q, k, v = (as_wide(tape, x, width) for x in (q, k, v))
     context = _attended(tape, given, (q, k, v), mask)
     if work.value_dim != context.dims[3]:
         context = steps.part(tape, context, _with(context, 3, work.value_dim))
@@ -281,7 +281,7 @@ def _blind(tape: Tape, allowed: Sketch) -> Sketch:
     return steps.plain(tape, steps.reduced(tape, allowed, (*allowed.dims[:3], 1)))
 
 
-def _as_wide(tape: Tape, x: Sketch, width: Number) -> Sketch:
+def as_wide(tape: Tape, x: Sketch, width: Number) -> Sketch:
     """Zeros beside the narrower ones."""
     if x.dims[3] == width:
         return x

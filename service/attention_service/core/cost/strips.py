@@ -44,6 +44,11 @@ class Strips:
     fresh_again: float = 0
     """The same for a second group of sequences, which finds what is still remembered."""
     fresh_again_width: float = 0
+    remembered_width: float = 0
+    """Of the fresh ones, those that others may look like."""
+    hiding: float = 0
+    """Blocks with a masked piece, and all keys that those look at."""
+    hiding_width: float = 0
 
     def __add__(self, other: "Strips") -> "Strips":
         names = [name for name in self.__dataclass_fields__ if name != "rows"]
@@ -55,15 +60,39 @@ class Strips:
         return replace(self, **{name: getattr(self, name) * factor for name in names})
 
 
+def few_cells(layout: Layout, tiling: Tiling) -> bool:
+    """Whether tiles are looked at one by one."""
+    return -(-layout.queries // tiling.queries) * -(-max(layout.keys, 1) // tiling.cell) <= _MOST_CELLS
+
+
+@lru_cache(maxsize=64)
+def widest_joined(layout: Layout, tiling: Tiling) -> int:
+    """The most keys of a block, all in one strip, that do not lie side by side and are put together; 0 for none.
+
+    Where there are too many to be looked at, as many as blocks of a few have on average.
+    """
+    if layout.pattern == pattern_of((), layout.queries, layout.keys):
+        return 0
+    if not few_cells(layout, tiling):
+        some = _sampled(layout, tiling, rows_whole=True)
+        return max((int(one.joined_width / one.joined) for one in some if one.joined), default=0)
+    seen = layout.kinds(tiling, 0, layout.queries) != _NONE
+    cells = np.full(seen.shape[1], tiling.cell)
+    cells[-1:] = layout.keys - tiling.cell * (len(cells) - 1)
+    if layout.extra:
+        seen, cells = np.pad(seen, ((0, 0), (0, 1)), constant_values=True), np.append(cells, layout.extra)
+    begins = seen & ~np.pad(seen, ((0, 0), (1, 0)))[:, :-1]
+    return int(((seen @ cells) * (begins.sum(1) > 1)).max(initial=0))
+
+
 @lru_cache(maxsize=64)
 def strips_of(layout: Layout, tiling: Tiling, *, rows_whole: bool) -> tuple[Strips, ...]:
     """By the number of queries of a block."""
-    cells = -(-layout.queries // tiling.queries) * -(-max(layout.keys, 1) // tiling.cell)
     if not layout.queries:
         return ()
     if layout.pattern == pattern_of((), layout.queries, layout.keys):
         return _dense(layout, tiling, rows_whole=rows_whole)
-    if cells <= _MOST_CELLS:
+    if few_cells(layout, tiling):
         return _counted(layout, tiling, rows_whole=rows_whole)
     return _sampled(layout, tiling, rows_whole=rows_whole)
 
@@ -111,23 +140,27 @@ def _counted(layout: Layout, tiling: Tiling, *, rows_whole: bool, strip: int | N
         ]
     )  # fmt: skip
     blocks, rows = np.array([part[0] for part in parts]), np.array([part[2] for part in parts])
-    every = np.concatenate([of_block[:, blocks], fresh])
+    partly = of_block[-1, blocks] > 0
+    every = np.concatenate([of_block[:, blocks], fresh, [partly, partly * width[blocks]]])
     return tuple(Strips(size, *every[:, rows == size].sum(1).tolist()) for size in np.unique(rows).tolist())
 
 
 def _fresh(
     layout: Layout, tiling: Tiling, pieces: dict[int, list[tuple[int, int]]], parts: list[tuple[int, int, int]]
 ) -> Cells:
-    """``[4, parts]``: pieces that look like none before, and their keys; and of a second group of sequences."""
-    likeness = Likeness(layout.pattern, tiling.queries * tiling.keys)
-    counts = np.zeros((4, len(parts)), dtype=np.int64)
+    """``[5, parts]``: pieces that look like none before, and their keys; and of a second group of sequences.
+
+    And the keys of those of the first group that are remembered.
+    """
+    likeness = Likeness(layout.pattern, tiling.largest)
+    counts = np.zeros((5, len(parts)), dtype=np.int64)
     for again in (0, 2):
         for index, (block, start, size) in enumerate(parts):
             queries = start + layout.first, start + size + layout.first
-            new = [
-                stop - first for first, stop in pieces.get(block, ()) if likeness.remember(queries, (first, stop))[1]
-            ]
-            counts[again : again + 2, index] = len(new), sum(new)
+            for first, stop in pieces.get(block, ()):
+                key, new, _ = likeness.remember(queries, (first, stop))
+                counts[again : again + 2, index] += new * np.array([1, stop - first])
+                counts[4, index] += (stop - first) * (new and key is not None and not again)
     return counts
 
 

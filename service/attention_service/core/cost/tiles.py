@@ -4,14 +4,16 @@ from dataclasses import dataclass, replace
 from functools import lru_cache
 
 import numpy as np
+import torch
 
 from attention_service.core import counting
 from attention_service.core.cost.workload import Workload
-from attention_service.core.kernels import tiling
+from attention_service.core.kernels import fused_blocks, tiling
 from attention_service.core.kernels.tiling import Layout, Tiling
 from attention_service.core.masks import pattern_of
 from attention_service.core.normalizers import NORMALIZERS, has_lse
 
+_DTYPES = {2: torch.bfloat16, 4: torch.float32, 8: torch.float64}
 _MOST_CELLS = 2**20
 """Beyond so many the tiles are not looked at one by one, but estimated."""
 _SAMPLES = 16
@@ -40,14 +42,26 @@ def counted_as(kernel: str) -> str:
     return "blocked" if kernel == "flex" else kernel
 
 
+def by_fused(work: Workload) -> bool:
+    """Whether the blocked kernel gives its blocks to the fused one (``kernels.fused_blocks``)."""
+    own = work.request_mask_elements or work.padded or work.dropped
+    if work.threads == 0 or own:
+        return False
+    return fused_blocks.takes_spec(work.spec, _DTYPES[work.itemsize], work.queries, work.told_keys, work.past)
+
+
 def whole_rows(work: Workload) -> bool:
-    """Whether a query's weights need all its scores at once."""
+    """Whether all keys of a block are one strip: a query's weights need all its scores at once."""
+    if by_fused(work):
+        return True
     normalizer = NORMALIZERS.of(work.spec.normalizer)
     return not has_lse(work.spec.normalizer) and not normalizer.separable
 
 
 def tiling_of(work: Workload) -> Tiling:
     """The sizes of blocks and strips."""
+    if by_fused(work):
+        return tiling.WHOLE.whole(work.queries)
     return tiling.TILING.fitted(work.heads, work.queries, work.keys)
 
 

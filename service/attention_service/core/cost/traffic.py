@@ -15,15 +15,17 @@ no whole cell of tiles, and that sequences at other places have the tiles of the
 operations: PyTorch 2.13, on a CPU; on a GPU the fused kernel's arguments and the blocked kernel's masks differ.
 """
 
+from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from functools import lru_cache
 
 from attention_service.core.cost.approximate import approximated
-from attention_service.core.cost.sketched import looked_through, merged, parameters_of, prepared
+from attention_service.core.cost.sketched import Sketched, looked_through, merged, parameters_of, prepared
 from attention_service.core.cost.sketched_blocks import blocked
+from attention_service.core.cost.sketched_fused import fused_blocks
 from attention_service.core.cost.sketched_methods import approximate, whole
 from attention_service.core.cost.sketched_stages import fused, stages, tapped, with_apart
-from attention_service.core.cost.tiles import counted_as
+from attention_service.core.cost.tiles import by_fused, counted_as
 from attention_service.core.cost.workload import Workload
 from attention_service.core.kernels import tiling
 from attention_service.core.tape import Sketch, Tape, Traffic
@@ -55,7 +57,7 @@ class _Asked:
 
     @classmethod
     def of(cls, work: Workload, kernel: str) -> "_Asked":
-        return cls((kernel, tiling.TILING, work.key), work, kernel)
+        return cls((kernel, tiling.TILING, tiling.WHOLE, work.key), work, kernel)
 
 
 @lru_cache(maxsize=2048)
@@ -79,6 +81,12 @@ def _own(asked: _Asked, *, backward: bool) -> Traffic:
     return tape.back(context) if backward else tape.counted
 
 
+def _of_kernel(kernel: str, work: Workload) -> Callable[[Tape, Sketched], Sketch]:
+    if kernel == "fused":
+        return fused
+    return fused_blocks if by_fused(work) else blocked
+
+
 def _passed(tape: Tape, work: Workload, kernel: str) -> Sketch:
     parameters = parameters_of(tape, work)
     given = prepared(tape, work, parameters)
@@ -89,7 +97,7 @@ def _passed(tape: Tape, work: Workload, kernel: str) -> Sketch:
         context = stages(tape, given, {"context"} | taps)
     else:
         looked_through(tape, given.k, given.v)
-        context = blocked(tape, given) if kernel == "blocked" else fused(tape, given)
+        context = _of_kernel(kernel, work)(tape, given)
         context = with_apart(tape, given, context)
     tapped(tape, given, kernel)
     return merged(tape, work, context, parameters)

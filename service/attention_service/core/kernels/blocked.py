@@ -11,7 +11,7 @@ from torch.autograd.function import once_differentiable
 
 from attention_contract.spec import AttentionSpec
 from attention_service.core.edits import BoundEdit
-from attention_service.core.kernels import tiling
+from attention_service.core.kernels import fused_blocks, tiling
 from attention_service.core.kernels.base import KERNELS, Needs
 from attention_service.core.kernels.tiles import Group, groups, scored_in
 from attention_service.core.kernels.tiling import Block
@@ -34,6 +34,10 @@ class Blocked:
     def attend(self, problem: Problem, taps: Collection[str], edits: Sequence[BoundEdit]) -> dict[str, Tensor]:
         """The context, with q, k, v and the log-sum-exp, which are there anyway."""
         q, k, v, mask = problem.q, problem.k, problem.v, problem.mask
+        if fused_blocks.takes(problem):
+            context, lse = fused_blocks.attend_in_blocks(problem, with_lse="lse" in taps)
+            known = {"q": q, "k": k, "v": v, "lse": lse}
+            return {"context": context} | {tap: x for tap, x in known.items() if tap in taps and x is not None}
         added = mask if mask is not None and mask.is_floating_point() else None
         nothing = q.new_empty(0)
         # What is differentiated goes beside the problem, and nothing is held twice.

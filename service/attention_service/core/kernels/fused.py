@@ -5,12 +5,13 @@ from dataclasses import replace
 
 import torch
 from torch import Tensor
-from torch.nn.functional import pad, scaled_dot_product_attention
+from torch.nn.functional import scaled_dot_product_attention
 
 from attention_contract.spec import AttentionSpec
 from attention_service.core.edits import BoundEdit
 from attention_service.core.groups import one_for_each_query_head
 from attention_service.core.kernels.base import KERNELS, Needs
+from attention_service.core.kernels.one_width import same_width
 from attention_service.core.masks import pattern_of
 from attention_service.core.normalizers import NORMALIZERS, Softmax
 from attention_service.core.patterns import Band
@@ -50,7 +51,7 @@ class Fused:
             k, v, grouped = one_for_each_query_head(k, q.shape[1]), one_for_each_query_head(v, q.shape[1]), False
         width = v.shape[-1]
         if q.device.type != "cuda":
-            q, k, v = _same_width(q, k, v)
+            q, k, v = same_width(q, k, v)
         context = scaled_dot_product_attention(q, k, v, mask, is_causal=causal, scale=scale, enable_gqa=grouped)
         context = context[..., :width]
         return {"context": context if blind is None else context.masked_fill(blind, 0)}
@@ -131,13 +132,6 @@ def _passable(bias: Tensor, q: Tensor) -> Tensor:
     dtype = q.dtype if q.device.type == "cuda" else torch.promote_types(q.dtype, torch.float32)
     largest = min(torch.finfo(dtype).max, torch.finfo(bias.dtype).max)
     return torch.where(bias == -torch.inf, bias, bias.clamp(-largest, largest)).to(dtype)
-
-
-def _same_width(q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """Zeros put beside the narrower ones: the flash kernel of the CPU takes one width, and zeros change no product."""
-    width = max(q.shape[-1], v.shape[-1])
-    q, k, v = (x if x.shape[-1] == width else pad(x, (0, width - x.shape[-1])) for x in (q, k, v))
-    return q, k, v
 
 
 def _name(dtype: torch.dtype) -> str:

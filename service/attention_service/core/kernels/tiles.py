@@ -112,6 +112,19 @@ class Group:
             x.masked_fill_(~self._told(self._mask, block, strip), -torch.inf)
         return x
 
+    def added(self, block: Block, strip: Strip) -> Tensor:
+        """``[1, 1, q, k]``, in the dtype of the scores: −∞ where the masks of positions forbid to look, else 0."""
+        queries = block.start + self.first, block.stop + self.first
+        mask = torch.zeros(block.stop - block.start, strip.width, dtype=self.dtype, device=self.problem.q.device)
+        column = 0
+        for piece in strip.pieces:
+            width = piece.stop - piece.start
+            if piece.masked:
+                part = mask[:, column : column + width]
+                torch.minimum(part, self._limits.of(queries, (piece.start, piece.stop)), out=part)
+            column += width
+        return mask[None, None]
+
     def keep(self, block: Block, strip: Strip) -> Tensor | None:
         """Bool ``[B, H, q, k]``: which weights dropout keeps; None where there is none."""
         if self.problem.dropout is None:
@@ -160,7 +173,7 @@ def groups(problem: Problem, tiling: Tiling) -> Iterator[Group]:
     """The sequences of the batch: as many at a time as there is room for, or one, where offsets tell them apart."""
     batch, queries = problem.q.shape[0], problem.q.shape[2]
     pattern = pattern_of(problem.spec.masks, queries, problem.keys, problem.past)
-    limits = Limits(pattern, scored_in(problem), problem.q.device, tiling.queries * tiling.keys)
+    limits = Limits(pattern, scored_in(problem), problem.q.device, tiling.largest)
     first, at_once = [problem.past] * batch, tiling.sequences(problem.k.shape[2])
     if problem.offsets is not None and problem.spec.masks:
         first, at_once = problem.offsets.long().clamp(-FAR, FAR).expand(batch).tolist(), 1

@@ -6,7 +6,7 @@ keys as are worth a matrix product.
 """
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import pairwise
 
 import numpy as np
@@ -41,12 +41,24 @@ class Tiling:
         columns = min(scores // rows, self.keys * self.queries // rows) // self.cell * self.cell
         return Tiling(rows, max(columns, self.cell), self.cell, scores)
 
+    def whole(self, queries: int) -> "Tiling":
+        """For blocks of so many queries at most, whose keys are all looked at together."""
+        return replace(self, queries=max(1, min(self.queries, queries)))
+
     def sequences(self, keys: int) -> int:
         """How many sequences to look at together."""
         return max(1, self.scores // max(1, self.queries * min(self.keys, keys)))
 
+    @property
+    def largest(self) -> int:
+        """The most queries times keys of a tile."""
+        return min(self.queries * self.keys, self.scores)
+
 
 TILING = Tiling()
+WHOLE = Tiling(queries=192, keys=2**62, scores=2**21)
+"""Of blocks that PyTorch's fused kernel computes: one strip has all keys. So many queries are the fewest of which that
+kernel takes 64 at a time; of more, a window leaves each a smaller share of the keys of its block."""
 
 
 @dataclass(frozen=True)

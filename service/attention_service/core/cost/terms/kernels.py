@@ -15,7 +15,7 @@ from attention_service.core.cost.pairs import (
 )
 from attention_service.core.cost.terms.around import factors, leaves, masks
 from attention_service.core.cost.terms.base import Term, elements, lg, moved, over_pairs, product, start
-from attention_service.core.cost.tiles import tiling_of, touched
+from attention_service.core.cost.tiles import by_fused, sequences, tiling_of, touched
 from attention_service.core.cost.time import executed_share
 from attention_service.core.cost.workload import Workload
 from attention_service.core.positions import POSITIONS
@@ -32,7 +32,9 @@ def of_kernel(work: Workload, kernel: str, *, gradient: bool = False) -> Iterato
     """From q, k and v to the context, or what the way back consists of."""
     if kernel == "fused":
         return fused(work, packs=packed(work) and not gradient)
-    return blocked(work) if kernel == "blocked" else stages(work)
+    if kernel != "blocked":
+        return stages(work)
+    return fused_blocks(work, gradient=gradient) if by_fused(work) else blocked(work)
 
 
 def stages(work: Workload, *, weighed: bool = True) -> Iterator[Term]:
@@ -86,35 +88,60 @@ def again(work: Workload, kernel: str) -> Iterator[Term]:
 
 def fused(work: Workload, *, packs: bool) -> Iterator[Term]:
     """PyTorch's kernel: products and exponentials of a tile at a time; and the mask that it is given."""
-    share = executed_share(work, "fused")
-    pairs = work.pairs * work.heads * share
-    width = max(work.head_dim, work.value_dim)
     told = fused_masks(work)
     how = "causal" if plainly_causal(work) else "masked" if told.any else "dense"
-    rows = max(1, tile_rows(work))
-    tasks = work.batch * work.heads * -(-work.queries // rows)
-    tiles = tasks * max(1.0, work.keys * share / FUSED_KEYS)
-    name = f"fused, {8 * work.itemsize} bits"  # a path of its own for each type
-    if packs:
-        name += " packed"
-        yield moved("packing", 2 * work.batch * work.heads * work.keys * width * work.itemsize, work)
-    elif work.itemsize == 2 and rows * min(work.keys, FUSED_KEYS) * width <= _NOT_BY_LIBRARY:
-        name += " small"
-    slopes = (("tasks", min(lg(tasks), _TASKS) - _TASKS), ("rows", lg(rows) - 6))
-    of_task = 4 * rows * work.keys * width * share
-    yield Term(f"product {name}", "flop", 4 * pairs * width, lg(of_task), marks=(how,), slopes=slopes)
-    yield Term(f"elements {name}", "element", pairs, row=lg(work.keys), marks=(how,), slopes=slopes)
-    yield Term(f"start task of {name}", "start", tasks)
-    yield Term(f"start tile of {name}", "start", tiles)
+    yield from _attended(work, how, executed_share(work, "fused"), packs=packs)
     yield from factors(work)
     if told.any:
         yield from masks(work)
         yield start("mask of the fused kernel")
         yield moved("mask of the fused kernel", told.combined * work.itemsize, work)
     if work.head_dim != work.value_dim:
+        width = max(work.head_dim, work.value_dim)
         yield start("one width")
         tokens = work.batch * (work.heads * work.queries + 2 * work.kv_heads * work.keys)
         yield moved("one width", tokens * width * work.itemsize, work)
+
+
+def _attended(work: Workload, how: str, share: float, calls: float = 1, *, packs: bool) -> Iterator[Term]:
+    """So many calls of PyTorch's kernel, each with these queries, which look at this share of the keys."""
+    width = max(work.head_dim, work.value_dim)
+    pairs = work.pairs * work.heads * share
+    rows = max(1, tile_rows(work))
+    tasks = work.batch * work.heads * -(-work.queries // rows)
+    tiles = tasks * max(1.0, work.keys * share / FUSED_KEYS)
+    name = f"fused, {8 * work.itemsize} bits"  # a path of its own for each type
+    if packs:
+        name += " packed"
+        yield moved("packing", 2 * work.batch * work.heads * work.keys * width * work.itemsize * calls, work)
+    elif work.itemsize == 2 and rows * min(work.keys, FUSED_KEYS) * width <= _NOT_BY_LIBRARY:
+        name += " small"
+    slopes = (("tasks", min(lg(tasks), _TASKS) - _TASKS), ("rows", lg(rows) - 6))
+    of_task = 4 * rows * work.keys * width * share
+    yield Term(f"product {name}", "flop", 4 * pairs * width * calls, lg(of_task), marks=(how,), slopes=slopes)
+    yield Term(f"elements {name}", "element", pairs * calls, row=lg(work.keys), marks=(how,), slopes=slopes)
+    yield Term(f"start task of {name}", "start", tasks * calls)
+    yield Term(f"start tile of {name}", "start", tiles * calls)
+
+
+def fused_blocks(work: Workload, *, gradient: bool) -> Iterator[Term]:
+    """A call of PyTorch's kernel for each block of queries, over the keys that the masks leave it."""
+    counted, fitted = touched(work), tiling_of(work)
+    rows, together = min(fitted.queries, max(work.queries, 1)), sequences(work, fitted)
+    keys = max(1, round(counted.pairs / max(work.batch * work.queries, 1)))
+    block = replace(work, batch=together, queries=rows, keys=keys)
+    yield start("tiles")
+    yield start("block of the fused kernel", counted.blocks)
+    calls = counted.pairs / max(block.pairs, 1)
+    yield from _attended(block, "masked", 1.0, calls, packs=packed(block) and not gradient)
+    yield from factors(work)
+    for name in sorted(set(leaves(work.spec.masks))):
+        yield start(f"{name} of a tile", counted.blocks)
+    hidden = counted.pairs / together  # one mask for all heads and sequences
+    yield elements("hiding in blocks", hidden, at_once=hidden / max(counted.blocks, 1))
+    keys_of_blocks = counted.pairs / rows * work.kv_heads
+    moving = work.batch * work.heads * work.queries * (work.head_dim + work.value_dim)
+    yield moved("rows of blocks", (moving + keys_of_blocks * (work.head_dim + work.value_dim)) * work.itemsize, work)
 
 
 def blocked(work: Workload) -> Iterator[Term]:

@@ -11,6 +11,8 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from attention_service.core.transfer import to_host
+
 TORCH_DTYPES: Final[dict[str, torch.dtype]] = {
     "bool": torch.bool,
     "int32": torch.int32,
@@ -66,7 +68,7 @@ def _writable(array: NDArray[Any]) -> NDArray[Any]:
 
 def to_numpy(tensor: Tensor) -> NDArray[Any]:
     """The tensor as an array, of the same shape and dtype; shares the memory of a tensor that is on the host."""
-    host = tensor.detach().cpu()
+    host = to_host(tensor.detach())
     if host.dtype == torch.bfloat16:
         bits: NDArray[Any] = host.view(torch.int16).numpy()
         return bits.view(_BFLOAT16)

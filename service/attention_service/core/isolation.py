@@ -20,14 +20,21 @@ def unfit_keys(problem: Problem) -> Tensor | None:
     k, v = problem.k.detach(), problem.v.detach()
     if k.is_meta:
         return None
-    # A sum is finite only where all is, and takes no memory; where it overflows, the closer look finds nothing.
-    dtype = torch.promote_types(k.dtype, torch.float32)
-    if math.isfinite(k.sum(dtype=dtype) + v.sum(dtype=dtype)):
+    if math.isfinite(told_by(k, v)):
         return None
     unfit = ~(k.isfinite().all(-1) & v.isfinite().all(-1))
     real = real_keys(problem)
     unfit = unfit if real is None else unfit & real[:, None]
     return unfit if bool(unfit.any()) else None
+
+
+def told_by(k: Tensor, v: Tensor) -> Tensor:
+    """A number that is finite only where all of these are; it takes no memory.
+
+    Where a sum of large numbers overflows, it is not, though all of them are: then a closer look is due.
+    """
+    dtype = torch.promote_types(k.dtype, torch.float32)
+    return k.sum(dtype=dtype) + v.sum(dtype=dtype)
 
 
 def without(unfit: Tensor, problem: Problem) -> Problem:

@@ -18,6 +18,7 @@ from attention_service.core.arrays import TORCH_DTYPES, to_numpy, to_torch, torc
 from attention_service.core.edits import BoundEdit, apply
 from attention_service.core.multihead import Parameters
 from attention_service.core.preparing import prepare
+from attention_service.core.transfer import to_device
 from attention_service.core.types import Problem
 from attention_service.runtime.bound import Bound, strip
 from attention_service.runtime.running import running
@@ -43,9 +44,9 @@ def load(bound: Bound, device: torch.device, dtype: torch.dtype | None = None) -
             continue
         tensor = to_torch(array)
         if name == "mask" and tensor.dtype != torch.bool:
-            loaded[name] = tensor.to(device, dtype)  # what overflows hides its key, as −∞ does
+            loaded[name] = to_device(tensor, device, dtype)  # what overflows hides its key, as −∞ does
         else:
-            loaded[name] = tensor.to(device)
+            loaded[name] = to_device(tensor, device)
     return loaded
 
 
@@ -54,12 +55,12 @@ def converted(array: Array, name: str, device: torch.device, dtype: torch.dtype)
 
     Raises InvalidTensor, which calls it ``name``, where a finite number would become infinite.
     """
-    tensor = to_torch(array)
-    result = tensor.to(device, dtype)
+    tensor = to_device(to_torch(array), device)
+    result = tensor.to(dtype)
     narrowed = torch.finfo(dtype).max < _largest(tensor.dtype)
     # A sum is finite only where all is, and much cheaper than the closer look.
     suspect = narrowed and not math.isfinite(result.sum())
-    if suspect and bool((result.isinf() & ~tensor.to(device).isinf()).any()):
+    if suspect and bool((result.isinf() & ~tensor.isinf()).any()):
         raise InvalidTensor(f"{name}: a number is too large for {torch_dtype_name(dtype)}", param=name)
     return result
 

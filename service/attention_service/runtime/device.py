@@ -16,6 +16,7 @@ import torch
 from attention_service.core.attention import attend
 from attention_service.core.cost import Clock, Rates, Roofline
 from attention_service.core.types import Problem
+from attention_service.runtime.graphs import Graphs
 from attention_service.runtime.plans import Plans
 
 _CGROUP_LIMITS = (Path("/sys/fs/cgroup/memory.max"), Path("/sys/fs/cgroup/memory/memory.limit_in_bytes"))
@@ -38,6 +39,8 @@ class Device:
     """What predicts times on it; replaced by a better one once there is one."""
     plans: Plans[Any] = field(default_factory=Plans, init=False, repr=False, compare=False)
     """What was planned by that clock."""
+    graphs: Graphs = field(default_factory=Graphs, init=False, repr=False, compare=False)
+    """Of passes that a GPU is given as a whole."""
 
     @classmethod
     def open(cls, wanted: str = "auto", threads: int | None = None) -> "Device":

@@ -70,7 +70,9 @@ class Engine:
         """What the device's clock rests on; None where it has not been measured."""
         self._root = root
         budget = memory_budget if memory_budget is not None else int(BUDGET_SHARE * device.free_bytes())
-        self.budget = Budget(budget, device.total_bytes, lambda: self.library.resident_bytes, max_queue)
+        self.budget = Budget(
+            budget, device.total_bytes, lambda: self.library.resident_bytes + device.graphs.bytes, max_queue
+        )
         self.state: State = "loading"
         self.failure: str | None = None
         """Why the store could not be loaded at all."""

@@ -16,7 +16,7 @@ from attention_service.core.multihead import Parameters
 from attention_service.core.stages import kept_weights
 from attention_service.core.types import Problem, Selection
 from attention_service.modules.resident import Module
-from attention_service.runtime import compute
+from attention_service.runtime import compute, graphed
 from attention_service.runtime.binding import bind
 from attention_service.runtime.bound import Bound
 from attention_service.runtime.device import Device
@@ -79,6 +79,8 @@ def _job(outline: Outline, bound: Bound, request: ForwardRequest, device: Device
     plan, module = outline.plan, bound.module
 
     def passed(bound: Bound) -> Fields:
+        if device.is_cuda and graphed.takes(bound, request, plan.kernel):
+            return graphed.run(bound, plan.kernel, plan.peak_bytes, device)
         return run(bound, request, outline.selection, plan.kernel, device.torch)
 
     part = None

@@ -24,7 +24,9 @@ def fused(ledger: Ledger, work: Workload, *, graph: bool = False) -> None:
     ledger.hold(mask=given)
     ledger.hold(arguments=fused_arguments(work))
     context = fused_context(work)
-    ledger.phase("attention", mask=passed - given, workspace=fused_workspace(work) + packed_bytes(work), context=context)
+    ledger.phase(
+        "attention", mask=passed - given, workspace=fused_workspace(work) + packed_bytes(work), context=context
+    )
     if graph:
         ledger.hold(graph=passed - given + lse_of(work))
         if passed != given:  # the kernel keeps the numbers alone

@@ -10,6 +10,7 @@ from torch.nn.functional import scaled_dot_product_attention
 from attention_contract.spec import AttentionSpec
 from attention_service.core.edits import BoundEdit
 from attention_service.core.groups import one_for_each_query_head
+from attention_service.core.kernels.backends import fastest
 from attention_service.core.kernels.base import KERNELS, Needs
 from attention_service.core.kernels.one_width import same_width
 from attention_service.core.masks import pattern_of
@@ -52,7 +53,8 @@ class Fused:
         width = v.shape[-1]
         if q.device.type != "cuda":
             q, k, v = same_width(q, k, v)
-        context = scaled_dot_product_attention(q, k, v, mask, is_causal=causal, scale=scale, enable_gqa=grouped)
+        with fastest(q, k, v, mask, causal=causal):
+            context = scaled_dot_product_attention(q, k, v, mask, is_causal=causal, scale=scale, enable_gqa=grouped)
         context = context[..., :width]
         return {"context": context if blind is None else context.masked_fill(blind, 0)}
 

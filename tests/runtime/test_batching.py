@@ -11,7 +11,7 @@ import torch
 
 from attention_contract.errors import DeadlineExceeded, Draining, InvalidTensor
 from attention_contract.positions import Alibi, Rope
-from attention_contract.schemas.attention import ForwardRequest, RawForwardRequest, Select
+from attention_contract.schemas.attention import ForwardRequest, RawForwardRequest, Select, WeightsRequest
 from attention_contract.schemas.modules import CreateModule, ModuleConfig
 from attention_contract.spec import AttentionSpec, Causal, SlidingWindow
 from attention_service.core.cost import Rates, Roofline
@@ -179,6 +179,26 @@ def test_other_lengths_are_padded_where_masks_allow_the_same(tmp_path, device, n
         found = await together(engine, asks)
         assert [each.ran.batch for each in found] == [5] * 5
         same(found, await alone(engine, asks))
+
+    play(tmp_path, device, story)
+
+
+@pytest.mark.parametrize("name", ["causal", "biased", "sparse", "extra"])
+def test_inspections_of_equal_lengths_run_together_too(tmp_path, device, rng, name):
+    async def story(engine):
+        await modules(engine)
+        for more in ({}, {"top_k": 3}, {"return_weights": True, "select": Select(heads=[1])}):
+            asks = [WeightsRequest(query=numbers, **more) for numbers in rng.standard_normal((3, 2, 6, 8))]
+            asks.append(WeightsRequest(query=rng.standard_normal((6, 8)), **more))
+            alone = [await engine.weights(name, each) for each in asks]
+            found = await asyncio.gather(*(engine.weights(name, each) for each in asks))
+            assert [each.ran.batch for each in found] == [4] * 4
+            for pair in zip(found, alone, strict=True):
+                mine, other = (each.model_dump(exclude={"ran"}) for each in pair)
+                torch.testing.assert_close(mine, other, rtol=1e-5, atol=1e-6, equal_nan=True)
+        masked = WeightsRequest(query=X, query_mask=np.ones((1, 8), bool))
+        found = await asyncio.gather(*(engine.weights(name, masked) for _ in range(2)))
+        assert [each.ran.batch for each in found] == [1, 1]
 
     play(tmp_path, device, story)
 

@@ -31,8 +31,9 @@ HAND_OFF_SHARE = 0.05
 """Work goes to the device's thread if that adds no more than this share to its time."""
 LONGEST_HOLD_S = 5e-3
 """And always if it might hold the event loop for longer than this, by the upper bound of its prediction."""
-_HAND_OFFS = 25
-"""How many are timed."""
+_HAND_OFFS, _PAUSE_S = 25, 1e-3
+"""How many are timed, and how long the thread is left alone before each: one that has just run wakes at once, but not
+between requests."""
 
 
 class Execution:
@@ -62,6 +63,7 @@ class Execution:
             return
         times = []
         for _ in range(_HAND_OFFS):
+            await asyncio.sleep(_PAUSE_S)
             started = time.perf_counter()
             await self.call(_nothing)
             times.append(time.perf_counter() - started)

@@ -1,5 +1,7 @@
 """Inspection: what each head looks at. Statistics over the real queries, top keys, the weights themselves."""
 
+from dataclasses import replace
+
 import torch
 from torch import Tensor
 
@@ -8,6 +10,7 @@ from attention_contract.schemas.attention import WeightsRequest
 from attention_service.core import cost
 from attention_service.core.arrays import to_torch
 from attention_service.core.blocks import blocks, rows_at_once
+from attention_service.core.cost import Clock, Workload
 from attention_service.core.stages import stages
 from attention_service.core.types import Problem, Selection
 from attention_service.modules.resident import Module
@@ -17,6 +20,7 @@ from attention_service.runtime.bound import Bound
 from attention_service.runtime.device import Device
 from attention_service.runtime.forward import tap_fields
 from attention_service.runtime.jobs import Fields, Job
+from attention_service.runtime.joining import Kind, Part, in_common, joinable
 from attention_service.runtime.planning import Plan, Purpose, choose_kernel, workload
 from attention_service.runtime.selecting import bind_selection, check_tap
 
@@ -45,26 +49,52 @@ def prepare(module: Module | None, request: WeightsRequest, device: Device, room
                 actual=list(query_mask.shape),
             )
     work = workload(bound, device, ("weights",) if request.return_weights else (), selection)
-    choose_kernel(work, bound.dtype, device, request.kernel, room, Purpose(keeps_weights=True))
-    rows = min(bound.queries, rows_at_once(bound.batch, bound.heads, bound.keys))
-    gathering = rows * bound.batch * bound.heads * bound.keys * _BYTES_PER_WEIGHT
-    gathering += bound.queries * (bound.batch + 4) * _BYTES_PER_POSITION
-    top = _top_elements(bound, request, selection) * (17 + 2 * work.itemsize)
-    plan = Plan(
+    kind, plan = device.plans.get(
+        device.clock,
+        ("weights", work.key, bound.dtype, request.kernel, room, request.top_k),
+        lambda: _planned(work, bound.dtype, request, device, room),
+    )
+
+    def passed(bound: Bound) -> Fields:
+        return _run(bound, request, selection, device.torch)
+
+    part = None
+    if query_mask is None and joinable(bound):
+        asked = selection, request.top_k, request.return_weights, request.average_heads
+        part = Part(kind, (module, kind, in_common(bound), asked), bound, plan.peak_bytes, passed)
+    return Job("weights", plan, bound.dtype, module, lambda: passed(bound), part=part)
+
+
+def _planned(work: Workload, dtype: str, request: WeightsRequest, device: Device, room: int) -> tuple[Kind, Plan]:
+    choose_kernel(work, dtype, device, request.kernel, room, Purpose(keeps_weights=True))
+    clock, named = device.clock, request.top_k
+    alike = replace(work, batch=1, queries=1, keys=1)
+
+    def make() -> Kind:
+        return Kind(work, lambda sized: clock.inspection(sized, named=named), lambda sized: _plan(sized, named, clock))
+
+    return device.plans.get(clock, ("weights kind", alike.key, dtype, named), make), _plan(work, named, clock)
+
+
+def _plan(work: Workload, named: int, clock: Clock) -> Plan:
+    rows = min(work.queries, rows_at_once(work.batch, work.heads, work.keys))
+    gathering = rows * work.batch * work.heads * work.keys * _BYTES_PER_WEIGHT
+    gathering += work.queries * (work.batch + 4) * _BYTES_PER_POSITION
+    top = _top_elements(work, named) * (17 + 2 * work.itemsize)
+    return Plan(
         kernel="materialized",
         # Rows of weights are computed as beside a fused kernel, block by block; the context is not, but is counted.
         flops=cost.executed_flops(work, "materialized"),
         peak_bytes=cost.peak_bytes(work, "fused") + gathering + top,
-        predicted=device.clock.inspection(work, named=request.top_k),
+        predicted=clock.inspection(work, named=named),
     )
-    return Job("weights", plan, bound.dtype, module, lambda: _run(bound, request, selection, device.torch))
 
 
-def _top_elements(bound: Bound, request: WeightsRequest, selection: Selection) -> int:
+def _top_elements(work: Workload, named: int) -> int:
     """How many keys are named. Of each, its index and weight are held twice, where blocks are put together."""
-    heads = bound.heads if selection.heads is None else len(selection.heads)
-    queries = bound.queries if selection.queries is None else len(selection.queries)
-    return bound.batch * heads * queries * min(request.top_k, bound.keys)
+    heads = work.heads if work.selected_heads is None else work.selected_heads
+    queries = work.queries if work.selected_queries is None else work.selected_queries
+    return work.batch * heads * queries * min(named, work.keys)
 
 
 @torch.inference_mode()

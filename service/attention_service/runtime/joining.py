@@ -177,9 +177,11 @@ def _padded(parts: Sequence[Array], length: int) -> Array:
 
 def _cut(fields: Fields, bound: Bound, start: int, stop: int, *, padded: bool) -> Fields:
     """The rows of one request, in its layout, without what was padded."""
-
-    def rows(value: Array) -> Array:
-        mine = value[start:stop] if bound.layout.batched else value[start]
-        return mine[..., : bound.queries, :] if padded else mine
-
-    return {name: rows(value) for name, value in fields.items()}
+    mine: Fields = {}
+    for name, value in fields.items():
+        if isinstance(value, dict):
+            mine[name] = _cut(value, bound, start, stop, padded=padded)
+            continue
+        rows = value[start:stop] if bound.layout.batched else value[start, ...]
+        mine[name] = rows[..., : bound.queries, :] if padded else rows
+    return mine

@@ -106,10 +106,15 @@ def test_callers_on_many_connections_get_what_they_get_alone(server, modules):
                 await asyncio.sleep(0.05)
             assert memory["in_flight_bytes"] == 0
             metrics = (await http.get("/metrics")).text
-        line = next(
-            each for each in metrics.splitlines() if each.startswith('attention_batch_requests_bucket{le="1.0"')
+        of = 'purpose="forward"'
+        alone, all_of_them = (
+            next(
+                float(line.split()[-1])
+                for line in metrics.splitlines()
+                if line.startswith(f"attention_batch_requests_{name}")
+            )
+            for name in (f'bucket{{le="1.0",{of}}}', f"count{{{of}}}")
         )
-        total = next(each for each in metrics.splitlines() if each.startswith("attention_batch_requests_count"))
-        assert float(line.split()[-1]) < float(total.split()[-1])
+        assert alone < all_of_them
 
     asyncio.run(play())

@@ -87,7 +87,7 @@ async def _load(engine: Engine, settings: Settings) -> None:
         log.warning("a module was left out", reason=damage)
     log.info(
         "ready",
-        device=str(engine.device.torch),
+        device=engine.device.place,
         modules=len(engine.library.list()),
         models_dir=str(settings.models_dir),
         memory_budget=engine.budget.total,

@@ -49,7 +49,7 @@ def make_router(settings: Settings) -> APIRouter:
             name="attention-service",
             version=__version__,
             torch=str(torch.__version__),
-            device=str(engine.device.torch),
+            device=engine.device.place,
             device_name=engine.device.name,
             dtypes=list(DTYPES),
             media_types=list(MEDIA_TYPES),

@@ -6,6 +6,7 @@ import time
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass, field
+from functools import cached_property
 from pathlib import Path
 from statistics import median
 from typing import Any
@@ -59,7 +60,12 @@ class Device:
             return torch.cuda.get_device_name(self.torch)
         return f"{_processor()}, {torch.backends.cpu.get_cpu_capability()}, {psutil.cpu_count()} cores"
 
-    @property
+    @cached_property
+    def place(self) -> str:
+        """The device as PyTorch writes it: cpu, cuda:0."""
+        return str(self.torch)
+
+    @cached_property
     def is_cuda(self) -> bool:
         """Whether this is a CUDA device."""
         return self.torch.type == "cuda"

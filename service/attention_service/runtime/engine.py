@@ -256,7 +256,7 @@ class Engine:
         plan = ended.plan
         ran = Ran(
             kernel=plan.kernel,
-            device=str(self.device.torch),
+            device=self.device.place,
             dtype=job.dtype,
             version=job.module.version if job.module is not None else None,
             flops=job.plan.flops,

@@ -1,0 +1,17 @@
+"""Normalizers: from scores to weights."""
+
+from attention_service.core.normalizers.base import NORMALIZERS, Exponential, Normalizer, PairCost, has_lse
+from attention_service.core.normalizers.exponentials import Sigmoid, Softmax
+from attention_service.core.normalizers.projected import Entmax15, Sparsemax
+
+__all__ = [
+    "NORMALIZERS",
+    "Entmax15",
+    "Exponential",
+    "Normalizer",
+    "PairCost",
+    "Sigmoid",
+    "Softmax",
+    "Sparsemax",
+    "has_lse",
+]

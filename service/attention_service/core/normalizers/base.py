@@ -1,0 +1,107 @@
+"""What a normalizer is, and what several have in common."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from types import MappingProxyType
+from typing import Protocol, runtime_checkable
+
+import torch
+from torch import Tensor
+
+from attention_contract import spec
+from attention_service.core import steps
+from attention_service.core.registry import Registry
+from attention_service.core.tape import Sketch, Tape
+from attention_service.core.types import Learned, Widths
+
+NOTHING: Mapping[str, Tensor] = MappingProxyType({})
+
+
+@dataclass(frozen=True)
+class PairCost:
+    """What a normalizer costs for each query-key pair of each head, the division by the temperature left out."""
+
+    flops: int
+    backward_flops: int
+    held: int
+    """Bytes at the peak of the forward pass, beside the masked scores."""
+    held_backward: int
+    """Bytes at the peak of the backward pass, what the forward pass kept for it included."""
+    apart: bool
+    """Whether the forward pass keeps another tensor than the weights for the backward pass."""
+    second: int
+    """Bytes beyond those of the first backward pass when that is differentiated again."""
+    fills: bool = False
+    """Whether the backward pass begins with a copy of the gradient of the weights, which ``held_backward`` counts."""
+
+
+class Normalizer(Protocol):
+    """How the masked scores of one query become its weights. A query whose scores are all −∞ gets zeros."""
+
+    separable: bool
+    """Whether each weight depends on its own score alone."""
+
+    def runs_in(self, dtype: torch.dtype) -> torch.dtype:
+        """The dtype of the computation for inputs of this dtype."""
+
+    def learned(self, widths: Widths) -> dict[str, Learned]:
+        """Its learned tensors by name."""
+
+    def weights(
+        self, masked_scores: Tensor, lengths: Tensor | None = None, learned: Mapping[str, Tensor] = NOTHING
+    ) -> Tensor:
+        """``[B, H, Q, K]`` to ``[B, H, Q, K]``, in the dtype of the computation.
+
+        lengths ``[B]``: how many keys of each sequence are no padding; None where all are.
+        """
+
+    def cost(self, keys: int, itemsize: int) -> PairCost:
+        """For rows of so many keys, computed in a dtype of so many bytes."""
+
+    def sketched(self, tape: Tape, x: Sketch, itemsize: int, learned: Mapping[str, Sketch], *, padded: bool) -> Sketch:
+        """``weights``, step by step, in a dtype of so many bytes; ``padded``: sequences differ in length."""
+
+
+@runtime_checkable
+class Exponential(Protocol):
+    """A normalizer whose weights are exponentials divided by their sum, so that the logarithm of the sum tells all."""
+
+    def lse(self, masked_scores: Tensor, learned: Mapping[str, Tensor] = NOTHING) -> Tensor:
+        """``[B, H, Q, K]`` to ``[B, H, Q]``: the logarithm of what the weights are divided by."""
+
+    def sketched_lse(self, tape: Tape, x: Sketch, itemsize: int, learned: Mapping[str, Sketch]) -> Sketch:
+        """The same, step by step."""
+
+
+NORMALIZERS = Registry[Normalizer]("normalizer")
+
+
+def has_lse(options: spec.Normalizer) -> bool:
+    """Whether the tap ``lse`` has a meaning."""
+    return hasattr(NORMALIZERS.of(options), "lse")  # as Exponential asks, and tenfold as fast
+
+
+class Plain:
+    """A normalizer that learns nothing."""
+
+    def learned(self, widths: Widths) -> dict[str, Learned]:
+        """None."""
+        return {}
+
+
+def tempered_scores(masked_scores: Tensor, temperature: float, dtype: torch.dtype) -> Tensor:
+    """In the dtype that is normalized in, over the temperature."""
+    x = masked_scores.to(dtype)
+    return x if temperature == 1 else x / temperature
+
+
+def tempered_sketch(tape: Tape, x: Sketch, temperature: float, itemsize: int) -> Sketch:
+    """``tempered_scores``, step by step."""
+    x = steps.cast(tape, x, itemsize)
+    return x if temperature == 1 else steps.scale(tape, x)
+
+
+def widened(dtype: torch.dtype, name: str) -> torch.dtype:
+    """The dtype of this name, or the scores' own where that is wider and half precision is not asked for."""
+    asked: torch.dtype = getattr(torch, name)
+    return asked if asked.itemsize < torch.float32.itemsize else torch.promote_types(dtype, asked)

@@ -1,0 +1,178 @@
+"""Normalizers by exponentials: softmax and sigmoid."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from math import log
+
+import torch
+from torch import Tensor
+
+from attention_contract import spec
+from attention_service.core import steps
+from attention_service.core.normalizers.base import (
+    NORMALIZERS,
+    NOTHING,
+    PairCost,
+    Plain,
+    tempered_scores,
+    tempered_sketch,
+    widened,
+)
+from attention_service.core.tape import BOOL, INTEGER, Sketch, Tape
+from attention_service.core.types import Learned, Widths
+
+
+@NORMALIZERS.register(
+    spec.Softmax,
+    formula="w_j = exp(s_j/T) / (Σ_k exp(s_k/T) + exp(sink/T)), T = temperature, the sink only where asked for",
+    gradient="∂s_j = w_j (∂w_j − Σ_k w_k ∂w_k)/T, ∂sink = −w_sink Σ_k w_k ∂w_k / T",
+    cost="O(n²)",
+    source="Vaswani et al. 2017, eq. 1; temperature: Hinton et al. 2015, eq. 1; sinks: Agarwal et al. 2025, 2.2",
+)
+@dataclass(frozen=True)
+class Softmax:
+    """softmax(s / T) over the keys."""
+
+    options: spec.Softmax
+    separable = False
+
+    def learned(self, widths: Widths) -> dict[str, Learned]:
+        """A sink's score for each head, where there are sinks."""
+        return {"sinks": Learned((widths.heads,), fill=0.0)} if self.options.sinks else {}
+
+    def runs_in(self, dtype: torch.dtype) -> torch.dtype:
+        """The wider of the inputs' dtype and the one asked for; a half type is taken as asked."""
+        return widened(dtype, self.options.dtype)
+
+    def weights(
+        self, masked_scores: Tensor, lengths: Tensor | None = None, learned: Mapping[str, Tensor] = NOTHING
+    ) -> Tensor:
+        """exp(s/T − lse)."""
+        if self.options.sinks:
+            return self._with_sinks(masked_scores, learned).softmax(-1)[..., :-1]
+        seeing, blind = self._seeing(masked_scores)
+        weights = seeing.softmax(-1)
+        del seeing  # one tensor of this size fewer in memory at the peak
+        return weights.masked_fill(blind, 0)
+
+    def lse(self, masked_scores: Tensor, learned: Mapping[str, Tensor] = NOTHING) -> Tensor:
+        """The logarithm of Σ exp(s/T), a sink's score among them; −∞ for a query that may look nowhere."""
+        if self.options.sinks:
+            return self._with_sinks(masked_scores, learned).logsumexp(-1)
+        seeing, blind = self._seeing(masked_scores)
+        return seeing.logsumexp(-1).masked_fill(blind.squeeze(-1), -torch.inf)
+
+    def cost(self, keys: int, itemsize: int) -> PairCost:
+        """Forward: maximum, subtract, exp, sum, divide. Backward: w·∂w, its sum, subtract, multiply by w.
+
+        Its input made finite and the exponentials are held at once, then these and the weights; backward, the
+        exponentials, their gradient and that of the scores.
+        """
+        sinks = self.options.sinks
+        second = (8 if sinks else 9) * itemsize
+        return PairCost(5, 4, 2 * itemsize, 3 * itemsize, apart=not sinks, second=second, fills=True)
+
+    def sketched(self, tape: Tape, x: Sketch, itemsize: int, learned: Mapping[str, Sketch], *, padded: bool) -> Sketch:
+        """Blind queries found and made finite, the softmax, and their zeros; or sinks beside the scores."""
+        if self.options.sinks:
+            return steps.part(tape, steps.saved(tape, self._sketched_sinks(tape, x, itemsize, learned)), x.dims)
+        seeing, blind = self._sketched_seeing(tape, x, itemsize)
+        return steps.hide(tape, steps.saved(tape, seeing), blind)
+
+    def sketched_lse(self, tape: Tape, x: Sketch, itemsize: int, learned: Mapping[str, Sketch]) -> Sketch:
+        """An exponential for each pair and a logarithm for each query."""
+        if self.options.sinks:
+            return _log_sum(tape, self._sketched_sinks(tape, x, itemsize, learned))
+        seeing, blind = self._sketched_seeing(tape, x, itemsize)
+        return steps.plain(tape, _log_sum(tape, seeing), Sketch(blind.dims[:3], BOOL))
+
+    def _sketched_sinks(self, tape: Tape, x: Sketch, itemsize: int, learned: Mapping[str, Sketch]) -> Sketch:
+        sinks = steps.cast(tape, learned["sinks"], x.itemsize)
+        x = tempered_sketch(tape, x, self.options.temperature, itemsize)
+        sinks = steps.clamped(tape, tempered_sketch(tape, sinks, self.options.temperature, itemsize))
+        column = steps.expanded(tape, sinks, (*x.dims[:3], 1))
+        return steps.cat(tape, [x, column], 3, reads=x.bytes + sinks.bytes)
+
+    def _sketched_seeing(self, tape: Tape, x: Sketch, itemsize: int) -> tuple[Sketch, Sketch]:
+        x = tempered_sketch(tape, x, self.options.temperature, itemsize)
+        nowhere = steps.plain(tape, x, itemsize=BOOL)
+        blind = steps.reduced(tape, nowhere, (*x.dims[:3], 1))
+        return steps.hide(tape, x, blind), blind
+
+    def _with_sinks(self, masked_scores: Tensor, learned: Mapping[str, Tensor]) -> Tensor:
+        """s/T with the score of its head's sink after those of the keys: a query always looks there at least."""
+        dtype = self.runs_in(masked_scores.dtype)
+        x = tempered_scores(masked_scores, self.options.temperature, dtype)
+        sinks = tempered_scores(learned["sinks"].to(masked_scores.dtype), self.options.temperature, dtype)
+        sinks = sinks.clamp(min=torch.finfo(dtype).min).view(1, -1, 1, 1)
+        return torch.cat([x, sinks.expand(*x.shape[:3], 1)], -1)
+
+    def _seeing(self, masked_scores: Tensor) -> tuple[Tensor, Tensor]:
+        """s/T with the rows of blind queries made finite, and which rows those are.
+
+        Both ends of the softmax must be filled: a row of −∞ is 0/0 forward, and its NaN would come back through the
+        gradient of anything that only covers it afterwards.
+        """
+        tempered = tempered_scores(masked_scores, self.options.temperature, self.runs_in(masked_scores.dtype))
+        blind = (tempered == -torch.inf).all(-1, keepdim=True)  # [..., 1]
+        return tempered.masked_fill(blind, 0), blind
+
+
+@NORMALIZERS.register(
+    spec.Sigmoid,
+    formula="w_j = 1 / (1 + exp(−s_j/T − b)), b = −ln n by default, T = temperature",
+    gradient="∂s_j = w_j (1 − w_j) ∂w_j / T",
+    cost="O(n²)",
+    source="Ramapuram et al. 2024, section 3",
+)
+@dataclass(frozen=True)
+class Sigmoid(Plain):
+    """sigmoid(s / T + b), each key for itself. What is forbidden has −∞ and so exactly 0, forward and backward."""
+
+    options: spec.Sigmoid
+    separable = True
+
+    def runs_in(self, dtype: torch.dtype) -> torch.dtype:
+        """The wider of the inputs' dtype and the one asked for; a half type is taken as asked."""
+        return widened(dtype, self.options.dtype)
+
+    def weights(
+        self, masked_scores: Tensor, lengths: Tensor | None = None, learned: Mapping[str, Tensor] = NOTHING
+    ) -> Tensor:
+        """σ(s/T + b)."""
+        x = tempered_scores(masked_scores, self.options.temperature, self.runs_in(masked_scores.dtype))
+        x = x + self._bias(x, lengths)
+        return x.sigmoid()
+
+    def cost(self, keys: int, itemsize: int) -> PairCost:
+        """Forward: add the bias, exp, add 1, divide. Backward: 1 − w, times w, times ∂w.
+
+        Held: the biased scores and the weights; backward, the weights and both gradients.
+        """
+        return PairCost(4, 3, 2 * itemsize, 3 * itemsize, apart=False, second=5 * itemsize)
+
+    def sketched(self, tape: Tape, x: Sketch, itemsize: int, learned: Mapping[str, Sketch], *, padded: bool) -> Sketch:
+        """The bias added, and one function; the bias of sequences that differ is found first."""
+        x = tempered_sketch(tape, x, self.options.temperature, itemsize)
+        if not padded or self.options.bias is not None:
+            return steps.saved(tape, steps.shift(tape, x))
+        lengths = Sketch((x.dims[0],), INTEGER)
+        for functions in (0, 0, 1, 0):  # at least 1, in float64, its logarithm, negated
+            lengths = steps.plain(tape, lengths, functions=functions)
+        bias = steps.cast(tape, lengths, itemsize)
+        return steps.saved(tape, steps.add(tape, x, Sketch((x.dims[0], 1, 1, 1), bias.itemsize)))
+
+    def _bias(self, x: Tensor, lengths: Tensor | None) -> Tensor | float:
+        """One number, or ``[B, 1, 1, 1]`` where sequences differ in length; a sequence without a key counts as one."""
+        if self.options.bias is not None:
+            return self.options.bias
+        if lengths is None:
+            return -log(max(x.shape[-1], 1))
+        # Found in float64: a half type cannot count every length.
+        return lengths.clamp(min=1).double().log().neg().to(x.dtype)[:, None, None, None]
+
+
+def _log_sum(tape: Tape, x: Sketch) -> Sketch:
+    y = Sketch(x.dims[:3], x.itemsize)
+    tape.does(x.bytes, y.bytes, x.size + y.size)
+    return y

@@ -1,0 +1,102 @@
+"""Normalizers that leave low scores out: sparsemax and 1.5-entmax."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from attention_contract import spec
+from attention_service.core import steps
+from attention_service.core.normalizers.base import NORMALIZERS, NOTHING, PairCost, Plain, widened
+from attention_service.core.projections import entmax15_roots, sketched_roots, sketched_sparsemax, sparsemax
+from attention_service.core.tape import Sketch, Tape
+
+
+@NORMALIZERS.register(
+    spec.Sparsemax,
+    formula="w_j = max(s_j/T − τ, 0), τ such that Σ w = 1, T = temperature",
+    gradient="∂s_j = (∂w_j − mean of ∂w over the support)/T in the support {w > 0}, 0 outside",
+    cost="O(n² log n)",
+    source="Martins & Astudillo 2016, eq. 3 and algorithm 1; gradient: eq. 14",
+)
+@dataclass(frozen=True)
+class Sparsemax(Plain):
+    """The point of the simplex nearest to s / T."""
+
+    options: spec.Sparsemax
+    separable = False
+
+    def runs_in(self, dtype: torch.dtype) -> torch.dtype:
+        """The wider of the inputs' dtype and the one asked for."""
+        return widened(dtype, self.options.dtype)
+
+    def weights(
+        self, masked_scores: Tensor, lengths: Tensor | None = None, learned: Mapping[str, Tensor] = NOTHING
+    ) -> Tensor:
+        """max(s/T − τ, 0)."""
+        return sparsemax(masked_scores.to(self.runs_in(masked_scores.dtype)), self.options.temperature)
+
+    def cost(self, keys: int, itemsize: int) -> PairCost:
+        """Nine operations and the sort; four of the gradient.
+
+        Forward: maximum and subtract; ⌈log₂ K⌉ comparisons to sort; running sum, times the rank, plus 1, compare,
+        count; subtract τ, maximum with 0. Backward: in the support?, select, sum, subtract.
+
+        Held: the shifted scores, and them sorted with their places (8 bytes each) or with their running sum.
+        """
+        held = max(2 * itemsize + 8, 3 * itemsize)
+        return PairCost(9 + _levels(keys), 4, held, 4 * itemsize + 1, apart=False, second=0)
+
+    def sketched(self, tape: Tape, x: Sketch, itemsize: int, learned: Mapping[str, Sketch], *, padded: bool) -> Sketch:
+        """As the projection has it."""
+        return sketched_sparsemax(tape, steps.cast(tape, x, itemsize), self.options.temperature)
+
+
+@NORMALIZERS.register(
+    spec.Entmax15,
+    formula="w_j = max(s_j/(2T) − τ, 0)², τ such that Σ w = 1, T = temperature",
+    gradient="∂s_j = r_j (∂w_j − Σ_k r_k ∂w_k / Σ_k r_k)/T, r = √w",
+    cost="O(n² log n)",
+    source="Peters et al. 2019, section 3.2",
+)
+@dataclass(frozen=True)
+class Entmax15(Plain):
+    """1.5-entmax of s / T: what is to softmax (α = 1) and sparsemax (α = 2) their middle."""
+
+    options: spec.Entmax15
+    separable = False
+
+    def runs_in(self, dtype: torch.dtype) -> torch.dtype:
+        """The wider of the inputs' dtype and the one asked for."""
+        return widened(dtype, self.options.dtype)
+
+    def weights(
+        self, masked_scores: Tensor, lengths: Tensor | None = None, learned: Mapping[str, Tensor] = NOTHING
+    ) -> Tensor:
+        """max(s/2T − τ, 0)²."""
+        x = masked_scores.to(self.runs_in(masked_scores.dtype))
+        return entmax15_roots(x, self.options.temperature).square()
+
+    def cost(self, keys: int, itemsize: int) -> PairCost:
+        """Nineteen operations and the sort; nine of the gradient.
+
+        Forward: maximum, subtract, halve; ⌈log₂ K⌉ comparisons to sort; two running sums and a square; two means;
+        variance (multiply, subtract), τ (subtract, maximum with 0, root, subtract), compare, count; subtract τ, maximum
+        with 0, square. Backward: the square's 2, then of its roots: in the support?, select, two sums, multiply,
+        subtract, halve.
+
+        Held: the shifted scores, and them sorted with their places (8 bytes each) or with two running sums; backward
+        five tensors, in the gradient of the square.
+        """
+        held = max(2 * itemsize + 8, 4 * itemsize)
+        return PairCost(19 + _levels(keys), 9, held, 5 * itemsize, apart=True, second=3 * itemsize)
+
+    def sketched(self, tape: Tape, x: Sketch, itemsize: int, learned: Mapping[str, Sketch], *, padded: bool) -> Sketch:
+        """The projection's roots, squared."""
+        return steps.square(tape, sketched_roots(tape, steps.cast(tape, x, itemsize), self.options.temperature))
+
+
+def _levels(keys: int) -> int:
+    """⌈log₂ K⌉: by how many comparisons for each element K of them are sorted."""
+    return max(keys - 1, 0).bit_length()

@@ -1,0 +1,93 @@
+"""Scores that are dot products: bare, scaled, or through a matrix."""
+
+from dataclasses import dataclass
+
+from torch import Tensor
+
+from attention_contract import spec
+from attention_service.core import steps
+from attention_service.core.scores.base import SCORES, Product, ScoreCost, Sketches, Tensors
+from attention_service.core.tape import Sketch, Tape
+from attention_service.core.types import Learned, Widths
+
+
+@SCORES.register(
+    spec.Dot,
+    formula="q·k",
+    gradient="∂q_i = Σ_j ∂s_ij k_j, ∂k_j = Σ_i ∂s_ij q_i",
+    cost="O(n²·d)",
+    source="Luong et al. 2015, eq. 8",
+)
+@dataclass(frozen=True)
+class Dot(Product):
+    """s = q·k."""
+
+    options: spec.Dot
+    plain = True
+
+    def cost(self, widths: Widths) -> ScoreCost:
+        """The product."""
+        return ScoreCost(pair_products=2 * widths.head_dim)
+
+
+@SCORES.register(
+    spec.ScaledDot,
+    formula="q·k · scale, scale = 1/√d by default",
+    gradient="∂q_i = scale · Σ_j ∂s_ij k_j, ∂k_j = scale · Σ_i ∂s_ij q_i",
+    cost="O(n²·d)",
+    source="Vaswani et al. 2017, eq. 1",
+)
+@dataclass(frozen=True)
+class ScaledDot(Product):
+    """s = q·k · scale."""
+
+    options: spec.ScaledDot
+    plain = True
+
+    def factors(self, q: Tensor, k: Tensor, learned: Tensors) -> tuple[Tensor, Tensor, float]:
+        """The scale asked for, or 1/√D."""
+        return q, k, self._scale(q.shape[-1])
+
+    def sketched_factors(self, tape: Tape, q: Sketch, k: Sketch, learned: Sketches) -> tuple[Sketch, Sketch, float]:
+        """The scale alone."""
+        return q, k, self._scale(int(q.dims[-1]))
+
+    def _scale(self, width: int) -> float:
+        return float(width**-0.5) if self.options.scale is None else self.options.scale
+
+    def cost(self, widths: Widths) -> ScoreCost:
+        """The product, and the scale for each pair, as the formula has it."""
+        scale = int(self.options.scale != 1)
+        return ScoreCost(2 * widths.head_dim, scale, pair_backward_flops=scale, scaled=scale > 0)
+
+
+@SCORES.register(
+    spec.Bilinear,
+    formula="qᵀ W k, W for each head",
+    gradient="∂q_i = Σ_j ∂s_ij W k_j, ∂k_j = Σ_i ∂s_ij Wᵀ q_i, ∂W = Σ_ij ∂s_ij q_i k_jᵀ",
+    cost="O(n²·d + n·d²)",
+    source="Luong et al. 2015, eq. 8 (general)",
+)
+@dataclass(frozen=True)
+class Bilinear(Product):
+    """s = qᵀ W k."""
+
+    options: spec.Bilinear
+
+    def learned(self, widths: Widths) -> dict[str, Learned]:
+        """W."""
+        return {"score.weight": Learned((widths.heads, widths.head_dim, widths.head_dim))}
+
+    def factors(self, q: Tensor, k: Tensor, learned: Tensors) -> tuple[Tensor, Tensor, float]:
+        """Wᵀq and k."""
+        return q @ learned["score.weight"].to(q.dtype), k, 1.0
+
+    def sketched_factors(self, tape: Tape, q: Sketch, k: Sketch, learned: Sketches) -> tuple[Sketch, Sketch, float]:
+        """The queries through W."""
+        weight = steps.cast(tape, learned["score.weight"], q.itemsize)
+        return steps.by_weight(tape, q, weight, q.dims), k, 1.0
+
+    def cost(self, widths: Widths) -> ScoreCost:
+        """The queries through W, and the product."""
+        d = widths.head_dim
+        return ScoreCost(2 * d, query_products=2 * d * d, query_width=d)

@@ -1,0 +1,25 @@
+"""The benchmark of a GPU runs, here on a CPU and over short sequences, and ends where there is no GPU."""
+
+import sys
+
+import pytest
+import torch
+
+from attention_service.runtime.device import Device
+from benchmarks import cuda
+
+
+def test_every_table_is_made():
+    told = "\n".join(cuda.tables(Device.open("cpu"), [8, 64], 1000, 3))
+    assert told.count("## ") == 4
+    assert "| 64 |" in told
+    assert "1000 tokens in one request" in told
+    assert "graphs on" in told
+    assert "copies" in told
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="there is a CUDA device")
+def test_without_a_gpu_it_says_so(monkeypatch, capsys):
+    monkeypatch.setattr(sys, "argv", ["benchmarks.cuda"])
+    cuda.main()
+    assert "no CUDA device" in capsys.readouterr().out

@@ -21,10 +21,10 @@ endif
 # More arguments for what the target runs.
 ARGS ?=
 
-.PHONY: help serve test check demo bench constraints clean
+.PHONY: help serve test check demo bench bench-peers constraints clean
 
 help: ## Print this list
-	@sed -n 's/^\([a-z]*\):.*## /\1 /p' $(MAKEFILE_LIST) | awk '{printf "make %-12s", $$1; $$1 = ""; print}'
+	@sed -n 's/^\([a-z-]*\):.*## /\1 /p' $(MAKEFILE_LIST) | awk '{printf "make %-12s", $$1; $$1 = ""; print}'
 
 serve: $(VENV)/.server ## Start the server on 127.0.0.1:8000 (ATTENTION_* settings and ARGS pass through)
 	@exec $(BIN)/attention serve $(ARGS)
@@ -43,8 +43,11 @@ check: $(VENV)/.dev ## Check format, lint, types, import layers, Dockerfile and 
 demo: $(VENV)/.demo ## Show the attention of a sentence (SENTENCE="…", CHECKPOINT=folder)
 	$(BIN)/python examples/demo.py $(ARGS)
 
-bench: $(VENV)/.dev ## Measure the kernels and compare them with their estimates (ARGS pass through)
+bench: $(VENV)/.dev ## Measure quickly, each thing beside its baseline (ARGS=--full: at length, into benchmarks/results)
 	$(BIN)/python -m benchmarks $(ARGS)
+
+bench-peers: $(VENV)/.dev ## Install other servers, each apart, and measure them beside this one, into benchmarks/results
+	$(BIN)/python -m benchmarks.serving --peers --output benchmarks/results/peers.md $(ARGS)
 
 constraints: ## Pin the newest versions in constraints.txt (torch keeps its pin; edit that line by hand)
 	rm -rf .cache/constraints

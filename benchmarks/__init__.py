@@ -1,6 +1,7 @@
 """Benchmarks: what is measured side by side in one run, and how.
 
-``python -m benchmarks`` (or ``make bench``) prints a table and writes it to ``docs/benchmarks.md``. Each row compares a
-case with its baseline in interleaved rounds, so that a drift of the machine meets both alike: read the ratio and its
-spread, not the milliseconds.
+Each module with a ``main`` is one page of ``benchmarks/results``; ``python -m benchmarks`` (``make bench``) runs the
+quick set. ``docs/benchmarks.md`` says what is compared and how to read it. ``workloads`` is what is served, ``load``
+sends it, ``rounds`` lets servers take turns, ``measure`` does so for calls in this process, ``tables`` and ``page``
+write.
 """

@@ -1,7 +1,13 @@
-"""How long it takes to refuse what is a hundred times over the memory budget."""
+"""How long it takes to refuse what is a hundred times over the memory budget.
+
+``python -m benchmarks.admission`` prints the table; ``--output benchmarks/results/admission.md`` writes it.
+"""
 
 import math
 from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 import httpx
@@ -11,8 +17,10 @@ from attention_contract import operations
 from attention_contract.operations import Operation
 from attention_contract.validation import validate
 from attention_contract.wire import SAFETENSORS, to_safetensors
-from benchmarks.measure import Case
-from benchmarks.server import serving
+from benchmarks.contestants import OURS, SERVICE, Server, serving
+from benchmarks.measure import Case, rows
+from benchmarks.page import IN_TURN, fewer, parser, publish
+from benchmarks.workloads import WORKLOADS
 
 BUDGET = 64 * 2**20
 TIMES = 100
@@ -51,7 +59,7 @@ def requests() -> dict[str, tuple[Operation[Any], bytes]]:
 def cases() -> Iterator[Case]:
     """Each refusal over HTTP, and a round trip that asks for nothing."""
     headers = {"content-type": SAFETENSORS, "accept": "application/json"}
-    with serving(memory_budget=BUDGET) as url, httpx.Client(base_url=url) as http:
+    with TemporaryDirectory() as folder, _limited(Path(folder)) as url, httpx.Client(base_url=url) as http:
         for name, (operation, body) in requests().items():
 
             def refused(operation: Operation[Any] = operation, body: bytes = body) -> None:
@@ -59,3 +67,25 @@ def cases() -> Iterator[Case]:
                 assert answer.json()["needed_bytes"] >= TIMES * BUDGET
 
             yield Case(name, refused, "GET /health/live", lambda: http.get("/health/live"))
+
+
+@contextmanager
+def _limited(folder: Path) -> Iterator[str]:
+    """The URL of a server with that budget."""
+    limited = Server(OURS, lambda setup: [*SERVICE.command(setup), "--memory-budget", str(BUDGET)], SERVICE.ready)
+    with serving(limited, WORKLOADS["W1"], folder) as process:
+        yield process.url
+
+
+def main() -> None:
+    """Measure, print, write."""
+    told = parser(__doc__, 41).parse_args()
+    text = f"""What needs {TIMES} times the memory budget or more, refused over HTTP on loopback before anything is
+allocated for it: one head, a body of a megabyte in safetensors.
+
+{IN_TURN}"""
+    publish("Admission", text, rows(cases(), told.rounds or (fewer(41) if told.quick else 41)), told.output)
+
+
+if __name__ == "__main__":
+    main()

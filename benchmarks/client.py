@@ -4,7 +4,6 @@
 ``pycurl`` take part where they are installed.
 """
 
-import argparse
 import asyncio
 import gc
 import io
@@ -29,23 +28,19 @@ import numpy as np
 from attention_client import AsyncClient, Client
 from attention_contract.schemas.attention import ForwardReply, ForwardRequest
 from attention_contract.wire import SAFETENSORS, to_body
+from benchmarks.page import fewer, parser, publish
 from benchmarks.processes import cores_for, free_port, running
-from benchmarks.tables import provenance, short, spread, table
+from benchmarks.tables import short, spread, table
 from benchmarks.workloads import WORKLOADS, Workload
 
-HEAD = """# Clients
-
-{provenance}
-
-One call of `forward` over HTTP on loopback, against a bare ASGI server (no validation, one request at a time; at more
-than one call at once: together what arrived in one turn of its event loop) that computes the attention. Server and
-client have a core each. {rounds} rounds in which the clients take turns; medians with the least and the largest, and
-medians of the ratios within a round. Processor time is the client's alone, and moves less where a machine has other
+TEXT = """One call of `forward` over HTTP on loopback, against a bare ASGI server (no validation, one request at a time;
+at more than one call at once: together what arrived in one turn of its event loop) that computes the attention. Server
+and client have a core each. {rounds} rounds in which the clients take turns; medians with the least and the largest,
+and medians of the ratios within a round. Processor time is the client's alone, and moves less where a machine has other
 things to do.
 
 `Client` and `AsyncClient` make the request from an array, validate it, and make arrays of the reply; the others send
-bytes prepared once and read bytes. `through httpx` is ours over httpx's own connections.
-"""
+bytes prepared once and read bytes. `through httpx` is ours over httpx's own connections."""
 HEADERS = {"content-type": SAFETENSORS, "accept": SAFETENSORS}
 PATH = "/v1/modules/{}/forward"
 
@@ -64,16 +59,13 @@ class Timed:
 
 def main() -> None:
     """Measure, print, write."""
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--rounds", type=int, default=11)
-    parser.add_argument("--workload", default="W1,W2,W3")
-    parser.add_argument("--output", type=Path, help="where the tables are written")
-    options = parser.parse_args()
-    pages = [HEAD.format(provenance=provenance(("httpx", "httptools", "uvicorn")), rounds=options.rounds)]
-    for name in options.workload.split(","):
-        pages += sections(WORKLOADS[name], options.rounds)
-    if options.output is not None:
-        options.output.write_text("\n\n".join(page.strip() for page in pages) + "\n")
+    made = parser(__doc__, 11)
+    made.add_argument("--workload", help="of W1, W2, W3; default: all, with --quick W1")
+    options = made.parse_args()
+    rounds = options.rounds or (fewer(11) if options.quick else 11)
+    names = options.workload or ("W1" if options.quick else ",".join(WORKLOADS))
+    lines = (line for name in names.split(",") for line in sections(WORKLOADS[name], rounds))
+    publish("Clients", TEXT.format(rounds=rounds), lines, options.output, ("httpx", "httptools", "uvicorn"))
 
 
 def sections(workload: Workload, rounds: int) -> Iterator[str]:
@@ -109,9 +101,7 @@ def _told(title: str, found: list[Timed]) -> str:
         for one in found
     ]
     head = ["client", "µs a call", "calls a second", f"over {base.name}", "µs of processor", f"over {base.name}"]
-    text = f"## {title}\n\n{table(head, rows)}"
-    sys.stdout.write(text + "\n\n")
-    return text
+    return f"## {title}\n\n{table(head, rows)}\n"
 
 
 def check(reply: ForwardReply, workload: Workload) -> None:

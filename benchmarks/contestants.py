@@ -45,7 +45,7 @@ class Server:
     name: str
     command: Callable[[Setup], list[str]]
     ready: str
-    """A path that does not fail once the server can be asked."""
+    """A path that is answered with 200 once the server can be asked."""
     prepare: Callable[[str, Workload], None] = _nothing
     environment: dict[str, str] = field(default_factory=dict)
     peer: bool = False
@@ -60,17 +60,21 @@ class Entry:
     server: Server
     form: Form
 
+    @property
+    def label(self) -> str:
+        """Name and form."""
+        return f"{self.name}, {self.form.name}"
+
 
 @contextmanager
-def serving(server: Server, workload: Workload, folder: Path) -> Iterator[tuple[str, Running]]:
-    """The URL of the server, started on its cores, and its process."""
+def serving(server: Server, workload: Workload, folder: Path) -> Iterator[Running]:
+    """The server, started on its cores and ready."""
     setup = Setup(workload, workload.save(folder), free_port(), folder)
     log = folder / f"{server.name.replace(' ', '-')}.log"
     cores, _ = cores_for(workload.cores)
     with running(server.command(setup), setup.port, server.ready, cores, server.environment, log) as process:
-        url = f"http://127.0.0.1:{setup.port}"
-        server.prepare(url, workload)
-        yield url, process
+        server.prepare(process.url, workload)
+        yield process
 
 
 def _python(module: str) -> Callable[[Setup], list[str]]:

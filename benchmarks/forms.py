@@ -1,6 +1,7 @@
 """The forms in which servers take a query and give the output."""
 
 import json
+from base64 import b64encode
 from collections.abc import Callable
 from dataclasses import dataclass
 
@@ -56,6 +57,15 @@ def json_lists(path: str, given: str = "query", gotten: str | None = "output") -
         return np.array(told if gotten is None else told[gotten])
 
     return Form("JSON", True, lambda query: Request(path, {"Content-Type": JSON}, _dumped({given: query})), read)
+
+
+def base64(path: str) -> Form:
+    """Float32 as base64 in a JSON object; raw bytes come back."""
+
+    def write(query: Floats) -> Request:
+        return Request(path, {"Content-Type": JSON}, _dumped({"query": b64encode(query.tobytes()).decode()}))
+
+    return Form("base64", False, write, raw(path).read)
 
 
 def ours(module: str, media_type: str) -> Form:
@@ -115,4 +125,4 @@ def _dumped(value: object) -> bytes:
     return orjson.dumps(value, option=orjson.OPT_SERIALIZE_NUMPY)
 
 
-__all__ = ["JSON", "SAFETENSORS", "Form", "Request", "json_lists", "ours", "raw", "v2_binary", "v2_json"]
+__all__ = ["JSON", "SAFETENSORS", "Form", "Request", "base64", "json_lists", "ours", "raw", "v2_binary", "v2_json"]

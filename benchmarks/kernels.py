@@ -1,49 +1,156 @@
-"""The core against bare PyTorch: what our own layer costs, and what taps cost."""
+"""The computation without HTTP against bare PyTorch: forward, windows, gradients, taps.
 
-from collections.abc import Iterator
+``python -m benchmarks.kernels`` prints the tables; ``--output benchmarks/results/kernels.md`` writes them.
+"""
+
+from collections.abc import Callable, Iterator
+from typing import Any
 
 import torch
 from torch.nn.functional import scaled_dot_product_attention as sdpa
 
+from attention_contract.schemas.attention import RawForwardRequest, RawGradientsRequest
 from attention_contract.spec import AttentionSpec
 from attention_service.core.attention import attend
 from attention_service.core.cost import Workload, flops
 from attention_service.core.types import Problem, Selection
+from attention_service.runtime import forward, gradients
 from attention_service.runtime.device import Device
-from benchmarks.measure import Case
+from benchmarks.measure import Case, rows
+from benchmarks.page import IN_TURN, fewer, parser, publish
 
-HEADS, WIDTH = 8, 64
+Three = tuple[torch.Tensor, torch.Tensor, torch.Tensor]
+WIDTH = 64
+PAIRS = 2**15
+"""Heads times length, at most: the longest take seconds all the same."""
+LENGTHS = 1024, 2048, 4096, 8192, 16384, 32768
+QUICK = 1024, 4096
+WINDOW = 512
+ROOM = 2**34
+CAUSAL = AttentionSpec.model_validate({"masks": [{"name": "causal"}]})
+TEXT = f"""`forward` and `gradients` are what the server runs for a raw request, from its arrays to those of the reply;
+`bare SDPA` is PyTorch's own call on the same tensors, `bare autograd` that call and its backward pass. Float32, heads
+{WIDTH} wide, as many as keep heads times length to {PAIRS // 1024}k, eight at most.
 
-
-def cases(device: Device) -> Iterator[Case]:
-    """Self-attention at several lengths: each kernel against SDPA, and one row of weights beside the output."""
-    causal = AttentionSpec.model_validate({"masks": [{"name": "causal"}]})
-    for keys in (256, 1024, 2048):
-        q, k, v = (torch.randn(1, HEADS, keys, WIDTH, device=device.torch) for _ in range(3))
-        for label, spec in (("dense", AttentionSpec()), ("causal", causal)):
-            problem = Problem(q, k, v, spec)
-            for kernel in ("fused", "materialized"):
-                work = _workload(keys, spec, device)
-                yield Case(
-                    f"{kernel}, {label}, n = {keys}",
-                    lambda problem=problem, kernel=kernel: attend(problem, kernel=kernel),
-                    "bare SDPA",
-                    lambda q=q, k=k, v=v, label=label: sdpa(q, k, v, is_causal=label == "causal"),
-                    flops=flops(work, masked=False).total,
-                    predicted_ms=device.clock.forward(work, kernel).median * 1e3,
-                )
-        problem = Problem(q, k, v)
-        one = Selection(heads=(0,), queries=(keys - 1,))
-        yield Case(
-            f"fused with one row of weights, n = {keys}",
-            lambda problem=problem, one=one: attend(problem, ("weights",), one),
-            "without it",
-            lambda problem=problem: attend(problem),
-        )
+{IN_TURN}"""
 
 
-def _workload(keys: int, spec: AttentionSpec, device: Device) -> Workload:
-    return Workload(
-        batch=1, queries=keys, keys=keys, heads=HEADS, kv_heads=HEADS, head_dim=WIDTH, value_dim=WIDTH, itemsize=4,
-        spec=spec, threads=device.threads,
-    )  # fmt: skip
+def heads(length: int) -> int:
+    """Of a case of this length."""
+    return min(8, PAIRS // length)
+
+
+def drawn(length: int, device: Device) -> Three:
+    """Query, key and value, each ``[1, H, n, D]``."""
+    shape = 1, heads(length), length, WIDTH
+    q, k, v = (torch.randn(shape, device=device.torch) for _ in range(3))
+    return q, k, v
+
+
+def workload(length: int, spec: AttentionSpec, device: Device) -> Workload:
+    """The same by its sizes."""
+    count = heads(length)
+    return Workload(1, length, length, count, count, WIDTH, WIDTH, 4, spec=spec, threads=device.threads)
+
+
+def forwards(lengths: tuple[int, ...], device: Device) -> Iterator[Case]:
+    """Dense and causal, against SDPA."""
+    for length in lengths:
+        for label, spec in (("dense", AttentionSpec()), ("causal", CAUSAL)):
+            q, k, v = drawn(length, device)
+            work = workload(length, spec, device)
+            yield Case(
+                f"forward, {label}, n = {length}, {heads(length)} heads",
+                _served(forward, RawForwardRequest, (q, k, v), device, spec=spec),
+                "bare SDPA",
+                _bare(q, k, v, causal=label == "causal"),
+                flops=flops(work, masked=False).total,
+                predicted_ms=device.clock.forward(work, "fused").median * 1e3,
+            )
+
+
+def windows(lengths: tuple[int, ...], device: Device) -> Iterator[Case]:
+    """A causal window against all keys: what is masked is not computed."""
+    mask = {"name": "sliding_window", "left": WINDOW - 1, "right": 0}
+    spec = AttentionSpec.model_validate({"masks": [mask]})
+    for length in lengths:
+        q, k, v = drawn(length, device)
+        run = _served(forward, RawForwardRequest, (q, k, v), device, spec=spec)
+        yield Case(f"forward, window of {WINDOW}, n = {length}", run, "bare SDPA, dense", _bare(q, k, v, causal=False))
+
+
+def backwards(lengths: tuple[int, ...], device: Device) -> Iterator[Case]:
+    """Gradients of query, key and value, against autograd."""
+    for length in lengths:
+        for label, spec in (("dense", AttentionSpec()), ("causal", CAUSAL)):
+            q, k, v = drawn(length, device)
+            run = _served(gradients, RawGradientsRequest, (q, k, v), device, spec=spec, wrt=["query", "key", "value"])
+            yield Case(
+                f"gradients, {label}, n = {length}, {heads(length)} heads",
+                run, "bare autograd", _autograd(q, k, v, causal=label == "causal"),
+            )  # fmt: skip
+
+
+def taps(lengths: tuple[int, ...], device: Device) -> Iterator[Case]:
+    """What it costs to look at the weights of one row, and to keep them all."""
+    for length in lengths:
+        problem = Problem(*drawn(length, device))
+        one = Selection(heads=(0,), queries=(length - 1,))
+        for name, run in (
+            ("fused, with one row of weights", lambda problem=problem, one=one: attend(problem, ("weights",), one)),
+            ("materialized", lambda problem=problem: attend(problem, kernel="materialized")),
+        ):
+            yield Case(f"{name}, n = {length}", run, "fused", lambda problem=problem: attend(problem))
+
+
+def _served(operation: Any, model: Any, tensors: Three, device: Device, **more: Any) -> Any:
+    """What runs one request, from arrays to arrays."""
+    query, key, value = (tensor.cpu().numpy() for tensor in tensors)
+    request = model(query=query, key=key, value=value, **more)
+    return lambda: operation.prepare(None, request, device, ROOM).run()
+
+
+def _bare(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, *, causal: bool) -> Callable[[], torch.Tensor]:
+    def run() -> torch.Tensor:
+        with torch.inference_mode():
+            return sdpa(q, k, v, is_causal=causal)
+
+    return run
+
+
+def _autograd(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, *, causal: bool) -> Callable[[], object]:
+    leaves = q, k, v = (q.clone().requires_grad_(), k.clone().requires_grad_(), v.clone().requires_grad_())
+
+    def run() -> object:
+        output = sdpa(q, k, v, is_causal=causal)
+        return torch.autograd.grad(output, leaves, torch.ones_like(output))
+
+    return run
+
+
+def main() -> None:
+    """Measure, print, write."""
+    options = parser(__doc__, 21)
+    options.add_argument("--device", default="auto", help="auto, cpu or cuda")
+    options.add_argument("--lengths", type=lambda text: tuple(map(int, text.split(","))), help="as in 1024,4096")
+    told = options.parse_args()
+    rounds = told.rounds or (fewer(21) if told.quick else 21)
+    lengths = told.lengths or (QUICK if told.quick else LENGTHS)
+    publish("Kernels", TEXT, tables(lengths, Device.open(told.device), rounds), told.output)
+
+
+def tables(lengths: tuple[int, ...], device: Device, rounds: int) -> Iterator[str]:
+    """All of them, line by line."""
+    for title, cases in (
+        ("Forward", forwards(lengths, device)),
+        ("Windows", windows(lengths[-2:], device)),
+        ("Gradients", backwards(lengths[:4], device)),
+        ("Taps", taps(lengths[:2], device)),
+    ):
+        yield f"## {title}\n"
+        yield from rows(cases, rounds)
+        yield ""
+
+
+if __name__ == "__main__":
+    main()

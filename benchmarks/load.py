@@ -24,6 +24,8 @@ class Load:
     p99_ms: float
     failed: int
     """Requests that got no answer, or one other than 200."""
+    processor_seconds: float = 0
+    """That the server computed meanwhile."""
 
     @property
     def rate(self) -> float:

@@ -30,14 +30,24 @@ class Running:
     port: int
     process: "subprocess.Popen[bytes]"
 
+    @property
+    def url(self) -> str:
+        """Where it is asked."""
+        return f"http://127.0.0.1:{self.port}"
+
+    def family(self) -> list[psutil.Process]:
+        """It and its children."""
+        head = psutil.Process(self.process.pid)
+        return [head, *head.children(recursive=True)]
+
     def peak_bytes(self) -> int:
         """Most bytes that were resident, summed over its processes (``VmHWM``)."""
-        found = 0
-        for process in [psutil.Process(self.process.pid), *psutil.Process(self.process.pid).children(recursive=True)]:
-            for line in Path(f"/proc/{process.pid}/status").read_text().splitlines():
-                if line.startswith("VmHWM:"):
-                    found += int(line.split()[1]) * 1024
-        return found
+        lines = [line for one in self.family() for line in Path(f"/proc/{one.pid}/status").read_text().splitlines()]
+        return sum(int(line.split()[1]) * 1024 for line in lines if line.startswith("VmHWM:"))
+
+    def processor_seconds(self) -> float:
+        """Seconds that its processes have computed: what other programs on the machine change least."""
+        return sum(sum(one.cpu_times()[:2]) for one in self.family())
 
 
 def cores_for(count: int) -> tuple[list[int], list[int]]:
@@ -85,7 +95,7 @@ def _wait(process: "subprocess.Popen[bytes]", port: int, ready: str, log: Path) 
         connection = HTTPConnection("127.0.0.1", port, timeout=5)
         try:
             connection.request("GET", ready)
-            if connection.getresponse().status < 500:
+            if connection.getresponse().status == 200:
                 return
         except (OSError, HTTPException):
             pass

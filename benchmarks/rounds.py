@@ -1,10 +1,11 @@
 """Servers side by side: answers verified, then load in interleaved rounds."""
 
-from collections.abc import Sequence
+import math
+from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import ExitStack
-from dataclasses import dataclass, field
-from http.client import HTTPConnection
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, field, replace
+from http.client import HTTPConnection, HTTPException
 from pathlib import Path
 from statistics import median
 from urllib.parse import urlsplit
@@ -13,7 +14,7 @@ import numpy as np
 
 from benchmarks.contestants import Entry, Server, serving
 from benchmarks.load import Load, send
-from benchmarks.processes import ServerError, cores_for
+from benchmarks.processes import Running, ServerError, cores_for
 from benchmarks.workloads import Workload
 
 TOLERANCE = 1e-5
@@ -37,8 +38,8 @@ class Cell:
         return [load.rate for load in self.loads]
 
     def ratio(self, other: "Cell") -> float:
-        """Of the rates, round by round; the median."""
-        return median(a / b for a, b in zip(self.rates, other.rates, strict=False))
+        """Of the rates, round by round; the median. A round in which the other had no answer says nothing."""
+        return median([a / b for a, b in zip(self.rates, other.rates, strict=False) if b] or [math.nan])
 
 
 @dataclass
@@ -48,7 +49,7 @@ class Comparison:
     workload: Workload
     cells: list[Cell]
     faults: dict[str, str] = field(default_factory=dict)
-    """Servers that could not be measured (to the end), and why."""
+    """Servers, or single entries, that could not be measured to the end, by name or label; and why."""
 
     def cell(self, name: str, form: str, connections: int) -> Cell | None:
         """The cell of an entry, if it was measured."""
@@ -56,6 +57,22 @@ class Comparison:
             if (cell.entry.name, cell.entry.form.name, cell.connections) == (name, form, connections):
                 return cell if cell.loads else None
         return None
+
+    def of(self, server: Server) -> list[Cell]:
+        """What is still to be measured of a server."""
+        return [cell for cell in self.cells if cell.entry.server.name == server.name and not self.failed(cell.entry)]
+
+    def failed(self, entry: Entry) -> bool:
+        """Whether it is out."""
+        return bool({entry.server.name, entry.label} & self.faults.keys())
+
+    @contextmanager
+    def keeping(self, label: str) -> Iterator[None]:
+        """Note what goes wrong; it ends the turns of what has this label, and of nothing else."""
+        try:
+            yield
+        except (ServerError, OSError, HTTPException, RuntimeError, ValueError) as fault:
+            self.faults[label] = str(fault) or type(fault).__name__
 
 
 def compare(
@@ -65,26 +82,29 @@ def compare(
     found = Comparison(workload, [Cell(entry, count) for count in connections for entry in entries])
     kept = _servers(entries, peer=False)
     with ExitStack() as stack:
-        urls = {server.name: stack.enter_context(serving(server, workload, folder))[0] for server in kept}
+        started = {server.name: stack.enter_context(serving(server, workload, folder)) for server in kept}
         for server in kept:
-            _prepare(found, server, urls[server.name], folder)
+            _prepare(found, server, started[server.name], folder)
         for index in range(rounds):
             for count in connections:
-                cells = [cell for cell in found.cells if cell.connections == count and not cell.entry.server.peer]
+                cells = [cell for server in kept for cell in found.of(server) if cell.connections == count]
                 # Each round begins with another one, so that none always follows the same neighbour.
                 for cell in cells[index % len(cells) :] + cells[: index % len(cells)]:
-                    cell.loads.append(_load(cell, urls[cell.entry.server.name], workload, seconds, folder))
+                    cell.loads.append(_load(cell, started[cell.entry.server.name], workload, seconds, folder))
             for server in _servers(entries, peer=True):
-                if server.name not in found.faults:
-                    _turn(found, server, seconds, folder)
+                if found.of(server):
+                    with found.keeping(server.name), serving(server, workload, folder) as process:
+                        _prepare(found, server, process, folder)
+                        for cell in found.of(server):
+                            cell.loads.append(_load(cell, process, workload, seconds, folder))
     return found
 
 
 def peak_bytes(workload: Workload, entry: Entry, connections: int, folder: Path) -> tuple[int, int]:
     """Most bytes that were resident after the start, and after load on so many connections."""
-    with serving(entry.server, workload, folder) as (url, process):
+    with serving(entry.server, workload, folder) as process:
         idle = process.peak_bytes()
-        _load(Cell(entry, connections), url, workload, 2 * workload.seconds, folder)
+        _load(Cell(entry, connections), process, workload, 2 * workload.seconds, folder)
         return idle, process.peak_bytes()
 
 
@@ -92,26 +112,13 @@ def _servers(entries: Sequence[Entry], *, peer: bool) -> list[Server]:
     return list({entry.server.name: entry.server for entry in entries if entry.server.peer == peer}.values())
 
 
-def _turn(found: Comparison, server: Server, seconds: float, folder: Path) -> None:
-    """One round of a peer: start it, load it, stop it. What goes wrong is kept and ends its turns."""
-    try:
-        with serving(server, found.workload, folder) as (url, _):
-            _prepare(found, server, url, folder)
-            for cell in found.cells:
-                if cell.entry.server.name == server.name:
-                    cell.loads.append(_load(cell, url, found.workload, seconds, folder))
-    except (ServerError, OSError) as fault:
-        found.faults[server.name] = str(fault)
-
-
-def _prepare(found: Comparison, server: Server, url: str, folder: Path) -> None:
+def _prepare(found: Comparison, server: Server, process: Running, folder: Path) -> None:
     """Verify the server's answers, then let it run warm."""
-    cells = [cell for cell in found.cells if cell.entry.server.name == server.name]
-    most = max(cell.connections for cell in cells)
-    for cell in cells:
-        if cell.connections == most:
-            verify(cell.entry, url, found.workload, min(DIFFERENT, most))
-            _load(cell, url, found.workload, WARM_SECONDS, folder)
+    most = max(cell.connections for cell in found.of(server))
+    for cell in [cell for cell in found.of(server) if cell.connections == most]:
+        with found.keeping(cell.entry.label):
+            verify(cell.entry, process.url, found.workload, min(DIFFERENT, most))
+            _load(cell, process, found.workload, min(WARM_SECONDS, found.workload.seconds), folder)
 
 
 def verify(entry: Entry, url: str, workload: Workload, count: int = DIFFERENT) -> None:
@@ -139,9 +146,11 @@ def _error(entry: Entry, url: str, workload: Workload, index: int) -> float:
     return float(np.abs(output - expected).max() / np.abs(expected).max())
 
 
-def _load(cell: Cell, url: str, workload: Workload, seconds: float, folder: Path) -> Load:
+def _load(cell: Cell, process: Running, workload: Workload, seconds: float, folder: Path) -> Load:
     request = cell.entry.form.write(workload.query())
     body = folder / "body"
     body.write_bytes(request.body)
     _, cores = cores_for(workload.cores)
-    return send(url + request.path, body, request.headers, cell.connections, seconds, cores)
+    before = process.processor_seconds()
+    found = send(process.url + request.path, body, request.headers, cell.connections, seconds, cores)
+    return replace(found, processor_seconds=process.processor_seconds() - before)

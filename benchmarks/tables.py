@@ -12,6 +12,8 @@ from statistics import median
 from attention_service.runtime.device import Device
 
 RESULTS = Path(__file__).parent / "results"
+PACKAGES = "torch", "fastapi", "uvicorn"
+"""Whose versions bear on most pages."""
 
 
 def table(head: Sequence[str], rows: Iterable[Sequence[str]], left: int = 1) -> str:
@@ -32,7 +34,7 @@ def spread(values: Sequence[float]) -> str:
     return f"{short(median(values))} ({short(min(values))}–{short(max(values))})"
 
 
-def provenance(packages: Sequence[str] = ("torch", "fastapi", "uvicorn")) -> str:
+def provenance(packages: Sequence[str] = PACKAGES) -> str:
     """The machine, the versions and the command line of this run."""
     usable = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
     versions = [f"{name} {version(name).partition('+')[0]}" for name in packages]

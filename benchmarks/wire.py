@@ -1,4 +1,7 @@
-"""Tensors to bytes and back: our codecs against what a server would do without them."""
+"""Tensors from bytes: our codecs against what a server would do without them.
+
+``python -m benchmarks.wire`` prints the table; ``--output benchmarks/results/wire.md`` writes it.
+"""
 
 from collections.abc import Iterator
 
@@ -8,7 +11,8 @@ from pydantic import BaseModel
 
 from attention_contract.schemas.attention import ForwardRequest
 from attention_contract.wire import JSON, SAFETENSORS, from_body, to_body
-from benchmarks.measure import Case
+from benchmarks.measure import Case, rows
+from benchmarks.page import IN_TURN, fewer, parser, publish
 
 
 class Lists(BaseModel):
@@ -38,3 +42,16 @@ def cases() -> Iterator[Case]:
             "pydantic lists and torch.tensor",
             common,
         )
+
+
+def main() -> None:
+    """Measure, print, write."""
+    told = parser(__doc__, 101).parse_args()
+    rounds = told.rounds or (fewer(101) if told.quick else 101)
+    publish(
+        "Wire", f"Reading one request of `[1, 128, 256]` in float32.\n\n{IN_TURN}", rows(cases(), rounds), told.output
+    )
+
+
+if __name__ == "__main__":
+    main()

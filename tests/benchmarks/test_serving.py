@@ -37,15 +37,16 @@ def test_answers_in_one_batch_are_those_of_each(tmp_path):
 
 
 @pytest.mark.parametrize("tool", ["wrk", "sockets"])
-def test_load_counts_what_was_answered(tmp_path, monkeypatch, tool):
+def test_load_counts_what_was_answered(tmp_path, request, tool):
     if tool == "sockets":
-        monkeypatch.setattr(load.shutil, "which", lambda name: None)
+        request.getfixturevalue("sockets")
     elif shutil.which("wrk") is None:
         pytest.skip("wrk is not installed")
     _, cores = cores_for(1)
     body = tmp_path / "body"
     body.write_bytes(b"1234")
-    with contestants.serving(contestants.BARE, TINY, tmp_path) as (url, process):
+    with contestants.serving(contestants.BARE, TINY, tmp_path) as process:
+        url = process.url
         found = load.send(f"{url}/echo", body, {"X-Test": "a b"}, 2, 1, cores)
         broken = load.send(f"{url}/nowhere", body, {}, 1, 0.5, cores)
         assert process.peak_bytes() > 10 * 2**20
@@ -57,7 +58,7 @@ def test_load_counts_what_was_answered(tmp_path, monkeypatch, tool):
     assert broken.rate == 0
 
 
-def test_every_server_is_compared_and_the_page_written(tmp_path):
+def test_every_server_is_compared_and_the_page_written(tmp_path, sockets):
     found = rounds.compare(TINY, contestants.entries(TINY.name), (2,), 2, TINY.seconds, tmp_path)
     assert found.faults == {}
     assert all(len(cell.loads) == 2 and min(cell.rates) > 0 for cell in found.cells)
@@ -71,13 +72,14 @@ def test_every_server_is_compared_and_the_page_written(tmp_path):
 def test_a_wrong_answer_is_noticed(tmp_path):
     entry = contestants.entries(TINY.name)[0]
     other = replace(entry, form=contestants.forms.raw("/echo"))
-    with contestants.serving(entry.server, TINY, tmp_path) as (url, _):
+    with contestants.serving(entry.server, TINY, tmp_path) as process:
+        url = process.url
         rounds.verify(entry, url, TINY)
         with pytest.raises(ServerError, match="wrong"):
             rounds.verify(other, url, TINY)
 
 
-def test_a_server_that_fails_is_reported_and_the_others_go_on(tmp_path):
+def test_a_server_that_fails_is_reported_and_the_others_go_on(tmp_path, sockets):
     def fail(setup):
         return ["sh", "-c", "echo no such luck; exit 3"]
 

@@ -14,7 +14,7 @@ from tests.docs.snippets import DOCUMENTS, ROOT, blocks
 
 PAGES = [*DOCUMENTS, ROOT / "CONTRIBUTING.md", ROOT / "CHANGELOG.md"]
 MAKEFILE = (ROOT / "Makefile").read_text()
-TARGETS = set(re.findall(r"^([a-z]+):", MAKEFILE, re.MULTILINE))
+TARGETS = set(re.findall(r"^([a-z-]+):", MAKEFILE, re.MULTILINE))
 COMPOSE = (ROOT / "docker-compose.yml").read_text()
 SERVICES = set(
     re.findall(r"^  ([\w-]+):", COMPOSE.partition("\nservices:")[2].partition("\nvolumes:")[0], re.MULTILINE)
@@ -59,7 +59,7 @@ def test_every_variant_that_runs_on_a_cpu_was_measured():
 
 def test_console_blocks_name_targets_services_and_flags_that_exist():
     for line in console_lines():
-        for target in re.findall(r"(?:^|&& )make ([a-z]+)", line):
+        for target in re.findall(r"(?:^|&& )make ([a-z-]+)", line):
             assert target in TARGETS, line
         if words := re.findall(r"docker compose (.*)", line):
             command, *rest = words[0].split()
@@ -81,7 +81,7 @@ def test_blocks_are_of_a_kind_that_is_run_or_declared_not_to_be(page):
 def test_variables_and_targets_named_in_prose_exist(page):
     text = page.read_text("utf-8")
     assert set(re.findall(r"\bATTENTION_[A-Z_]*[A-Z]\b", text)) <= VARIABLES
-    assert set(re.findall(r"`make ([a-z]+)", text)) <= TARGETS
+    assert set(re.findall(r"`make ([a-z-]+)", text)) <= TARGETS
 
 
 @every_page

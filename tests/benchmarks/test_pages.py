@@ -1,0 +1,128 @@
+"""Each page at its smallest, and what it says."""
+
+import sys
+import time
+from itertools import islice
+from types import SimpleNamespace
+
+import benchmarks.__main__ as quick_set
+import pytest
+from benchmarks.measure import Case, measure, rows
+from benchmarks.page import publish
+from benchmarks.peers.entries import PEERS, entries, versions
+from benchmarks.peers.environments import Environment
+from benchmarks.processes import ROOT, ServerError
+from benchmarks.workloads import Workload
+
+from attention_service.runtime.device import Device
+from benchmarks import admission, client, contestants, kernels, scaling, serving, tables, wire
+
+DOCUMENT = (ROOT / "docs" / "benchmarks.md").read_text("utf-8")
+
+
+def test_a_ratio_is_that_of_the_times():
+    case = Case("long", lambda: time.sleep(0.02), "short", lambda: time.sleep(0.004))
+    found = measure(case, 5)
+    assert found.rounds == 5
+    assert 1.5 < found.ratio < 6
+    assert found.low <= found.ratio <= found.high
+
+
+def test_a_long_case_gets_fewer_rounds():
+    pause = Case("long", lambda: time.sleep(0.01), "long", lambda: time.sleep(0.01))
+    assert measure(pause, 1000, most_seconds=0.1).rounds < 20
+
+
+def test_kernels(capsys):
+    lines = "\n".join(kernels.tables((32, 64), Device.open("cpu"), 3))
+    for title in ("Forward", "Windows", "Gradients", "Taps"):
+        assert f"## {title}" in lines
+    assert "forward, causal, n = 64, 8 heads" in lines
+    assert lines.count("bare autograd") == 4
+
+
+def test_wire():
+    lines = list(rows(wire.cases(), 3))
+    assert [line.split(",")[0] for line in lines[1:]] == ["| read nested lists", "| read base64", "| read safetensors"]
+
+
+def test_admission():
+    lines = list(rows(islice(admission.cases(), 2), 3))
+    assert [line.split(" | ")[0] for line in lines[1:]] == [f"| {name}" for name in islice(admission.requests(), 2)]
+
+
+def test_growth_of_what_is_served(tmp_path, monkeypatch, sockets):
+    monkeypatch.setattr(scaling, "NAMES", (contestants.UNBATCHED, contestants.BATCHING))
+    monkeypatch.setattr(scaling, "BASE", scaling.Workload("tiny", 1, 8, 16, 2, seconds=0.2))
+    sweeps = (scaling.Sweep("Length", "n", "length", (4, 8)), scaling.Sweep("Concurrency", "c", "", (1, 2)))
+    monkeypatch.setattr(scaling, "SWEEPS", sweeps)
+    page = "\n".join(scaling.measured(1, tmp_path, tmp_path / "picture.svg", quick=False))
+    assert page.count("∝ n^") == page.count("∝ c^") == len(scaling.NAMES)
+    assert "requests/s" in page
+    assert (tmp_path / "picture.svg").read_text().startswith("<?xml")
+
+
+def test_the_exponent_is_the_slope_of_the_larger_half():
+    cells = {n: SimpleNamespace(loads=[SimpleNamespace(p50_ms=max(10, n**2))]) for n in (1, 2, 8, 16)}
+    assert scaling.exponent(cells) == pytest.approx(2)
+
+
+def test_serving_writes_its_page(tmp_path, monkeypatch, capsys, sockets):
+    output = tmp_path / "page.md"
+    told = ["--quick", "--workload", "W1", "--concurrency", "1", "--rounds", "1", "--seconds", "0.2", "--form", "json"]
+    monkeypatch.setattr(sys, "argv", ["benchmarks", *told, "--output", str(output)])
+    serving.main()
+    page = output.read_text()
+    assert page.strip() in capsys.readouterr().out
+    assert "| 1 | **attention serve** | JSON |" in page
+    assert "bare ASGI, orjson" in page
+    assert "--concurrency 1" in page
+    assert "raw" not in page
+
+
+def test_a_page_says_what_it_says_on_the_screen(tmp_path, capsys):
+    publish("Title", "Text.", iter([tables.table(["a", "b"], [["x", "1"]])]), tmp_path / "folder" / "page.md")
+    page = (tmp_path / "folder" / "page.md").read_text()
+    assert page.startswith("# Title\n\nText.\n")
+    assert "| a | b |\n| --- | ---: |\n| x | 1 |\n" in page
+    assert page.strip() == capsys.readouterr().out.strip()
+
+
+@pytest.mark.parametrize(
+    ("value", "text"), [(12345.6, "12,346"), (99.94, "99.9"), (1.234, "1.23"), (0.0123, "0.012"), (0, "0.000")]
+)
+def test_numbers_have_three_digits(value, text):
+    assert tables.short(value) == text
+
+
+def test_the_document_names_every_page_and_peer():
+    for page in (*quick_set.PAGES, "peers"):
+        assert f"`{page}.md`" in DOCUMENT
+    for name, *_ in PEERS:
+        assert name in DOCUMENT
+
+
+def test_every_peer_has_its_program_and_a_pinned_version():
+    for name, environment, program, *_ in PEERS:
+        assert (ROOT / "benchmarks" / "peers" / f"{program}.py").exists(), name
+        assert "==" in environment.packages[0]
+        assert environment.packages[0] in versions()
+        assert {entry.server.peer for entry in entries([name])} == {True}
+
+
+def test_a_peer_that_cannot_be_installed_says_why(tmp_path, monkeypatch):
+    monkeypatch.setattr("benchmarks.peers.environments.CACHE", tmp_path)
+    base = tmp_path / "python"
+    base.write_text("#!/bin/sh\necho no wheel for this machine >&2\nexit 1\n")
+    base.chmod(0o755)
+    monkeypatch.setattr("shutil.which", lambda name: None)
+    with pytest.raises(ServerError, match="could not be installed: no wheel for this machine"):
+        Environment("nowhere", ("nothing==1",), str(base)).install()
+
+
+def test_clients():
+    tiny = Workload("tiny", 1, 4, 8, 2, concurrency=(1, 2))
+    lines = "\n".join(client.sections(tiny, 1))
+    assert "## tiny" in lines
+    for name in ("Client", "AsyncClient"):
+        assert f"| {name} |" in lines

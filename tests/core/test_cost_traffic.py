@@ -345,6 +345,9 @@ MANY_TILES = {
     "dropout": work_of(AttentionSpec(masks=[WIDE]), dropped=True, **LONG),
     "bfloat16": work_of(AttentionSpec(masks=[SlidingWindow(left=100)]), **LONG | {"module": True, "itemsize": 2}),
     "decode": work_of(AttentionSpec(masks=[Causal()]), **LONG | {"queries": 1, "keys": 1, "past": 2000}),
+    "blocks that look nowhere": work_of(
+        AttentionSpec(masks=[Causal(align="bottom_right")]), **LONG | {"queries": 700, "keys": 64}
+    ),
 }
 
 

@@ -71,6 +71,7 @@ def _backward(tape: Tape, tile: Tile, context: Sketch) -> None:
     """The same blocks, and the gradients of keys and values added up."""
     kind, work = tile.kind, tile.given.work
     part, sums = _answers(tile)
+    stretches = kind.spans / kind.strips if kind.strips else 0.0  # blocks that look nowhere have none
     came = context.gradient * context.itemsize * part.size / max(context.size, 1)
     with tape.repeated(kind.looking):
         taken = _taken(tape, tile)
@@ -82,7 +83,7 @@ def _backward(tape: Tape, tile: Tile, context: Sketch) -> None:
             own = Sketch((x.dims[0], work.kv_heads, *x.dims[2:]), x.itemsize)
             if work.heads != work.kv_heads:
                 steps.reduced(tape, x, own.dims)
-            tape.does(own.size * (tile.sums_in + own.itemsize), own.size * tile.sums_in, 0, kind.spans / kind.strips)
+            tape.does(own.size * (tile.sums_in + own.itemsize), own.size * tile.sums_in, 0, stretches)
     _hidden(tape, tile)
 
 

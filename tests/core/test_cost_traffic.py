@@ -658,6 +658,7 @@ def test_every_tile_of_the_blocked_kernel_is_counted_where_no_fused_one_takes_it
 
 IN_BLOCKS = {
     "every head for itself": {"kv_heads": 2},
+    "blocks that look nowhere": {"keys": 60},
     "wide values": {"value_dim": 6, "module": True},
     "narrow values": {"value_dim": 2},
     "half type": {"itemsize": 2, "module": True},
@@ -676,7 +677,8 @@ def test_what_the_blocked_kernel_does_in_a_block_of_the_fused_one(more):
     more = dict(more)
     added = more.pop("added", False)
     parts = {name: more.pop(name) for name in ("score", "normalizer") if name in more}
-    of = AttentionSpec(masks=[WIDE], add_bias_kv=added, add_zero_attn=added, **parts)
+    masks = [WIDE] if more.get("keys") != 60 else [SlidingWindow(left=64, right=64)]
+    of = AttentionSpec(masks=masks, add_bias_kv=added, add_zero_attn=added, **parts)
     work = work_of(of, **LONG | more)
     assert by_fused(work)
     check(work, "blocked")

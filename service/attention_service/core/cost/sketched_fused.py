@@ -70,6 +70,8 @@ def _forward(tape: Tape, tile: Tile, *, with_lse: bool) -> None:
 def _backward(tape: Tape, tile: Tile, context: Sketch) -> None:
     """The same blocks, and the gradients of keys and values added up."""
     kind, work = tile.kind, tile.given.work
+    if not kind.looking:
+        return
     part, sums = _answers(tile)
     stretches = kind.spans / kind.strips if kind.strips else 0.0  # blocks that look nowhere have none
     came = context.gradient * context.itemsize * part.size / max(context.size, 1)

@@ -70,10 +70,10 @@ def _forward(tape: Tape, tile: Tile, *, with_lse: bool) -> None:
 def _backward(tape: Tape, tile: Tile, context: Sketch) -> None:
     """The same blocks, and the gradients of keys and values added up."""
     kind, work = tile.kind, tile.given.work
-    if not kind.looking:
+    if not kind.looking:  # no stretch of keys is gone through
         return
     part, sums = _answers(tile)
-    stretches = kind.spans / kind.strips if kind.strips else 0.0  # blocks that look nowhere have none
+    stretches = kind.spans / kind.strips
     came = context.gradient * context.itemsize * part.size / max(context.size, 1)
     with tape.repeated(kind.looking):
         taken = _taken(tape, tile)

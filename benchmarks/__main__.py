@@ -14,7 +14,7 @@ PAGES = "kernels", "wire", "admission", "client", "serving", "scaling"
 def main() -> None:
     """Run the pages one after the other, each in a process of its own."""
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("pages", nargs="*", choices=[*PAGES, []], help=f"default: {', '.join(PAGES)}")
+    parser.add_argument("pages", nargs="*", metavar="PAGE", choices=[*PAGES, []], help=f"of {', '.join(PAGES)}")
     parser.add_argument("--full", action="store_true", help="at length; writes benchmarks/results")
     options = parser.parse_args()
     for name in options.pages or PAGES:

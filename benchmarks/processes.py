@@ -70,16 +70,20 @@ def free_port() -> int:
         return int(listener.getsockname()[1])
 
 
+def surroundings() -> dict[str, str]:
+    """The variables of a server: ours, without settings of the service and of threads, so that defaults hold."""
+    kept = {name: value for name, value in os.environ.items() if not name.startswith(("ATTENTION_", "OMP_", "MKL_"))}
+    return kept | {"PYTHONPATH": os.pathsep.join([str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])])}
+
+
 @contextmanager
 def running(
     command: Sequence[str], port: int, ready: str, cores: Sequence[int], environment: dict[str, str], log: Path
 ) -> Iterator[Running]:
     """Start a server, wait until it answers at the path ``ready``, stop it at the end with all its children."""
-    kept = {name: value for name, value in os.environ.items() if not name.startswith(("ATTENTION_", "OMP_", "MKL_"))}
-    path = os.pathsep.join([str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])])
     with log.open("ab") as sink:
         process = subprocess.Popen(
-            pinned(command, cores), env=kept | {"PYTHONPATH": path} | environment, stdin=subprocess.DEVNULL,
+            pinned(command, cores), env=surroundings() | environment, stdin=subprocess.DEVNULL,
             stdout=sink, stderr=subprocess.STDOUT, cwd=log.parent, start_new_session=True,
         )  # fmt: skip
     try:

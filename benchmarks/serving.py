@@ -5,7 +5,6 @@
 
 import argparse
 import subprocess
-import sys
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from statistics import median
@@ -15,7 +14,7 @@ from benchmarks.contestants import BATCHING, ORJSON, OURS, UNBATCHED, Entry, Set
 from benchmarks.load import generator
 from benchmarks.page import publish
 from benchmarks.peers import entries as peers
-from benchmarks.processes import cores_for, pinned
+from benchmarks.processes import cores_for, pinned, surroundings
 from benchmarks.rounds import Cell, Comparison, compare, peak_bytes
 from benchmarks.tables import short, spread, table
 from benchmarks.workloads import WORKLOADS, Workload
@@ -98,7 +97,7 @@ def calibrate(workload: Workload, folder: Path) -> None:
     """Measure the device on the server's cores, once for all its starts."""
     cores, _ = cores_for(workload.cores)
     command = calibration(Setup(workload, folder, 0, folder))
-    subprocess.run(pinned(command, cores), check=True, stdout=subprocess.DEVNULL, stderr=sys.stderr)
+    subprocess.run(pinned(command, cores), env=surroundings(), check=True, stdout=subprocess.DEVNULL)
 
 
 def section(found: Comparison) -> Iterator[str]:

@@ -1,12 +1,13 @@
 """The comparison over HTTP at its smallest: that it measures, and that it notices wrong answers."""
 
+import os
 import shutil
 from dataclasses import replace
 
 import numpy as np
 import pytest
 import torch
-from benchmarks.processes import ServerError, cores_for
+from benchmarks.processes import ROOT, ServerError, cores_for, surroundings
 from benchmarks.servers.attention import Attention
 from benchmarks.workloads import WORKLOADS, Workload
 
@@ -89,3 +90,12 @@ def test_a_server_that_fails_is_reported_and_the_others_go_on(tmp_path, sockets)
     assert found.faults == {"broken": "ended with status 3: no such luck"}
     assert len(found.cell(first.name, "raw", 1).loads) == 2
     assert "broken could not be measured: ended with status 3: no such luck" in "\n".join(serving.section(found))
+
+
+def test_servers_run_with_their_defaults(monkeypatch):
+    monkeypatch.setenv("ATTENTION_MAX_QUEUE", "1")
+    monkeypatch.setenv("OMP_NUM_THREADS", "1")
+    monkeypatch.setenv("PYTHONPATH", "elsewhere")
+    told = surroundings()
+    assert not {name for name in told if name.startswith(("ATTENTION_", "OMP_"))}
+    assert told["PYTHONPATH"] == f"{ROOT}{os.pathsep}elsewhere"

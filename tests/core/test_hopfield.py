@@ -1,6 +1,7 @@
 """Hopfield retrieval against the paper's formulas written out, and the properties that the paper proves."""
 
 import math
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -11,8 +12,13 @@ from torch.nn.functional import scaled_dot_product_attention
 from torch.profiler import ProfilerActivity, profile
 
 from attention_service.core import blocks, hopfield
-from attention_service.core.cost import Rates, Retrieval, predicted_retrieval_seconds, retrieval_flops
-from attention_service.core.cost.retrieval import retrieval_peak_bytes
+from attention_service.core.cost import (
+    Rates,
+    Retrieval,
+    predicted_retrieval_seconds,
+    retrieval_flops,
+    retrieval_peak_bytes,
+)
 from attention_service.core.hopfield import DOT_PRODUCTS, Memory, retrieve
 
 
@@ -162,7 +168,7 @@ SIZES = {
 @pytest.mark.parametrize("name", SIZES)
 @pytest.mark.parametrize("itemsize", [4, 8])
 def test_peak_is_what_is_allocated(name, itemsize):
-    size = Retrieval(**SIZES[name], itemsize=itemsize, spec=DOT_PRODUCTS)
+    size = Retrieval(**SIZES[name], itemsize=itemsize, spec=DOT_PRODUCTS, settles=SIZES[name]["steps"] > 1)
     dtype = {4: torch.float32, 8: torch.float64}[itemsize]
     states = torch.randn(size.batch, size.heads, size.states, size.width, dtype=dtype)
     stored = torch.randn(size.batch, size.heads, size.patterns, size.width, dtype=dtype)
@@ -179,7 +185,7 @@ def test_peak_is_what_is_allocated(name, itemsize):
     assert found.states.shape == states.shape
     events = sorted(profiler.profiler.kineto_results.events(), key=lambda event: event.start_ns())
     held = np.cumsum([event.nbytes() for event in events if event.name() == "[memory]"])
-    assert held.max() <= retrieval_peak_bytes(size) <= 1.6 * held.max()
+    assert 0.98 * held.max() <= retrieval_peak_bytes(size) <= 1.05 * held.max()
 
 
 def test_flops_and_seconds_grow_with_the_steps_and_bytes_with_neither_steps_nor_pairs():
@@ -201,7 +207,8 @@ def test_projections_are_counted():
     layer = Retrieval(2, 4, 50, 60, 8, 1, 4, DOT_PRODUCTS, state_width=10, stored_width=12, output_width=6)
     products = 2 * 2 * 4 * 8 * (50 * 10 + 60 * 12 + 50 * 6)
     assert retrieval_flops(layer) - retrieval_flops(plain) == products
-    assert retrieval_peak_bytes(layer) > retrieval_peak_bytes(plain)
+    wide = replace(layer, stored_width=10_000)  # what comes so wide is the most that is held
+    assert retrieval_peak_bytes(wide) > 4 * 2 * 60 * 10_000 > retrieval_peak_bytes(plain) >= 4 * 2 * 4 * 50 * 60
 
 
 def test_one_pattern_is_called_single_from_nine_tenths_on():

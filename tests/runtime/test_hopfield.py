@@ -169,6 +169,7 @@ def test_the_planned_peak_is_what_the_job_allocates(name):
     assert np.isfinite(fields["energy"]).all()
     events = sorted(profiler.profiler.kineto_results.events(), key=lambda event: event.start_ns())
     held = np.cumsum([event.nbytes() for event in events if event.name() == "[memory]"])
-    # A CPU shares the memory of the inputs that a device would hold copies of, so the estimate may be above.
-    came = sum(array.nbytes for array in (JOBS[name]().states, JOBS[name]().stored))
-    assert held.max() <= job.plan.peak_bytes <= 1.6 * (held.max() + came)
+    # A CPU shares the memory of inputs that need no other dtype, where a device would hold copies of them. Those that
+    # were multiplied or hidden are gone by the peak.
+    came = 0 if name in {"float16", "layer", "masked"} else JOBS[name]().states.nbytes + JOBS[name]().stored.nbytes
+    assert 0.98 * (held.max() + came) <= job.plan.peak_bytes <= 1.05 * (held.max() + came)

@@ -49,9 +49,7 @@ def _outlined(bound: Bound, request: ForwardRequest, device: Device, room: int) 
     check_taps(request.return_, bound.spec)
     selection = bind_selection(request.select, bound)
     check_edits(request.edits, bound)
-    work = workload(
-        bound, device, request.return_, selection, edited=bool(request.edits), reported=request.report_error
-    )
+    work = workload(bound, device, request.return_, selection, edits=request.edits, reported=request.report_error)
     plan, kind = device.plans.get(
         device.clock,
         ("forward", work.key, bound.dtype, request.kernel, room),

@@ -44,9 +44,7 @@ def prepare(module: Module | None, request: GradientsRequest, device: Device, ro
     targets = _targets(request.wrt, bound)
     _check_upstream(request.upstream, bound)
     _check_directions(request, targets, bound)
-    work = replace(
-        workload(bound, device, request.return_, selection, edited=bool(request.edits)), wrt=_kinds_of(targets)
-    )
+    work = replace(workload(bound, device, request.return_, selection, edits=request.edits), wrt=_kinds_of(targets))
     taps = bool(targets.taps)
     twice = request.directions is not None
     purpose = Purpose(keeps_weights=taps, gradient=True, mask_gradient="mask" in targets.inputs, double_backward=twice)

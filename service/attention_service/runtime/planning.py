@@ -1,9 +1,10 @@
 """From a bound request to a plan: which kernel, at what cost. Nothing is allocated here."""
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from attention_contract.errors import KernelUnsuitable
+from attention_contract.schemas.attention import Edit
 from attention_service.core import cost
 from attention_service.core.arrays import TORCH_DTYPES
 from attention_service.core.cost import Clock, Estimate, Workload
@@ -31,7 +32,7 @@ def workload(
     taps: Iterable[str],
     selection: Selection,
     *,
-    edited: bool = False,
+    edits: Sequence[Edit] = (),
     reported: bool = False,
 ) -> Workload:
     """The sizes of a bound request, as the cost model takes them."""
@@ -46,6 +47,7 @@ def workload(
         head_dim=bound.head_dim,
         value_dim=bound.value_dim,
         itemsize=TORCH_DTYPES[bound.dtype].itemsize,
+        half=bound.dtype == "float16",
         spec=bound.spec,
         sizes=bound.module.sizes if bound.module is not None else None,
         taps=frozenset(taps),
@@ -55,8 +57,10 @@ def workload(
         bool_mask=mask is not None and mask.dtype.kind == "b",
         padded=bool({"key_mask", "key_lengths"} & set(bound.arrays)),
         batched_offsets="offsets" in bound.arrays,
+        offsets=tuple(bound.arrays["offsets"].tolist()) if "offsets" in bound.arrays else (),
         batched_places=bool({"offsets", "positions"} & set(bound.arrays)),
-        edited=edited,
+        edits=tuple((edit.tap, _does(edit)) for edit in edits),
+        edit_elements=sum(0 if edit.value is None else edit.value.size for edit in edits),
         dropped=bound.dropout is not None,
         sent=frozenset(NAMES) & set(bound.arrays) | ({"return_state"} if bound.state_wanted else set()),
         fine_gate="gate" in bound.arrays and bound.arrays["gate"].ndim == 4,
@@ -64,6 +68,12 @@ def workload(
         inputs=frozenset({"query", "key", "value"} & set(bound.arrays)),
         threads=device.threads,
     )
+
+
+def _does(edit: Edit) -> str:
+    if edit.renormalize:
+        return "renormalize"
+    return "value" if edit.value is not None else "scale" if edit.scale is not None else "set"
 
 
 @dataclass(frozen=True)

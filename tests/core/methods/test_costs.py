@@ -394,6 +394,6 @@ def test_what_does_more_is_never_estimated_to_need_less(name):
     kernel = work.spec.method.name
     gradient = gradient_peak_bytes(work, taps=False, kernel=kernel)
     assert peak_bytes(work, kernel) <= peak_bytes(replace(work, taps=taps), kernel)
-    assert peak_bytes(work, kernel) <= peak_bytes(replace(work, edited=True), kernel)
+    assert peak_bytes(work, kernel) <= peak_bytes(replace(work, edits=(("context", "scale"),)), kernel)
     assert peak_bytes(work, kernel) <= gradient <= gradient_peak_bytes(work, taps=True, kernel=kernel)
     assert gradient < check_peak_bytes(work, taps=False) < check_peak_bytes(work, taps=True)

@@ -31,8 +31,8 @@ from attention_service.core.cost.retrieval import (
     Retrieval,
     predicted_retrieval_seconds,
     retrieval_flops,
-    retrieval_peak_bytes,
 )
+from attention_service.core.cost.retrieval_memory import retrieval_peak_bytes
 from attention_service.core.cost.tensors import (
     input_bytes,
     kv_cache_bytes,

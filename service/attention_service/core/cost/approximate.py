@@ -156,7 +156,7 @@ def method_check_peak(work: Workload, *, taps: bool) -> int:
     graph = peak_of(method_gradient_phases(double, taps=taps)) + parameters
     moved = 4 * max(wide.inputs, parameters, wide.q + wide.kv + wide.context)
     probing = 2 * (wide.inputs + parameters) + 6 * (wide.output or wide.context) + moved
-    return found + graph + probing + peak_of(method_phases(replace(double, edited=taps)))
+    return found + graph + probing + peak_of(method_phases(replace(double, edits=(("context", "value"),) * taps)))
 
 
 def method_order(work: Workload, dimension: str, *, memory: bool) -> str:

@@ -2,7 +2,7 @@
 
 from dataclasses import replace
 
-from attention_service.core.cost.blocked_memory import Tile, limits_of
+from attention_service.core.cost.blocked_tiles import Tile, largest_tiles
 from attention_service.core.cost.fused_memory import (
     fused_arguments,
     fused_backward_workspace,
@@ -10,16 +10,11 @@ from attention_service.core.cost.fused_memory import (
     fused_factors,
     fused_width,
     fused_workspace,
-    packed_bytes,
 )
 from attention_service.core.cost.pairs import score_cost, score_itemsize
 from attention_service.core.cost.phases import Ledger
 from attention_service.core.cost.preparing_memory import Apart
-from attention_service.core.cost.strips import few_cells, strips_of, widest_joined
-from attention_service.core.cost.tiles import tiling_of
 from attention_service.core.cost.workload import Workload
-from attention_service.core.kernels.hiding import KEPT
-from attention_service.core.kernels.tiling import Layout
 from attention_service.core.masks import pattern_of
 
 
@@ -32,9 +27,10 @@ def fused_blocks(ledger: Ledger, work: Workload, *, graph: bool = False) -> None
     ledger.hold(arguments=fused_arguments(work))
     told = _sums(work) if "lse" in work.taps else 0
     ledger.hold(context=fused_context(work), graph=_sums(work), lse=told)
-    of_block, working = _block(work)
-    attended = of_block.batch * of_block.heads * of_block.queries * fused_width(work) * work.itemsize
-    ledger.phase("context", tile=working, workspace=fused_workspace(of_block) + packed_bytes(of_block), block=attended)
+    for of_block, making, working in _blocks(work):
+        ledger.phase("mask", tile=making)
+        attended = of_block.batch * of_block.heads * of_block.queries * fused_width(work) * work.itemsize
+        ledger.phase("context", tile=working, workspace=fused_workspace(of_block), block=attended)
     if not graph:
         ledger.drop("factors", "arguments", "graph")
 
@@ -45,16 +41,27 @@ def fused_blocks_backward(ledger: Ledger, work: Workload) -> None:
     queries = work.batch * work.heads * work.queries * width * work.itemsize
     keys = 2 * work.batch * work.kv_heads * work.keys * width
     ledger.hold(sums=queries + keys * wide)
-    of_block, working = _block(work)
+    if width > work.value_dim:  # that of the context is made as wide
+        ledger.drop("flowing")
+        ledger.hold(flowing=fused_context(work))
+    for of_block, making, working in _blocks(work):
+        ledger.phase("mask", tile=making)
+        _block_backward(ledger, work, of_block, working)
+    if wide > work.itemsize:
+        ledger.phase("backward of attention", gradients=keys * work.itemsize)
+
+
+def _block_backward(ledger: Ledger, work: Workload, of_block: Workload, working: int) -> None:
+    width, wide = fused_width(work), max(work.itemsize, 4)
     found = of_block.batch * work.heads * (of_block.queries + 2 * of_block.keys) * width * work.itemsize
-    workspace = fused_backward_workspace(of_block)
+    # Of several sequences a block's rows are apart; raw attention's are counted with the workspace.
+    apart = work.sizes is not None and of_block.batch > 1 and work.heads > 1
+    workspace = fused_backward_workspace(of_block) + fused_context(of_block) * (apart - (width > work.value_dim))
     ledger.phase("backward of attention", tile=working, workspace=workspace, gradients=found)
     one = of_block.batch * work.kv_heads * of_block.keys * width
     summed = one * work.itemsize if work.heads != work.kv_heads else 0
     widened = one * wide if wide > work.itemsize else 0
     ledger.phase("backward of attention", tile=working, gradients=found + summed + widened)
-    if widened:
-        ledger.phase("backward of attention", gradients=keys * work.itemsize)
 
 
 def in_layout(work: Workload) -> bool:
@@ -67,40 +74,23 @@ def _sums(work: Workload) -> int:
     return work.batch * work.heads * work.queries * max(work.itemsize, 4)
 
 
-def _block(work: Workload) -> tuple[Workload, int]:
-    """The block that holds most, as an attention of its own, and the bytes of what is put together for it."""
-    tile = Tile.of(work)
-    joined = min(_joined(work), tile.keys)
-    whole = _working(work, tile, tile.keys, 0)
-    if not joined or (found := _working(work, tile, joined, joined)) < whole:
-        return replace(work, batch=tile.sequences, queries=tile.queries, keys=tile.keys), whole
-    return replace(work, batch=tile.sequences, queries=tile.queries, keys=joined), found
+def _blocks(work: Workload) -> list[tuple[Workload, int, int]]:
+    """Each block that may hold most, as an attention of its own.
+
+    And the bytes while its mask is made, and of what is put together for it.
+    """
+    together, tiles = largest_tiles(work)
+    one = replace(work, batch=together, kv_heads=work.heads)  # each head of queries has keys of its own
+    return [(replace(one, queries=tile.queries, keys=tile.keys), *_working(work, together, tile)) for tile in tiles]
 
 
-def _working(work: Workload, tile: Tile, keys: int, joined: int) -> int:
-    """The mask of a block, its keys put together where they lie apart, and repeated for the heads of queries."""
-    each = 2 * tile.sequences * fused_width(work) * work.itemsize
-    copied = each * work.kv_heads * joined
-    repeated = each * work.heads * keys if work.heads != work.kv_heads else 0
-    mask = tile.queries * keys * score_itemsize(work) if work.spec.masks else 0
-    # Keys that were put together go once they are repeated.
-    return mask + _remembered(work, tile) + (repeated + copied // 2 if repeated else copied)
-
-
-def _joined(work: Workload) -> int:
-    return widest_joined(_layout(work), tiling_of(work))
-
-
-def _remembered(work: Workload, tile: Tile) -> int:
-    """What positions hide, of pieces that others look like."""
-    fitted, layout = tiling_of(work), _layout(work)
-    if not few_cells(layout, fitted):
-        return limits_of(work, tile)
-    alike = sum(kind.rows * kind.remembered_width for kind in strips_of(layout, fitted, rows_whole=True))
-    each = work.batch if work.batched_offsets else 1
-    return int(min(KEPT * fitted.largest, each * alike)) * score_itemsize(work)
-
-
-def _layout(work: Workload) -> Layout:
-    pattern = pattern_of(work.spec.masks, work.queries, work.told_keys, work.past)
-    return Layout(pattern, work.past, work.queries, work.told_keys, work.extra)
+def _working(work: Workload, together: int, tile: Tile) -> tuple[int, int]:
+    """The mask of a block as it is made; and made, beside keys put together or repeated for the heads of queries."""
+    each = 2 * together * fused_width(work) * work.itemsize
+    copied = each * work.kv_heads * tile.keys if tile.spans > 1 else 0
+    repeated = each * work.heads * tile.keys if work.heads != work.kv_heads else 0
+    pattern, c = pattern_of(work.spec.masks, work.queries, work.told_keys, work.past), score_itemsize(work)
+    mask = tile.queries * tile.keys + (tile.limits if pattern.laid_out else 0)
+    # What is not remembered is gone once the mask is made; keys that were put together, once they are repeated.
+    making = (tile.passing * c if pattern.laid_out else 0) + tile.fresh * pattern.building
+    return mask * c + making, mask * c + (repeated or copied)

@@ -1,5 +1,9 @@
 """Memory of one call of the fused kernel: what it is given beside q, k and v, and what it works in."""
 
+from functools import cache
+
+import torch
+
 from attention_service.core.cost.held import Held
 from attention_service.core.cost.pairs import Masks, fused_masks, score_cost
 from attention_service.core.cost.phases import Ledger
@@ -10,7 +14,6 @@ from attention_service.core.scores import SCORES
 
 FUSED_KEYS = 512
 """Keys that PyTorch's CPU flash kernel takes at a time."""
-_FEWEST_PACKED = 64
 
 
 def fused(ledger: Ledger, work: Workload, *, graph: bool = False) -> None:
@@ -24,9 +27,7 @@ def fused(ledger: Ledger, work: Workload, *, graph: bool = False) -> None:
     ledger.hold(mask=given)
     ledger.hold(arguments=fused_arguments(work))
     context = fused_context(work)
-    ledger.phase(
-        "attention", mask=passed - given, workspace=fused_workspace(work) + packed_bytes(work), context=context
-    )
+    ledger.phase("attention", mask=passed - given, workspace=fused_workspace(work), context=context)
     if graph:
         ledger.hold(graph=passed - given + lse_of(work))
         if passed != given:  # the kernel keeps the numbers alone
@@ -139,9 +140,16 @@ def fused_workspace(work: Workload) -> int:
     lse = work.batch * work.heads * work.queries * accumulate
     if not work.threads:
         return lse
-    keys = min(FUSED_KEYS, work.keys)
-    each = (keys + 2 + fused_width(work)) * accumulate + (keys * 2 if work.itemsize == 2 else 0)
-    return lse + work.threads * tile_rows(work) * each
+    keys, rows, wide = min(FUSED_KEYS, work.keys), tile_rows(work), fused_width(work)
+    each = rows * (keys + 2 + wide) * accumulate
+    if work.itemsize != 2:
+        return lse + work.threads * each
+    if not packed(work):
+        return lse + work.threads * (each + rows * keys * 2)
+    each += rows * _even(keys) * 2 + keys * wide * 2 + (rows * _even(wide) * 2 if wide % 2 else 0)
+    whole, last = divmod(work.keys - 1, FUSED_KEYS)
+    laid_out = work.keys * _even(wide) + (whole * _even(FUSED_KEYS) + _even(last + 1)) * wide
+    return lse + work.threads * each + work.batch * work.kv_heads * laid_out * 2
 
 
 def tile_rows(work: Workload) -> int:
@@ -150,23 +158,27 @@ def tile_rows(work: Workload) -> int:
 
 
 def packed(work: Workload) -> bool:
-    """Whether keys and values of a half type are laid out anew, as matrix instructions for them want it.
+    """Whether keys and values of half types are laid out as a processor with matrix instructions for them wants them.
 
-    Source: PyTorch's CPU flash kernel, of bfloat16: where there are 64 queries and 64 keys, and each thread goes
-    through the keys of a head four times.
+    Source: PyTorch's CPU flash kernel, which does so unless there are few of them, or for bfloat16 few queries to each.
     """
-    if work.itemsize != 2 or not work.threads or min(work.queries, work.keys) < _FEWEST_PACKED:
+    least = 16 if work.half else 64
+    if work.itemsize != 2 or not work.threads or not _matrix_instructions():
+        return False
+    if min(work.queries, work.keys) < least:
         return False
     rows = tile_rows(work)
     tasks = work.batch * work.heads * -(-work.queries // rows)
-    return -(-tasks // work.threads) * rows >= 4 * work.batch * work.heads
+    return work.half or -(-tasks // work.threads) * rows >= 4 * work.batch * work.kv_heads
 
 
-def packed_bytes(work: Workload) -> int:
-    """Keys and values of each query head, laid out anew."""
-    if not packed(work):
-        return 0
-    return work.batch * work.heads * work.keys * (work.head_dim + work.value_dim) * work.itemsize
+@cache
+def _matrix_instructions() -> bool:
+    return torch.cpu._is_amx_tile_supported()
+
+
+def _even(count: int) -> int:
+    return count + count % 2
 
 
 def fused_backward_workspace(work: Workload) -> int:
@@ -175,8 +187,8 @@ def fused_backward_workspace(work: Workload) -> int:
     Beside them, where the kernel is wider than the values, that of the context as wide.
     """
     context = fused_context(work)
-    laid_out = context if work.sizes is None and work.heads > 1 and work.queries > 1 else 0
     padded = context if fused_width(work) > work.value_dim else 0
+    laid_out = context if (padded or work.sizes is None) and work.heads > 1 and work.queries > 1 else 0
     if not work.threads:
         return padded + lse_of(work)
     accumulate = max(work.itemsize, 4)

@@ -16,6 +16,8 @@ class Held:
     q: int
     kv: int
     """Keys and values, the past included."""
+    far: int
+    """Of projections apart, which are made for all tokens."""
     made: int
     """What is made of q, k and v beside the inputs."""
     problem: int
@@ -31,11 +33,11 @@ class Held:
         """The sizes of a workload."""
         e, projected = work.itemsize, work.sizes is not None
         context = work.batch * work.heads * work.queries * work.value_dim * e
-        twice = 2 if work.apart else 1  # projections apart are made for all tokens
-        key = twice * work.batch * work.kv_heads * work.head_dim * e
-        value = twice * work.batch * work.kv_heads * work.value_dim * e
-        q, kv = twice * work.batch * work.heads * work.queries * work.head_dim * e, work.keys * (key + value)
+        key = work.batch * work.kv_heads * work.head_dim * e
+        value = work.batch * work.kv_heads * work.value_dim * e
+        q, kv = work.batch * work.heads * work.queries * work.head_dim * e, work.keys * (key + value)
         cost = position_cost(work, work.head_dim)
+        far = q + kv if work.apart else 0
         anew = work.spec.qk_norm is not None or cost.turned > 0 or cost.added > 0
         joined = kv if work.past or work.extra else 0
         raw = joined + (q + work.new_keys * key if anew else 0)
@@ -44,8 +46,9 @@ class Held:
             inputs=inputs,
             q=q,
             kv=kv,
-            made=q + kv if projected else raw,
-            problem=q + kv + mask_bytes(work) if projected or joined else inputs,
+            far=far,
+            made=q + kv + far if projected else raw,
+            problem=q + kv + far + mask_bytes(work) if projected or joined else inputs,
             context=context,
             merged=context if projected else 0,
             output=tap_elements(work, "output") * e if projected else 0,

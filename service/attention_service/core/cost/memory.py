@@ -9,21 +9,18 @@ from dataclasses import replace
 from attention_service.core.blocks import rows_at_once
 from attention_service.core.cost.approximate import approximated, exactly, method_phases
 from attention_service.core.cost.blocked_memory import blocked
+from attention_service.core.cost.factors_memory import Rows
 from attention_service.core.cost.fused_blocks_memory import fused_blocks, in_layout
 from attention_service.core.cost.fused_memory import fused, keeps_layout
 from attention_service.core.cost.held import Held
-from attention_service.core.cost.pairs import Masks, fused_masks, masks_of, score_itemsize, softmax_itemsize
+from attention_service.core.cost.pairs import fused_masks, masks_of
 from attention_service.core.cost.phases import Ledger, Phase, peak_of
 from attention_service.core.cost.preparing_memory import prepare
-from attention_service.core.cost.stages_memory import SCORE_TAPS, Rows, bias_elements, stages
+from attention_service.core.cost.selected_memory import BLOCKED_TAPS, PAIR_TAPS, again, narrow, rows_of
+from attention_service.core.cost.stages_memory import stages
 from attention_service.core.cost.tensors import tap_elements
 from attention_service.core.cost.tiles import by_fused, counted_as
 from attention_service.core.cost.workload import Workload
-
-_NORMALIZED = frozenset({"weights", "lse"})
-PAIR_TAPS = SCORE_TAPS | _NORMALIZED
-"""Taps for which every score of the selected heads and queries is needed."""
-_PROJECTED = frozenset({"q", "k", "v"})
 
 
 def peak_bytes(work: Workload, kernel: str) -> int:
@@ -43,13 +40,10 @@ def memory_phases(work: Workload, kernel: str) -> tuple[Phase, ...]:
         return (*phases, _comparison(work)) if work.reported else phases
     ledger = Ledger()
     prepare(ledger, work)
-    rows, whole = Rows(work.heads, work.queries), work.selected_heads is None and work.selected_queries is None
+    rows = Rows(work.heads, work.queries)
     if kernel == "materialized":
         stages(ledger, work, rows, masks_of(work), work.taps - {"output"} | {"context"})
-        if not whole:
-            ledger.phase("select", selected=_selected(work) + _narrowing(work))
-            ledger.drop("taps")
-            ledger.hold(taps=_selected(work))
+        narrow(ledger, work, work.taps, whole="taps")
     else:
         if kernel == "fused":
             fused(ledger, work)
@@ -57,9 +51,27 @@ def memory_phases(work: Workload, kernel: str) -> tuple[Phase, ...]:
             fused_blocks(ledger, work)
         else:
             blocked(ledger, work)
-        _again(ledger, work, work.taps - ({"lse"} if kernel == "blocked" else set()))
+        far_rows(ledger, work)
+        kept = work.taps & (BLOCKED_TAPS if kernel == "blocked" and not work.apart else {"context"})
+        again(ledger, work, work.taps - kept)
+        narrow(ledger, work, kept, whole="lse", scattered=kernel == "fused" and not fused_masks(work).any)
     _project_out(ledger, work, laid_out=laid_out(work, kernel))
     return ledger.phases
+
+
+def far_rows(ledger: Ledger, work: Workload, *, graph: bool = False) -> None:
+    """The context of queries that are projected apart, beside a kernel that knows of none; and both put together."""
+    if not work.apart:
+        return
+    context, held = ledger.held.get("context", 0), dict(ledger.held)
+    masks = masks_of(work)
+    few = rows_of(masks, work.apart, work.queries) if masks.any else masks
+    stages(ledger, work, Rows(work.heads, work.apart), few, frozenset({"context"}), graph=graph)
+    kept = {name: size - held.get(name, 0) for name, size in ledger.held.items()}
+    ledger.held = held
+    if graph:
+        ledger.hold(far=sum(size for name, size in kept.items() if name in {"graph", "values", "mask", "normalized"}))
+    ledger.phase("queries apart", copied=context)
 
 
 def laid_out(work: Workload, kernel: str) -> bool:
@@ -82,40 +94,6 @@ def output_of(work: Workload) -> int:
     return tap_elements(work, "output") * work.itemsize
 
 
-def _again(ledger: Ledger, work: Workload, taps: frozenset[str]) -> None:
-    """The taps that a kernel does not keep, computed again for the selected heads and queries."""
-    heads = work.heads if work.selected_heads is None else work.selected_heads
-    queries = work.queries if work.selected_queries is None else work.selected_queries
-    apart = taps & {"lse"} if not taps & (PAIR_TAPS - {"lse"}) else frozenset()
-    for some in (apart, taps - apart):
-        asked = some & (PAIR_TAPS | _PROJECTED)
-        if not asked:
-            continue
-        count = min(queries, rows_at_once(work.batch, heads, work.keys)) if some is apart else queries
-        if work.selected_heads is not None:
-            ledger.phase("select", selected=work.batch * heads * work.queries * work.head_dim * work.itemsize)
-        ledger.hold(selected=_picked(work, heads, count))
-        masks = masks_of(work)
-        if masks.any and count < work.queries:
-            masks = _rows_of(masks, count, work.queries)
-        stages(ledger, work, Rows(heads, count), masks, asked)
-        if not asked & _PROJECTED:
-            ledger.drop("selected")
-        if some is apart:
-            ledger.drop("taps")
-            ledger.hold(taps=tap_elements(work, "lse") * softmax_itemsize(work))
-
-
-def _picked(work: Workload, heads: int, queries: int) -> int:
-    """Copies of the selected heads of q, k and v, and of the selected queries."""
-    total = 0
-    if work.selected_heads is not None:
-        total += work.batch * heads * work.keys * (work.head_dim + work.value_dim) * work.itemsize
-    if queries < work.queries or work.selected_queries is not None or total:
-        total += work.batch * heads * queries * work.head_dim * work.itemsize
-    return total
-
-
 def _comparison(work: Workload) -> Phase:
     """Exact attention beside an approximation, block by block: its context, and two matrices of weights of a block."""
     held = Held.of(work)
@@ -123,7 +101,7 @@ def _comparison(work: Workload) -> Phase:
     block = exactly(replace(work, taps=frozenset({"weights"}), selected_heads=None, selected_queries=None))
     masks = masks_of(block)
     if masks.any:
-        masks = _rows_of(masks, rows, max(work.queries, 1))
+        masks = rows_of(masks, rows, max(work.queries, 1))
     ledger = Ledger()
     stages(ledger, block, Rows(work.heads, rows), masks, frozenset({"weights", "context"}))
     exact = max(phase.bytes for phase in ledger.phases)
@@ -148,39 +126,3 @@ def makes_pairs(work: Workload, kernel: str) -> tuple[bool, bool]:
         return whole and bool(work.taps & (PAIR_TAPS - {"lse"})), False
     by_head = kernel != "fused" or (whole and bool(work.taps & PAIR_TAPS))
     return by_head, (fused_masks(work) if kernel == "fused" else masks_of(work)).any
-
-
-def _rows_of(masks: Masks, queries: int, of: int) -> Masks:
-    """The masks of some of the queries; a request's own mask is narrowed after it was made."""
-
-    def part(elements: int) -> int:
-        return -(-elements * queries // of)
-
-    return Masks(part(masks.spec), masks.bias, masks.together, masks.combined, part(masks.building), masks.several)
-
-
-def _narrowing(work: Workload) -> int:
-    """A tap of the selected heads, before the queries are selected of it."""
-    if work.selected_heads is None or work.selected_queries is None or not work.taps & PAIR_TAPS:
-        return 0
-    return work.batch * work.selected_heads * work.queries * work.keys * score_itemsize(work)
-
-
-def _selected(work: Workload) -> int:
-    """The returned taps, of the selected heads and queries, other than the output."""
-    taps = work.taps & (PAIR_TAPS | _PROJECTED | {"context"})
-    return sum(tap_elements(work, tap) * _tap_itemsize(work, tap) for tap in taps)
-
-
-def _tap_itemsize(work: Workload, tap: str) -> int:
-    if tap in SCORE_TAPS:
-        return score_itemsize(work)
-    return softmax_itemsize(work) if tap == "lse" else work.itemsize
-
-
-def score_tensors(work: Workload) -> int:
-    """How many tensors of their own the three kinds of scores are.
-
-    Without a softcap, scores and capped scores are one; without masks and bias, capped and masked scores are.
-    """
-    return 1 + (work.spec.softcap is not None) + (masks_of(work).any or bias_elements(work) > 0)

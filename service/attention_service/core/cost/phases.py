@@ -41,7 +41,9 @@ class Ledger:
 
     def lessen(self, name: str, size: int) -> None:
         """So many bytes of it are gone."""
-        self.held[name] = self.held.get(name, 0) - size
+        self.hold(**{name: -size})
+        if not self.held.get(name, 0):
+            self.drop(name)
 
     def rename(self, name: str, to: str) -> None:
         """The same bytes under another name."""

@@ -45,7 +45,7 @@ def prepare(ledger: Ledger, work: Workload, *, graph: bool = False) -> None:
     _make(ledger, work, graph=graph)
     if added and not projected and not turned:
         ledger.rename("encoded", "q and k")
-    elif not (projected and graph):  # a projection keeps what it was given
+    elif not (graph and (projected or work.itemsize >= 4)):  # a projection or a norm keeps what it was given
         ledger.drop("encoded")
     _join(ledger, work)
     if graph:
@@ -141,6 +141,6 @@ def _join(ledger: Ledger, work: Workload) -> None:
             ledger.hold(**{name: size})
     if work.extra:
         whole = {"k": each * work.keys * work.head_dim, "v": each * work.keys * work.value_dim}
-        ledger.phase("add keys", added=sum(whole.values()))
+        ledger.phase("add keys", added=sum(whole.values()) * (2 if work.apart else 1))
         ledger.drop("k", "v")
         ledger.hold(**whole)

@@ -8,7 +8,6 @@ from dataclasses import dataclass
 from attention_contract.spec import AttentionSpec
 from attention_service.core.blocks import rows_at_once
 from attention_service.core.cost.flops import flops
-from attention_service.core.cost.memory import peak_bytes
 from attention_service.core.cost.time import Rates, moved_bytes
 from attention_service.core.cost.workload import Workload
 
@@ -44,6 +43,10 @@ class Retrieval:
     stored_width: int | None = None
     output_width: int | None = None
     """V."""
+    merged: bool = False
+    """Whether states and patterns came with their heads side by side in each of them."""
+    settles: bool = False
+    """Whether each state falls until its update is small, and the others go on without it."""
     threads: int = 0
 
     @property
@@ -90,25 +93,6 @@ def retrieval_flops(r: Retrieval) -> int:
 def _projecting_flops(r: Retrieval) -> int:
     into = r.batch * r.heads * r.width * (r.states * (r.state_width or 0) + r.patterns * (r.stored_width or 0))
     return 2 * (into + r.batch * r.heads * r.states * r.width * (r.output_width or 0))
-
-
-def retrieval_peak_bytes(r: Retrieval) -> int:
-    """The most that is held at a time: what came, what it is projected to, the results, and one block's attention."""
-    e = r.itemsize
-    each, stored = r.batch * r.heads * r.states, r.batch * r.heads * r.patterns
-    came = r.batch * (r.states * (r.state_width or 0) + r.patterns * (r.stored_width or 0)) * e
-    matrices = r.heads * r.width * ((r.state_width or 0) + (r.stored_width or 0) + (r.output_width or 0)) * e
-    made = (each + stored * (2 if r.masked else 1)) * r.width * e
-    results = each * (r.width * e + (r.steps + 1) * e + 5 * e + 2 * 8 + 1)
-    results += r.pairs * e if r.association else 0
-    projected = 2 * each * (r.output_width or 0) * e
-    block = r.batch * r.heads * r.rows
-    # The state, its queries, the one before and their difference; the weights of the step before; at last, the energies
-    # of states that ended early filled up.
-    falling = block * (4 * r.width + r.patterns) * e + peak_bytes(r.work(r.rows), "materialized")
-    falling = max(falling, block * ((r.width + r.patterns + r.steps + 1) * e + r.steps + 1))
-    counted = matrices + made + max(came, results + max(falling, projected))
-    return counted + counted // 16
 
 
 def predicted_retrieval_seconds(r: Retrieval, rates: Rates) -> float:

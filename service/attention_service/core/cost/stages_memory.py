@@ -1,14 +1,12 @@
 """Memory of the stages of the materialized kernel, one after the other; beside other kernels, of the taps again."""
 
-from dataclasses import dataclass
-
-from attention_service.core.additive import BLOCK
 from attention_service.core.blocks import rows_at_once
 from attention_service.core.cost.encoding import position_cost
+from attention_service.core.cost.factors_memory import Factors, Rows, kept_factors, kv_heads_of
 from attention_service.core.cost.pairs import (
     Masks,
+    masks_of,
     normalizer_cost,
-    score_cost,
     score_itemsize,
     softmax_itemsize,
 )
@@ -20,66 +18,6 @@ from attention_service.core.positions import POSITIONS
 SCORE_TAPS = frozenset({"scores", "capped_scores", "masked_scores"})
 
 
-@dataclass(frozen=True)
-class Rows:
-    """The heads and queries of each sequence for which the stages are gone through."""
-
-    heads: int
-    queries: int
-
-    def pairs(self, work: Workload) -> int:
-        """Over the batch."""
-        return work.batch * self.heads * self.queries * work.keys
-
-
-@dataclass(frozen=True)
-class Factors:
-    """Bytes of what the scores are a product of."""
-
-    wide: int
-    """Queries and keys in the dtype of the scores, where that is another."""
-    query: int
-    """Made of the queries by the score, and scaled."""
-    scaling: int
-    """While they are scaled: as they were before."""
-    key: int
-    laid_query: int
-    """Copied, so that a head lies behind the other."""
-    laid_key: int
-    layers: int
-    """Of a hidden layer for each pair."""
-
-    @classmethod
-    def of(cls, work: Workload, rows: Rows) -> "Factors":
-        """As the materialized kernel makes them."""
-        c, score, lying = score_itemsize(work), score_cost(work), Apart.of(work)
-        grouped = rows.heads != _kv_heads(work, rows)
-        queries = work.batch * rows.heads * rows.queries
-        keys = work.batch * _kv_heads(work, rows) * work.keys
-        wide = (queries + keys) * work.head_dim * c if c != work.itemsize else 0
-        width = score.query_width or work.head_dim
-        made = queries * score.query_width * c
-        scaled = queries * width * c if score.scaled else 0
-        laid = lying.q and (work.batch > 1 or grouped) and not score.query_width
-        by_head = work.batch * rows.heads * work.keys if score.by_query_head else keys
-        pairs = rows.pairs(work) * score.layer
-        layers = (score.layers if pairs > BLOCK else score.layers - 1) * min(BLOCK, pairs) if score.layer else 0
-        return cls(
-            wide=wide,
-            query=scaled or made,
-            scaling=made if scaled else 0,
-            key=by_head * score.key_width * c,
-            laid_query=queries * width * c if laid else 0,
-            laid_key=keys * work.head_dim * c if lying.k and work.batch > 1 and not score.key_width else 0,
-            layers=layers * c,
-        )
-
-    @property
-    def held(self) -> int:
-        """While the pairs are scored."""
-        return self.wide + self.query + self.scaling + self.key + self.laid_query + self.laid_key + self.layers
-
-
 def stages(
     ledger: Ledger,
     work: Workload,
@@ -88,24 +26,25 @@ def stages(
     taps: frozenset[str],
     *,
     graph: bool = False,
+    traced: bool = False,
 ) -> None:
     """From q, k and v as far as the taps ask for (``context`` being one of them), which stay as ``taps``.
 
-    ``graph``: what autograd keeps stays as well.
+    ``graph``: what autograd keeps stays as well; ``traced``: and every kind of scores.
     """
     c, scores = score_itemsize(work), rows.pairs(work) * score_itemsize(work)
     weighed = bool(taps & {"lse", "weights", "context"})
     if not weighed and not taps & SCORE_TAPS:
         return
-    if work.padded:
-        ledger.hold(padding=padded_bytes(work, rows))
+    ledger.hold(padding=_cleaned(work, rows))
     factors = Factors.of(work, rows)
     ledger.phase("scores", factors=factors.held, scores=scores)
     if graph:
         ledger.hold(graph=kept_factors(work, rows, factors))
     ledger.hold(scores=scores)
-    edited = scores if work.edited else 0
-    ledger.phase("edits", edited=2 * edited)
+    if work.apart:
+        _put_apart(ledger, work, rows, scores, graph=graph)
+    ledger.phase("edits", edited=scores * beside_edits(work, "scores"))
     if work.spec.softcap is not None:
         ledger.phase("softcap", capping=2 * scores)
         if graph:
@@ -113,18 +52,37 @@ def stages(
         if "scores" in taps:
             ledger.hold(taps=scores)
     last = taps & ({"scores", "capped_scores"} if work.spec.softcap is None else {"capped_scores"})
+    ledger.phase("edits", edited=scores * beside_edits(work, "capped_scores"))
     if weighed or "masked_scores" in taps:
         changed = _bias(ledger, work, rows, c, graph=graph)
         if changed and last:
             ledger.hold(taps=scores)
         changed = _hide(ledger, work, masks, scores, kept=bool(last) and not changed, graph=graph) or changed
         last = taps & ({"masked_scores"} if changed else last | {"masked_scores"})
+    if work.edits_of("masked_scores"):  # what is forbidden is hidden again
+        forbidden = rows.pairs(work)
+        ledger.phase("edits", forbidden=forbidden, edited=scores * max(beside_edits(work, "masked_scores"), 2))
+        ledger.hold(mask=forbidden)
+    if traced:
+        ledger.drop("scores")
+        ledger.hold(taps=score_kinds(work) * scores)
     if weighed:
         _weigh(ledger, work, rows, taps, kept=bool(last), graph=graph)
     elif last:
         ledger.rename("scores", "taps")
     ledger.drop("scores")
     ledger.drop("padding")
+
+
+def _cleaned(work: Workload, rows: Rows) -> int:
+    """Keys and values without padding, the queries with those that are apart among them, and what is edited of them."""
+    padded = padded_bytes(work, rows) if work.padded else 0
+    each = work.batch * work.itemsize
+    queries = each * rows.heads * rows.queries * work.head_dim
+    keys = each * kv_heads_of(work, rows) * work.keys
+    edited = {"q": queries, "k": keys * work.head_dim, "v": keys * work.value_dim}
+    padded += sum(size for tap, size in edited.items() if work.edits_of(tap))
+    return padded + (padded_bytes(work, rows) * work.padded + queries if work.apart else 0)
 
 
 def bias_elements(work: Workload, rows: Rows | None = None) -> int:
@@ -145,41 +103,8 @@ def bias_making(work: Workload, rows: Rows, itemsize: int) -> int:
 
 def padded_bytes(work: Workload, rows: Rows | None = None) -> int:
     """Keys and values copied with zeros for padding."""
-    heads = work.kv_heads if rows is None else _kv_heads(work, rows)
+    heads = work.kv_heads if rows is None else kv_heads_of(work, rows)
     return work.batch * heads * work.keys * (work.head_dim + work.value_dim) * work.itemsize
-
-
-def made_factors(work: Workload, rows: Rows, factors: Factors) -> int:
-    """What autograd keeps of the factors beside q, k and v in the dtype of the scores."""
-    score, e = score_cost(work), score_itemsize(work)
-    kept = (
-        work.batch * rows.heads * rows.queries * score.query_kept
-        + work.batch * work.kv_heads * work.keys * score.key_kept
-    )
-    if score.query_products and Apart.of(work).q and work.batch > 1:  # laid out for the product with what is learned
-        kept += work.batch * rows.heads * rows.queries * work.head_dim
-    return kept * e + (factors.query or factors.laid_query) + (factors.key or factors.laid_key)
-
-
-def kept_factors(work: Workload, rows: Rows, factors: Factors) -> int:
-    """What autograd keeps of the factors, beside q, k and v themselves, and of the keys without padding."""
-    c, score = score_itemsize(work), score_cost(work)
-    queries = work.batch * rows.heads * rows.queries * work.head_dim
-    keys = work.batch * work.kv_heads * work.keys * work.head_dim
-    wide = c if c != work.itemsize else 0
-    kept = made_factors(work, rows, factors)
-    if score.query_width * score.reads or not (factors.query or factors.laid_query):
-        kept += queries * wide
-    if score.key_width * score.reads or not (factors.key or factors.laid_key):
-        kept += keys * wide
-    if work.padded and not (factors.laid_key or wide):
-        kept += keys * work.itemsize
-    return kept
-
-
-def _kv_heads(work: Workload, rows: Rows) -> int:
-    """Of selected heads, each reads a copy of its own."""
-    return work.kv_heads if rows.heads == work.heads and work.selected_heads is None else rows.heads
 
 
 def _bias(ledger: Ledger, work: Workload, rows: Rows, c: int, *, graph: bool) -> bool:
@@ -245,25 +170,71 @@ def _weigh(ledger: Ledger, work: Workload, rows: Rows, taps: frozenset[str], *, 
         ledger.drop("weights")
     if "context" not in taps:
         return
-    ledger.phase("edits", edited=2 * pairs * e * work.edited)
+    ledger.phase("edits", edited=pairs * e * beside_edits(work, "weights"))
+    ledger.hold(edited=graph * _edited_kept(work) * pairs * e)
     if work.dropped:
         _drop(ledger, work, rows, graph=graph)
-    laid = Apart.of(work).v and work.batch > 1
-    values = work.batch * _kv_heads(work, rows) * work.keys * work.value_dim * e if laid else 0
+    laid = Apart.of(work).v and work.batch > 1 and not rows.gathered
+    values = work.batch * kv_heads_of(work, rows) * work.keys * work.value_dim * e if laid else 0
     ledger.phase("context", values=values, context=queries * work.value_dim * e)
     if graph:
         without = work.batch * work.kv_heads * work.keys * work.value_dim * e if work.padded and not values else 0
         ledger.hold(values=values + without)
+        if work.apart:
+            ledger.hold(values=work.batch * work.kv_heads * work.keys * work.value_dim * e)
     else:
         ledger.drop("weights")
+    ledger.phase("edits", context=queries * work.value_dim * e * (1 + beside_edits(work, "context")))
     ledger.hold(context=queries * work.value_dim * e)
+    if work.apart:
+        ledger.phase("queries apart", context=queries * work.value_dim * e)
+
+
+def score_kinds(work: Workload) -> int:
+    """How many tensors of their own the three kinds of scores are.
+
+    Without a softcap, scores and capped scores are one; without masks and bias, capped and masked scores are.
+    """
+    capped = work.spec.softcap is not None or bool(work.edits_of("capped_scores"))
+    masked = masks_of(work).any or bias_elements(work) > 0 or bool(work.edits_of("masked_scores"))
+    return 1 + capped + masked
+
+
+_BESIDE = {"set": 1, "value": 2, "scale": 2, "renormalize": 3}
+
+
+def beside_edits(work: Workload, tap: str) -> int:
+    """Tensors as large as a tap that are held beside it while it is edited."""
+    edits = work.edits_of(tap)
+    return max((_BESIDE[does] for does in edits), default=0) + (len(edits) > 1)
+
+
+def _put_apart(ledger: Ledger, work: Workload, rows: Rows, scores: int, *, graph: bool) -> None:
+    """The scores of queries that are apart, put among the others: a copy of all."""
+    few = Rows(rows.heads, min(work.apart, rows.queries))
+    factors = Factors.of(work, few)
+    ledger.phase("queries apart", factors=factors.held, apart=few.pairs(work) * score_itemsize(work))
+    if graph:
+        ledger.hold(graph=kept_factors(work, few, factors))
+    ledger.phase("queries apart", scores=scores)
+
+
+def _edited_kept(work: Workload) -> int:
+    """Tensors as large as the weights that autograd keeps where these are edited.
+
+    As they are divided by their sum, and, of a normalizer whose backward pass reads its answer, as they become.
+    """
+    edits = work.edits_of("weights")
+    reads = not normalizer_cost(work).apart and work.itemsize == softmax_itemsize(work)
+    return ("renormalize" in edits) + (bool(edits) and reads)
 
 
 def _drop(ledger: Ledger, work: Workload, rows: Rows, *, graph: bool) -> None:
     """Which weights are kept, drawn for a block of queries at a time; and those weights, divided."""
     e, pairs = work.itemsize, rows.pairs(work)
     at_once = work.batch * rows.heads * work.keys * rows_at_once(work.batch, rows.heads, work.keys)
-    ledger.phase("dropout", drawing=pairs + 24 * min(pairs, at_once))
+    drawn = min(pairs, at_once)  # three int64 at a time, beside what is known of the blocks before
+    ledger.phase("dropout", drawing=24 * drawn + drawn * max(pairs // max(drawn, 1) - 1, 0))
     ledger.phase("dropout", drawing=2 * pairs)
     ledger.phase("dropout", drawing=pairs, dropped=2 * pairs * e)
     if graph:

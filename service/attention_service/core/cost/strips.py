@@ -66,26 +66,6 @@ def few_cells(layout: Layout, tiling: Tiling) -> bool:
 
 
 @lru_cache(maxsize=64)
-def widest_joined(layout: Layout, tiling: Tiling) -> int:
-    """The most keys of a block, all in one strip, that do not lie side by side and are put together; 0 for none.
-
-    Where there are too many to be looked at, as many as blocks of a few have on average.
-    """
-    if layout.pattern == pattern_of((), layout.queries, layout.keys):
-        return 0
-    if not few_cells(layout, tiling):
-        some = _sampled(layout, tiling, rows_whole=True)
-        return max((int(one.joined_width / one.joined) for one in some if one.joined), default=0)
-    seen = layout.kinds(tiling, 0, layout.queries) != _NONE
-    cells = np.full(seen.shape[1], tiling.cell)
-    cells[-1:] = layout.keys - tiling.cell * (len(cells) - 1)
-    if layout.extra:
-        seen, cells = np.pad(seen, ((0, 0), (0, 1)), constant_values=True), np.append(cells, layout.extra)
-    begins = seen & ~np.pad(seen, ((0, 0), (1, 0)))[:, :-1]
-    return int(((seen @ cells) * (begins.sum(1) > 1)).max(initial=0))
-
-
-@lru_cache(maxsize=64)
 def strips_of(layout: Layout, tiling: Tiling, *, rows_whole: bool) -> tuple[Strips, ...]:
     """By the number of queries of a block."""
     if not layout.queries:

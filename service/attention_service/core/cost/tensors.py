@@ -49,7 +49,11 @@ def input_tensors(work: Workload) -> dict[str, int]:
     }
     learned = parameter_count(work) * work.itemsize if work.sizes is None else 0
     past = work.batch * work.past * kv_cache_bytes_per_token(work)
-    return tensors | {"past": past, "rest": mask_bytes(work) + learned + running_bytes(work)}
+    return tensors | {"past": past, "rest": _rest(work) + learned}
+
+
+def _rest(work: Workload) -> int:
+    return mask_bytes(work) + running_bytes(work) + work.edit_elements * work.itemsize
 
 
 def mask_bytes(work: Workload) -> int:

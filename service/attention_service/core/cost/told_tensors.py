@@ -48,6 +48,7 @@ TENSORS: Final[Mapping[str, Told]] = {
     "dropout": Told("dropout_mask", "which weights are kept, for the backward pass"),
     "dropped": Told("dropped_weights", "weights after dropout"),
     "edited": Told("edited_taps", "a tap with its edits, beside the one without"),
+    "forbidden": Told("mask", "which keys each query may look at, as booleans or as numbers that are added"),
     # kernels and methods
     "arguments": Told("kernel_arguments", "q, k and v once more, as the fused kernel takes them"),
     "workspace": Told("workspace", "what a kernel or a method works in, and autograd keeps of a method"),
@@ -66,7 +67,11 @@ TENSORS: Final[Mapping[str, Told]] = {
     "problem": Told("q_k_v_mask", "queries, keys, values and mask of exact attention, to compare with"),
     "outputs": Told("compared_outputs", "outputs and contexts of the approximation and of exact attention"),
     "comparison": Told("comparison", "weights and differences of a block of queries"),
+    "copied": Told("context_with_global", "the context with the rows of queries of separate projections put in"),
     # the way back
+    "far": Told("saved_for_global", "what autograd keeps of the rows of queries of separate projections"),
+    "waiting": Told("waiting_gradients", "gradients by way of those rows, until the kernel's are added"),
+    "of_edits": Told("gradient_of_edits", "∂L/∂tap where it is edited, where it is not, and by what it was changed"),
     "graph": Told("saved_for_backward", "what autograd keeps of the forward pass beside tensors that have a name here"),
     "upstream": Told("upstream", "the gradient of the output, as it was sent"),
     "flowing": Told("flowing_gradients", "gradients of the step before, which this one goes on from"),

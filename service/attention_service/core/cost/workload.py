@@ -35,6 +35,8 @@ class Workload:
     value_dim: int
     itemsize: int
     """Bytes of one element of the dtype that is computed in."""
+    half: bool = False
+    """Whether 2 bytes are a float16 and not a bfloat16."""
     past: int = 0
     spec: AttentionSpec = field(default_factory=AttentionSpec)
     sizes: Sizes | None = None
@@ -53,10 +55,14 @@ class Workload:
     """Whether a key mask or key lengths say which keys are real."""
     batched_offsets: bool = False
     """Whether rows of the batch stand at different places, so that a positional mask differs between them."""
+    offsets: tuple[int, ...] = ()
+    """These places, of each sequence its own, where they are known."""
     batched_places: bool = False
     """Whether rows of the batch stand at different places in a position encoding."""
-    edited: bool = False
-    """Whether some tap is edited."""
+    edits: tuple[tuple[str, str], ...] = ()
+    """The tap that each edit is for, and what it does: ``set``, ``value``, ``scale`` or ``renormalize``."""
+    edit_elements: int = 0
+    """Of the values that the edits put in place."""
     dropped: bool = False
     """Whether weights are dropped."""
     sent: frozenset[str] = frozenset()
@@ -84,6 +90,15 @@ class Workload:
     def extra(self) -> int:
         """Keys that the spec adds."""
         return added_keys(self.spec)
+
+    @property
+    def edited(self) -> bool:
+        """Whether some tap is edited."""
+        return bool(self.edits)
+
+    def edits_of(self, tap: str) -> list[str]:
+        """What is done to one tap, in this order."""
+        return [does for of, does in self.edits if of == tap]
 
     @property
     def apart(self) -> int:

@@ -28,6 +28,11 @@ class Likeness:
         self._period = None if None in periods else lcm(*(period for period in periods if period is not None))
         self._sizes: dict[tuple[int, ...], int] = {}
 
+    @property
+    def held(self) -> int:
+        """Pairs of the tiles that are remembered."""
+        return self._most - self._room
+
     def remember(
         self, queries: tuple[int, int], keys: tuple[int, int]
     ) -> tuple[tuple[int, ...] | None, bool, list[tuple[int, ...]]]:

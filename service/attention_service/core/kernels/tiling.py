@@ -121,15 +121,20 @@ class Layout:
         for start, stop in self._chunks(tiling):
             kinds = self.kinds(tiling, start, stop)
             for row, begin in zip(kinds, range(start, stop, tiling.queries), strict=True):
-                end = min(begin + tiling.queries, stop)
-                pieces = self._pieces(row, tiling.cell)
-                if not whole_rows:
-                    yield Block(begin, end, tuple(_strips(pieces, tiling.keys)))
-                    continue
-                strips = (Strip(tuple(pieces)),) if pieces else ()
-                rows = max(1, tiling.scores // max(1, sum(strip.width for strip in strips)))
-                for part in range(begin, end, rows):
-                    yield Block(part, min(part + rows, end), strips)
+                yield from self.cut(row, begin, min(begin + tiling.queries, stop), tiling, whole_rows=whole_rows)
+
+    def cut(
+        self, kinds: NDArray[np.int8], start: int, stop: int, tiling: Tiling, *, whole_rows: bool
+    ) -> Iterator[Block]:
+        """Queries from start to before stop, of which ``kinds`` ``[cells]`` are known: one block, or its parts."""
+        pieces = self._pieces(kinds, tiling.cell)
+        if not whole_rows:
+            yield Block(start, stop, tuple(_strips(pieces, tiling.keys)))
+            return
+        strips = (Strip(tuple(pieces)),) if pieces else ()
+        rows = max(1, tiling.scores // max(1, sum(strip.width for strip in strips)))
+        for part in range(start, stop, rows):
+            yield Block(part, min(part + rows, stop), strips)
 
     def widths(self, tiling: Tiling) -> NDArray[np.int64]:
         """``[blocks]``: at how many keys each block of queries looks."""
@@ -140,7 +145,10 @@ class Layout:
 
     def kinds(self, tiling: Tiling, start: int, stop: int) -> NDArray[np.int8]:
         """``[blocks, cells]``: whether the queries of each block may look at none, some or every key of a cell."""
-        first = torch.arange(start, stop, tiling.queries)
+        return self.kinds_of(tiling, torch.arange(start, stop, tiling.queries), stop)
+
+    def kinds_of(self, tiling: Tiling, first: Tensor, stop: int) -> NDArray[np.int8]:
+        """The same of the blocks that begin at these queries ``[blocks]``; none goes beyond ``stop``."""
         j_first = torch.arange(0, self.keys, tiling.cell)
         tiles = Tiles(
             p_first=first[:, None] + self.first,

@@ -21,7 +21,8 @@ def around(work: Workload) -> Iterator[Term]:
     if work.sizes is not None:
         yield start("module")
         yield from _projected(work)
-        yield moved("tokens of a module", held.inputs + held.q + held.kv + 2 * held.context + held.output, work)
+        tokens = held.inputs + held.q + held.kv + held.far + 2 * held.context + held.output
+        yield moved("tokens of a module", tokens, work)
         yield moved("parameters", (parameter_count(work) - _unread(work)) * work.itemsize, work)
     else:
         yield moved("tokens", held.inputs - _unread(work) * work.itemsize + held.context, work)

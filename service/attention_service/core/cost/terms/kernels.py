@@ -4,7 +4,6 @@ from collections.abc import Iterator
 from dataclasses import replace
 
 from attention_service.core.cost.fused_memory import FUSED_KEYS, packed, tile_rows
-from attention_service.core.cost.memory import PAIR_TAPS
 from attention_service.core.cost.pairs import (
     fused_masks,
     masks_of,
@@ -13,6 +12,7 @@ from attention_service.core.cost.pairs import (
     score_itemsize,
     softmax_itemsize,
 )
+from attention_service.core.cost.selected_memory import PAIR_TAPS
 from attention_service.core.cost.terms.around import factors, leaves, masks
 from attention_service.core.cost.terms.base import Term, elements, lg, moved, over_pairs, product, start
 from attention_service.core.cost.tiles import by_fused, sequences, tiling_of, touched

@@ -1,0 +1,154 @@
+"""The tiles of the blocked kernel that may be its largest: found by going through them, before anything is computed."""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from functools import lru_cache
+from operator import ge
+from typing import NamedTuple
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from attention_service.core.cost.tiles import sequences, tiling_of, touched, whole_rows
+from attention_service.core.cost.workload import Workload
+from attention_service.core.kernels.hiding import KEPT, Likeness
+from attention_service.core.kernels.tiling import Block, Layout, Tiling
+from attention_service.core.masks import FAR, pattern_of
+from attention_service.core.patterns import Band
+
+_MOST_BLOCKS = 24
+"""Beyond so many, some of them stand for all: the first and the last, the widest and others between."""
+_FEW = 4
+_LOOKED_AT = 2**15
+"""Cells of all blocks: beyond so many, the widest are not looked for."""
+_MOST_FIRSTS = 8
+"""The same of places at which sequences stand."""
+_MOST_CELLS = 1024
+"""Of a block: beyond so many its tiles are bounded, and not gone through."""
+
+
+class Tile(NamedTuple):
+    """What a tile's memory depends on, each the more the larger."""
+
+    queries: int
+    keys: int
+    spans: int
+    """Stretches of keys that do not touch: of more than one, keys and values are put together."""
+    follows: bool
+    """Whether a tile of the same queries came before, whose sums are there."""
+    remembered: int
+    """Pairs whose limits are there from tiles before."""
+    limits: int
+    """Pairs whose limits are there once this one is hidden."""
+    passing: int
+    """Pairs of the largest piece whose limits are laid out for it and not remembered."""
+    fresh: int
+    """Pairs of the largest piece whose limits are laid out for it."""
+
+
+def largest_tiles(work: Workload) -> tuple[int, tuple[Tile, ...]]:
+    """The sequences that are looked at together, and the tiles of which none is as large as another in everything."""
+    fitted, rows_whole = tiling_of(work), whole_rows(work)
+    at_once = min(work.batch, sequences(work, fitted))
+    if not work.spec.masks:
+        return at_once, _dense(work, fitted, rows_whole=rows_whole)
+    if work.told_keys > _MOST_CELLS * fitted.cell:
+        return at_once, _bounded(work, fitted, rows_whole=rows_whole)
+    pattern = pattern_of(work.spec.masks, work.queries, work.told_keys, work.past)
+    layout = Layout(pattern, work.past, work.queries, work.told_keys, work.extra)
+    firsts = [work.past] * min(2, -(-work.batch // max(at_once, 1)))
+    if work.batched_offsets:  # where they are not known, each is another
+        places = work.offsets or range(work.past, work.past + min(work.batch, _MOST_FIRSTS))
+        firsts = [max(-FAR, min(offset, FAR)) for offset in places]
+    return at_once, _tiles(layout, _seldom(firsts), fitted, rows_whole=rows_whole)
+
+
+def _dense(work: Workload, tiling: Tiling, *, rows_whole: bool) -> tuple[Tile, ...]:
+    """Every block looks at every key."""
+    queries = min(tiling.queries, work.queries)
+    if rows_whole:
+        rows = min(queries, max(1, tiling.scores // max(1, work.keys)))
+        return (Tile(rows, work.keys, 1, False, 0, 0, 0, 0),)
+    return (Tile(queries, min(work.keys, tiling.keys), 1, work.keys > tiling.keys, 0, 0, 0, 0),)
+
+
+def _bounded(work: Workload, tiling: Tiling, *, rows_whole: bool) -> tuple[Tile, ...]:
+    """One as large as any can be, where there are too many to go through."""
+    seen = touched(work)
+    (dense,) = _dense(replace(work, keys=seen.widest), tiling, rows_whole=rows_whole)
+    # Along each edge a piece as wide as the block and a cell more; those of one edge all look the same.
+    piece = min(dense.queries * dense.keys, dense.queries * (dense.queries + tiling.cell))
+    pattern = pattern_of(work.spec.masks, work.queries, work.told_keys, work.past)
+    bands = [part for part in pattern.parts() if isinstance(part, Band)]
+    edges = sum((band.low is not None) + (band.high is not None) for band in bands)
+    limits = min(KEPT * tiling.largest, max(edges, 1) * piece)
+    spans = 2 if pattern.bounds.strips else 1
+    return (Tile(dense.queries, dense.keys, spans, seen.strips > seen.blocks, limits, limits, 0, piece),)
+
+
+def _seldom(firsts: Sequence[int]) -> tuple[int, ...]:
+    """Of equal ones two, since the second finds what the first has left; of many some, the outermost among them."""
+    few = sorted({*firsts})
+    if len(few) > _MOST_FIRSTS:
+        few = [few[index * (len(few) - 1) // (_MOST_FIRSTS - 1)] for index in range(_MOST_FIRSTS)]
+    return tuple(first for first in few for _ in range(min(2, firsts.count(first))))
+
+
+@lru_cache(maxsize=64)
+def _tiles(layout: Layout, firsts: tuple[int, ...], tiling: Tiling, *, rows_whole: bool) -> tuple[Tile, ...]:
+    likeness = Likeness(layout.pattern, tiling.largest)
+    found: set[Tile] = set()
+    starts = range(0, layout.queries, tiling.queries)
+    for index, first in enumerate(firsts):
+        here = replace(layout, first=first)
+        again = index > 0 and first == firsts[index - 1]
+        chosen, kinds = _some(here, tiling, starts[:_FEW] if again else starts)
+        for start, of_block in zip(chosen, kinds, strict=True):
+            stop = min(start + tiling.queries, layout.queries)
+            for block in here.cut(of_block, start, stop, tiling, whole_rows=rows_whole):
+                found.update(_of_block(block, first, likeness))
+    return tuple(_undominated(found))
+
+
+def _some(layout: Layout, tiling: Tiling, starts: range) -> tuple[list[int], NDArray[np.int8]]:
+    """The first queries of no more blocks than there is time for, and what is known of their cells."""
+    chosen = [*range(len(starts))]
+    whole = len(starts) * -(-layout.keys // tiling.cell) <= _LOOKED_AT
+    kinds = _kinds(layout, tiling, starts) if whole else None
+    if len(starts) > _MOST_BLOCKS:
+        between = [index * len(starts) // _FEW for index in range(_FEW)]
+        widest = [] if kinds is None else np.argsort(-(kinds > 0).sum(1), kind="stable")[:_FEW].tolist()
+        chosen = sorted({*chosen[:_FEW], *chosen[-_FEW:], *between, *widest})
+    if kinds is None:
+        return [starts[index] for index in chosen], _kinds(layout, tiling, [starts[index] for index in chosen])
+    return [starts[index] for index in chosen], kinds[chosen]
+
+
+def _kinds(layout: Layout, tiling: Tiling, starts: Sequence[int]) -> NDArray[np.int8]:
+    return layout.kinds_of(tiling, torch.tensor([*starts], dtype=torch.int64), layout.queries)
+
+
+def _of_block(block: Block, first: int, likeness: Likeness) -> Iterator[Tile]:
+    queries = block.stop - block.start
+    rows = block.start + first, block.stop + first
+    for index, strip in enumerate(block.strips):
+        before, fresh, passing = likeness.held, 0, 0
+        for piece in strip.pieces:
+            if piece.masked:
+                key, new, _ = likeness.remember(rows, (piece.start, piece.stop))
+                size = queries * (piece.stop - piece.start)
+                fresh = max(fresh, size if new else 0)
+                passing = max(passing, size if key is None else 0)
+        yield Tile(queries, strip.width, len(strip.spans), index > 0, before, likeness.held, passing, fresh)
+    if not block.strips:
+        yield Tile(queries, 0, 0, False, likeness.held, likeness.held, 0, 0)
+
+
+def _undominated(found: set[Tile]) -> list[Tile]:
+    """Those that no other exceeds in everything."""
+    kept: list[Tile] = []
+    for tile in sorted(found, reverse=True):
+        if not any(all(map(ge, other, tile)) for other in kept):
+            kept.append(tile)
+    return kept

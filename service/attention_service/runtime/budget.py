@@ -52,11 +52,10 @@ class Budget:
 
     def check(self, need: int, what: str = "the request needs an estimated {need} bytes at its peak") -> None:
         """Raise NeverFits or OverBudget where this many bytes can't be had even with nothing else in flight."""
-        what = what.format(need=need)
         if need > self.device_bytes:
             raise self._refusal(
                 NeverFits(
-                    f"{what}; the device has {self.device_bytes} in all. "
+                    f"{what.format(need=need)}; the device has {self.device_bytes} in all. "
                     "Ask for fewer queries, heads or taps at a time",
                     needed_bytes=need,
                     limit_bytes=self.device_bytes,
@@ -66,7 +65,7 @@ class Budget:
         if need > limit:
             raise self._refusal(
                 OverBudget(
-                    f"{what}; the budget of {self.total} leaves "
+                    f"{what.format(need=need)}; the budget of {self.total} leaves "
                     f"{max(limit, 0)} beside the resident modules. Ask for less at a time, delete modules, or raise "
                     "the memory budget",
                     needed_bytes=need,

@@ -62,6 +62,8 @@ class Graphs:
     @property
     def bytes(self) -> int:
         """What they hold, by the estimates."""
+        if not self._kept:  # as on a CPU: asked for with every request
+            return 0
         return sum(kept.need for kept in list(self._kept.values()))
 
     def run(self, module: Module, key: Hashable, need: int, run: Run, tensors: Tensors) -> tuple[Tensor, ...]:

@@ -339,7 +339,7 @@ def _back(tape: Tape, given: Sketched, context: Sketch) -> None:
     work = given.work
     streamed = isinstance(NORMALIZERS.of(work.spec.normalizer), Exponential)
     wide = max(given.scored_in, 4)
-    named = {"q": given.q, "k": given.k, "v": given.v, **_read_bytiles_of(given)}
+    named = {"q": given.q, "k": given.k, "v": given.v, **_read_by_tiles(given)}
     tape.does(0, context.size / work.value_dim * wide * streamed)  # the log-sum-exp has no gradient
     for x in named.values():
         steps.filled(tape, x.dims, wide)
@@ -352,7 +352,7 @@ def _back(tape: Tape, given: Sketched, context: Sketch) -> None:
         tape.give(x, x.size)
 
 
-def _read_bytiles_of(given: Sketched) -> dict[str, Sketch]:
+def _read_by_tiles(given: Sketched) -> dict[str, Sketch]:
     """The learned tensors that make scores or weights; others, as of an encoding that is added, are given no sum."""
     spec, widths = given.work.spec, given.work.widths
     position = POSITIONS.of(spec.position)

@@ -44,8 +44,6 @@ class Strips:
     fresh_again: float = 0
     """The same for a second group of sequences, which finds what is still remembered."""
     fresh_again_width: float = 0
-    remembered_width: float = 0
-    """Of the fresh ones, those that others may look like."""
     hiding: float = 0
     """Blocks with a masked piece, and all keys that those look at."""
     hiding_width: float = 0
@@ -128,19 +126,15 @@ def _counted(layout: Layout, tiling: Tiling, *, rows_whole: bool, strip: int | N
 def _fresh(
     layout: Layout, tiling: Tiling, pieces: dict[int, list[tuple[int, int]]], parts: list[tuple[int, int, int]]
 ) -> Cells:
-    """``[5, parts]``: pieces that look like none before, and their keys; and of a second group of sequences.
-
-    And the keys of those of the first group that are remembered.
-    """
+    """``[4, parts]``: pieces that look like none before, and their keys; and of a second group of sequences."""
     likeness = Likeness(layout.pattern, tiling.largest)
-    counts = np.zeros((5, len(parts)), dtype=np.int64)
+    counts = np.zeros((4, len(parts)), dtype=np.int64)
     for again in (0, 2):
         for index, (block, start, size) in enumerate(parts):
             queries = start + layout.first, start + size + layout.first
             for first, stop in pieces.get(block, ()):
-                key, new, _ = likeness.remember(queries, (first, stop))
+                _, new, _ = likeness.remember(queries, (first, stop))
                 counts[again : again + 2, index] += new * np.array([1, stop - first])
-                counts[4, index] += (stop - first) * (new and key is not None and not again)
     return counts
 
 

@@ -108,8 +108,10 @@ class _Blocks(Function):
 
     @staticmethod
     @once_differentiable
-    def backward(ctx: Any, gradient: Tensor, _: Tensor) -> tuple[Tensor | None, ...]:
+    def backward(ctx: Any, gradient: Tensor | None, _: None) -> tuple[Tensor | None, ...]:
         """Block by block again; keys are summed over the blocks that look at them, half types in float32."""
+        if gradient is None:  # nothing was made of the context
+            return (None,) * 6
         q, k, v, context, sums = ctx.saved_tensors
         of_q = torch.zeros_like(q)  # of queries that look nowhere, too
         of_k, of_v = (torch.zeros_like(x, dtype=torch.promote_types(x.dtype, torch.float32)) for x in (k, v))

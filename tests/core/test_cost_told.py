@@ -32,7 +32,7 @@ def held_names(source):
 
 def test_every_tensor_that_is_held_has_a_name_and_a_meaning():
     found = {name for path in SOURCES for name in held_names(path.read_text("utf-8")) if isinstance(name, str)}
-    kept = {"problem", "outputs"}  # of the comparison, named where its phase is put together
+    kept = {"problem", "outputs", "states", "patterns"}  # named where their phases are put together
     assert found | kept | COMPOSED == set(TENSORS)
 
 

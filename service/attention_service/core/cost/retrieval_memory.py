@@ -25,7 +25,7 @@ def retrieval_phases(r: Retrieval) -> tuple[Phase, ...]:
     if r.output_width is not None:
         turned = each * r.width * r.itemsize if r.batch > 1 else 0
         matrix = r.heads * r.output_width * r.width * r.itemsize
-        ledger.phase("project out", matrix=matrix, turned=turned, output=each * r.output_width * r.itemsize)
+        ledger.phase("project out", matrix=matrix, projected=turned, output=each * r.output_width * r.itemsize)
     return ledger.phases
 
 

@@ -4,6 +4,8 @@
 """
 
 import argparse
+import signal
+import sys
 import subprocess
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -38,6 +40,7 @@ in every round, since most keep busy while nobody asks, and runs with the settin
 def main() -> None:
     """Measure, print, write."""
     options = _options().parse_args()
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))  # by way of what stops the servers
     with TemporaryDirectory() as folder:
         publish("Served", _text(options), measured(options, Path(folder)), options.output)
 

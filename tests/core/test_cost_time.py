@@ -207,3 +207,11 @@ def test_planning_is_quick(work):
             estimate()
             times.append(perf_counter() - started)
         assert min(times) < 2e-4
+
+
+def test_what_costs_nothing_has_no_exponent():
+    spec = AttentionSpec(masks=[SlidingWindow(left=0, right=0), Causal(align="bottom_right")])
+    work = replace(RAW, queries=4096, keys=4096, spec=spec)
+    grown = growth(work, "keys", [2048, 4096], "blocked", CLOCK)
+    assert grown.flops_exponent is None
+    assert grown.peak_bytes_exponent is not None

@@ -54,10 +54,13 @@ def _growth(one: Compared, shapes: int) -> str:
     orders += f"; {scaled(one.parameter_count)} parameters" if one.parameter_count else ""
     if shapes == 1:
         return orders
-    return (
-        f"with {growth.dimension}: FLOPs grow as n^{growth.flops_exponent:.2f}, time as n^{growth.time_exponent:.2f}, "
-        f"peak memory as n^{growth.peak_bytes_exponent:.2f}; {orders}"
+    found = (
+        ("FLOPs grow", growth.flops_exponent),
+        ("time", growth.time_exponent),
+        ("peak memory", growth.peak_bytes_exponent),
     )
+    grown = ", ".join(f"{what} as n^{exponent:.2f}" for what, exponent in found if exponent is not None)
+    return f"with {growth.dimension}: {grown}; {orders}"
 
 
 def _limits(shown: Sequence[Compared]) -> None:

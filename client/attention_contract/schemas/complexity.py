@@ -223,11 +223,12 @@ class Growth(WireModel):
     dimension: str
     between: tuple[int, int]
     """The two sizes that the exponents are taken between: the two largest values that differ and are no 0, or one and
-    its double where there is one alone. Of a cost c they are log(c₂/c₁) / log(n₂/n₁): what does not grow has 0."""
-    flops_exponent: float
-    time_exponent: float
+    its double where there is one alone. Of a cost c they are log(c₂/c₁) / log(n₂/n₁): what does not grow has 0. None
+    is there where a cost is 0, as where masks forbid everything."""
+    flops_exponent: float | None = None
+    time_exponent: float | None = None
     """Of the median of the predicted time of a forward pass."""
-    peak_bytes_exponent: float
+    peak_bytes_exponent: float | None = None
     time_order: str
     """As in ``O(n²·d)``."""
     memory_order: str

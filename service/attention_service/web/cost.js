@@ -68,7 +68,7 @@ function limitsText({ free_bytes: free, forward, gradients }) {
 }
 
 function growthText({ time_order: time, memory_order: memory, flops_exponent: flops, peak_bytes_exponent: peak }) {
-  const power = (exponent) => el("b", {}, "n", el("sup", {}, real(exponent, 2)));
+  const power = (exponent) => (exponent === undefined ? "nothing" : el("b", {}, "n", el("sup", {}, real(exponent, 2))));
   return el(
     "p",
     {},

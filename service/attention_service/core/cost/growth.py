@@ -36,7 +36,7 @@ def growth(work: Workload, dimension: str, values: Sequence[int], kernel: str, c
 
     FLOPs are those that the kernel does in a forward pass, bytes the kernel's peak with the taps of the workload, the
     time the median that the clock predicts. A size of 0 has no logarithm and is left out; with one that is left, it is
-    compared with its double.
+    compared with its double. Nor has a cost of 0: where masks forbid everything, there is no exponent.
     """
     sizes = sorted({value for value in values if value > 0}) or [work.value(dimension) or 1]
     if len(sizes) == 1:
@@ -44,9 +44,8 @@ def growth(work: Workload, dimension: str, values: Sequence[int], kernel: str, c
     (small, before), (large, after) = ((size, work.at(dimension, size)) for size in sizes[-2:])
     step = log(large) - log(small)
 
-    def exponent(less: float, more: float) -> float:
-        # Where masks forbid everything, the blocked kernel does nothing.
-        return log(max(more, 1e-12) / max(less, 1e-12)) / step
+    def exponent(less: float, more: float) -> float | None:
+        return log(more / less) / step if less > 0 and more > 0 else None
 
     time, memory = time_order(work, dimension, kernel), memory_order(work, dimension, kernel)
     method = approximated(work)

@@ -75,9 +75,10 @@ def labels(alternatives: Sequence[Alternative]) -> list[str]:
         taken += [] if other.label is None else [other.label]
     found = []
     for index, other in enumerate(alternatives):
-        label = other.label or _clipped(words(other)) or f"alternative {index + 1}"
-        if other.label is None and label in taken:
-            label = f"{label} ({index + 1})"
+        label = said = other.label or _clipped(words(other)) or f"alternative {index + 1}"
+        number = index + 1
+        while other.label is None and label in taken:
+            label, number = f"{said} ({number})", number + 1
         taken.append(label)
         found.append(label)
     return found

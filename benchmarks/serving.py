@@ -5,8 +5,8 @@
 
 import argparse
 import signal
-import sys
 import subprocess
+import sys
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from statistics import median

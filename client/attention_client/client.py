@@ -113,6 +113,7 @@ class Client:
 
     def _attempt(self, exchange: Exchange[ReplyT]) -> ReplyT:
         collected = Collected()
+        response: httpx.Response | None = None
         try:
             request = self._route.request(exchange, BlockingBody(exchange.chunks) if exchange.pieces else None)
             response = self._deliver(request)
@@ -124,7 +125,7 @@ class Client:
             finally:
                 response.close()
         except httpx.RequestError as fault:
-            raise exchange.error(fault) from fault
+            raise exchange.error(fault, response) from fault
         return replies.read(exchange.call.operation, response, collected.body)
 
     def _deliver(self, request: httpx.Request) -> httpx.Response:
@@ -221,6 +222,7 @@ class AsyncClient:
 
     async def _attempt(self, exchange: Exchange[ReplyT]) -> ReplyT:
         collected = Collected()
+        response: httpx.Response | None = None
         try:
             request = self._route.request(exchange, AwaitedBody(exchange.chunks) if exchange.pieces else None)
             response = await self._deliver(request)
@@ -232,7 +234,7 @@ class AsyncClient:
             finally:
                 await response.aclose()
         except httpx.RequestError as fault:
-            raise exchange.error(fault) from fault
+            raise exchange.error(fault, response) from fault
         return replies.read(exchange.call.operation, response, collected.body)
 
     async def _deliver(self, request: httpx.Request) -> httpx.Response:

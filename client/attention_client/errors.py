@@ -33,7 +33,7 @@ class DeadlineExceeded(AttentionError):
 class UnexpectedReply(AttentionError):
     """The answer is neither a reply nor a problem document of this service, as when a proxy answers in its place.
 
-    The fact ``answered`` is the HTTP status that came.
+    The fact ``answered`` is the HTTP status that came, where httpx tells it.
     """
 
     status = 0

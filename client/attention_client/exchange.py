@@ -16,6 +16,7 @@ from attention_client.errors import ConnectionFailed, DeadlineExceeded, Unexpect
 from attention_contract.base import WireModel
 from attention_contract.errors import (
     AttentionError,
+    InvalidRequest,
     Overloaded,
     Unavailable,
 )
@@ -153,8 +154,9 @@ class Exchange(Generic[ReplyT]):
             return False
         self.failure = fault
         left = max(self.remaining(), 0.0)
-        asked: float | None = fault.facts.get("retry_after")
-        if asked is not None:
+        asked = fault.facts.get("retry_after")
+        if isinstance(asked, int | float):  # a problem document may say anything
+            asked = max(asked, 0.0)
             return asked < left and min(asked + random.uniform(0, WAIT_JITTER), left)  # noqa: S311 - spreads load
         return True if left > WAIT_MAX else random.uniform(0, left / 2)  # noqa: S311
 
@@ -186,16 +188,19 @@ class Exchange(Generic[ReplyT]):
             timeout=self.policy.timeout,
         )
 
-    def error(self, fault: httpx.RequestError) -> AttentionError:
-        """The client's error for what httpx raised."""
+    def error(self, fault: httpx.RequestError, response: httpx.Response | None) -> AttentionError:
+        """The client's error for what httpx raised, before or after it had the head of a response."""
         if isinstance(fault, httpx.TimeoutException):
             return self._timed_out(fault)
         if isinstance(fault, httpx.ConnectError | httpx.ProxyError):
             return ConnectionFailed(f"cannot connect to {_origin(fault)}: {fault}", sent=False)
+        if isinstance(fault, httpx.LocalProtocolError | httpx.UnsupportedProtocol):
+            return InvalidRequest(f"{self.call.operation.name} cannot be sent: {fault}")
+        answered: dict[str, Any] = {} if response is None else {"answered": response.status_code}
         if isinstance(fault, httpx.DecodingError):
-            return UnexpectedReply(f"the answer's content encoding is broken: {fault}", answered=200)
+            return UnexpectedReply(f"the answer's content encoding is broken: {fault}", **answered)
         if isinstance(fault, httpx.TooManyRedirects):
-            return UnexpectedReply(f"{_origin(fault)} redirects without end", answered=302)
+            return UnexpectedReply(f"{_origin(fault)} redirects without end", **answered)
         what = str(fault) or type(fault).__name__
         return ConnectionFailed(f"the connection to {_origin(fault)} broke: {what}", sent=True)
 

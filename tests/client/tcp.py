@@ -1,14 +1,17 @@
 """Servers on the loopback for the clients' own connections: one that plays the service, and one that misbehaves."""
 
+import asyncio
 import socket
 import ssl
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from typing import Any
 
 import httpx
 
+from attention_client import AsyncClient, Client
 from tests.client.service import Played
 
 
@@ -124,3 +127,16 @@ def read_request(connection: socket.socket) -> bytes:
 
 def _gone() -> int:
     raise ConnectionResetError("the client went away")
+
+
+def both(kind: str, url: str, ask: Callable[[Any], Any], **options: Any) -> Any:
+    """What ``ask``, a function of a client that makes one call, gives with one of the two clients."""
+
+    async def awaited() -> Any:
+        async with AsyncClient(url, **options) as client:
+            return await ask(client)
+
+    if kind == "async":
+        return asyncio.run(awaited())
+    with Client(url, **options) as client:
+        return ask(client)

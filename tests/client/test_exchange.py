@@ -16,6 +16,7 @@ from attention_client import (
     Draining,
     Loading,
     Overloaded,
+    UnexpectedReply,
     exchange,
 )
 from attention_contract import errors
@@ -139,6 +140,37 @@ def test_readiness_is_answered_as_it_is(kind):
     assert len(played.requests) == 1
 
 
+@pytest.mark.parametrize("fault", [httpx.LocalProtocolError("bad header"), httpx.UnsupportedProtocol("no scheme")])
+def test_what_cannot_be_sent_is_not_tried_again(kind, fault):
+    played = Played(fault)
+    with pytest.raises(errors.InvalidRequest, match=f"cannot be sent: {fault}") as caught:
+        ask(kind, played, "server_info")
+    assert "sent" not in caught.value.facts
+    assert len(played.requests) == 1
+
+
+def test_a_broken_encoding_is_reported_with_the_status_that_came(kind):
+    played = Played()
+    headers = {"content-encoding": "gzip"}
+    played.transport = httpx.MockTransport(
+        lambda request: httpx.Response(404, headers=headers, stream=httpx.ByteStream(b"no gzip"))
+    )
+    with pytest.raises(UnexpectedReply, match="encoding is broken") as caught:
+        ask(kind, played, "server_info")
+    assert caught.value.facts["answered"] == 404
+
+
+def test_redirects_without_end_have_no_status_of_their_own():
+    around = httpx.MockTransport(lambda request: httpx.Response(307, headers={"location": "/v1"}))
+    with (
+        httpx.Client(base_url=URL, transport=around, follow_redirects=True) as http,
+        Client(http=http) as client,
+        pytest.raises(UnexpectedReply, match="redirects without end") as caught,
+    ):
+        client.server_info()
+    assert "answered" not in caught.value.facts
+
+
 # ── time ─────────────────────────────────────────────────────────────────────────────────────────────────────────────
 
 
@@ -148,6 +180,14 @@ def test_retry_after_is_waited_for(kind, seconds):
     started = time.monotonic()
     ask(kind, played, "server_info")
     assert float(seconds) <= time.monotonic() - started < float(seconds) + 0.5
+
+
+@pytest.mark.parametrize("asked", ["soon", [1], {}, None, -5])
+def test_a_time_to_wait_that_is_none_is_passed_over(kind, asked):
+    fault = errors.Overloaded("for the test", retry_after=asked)
+    played = Played(httpx.Response(429, json=fault.to_problem(), headers={"content-type": errors.PROBLEM_MEDIA_TYPE}))
+    assert ask(kind, played, "server_info").name == "attention-service"
+    assert len(played.requests) == 2
 
 
 def test_a_retry_after_beyond_the_deadline_is_not_waited_for(kind):

@@ -7,7 +7,7 @@ import h11
 import httpx
 import pytest
 
-from attention_client.pool.http1 import SCRATCH, Answer, as_chunk, head_of, is_chunked
+from attention_client.pool.http1 import SCRATCH, Answer, Body, head_of
 
 RESPONSES = {
     "a length": b"HTTP/1.1 200 OK\r\nContent-Length: 5\r\nX-A: 1\r\nx-a: 2\r\n\r\nhello",
@@ -30,6 +30,8 @@ BROKEN = {
     "a chunk without size": b"HTTP/1.1 200 OK\r\ntransfer-encoding: chunked\r\n\r\nhello\r\n",
     "an upgrade": b"HTTP/1.1 101 Switching Protocols\r\nupgrade: x\r\nconnection: upgrade\r\n\r\nmore",
     "an endless head": b"HTTP/1.1 200 OK\r\n" + b"x: y\r\n" * 60_000,
+    "an endless trailer": b"HTTP/1.1 200 OK\r\ntransfer-encoding: chunked\r\n\r\n1\r\na\r\n0\r\nx: " + b"y" * 2**18,
+    "endless trailers": b"HTTP/1.1 200 OK\r\ntransfer-encoding: chunked\r\n\r\n0\r\n" + b"x: y\r\n" * 60_000,
     "too much memory": b"HTTP/1.1 200 OK\r\ncontent-length: 9000000000000000000\r\n\r\n",
     "no answer": b"",
     "half a head": b"HTTP/1.1 200 OK\r\nx:",
@@ -105,6 +107,25 @@ def test_a_connection_that_says_more_than_it_was_asked_is_not_used_again():
     assert (answer.status, bytes(answer.body), answer.reusable) == (200, b"hello", False)
 
 
+@pytest.mark.parametrize(
+    ("answered", "surplus"),
+    [
+        (b"HTTP/1.1 204 No Content\r\ntransfer-encoding: chunked\r\n\r\n", b"0\r\n\r\n"),
+        (RESPONSES["close"], b"junk"),
+        (RESPONSES["a length"], b"junk"),
+    ],
+)
+def test_a_complete_answer_counts_whatever_comes_with_it(answered, surplus):
+    answer = fed(fresh(), answered + surplus, SCRATCH)
+    alone = fed(fresh(), answered, SCRATCH)
+    assert (answer.status, bytes(answer.body), answer.reusable) == (alone.status, bytes(alone.body), False)
+
+
+def test_chunks_may_come_in_any_number():
+    data = b"HTTP/1.1 200 OK\r\ntransfer-encoding: chunked\r\n\r\n" + b"1\r\na\r\n" * 100_000 + b"0\r\n\r\n"
+    assert len(fed(fresh(), data, SCRATCH).body) == 100_000
+
+
 def test_a_large_body_is_received_where_it_stays():
     answer = fresh()
     head = b"HTTP/1.1 200 OK\r\ncontent-length: 1000000\r\n\r\nab"
@@ -141,9 +162,8 @@ def test_requests_are_written_as_h11_reads_them():
 
 def test_chunks_are_written_as_h11_reads_them():
     request = httpx.Request("POST", "http://service.test/", content=iter([b"abc", b"", b"d"]))
-    assert is_chunked(request)
     server = h11.Connection(h11.SERVER)
-    server.receive_data(head_of(request) + b"".join(map(as_chunk, request.stream)) + b"0\r\n\r\n")
+    server.receive_data(head_of(request) + sent(request))
     assert isinstance(server.next_event(), h11.Request)
     assert server.next_event().data + server.next_event().data == b"abcd"
     assert isinstance(server.next_event(), h11.EndOfMessage)
@@ -153,3 +173,23 @@ def test_chunks_are_written_as_h11_reads_them():
 def test_a_header_cannot_smuggle_another(header):
     with pytest.raises(httpx.LocalProtocolError):
         head_of(httpx.Request("GET", "http://service.test/", headers=[header]))
+
+
+@pytest.mark.parametrize("method", ["GET / HTTP/1.1\r\nevil: 1\r\nX", "", "GÄT", "A B"])
+def test_a_method_cannot_smuggle_a_request(method):
+    with pytest.raises(httpx.LocalProtocolError, match="method"):
+        head_of(httpx.Request(method, "http://service.test/"))
+
+
+def sent(request):
+    """The body as it goes over the wire."""
+    body = Body(request)
+    return b"".join([body.piece(piece) for piece in request.stream]) + body.end()
+
+
+@pytest.mark.parametrize("length", ["2", "4", "three", "-3", None])
+def test_a_body_is_as_long_as_its_head_says(length):
+    headers = {} if length is None else {"content-length": length}
+    request = httpx.Request("POST", "http://service.test/", headers=headers, stream=httpx.ByteStream(b"abc"))
+    with pytest.raises(httpx.LocalProtocolError, match="content-length"):
+        sent(request)

@@ -16,24 +16,10 @@ import trustme
 
 from attention_client import AsyncClient, Client, ConnectionFailed, DeadlineExceeded
 from attention_client.pool import AsyncPool, Pool
-from attention_contract.errors import BodyTooLarge
 from attention_contract.schemas.attention import ForwardReply
 from attention_contract.wire import SAFETENSORS, to_body
 from tests.client.service import RAN, X
-from tests.client.tcp import listening, read_request, stubborn
-
-
-def both(kind, url, ask, **options):
-    """What ``ask``, a function of a client that makes one call, gives with one of the two clients."""
-
-    async def awaited():
-        async with AsyncClient(url, **options) as client:
-            return await ask(client)
-
-    if kind == "async":
-        return asyncio.run(awaited())
-    with Client(url, **options) as client:
-        return ask(client)
+from tests.client.tcp import both, listening, read_request, stubborn
 
 
 def forward_all(kind, url, queries, at_once):
@@ -166,6 +152,49 @@ def test_a_client_serves_one_event_loop_after_another():
         assert len(set(service.connections)) == 2
 
 
+def test_expired_connections_are_closed_when_another_is_put_back():
+    pool = Pool(limits=httpx.Limits(keepalive_expiry=0.05))
+    with listening() as service, listening() as other, httpx.Client(transport=pool) as http:
+        http.get(f"{service.url}/v1")
+        time.sleep(0.1)
+        http.get(f"{other.url}/v1")
+        assert service.closed.acquire(timeout=5)
+
+
+def test_what_comes_back_after_the_end_is_closed(kind):
+    limits = httpx.Limits(keepalive_expiry=None)
+    transport = Pool(limits=limits) if kind == "sync" else AsyncPool(limits=limits)
+
+    async def awaited(url):
+        async with AsyncClient(url, transport=transport) as client:
+            await transport.aclose()
+            await client.server_info()
+            assert await asyncio.to_thread(service.closed.acquire, timeout=5)
+
+    with listening() as service:
+        if kind == "async":
+            asyncio.run(awaited(service.url))
+        else:
+            with Client(service.url, transport=transport) as client:
+                transport.close()
+                client.server_info()
+                assert service.closed.acquire(timeout=5)
+
+
+def test_requests_wait_for_connections_in_one_event_loop_after_another():
+    async def ask(client):
+        return await asyncio.gather(*[client.server_info() for _ in range(4)])
+
+    with listening() as service, warnings.catch_warnings():
+        warnings.simplefilter("ignore", ResourceWarning)  # nobody can close what was left of a loop that is closed
+        client = AsyncClient(service.url, transport=AsyncPool(limits=httpx.Limits(max_connections=1)))
+        for _ in range(2):
+            assert len(asyncio.run(ask(client))) == 4
+        asyncio.run(client.aclose())
+        del client
+        gc.collect()
+
+
 # ── time and cancellation ────────────────────────────────────────────────────────────────────────────────────────────
 
 
@@ -246,53 +275,6 @@ def test_httpx_timeouts_hold_on_their_own(kind):
 
 
 # ── bodies ───────────────────────────────────────────────────────────────────────────────────────────────────────────
-
-
-def test_an_answer_that_comes_before_the_whole_request_is_sent_counts(kind):
-    problem = b'{"type":"about:blank","title":"t","status":413,"code":"body_too_large","detail":"too much"}'
-
-    def refuse(connection, over):
-        connection.recv(1000)
-        connection.sendall(
-            b"HTTP/1.1 413 Too Large\r\nconnection: close\r\ncontent-type: application/problem+json\r\n"
-            b"content-length: %d\r\n\r\n%b" % (len(problem), problem)
-        )
-        while connection.recv(2**20):  # or the rest would reset the connection, and its answer with it
-            pass
-
-    with stubborn(refuse) as url, pytest.raises(BodyTooLarge, match="too much"):
-        both(kind, url, lambda client: client.forward("demo", np.zeros((1, 2**20, 4), np.float32)))
-
-
-def test_bodies_without_a_length_travel_in_chunks(kind):
-    def pieces():
-        yield from (b"a" * 100, b"", b"b" * 100_000)
-
-    async def awaited_pieces():
-        for piece in pieces():
-            yield piece
-
-    seen = []
-
-    def chunked(connection, over):
-        received = b""
-        while not received.endswith(b"0\r\n\r\n"):
-            received += connection.recv(65536)
-        seen.append(received)
-        connection.sendall(b"HTTP/1.1 200 OK\r\ntransfer-encoding: chunked\r\n\r\n5\r\nhello\r\n0\r\n\r\n")
-
-    async def awaited(url):
-        async with httpx.AsyncClient(transport=AsyncPool()) as client:
-            return (await client.post(url, content=awaited_pieces())).content
-
-    with stubborn(chunked) as url:
-        if kind == "async":
-            assert asyncio.run(awaited(url)) == b"hello"
-        else:
-            with httpx.Client(transport=Pool()) as client:
-                assert client.post(url, content=pieces()).content == b"hello"
-    assert b"transfer-encoding: chunked" in seen[0].lower()
-    assert seen[0].endswith(b"\r\n186a0\r\n" + b"b" * 100_000 + b"\r\n0\r\n\r\n")
 
 
 def test_large_tensors_are_sent_and_received_without_a_copy(kind):
@@ -381,3 +363,30 @@ def test_the_environment_names_authorities(kind, secure, authority, tmp_path, mo
     authority.cert_pem.write_to_path(tmp_path / "ca.pem")
     monkeypatch.setenv("SSL_CERT_FILE", str(tmp_path / "ca.pem"))
     assert both(kind, secure.url, lambda client: client.server_info()).name == "attention-service"
+
+
+def test_a_surplus_that_is_decrypted_already_answers_nothing(kind, authority):
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    authority.issue_cert("localhost").configure_cert(context)
+    surplus = b"HTTP/1.1 200 OK\r\ncontent-length: 4\r\n\r\nevil"
+
+    def talkative(connection, over):
+        with context.wrap_socket(connection, server_side=True) as secured:
+            read_request(secured)
+            secured.sendall(b"HTTP/1.1 200 OK\r\ncontent-length: 4\r\n\r\n")
+            secured.sendall(b"good" + surplus)  # in one record
+            read_request(secured)
+
+    verify = trusting(authority)
+
+    async def awaited(url):
+        async with httpx.AsyncClient(transport=AsyncPool(verify=verify)) as http:
+            return [(await http.get(url)).content for _ in range(2)]
+
+    with stubborn(talkative) as plain:
+        url = plain.replace("http://127.0.0.1", "https://localhost")
+        if kind == "async":
+            assert asyncio.run(awaited(url)) == [b"good"] * 2
+        else:
+            with httpx.Client(transport=Pool(verify=verify)) as http:
+                assert [http.get(url).content for _ in range(2)] == [b"good"] * 2

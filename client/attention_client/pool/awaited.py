@@ -7,7 +7,7 @@ from typing import Any, Literal, cast
 import httpx
 
 from attention_client.pool.allowance import Allowance
-from attention_client.pool.http1 import LAST_CHUNK, PACKET, SCRATCH, Answer, as_chunk, head_of, is_chunked
+from attention_client.pool.http1 import PACKET, SCRATCH, Answer, Body, head_of
 from attention_client.pool.kept import DEFAULT_LIMITS, Kept
 from attention_client.pool.origin import TLS, Origin
 
@@ -26,13 +26,17 @@ class AsyncPool(httpx.AsyncBaseTransport):
     ) -> None:
         self._tls = TLS(verify, trust_env)
         self._kept: Kept[_Connection] = Kept(limits)
-        self._free = None if limits.max_connections is None else asyncio.Semaphore(limits.max_connections)
+        self._most = limits.max_connections
+        self._free: asyncio.Semaphore | None = None
+        self._loop: asyncio.AbstractEventLoop | None = None
+        """The event loop that ``_free`` belongs to."""
 
     async def handle_async_request(self, request: httpx.Request) -> httpx.Response:
         """Send a request and receive the whole response."""
         allowance = Allowance(request)
-        if self._free is not None:
-            await _acquire(self._free, request, allowance)
+        free = self._turns()
+        if free is not None:
+            await _acquire(free, request, allowance)
         try:
             origin = Origin.of(request)
             connection = self._kept.take(origin) or await self._open(origin, request, allowance)
@@ -46,9 +50,17 @@ class AsyncPool(httpx.AsyncBaseTransport):
             else:
                 connection.close()
         finally:
-            if self._free is not None:
-                self._free.release()
+            if free is not None:
+                free.release()
         return answer.response()
+
+    def _turns(self) -> asyncio.Semaphore | None:
+        """The connections that may be used yet, anew in each event loop: whoever waits binds a semaphore to theirs."""
+        loop = asyncio.get_running_loop()
+        if self._loop is not loop:
+            self._loop = loop
+            self._free = None if self._most is None else asyncio.Semaphore(self._most)
+        return self._free
 
     async def _open(self, origin: Origin, request: httpx.Request, allowance: Allowance) -> "_Connection":
         loop = asyncio.get_running_loop()
@@ -90,6 +102,7 @@ class _Connection(asyncio.BufferedProtocol):
 
     def __init__(self, origin: Origin, loop: asyncio.AbstractEventLoop) -> None:
         self.origin = origin
+        self.waits_since = 0.0
         self._loop = loop
         self._scratch = memoryview(bytearray(SCRATCH))
         self._transport: asyncio.Transport | None = None
@@ -100,11 +113,11 @@ class _Connection(asyncio.BufferedProtocol):
         self._last = loop.time()
         """When something was sent or received, by the loop's clock."""
 
-    def is_usable(self, expiry: float | None) -> bool:
-        """Whether it is of this event loop, open, and has not waited too long."""
-        if self._transport is None or self._transport.is_closing() or self._loop is not asyncio.get_running_loop():
+    def is_usable(self) -> bool:
+        """Whether it is of this event loop and open."""
+        if self._transport is None or self._transport.is_closing():
             return False
-        return expiry is None or self._loop.time() - self._last <= expiry
+        return self._loop is asyncio.get_running_loop()
 
     async def exchange(self, request: httpx.Request, allowance: Allowance) -> Answer:
         """Send the request and receive the answer, which may come before all is sent."""
@@ -117,8 +130,7 @@ class _Connection(asyncio.BufferedProtocol):
             await answered
         finally:
             self._answer = None
-            if self._timer is not None:
-                self._timer.cancel()
+            self._rest()
             if not answered.cancel() and not answered.cancelled():
                 answered.exception()  # it has been looked at, whatever else was raised
         answer.reusable = answer.reusable and sent
@@ -126,11 +138,11 @@ class _Connection(asyncio.BufferedProtocol):
 
     async def _send(self, request: httpx.Request, allowance: Allowance) -> bool:
         """Whether the whole request was sent; no more is where the answer is there already, or nobody listens."""
-        chunked = is_chunked(request)
+        body = Body(request)
         waiting, size = [head_of(request)], 0
         assert isinstance(request.stream, httpx.AsyncByteStream)  # noqa: S101 - httpx.AsyncClient sees to it
         async for piece in request.stream:
-            data = as_chunk(piece) if chunked else piece
+            data = body.piece(piece)
             size += len(data)
             if size <= PACKET:
                 waiting.append(data)
@@ -142,12 +154,12 @@ class _Connection(asyncio.BufferedProtocol):
             if self._writable is not None:
                 self._watch("write", request, allowance)
                 await self._writable
+                self._rest()
             if self._answered.done():
                 return False
-        if chunked:
-            waiting.append(LAST_CHUNK)
-        if waiting:
-            self._write(b"".join(waiting))
+        rest = b"".join([*waiting, body.end()])
+        if rest:
+            self._write(rest)
         return True
 
     def _write(self, data: bytes) -> None:
@@ -157,8 +169,7 @@ class _Connection(asyncio.BufferedProtocol):
 
     def _watch(self, step: Literal["write", "read"], request: httpx.Request, allowance: Allowance) -> None:
         """End the request when this step has waited for too long."""
-        if self._timer is not None:
-            self._timer.cancel()
+        self._rest()
         seconds = allowance.seconds(step, self._loop.time() - self._last)
         if seconds is None:
             return
@@ -166,6 +177,11 @@ class _Connection(asyncio.BufferedProtocol):
             self._timer = self._loop.call_later(seconds, self._watch, step, request, allowance)
         else:
             self._end(_TOO_LATE[step]("", request=request))
+
+    def _rest(self) -> None:
+        """Watch no more, as while the caller makes the next piece."""
+        if self._timer is not None:
+            self._timer.cancel()
 
     def _end(self, fault: Exception | None = None) -> None:
         """The answer is complete, or it never will be."""

@@ -11,7 +11,7 @@ import numpy as np
 SCRATCH: Final = 2**16
 """Bytes of a connection's buffer for heads and for bodies of unknown length."""
 MAX_HEAD: Final = 2**18
-"""Bytes of a head, and of trailers, that are read."""
+"""Bytes of a head that are read, and of what comes in a row between and after chunks, as trailers do."""
 PACKET: Final = 2**16
 """Pieces are joined up to this size, so that a small request leaves at once; larger ones are sent as they lie."""
 _NAME: Final = re.compile(rb"[!#$%&'*+\-.^_`|~0-9A-Za-z]+")
@@ -20,14 +20,17 @@ _BODILESS: Final = frozenset({204, 304})
 
 
 def head_of(request: httpx.Request) -> bytes:
-    """The request line and the headers. Raises LocalProtocolError for a header that would end before its end.
+    """The request line and the headers. Raises LocalProtocolError for a name or value that would end before its end.
 
     The extension ``head`` holds them where they have been made before.
     """
     made = request.extensions.get("head")
     if isinstance(made, bytes):
         return made
-    lines = [b"%b %b HTTP/1.1" % (request.method.encode("ascii"), request.url.raw_path)]
+    method = request.method.encode("ascii", "replace")
+    if not _NAME.fullmatch(method):
+        raise httpx.LocalProtocolError(f"method {request.method!r} cannot be sent", request=request)
+    lines = [b"%b %b HTTP/1.1" % (method, request.url.raw_path)]
     for name, value in request.headers.raw:
         if not (_NAME.fullmatch(name) and _VALUE.fullmatch(value)):
             raise httpx.LocalProtocolError(f"header {name!r} cannot be sent", request=request)
@@ -47,6 +50,42 @@ LAST_CHUNK: Final = b"0\r\n\r\n"
 def as_chunk(piece: bytes) -> bytes:
     """A piece of a body that goes in chunks."""
     return b"%x\r\n%b\r\n" % (len(piece), piece) if piece else b""
+
+
+class Body:
+    """A request's body on its way: each piece as it is sent, held against the length that the head announces.
+
+    A length is not looked at where the head was made before: who made it knows the body.
+    """
+
+    def __init__(self, request: httpx.Request) -> None:
+        self._request = request
+        self._chunked = is_chunked(request)
+        self._missing: int | None = None
+        if not self._chunked and "head" not in request.extensions:
+            announced = request.headers.get("content-length", "0")
+            if not (announced.isascii() and announced.isdecimal()):
+                raise httpx.LocalProtocolError(f"content-length {announced!r} cannot be sent", request=request)
+            self._missing = int(announced)
+
+    def piece(self, data: bytes) -> bytes:
+        """What is sent for a piece. Raises LocalProtocolError for one that goes beyond the length."""
+        if self._chunked:
+            return as_chunk(data)
+        if self._missing is not None:
+            self._missing -= len(data)
+            if self._missing < 0:
+                raise self._fault(f"{-self._missing} bytes more than its content-length says")
+        return data
+
+    def end(self) -> bytes:
+        """What is sent after the last piece. Raises LocalProtocolError where the body was too short."""
+        if self._missing:
+            raise self._fault(f"{self._missing} bytes less than its content-length says")
+        return LAST_CHUNK if self._chunked else b""
+
+    def _fault(self, message: str) -> httpx.LocalProtocolError:
+        return httpx.LocalProtocolError(f"the body has {message}", request=self._request)
 
 
 class Answer:
@@ -70,7 +109,8 @@ class Answer:
         self.request = request
         self._scratch = scratch
         self._parser: httptools.HttpResponseParser | None = httptools.HttpResponseParser(self)
-        self._head_bytes = 0
+        self._without_body = 0
+        """Bytes fed to the parser since it last found some of the body."""
         self._in_head = True
         self._chunked = False
         self._length: int | None = None
@@ -92,17 +132,21 @@ class Answer:
             self._filled += count
             self.complete = self._filled == self._length
             return
-        if self._in_head:
-            self._head_bytes += count
+        self._without_body += count
         assert self._parser is not None  # noqa: S101 - a complete answer is not fed
         try:
             self._parser.feed_data(self._scratch[:count])
         except (httptools.HttpParserError, httptools.HttpParserUpgrade) as fault:
+            if self.complete:  # what follows it is no part of it
+                self.reusable = False
+                self._parser = None
+                return
             if isinstance(fault.__context__, httpx.RemoteProtocolError):
                 raise fault.__context__ from None
             raise self._fault(f"the answer is not HTTP/1.1: {fault}") from None
-        if self._in_head and self._head_bytes > MAX_HEAD:
-            raise self._fault(f"the answer's head is longer than {MAX_HEAD} bytes")
+        if self._without_body > MAX_HEAD and not self.complete:
+            part = "head is" if self._in_head else "trailers are"
+            raise self._fault(f"the answer's {part} longer than {MAX_HEAD} bytes")
         if self.complete or self._direct:
             self._parser = None  # which knows this answer: a circle that would keep the body until it is collected
 
@@ -160,6 +204,7 @@ class Answer:
             return
         self.reusable = parser.should_keep_alive()
         self._in_head = False
+        self._without_body = 0
         if self.request.method == "HEAD" or self.status in _BODILESS:
             self._length = None
             self.complete = True
@@ -171,6 +216,7 @@ class Answer:
 
     def on_body(self, part: bytes) -> None:
         """A part of the body."""
+        self._without_body = 0
         if self.complete:
             self.reusable = False  # the body of an answer that has none
         elif self._length is None:
@@ -182,7 +228,7 @@ class Answer:
     def on_message_complete(self) -> None:
         """The response is complete; an interim one is forgotten."""
         if self.status < 200:
-            self.headers, self.reason, self._length, self._chunked, self._head_bytes = [], b"", None, False, 0
+            self.headers, self.reason, self._length, self._chunked, self._without_body = [], b"", None, False, 0
         elif not self.complete:
             self._finish()
 

@@ -1,6 +1,8 @@
 """The connections that wait for their next request."""
 
+import math
 import threading
+import time
 from collections import deque
 from typing import Generic, Protocol, TypeVar
 
@@ -16,9 +18,11 @@ class Connection(Protocol):
     """What both kinds of connection can be asked."""
 
     origin: Origin
+    waits_since: float
+    """Set when it is put among those that wait; seconds of ``time.monotonic``."""
 
-    def is_usable(self, expiry: float | None) -> bool:
-        """Whether it has waited no longer than ``expiry`` seconds and the server has not closed it."""
+    def is_usable(self) -> bool:
+        """Whether another request can be sent over it: the server has neither closed it nor said anything unasked."""
 
     def close(self) -> None:
         """Close it at once."""
@@ -32,7 +36,8 @@ class Kept(Generic[ConnectionT]):
 
     def __init__(self, limits: httpx.Limits) -> None:
         self._most = limits.max_keepalive_connections
-        self._expiry = limits.keepalive_expiry
+        self._expiry = math.inf if limits.keepalive_expiry is None else limits.keepalive_expiry
+        self._closed = False
         self._idle: deque[ConnectionT] = deque()
         self._changing = threading.Lock()
 
@@ -44,23 +49,29 @@ class Kept(Generic[ConnectionT]):
                 if found is None:
                     return None
                 self._idle.remove(found)
-            if found.is_usable(self._expiry):
+            if not self._is_expired(found, time.monotonic()) and found.is_usable():
                 return found
             found.close()
 
     def put(self, connection: ConnectionT) -> None:
-        """Keep a connection; the one that has waited longest is closed where there are too many."""
-        surplus = None
+        """Keep a connection. Closed are those that have waited too long, and the longest where there are too many."""
+        now = connection.waits_since = time.monotonic()
+        surplus = []
         with self._changing:
             self._idle.append(connection)
-            if self._most is not None and len(self._idle) > self._most:
-                surplus = self._idle.popleft()
-        if surplus is not None:
-            surplus.close()
+            most = 0 if self._closed else math.inf if self._most is None else self._most
+            while self._idle and (len(self._idle) > most or self._is_expired(self._idle[0], now)):
+                surplus.append(self._idle.popleft())
+        for one in surplus:
+            one.close()
+
+    def _is_expired(self, connection: ConnectionT, now: float) -> bool:
+        return now - connection.waits_since > self._expiry
 
     def close(self) -> None:
-        """Close them all."""
+        """Close them all, and from now on whatever is put back."""
         with self._changing:
+            self._closed = True
             idle, self._idle = self._idle, deque()
         for connection in idle:
             connection.close()

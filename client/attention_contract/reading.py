@@ -22,6 +22,7 @@ except ImportError:
     simdjson = None
 
 _OPENING = ord("[")
+_MOST_KEYS = 64
 
 
 def read_json(body: bytes | memoryview, model: type[BaseModel]) -> dict[str, Any] | None:
@@ -43,6 +44,8 @@ def read_json(body: bytes | memoryview, model: type[BaseModel]) -> dict[str, Any
 def _read(document: Any, text: bytes, tensors: frozenset[str]) -> dict[str, Any] | None:
     data: dict[str, Any] = {}
     lists = 0
+    if len(document) > _MOST_KEYS:  # each is looked for from the beginning
+        return None
     for key in document:
         if key in data:  # of equal names, the last one counts
             return None

@@ -56,6 +56,21 @@ def test_a_gzip_body_of_several_members_is_read_whole(http):
     assert ask(http, body, "gzip").json()["output"] == [[1, 0]]
 
 
+def test_members_of_nothing_are_not_gone_through_without_end(http):
+    document = problem(ask(http, gzip.compress(b"") * 2000, "gzip"))
+    assert (document["status"], document["code"]) == (400, "unreadable")
+
+
+def test_a_large_body_that_hardly_compresses_is_read_in_good_time(http, rng):
+    x = rng.normal(size=(1, 2048, 512)).astype(np.float32)
+    body = safetensors.numpy.save({"query": x, "key": x[:, :1], "value": x[:, :1]})
+    reply = http.post(
+        FORWARD, content=gzip.compress(body, 1), headers={"content-type": SAFETENSORS, "content-encoding": "gzip"}
+    )
+    assert reply.status_code == 200, reply.text
+    assert np.array_equal(safetensors.numpy.load(reply.content)["output"], np.repeat(x[:, :1], 2048, axis=1))
+
+
 def test_codings_that_are_not_read_are_named(http):
     for coding in ("br", "gzip, gzip", "deflate", "x" * 200):
         refusal = problem(ask(http, b"{}", coding))

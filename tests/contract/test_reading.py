@@ -98,3 +98,8 @@ def test_numbers_of_tensors_become_arrays_without_lists():
     ]
     assert data["return"] == ["output"]
     assert isinstance(read_json(b'{"states": [[0.5]], "stored": [[0.5]]}', HopfieldRequest)["stored"], Untyped)
+
+
+def test_an_object_of_many_keys_is_left_to_the_other_reader():
+    text = json.dumps({"query": [1.0], **{str(index): 0 for index in range(100)}}).encode()
+    assert read_json(text, ForwardRequest) is None

@@ -28,6 +28,9 @@ SPECS = {
     "causal": AttentionSpec(masks=[Causal()]),
     "aligned": AttentionSpec(masks=[Causal(align="bottom_right")]),
     "window": AttentionSpec(masks=[SlidingWindow(left=2, right=1)], position=Rope()),
+    "by-reach": AttentionSpec(
+        position=Rope(scaling={"name": "ntk", "factor": 4, "original_max_position_embeddings": 3})
+    ),
     "biased": AttentionSpec(position=Alibi(), normalizer={"name": "sigmoid"}),
     "sparse": AttentionSpec(normalizer={"name": "sparsemax"}),
     "linear": AttentionSpec(method={"name": "linear"}),
@@ -160,6 +163,28 @@ def test_random_mixtures_give_each_caller_what_it_gets_alone(tmp_path, device, s
             sizes |= {each.ran.batch for each in found if not isinstance(each, Exception)}
         assert max(sizes) > 4, "hardly anything ran together"
         assert 0 < failed < 90
+
+    play(tmp_path, device, story)
+
+
+@pytest.mark.parametrize(
+    "scaling",
+    [
+        {"name": "ntk", "factor": 4.0, "original_max_position_embeddings": 3},
+        {
+            "name": "longrope", "factor": 4.0, "original_max_position_embeddings": 3,
+            "short_factor": [1.0, 1.0], "long_factor": [2.0, 4.0],
+        },
+    ],
+    ids=["ntk", "longrope"],
+)  # fmt: skip
+def test_frequencies_that_go_by_the_reach_are_those_of_each_sequence(tmp_path, device, scaling):
+    spec = AttentionSpec(masks=[Causal()], position=Rope(scaling=scaling))
+
+    async def story(engine):
+        await engine.create(CreateModule(name="far", config=ModuleConfig(d_model=8, num_heads=2, spec=spec), seed=1))
+        asks = [of(length, "far") for length in (2, 8, 3, 7)]
+        same(await together(engine, asks), await alone(engine, asks))
 
     play(tmp_path, device, story)
 

@@ -19,6 +19,10 @@ _COPIED: Final = 2**16
 """Up to this size a copy that may be written to, as tensors want it, costs less than to do without."""
 _STEP: Final = 2**20
 """Bytes that are decompressed at a time: between two steps they are counted, and others have their turn."""
+_SLICE: Final = 2**16
+"""Bytes of a compressed body that are looked at at a time."""
+_MOST_MEMBERS: Final = 1024
+"""Of a gzip file: each costs something to begin, also where there is nothing in it."""
 _WINDOW: Final = 2**27
 """The largest window of zstd that a decompressor must know (RFC 8878 recommends 8 MiB; ``zstd --long`` takes this)."""
 
@@ -95,19 +99,23 @@ async def _decompressed(body: memoryview, coding: str, room: _Room) -> memoryvie
 
 
 def _gunzip(body: memoryview) -> Iterator[bytes]:
-    rest: bytes | memoryview = body
-    while rest:
+    at = members = 0
+    while at < len(body):
+        members += 1
+        if members > _MOST_MEMBERS:
+            raise _broken("gzip")
         member = zlib.decompressobj(wbits=zlib.MAX_WBITS | 16)
         while not member.eof:
+            given = body[at : at + _SLICE]  # what is not consumed is copied, so it is given little at a time
             try:
-                piece = member.decompress(rest, _STEP)
+                piece = member.decompress(given, _STEP)
             except zlib.error:
                 raise _broken("gzip") from None
-            rest = member.unconsumed_tail
-            if not piece and not member.eof:
+            at += len(given) - len(member.unconsumed_tail) - len(member.unused_data)
+            if piece:
+                yield piece
+            elif not given and not member.eof:
                 raise _broken("gzip")
-            yield piece
-        rest = member.unused_data  # another member may follow
 
 
 def _unzstd(body: memoryview) -> Iterator[bytes]:

@@ -30,8 +30,19 @@ _INLINE_BYTES = 2**20
 other thread could run. What is larger is handed to a thread, so that others get their turn between its steps."""
 
 
+MOST_HEADER_BYTES = 2**14
+"""Of one header: longer ones take long to understand, and are nothing to remember."""
+
+
 def headers_of(scope: Scope) -> Headers:
-    """The headers of a request."""
+    """The headers of a request. Raises InvalidRequest for one that is too long."""
+    for name, value in scope["headers"]:
+        if len(value) > MOST_HEADER_BYTES:
+            raise InvalidRequest(
+                f"{str(name[:80], 'latin-1')}: the header has {len(value)} bytes; expected at most {MOST_HEADER_BYTES}",
+                param=str(name[:80], "latin-1"),
+                limit=MOST_HEADER_BYTES,
+            )
     return dict(reversed(scope["headers"]))
 
 

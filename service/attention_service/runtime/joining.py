@@ -15,6 +15,7 @@ from attention_contract.tensors import Array
 from attention_service.core.cost import Estimate, Workload
 from attention_service.core.masks import pattern_of
 from attention_service.core.methods import approximation_of
+from attention_service.core.positions import POSITIONS
 from attention_service.runtime.bound import Bound
 from attention_service.runtime.jobs import Fields
 from attention_service.runtime.planning import Plan
@@ -24,6 +25,8 @@ _STACKED = frozenset(
     | {"gate", "beta", "initial_state", "initial_normalizer"}
 )
 """Tensors with one entry for each sequence. A mask may be one for all of them."""
+_MOST = 4096
+"""Sizes of one kind that are remembered."""
 _PADDED = frozenset({"query", "key", "value"})
 
 Lengths = tuple[int, int]
@@ -56,8 +59,15 @@ class Kind:
     def predicted(self, size: Size) -> Estimate:
         """The time of one pass."""
         if size not in self._predicted:
+            self._forget()
             self._predicted[size] = self.predict(self._sized(size))
         return self._predicted[size]
+
+    def _forget(self) -> None:
+        """Begin anew where too many sizes are remembered."""
+        if len(self._predicted) >= _MOST:
+            for remembered in (self._predicted, self._plans, self.taken, self._alike):
+                remembered.clear()
 
     def plan(self, size: Size) -> Plan:
         """The plan of one pass."""
@@ -75,6 +85,8 @@ class Kind:
     @cached_property
     def _paddable(self) -> bool:
         work = self.work
+        if POSITIONS.of(work.spec.position).by_reach:
+            return False
         bare = not work.past and not work.extra and not work.padded and not work.batched_places
         return bare and work.taps == {"output"} and approximation_of(work.spec) is None
 

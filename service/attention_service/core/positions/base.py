@@ -65,6 +65,10 @@ class Position(Protocol):
     """Whether ``bias`` gives one."""
 
     @property
+    def by_reach(self) -> bool:
+        """Whether what a token gets depends on how far its sequence reaches."""
+
+    @property
     def length(self) -> int | None:
         """How many places it has an encoding for, from 0 on; None where it has one for any."""
 
@@ -112,6 +116,11 @@ class Inert:
 
     reads = True
     biased = False
+
+    @property
+    def by_reach(self) -> bool:
+        """It does not."""
+        return False
 
     @property
     def length(self) -> int | None:

@@ -28,6 +28,13 @@ class Rope(Inert):
 
     options: options.Rope
 
+    @property
+    def by_reach(self) -> bool:
+        """Where the scaling is dynamic."""
+        scaling = self.options.scaling
+        dynamic = isinstance(scaling, options.NtkScaling) and scaling.original_max_position_embeddings is not None
+        return dynamic or isinstance(scaling, options.LongRopeScaling)
+
     def fault(self, widths: Widths, inputs: Sequence[int]) -> tuple[str, str] | None:
         """Pairs must come out even, and fit the head."""
         width, dim = widths.head_dim, self.options.dim

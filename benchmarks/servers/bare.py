@@ -21,6 +21,7 @@ from benchmarks.servers.attention import Attention
 
 Body = bytes | memoryview
 Route = Callable[[bytes], Awaitable[Body]]
+Application = Callable[..., Awaitable[None]]
 
 
 class Together:
@@ -64,7 +65,7 @@ def routes(attention: Attention) -> dict[str, Route]:
     return {"/raw": raw, "/batched": Together(attention), "/json": json, "/echo": echo}
 
 
-def application(routes: dict[str, Route], *headers: tuple[bytes, bytes]) -> Callable[..., Awaitable[None]]:
+def application(routes: dict[str, Route], *headers: tuple[bytes, bytes]) -> Application:
     """The ASGI application; its answers have these headers and their length."""
     head = {"type": "http.response.start", "status": 200}
 
@@ -84,16 +85,21 @@ def application(routes: dict[str, Route], *headers: tuple[bytes, bytes]) -> Call
     return app
 
 
-def main() -> None:
-    """Serve until terminated."""
-    parser = argparse.ArgumentParser(description=__doc__)
+def serve(description: str | None, make: Callable[[Attention], Application], **settings: Any) -> None:
+    """Serve what is made of the weights, at the port and with the threads of the command line, until terminated."""
+    parser = argparse.ArgumentParser(description=description)
     parser.add_argument("weights", type=Path)
     parser.add_argument("port", type=int)
     parser.add_argument("threads", type=int)
     options = parser.parse_args()
-    app = application(routes(Attention(options.weights, options.threads)))
+    app = make(Attention(options.weights, options.threads))
     gc.freeze()
-    uvicorn.run(app, port=options.port, lifespan="off", log_level="error", access_log=False)
+    uvicorn.run(app, port=options.port, lifespan="off", log_level="error", access_log=False, **settings)
+
+
+def main() -> None:
+    """Serve until terminated."""
+    serve(__doc__, lambda attention: application(routes(attention)))
 
 
 if __name__ == "__main__":

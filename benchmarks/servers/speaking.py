@@ -4,18 +4,14 @@
 turn of the event loop. The head of a request is passed over; that of the reply was written once.
 """
 
-import argparse
-import gc
 from collections.abc import Awaitable, Callable
-from pathlib import Path
 
 import numpy as np
-import uvicorn
 
 from attention_contract.schemas.attention import ForwardReply, Ran
 from attention_contract.wire import SAFETENSORS, to_body
 from benchmarks.servers.attention import Attention
-from benchmarks.servers.bare import Route, Together, application
+from benchmarks.servers.bare import Application, Route, Together, application, serve
 
 RAN = Ran(
     kernel="fused", device="cpu", dtype="float32", version="0" * 64, flops=1, predicted_ms=0.1, predicted_low_ms=0.05,
@@ -34,14 +30,8 @@ def speaking(shape: tuple[int, ...], answer: Callable[[memoryview], Awaitable[me
     return route
 
 
-def main() -> None:
-    """Serve until terminated."""
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("weights", type=Path)
-    parser.add_argument("port", type=int)
-    parser.add_argument("threads", type=int)
-    options = parser.parse_args()
-    attention = Attention(options.weights, options.threads)
+def made(attention: Attention) -> Application:
+    """The application: one at a time, and many together."""
 
     async def one(body: memoryview) -> memoryview:
         return attention.of_bytes(body)[0]
@@ -52,9 +42,12 @@ def main() -> None:
     answers: dict[str, Callable[[memoryview], Awaitable[memoryview]]] = {"one": one, "many": Together(attention)}
     routes: dict[str, Route] = {"/": alive}
     routes |= {f"/v1/modules/{name}/forward": speaking(attention.shape, answer) for name, answer in answers.items()}
-    app = application(routes, (b"content-type", SAFETENSORS.encode()))
-    gc.freeze()
-    uvicorn.run(app, port=options.port, lifespan="off", log_level="error", access_log=False, timeout_keep_alive=3600)
+    return application(routes, (b"content-type", SAFETENSORS.encode()))
+
+
+def main() -> None:
+    """Serve until terminated."""
+    serve(__doc__, made, timeout_keep_alive=3600)
 
 
 if __name__ == "__main__":

@@ -27,7 +27,6 @@ _STACKED = frozenset(
 """Tensors with one entry for each sequence. A mask may be one for all of them."""
 _MOST = 4096
 """Sizes of one kind that are remembered."""
-_PADDED = frozenset({"query", "key", "value"})
 
 Lengths = tuple[int, int]
 """Queries and keys, the past and what the spec adds included."""

@@ -157,7 +157,8 @@ class Execution:
             return
         self._busy = True
         loop = asyncio.get_running_loop()
-        future.add_done_callback(lambda _: loop.call_soon_threadsafe(self._handed_back, following, future))
+        # Not the future itself in the function: it would hold itself, and with it all that was asked and answered.
+        future.add_done_callback(lambda done: loop.call_soon_threadsafe(self._handed_back, following, done))
 
     def _next(self) -> Pass:
         """What runs next, taken out of what waits: the first, and those that do better together with it."""

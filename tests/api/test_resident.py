@@ -1,0 +1,98 @@
+"""What stays in memory: nothing of a request, once it is answered."""
+
+import gc
+import gzip
+from http.client import HTTPConnection
+from urllib.parse import urlsplit
+
+import numpy as np
+import orjson
+import pytest
+import torch
+
+from attention_contract.wire import JSON
+from tests.conftest import live_server
+
+WIDTH, LENGTH = 64, 512
+"""Of a pass that runs on the device's thread, whatever the processor."""
+LARGE = 2**15
+"""Bytes of a buffer that matters."""
+QUERY = np.random.default_rng(0).standard_normal((1, LENGTH, WIDTH), np.float32)
+LISTS = QUERY.tolist()
+FORWARD, GRADIENTS = "/v1/modules/m/forward", "/v1/modules/m/gradients"
+
+
+@pytest.fixture(scope="module")
+def connection(tmp_path_factory):
+    with live_server(tmp_path_factory.mktemp("models")) as url:
+        connection = HTTPConnection(urlsplit(url).netloc, timeout=60)
+        for name, dtype in ("m", "float32"), ("half", "float16"):
+            module = {"name": name, "config": {"d_model": WIDTH, "num_heads": 4, "dtype": dtype}, "seed": 0}
+            assert send(connection, "/v1/modules", orjson.dumps(module)) == 201
+        yield connection
+        connection.close()
+
+
+@pytest.fixture
+def no_collector():
+    gc.collect()
+    gc.disable()
+    yield
+    gc.enable()
+
+
+def send(connection, path, body, **headers):
+    """The status of the answer."""
+    connection.request("POST", path, body, {"Content-Type": JSON} | headers)
+    with connection.getresponse() as answer:
+        answer.read()
+    return answer.status
+
+
+def left_to_the_collector():
+    """Large buffers that only the collector would free, as text."""
+    gc.set_debug(gc.DEBUG_SAVEALL)
+    gc.collect()
+    gc.set_debug(0)
+    held = [(owner, each) for owner in gc.garbage for each in (owner, *gc.get_referents(owner))]
+    gc.garbage.clear()
+    told = [f"{type(each).__name__} of {size} bytes in {owner!r:.200}" for owner, each in held if (size := _size(each))]
+    del held
+    gc.collect()
+    return told
+
+
+def _size(thing):
+    if isinstance(thing, np.ndarray | torch.Tensor | memoryview):
+        return thing.nbytes * (thing.nbytes >= LARGE)
+    return len(thing) * (len(thing) >= LARGE) if isinstance(thing, bytes | bytearray) else 0
+
+
+STORIES = {
+    "output": (FORWARD, {"query": LISTS}, 200),
+    "taps": (FORWARD, {"query": LISTS, "return": ["output", "weights", "lse"]}, 200),
+    "weights": ("/v1/modules/m/weights", {"query": LISTS}, 200),
+    "gradients": (GRADIENTS, {"query": LISTS, "wrt": ["query", "weights", "parameters"]}, 200),
+    "retrieval": ("/v1/hopfield/retrieve", {"stored": LISTS[0], "states": LISTS[0]}, 200),
+    "ragged": (FORWARD, {"query": [*LISTS, [1.0]]}, 422),
+    "too narrow": (FORWARD, {"query": QUERY[..., :32].tolist()}, 422),
+    "unknown field": (FORWARD, {"query": LISTS, "quarry": 1}, 422),
+    "unknown kernel": (FORWARD, {"query": LISTS, "kernel": "none"}, 422),
+    "unknown module": ("/v1/modules/n/forward", {"query": LISTS}, 404),
+    "larger than a mebibyte": (FORWARD, {"query": LISTS * 4, "quarry": 1}, 422),  # read on a thread
+    "too large a number": ("/v1/modules/half/forward", {"query": (QUERY * 1e6).tolist()}, 422),  # found on the device
+}
+
+
+@pytest.mark.usefixtures("no_collector")
+@pytest.mark.parametrize("story", STORIES)
+@pytest.mark.parametrize("form", ["plain", "gzip"])
+def test_nothing_of_a_request_waits_for_the_collector(connection, story, form):
+    path, request, status = STORIES[story]
+    body, headers = orjson.dumps(request), {}
+    if form == "gzip":
+        body, headers = gzip.compress(body, 1), {"Content-Encoding": "gzip"}
+    for _ in range(3):
+        assert send(connection, path, body, **headers) == status
+    assert send(connection, FORWARD, b"{}") == 422  # what came before is over, also behind the answer
+    assert left_to_the_collector() == []

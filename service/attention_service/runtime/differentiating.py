@@ -9,6 +9,7 @@ from torch import Tensor
 from attention_contract.tensors import Array
 from attention_service.core.attention import attend, trace
 from attention_service.core.edits import BoundEdit
+from attention_service.core.pullback import pullback
 from attention_service.core.types import Problem, Selection
 from attention_service.runtime import compute
 from attention_service.runtime.bound import Bound
@@ -85,10 +86,7 @@ def differentiate(graph: Graph, targets: Targets, upstream: Tensor, *, again: bo
     at = [graph.at[name] for name in targets.names]
     if not graph.output.requires_grad:  # nothing that was asked for leads to it
         return {name: torch.zeros_like(x) for name, x in zip(targets.names, at, strict=True)}
-    found = torch.autograd.grad(
-        graph.output, at, upstream, create_graph=again, materialize_grads=True, allow_unused=True
-    )
-    return dict(zip(targets.names, found, strict=True))
+    return dict(zip(targets.names, pullback(graph.output, at, upstream, again=again), strict=True))
 
 
 def hessian_products(

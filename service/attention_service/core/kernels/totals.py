@@ -9,6 +9,7 @@ from torch import Tensor
 from attention_service.core.kernels.tiles import Group, Leaves, scatter_add
 from attention_service.core.kernels.tiling import Block, Strip
 from attention_service.core.kernels.ways import Upstream, Way
+from attention_service.core.pullback import pullback_where_used
 from attention_service.core.types import Problem
 
 
@@ -38,7 +39,7 @@ class Totals:
         asked = {name: x for name, x in named.items() if x is not None and x.requires_grad}
         if not scores.requires_grad:
             return
-        found = torch.autograd.grad(scores, [*asked.values()], of_scores.to(scores.dtype), allow_unused=True)
+        found = pullback_where_used(scores, [*asked.values()], of_scores.to(scores.dtype))
         for name, gradient in zip(asked, found, strict=True):
             if gradient is not None:
                 self._put(name, gradient, group, block, strip)

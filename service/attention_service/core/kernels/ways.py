@@ -12,6 +12,7 @@ from attention_service.core.groups import product, product_backward
 from attention_service.core.kernels.tiles import Group, Leaves
 from attention_service.core.kernels.tiling import Block, Strip
 from attention_service.core.normalizers import NORMALIZERS, Exponential, Normalizer
+from attention_service.core.pullback import pullback
 from attention_service.core.types import Problem
 
 _LOG2_E = 1 / log(2)
@@ -141,7 +142,7 @@ class Weighed:
         x, v = x.requires_grad_(), v.detach().requires_grad_()
         with torch.enable_grad():
             part = self._part(group, block, strip, x, v)
-        of_x, of_v = torch.autograd.grad(part, (x, v), upstream.gradient)
+        of_x, of_v = pullback(part, (x, v), upstream.gradient)
         return of_x, of_v
 
     def _part(self, group: Group, block: Block, strip: Strip, x: Tensor, v: Tensor) -> Tensor:

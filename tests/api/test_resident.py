@@ -1,8 +1,13 @@
-"""What stays in memory: nothing of a request, once it is answered."""
+"""What is in memory: of requests no more than is being worked on, and of programs no more than is needed."""
 
 import gc
 import gzip
+import json
+import subprocess
+import sys
+from concurrent.futures import ThreadPoolExecutor
 from http.client import HTTPConnection
+from pathlib import Path
 from urllib.parse import urlsplit
 
 import numpy as np
@@ -10,7 +15,9 @@ import orjson
 import pytest
 import torch
 
+from attention_client import Client
 from attention_contract.wire import JSON
+from tests.api.test_serving import process
 from tests.conftest import live_server
 
 WIDTH, LENGTH = 64, 512
@@ -96,3 +103,67 @@ def test_nothing_of_a_request_waits_for_the_collector(connection, story, form):
         assert send(connection, path, body, **headers) == status
     assert send(connection, FORWARD, b"{}") == 422  # what came before is over, also behind the answer
     assert left_to_the_collector() == []
+
+
+@pytest.mark.skipif(not Path("/proc/self/status").exists(), reason="needs Linux's account of memory")
+def test_large_requests_need_their_bodies_and_one_pass(tmp_path):
+    callers, each = 4, 6
+    query = np.ones((8, 512, 512), np.float32)
+    with process(tmp_path, "--threads", "1") as (server, url), Client(url) as client:
+        client.create_module("m", {"d_model": 512, "num_heads": 8}, seed=0)
+
+        def resident(field):
+            lines = Path(f"/proc/{server.pid}/status").read_text().splitlines()
+            return next(int(line.split()[1]) * 1024 for line in lines if line.startswith(field))
+
+        def ask(_):
+            with Client(url) as mine:
+                return max(mine.forward("m", query).ran.peak_bytes for _ in range(each))
+
+        before = resident("VmRSS")
+        with ThreadPoolExecutor(callers) as pool:
+            passes = max(pool.map(ask, range(callers)))
+        grown = resident("VmHWM") - before
+    bodies = callers * 2 * query.nbytes
+    assert grown < 1.5 * (bodies + passes)  # in holes between others some memory is of no use
+
+
+STARTED = """
+import asyncio, json, sys
+from pathlib import Path
+import httpx
+from attention_service.api.app import create_app
+from attention_service.settings import Settings
+
+async def main():
+    app = create_app(Settings(models_dir=Path(sys.argv[1]), calibrate=False))
+    asked = {"query": [[0.5] * 8] * 4}
+    async with app.router.lifespan_context(app):
+        while app.state.engine.state == "loading":
+            await asyncio.sleep(0.01)
+        async with httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://here") as http:
+            module = {"name": "m", "config": {"d_model": 8, "num_heads": 2}, "seed": 0}
+            assert (await http.post("/v1/modules", json=module)).status_code == 201
+            for question, more in ("forward", {}), ("weights", {}), ("gradients", {"wrt": ["query", "weights"]}):
+                answer = await http.post(f"/v1/modules/m/{question}", json=asked | more)
+                assert answer.status_code == 200, answer.text
+    print(json.dumps(list(sys.modules)))
+
+asyncio.run(main())
+"""
+
+
+@pytest.fixture(scope="module")
+def imported(tmp_path_factory):
+    command = [sys.executable, "-c", STARTED, str(tmp_path_factory.mktemp("models"))]
+    done = subprocess.run(command, check=True, capture_output=True, text=True, timeout=120)
+    return set(json.loads(done.stdout.splitlines()[-1]))
+
+
+@pytest.mark.parametrize(
+    "name",
+    ["matplotlib", "networkx", "pandas", "scipy", "sympy", "torch._dynamo", "torch._inductor", "transformers"],
+)
+def test_the_server_does_not_import(imported, name):
+    assert {"torch", "fastapi"} <= imported
+    assert name not in imported

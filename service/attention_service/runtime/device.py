@@ -25,7 +25,7 @@ _PROCESSORS = Path("/proc/cpuinfo")
 BUDGET_SHARE = 0.8
 """The share of the free memory that is the default budget; the rest is for the interpreter and the allocator."""
 
-_M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD = -1, -3
+_M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD, _M_ARENA_MAX = -1, -3, -8
 """Of ``malloc.h``."""
 
 
@@ -117,12 +117,24 @@ def _keep_freed_memory() -> None:
     """Let the C library keep what is freed, so that the next tensor does not get pages that must be cleared first.
 
     Up to 32 MiB at a time, beyond which glibc always asks the system; half a gibibyte in all. Without it glibc gives
-    back all but 128 KiB, until it has learned better. Of another C library, nothing.
+    back all but 128 KiB, until it has learned better. One arena for all threads: what the device's thread computes is
+    freed by the event loop that sent it, and would otherwise be kept once for each of them. Of another C library,
+    nothing.
     """
     with suppress(OSError, AttributeError):
         mallopt = ctypes.CDLL(None).mallopt
         mallopt(_M_MMAP_THRESHOLD, 2**25)
         mallopt(_M_TRIM_THRESHOLD, 2**29)
+        mallopt(_M_ARENA_MAX, 1)
+
+
+def give_back_freed_memory() -> None:
+    """Have the C library give back what it keeps: after work of another kind than what follows. It takes milliseconds.
+
+    Of another C library than glibc, nothing.
+    """
+    with suppress(OSError, AttributeError):
+        ctypes.CDLL(None).malloc_trim(0)
 
 
 def _name(device: torch.device) -> str:
@@ -163,10 +175,10 @@ def measure_rates(device: torch.device) -> Rates:
     """The rates of a float32 matrix product, of a copy, and the cost of the smallest attention, measured now."""
     side = 4096 if device.type == "cuda" else 512
     a = torch.rand(side, side, device=device)
-    big = torch.empty(2**28 if device.type == "cuda" else 2**24, dtype=torch.uint8, device=device)
+    big, other = torch.empty(2, 2**28 if device.type == "cuda" else 2**24, dtype=torch.uint8, device=device)
     tiny = Problem(*torch.rand(3, 1, 1, 8, 8, device=device))
     product = _median_seconds(lambda: a @ a, device)
-    copy = _median_seconds(big.clone, device)
+    copy = _median_seconds(lambda: other.copy_(big), device)
     start = _median_seconds(lambda: attend(tiny), device)
     link = None
     if device.type == "cuda":

@@ -49,7 +49,7 @@ from attention_service.runtime.calibration import stored
 from attention_service.runtime.calibration.background import measured
 from attention_service.runtime.calibration.sharing import turn
 from attention_service.runtime.complexity.subjects import Place
-from attention_service.runtime.device import BUDGET_SHARE, Device, warm_up
+from attention_service.runtime.device import BUDGET_SHARE, Device, give_back_freed_memory, warm_up
 from attention_service.runtime.drift import Drift
 from attention_service.runtime.execution import Execution
 from attention_service.runtime.jobs import Fields, Job
@@ -100,6 +100,7 @@ class Engine:
                 self._set_clock(found)
             await self.execution.call(partial(warm_up, self.device))
             await self.execution.measure()
+            await self._in_thread(give_back_freed_memory)
         except Exception as fault:
             self.failure = type(fault).__name__
             raise

@@ -66,7 +66,7 @@ def test_the_time_that_a_caller_takes_for_a_piece_is_not_that_of_writing_it(kind
                 assert http.post(url, headers=headers, content=pieces()).status_code == 204
 
 
-def test_a_piece_that_is_taken_slowly_is_not_too_late():
+def test_a_piece_that_is_taken_slowly_is_not_too_late(kind):
     def slow(connection, over):
         connection.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 2**16)
         missing = 2**24 - len(connection.recv(2**12).partition(b"\r\n\r\n")[2])
@@ -75,10 +75,36 @@ def test_a_piece_that_is_taken_slowly_is_not_too_late():
             missing -= len(connection.recv(min(2**20, missing), socket.MSG_WAITALL))
         connection.sendall(b"HTTP/1.1 204 No Content\r\n\r\n")
 
-    with stubborn(slow) as url, httpx.Client(transport=Pool(), timeout=httpx.Timeout(None, write=0.5)) as http:
+    with stubborn(slow) as url:
         started = time.monotonic()
-        assert http.post(url, content=bytes(2**24)).status_code == 204
+        assert post(kind, url, 2**24, httpx.Timeout(None, write=0.5)).status_code == 204
         assert time.monotonic() - started > 0.5
+
+
+def test_a_piece_of_which_no_more_is_taken_is_too_late(kind):
+    def stops(connection, over):
+        connection.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 2**16)
+        connection.recv(2**16, socket.MSG_WAITALL)
+        over.wait(5)
+
+    with stubborn(stops) as url:
+        started = time.monotonic()
+        with pytest.raises(httpx.WriteTimeout):
+            post(kind, url, 2**24, httpx.Timeout(None, write=0.4))
+        assert 0.4 <= time.monotonic() - started < 2
+
+
+def post(kind, url, size, timeout):
+    """The answer to a body of so many bytes, in one piece."""
+
+    async def awaited():
+        async with httpx.AsyncClient(transport=AsyncPool(), timeout=timeout) as http:
+            return await http.post(url, content=bytes(size))
+
+    if kind == "async":
+        return asyncio.run(awaited())
+    with httpx.Client(transport=Pool(), timeout=timeout) as http:
+        return http.post(url, content=bytes(size))
 
 
 def test_an_answer_that_comes_before_the_whole_request_is_sent_counts(kind):

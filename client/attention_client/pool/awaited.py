@@ -2,7 +2,7 @@
 
 import asyncio
 import ssl
-from typing import Any, Literal, cast
+from typing import Any, Final, Literal, cast
 
 import httpx
 
@@ -12,6 +12,10 @@ from attention_client.pool.kept import DEFAULT_LIMITS, Kept
 from attention_client.pool.origin import TLS, Origin
 
 _TOO_LATE = {"write": httpx.WriteTimeout, "read": httpx.ReadTimeout}
+_LOOKS: Final = 4
+"""How often it is looked whether the socket has taken more, within the time that is left for a write."""
+_LEAST: Final = 1e-3
+"""Seconds between two looks."""
 
 
 class AsyncPool(httpx.AsyncBaseTransport):
@@ -112,6 +116,8 @@ class _Connection(asyncio.BufferedProtocol):
         self._timer: asyncio.TimerHandle | None = None
         self._last = loop.time()
         """When something was sent or received, by the loop's clock."""
+        self._unsent = 0
+        """Bytes that the socket had not taken yet when it was last looked."""
 
     def is_usable(self) -> bool:
         """Whether it is of this event loop and open."""
@@ -166,15 +172,21 @@ class _Connection(asyncio.BufferedProtocol):
         self._last = self._loop.time()
         if self._transport is not None:
             self._transport.write(data)
+            self._unsent = self._transport.get_write_buffer_size()
 
     def _watch(self, step: Literal["write", "read"], request: httpx.Request, allowance: Allowance) -> None:
-        """End the request when this step has waited for too long."""
+        """End the request when this step has waited for too long; a write, for the socket to take any more."""
         self._rest()
+        if step == "write" and self._transport is not None:
+            unsent, self._unsent = self._unsent, self._transport.get_write_buffer_size()
+            if self._unsent < unsent:
+                self._last = self._loop.time()
         seconds = allowance.seconds(step, self._loop.time() - self._last)
         if seconds is None:
             return
         if seconds > 0:
-            self._timer = self._loop.call_later(seconds, self._watch, step, request, allowance)
+            look = max(seconds / _LOOKS, _LEAST) if step == "write" else seconds
+            self._timer = self._loop.call_later(look, self._watch, step, request, allowance)
         else:
             self._end(_TOO_LATE[step]("", request=request))
 

@@ -1,14 +1,17 @@
 """Compressed bodies: read as what they were, within the limits that uncompressed ones have."""
 
+import asyncio
 import gzip
 
 import httpx
 import numpy as np
 import pytest
 import safetensors.numpy
-import zstandard
 
+from attention_contract.errors import Cancelled
 from attention_contract.wire import SAFETENSORS
+from attention_service.api.bodies import read_body, zstd
+from attention_service.runtime.budget import Budget
 from tests.api.talk import problem
 from tests.conftest import live_server
 
@@ -16,16 +19,12 @@ JSON = "application/json"
 FORWARD = "/v1/attention/forward"
 
 
-def zstd(data):
-    return zstandard.ZstdCompressor().compress(data)
-
-
 def zstd_without_size(data):
-    stream = zstandard.ZstdCompressor().compressobj()
+    stream = zstd.ZstdCompressor()
     return stream.compress(data) + stream.flush()
 
 
-CODINGS = [("gzip", gzip.compress), ("zstd", zstd), ("zstd", zstd_without_size)]
+CODINGS = [("gzip", gzip.compress), ("zstd", zstd.compress), ("zstd", zstd_without_size)]
 
 
 def ask(http, body, coding, media_type=JSON):
@@ -51,13 +50,15 @@ def output(answer):
     return np.array(answer.json()["output"])
 
 
-def test_a_gzip_body_of_several_members_is_read_whole(http):
-    body = gzip.compress(b'{"query": [[1.0,') + gzip.compress(b" 0.0]]}")
-    assert ask(http, body, "gzip").json()["output"] == [[1, 0]]
+@pytest.mark.parametrize(("coding", "compress"), CODINGS)
+def test_a_body_of_several_members_is_read_whole(http, coding, compress):
+    body = compress(b'{"query": [[1.0,') + compress(b" 0.0]]}")
+    assert ask(http, body, coding).json()["output"] == [[1, 0]]
 
 
-def test_members_of_nothing_are_not_gone_through_without_end(http):
-    document = problem(ask(http, gzip.compress(b"") * 2000, "gzip"))
+@pytest.mark.parametrize(("coding", "compress"), CODINGS)
+def test_members_of_nothing_are_not_gone_through_without_end(http, coding, compress):
+    document = problem(ask(http, compress(b"") * 2000, coding))
     assert (document["status"], document["code"]) == (400, "unreadable")
 
 
@@ -83,7 +84,16 @@ def test_codings_that_are_not_read_are_named(http):
 @pytest.mark.parametrize("harm", [lambda b: b[: len(b) // 2], lambda b: b"junk" + b, lambda b: b[:12] + b"\0" * 40])
 def test_a_broken_compressed_body_is_unreadable(http, coding, compress, harm):
     body = compress(b'{"query": [[' + b"0.25, " * 500 + b"0]]}")
-    assert problem(ask(http, harm(body), coding))["status"] == 400
+    refusal = problem(ask(http, harm(body), coding))
+    assert refusal["status"] == 400
+    assert f"Content-Encoding: {coding}" in refusal["detail"]
+
+
+@pytest.mark.parametrize(("coding", "compress"), CODINGS)
+def test_a_compressed_body_that_ends_too_early_is_told_as_such(http, coding, compress):
+    body = compress(b'{"query": [[1.0, 0.0]]}')
+    for missing in range(1, len(body)):
+        assert f"Content-Encoding: {coding}" in problem(ask(http, body[:-missing], coding))["detail"]
 
 
 @pytest.mark.parametrize(("coding", "compress"), CODINGS)
@@ -103,3 +113,21 @@ def test_what_comes_out_is_held_in_the_budget(tmp_path, coding, compress):
         refusal = problem(ask(http, compress(b" " * 2**26), coding))
         assert (refusal["status"], refusal["code"]) == (413, "over_budget")
         assert "attention_body_bytes 0.0" in http.get("/metrics").text
+
+
+@pytest.mark.parametrize(("coding", "compress"), CODINGS)
+def test_nothing_more_is_decompressed_once_the_caller_has_left(coding, compress):
+    bomb = compress(b" " * 2**29)
+    budget = Budget(2**40, 2**40, lambda: 0, 1)
+    messages = [{"type": "http.request", "body": bomb}, {"type": "http.disconnect"}]
+
+    async def receive():
+        return messages.pop(0)
+
+    async def play():
+        with budget.body() as memory:
+            with pytest.raises(Cancelled):
+                await read_body({b"content-encoding": coding.encode()}, receive, 2**40, memory)
+            return budget.bodies
+
+    assert asyncio.run(play()) < 2**28

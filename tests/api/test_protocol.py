@@ -45,6 +45,24 @@ def test_accept_chooses_the_form_of_the_reply(http):
     assert problem(http.get("/v1", headers={"accept": SAFETENSORS}))["status"] == 406
 
 
+def test_lists_may_come_in_several_headers(http):
+    ask = {"query": [[1.0, 0.0]]}
+    lines = [("accept", "text/html"), ("accept", f"{SAFETENSORS};q=0.1"), ("accept", "application/json;q=0.2")]
+    for order in (lines, lines[::-1]):
+        assert http.post("/v1/attention/forward", json=ask, headers=order).headers["content-type"] == "application/json"
+    twice = [("content-encoding", "gzip"), ("content-encoding", "gzip")]
+    assert problem(http.post("/v1/attention/forward", json=ask, headers=twice))["status"] == 415
+    late = [("prefer", "respond-async"), ("prefer", "wait=0")]
+    assert problem(http.post("/v1/attention/forward", json=ask, headers=late))["code"] == "deadline_exceeded"
+    post(http, "/v1/modules", name="several", config={"d_model": 2, "num_heads": 1})
+    tag = http.get("/v1/modules/several").headers["etag"]
+    tags = [("if-none-match", '"other"'), ("if-none-match", tag), ("if-none-match", '"another"')]
+    assert http.get("/v1/modules/several", headers=tags).status_code == 304
+    several = [("if-match", '"a"'), ("if-match", '"b"')]
+    refusal = problem(http.post("/v1/modules/several/forward", json=ask, headers=several))
+    assert (refusal["status"], refusal["param"]) == (422, "If-Match")
+
+
 def test_encoding_chooses_between_lists_and_base64(http):
     reply = post(http, "/v1/attention/forward", query=[[1.0, 0.0]], encoding="base64")
     assert reply["output"]["dtype"] == "float32"

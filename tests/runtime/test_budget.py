@@ -161,19 +161,19 @@ def test_the_budget_holds_under_random_work_and_cancellation():
 def test_bodies_are_held_together_and_take_nothing_from_computations():
     budget = make(resident=20, waiting=8)
     with budget.body() as first:
-        first(30)
-        first(20)
+        first.hold(30)
+        first.hold(20)
         assert (budget.bodies, budget.free, budget.in_flight) == (50, 80, 0)
         with budget.body() as second:
-            second(20)
+            second.hold(20)
             with pytest.raises(Overloaded) as refusal:
-                second(20)
+                second.hold(20)
             assert refusal.value.facts == {"limit_bytes": 80}
             assert budget.bodies == 70
         assert budget.bodies == 50
         with pytest.raises(OverBudget) as refusal:
-            first(31)
+            first.hold(31)
         assert refusal.value.facts == {"needed_bytes": 81, "limit_bytes": 80}
         with pytest.raises(NeverFits):
-            first(1000)
+            first.hold(1000)
     assert budget.bodies == 0

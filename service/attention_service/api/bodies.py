@@ -1,37 +1,42 @@
 """Bodies as they arrive: into one buffer, decompressed where they are compressed, within the limit and the memory."""
 
+import sys
 import zlib
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from typing import Final
 
-import zstandard
 from starlette.concurrency import run_in_threadpool
 from starlette.types import Receive
 
 from attention_contract.errors import BodyTooLarge, Unreadable, UnsupportedMediaType
+from attention_service.api.leaving import unless_gone
+from attention_service.runtime.budget import Body
 
-Hold = Callable[[int], None]
-"""Takes the memory of so many bytes of a body, or raises."""
+if sys.version_info >= (3, 14):
+    from compression import zstd
+else:
+    from backports import zstd
 
 UNCOUNTED: Final = 32 * 1024
 """Bytes of a body that are not worth counting."""
 _COPIED: Final = 2**16
 """Up to this size a copy that may be written to, as tensors want it, costs less than to do without."""
 _STEP: Final = 2**20
-"""Bytes that are decompressed at a time: between two steps they are counted, and others have their turn."""
+"""Bytes that are decompressed at a time: between two steps they are counted, and others have their turn. And bytes of a
+body for which memory is taken at a time."""
 _SLICE: Final = 2**16
 """Bytes of a compressed body that are looked at at a time."""
 _MOST_MEMBERS: Final = 1024
-"""Of a gzip file: each costs something to begin, also where there is nothing in it."""
-_WINDOW: Final = 2**27
-"""The largest window of zstd that a decompressor must know (RFC 8878 recommends 8 MiB; ``zstd --long`` takes this)."""
+"""Of a gzip file, or frames of zstd: each costs something to begin, also where there is nothing in it."""
+_WINDOW: Final = 27
+"""The largest window of zstd that is read, as a power of 2 (RFC 8878 recommends 8 MiB; ``zstd --long`` takes this)."""
 
 
-async def read_body(headers: Mapping[bytes, bytes], receive: Receive, limit: int, hold: Hold) -> memoryview:
+async def read_body(headers: Mapping[bytes, bytes], receive: Receive, limit: int, memory: Body) -> memoryview:
     """The whole body in one buffer, as it was before it was compressed.
 
     It is read and decompressed only as long as it stays within the limit and there is memory for it. Raises
-    UnsupportedMediaType, BodyTooLarge, Unreadable, or what ``hold`` does.
+    UnsupportedMediaType, BodyTooLarge, Unreadable, Cancelled, or what ``memory`` does.
     """
     coding = str(headers.get(b"content-encoding", b"identity"), "latin-1").strip().lower()
     if coding not in {"identity", *_CODINGS}:
@@ -40,46 +45,57 @@ async def read_body(headers: Mapping[bytes, bytes], receive: Receive, limit: int
             f"{', '.join(_CODINGS)}",
             offered=list(_CODINGS),
         )
-    room = _Room(limit, hold)
+    room = _Room(limit, memory)
     body = await _received(headers, receive, room)
-    return body if coding == "identity" else await _decompressed(body, coding, room)
+    return body if coding == "identity" else await unless_gone(receive, _decompressed(body, coding, room))
 
 
 class _Room:
     """What a body may take up: bytes of one buffer up to the limit, all of them counted."""
 
-    def __init__(self, limit: int, hold: Hold) -> None:
+    def __init__(self, limit: int, memory: Body) -> None:
         self.limit = limit
-        self._hold = hold
+        self._memory = memory
         self._taken = self._held = 0
 
-    def take(self, more: int, size: int) -> None:
-        """Take so many bytes more for a buffer that then has this size."""
+    def expect(self, size: int) -> None:
+        """Raise what is raised for a body of so many bytes, of which none has come yet."""
+        if size > UNCOUNTED or size > self.limit:
+            self._check(size)
+            self._memory.expect(size)
+
+    def take(self, more: int, size: int, stated: int = 0) -> None:
+        """Take so many bytes more for a buffer that then has this size, and is to have the one stated."""
+        self._check(size)
+        self._taken += more
+        if self._taken > max(self._held, UNCOUNTED):
+            ahead = min(max(stated - size, 0), _STEP)
+            self._memory.hold(self._taken + ahead - self._held)
+            self._held = self._taken + ahead
+
+    def _check(self, size: int) -> None:
         if size > self.limit:
             raise BodyTooLarge(
                 f"the body has at least {size} bytes; this server reads up to {self.limit}",
                 limit_bytes=self.limit,
                 needed_bytes=size,
             )
-        self._taken += more
-        if self._taken > max(self._held, UNCOUNTED):
-            self._hold(self._taken - self._held)
-            self._held = self._taken
 
 
 async def _received(headers: Mapping[bytes, bytes], receive: Receive, room: _Room) -> memoryview:
-    """The body as it came: the one message that it came in, or its chunks, each copied once."""
+    """The body as it came: the one message that it came in, or its chunks, each copied once.
+
+    What is stated is refused at once where it is too much, but takes up memory only as it comes.
+    """
     stated = int(headers.get(b"content-length", 0))
-    room.take(stated, stated)
+    room.expect(stated)
     body = bytearray()
     while True:
         message = await receive()
         if message["type"] == "http.disconnect":
             raise Unreadable("the body ended before it was complete")
         chunk = message.get("body", b"")
-        size = len(body) + len(chunk)
-        if size > stated:
-            room.take(min(size - stated, len(chunk)), size)
+        room.take(len(chunk), len(body) + len(chunk), stated)
         if not message.get("more_body"):
             if not body and len(chunk) > _COPIED:
                 return memoryview(chunk)
@@ -119,16 +135,28 @@ def _gunzip(body: memoryview) -> Iterator[bytes]:
 
 
 def _unzstd(body: memoryview) -> Iterator[bytes]:
-    reader = zstandard.ZstdDecompressor(max_window_size=_WINDOW).stream_reader(body, read_across_frames=True)
-    try:
-        while piece := reader.read(_STEP):
-            yield piece
-    except zstandard.ZstdError:
-        raise _broken("zstd") from None
+    at = frames = 0
+    while at < len(body):
+        frames += 1
+        if frames > _MOST_MEMBERS:
+            raise _broken("zstd")
+        frame = zstd.ZstdDecompressor(options={zstd.DecompressionParameter.window_log_max: _WINDOW})
+        while not frame.eof:
+            given = body[at : at + _SLICE] if frame.needs_input else b""
+            if frame.needs_input and not given:
+                raise _broken("zstd")
+            try:
+                piece = frame.decompress(given, _STEP)
+            except zstd.ZstdError:
+                raise _broken("zstd") from None
+            at += len(given)
+            if piece:
+                yield piece
+        at -= len(frame.unused_data)
 
 
 def _broken(coding: str) -> Unreadable:
-    return Unreadable(f"the body is not what Content-Encoding: {coding} says")
+    return Unreadable(f"the body is not what Content-Encoding: {coding} says, or not all of it")
 
 
 _CODINGS: Final = {"gzip": _gunzip, "zstd": _unzstd}

@@ -18,12 +18,16 @@ from attention_contract.operations import Operation
 from attention_contract.tensors import Encoding
 from attention_contract.validation import validate
 from attention_contract.wire import JSON, PICTURES, SAFETENSORS, from_body, to_body
-from attention_service.api.bodies import Hold, read_body
+from attention_service.api.bodies import read_body
 from attention_service.api.pictures import check_drawable
+from attention_service.runtime.budget import Body
 
 ModelT = TypeVar("ModelT", bound=BaseModel)
 Headers = Mapping[bytes, bytes]
-"""The headers of a request by their name in small letters; of those that came more than once, the first."""
+"""The headers of a request by their name in small letters; of those that came more than once and are no lists, the
+first."""
+_LISTS = frozenset({b"accept", b"content-encoding", b"if-match", b"if-none-match", b"prefer"})
+"""Headers that are lists: several lines of one name are the same as one with commas (RFC 9110, section 5.3)."""
 _WAIT = re.compile(rb"(?:^|[,;\s])wait\s*=\s*(\d{1,9}(?:\.\d{1,9})?)\s*(?:$|[,;])")
 _INLINE_BYTES = 2**20
 """JSON of up to so many bytes is read and written where it arrives: that takes a few milliseconds, for most of which no
@@ -35,15 +39,21 @@ MOST_HEADER_BYTES = 2**14
 
 
 def headers_of(scope: Scope) -> Headers:
-    """The headers of a request. Raises InvalidRequest for one that is too long."""
-    for name, value in scope["headers"]:
+    """The headers of a request; lists that came in several lines, as one. Raises InvalidRequest for one too long."""
+    lines = scope["headers"]
+    found = dict(lines)
+    if len(found) < len(lines):
+        found = dict(reversed(lines))
+        for name in _LISTS & found.keys():
+            found[name] = b", ".join(value for other, value in lines if other == name)
+    for name, value in found.items():
         if len(value) > MOST_HEADER_BYTES:
             raise InvalidRequest(
                 f"{str(name[:80], 'latin-1')}: the header has {len(value)} bytes; expected at most {MOST_HEADER_BYTES}",
                 param=str(name[:80], "latin-1"),
                 limit=MOST_HEADER_BYTES,
             )
-    return dict(reversed(scope["headers"]))
+    return found
 
 
 def header(headers: Headers, name: bytes) -> str | None:
@@ -102,12 +112,12 @@ def _media_type(value: bytes) -> str:
 
 
 async def read(
-    scope: Scope, headers: Headers, receive: Receive, operation: Operation[Any], forms: Forms, limit: int, hold: Hold
+    scope: Scope, headers: Headers, receive: Receive, operation: Operation[Any], forms: Forms, limit: int, memory: Body
 ) -> Any:
     """The request that the body (of a GET: the query string) holds.
 
     Raises UnsupportedMediaType, BodyTooLarge, Unreadable, an InvalidRequest that names the field at fault, or what
-    ``hold`` does.
+    ``memory`` does.
     """
     model = operation.request
     if model is None:
@@ -120,7 +130,7 @@ async def read(
         raise UnsupportedMediaType(
             f"Content-Type: {media_type[:80]!r} is not read here; expected {' or '.join(offered)}", offered=offered
         )
-    body = await read_body(headers, receive, limit, hold)
+    body = await read_body(headers, receive, limit, memory)
     if media_type == SAFETENSORS:
         return forms.read(model, body)
     if len(body) <= _INLINE_BYTES:

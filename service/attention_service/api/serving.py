@@ -1,6 +1,5 @@
 """From an operation of the contract and a function to a route: read, call, reply."""
 
-import asyncio
 import time
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
@@ -13,16 +12,16 @@ from starlette.routing import Route
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from attention_contract.base import WireModel
-from attention_contract.errors import AttentionError, Cancelled, Draining, InvalidRequest
+from attention_contract.errors import AttentionError, InvalidRequest
 from attention_contract.operations import Operation
 from attention_contract.schemas.modules import ModuleInfo, Parameter, ParameterList
 from attention_contract.tensors import Encoding
 from attention_contract.wire import JSON, PICTURES
 from attention_service.api import negotiation, pictures, problems
+from attention_service.api.leaving import unless_gone
 from attention_service.runtime.engine import Engine
 
 BodyT = TypeVar("BodyT")
-ResultT = TypeVar("ResultT")
 
 
 @dataclass(frozen=True)
@@ -43,8 +42,6 @@ class Call(Generic[BodyT]):
         return self.path["name"]
 
 
-_WATCHED_AFTER = 0.01
-"""Seconds after which it is watched whether the caller still waits."""
 VERSIONED = (ModuleInfo, ParameterList, Parameter)
 """Replies that are a module or a part of one: their version is their ETag."""
 Handler = Callable[[Call[Any]], Awaitable[WireModel | None]]
@@ -79,9 +76,9 @@ class Endpoint:
         wait = negotiation.wait(headers)
         deadline = None if wait is None else time.monotonic() + wait
         engine: Engine = state.engine
-        with engine.budget.body() as hold:
+        with engine.budget.body() as memory:
             limit = state.settings.max_body_bytes
-            body = await negotiation.read(scope, headers, receive, operation, state.forms, limit, hold)
+            body = await negotiation.read(scope, headers, receive, operation, state.forms, limit, memory)
             body = _pinned(body, pin)
             if media_type in PICTURES:
                 body = pictures.with_sweep(body)
@@ -160,37 +157,3 @@ def _pinned(body: Any, pin: str | None) -> Any:
             "version: the body and If-Match name different versions; send one of them", param="version"
         )
     return body.model_copy(update={"version": pin})
-
-
-async def unless_gone(receive: Receive, work: Awaitable[ResultT]) -> ResultT:
-    """The result of the work, given up as soon as the caller has gone away. Raises Cancelled then.
-
-    Most work is done before it is worth looking whether somebody still waits for it.
-    """
-    loop, task = asyncio.get_running_loop(), asyncio.current_task()
-    watches: list[asyncio.Task[None]] = []
-    gone = False
-
-    async def watch() -> None:
-        nonlocal gone
-        while (await receive())["type"] != "http.disconnect":
-            pass
-        gone = True
-        if task is not None:
-            task.cancel()
-
-    timer = loop.call_later(_WATCHED_AFTER, lambda: watches.append(loop.create_task(watch())))
-    try:
-        return await work
-    except asyncio.CancelledError:
-        if gone and task is not None:
-            task.uncancel()
-            raise Cancelled("the caller went away before the answer was ready") from None
-        # The server gives up what is still running at the end of its grace.
-        raise Draining(
-            "the server stopped before the answer was ready; ask another, or this one once it is back"
-        ) from None
-    finally:
-        timer.cancel()
-        for each in watches:
-            each.cancel()

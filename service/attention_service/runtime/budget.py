@@ -5,9 +5,8 @@ Used from the event loop only, so its counts need no lock.
 
 import asyncio
 from collections import Counter, deque
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
-from typing import TypeVar
+from collections.abc import Callable
+from typing import Self, TypeVar
 
 from attention_contract.errors import AttentionError, NeverFits, OverBudget, Overloaded
 
@@ -106,33 +105,27 @@ class Budget:
         self.in_flight -= more
         self.wake()
 
-    @contextmanager
-    def body(self) -> Iterator[Callable[[int], None]]:
-        """Count a body until the block ends: what it gives is called with each number of bytes that is to be held.
+    def body(self) -> "Body":
+        """Count a body, until the block ends whose context this is.
 
-        That raises NeverFits or OverBudget where the body alone is more than there is, and Overloaded where it is with
-        the others. Bodies take nothing from computations, nor do they wait: who sends slowly would keep them waiting.
+        Bodies take nothing from computations, nor do they wait: who sends slowly would keep them waiting.
         """
-        held = 0
+        return Body(self)
 
-        def hold(size: int) -> None:
-            nonlocal held
-            self.check(held + size, "the body has at least {need} bytes")
-            if self.bodies + size > self.room:
-                raise self._refusal(
-                    Overloaded(
-                        f"bodies of {self.bodies} bytes are being read or answered, and this one has at least "
-                        f"{held + size}; together they may have {self.room}; try again in a moment",
-                        limit_bytes=self.room,
-                    )
+    def check_body(self, held: int, more: int) -> None:
+        """Raise unless a body that holds so many bytes can have so many more.
+
+        NeverFits or OverBudget where it alone is more than there is, and Overloaded where it is with the others.
+        """
+        self.check(held + more, "the body has at least {need} bytes")
+        if self.bodies + more > self.room:
+            raise self._refusal(
+                Overloaded(
+                    f"bodies of {self.bodies} bytes are being read or answered, and this one has at least "
+                    f"{held + more}; together they may have {self.room}; try again in a moment",
+                    limit_bytes=self.room,
                 )
-            held += size
-            self.bodies += size
-
-        try:
-            yield hold
-        finally:
-            self.bodies -= held
+            )
 
     def _refusal(self, error: RefusalT) -> RefusalT:
         self.refused[error.code] += 1
@@ -174,3 +167,29 @@ class Budget:
             self._waiting.popleft()
             self._take(need)
             turn.set_result(None)
+
+
+class Body:
+    """The memory of one body: taken as it comes, given back when the block ends whose context this is."""
+
+    __slots__ = ("_budget", "_held")
+
+    def __init__(self, budget: Budget) -> None:
+        self._budget = budget
+        self._held = 0
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._budget.bodies -= self._held
+
+    def expect(self, size: int) -> None:
+        """Raise what ``Budget.check_body`` does for a body that is to have so many bytes; none of them is taken."""
+        self._budget.check_body(0, size)
+
+    def hold(self, more: int) -> None:
+        """Take so many bytes more. Raises what ``Budget.check_body`` does."""
+        self._budget.check_body(self._held, more)
+        self._held += more
+        self._budget.bodies += more

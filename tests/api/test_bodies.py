@@ -1,0 +1,112 @@
+"""Bodies as they come in: what is stated, what has come, and the memory that is held for it."""
+
+import asyncio
+import json
+import socket
+import time
+from urllib.parse import urlsplit
+
+import httpx
+import pytest
+
+from attention_contract.errors import BodyTooLarge, OverBudget, Overloaded
+from attention_service.api.bodies import read_body
+from attention_service.runtime.budget import Budget
+from tests.conftest import live_server
+
+FORWARD = "/v1/attention/forward"
+LIMIT = 2**24
+
+
+def begun(url, length):
+    """A connection on which a body of this length was promised, and nothing sent."""
+    address = urlsplit(url)
+    raw = socket.create_connection((address.hostname, address.port), timeout=20)
+    raw.sendall(f"POST {FORWARD} HTTP/1.1\r\nHost: x\r\nContent-Length: {length}\r\n\r\n".encode())
+    return raw
+
+
+def held(http):
+    lines = http.get("/metrics").text.splitlines()
+    return next(float(line.split()[1]) for line in lines if line.startswith("attention_body_bytes "))
+
+
+def test_who_promises_much_and_sends_nothing_takes_nothing_from_others(tmp_path):
+    with live_server(tmp_path, memory_budget=LIMIT) as url, httpx.Client(base_url=url, timeout=20) as http:
+        waiting = [begun(url, LIMIT * 3 // 4) for _ in range(4)]
+        time.sleep(0.2)
+        assert held(http) == 0
+        body = b" " * (LIMIT // 2) + b'{"query": [[1.0, 0.0]]}'
+        answer = http.post(FORWARD, content=body, headers={"content-type": "application/json"})
+        assert answer.status_code == 200, answer.text
+        for one in waiting:
+            one.close()
+
+
+def test_what_comes_is_held_in_steps_until_it_is_answered(tmp_path):
+    with live_server(tmp_path, memory_budget=LIMIT) as url, httpx.Client(base_url=url, timeout=20) as http:
+        body = b" " * (LIMIT // 2) + json.dumps({"query": [[1.0, 0.0]]}).encode()
+        with begun(url, len(body)) as raw:
+            raw.sendall(body[: LIMIT // 4])
+            deadline = time.monotonic() + 10
+            while held(http) < LIMIT // 4 and time.monotonic() < deadline:
+                time.sleep(0.02)
+            assert LIMIT // 4 <= held(http) < LIMIT // 2
+            raw.sendall(body[LIMIT // 4 :])
+            assert raw.recv(65536).startswith(b"HTTP/1.1 200")
+        assert held(http) == 0
+
+
+@pytest.mark.parametrize("length", [LIMIT + 1, 2**40])
+def test_what_is_stated_beyond_the_budget_is_refused_before_it_comes(tmp_path, length):
+    with live_server(tmp_path, memory_budget=LIMIT, max_body_bytes=2**35) as url, begun(url, length) as raw:
+        answer = raw.recv(65536)
+        assert answer.startswith(b"HTTP/1.1 413")
+        assert (b"over_budget" if length < 2**35 else b"body_too_large") in answer
+
+
+def read(budget, stated, pieces, limit=LIMIT):
+    """The body of these pieces, and what was held after each."""
+    seen = []
+    coming = [*pieces]
+
+    async def receive():
+        seen.append(budget.bodies)
+        piece = coming.pop(0)
+        return {"type": "http.request", "body": piece, "more_body": bool(coming)}
+
+    async def play():
+        headers = {} if stated is None else {b"content-length": str(stated).encode()}
+        with budget.body() as memory:
+            return bytes(await read_body(headers, receive, limit, memory))
+
+    return asyncio.run(play()), seen
+
+
+def test_memory_is_taken_at_most_a_step_ahead():
+    budget = Budget(2**30, 2**30, lambda: 0, 1)
+    pieces = [bytes(2**16)] * 64
+    whole, seen = read(budget, 2**22, pieces)
+    assert whole == bytes(2**22)
+    assert seen[0] == budget.bodies == 0
+    for came, taken in enumerate(seen):
+        assert came * 2**16 <= taken <= min(came * 2**16 + 2**20, 2**22)
+
+
+def test_a_body_that_says_nothing_of_its_length_is_held_as_it_comes():
+    budget = Budget(2**30, 2**30, lambda: 0, 1)
+    _, seen = read(budget, None, [bytes(2**16)] * 8)
+    assert seen == [2**16 * came for came in range(8)]
+
+
+def test_there_is_no_more_than_there_is():
+    budget = Budget(LIMIT, LIMIT, lambda: 0, 1)
+    with pytest.raises(BodyTooLarge):
+        read(budget, LIMIT + 1, [])
+    with pytest.raises(OverBudget):
+        read(Budget(LIMIT // 2, LIMIT, lambda: 0, 1), LIMIT, [])
+    with budget.body() as other:
+        other.hold(LIMIT // 2)
+        with pytest.raises(Overloaded):
+            read(budget, LIMIT * 3 // 4, [])
+    assert budget.bodies == 0

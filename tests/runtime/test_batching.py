@@ -275,6 +275,31 @@ def test_the_size_of_a_batch_is_that_of_the_greatest_power(tmp_path, device, mon
     play(tmp_path, device, story)
 
 
+def test_among_many_lengths_few_passes_are_predicted(tmp_path, device, monkeypatch):
+    """The nearest ones are taken, as many as gain: a start of 1, and what grows with the tokens, padding included."""
+    predicted = []
+
+    def seconds(parts, joining):
+        predicted.append(parts)
+        longest = max(part.lengths[0] for part in parts)
+        return 1 + (longest * len(parts) / 500) ** 2
+
+    async def story(engine):
+        await modules(engine)
+        monkeypatch.setattr(batching, "_seconds", seconds)
+        lengths = random.Random(0).sample(range(1, 201), 200)
+        asks = [ForwardRequest(query=np.zeros((1, length, 8), np.float32)) for length in (3, *lengths)]
+        module, room = engine.library.get("plain"), engine.budget.room
+        parts = [engine_module.forward.prepare(module, ask, engine.device, room).part for ask in asks]
+        batch = batching.choose(parts, Joining(), 2**30)
+        taken = sorted(each.lengths[0] for each in batch.parts)
+        assert len(predicted) < 64
+        assert taken == sorted([3, *range(1, max(taken) + 1)])
+        assert 8 < len(taken) < 64
+
+    play(tmp_path, device, story)
+
+
 def test_a_batch_keeps_to_the_memory_that_there_is(tmp_path, device):
     async def story(engine):
         await modules(engine)

@@ -8,6 +8,7 @@ Large passes gain nothing by running together and would only wait for one anothe
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from itertools import groupby
 from statistics import median
 
 import numpy as np
@@ -109,23 +110,37 @@ def _tried(alike: Sequence[Part], joining: Joining) -> int:
 
 
 def _with_others(taken: list[Part], others: Sequence[Part], joining: Joining) -> list[Part]:
-    """With requests of other lengths too, padded, the nearest first, as long as that has the greater power."""
+    """With requests of other lengths too, padded, the nearest first, as long as that has the greater power.
+
+    Lengths are tried 1, 2, 4, … at a time until that is too many, then half as many each time: however many lengths
+    wait, few passes are predicted.
+    """
     length = sum(taken[0].lengths)
-    for lengths in sorted({part.lengths for part in others}, key=lambda each: abs(sum(each) - length)):
-        more = [part for part in others if part.lengths == lengths]
-        together = taken + more
-        if not _may_pad(together):
-            break
-        apart = _weakness([_seconds(taken, joining), _seconds(more, joining)], [len(taken), len(more)])
-        if _weakness([_seconds(together, joining)], [1]) >= apart:
-            break
-        taken = together
+    nearest = sorted(others, key=lambda part: (abs(sum(part.lengths) - length), part.lengths))
+    groups = [list(alike) for _, alike in groupby(nearest, key=lambda part: part.lengths)]
+    at, step, grows = 0, 1, True
+    while step and at < len(groups):
+        more = [part for alike in groups[at : at + step] for part in alike]
+        if _gains(taken, more, joining):
+            taken, at = taken + more, at + step
+        else:
+            grows = False
+        step = step * 2 if grows else step // 2
     return taken
 
 
+def _gains(taken: list[Part], more: list[Part], joining: Joining) -> bool:
+    """Whether both run better together, padded, than one after the other."""
+    together = taken + more
+    if not _may_pad(together):
+        return False
+    apart = _weakness([_seconds(taken, joining), _seconds(more, joining)], [len(taken), len(more)])
+    return _weakness([_seconds(together, joining)], [1]) < apart
+
+
 def _may_pad(parts: Sequence[Part]) -> bool:
-    longest = _size(parts).lengths
-    return all(part.kind.may_pad(part.lengths, longest) for part in parts)
+    longest, kind = _size(parts).lengths, parts[0].kind
+    return all(kind.may_pad(lengths, longest) for lengths in {part.lengths for part in parts})
 
 
 def _size(parts: Sequence[Part]) -> Size:

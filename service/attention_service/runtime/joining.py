@@ -53,7 +53,10 @@ class Kind:
     _plans: dict[Size, Plan] = field(default_factory=dict, repr=False)
     taken: dict[tuple[Size, int], int] = field(default_factory=dict, repr=False)
     """Of so many equal requests, how many are best taken at a time."""
-    _alike: dict[tuple[Lengths, Lengths], bool] = field(default_factory=dict, repr=False)
+    _patterns: dict[Hashable, int] = field(default_factory=dict, repr=False)
+    """What the masks allow, each with a number of its own."""
+    _allowed: dict[Lengths, int] = field(default_factory=dict, repr=False)
+    """That number, by the lengths."""
 
     def predicted(self, size: Size) -> Estimate:
         """The time of one pass."""
@@ -65,7 +68,7 @@ class Kind:
     def _forget(self) -> None:
         """Begin anew where too many sizes are remembered."""
         if len(self._predicted) >= _MOST:
-            for remembered in (self._predicted, self._plans, self.taken, self._alike):
+            for remembered in (self._predicted, self._plans, self.taken, self._patterns, self._allowed):
                 remembered.clear()
 
     def plan(self, size: Size) -> Plan:
@@ -76,10 +79,9 @@ class Kind:
 
     def may_pad(self, lengths: Lengths, to: Lengths) -> bool:
         """Whether masks allow the same at both lengths, so that padding changes no number."""
-        key = lengths, to
-        if key not in self._alike:
-            self._alike[key] = self._paddable and self._pattern(lengths) == self._pattern(to)
-        return self._alike[key]
+        if not self._paddable:
+            return False
+        return not self.work.spec.masks or self._pattern(lengths) == self._pattern(to)
 
     @cached_property
     def _paddable(self) -> bool:
@@ -89,8 +91,12 @@ class Kind:
         bare = not work.past and not work.extra and not work.padded and not work.batched_places
         return bare and work.taps == {"output"} and approximation_of(work.spec) is None
 
-    def _pattern(self, lengths: Lengths) -> Hashable:
-        return pattern_of(self.work.spec.masks, *lengths)
+    def _pattern(self, lengths: Lengths) -> int:
+        number = self._allowed.get(lengths)
+        if number is None:
+            pattern = pattern_of(self.work.spec.masks, *lengths)
+            number = self._allowed[lengths] = self._patterns.setdefault(pattern, len(self._patterns))
+        return number
 
     def _sized(self, size: Size) -> Workload:
         queries, keys = size.lengths

@@ -21,7 +21,7 @@ from attention_service.api.access import AccessLog
 from attention_service.api.lane import Lane, endpoints_of
 from attention_service.api.observing import Metrics, Observe
 from attention_service.api.routes import make_router
-from attention_service.runtime.device import Device
+from attention_service.runtime.device import Device, keep_freed_memory
 from attention_service.runtime.engine import Engine
 from attention_service.settings import Settings
 
@@ -31,6 +31,7 @@ _WEB = Path(__file__).parent.parent / "web"
 
 def create_app(settings: Settings) -> FastAPI:
     """The ASGI application for these settings. Modules are loaded once it has started; until then it is not ready."""
+    keep_freed_memory()
     metrics, access = Metrics(), AccessLog(settings.log_level, settings.log_format)
 
     @asynccontextmanager

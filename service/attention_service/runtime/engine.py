@@ -117,11 +117,17 @@ class Engine:
             if theirs is not None:
                 self._set_clock(theirs)
                 return
-            done = await measured(self.device, self.budget, self.execution.call)
-            clock = await self._in_thread(done.clock, self._fitting)
-            found = stored.Stored(clock, datetime.now(UTC), done.points)
+            try:
+                found = await self._measured()
+            finally:
+                await self._in_thread(give_back_freed_memory)
             self._set_clock(found)  # also where it can't be kept
             await self._in_thread(partial(stored.save, self._root, self.device, found))
+
+    async def _measured(self) -> stored.Stored:
+        done = await measured(self.device, self.budget, self.execution.call)
+        clock = await self._in_thread(done.clock, self._fitting)
+        return stored.Stored(clock, datetime.now(UTC), done.points)
 
     def _set_clock(self, found: stored.Stored) -> None:
         self.calibration = found

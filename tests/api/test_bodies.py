@@ -4,18 +4,20 @@ import asyncio
 import json
 import socket
 import time
+from pathlib import Path
 from urllib.parse import urlsplit
 
 import httpx
 import pytest
 
-from attention_contract.errors import BodyTooLarge, OverBudget, Overloaded
+from attention_contract.errors import BodyTooLarge, OverBudget, Overloaded, Unreadable
 from attention_service.api.bodies import read_body
 from attention_service.runtime.budget import Budget
 from tests.conftest import live_server
 
 FORWARD = "/v1/attention/forward"
 LIMIT = 2**24
+STATUS = Path("/proc/self/status")
 
 
 def begun(url, length):
@@ -90,7 +92,38 @@ def test_memory_is_taken_at_most_a_step_ahead():
     assert whole == bytes(2**22)
     assert seen[0] == budget.bodies == 0
     for came, taken in enumerate(seen):
-        assert came * 2**16 <= taken <= min(came * 2**16 + 2**20, 2**22)
+        assert came * 2**16 <= taken <= min(came * 2**16 + 2**21, 2**22)
+
+
+@pytest.mark.skipif(not STATUS.exists(), reason="needs Linux's account of memory")
+def test_what_has_not_come_is_not_resident():
+    def resident():
+        lines = STATUS.read_text().splitlines()
+        return next(int(line.split()[1]) * 1024 for line in lines if line.startswith("VmRSS"))
+
+    came = iter([bytes(2**16)] * 4)
+    seen = []
+
+    async def receive():
+        seen.append(resident())
+        piece = next(came, None)
+        return (
+            {"type": "http.disconnect"} if piece is None else {"type": "http.request", "body": piece, "more_body": True}
+        )
+
+    async def play():
+        with Budget(2**31, 2**31, lambda: 0, 1).body() as memory, pytest.raises(Unreadable):
+            await read_body({b"content-length": str(2**30).encode()}, receive, 2**30, memory)
+
+    asyncio.run(play())
+    assert max(seen) - seen[0] < 2**23
+
+
+def test_a_body_longer_than_it_says_is_refused():
+    budget = Budget(2**30, 2**30, lambda: 0, 1)
+    with pytest.raises(Unreadable, match="more than the 100000 bytes"):
+        read(budget, 100_000, [bytes(2**16)] * 2)
+    assert budget.bodies == 0
 
 
 def test_a_body_that_says_nothing_of_its_length_is_held_as_it_comes():

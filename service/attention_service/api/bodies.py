@@ -5,6 +5,7 @@ import zlib
 from collections.abc import Iterator, Mapping
 from typing import Final
 
+import numpy as np
 from starlette.concurrency import run_in_threadpool
 from starlette.types import Receive
 
@@ -22,8 +23,9 @@ UNCOUNTED: Final = 32 * 1024
 _COPIED: Final = 2**16
 """Up to this size a copy that may be written to, as tensors want it, costs less than to do without."""
 _STEP: Final = 2**20
-"""Bytes that are decompressed at a time: between two steps they are counted, and others have their turn. And bytes of a
-body for which memory is taken at a time."""
+"""Bytes that are decompressed at a time: between two steps they are counted, and others have their turn."""
+_PAGE: Final = 2**21
+"""Bytes of a body for which memory is taken at a time: a page of the system may be as large."""
 _SLICE: Final = 2**16
 """Bytes of a compressed body that are looked at at a time."""
 _MOST_MEMBERS: Final = 1024
@@ -69,7 +71,7 @@ class _Room:
         self._check(size)
         self._taken += more
         if self._taken > max(self._held, UNCOUNTED):
-            ahead = min(max(stated - size, 0), _STEP)
+            ahead = min(max(stated - size, 0), _PAGE)
             self._memory.hold(self._taken + ahead - self._held)
             self._held = self._taken + ahead
 
@@ -85,23 +87,28 @@ class _Room:
 async def _received(headers: Mapping[bytes, bytes], receive: Receive, room: _Room) -> memoryview:
     """The body as it came: the one message that it came in, or its chunks, each copied once.
 
-    What is stated is refused at once where it is too much, but takes up memory only as it comes.
+    What is stated is refused at once where it is too much, but takes up memory only as it comes: of a buffer of that
+    size, the system gives a page when it is written to. One that grows would be moved again and again.
     """
     stated = int(headers.get(b"content-length", 0))
     room.expect(stated)
-    body = bytearray()
+    body: bytearray | memoryview = bytearray() if stated <= _COPIED else np.empty(stated, np.uint8).data
+    size = 0
     while True:
         message = await receive()
         if message["type"] == "http.disconnect":
             raise Unreadable("the body ended before it was complete")
-        chunk = message.get("body", b"")
-        room.take(len(chunk), len(body) + len(chunk), stated)
-        if not message.get("more_body"):
-            if not body and len(chunk) > _COPIED:
-                return memoryview(chunk)
-            body += chunk
-            return memoryview(body)
-        body += chunk
+        chunk, last = message.get("body", b""), not message.get("more_body")
+        end = size + len(chunk)
+        room.take(len(chunk), end, stated)
+        if last and not size and len(chunk) > _COPIED:
+            return memoryview(chunk)
+        if stated and end > stated:
+            raise Unreadable(f"the body has more than the {stated} bytes that its Content-Length says")
+        body[size:end] = chunk
+        size = end
+        if last:
+            return memoryview(body)[:size]
 
 
 async def _decompressed(body: memoryview, coding: str, room: _Room) -> memoryview:

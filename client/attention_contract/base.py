@@ -1,6 +1,12 @@
 """The base of everything on the wire."""
 
-from pydantic import BaseModel, ConfigDict
+from typing import Annotated, TypeAlias, TypeVar
+
+from pydantic import BaseModel, ConfigDict, Field
+
+ItemT = TypeVar("ItemT")
+Listed: TypeAlias = Annotated[list[ItemT], Field(fail_fast=True)]
+"""A list in a request: no item is looked at after the first that is wrong, for a refusal names few of them."""
 
 
 class WireModel(BaseModel):

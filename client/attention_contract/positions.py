@@ -8,7 +8,7 @@ from typing import Annotated, Literal, Self
 
 from pydantic import Field, model_validator
 
-from attention_contract.base import WireModel
+from attention_contract.base import Listed, WireModel
 
 Theta = Annotated[float, Field(gt=1, le=1e15, allow_inf_nan=False)]
 Factor = Annotated[float, Field(ge=1, le=1e6, allow_inf_nan=False)]
@@ -120,9 +120,9 @@ class LongRopeScaling(WireModel):
     """Each frequency divided by a factor of its own, another one in long sequences (Ding et al. 2024, section 3)."""
 
     name: Literal["longrope"] = "longrope"
-    short_factor: list[Divisor] = Field(min_length=1, max_length=8192)
+    short_factor: Listed[Divisor] = Field(min_length=1, max_length=8192)
     """For sequences that reach no further than the original length: one factor for each pair of dimensions."""
-    long_factor: list[Divisor] = Field(min_length=1, max_length=8192)
+    long_factor: Listed[Divisor] = Field(min_length=1, max_length=8192)
     """For sequences that reach further."""
     factor: Factor
     """How many times the original length the model is made for."""

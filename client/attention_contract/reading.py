@@ -13,7 +13,9 @@ import numpy as np
 from numpy.typing import NDArray
 from pydantic import BaseModel
 
+from attention_contract.errors import InvalidRequest
 from attention_contract.tensors import MAX_RANK, TensorField, Untyped
+from attention_contract.validation import clip
 
 simdjson: Any
 try:
@@ -23,12 +25,15 @@ except ImportError:
 
 _OPENING = ord("[")
 _MOST_KEYS = 64
+_MOST_ITEMS = 65_536
+"""Of a list that is no tensor: none may have more."""
 
 
 def read_json(body: bytes | memoryview, model: type[BaseModel]) -> dict[str, Any] | None:
     """The object that a JSON text holds, nested lists of numbers in the model's tensor fields as arrays.
 
-    None where that cannot be told without going through the lists.
+    None where that cannot be told without going through the lists. Raises InvalidRequest for one of other things that is
+    too long.
     """
     text = bytes(body)
     # An escape could hide a bracket, a byte order mark is not for us to skip.
@@ -54,8 +59,7 @@ def _read(document: Any, text: bytes, tensors: frozenset[str]) -> dict[str, Any]
         if found is not None:
             data[key], count = found
         else:
-            data[key] = _plain(value)
-            count = _lists_in(data[key])
+            data[key], count = _plain(value, key)
         lists += count
     # Rows of the same length may still hold one list more: [3, [4]] reads like [3, 4].
     return data if lists == np.count_nonzero(np.frombuffer(text, np.uint8) == _OPENING) else None
@@ -92,19 +96,15 @@ def _numbers(value: Any) -> NDArray[Any] | None:
         return None
 
 
-def _plain(value: Any) -> Any:
+def _plain(value: Any, key: str) -> tuple[Any, int]:
+    """A value that is no tensor itself, and how many opening brackets its text has."""
     if isinstance(value, simdjson.Array):
-        return value.as_list()
-    return value.as_dict() if isinstance(value, simdjson.Object) else value
-
-
-def _lists_in(value: Any) -> int:
-    """How many opening brackets the text of a value has."""
-    if isinstance(value, list):
-        return 1 + sum(map(_lists_in, value))
-    if isinstance(value, dict):
-        return sum(map(_lists_in, (*value, *value.values())))
-    return value.count("[") if isinstance(value, str) else 0
+        if len(value) > _MOST_ITEMS:
+            raise InvalidRequest(f"{clip(key)}: expected at most {_MOST_ITEMS} items", param=clip(key))
+        return value.as_list(), value.mini.count(b"[")
+    if isinstance(value, simdjson.Object):
+        return value.as_dict(), value.mini.count(b"[")
+    return value, value.count("[") if isinstance(value, str) else 0
 
 
 @cache

@@ -11,7 +11,7 @@ from typing import Annotated, Any, Final, Literal, Self
 
 from pydantic import BeforeValidator, ConfigDict, Field, model_validator
 
-from attention_contract.base import WireModel
+from attention_contract.base import Listed, WireModel
 from attention_contract.positions import NoPosition, Position, QKNorm
 
 MAX_MASKS: Final = 64
@@ -105,7 +105,7 @@ class GlobalTokens(WireModel):
     """The listed positions see every key and are seen by every query (Beltagy et al. 2020, section 3.1)."""
 
     name: Literal["global_tokens"] = "global_tokens"
-    positions: list[Annotated[int, Field(ge=0, lt=2**31)]] = Field(min_length=1, max_length=4096)
+    positions: Listed[Annotated[int, Field(ge=0, lt=2**31)]] = Field(min_length=1, max_length=4096)
     """Positions in the sequence, from 0, counted with the request's offset."""
     projections: Literal["shared", "separate"] = "shared"
     """``separate``: the queries at these positions, and the keys and values that they see, have projections of their
@@ -189,7 +189,7 @@ class Documents(WireModel):
     """
 
     name: Literal["documents"] = "documents"
-    lengths: list[Annotated[int, Field(ge=1, lt=2**31)]] = Field(min_length=1, max_length=4096)
+    lengths: Listed[Annotated[int, Field(ge=1, lt=2**31)]] = Field(min_length=1, max_length=4096)
     """Positions in each document; the first begins at position 0. The same for every sequence of the batch."""
 
 
@@ -197,14 +197,14 @@ class AnyOf(WireModel):
     """The union: a query may look where at least one of the masks lets it. Longformer is a window or global tokens."""
 
     name: Literal["any"] = "any"
-    of: list["Mask"] = Field(min_length=1, max_length=16)
+    of: Listed["Mask"] = Field(min_length=1, max_length=16)
 
 
 class AllOf(WireModel):
     """The intersection: a query may look where each of the masks lets it, as in ``masks``; to nest in an ``any``."""
 
     name: Literal["all"] = "all"
-    of: list["Mask"] = Field(min_length=1, max_length=16)
+    of: Listed["Mask"] = Field(min_length=1, max_length=16)
 
 
 Mask = Annotated[
@@ -418,7 +418,7 @@ class AttentionSpec(WireModel):
     position: Position = Field(default_factory=NoPosition)
     qk_norm: QKNorm | None = None
     """Root mean square norm of q and k before they are turned; null for none."""
-    masks: list[Mask] = Field(default_factory=list, max_length=16)
+    masks: Listed[Mask] = Field(default_factory=list, max_length=16)
     """All of them must allow; an empty list allows everything."""
     add_bias_kv: bool = False
     """One more key and value after all others, learned (``bias_k [Hkv·D]``, ``bias_v [Hkv·Dv]``), which no mask hides:

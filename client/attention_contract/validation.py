@@ -8,6 +8,8 @@ from pydantic import BaseModel, ValidationError
 from attention_contract.errors import InvalidRequest, InvalidTensor
 
 ModelT = TypeVar("ModelT", bound=BaseModel)
+_MOST_FAULTS = 1024
+"""Each is gone through before the first is told."""
 
 
 def validate(model: type[ModelT], data: Any, *, by_name: bool = True) -> ModelT:
@@ -18,6 +20,8 @@ def validate(model: type[ModelT], data: Any, *, by_name: bool = True) -> ModelT:
     try:
         return model.model_validate(data, by_alias=True, by_name=by_name)
     except ValidationError as fault:
+        if (count := fault.error_count()) > _MOST_FAULTS:
+            raise InvalidRequest(f"{count} fields are wrong or unknown, too many to name", count=count) from None
         raise _as_contract_error(fault, model) from None
 
 

@@ -40,6 +40,8 @@ Entry = Literal["request", "reply"]
 
 MAX_HEADER: Final = 16 * 2**20
 """Bytes of a safetensors header that are read."""
+MAX_TENSORS: Final = 4096
+"""Tensors of a safetensors file."""
 _CODES: Final = {
     "bool": "BOOL",
     "int32": "I32",
@@ -190,6 +192,8 @@ def read_header(view: memoryview) -> tuple[dict[str, Any], int]:
     if size > min(MAX_HEADER, len(view) - 8):
         raise Unreadable(f"the safetensors header says {size} bytes; the body has {len(view) - 8} after its length")
     header = from_json(view[8 : 8 + size], "the safetensors header")
+    if len(header) > MAX_TENSORS:
+        raise Unreadable(f"the safetensors file has {len(header)} entries; expected at most {MAX_TENSORS}")
     return header, 8 + size
 
 

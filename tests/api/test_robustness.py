@@ -132,6 +132,24 @@ def test_the_most_masks_there_may_be_are_counted_in_time(http):
     assert time.monotonic() - started < 5 * SECONDS
 
 
+def test_many_names_in_a_query_are_refused_in_time(server):
+    names = "&".join(f"{index:x}" for index in range(12_000))
+    started = time.monotonic()
+    answer = exchange(server, head("GET", f"/v1/modules/m/parameters/p?{names}", connection="close"))
+    assert time.monotonic() - started < SECONDS
+    assert answer.startswith(b"HTTP/1.1 4")
+
+
+def test_many_tensors_of_nothing_are_refused_in_time(http):
+    header = {f"f{index}": {"dtype": "F32", "shape": [0], "data_offsets": [0, 0]} for index in range(200_000)}
+    text = json.dumps(header).encode()
+    started = time.monotonic()
+    body = len(text).to_bytes(8, "little") + text
+    refusal = problem(http.post(f"{RAW}/forward", content=body, headers={"content-type": SAFETENSORS}))
+    assert time.monotonic() - started < SECONDS
+    assert (refusal["status"], refusal["code"]) == (400, "unreadable")
+
+
 # ── numbers at the edge ──────────────────────────────────────────────────────────────────────────────────────────────
 
 

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from attention_contract.errors import AttentionError
+from attention_contract.errors import AttentionError, InvalidRequest
 from attention_contract.reading import read_json
 from attention_contract.schemas.attention import ForwardRequest, RawGradientsRequest
 from attention_contract.schemas.hopfield import HopfieldRequest
@@ -103,3 +103,12 @@ def test_numbers_of_tensors_become_arrays_without_lists():
 def test_an_object_of_many_keys_is_left_to_the_other_reader():
     text = json.dumps({"query": [1.0], **{str(index): 0 for index in range(100)}}).encode()
     assert read_json(text, ForwardRequest) is None
+
+
+@pytest.mark.parametrize("item", ["0", '"["', "[]", '{"a": [[0]]}'])
+def test_a_list_that_is_no_tensor_has_an_end(item):
+    few, many = (f'{{"query": [[1.0]], "edits": [{", ".join([item] * count)}]}}'.encode() for count in (9, 65_537))
+    assert read_json(few, ForwardRequest)["edits"] == json.loads(few)["edits"]
+    with pytest.raises(InvalidRequest) as refusal:
+        read_json(many, ForwardRequest)
+    assert refusal.value.param == "edits"

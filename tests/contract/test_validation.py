@@ -248,3 +248,36 @@ def test_a_tensor_at_fault_is_an_invalid_tensor():
 
 def test_what_is_no_object_is_refused_without_a_field():
     assert refuses(RawForwardRequest, [1]).param is None
+
+
+@pytest.mark.parametrize(
+    ("data", "param", "others"),
+    [
+        (raw(select={"heads": ["x"] * 9}), "select.heads.0", 0),
+        (raw(**{"return": ["x"] * 9}), "return.0", 0),
+        (raw(edits=[{"tap": "q", "heads": ["x"] * 9}, {"tap": "x"}]), "edits.0.heads.0", 0),
+        (raw(spec={"masks": [{"name": "any", "of": [{}] * 9}] * 9}), "spec.masks.0.of.0", 0),
+        (raw(select={"heads": ["x"], "queries": ["x"]}), "select.heads.0", 1),
+    ],
+)
+def test_of_a_list_the_first_wrong_item_is_told(data, param, others):
+    error = refuses(RawForwardRequest, data)
+    assert error.param == param
+    assert len(error.facts.get("also", [])) == others
+
+
+@pytest.mark.parametrize(
+    ("data", "param"),
+    [
+        (raw(select={"heads": [0] * 70_000}), "select.heads"),
+        (raw(edits=[{"tap": "q", "set": 0, "queries": [0] * 70_000}]), "edits.0.queries"),
+        (raw(**{"return": ["q"] * 65}), "return"),
+    ],
+)
+def test_lists_are_no_longer_than_anybody_needs(data, param):
+    assert refuses(RawForwardRequest, data).param == param
+
+
+def test_faults_too_many_to_name_are_counted():
+    error = refuses(RawForwardRequest, raw(spec={f"f{index}": 0 for index in range(5000)}))
+    assert (error.param, error.facts["count"]) == (None, 5000)

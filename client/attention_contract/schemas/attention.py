@@ -4,11 +4,11 @@ Notation for shapes: B batch, H query heads, Hkv key/value heads, Lq queries, Lk
 D head width, Dv value width. Wherever B stands it may be missing, and is then missing in the reply.
 """
 
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Final, Literal
 
 from pydantic import Field, model_validator
 
-from attention_contract.base import WireModel
+from attention_contract.base import Listed, WireModel
 from attention_contract.spec import AttentionSpec
 from attention_contract.tensors import BoolArray, Encoding, FloatArray, IntArray, MaskArray
 
@@ -18,6 +18,10 @@ Tap = Literal["q", "k", "v", "scores", "capped_scores", "masked_scores", "weight
 EditableTap = Literal["q", "k", "v", "scores", "capped_scores", "masked_scores", "weights", "context", "output"]
 KernelName = Literal["fused", "blocked", "flex", "materialized"]
 Index = Annotated[int, Field(ge=0, lt=2**31)]
+MAX_INDICES: Final = 65_536
+"""Of one list of heads, queries or keys."""
+MAX_TAPS: Final = 64
+"""Of one list, equal ones counted."""
 
 
 def output_only() -> list[Tap]:
@@ -32,19 +36,19 @@ class Select(WireModel):
     key/value head that it reads. ``queries`` narrows every tap that has queries, except ``output``.
     """
 
-    heads: list[Index] | None = Field(None, min_length=1)
-    queries: list[Index] | None = Field(None, min_length=1)
+    heads: Listed[Index] | None = Field(None, min_length=1, max_length=MAX_INDICES)
+    queries: Listed[Index] | None = Field(None, min_length=1, max_length=MAX_INDICES)
 
 
 class Edit(WireModel):
     """One intervention on a tap before the rest is computed: exactly one of ``set``, ``value`` and ``scale``."""
 
     tap: EditableTap
-    heads: list[Index] | None = Field(None, min_length=1)
+    heads: Listed[Index] | None = Field(None, min_length=1, max_length=MAX_INDICES)
     """Heads to touch; null for all. Of ``k`` and ``v`` these are key/value heads."""
-    queries: list[Index] | None = Field(None, min_length=1)
+    queries: Listed[Index] | None = Field(None, min_length=1, max_length=MAX_INDICES)
     """Query rows to touch; null for all."""
-    keys: list[Index] | None = Field(None, min_length=1)
+    keys: Listed[Index] | None = Field(None, min_length=1, max_length=MAX_INDICES)
     """Keys to touch; null for all."""
     set: float | None = None
     """Put this number there (0 knocks out)."""
@@ -128,9 +132,9 @@ class ForwardRequest(AttentionInputs):
 
     dropout: Dropout | None = None
     """Drop weights; default: none."""
-    edits: list[Edit] = Field(default_factory=list, max_length=256)
+    edits: Listed[Edit] = Field(default_factory=list, max_length=256)
     """Applied in the order of the taps, then in the order given."""
-    return_: list[Tap] = Field(default_factory=output_only, alias="return", min_length=1)
+    return_: Listed[Tap] = Field(default_factory=output_only, alias="return", min_length=1, max_length=MAX_TAPS)
     """Which taps to return."""
     select: Select | None = None
     """Which heads and queries of those taps; default: all."""
@@ -319,7 +323,7 @@ class GradientsRequest(ForwardRequest):
 
     upstream: FloatArray | None = None
     """∂L/∂output, of the output's shape; default: ones (L is the sum of the output)."""
-    wrt: list[Annotated[str, Field(max_length=256)]] = Field(
+    wrt: Listed[Annotated[str, Field(max_length=256)]] = Field(
         default_factory=lambda: ["query"], min_length=1, max_length=256
     )
     """With respect to what: inputs (query, key, value, mask, past_key, past_value, gate, beta, initial_state,

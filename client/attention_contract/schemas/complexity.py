@@ -8,9 +8,9 @@ from typing import Annotated, Literal
 
 from pydantic import Field, model_validator
 
-from attention_contract.base import WireModel
+from attention_contract.base import Listed, WireModel
 from attention_contract.schemas.answers import CostLimits, Crossover, PerToken, Predicted
-from attention_contract.schemas.attention import Index, KernelName, Tap, output_only
+from attention_contract.schemas.attention import MAX_TAPS, Index, KernelName, Tap, output_only
 from attention_contract.schemas.counts import Executed, TapCost
 from attention_contract.spec import AttentionSpec
 from attention_contract.tensors import FloatName
@@ -42,7 +42,7 @@ class Sweep(WireModel):
     ``num_kv_heads`` follows ``num_heads`` where they are equal, and ``value_dim`` ``head_dim``; with ``d_model`` go the
     widths of keys and values that equal it, and ``head_dim`` is ``d_model / num_heads`` where the heads make it up. Raw
     attention has no ``d_model``."""
-    values: list[Size] = Field(min_length=2, max_length=256)
+    values: Listed[Size] = Field(min_length=2, max_length=256)
 
 
 class Alternative(WireModel):
@@ -52,7 +52,7 @@ class Alternative(WireModel):
     """What the reply calls it; default: what differs, in words."""
     spec: AttentionSpec | None = None
     kernel: KernelName | None = None
-    return_: list[Tap] | None = Field(None, alias="return", min_length=1)
+    return_: Listed[Tap] | None = Field(None, alias="return", min_length=1, max_length=MAX_TAPS)
     dtype: FloatName | None = None
     d_model: Count | None = None
     """Of a module; what follows it, and the widths below, ``Sweep.dimension`` says."""
@@ -69,7 +69,7 @@ class ComplexityRequest(WireModel):
     shape: Shape
     sweep: Sweep | None = None
     """Default: the shape alone."""
-    return_: list[Tap] = Field(default_factory=output_only, alias="return", min_length=1)
+    return_: Listed[Tap] = Field(default_factory=output_only, alias="return", min_length=1, max_length=MAX_TAPS)
     """Taps that would be returned: their rows are recomputed, and cost memory."""
     kernel: KernelName | None = None
     """The kernel whose cost counts as the request's; default: the one the planner would take."""
@@ -78,7 +78,7 @@ class ComplexityRequest(WireModel):
     hardware: str | None = Field(None, max_length=80)
     """Answer for a device of this name, as ``GET /v1/complexity/hardware`` lists them, by its datasheet; default: the
     server's own."""
-    compare: list[Alternative] = Field(default_factory=list, max_length=MAX_ALTERNATIVES)
+    compare: Listed[Alternative] = Field(default_factory=list, max_length=MAX_ALTERNATIVES)
     """What else to give the costs of, over the same shapes, and where one begins to cost less than another."""
     version: str | None = Field(None, max_length=256)
     """Answer only if the module is at this version."""

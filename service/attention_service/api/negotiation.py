@@ -1,6 +1,7 @@
 """Bytes to requests and replies to bytes, in the media types that the two sides agree on."""
 
 import re
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from functools import lru_cache
 from typing import Any, TypeVar
@@ -16,7 +17,7 @@ from attention_contract.errors import InvalidRequest, NotAcceptable, Unsupported
 from attention_contract.forms import Forms
 from attention_contract.operations import Operation
 from attention_contract.tensors import Encoding
-from attention_contract.validation import validate
+from attention_contract.validation import clip, validate
 from attention_contract.wire import JSON, PICTURES, SAFETENSORS, from_body, to_body
 from attention_service.api.bodies import read_body
 from attention_service.api.pictures import check_drawable
@@ -32,6 +33,10 @@ _WAIT = re.compile(rb"(?:^|[,;\s])wait\s*=\s*(\d{1,9}(?:\.\d{1,9})?)\s*(?:$|[,;]
 _INLINE_BYTES = 2**20
 """JSON of up to so many bytes is read and written where it arrives: that takes a few milliseconds, for most of which no
 other thread could run. What is larger is handed to a thread, so that others get their turn between its steps."""
+_FEW_BYTES = 2**16
+"""Any text of so many bytes is read where it arrives, …"""
+_FEW_ROWS = 2**12
+"""… a longer one if it has no more lists and strings than this, which take longer to read than numbers."""
 
 
 MOST_HEADER_BYTES = 2**14
@@ -132,18 +137,28 @@ async def read(
         )
     body = await read_body(headers, receive, limit, memory)
     if media_type == SAFETENSORS:
-        return forms.read(model, body)
-    if len(body) <= _INLINE_BYTES:
+        if int.from_bytes(body[:8], "little") <= _FEW_BYTES:
+            return forms.read(model, body)
+    elif _is_quickly_read(body):
         return from_body(model, body, media_type, "request")
     return await run_in_threadpool(from_body, model, body, media_type, "request")
 
 
+def _is_quickly_read(text: memoryview) -> bool:
+    """Whether JSON text holds little beside numbers, and not too many of them."""
+    if len(text) <= _FEW_BYTES:
+        return True
+    if len(text) > _INLINE_BYTES:
+        return False
+    whole = text.tobytes()
+    return whole.count(b"[") + whole.count(b'"') <= _FEW_ROWS
+
+
 def _query(scope: Scope) -> dict[str, str]:
     values = QueryParams(scope["query_string"]).multi_items()
-    names = [name for name, _ in values]
-    for name in names:
-        if names.count(name) > 1:
-            raise InvalidRequest(f"{name}: it came more than once; send it once", param=name)
+    for name, count in Counter(name for name, _ in values).items():
+        if count > 1:
+            raise InvalidRequest(f"{clip(name)}: it came more than once; send it once", param=clip(name))
     return dict(values)
 
 

@@ -19,9 +19,10 @@ from attention_contract.spec import (
     Strided,
 )
 from attention_service.core.combinations import AllOf as Intersection
+from attention_service.core.drawn import Drawn
 from attention_service.core.masks import pattern_of
 from attention_service.core.patterns import Band, Keys, Part, Queries, Tiles
-from attention_service.core.tilings import Blocks, Drawn, Leading, Remainder, Segments, Stripes
+from attention_service.core.tilings import Blocks, Leading, Remainder, Segments, Stripes
 
 sizes = st.integers(1, 7)
 limit = st.none() | st.integers(-9, 9)
@@ -114,7 +115,7 @@ def test_every_mask(every_mask):
 
 def test_more_blocks_than_are_worth_drawing_are_left_open():
     pattern = Drawn(size=1, count=4, seed=0, blocks=2000)
-    tiles = Tiles(*(torch.tensor(end) for end in (0, 999, 0, 9)))
+    tiles = Tiles(*(torch.tensor([[end]]) for end in (0, 999, 0, 9)))
     coverage = pattern.coverage(tiles)
     assert bool(coverage.some)
     assert not bool(coverage.every)

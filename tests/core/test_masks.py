@@ -6,6 +6,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from tests.core.op_counting import count as count_operations
 
 from attention_contract.errors import InvalidRequest
 from attention_contract.spec import (
@@ -221,6 +222,14 @@ def test_random_blocks_are_those_of_the_definition_and_none_twice(size, count, s
         seen = {j // size for j in row.nonzero().flatten().tolist()}
         assert seen == set(drawn_blocks(seed, (i + offset) // size, blocks, count))
         assert len(seen) == min(count, blocks)
+
+
+def test_draws_are_made_by_few_operations():
+    """Not one for each pair of draws, nor a matrix of pairs for each draw."""
+    mask = RandomBlocks(size=1, count=64)
+    _, counted = count_operations(lambda: allowed([mask], 256, 4096))
+    assert counted.operations < 300
+    assert counted.read + counted.written < 64 * 256 * 4096 / 2
 
 
 def test_random_blocks_stay_what_they_are(drawn_blocks):

@@ -2,14 +2,16 @@
 
 import asyncio
 import threading
+from dataclasses import replace
 
 import numpy as np
 import pytest
 import torch
 
 from attention_contract.errors import Draining, Loading, NeverFits
-from attention_contract.schemas.attention import RawForwardRequest
+from attention_contract.schemas.attention import RawForwardRequest, RawGradientsRequest, RawWeightsRequest
 from attention_contract.schemas.modules import CreateModule, ModuleConfig
+from attention_contract.spec import AllOf, AnyOf, AttentionSpec, Causal, GlobalTokens, RandomBlocks, SlidingWindow
 from attention_service.core.cost import Rates, Roofline
 from attention_service.runtime import engine as engine_module
 from attention_service.runtime.device import Device
@@ -48,6 +50,53 @@ def test_a_stop_during_the_load_stays_a_stop(tmp_path, device):
         await engine.stop()
 
     asyncio.run(play())
+
+
+DRAWS = [RandomBlocks(size=1, count=64, seed=seed) for seed in range(15)]
+LABOUR = {
+    "none": ([], 8, True),
+    "causal": ([Causal()], 8, True),
+    "many draws": ([AnyOf(of=DRAWS)], 8, False),
+    "many marks": ([GlobalTokens(positions=list(range(4096)))] * 4, 8, False),
+    "many masks": ([AllOf(of=[SlidingWindow(left=i) for i in range(16)]), Causal()], 8, False),
+    "many tiles": ([SlidingWindow(left=1)], 50_000, False),
+}
+
+
+@pytest.mark.parametrize(("masks", "length", "quick"), LABOUR.values(), ids=LABOUR)
+@pytest.mark.parametrize("question", ["forward", "gradients", "weights"])
+def test_what_takes_long_to_plan_or_consists_of_much_is_not_done_on_the_event_loop(
+    tmp_path, monkeypatch, question, masks, length, quick
+):
+    module = {"forward": "forward", "gradients": "gradients", "weights": "inspection"}[question]
+    made = {"forward": RawForwardRequest, "gradients": RawGradientsRequest, "weights": RawWeightsRequest}[question]
+    loop, planned, ran = threading.get_ident(), [], []
+    prepare = getattr(engine_module, module).prepare
+
+    def watched(*arguments):
+        planned.append(threading.get_ident())
+        job = prepare(*arguments)
+        return replace(job, part=None, run=lambda: ran.append(threading.get_ident()) or (_ for _ in ()).throw(Done))
+
+    async def play():
+        # By its rates, this device does anything in no time.
+        engine = Engine(tmp_path, Device(torch.device("cpu"), "test", 2**40, Roofline(Rates(1e18, 1e18, 1e-9))), 2**40)
+        await engine.start()
+        engine.execution.hold_s = 1e-3
+        monkeypatch.setattr(getattr(engine_module, module), "prepare", watched)
+        ask = made(query=np.zeros((1, 1, length, 1), np.float32), spec=AttentionSpec(masks=masks))
+        with pytest.raises(Done):
+            await getattr(engine, question)(None, ask)
+        await engine.stop()
+
+    asyncio.run(play())
+    assert (planned == [loop]) == quick
+    if length < 100:
+        assert (ran == [loop]) == quick
+
+
+class Done(Exception):
+    """What a job that was told to raises."""
 
 
 def test_what_was_given_up_in_the_queue_never_runs_and_frees_its_memory(tmp_path, device, monkeypatch):

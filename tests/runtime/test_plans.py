@@ -100,3 +100,16 @@ def test_the_oldest_go_first(monkeypatch):
     assert len(kept) == 3
     assert kept.get(clock, 1, lambda: "anew") == "plan 1"
     assert kept.get(clock, 2, lambda: "anew") == "anew"
+
+
+def test_what_was_planned_by_a_clock_that_no_longer_holds_is_not_remembered():
+    """As when another thread sets one."""
+    known, first, second = Plans(), Roofline(RATES), Roofline(RATES)
+
+    def make():
+        known.get(second, "other", lambda: "by the second")
+        return "by the first"
+
+    assert known.get(first, "plan", make) == "by the first"
+    assert known.get(second, "plan", lambda: "anew") == "anew"
+    assert known.get(second, "other", lambda: "anew") == "by the second"

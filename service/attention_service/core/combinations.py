@@ -39,6 +39,10 @@ class _Several:
         """One after the other."""
         return _building(self.of)
 
+    def beside(self, queries: int) -> int:
+        """The most that one of them holds."""
+        return max((pattern.beside(queries) for pattern in self.of), default=0)
+
 
 @dataclass(frozen=True)
 class AllOf(_Several):

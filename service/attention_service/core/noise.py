@@ -9,8 +9,8 @@ from attention_service.core.tape import INTEGER, Sketch, Tape
 _LOW = 2**32 - 1
 
 
-def noise(seed: int, row: Tensor, draw: int) -> Tensor:
-    """A number below 2³² for each row and draw, in integer arithmetic that no device does differently.
+def noise(seed: int, row: Tensor, draw: Tensor | int) -> Tensor:
+    """A number below 2³² for each row and draw, broadcast, in integer arithmetic that no device does differently.
 
     Each of the words seed, row (low, then high 32 bits) and draw (likewise) is mixed in by h ← mix(((h xor word) +
     0x9e3779b9) mod 2³²), from h = 0, with mix: h ← h xor h >> 16; h ← h · 0x21f0aaad mod 2³²; h ← h xor h >> 15;
@@ -31,13 +31,14 @@ def mixed(state: Tensor, word: Tensor | int) -> Tensor:
     return state ^ state >> 15
 
 
-def sketched_noise(tape: Tape, row: Sketch) -> Sketch:
-    """``noise`` with a draw that is a number, step by step."""
+def sketched_noise(tape: Tape, row: Sketch, draw: Sketch | None = None) -> Sketch:
+    """``noise``, step by step; a draw that is None is a number."""
     seed = steps.filled(tape, row.dims, INTEGER)
     low = steps.plain(tape, row)
     high = steps.plain(tape, steps.plain(tape, row))
+    words = (None, None) if draw is None else (steps.plain(tape, draw), steps.plain(tape, draw))
     state = steps.filled(tape, row.dims, INTEGER)
-    for word in (seed, low, high, None, None):
+    for word in (seed, low, high, *words):
         state = sketched_mixed(tape, state, word)
     return state
 

@@ -21,7 +21,10 @@ class Pattern(Hashable, Protocol):
     """A set of pairs (p, j)."""
 
     def allows(self, p: Tensor, j: Tensor) -> Tensor:
-        """Bool, broadcastable to the shape of p and j together: whether a pair is in the set."""
+        """Bool, broadcastable to the shape of p and j together: whether a pair is in the set.
+
+        p ``[…, R, 1]``; j ``[…, 1, K]``, keys side by side in ascending order, or ``[R, K]``, a row of any for each p.
+        """
 
     def sketched(self, tape: Tape, p: Sketch, j: Sketch) -> Sketch:
         """``allows``, step by step."""
@@ -40,6 +43,9 @@ class Pattern(Hashable, Protocol):
     def building(self) -> int:
         """How many booleans for each pair are held at a time while ``allows`` runs."""
 
+    def beside(self, queries: int) -> int:
+        """Bytes that it holds besides, for so many queries."""
+
     @property
     def bounds(self) -> "Bounds":
         """How many keys it leaves a query as the sequence grows."""
@@ -47,7 +53,7 @@ class Pattern(Hashable, Protocol):
 
 @dataclass(frozen=True)
 class Tiles:
-    """Stretches of queries against stretches of keys, both ends included: int64, broadcastable to one another."""
+    """Stretches of queries ``[Q, 1]`` against stretches of keys ``[1, K]`` side by side: int64, both ends included."""
 
     p_first: Tensor
     p_last: Tensor
@@ -121,6 +127,10 @@ class Part(ABC):
     def building(self) -> int:
         """The answer alone."""
         return 1
+
+    def beside(self, queries: int) -> int:
+        """Nothing."""
+        return 0
 
     def parts(self) -> "Iterator[Part]":
         """Itself."""
@@ -295,6 +305,11 @@ class Keys(Part):
     def turns(self) -> Turns:
         """The same for all rows."""
         return Turns(still=runs(self.positions))
+
+
+def making(pattern: Pattern, pairs: int, queries: int) -> int:
+    """Bytes that are held while a pattern is laid out over so many pairs: what is besides is gone before the last."""
+    return max(pairs * pattern.building, pairs * max(0, pattern.building - 1) + pattern.beside(queries))
 
 
 def runs(positions: Sequence[int]) -> tuple[int, ...]:

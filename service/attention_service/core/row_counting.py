@@ -93,7 +93,7 @@ class _Row:
         cuts = _sorted(cuts)
         start, size = cuts[:, :-1], cuts.diff(dim=1)  # [R, C]
         if not self.again:
-            return (self.pattern.allows(p[:, None], start) * size).sum(1)
+            return (self._allows(p, start) * size).sum(1)
         # Within a stretch only what repeats differs: a whole period of it, so often, and the beginning of one.
         whole, rest = size // self.period, size % self.period
         points = [start[..., None]]
@@ -106,8 +106,17 @@ class _Row:
         after = torch.cat([point[..., 1:], stop], dim=2)
         begun = (after.minimum((start + rest)[..., None]) - point).clamp(min=0)
         times = whole[..., None] * (after - point) + begun
-        seen = self.pattern.allows(p[:, None], point.flatten(1)).expand(len(p), -1)
-        return (seen * times.flatten(1)).sum(1)
+        return (self._allows(p, point.flatten(1)) * times.flatten(1)).sum(1)
+
+    def _allows(self, p: Tensor, keys: Tensor) -> Tensor:
+        """``[R]`` and ``[R, C]``: whether each query may look at its keys.
+
+        A single row is looked at twice: one row of keys alone would have to be side by side.
+        """
+        p, wide = p[:, None], keys
+        if len(keys) == 1:
+            p, wide = p.expand(2, 1), keys.expand(2, -1)
+        return self.pattern.allows(p, wide).expand(wide.shape)[: len(keys)]
 
 
 def _sorted(x: Tensor) -> Tensor:

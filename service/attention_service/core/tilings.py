@@ -1,17 +1,13 @@
-"""Parts of patterns that cut positions into blocks, documents and remainders, or draw blocks at random."""
+"""Parts of patterns that cut positions into blocks, documents and remainders."""
 
-from collections.abc import Iterator
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
 from attention_service.core import steps
-from attention_service.core.noise import noise, sketched_noise
 from attention_service.core.patterns import Bounds, Coverage, Part, Tiles, Turns
 from attention_service.core.tape import BOOL, INTEGER, Sketch, Tape
-
-_DRAWS_OF_A_TILE = 256
 
 
 @dataclass(frozen=True)
@@ -237,88 +233,3 @@ class Segments(Part):
     def turns(self) -> Turns:
         """Rows differ from segment to segment."""
         return Turns(still=self.ends, rows=self.ends)
-
-
-@dataclass(frozen=True)
-class Drawn(Part):
-    """⌊j / size⌋ is one of the blocks drawn, without repetition, for ⌊p / size⌋."""
-
-    size: int
-    count: int
-    seed: int
-    blocks: int
-    """How many blocks of keys there are to draw from."""
-
-    def allows(self, p: Tensor, j: Tensor) -> Tensor:
-        """Compared with one draw after the other."""
-        block = j // self.size
-        seen = torch.zeros((1,) * j.ndim, dtype=torch.bool, device=j.device)
-        for drawn in self._draws(p):
-            seen = seen | (drawn == block)
-        return seen
-
-    def sketched(self, tape: Tape, p: Sketch, j: Sketch) -> Sketch:
-        """Each draw, made another one where it was there before, and compared."""
-        block = steps.plain(tape, j)
-        seen = steps.filled(tape, (1,) * len(j.dims), BOOL)
-        row = steps.plain(tape, p)
-        for earlier in range(min(self.count, self.blocks)):
-            number = steps.plain(tape, sketched_noise(tape, row))
-            for _ in range(earlier):
-                number = steps.choose(tape, steps.plain(tape, number, number, itemsize=BOOL), number)
-            seen = steps.plain(tape, seen, steps.plain(tape, number, block, itemsize=BOOL))
-        return seen
-
-    def coverage(self, tiles: Tiles) -> Coverage:
-        """By the blocks drawn for each row of blocks in the tile; where those are too many, it does not tell."""
-        first, last = tiles.p_first // self.size, tiles.p_last // self.size
-        low, high = tiles.j_first // self.size, tiles.j_last // self.size
-        rows = int((last - first).max()) + 1 if first.numel() else 0
-        if rows * min(self.count, self.blocks) > _DRAWS_OF_A_TILE:
-            unknown = torch.ones((), dtype=torch.bool, device=first.device)
-            return Coverage(unknown, ~unknown)
-        some = torch.zeros((), dtype=torch.bool, device=first.device)
-        every = ~some
-        # Counts of at most 64 draws, in bytes, as there are many tiles. More blocks than are drawn are never all there.
-        wide = (high - low + 1).clamp(max=self.count + 1).to(torch.uint8)
-        for step in range(rows):
-            row = torch.minimum(first + step, last)  # the last one again where a tile has fewer
-            inside = torch.zeros((), dtype=torch.uint8, device=first.device)
-            for drawn in self._draws(row * self.size):
-                inside = inside + ((low <= drawn) & (drawn <= high)).view(torch.uint8)
-            some, every = some | (inside > 0), every & (inside == wide)
-        return Coverage(some, every)
-
-    def _draws(self, p: Tensor) -> Iterator[Tensor]:
-        """The blocks drawn for each query: Floyd's algorithm (Bentley and Floyd 1987), one number for each draw."""
-        row = p // self.size
-        taken: list[Tensor] = []
-        for last in range(max(0, self.blocks - self.count), self.blocks):
-            number = noise(self.seed, row, last) % (last + 1)
-            for other in taken.copy():
-                number = torch.where(number == other, last, number)
-            taken.append(number)
-            yield number
-
-    @property
-    def building(self) -> int:
-        """What was found, one comparison, and both together."""
-        return 3
-
-    @property
-    def bounds(self) -> Bounds:
-        """Few keys, anywhere."""
-        return Bounds(left=True, right=True, strips=frozenset({"r"}))
-
-    def edges(self, p: Tensor) -> Tensor:
-        """Both ends of each block."""
-        drawn = list(self._draws(p[:, None]))
-        if not drawn:
-            return p.new_empty(len(p), 0)
-        starts = torch.cat(drawn, dim=1) * self.size
-        return torch.cat([starts, starts + self.size], dim=1)
-
-    @property
-    def turns(self) -> Turns:
-        """Each block of rows is another."""
-        return Turns(period=None)

@@ -23,6 +23,7 @@ from attention_contract.schemas.attention import (
     GradientsReply,
     GradientsRequest,
     Ran,
+    RawInputs,
     WeightsReply,
     WeightsRequest,
 )
@@ -54,8 +55,10 @@ from attention_service.runtime.drift import Drift
 from attention_service.runtime.execution import Execution
 from attention_service.runtime.jobs import Fields, Job
 from attention_service.runtime.passes import Seen
+from attention_service.runtime.planning import is_quick
 from attention_service.runtime.recalibration import Recalibration
 
+RequestT = TypeVar("RequestT", bound=AttentionInputs)
 ResultT = TypeVar("ResultT")
 State = Literal["loading", "ready", "draining"]
 
@@ -88,6 +91,7 @@ class Engine:
         self._files = ThreadPoolExecutor(2, thread_name_prefix="attention-store")
         # One thread of its own: a long sweep keeps nobody waiting but another sweep.
         self._counting = ThreadPoolExecutor(1, thread_name_prefix="attention-complexity")
+        self._planning = ThreadPoolExecutor(1, thread_name_prefix="attention-planning")
         self._fitting = ThreadPoolExecutor(1, thread_name_prefix="attention-calibration")
 
     # ── life ─────────────────────────────────────────────────────────────────────────────────────────────────────────
@@ -142,7 +146,7 @@ class Engine:
         self.drain()
         await self.recalibration.stop()
         await self.execution.stop()
-        for threads in (self._files, self._counting, self._fitting):
+        for threads in (self._files, self._counting, self._planning, self._fitting):
             await asyncio.to_thread(partial(threads.shutdown, cancel_futures=True))
 
     def check_ready(self) -> None:
@@ -208,13 +212,13 @@ class Engine:
 
     async def forward(self, name: str | None, request: ForwardRequest, deadline: float | None = None) -> ForwardReply:
         """The output of a module (of raw attention, where there is no name), and any taps."""
-        job = forward.prepare(self._target(name, request), request, self.device, self.budget.room)
+        job = await self._prepared(forward.prepare, self._target(name, request), request)
         fields, ran = await self._run(job, deadline)
         return ForwardReply(**fields, ran=ran)
 
     async def weights(self, name: str | None, request: WeightsRequest, deadline: float | None = None) -> WeightsReply:
         """What each head looks at."""
-        job = inspection.prepare(self._target(name, request), request, self.device, self.budget.room)
+        job = await self._prepared(inspection.prepare, self._target(name, request), request)
         fields, ran = await self._run(job, deadline)
         return WeightsReply(**fields, ran=ran)
 
@@ -222,7 +226,7 @@ class Engine:
         self, name: str | None, request: GradientsRequest, deadline: float | None = None
     ) -> GradientsReply:
         """Exact gradients with respect to inputs, taps and parameters."""
-        job = gradients.prepare(self._target(name, request), request, self.device, self.budget.room)
+        job = await self._prepared(gradients.prepare, self._target(name, request), request)
         fields, ran = await self._run(job, deadline)
         return GradientsReply(**fields, ran=ran)
 
@@ -256,6 +260,13 @@ class Engine:
     def _target(self, name: str | None, request: AttentionInputs | ComplexityRequest) -> Module | None:
         self.check_ready()
         return None if name is None else self.library.get(name, request.version)
+
+    async def _prepared(
+        self, prepare: "Callable[[Module | None, RequestT, Device, int], Job]", module: Module | None, request: RequestT
+    ) -> Job:
+        """A request as a job: bound and planned here where that is quick, otherwise beside the event loop."""
+        make = partial(prepare, module, request, self.device, self.budget.room)
+        return make() if _quickly_planned(module, request) else await self._in_thread(make, self._planning)
 
     async def _run(self, job: Job, deadline: float | None) -> tuple[Fields, Ran]:
         """Have a job run, if it can begin by then, and say what ran."""
@@ -309,3 +320,17 @@ class Engine:
 
     async def _in_thread(self, work: Callable[[], ResultT], threads: ThreadPoolExecutor | None = None) -> ResultT:
         return await asyncio.get_running_loop().run_in_executor(threads or self._files, work)
+
+
+def _quickly_planned(module: Module | None, request: AttentionInputs) -> bool:
+    """By the lengths that its tensors seem to have: they are checked when it is bound."""
+    if module is not None:
+        masks = module.config.spec.masks
+    else:
+        masks = request.spec.masks if isinstance(request, RawInputs) else []
+    if not masks:
+        return True
+    new = [array.shape[-2] for array in (request.query, request.key) if array is not None and array.ndim > 1]
+    past = 0 if request.past_key is None or request.past_key.ndim < 2 else request.past_key.shape[-2]
+    places = 1 if request.offsets is None else request.offsets.size
+    return is_quick(masks, max(new, default=0), max(new, default=0) + past, places)

@@ -191,7 +191,7 @@ class Execution:
     def _stays(self, following: Pass) -> bool:
         """Whether it runs on the event loop."""
         plan = following.plan
-        return plan is not None and plan.predicted.high <= self.hold_s
+        return plan is not None and not plan.laborious and plan.predicted.high <= self.hold_s
 
     def _handed_back(self, following: Pass, future: "Future[Gone]") -> None:
         self._busy = False

@@ -11,6 +11,7 @@ from attention_service.core import cost
 from attention_service.core.arrays import to_torch
 from attention_service.core.blocks import blocks, rows_at_once
 from attention_service.core.cost import Clock, Workload
+from attention_service.core.masks import labour
 from attention_service.core.stages import stages
 from attention_service.core.types import Problem, Selection
 from attention_service.modules.resident import Module
@@ -21,7 +22,7 @@ from attention_service.runtime.device import Device
 from attention_service.runtime.forward import tap_fields
 from attention_service.runtime.jobs import Fields, Job
 from attention_service.runtime.joining import Kind, Part, in_common, joinable
-from attention_service.runtime.planning import Plan, Purpose, choose_kernel, workload
+from attention_service.runtime.planning import QUICK, Plan, Purpose, choose_kernel, workload
 from attention_service.runtime.selecting import bind_selection, check_tap
 
 _BYTES_PER_WEIGHT = 88
@@ -87,6 +88,7 @@ def _plan(work: Workload, named: int, clock: Clock) -> Plan:
         flops=cost.executed_flops(work, "materialized"),
         peak_bytes=cost.peak_bytes(work, "fused") + gathering + top,
         predicted=clock.inspection(work, named=named),
+        laborious=labour(work.spec.masks) > QUICK,
     )
 
 

@@ -18,7 +18,7 @@ from attention_service.core.methods import approximation_of
 from attention_service.core.positions import POSITIONS
 from attention_service.runtime.bound import Bound
 from attention_service.runtime.jobs import Fields
-from attention_service.runtime.planning import Plan
+from attention_service.runtime.planning import Plan, is_quick
 
 _STACKED = frozenset(
     {"query", "key", "value", "past_key", "past_value", "key_mask", "key_lengths", "offsets", "positions"}
@@ -124,12 +124,16 @@ class Part:
 
 
 def joinable(bound: Bound) -> bool:
-    """Whether every tensor of a request has one entry for each sequence, and each is computed for itself."""
+    """Whether every tensor of a request has one entry for each sequence, and each is computed for itself.
+
+    What takes long to plan is not: which of those that wait run together is planned while others wait for it.
+    """
     return (
         bound.arrays.keys() <= _STACKED
         and bound.dropout is None
         and not bound.learned
         and approximation_of(bound.spec) is None
+        and is_quick(bound.spec.masks, bound.queries, bound.keys)
     )
 
 

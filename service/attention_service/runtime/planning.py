@@ -5,15 +5,23 @@ from dataclasses import dataclass
 
 from attention_contract.errors import KernelUnsuitable
 from attention_contract.schemas.attention import Edit
+from attention_contract.spec import Mask
 from attention_service.core import cost
 from attention_service.core.arrays import TORCH_DTYPES
 from attention_service.core.cost import Clock, Estimate, Workload
 from attention_service.core.kernels import KERNELS, unsuitable
+from attention_service.core.kernels.tiling import WHOLE
+from attention_service.core.masks import labour
 from attention_service.core.methods import approximation_of
 from attention_service.core.types import Selection
 from attention_service.runtime.bound import Bound
 from attention_service.runtime.device import Device
 from attention_service.runtime.running import NAMES
+
+QUICK = 64.0
+"""Operations that take no longer than what else there is to plan."""
+_CELLS = 2**12
+"""Tiles of which is told in one operation about as quickly as of one."""
 
 
 @dataclass(frozen=True)
@@ -24,6 +32,16 @@ class Plan:
     flops: int
     peak_bytes: int
     predicted: Estimate
+    laborious: bool = False
+    """Whether it consists of so many small operations that its time can't be told from its size."""
+
+
+def is_quick(masks: Sequence[Mask], queries: int, keys: int, places: int = 1) -> bool:
+    """Whether a request is planned about as soon as one without masks. ``places``: sequences that stand elsewhere."""
+    if not masks:
+        return True
+    tiles = -(-queries // WHOLE.queries) * -(-keys // WHOLE.cell)
+    return labour(masks) * places * (1 + tiles / _CELLS) <= QUICK
 
 
 def workload(
@@ -173,6 +191,7 @@ def plan_forward(work: Workload, kernel: str, clock: Clock) -> Plan:
         flops=cost.executed_flops(work, kernel) + compared,
         peak_bytes=cost.peak_bytes(work, kernel),
         predicted=clock.forward(work, kernel),
+        laborious=labour(work.spec.masks) > QUICK,
     )
 
 
@@ -193,4 +212,5 @@ def plan_gradients(
         flops=cost.executed_flops(work, kernel) + backward * (1 + cost.SECOND_PASSES * twice),
         peak_bytes=max(peak, cost.check_peak_bytes(work, taps=taps)) if checks else peak,
         predicted=clock.gradients(work, kernel, twice=twice, checks=checks),
+        laborious=labour(work.spec.masks) > QUICK,
     )

@@ -14,7 +14,7 @@ from attention_service.core.cost.stages_memory import bias_elements, bias_making
 from attention_service.core.cost.workload import Workload
 from attention_service.core.masks import pattern_of
 from attention_service.core.normalizers import has_lse
-from attention_service.core.patterns import Pattern
+from attention_service.core.patterns import Pattern, making
 
 
 @dataclass(frozen=True)
@@ -127,7 +127,8 @@ def _hide_tile(ledger: Ledger, here: _Here) -> None:
     if work.spec.masks:
         ledger.hold(limits=here.limits(tile.limits - tile.remembered))
         pattern = _pattern(work)
-        ledger.phase("mask", mask=tile.fresh * max(pattern.laid_out, pattern.building) + here.limits(tile.passing))
+        laid_out = max(tile.fresh * pattern.laid_out, making(pattern, tile.fresh, tile.queries))
+        ledger.phase("mask", mask=laid_out + here.limits(tile.passing))
     if work.request_mask_elements:  # put together of several stretches, and turned round
         ledger.phase("mask", mask=here.told * (1 + (tile.spans > 1)) if work.bool_mask else here.told)
 

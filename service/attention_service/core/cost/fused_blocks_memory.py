@@ -16,6 +16,7 @@ from attention_service.core.cost.phases import Ledger
 from attention_service.core.cost.preparing_memory import Apart
 from attention_service.core.cost.workload import Workload
 from attention_service.core.masks import pattern_of
+from attention_service.core.patterns import making
 
 
 def fused_blocks(ledger: Ledger, work: Workload, *, graph: bool = False) -> None:
@@ -27,8 +28,8 @@ def fused_blocks(ledger: Ledger, work: Workload, *, graph: bool = False) -> None
     ledger.hold(arguments=fused_arguments(work))
     told = _sums(work) if "lse" in work.taps else 0
     ledger.hold(context=fused_context(work), graph=_sums(work), lse=told)
-    for of_block, making, working in _blocks(work):
-        ledger.phase("mask", tile=making)
+    for of_block, made, working in _blocks(work):
+        ledger.phase("mask", tile=made)
         attended = of_block.batch * of_block.heads * of_block.queries * fused_width(work) * work.itemsize
         ledger.phase("context", tile=working, workspace=fused_workspace(of_block), block=attended)
     if not graph:
@@ -44,8 +45,8 @@ def fused_blocks_backward(ledger: Ledger, work: Workload) -> None:
     if width > work.value_dim:  # that of the context is made as wide
         ledger.drop("flowing")
         ledger.hold(flowing=fused_context(work))
-    for of_block, making, working in _blocks(work):
-        ledger.phase("mask", tile=making)
+    for of_block, made, working in _blocks(work):
+        ledger.phase("mask", tile=made)
         _block_backward(ledger, work, of_block, working)
     if wide > work.itemsize:
         ledger.phase("backward of attention", gradients=keys * work.itemsize)
@@ -92,5 +93,5 @@ def _working(work: Workload, together: int, tile: Tile) -> tuple[int, int]:
     pattern, c = pattern_of(work.spec.masks, work.queries, work.told_keys, work.past), score_itemsize(work)
     mask = tile.queries * tile.keys + (tile.limits if pattern.laid_out else 0)
     # What is not remembered is gone once the mask is made; keys that were put together, once they are repeated.
-    making = (tile.passing * c if pattern.laid_out else 0) + tile.fresh * pattern.building
-    return mask * c + making, mask * c + (repeated or copied)
+    laid_out = (tile.passing * c if pattern.laid_out else 0) + making(pattern, tile.fresh, tile.queries)
+    return mask * c + laid_out, mask * c + (repeated or copied)

@@ -8,7 +8,7 @@ from attention_contract.spec import Mask
 from attention_service.core.cost.workload import Workload
 from attention_service.core.masks import pattern_of
 from attention_service.core.normalizers import NORMALIZERS, PairCost
-from attention_service.core.patterns import Band
+from attention_service.core.patterns import Band, making
 from attention_service.core.scores import SCORES, ScoreCost
 
 _ITEMSIZE = {"float16": 2, "bfloat16": 2, "float32": 4, "float64": 8}
@@ -60,8 +60,9 @@ def masks_of(work: Workload, masks: Sequence[Mask] | None = None) -> Masks:
         bias = own[0] * own[1] * own[2] * work.keys
     together = _broadcast(shapes) * work.keys
     combined = _broadcast([*shapes, own] if own is not None else shapes) * work.keys
-    building = pattern_of(masks, work.queries, work.told_keys, work.past).building
-    return Masks(spec, bias, together, combined, spec * building, len(shapes) > 1)
+    pattern, rows = pattern_of(masks, work.queries, work.told_keys, work.past), spec // max(1, work.keys)
+    building = making(pattern, spec, rows)
+    return Masks(spec, bias, together, combined, building, len(shapes) > 1)
 
 
 def fused_masks(work: Workload) -> Masks:

@@ -10,6 +10,7 @@ from torch import Tensor
 from torch.nn.attention.flex_attention import AuxRequest, BlockMask, flex_attention
 
 from attention_contract.spec import AttentionSpec
+from attention_service.core.drawn import Drawn
 from attention_service.core.edits import BoundEdit
 from attention_service.core.kernels.base import KERNELS, Needs
 from attention_service.core.kernels.tiling import Layout, Tiling
@@ -18,7 +19,7 @@ from attention_service.core.normalizers import NORMALIZERS, Softmax
 from attention_service.core.patterns import Keys, Queries
 from attention_service.core.positions import POSITIONS
 from attention_service.core.scores import SCORES, Product
-from attention_service.core.tilings import Drawn, Segments
+from attention_service.core.tilings import Segments
 from attention_service.core.types import Problem
 from attention_service.core.visibility import fit, real_keys, without_padding
 

@@ -1,0 +1,158 @@
+"""A part of patterns: blocks of keys, drawn at random for each block of queries.
+
+R queries, n draws for each of them, K keys.
+"""
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from attention_service.core import steps
+from attention_service.core.noise import noise, sketched_noise
+from attention_service.core.patterns import Bounds, Coverage, Part, Tiles, Turns
+from attention_service.core.tape import BOOL, INTEGER, Number, Sketch, Tape
+
+_DRAWS_OF_A_TILE = 256
+_AT_ONCE = 2**14
+"""Draws that are made at a time, but for those of one query."""
+_HELD = 3
+"""Integers for each of them that are held on the way."""
+
+
+@dataclass(frozen=True)
+class Drawn(Part):
+    """⌊j / size⌋ is one of the blocks drawn, without repetition, for ⌊p / size⌋."""
+
+    size: int
+    count: int
+    seed: int
+    blocks: int
+    """How many blocks of keys there are to draw from."""
+
+    def allows(self, p: Tensor, j: Tensor) -> Tensor:
+        """Each draw is marked, and each key looks its block up."""
+        block = j // self.size
+        if not self._draws:
+            return torch.zeros((1,) * j.ndim, dtype=torch.bool, device=j.device)
+        if j.shape[:-1].numel() != 1:
+            return self._found(p, block)
+        row, keys = p.flatten(), j.shape[-1]
+        before = block.flatten()[:1] - 1
+        column = block.flatten() - before  # of a key's block, from 1 on: 0 and keys + 1 are for draws elsewhere
+        marks = torch.zeros(len(row), keys + 2, dtype=torch.bool, device=j.device)
+        for some, own in zip(torch.split(row, self._rows), torch.split(marks, self._rows), strict=True):
+            own.scatter_(1, (self._drawn(some) - before).clamp_(0, keys + 1), True)
+        return marks.index_select(1, column).view(*p.shape[:-1], keys)
+
+    def _found(self, p: Tensor, block: Tensor) -> Tensor:
+        """The blocks ``[R, K]`` looked up among the draws of queries ``[R, 1]``."""
+        drawn = self._drawn(p.flatten()).sort(1).values
+        at = torch.searchsorted(drawn, block.contiguous()).clamp_(max=self._draws - 1)
+        return drawn.gather(1, at) == block
+
+    def sketched(self, tape: Tape, p: Sketch, j: Sketch) -> Sketch:
+        """``allows`` for one row of keys."""
+        block = steps.plain(tape, j)
+        if not self._draws:
+            return steps.filled(tape, (1,) * len(j.dims), BOOL)
+        keys = j.dims[-1]
+        before = steps.plain(tape, Sketch((1,), INTEGER))
+        column = steps.plain(tape, block, before)
+        steps.filled(tape, (p.size, keys + 2), BOOL)
+        whole, rest = divmod(p.size, self._rows)
+        for rows, times in ((self._rows, whole), (rest, 1)):
+            if rows and times:
+                with tape.repeated(times):
+                    self._sketched_marks(tape, rows, keys, before)
+        y = Sketch((*p.dims[:-1], keys), BOOL)
+        tape.does(y.bytes + column.bytes, y.bytes)
+        return y
+
+    def _sketched_marks(self, tape: Tape, rows: Number, keys: Number, before: Sketch) -> None:
+        drawn = self._sketched_draws(tape, rows)
+        at = steps.changed(tape, steps.plain(tape, drawn, before))
+        marks = rows * (keys + 2) * BOOL
+        tape.does(marks + at.bytes, marks)
+
+    def coverage(self, tiles: Tiles) -> Coverage:
+        """By the draws of each row of blocks in a tile; where those are too many, it does not tell."""
+        first, last = tiles.p_first // self.size, tiles.p_last // self.size  # [Q, 1]
+        rows = int((last - first).max()) + 1 if first.numel() else 0
+        if rows * self._draws > _DRAWS_OF_A_TILE:
+            unknown = torch.ones((), dtype=torch.bool, device=first.device)
+            return Coverage(unknown, ~unknown)
+        # The last row again where a tile has fewer.
+        row = torch.minimum(first + torch.arange(rows, device=first.device), last)
+        blocks = self._drawn((row * self.size).flatten())
+        start = blocks.view(len(first), rows * self._draws) * self.size  # [Q, rows · n]
+        edges = torch.cat([tiles.j_first[0], tiles.j_last[0, -1:] + 1])
+        begins = torch.searchsorted(edges, start, right=True) - 1
+        ends = torch.searchsorted(edges, start + (self.size - 1), right=True)
+        # Of each tile how many draws there are in it: those that have begun, less those that have ended.
+        inside = torch.zeros(len(first), len(edges) + 1, dtype=torch.int32, device=first.device)
+        one = torch.ones((), dtype=torch.int32, device=first.device).expand_as(begins)
+        inside.scatter_add_(1, begins.clamp_(min=0), one).scatter_add_(1, ends, -one)
+        inside = inside.cumsum(1, dtype=torch.int32)[:, : len(edges) - 1]
+        wide = tiles.j_last // self.size - tiles.j_first // self.size + 1
+        return Coverage(inside > 0, inside == rows * wide)
+
+    @property
+    def _draws(self) -> int:
+        """How many blocks are drawn for a query."""
+        return min(self.count, self.blocks)
+
+    @property
+    def _rows(self) -> int:
+        """For how many queries at a time."""
+        return max(1, _AT_ONCE // max(1, self._draws))
+
+    def _drawn(self, p: Tensor) -> Tensor:
+        """``[R]`` to ``[R, n]``: Floyd's algorithm (Bentley and Floyd 1987), one number for each draw.
+
+        A number that was drawn before is replaced by the largest that it could have been.
+        """
+        most = torch.arange(self.blocks - self._draws, self.blocks, device=p.device)
+        drawn = noise(self.seed, p[:, None] // self.size, most) % (most + 1)
+        for index in range(1, self._draws):
+            again = (drawn[:, :index] == drawn[:, index : index + 1]).any(1)
+            drawn[:, index].masked_fill_(again, self.blocks - self._draws + index)
+        return drawn
+
+    def _sketched_draws(self, tape: Tape, rows: Number) -> Sketch:
+        n = self._draws
+        most = steps.filled(tape, (n,), INTEGER)
+        row = steps.plain(tape, Sketch((rows, 1), INTEGER))
+        number = sketched_noise(tape, row, most)
+        drawn = steps.plain(tape, number, steps.plain(tape, most))
+        pairs, later = rows * n * (n - 1) // 2, rows * (n - 1)
+        tape.does(INTEGER * (pairs + later), BOOL * pairs, 0, n - 1)
+        tape.does(BOOL * pairs, BOOL * later, 0, n - 1)
+        tape.does((INTEGER + BOOL) * later, INTEGER * later, 0, n - 1)
+        return drawn
+
+    @property
+    def building(self) -> int:
+        """The marks, and what was looked up."""
+        return 2
+
+    def beside(self, queries: int) -> int:
+        """The draws of as many queries as are looked at together."""
+        return _HELD * INTEGER * min(queries, self._rows) * self._draws
+
+    @property
+    def bounds(self) -> Bounds:
+        """Few keys, anywhere."""
+        return Bounds(left=True, right=True, strips=frozenset({"r"}))
+
+    def edges(self, p: Tensor) -> Tensor:
+        """Both ends of each block."""
+        if not self._draws:
+            return p.new_empty(len(p), 0)
+        starts = self._drawn(p) * self.size
+        return torch.cat([starts, starts + self.size], dim=1)
+
+    @property
+    def turns(self) -> Turns:
+        """Each block of rows is another."""
+        return Turns(period=None)

@@ -5,6 +5,7 @@ is taken only where it cannot differ from what the lists would have given; every
 orjson. The server installs simdjson (``pysimdjson``); a client, which mostly reads safetensors, does without.
 """
 
+from codecs import BOM_UTF8
 from functools import cache
 from math import prod
 from typing import Annotated, Any, get_args, get_origin
@@ -27,6 +28,8 @@ _OPENING = ord("[")
 _MOST_KEYS = 64
 _MOST_ITEMS = 65_536
 """Of a list that is no tensor: none may have more."""
+_STEP = 2**20
+"""Bytes of a text that are looked at at a time."""
 
 
 def read_json(body: bytes | memoryview, model: type[BaseModel]) -> dict[str, Any] | None:
@@ -35,18 +38,31 @@ def read_json(body: bytes | memoryview, model: type[BaseModel]) -> dict[str, Any
     None where that cannot be told without going through the lists. Raises InvalidRequest for one of other things that is
     too long.
     """
-    text = bytes(body)
+    text = bytes(body) if len(body) <= _STEP else body  # a copy of a large one costs more than it saves
     # An escape could hide a bracket, a byte order mark is not for us to skip.
-    if simdjson is None or not text.lstrip().startswith(b"{") or b"\\" in text:
+    if simdjson is None or bytes(text[:3]) == BOM_UTF8 or _has_escapes(text):
         return None
     try:
         document = simdjson.Parser().parse(text)
-        return _read(document, text, _tensor_fields(model))
+        return _read(document, text, _tensor_fields(model)) if isinstance(document, simdjson.Object) else None
     except (ValueError, RuntimeError):
         return None
 
 
-def _read(document: Any, text: bytes, tensors: frozenset[str]) -> dict[str, Any] | None:
+def _has_escapes(text: bytes | memoryview) -> bool:
+    if isinstance(text, bytes):
+        return b"\\" in text
+    return any(b"\\" in bytes(text[at : at + _STEP]) for at in range(0, len(text), _STEP))
+
+
+def _openings(text: bytes | memoryview) -> int:
+    """How many opening brackets there are."""
+    if len(text) <= _STEP:
+        return int(np.count_nonzero(np.frombuffer(text, np.uint8) == _OPENING))
+    return sum(_openings(text[at : at + _STEP]) for at in range(0, len(text), _STEP))
+
+
+def _read(document: Any, text: bytes | memoryview, tensors: frozenset[str]) -> dict[str, Any] | None:
     data: dict[str, Any] = {}
     lists = 0
     if len(document) > _MOST_KEYS:  # each is looked for from the beginning
@@ -62,7 +78,7 @@ def _read(document: Any, text: bytes, tensors: frozenset[str]) -> dict[str, Any]
             data[key], count = _plain(value, key)
         lists += count
     # Rows of the same length may still hold one list more: [3, [4]] reads like [3, 4].
-    return data if lists == np.count_nonzero(np.frombuffer(text, np.uint8) == _OPENING) else None
+    return data if lists == _openings(text) else None
 
 
 def _array(value: Any) -> tuple[NDArray[Any], int] | None:

@@ -112,3 +112,21 @@ def test_a_list_that_is_no_tensor_has_an_end(item):
     with pytest.raises(InvalidRequest) as refusal:
         read_json(many, ForwardRequest)
     assert refusal.value.param == "edits"
+
+
+@pytest.mark.parametrize("more", ["", '"version": "[["', r'"version": "\\n"', '"edits": [3, [4]]'])
+def test_a_large_text_is_looked_through_to_its_end(more):
+    text = b" " * 2**20 + b'{"query": [[1.0, 2.5]],' + b" " * 2**21 + (more or '"version": "v"').encode() + b"}"
+    data = read_json(memoryview(text), ForwardRequest)
+    if "\\" in more:
+        assert data is None
+    else:
+        assert data["query"].tolist() == [[1.0, 2.5]]
+        assert {name: data[name] for name in data if name != "query"} == {
+            name: value for name, value in json.loads(text).items() if name != "query"
+        }
+
+
+@pytest.mark.parametrize("text", [b"\xef\xbb\xbf{}", b"[{}]", b"3", b'{"query": [[3, [4]]]}' + b" " * 2**20])
+def test_what_might_be_read_otherwise_is_left_to_the_other_reader(text):
+    assert read_json(text, ForwardRequest) is None

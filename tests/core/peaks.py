@@ -108,7 +108,7 @@ class Request:
             output, wanted, upstream, create_graph=twice, materialize_grads=True, allow_unused=True
         )
         if twice:
-            along = sum((x * x.detach()).sum() for x in gradients)
+            along = sum((x * torch.ones_like(x)).sum() for x in gradients)
             return torch.autograd.grad(along, wanted, materialize_grads=True, allow_unused=True), gradients
         return output, wanted, gradients
 

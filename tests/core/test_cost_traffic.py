@@ -39,6 +39,7 @@ from attention_service.core.kernels.tiling import Layout
 from attention_service.core.learned import learned_of
 from attention_service.core.masks import MASKS
 from attention_service.core.methods import METHODS as METHOD_ENTRIES
+from attention_service.core.methods.linear import running
 from attention_service.core.multihead import Sizes, parameter_shapes, project, project_out
 from attention_service.core.normalizers import NORMALIZERS
 from attention_service.core.positions import POSITIONS
@@ -46,7 +47,6 @@ from attention_service.core.preparing import prepare
 from attention_service.core.scores import SCORES
 from attention_service.core.tape import Traffic
 from attention_service.core.types import Dropout, Selection, added_keys
-from attention_service.runtime.running import running
 
 KERNEL_NAMES = [kernel.name for kernel in KERNELS if kernel.name != "flex"]  # flex counts as blocked does
 DTYPES = {2: torch.bfloat16, 4: torch.float32, 8: torch.float64}

@@ -27,8 +27,8 @@ def check(bound: Bound, request: GradientsRequest, targets: Targets, device: tor
     normalizer = bound.spec.normalizer.model_copy(update={"dtype": "float64"})
     bound = replace(bound, spec=bound.spec.model_copy(update={"normalizer": normalizer}))
     edits = compute.bind_edits(request.edits, device, double)
-    upstream = upstream_of(request.upstream, bound, double, device)
     graph = graph_of(bound, targets, edits, "materialized", double, device)
+    upstream = upstream_of(request.upstream, bound, double, device)
     gradients = differentiate(graph, targets, upstream)
     tensors, parameters = compute.load(bound, device, double), compute.load_parameters(bound, device, double)
     with torch.no_grad():
@@ -60,8 +60,7 @@ def _probe(
             changed = [*edits, BoundEdit(name, value=value)]
         inputs = tensors | {name: value} if name in INPUTS else tensors
         held = parameters | {name: value} if name in parameters else parameters
-        problem = compute.problem(bound, inputs, held)
-        context = attend(problem, (), Selection(), changed, "materialized").context
+        context = attend(compute.problem(bound, inputs, held), (), Selection(), changed, "materialized").context
         return compute.output(bound, held, context, edits)
 
     return _Probe(at, output)

@@ -16,12 +16,12 @@ from attention_service.core import multihead
 from attention_service.core.apart import separate_positions
 from attention_service.core.arrays import TORCH_DTYPES, to_numpy, to_torch, torch_dtype_name
 from attention_service.core.edits import BoundEdit, apply
+from attention_service.core.methods.linear import running
 from attention_service.core.multihead import Parameters
 from attention_service.core.preparing import prepare
 from attention_service.core.transfer import to_device
 from attention_service.core.types import Problem
 from attention_service.runtime.bound import Bound, strip
-from attention_service.runtime.running import running
 from attention_service.runtime.selecting import as_tuple
 
 _COMPUTED = ("query", "key", "value", "past_key", "past_value", "gate", "beta")

@@ -95,10 +95,15 @@ def hessian_products(
     """∂/∂name of Σ ⟨∂L/∂other, d_other⟩ (Pearlmutter 1994, by a second backward pass)."""
     along = graph.output.new_zeros(())
     for name, direction in directions.items():
-        d = compute.converted(direction, f"directions.{name}", graph.output.device, dtype)
-        along = along + (gradients[name] * d.reshape(gradients[name].shape)).sum()
+        along = along + _along(gradients[name], direction, f"directions.{name}", dtype)
     at = [graph.at[name] for name in gradients]
     if not along.requires_grad:  # L is linear in all of them
         return {name: torch.zeros_like(x) for name, x in zip(gradients, at, strict=True)}
     found = torch.autograd.grad(along, at, materialize_grads=True, allow_unused=True)
     return dict(zip(gradients, found, strict=True))
+
+
+def _along(gradient: Tensor, direction: Array, name: str, dtype: torch.dtype) -> Tensor:
+    """⟨gradient, direction⟩, of which nothing else stays."""
+    d = compute.converted(direction, name, gradient.device, dtype)
+    return (gradient * d.reshape(gradient.shape)).sum()

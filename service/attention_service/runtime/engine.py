@@ -324,6 +324,8 @@ class Engine:
 
 def _quickly_planned(module: Module | None, request: AttentionInputs) -> bool:
     """By the lengths that its tensors seem to have: they are checked when it is bound."""
+    if isinstance(request, GradientsRequest) and (request.check or request.directions or request.edits):
+        return False  # it is rehearsed
     if module is not None:
         masks = module.config.spec.masks
     else:

@@ -52,11 +52,10 @@ def prepare(module: Module | None, request: GradientsRequest, device: Device, ro
 
     def make() -> Plan:
         kernel = choose_kernel(work, bound.dtype, device, request.kernel, room, purpose)
-        return plan_gradients(
-            work, kernel, device.clock, taps=taps, mask=purpose.mask_gradient, checks=checks, twice=twice
-        )
+        return plan_gradients(work, kernel, device.clock, targets.names, purpose, checks=checks, room=room)
 
-    key = "gradients", work.key, bound.dtype, request.kernel, room, purpose, checks
+    told = targets.names if twice or checks or request.edits else ()
+    key = "gradients", work.key, bound.dtype, request.kernel, room, purpose, checks, told
     plan = with_dropout_mask(device.plans.get(device.clock, key, make), work, request)
     return Job(
         "gradients",
@@ -163,8 +162,8 @@ def _run(
 ) -> Fields:
     dtype = TORCH_DTYPES[bound.dtype]
     edits = compute.bind_edits(request.edits, device, dtype)
-    upstream = upstream_of(request.upstream, bound, dtype, device)
     graph = graph_of(bound, targets, edits, kernel, dtype, device)
+    upstream = upstream_of(request.upstream, bound, dtype, device)
     gradients = differentiate(graph, targets, upstream, again=request.directions is not None)
     fields: Fields = {"gradients": {name: _answer(name, value, bound, request) for name, value in gradients.items()}}
     if request.directions is not None:

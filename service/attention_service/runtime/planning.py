@@ -196,21 +196,30 @@ def plan_forward(work: Workload, kernel: str, clock: Clock) -> Plan:
 
 
 def plan_gradients(
-    work: Workload, kernel: str, clock: Clock, *, taps: bool, mask: bool, checks: int, twice: bool = False
+    work: Workload,
+    kernel: str,
+    clock: Clock,
+    names: Sequence[str],
+    purpose: Purpose,
+    *,
+    checks: int,
+    room: int,
 ) -> Plan:
     """The cost of a forward and a backward pass, and of as many forward passes in float64 as a check makes.
 
-    ``taps`` and ``mask`` say whether there are gradients with respect to them; ``twice``, whether gradients are
-    differentiated again.
+    ``names``: what there are gradients with respect to. Where the first ones need more than ``room``, in bytes, that is
+    all that is told of memory.
     """
-    peak = cost.gradient_peak_bytes(work, taps=taps, kernel=kernel, mask=mask)
+    twice = purpose.double_backward
+    if twice or checks or work.edited:
+        peak = cost.rehearsed_gradient_bytes(work, names, twice=twice, checked=checks > 0, room=room)
+    else:
+        peak = cost.gradient_peak_bytes(work, taps=purpose.keeps_weights, kernel=kernel, mask=purpose.mask_gradient)
     backward = cost.executed_backward_flops(work, kernel)
-    if twice:
-        peak = cost.second_peak_bytes(work, taps=taps)
     return Plan(
         kernel=kernel,
         flops=cost.executed_flops(work, kernel) + backward * (1 + cost.SECOND_PASSES * twice),
-        peak_bytes=max(peak, cost.check_peak_bytes(work, taps=taps)) if checks else peak,
+        peak_bytes=peak,
         predicted=clock.gradients(work, kernel, twice=twice, checks=checks),
         laborious=labour(work.spec.masks) > QUICK,
     )

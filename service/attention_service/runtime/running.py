@@ -3,11 +3,7 @@
 Checks allocate nothing.
 """
 
-from collections.abc import Mapping, Sequence
-
-import torch
-from torch import Tensor
-from torch.nn.functional import logsigmoid
+from collections.abc import Sequence
 
 from attention_contract.errors import InvalidRequest, ShapeMismatch
 from attention_contract.schemas.attention import AttentionInputs, GradientsRequest
@@ -15,8 +11,6 @@ from attention_contract.spec import AttentionSpec, Linear, Linformer
 from attention_contract.tensors import Array
 from attention_service.core.methods import METHODS, approximation_of
 from attention_service.core.methods.linear import Linear as LinearMethod
-from attention_service.core.methods.linear import rates_of
-from attention_service.core.types import Running
 
 NAMES = ("gate", "beta", "initial_state", "initial_normalizer")
 """The request's tensors of a running state."""
@@ -100,45 +94,6 @@ def bind_tensors(
             f"gate: expected numbers above 0 and up to 1, got {gate.min()} to {gate.max()}", param="gate"
         )
     return bound
-
-
-def running(
-    spec: AttentionSpec, tensors: Mapping[str, Tensor], parameters: Mapping[str, Tensor], keys: Tensor, *, wanted: bool
-) -> Running:
-    """What the method's running state is given; a module's gate and β are made from the tokens of its keys.
-
-    keys ``[B, L, d_model]`` of a module.
-    """
-    method = METHODS.of(spec.method)
-    if not isinstance(method, LinearMethod):
-        return Running()
-    log_gate = beta = None
-    if method.gated:
-        log_gate = (
-            logsigmoid(rates_of(keys, parameters, "gate"))
-            if "method.gate.weight" in parameters
-            else _logarithm(_accumulated(tensors["gate"]))
-        )
-    if method.delta:
-        beta = (
-            rates_of(keys, parameters, "beta").sigmoid()
-            if "method.beta.weight" in parameters
-            else _accumulated(tensors["beta"])
-        )
-    if log_gate is not None and log_gate.ndim == 3:
-        log_gate = log_gate[..., None]
-    if beta is not None and beta.ndim == 3:
-        beta = beta[..., None]
-    return Running(log_gate, beta, tensors.get("initial_state"), tensors.get("initial_normalizer"), wanted)
-
-
-def _logarithm(gate: Tensor) -> Tensor:
-    """Of a gate; one that was too small for its dtype is the smallest there is."""
-    return gate.clamp(min=torch.finfo(gate.dtype).tiny).log()
-
-
-def _accumulated(x: Tensor) -> Tensor:
-    return x.to(torch.promote_types(x.dtype, torch.float32))
 
 
 def _reads(spec: AttentionSpec, *, module: bool) -> set[str]:

@@ -16,16 +16,15 @@ from attention_service.core.cost.flops import (
     pair_count,
 )
 from attention_service.core.cost.gradient_memory import (
-    check_peak_bytes,
     gradient_peak_bytes,
     gradient_phases,
-    second_peak_bytes,
 )
 from attention_service.core.cost.growth import growth, memory_order, time_order
 from attention_service.core.cost.hardware import Datasheet, Hardware
 from attention_service.core.cost.letters import LETTERS
 from attention_service.core.cost.memory import memory_phases, peak_bytes
 from attention_service.core.cost.phases import Phase
+from attention_service.core.cost.rehearsed_gradients import rehearsed_gradient_bytes
 from attention_service.core.cost.report import cost_of, plainly
 from attention_service.core.cost.retrieval import (
     Retrieval,
@@ -76,7 +75,6 @@ __all__ = [
     "Workload",
     "backward_flops",
     "backward_pass",
-    "check_peak_bytes",
     "cost_of",
     "decode_step",
     "exactly",
@@ -102,9 +100,9 @@ __all__ = [
     "predicted_gradient_seconds",
     "predicted_retrieval_seconds",
     "predicted_seconds",
+    "rehearsed_gradient_bytes",
     "retrieval_flops",
     "retrieval_peak_bytes",
-    "second_peak_bytes",
     "sent_always",
     "tap_elements",
     "time_order",

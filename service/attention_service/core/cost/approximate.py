@@ -147,18 +147,6 @@ def method_gradient_phases(work: Workload, *, taps: bool) -> tuple[Phase, ...]:
     return ledger.phases
 
 
-def method_check_peak(work: Workload, *, taps: bool) -> int:
-    """The check in float64: the gradients with their graph, then copies of one tensor and two forward passes."""
-    double = replace(work, itemsize=8, taps=frozenset({"output"}), selected_heads=None, selected_queries=None)
-    wide = Held.of(double)
-    parameters = 8 * parameter_count(work)
-    found = peak_of(method_gradient_phases(work, taps=taps))
-    graph = peak_of(method_gradient_phases(double, taps=taps)) + parameters
-    moved = 4 * max(wide.inputs, parameters, wide.q + wide.kv + wide.context)
-    probing = 2 * (wide.inputs + parameters) + 6 * (wide.output or wide.context) + moved
-    return found + graph + probing + peak_of(method_phases(replace(double, edits=(("context", "value"),) * taps)))
-
-
 def method_order(work: Workload, dimension: str, *, memory: bool) -> str:
     """The method's own order in the tokens, and the projections'."""
     method = approximated(work)

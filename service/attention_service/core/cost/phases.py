@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-_ROUNDING = 4096
+ROUNDING = 4096
 """Bytes for what is too small to count: scalars, indices, flags of rows."""
 
 
@@ -68,4 +68,4 @@ class Ledger:
 
 def peak_of(phases: tuple[Phase, ...]) -> int:
     """Bytes of the largest phase, and a page for what is too small to count."""
-    return max(phase.bytes for phase in phases) + _ROUNDING
+    return max(phase.bytes for phase in phases) + ROUNDING

@@ -5,7 +5,7 @@ from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
-from torch.nn.functional import linear
+from torch.nn.functional import linear, logsigmoid
 
 from attention_contract import spec
 from attention_service.core import steps
@@ -18,6 +18,7 @@ from attention_service.core.methods.running_cost import FeatureCost, running_cos
 from attention_service.core.methods.running_steps import SketchedRunning, SketchedTokens
 from attention_service.core.tape import BOOL, Sketch, Tape
 from attention_service.core.types import Learned, Problem, Widths
+from attention_service.core.types import Running as GivenRunning
 from attention_service.core.visibility import real_keys
 
 _FEATURE_FLOPS = {"elu": 3, "relu": 1, "identity": 0, "l2": 3}
@@ -154,6 +155,50 @@ def rates_of(tokens: Tensor, learned: Mapping[str, Tensor], name: str) -> Tensor
     """What a module's gate (``name`` gate) or β (beta) is the sigmoid of: ``[B, L, d_model]`` to ``[B, Hkv, L, 1]``."""
     made = linear(tokens, learned[f"method.{name}.weight"], learned[f"method.{name}.bias"])
     return made.transpose(1, 2)[..., None].to(torch.promote_types(made.dtype, torch.float32))
+
+
+def running(
+    spec_: spec.AttentionSpec,
+    tensors: Mapping[str, Tensor],
+    parameters: Mapping[str, Tensor],
+    keys: Tensor,
+    *,
+    wanted: bool,
+) -> GivenRunning:
+    """What the method's running state is given; a module's gate and β are made from the tokens of its keys.
+
+    keys ``[B, L, d_model]`` of a module.
+    """
+    method = METHODS.of(spec_.method)
+    if not isinstance(method, Linear):
+        return GivenRunning()
+    log_gate = beta = None
+    if method.gated:
+        log_gate = (
+            logsigmoid(rates_of(keys, parameters, "gate"))
+            if "method.gate.weight" in parameters
+            else _logarithm(_accumulated(tensors["gate"]))
+        )
+    if method.delta:
+        beta = (
+            rates_of(keys, parameters, "beta").sigmoid()
+            if "method.beta.weight" in parameters
+            else _accumulated(tensors["beta"])
+        )
+    if log_gate is not None and log_gate.ndim == 3:
+        log_gate = log_gate[..., None]
+    if beta is not None and beta.ndim == 3:
+        beta = beta[..., None]
+    return GivenRunning(log_gate, beta, tensors.get("initial_state"), tensors.get("initial_normalizer"), wanted)
+
+
+def _logarithm(gate: Tensor) -> Tensor:
+    """Of a gate; one that was too small for its dtype is the smallest there is."""
+    return gate.clamp(min=torch.finfo(gate.dtype).tiny).log()
+
+
+def _accumulated(x: Tensor) -> Tensor:
+    return x.to(torch.promote_types(x.dtype, torch.float32))
 
 
 def sketched_real(given: Given) -> Sketch | None:

@@ -1,0 +1,117 @@
+"""Rehearsed passes: what is told of operations against real ones, a few pieces against all, and what it loads."""
+
+import subprocess
+import sys
+from dataclasses import replace
+
+import pytest
+import torch
+from tests.core.methods.test_costs import METHODS
+from tests.core.methods.test_costs import Request as MethodRequest
+from tests.core.methods.test_costs import raw as method_raw
+from tests.core.peak_walk import passes_over
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from attention_contract.spec import Additive, AttentionSpec
+from attention_service.core.cost import gradient_peak_bytes, rehearsed_gradient_bytes
+from attention_service.core.cost.answers import answer
+from attention_service.core.cost.rehearsal import most_held
+from attention_service.core.cost.rehearsed_gradients import in_pieces, rehearsed
+from attention_service.core.cost.stand_ins import names_of
+
+
+class Compared(TorchDispatchMode):
+    """Holds what is told of each operation of a real pass against what it answers."""
+
+    def __init__(self):
+        super().__init__()
+        self.told, self.wrong = set(), []
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        out = func(*args, **(kwargs or {}))
+        found = answer(func, args, dict(kwargs or {}))
+        if found is not None:
+            self.told.add(str(func))
+            pairs = zip(out, found, strict=True) if isinstance(out, tuple | list) else [(out, found)]
+            self.wrong += [(str(func), lies(x), lies(y)) for x, y in pairs if lies(x) != lies(y)]
+        return out
+
+
+def lies(x):
+    """Shape, dtype, and strides where they mean something."""
+    strides = [stride for stride, size in zip(x.stride(), x.shape, strict=True) if size > 1] if x.numel() else []
+    return tuple(x.shape), x.dtype, strides
+
+
+@pytest.mark.parametrize("number", range(40))
+def test_what_is_told_of_operations_is_what_they_answer(number):
+    run = next(each.run for each in passes_over(number, 0) if each.way == "second")
+    with Compared() as compared:
+        run()
+    assert not compared.wrong
+    assert len(compared.told) > 10
+
+
+@pytest.mark.parametrize("name", METHODS)
+def test_what_is_told_of_the_operations_of_methods_is_what_they_answer(name):
+    with Compared() as compared:
+        MethodRequest(method_raw(name, queries=300, keys=300, padded=True)).second()
+    assert not compared.wrong
+    assert len(compared.told) > 10
+
+
+def test_what_is_held_and_what_comes_and_goes_is_counted():
+    def run():
+        x = torch.empty(1000, device="meta")  # 4,000 bytes
+        y = x + 1  # 8,000
+        z = y.double()  # 16,000
+        del y  # 12,000
+        z = z * x  # beside it x in float64, and the answer: 28,000
+        z.view(10, 100)
+
+    assert most_held(run) == 28000
+
+
+def test_what_was_there_before_is_not_counted():
+    resident = torch.empty(1000, device="meta")
+    assert most_held(lambda: resident.detach().view(10, 100).mul(2).sum(), [resident]) == 4004
+
+
+LONG = {name: method_raw(name, batch=1, heads=2, kv_heads=1, queries=2500, keys=2500) for name in METHODS}
+LONG["additive"] = replace(
+    method_raw("linear", batch=1, heads=4, kv_heads=2, queries=400, keys=300),
+    spec=AttentionSpec(score=Additive(hidden=64)),
+)
+
+
+@pytest.mark.parametrize("name", LONG)
+def test_a_few_of_many_equal_pieces_tell_of_all(name):
+    work = LONG[name]
+    names = names_of(work)
+    whole = rehearsed(work, names, twice=True)
+    assert rehearsed_gradient_bytes(work, names, twice=True) == pytest.approx(whole, rel=0.02)
+    if name in {"linear, causal", "delta", "performer, causal", "additive"}:
+        assert in_pieces(work)
+
+
+def test_what_is_too_large_is_told_without_a_rehearsal(monkeypatch):
+    work = LONG["performer, causal"]
+    plain = gradient_peak_bytes(work, taps=False, kernel="performer")
+    monkeypatch.setattr("attention_service.core.cost.rehearsed_gradients.rehearsed", None)
+    assert rehearsed_gradient_bytes(work, names_of(work), twice=True, room=plain - 1) == plain
+
+
+def test_a_rehearsal_loads_nothing_that_gradients_do_not():
+    program = """
+import sys
+import torch
+from tests.core.test_cost_rehearsal import LONG, names_of, rehearsed_gradient_bytes
+x = torch.ones(1, requires_grad=True)
+torch.autograd.grad(2 * x, x, torch.ones(1))
+before = len(sys.modules)
+for work in LONG.values():
+    rehearsed_gradient_bytes(work, names_of(work), twice=True, checked=True)
+print(len(sys.modules) - before)
+"""
+    told = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
+    assert int(told.stdout) == 0

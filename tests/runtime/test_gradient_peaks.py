@@ -1,0 +1,69 @@
+"""Gradients as they are served against their plans' peak memory, measured by PyTorch's profiler on the CPU."""
+
+from collections.abc import Iterator
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+from tests.core.peaks import peaks
+
+from attention_contract.errors import AttentionError
+from attention_contract.schemas.attention import GradientsRequest
+from attention_service.core.arrays import to_numpy
+from attention_service.core.cost import Rates, Roofline, Workload, peak_bytes
+from attention_service.runtime import checking, compute, gradients
+from attention_service.runtime.calibration.drawing import Drawn, Kind, draw, kinds
+from attention_service.runtime.device import Device
+from attention_service.runtime.jobs import Job
+
+DRAWN = 6
+"""Requests of each kernel and method."""
+SLACK = 2**16
+DEVICE = Device(torch.device("cpu"), "test", 2**34, Roofline(Rates(1e11, 1e10, 1e-5)))
+KINDS = [kind for kind in kinds() if kind.purpose == "gradients"]
+
+
+@pytest.fixture(autouse=True)
+def as_on_a_device(monkeypatch):
+    """Tensors are brought there, not shared with the request; and of each name few numbers are checked."""
+    monkeypatch.setattr(compute, "to_device", lambda x, device, dtype=None: x.clone().to(dtype or x.dtype))
+    monkeypatch.setattr(checking, "CHECKED_ELEMENTS", 2)
+
+
+def jobs(kind: Kind, asked: str) -> Iterator[Job]:
+    """Some that were drawn at random, with this asked beside."""
+    rng, found = np.random.default_rng(sum(map(ord, kind.name))), 0
+
+    def affordable(work: Workload) -> bool:
+        return 2**19 < peak_bytes(work, kind.kernel) < 2**22
+
+    while found < DRAWN:
+        drawn = draw(rng, kind, affordable)
+        if drawn is None:
+            continue
+        try:
+            yield gradients.prepare(drawn.module, asking(drawn, asked), replace(DEVICE), 2**40)
+        except AttentionError:  # parts that do not go together
+            continue
+        found += 1
+
+
+def asking(drawn: Drawn, asked: str) -> GradientsRequest:
+    """Its request, of a kernel that can do it all."""
+    request = drawn.request
+    if asked == "check":
+        return request.model_copy(update={"check": True, "kernel": None})
+    directions = {name: getattr(request, name) for name in request.wrt if name != "parameters"}
+    if drawn.module is not None and "parameters" in request.wrt:
+        directions |= {name: to_numpy(x) for name, x in drawn.module.parameters.items()}
+    return request.model_copy(update={"directions": directions, "kernel": None})
+
+
+@pytest.mark.parametrize("asked", ["check", "directions"])
+@pytest.mark.parametrize("kind", KINDS, ids=[kind.kernel for kind in KINDS])
+def test_the_plan_tells_what_is_held(kind, asked):
+    planned = [*jobs(kind, asked)]
+    measured = peaks([job.run for job in planned])
+    for job, actual in zip(planned, measured, strict=True):
+        assert 0.98 * actual - SLACK <= job.plan.peak_bytes <= 1.05 * actual + SLACK

@@ -35,8 +35,8 @@ _STEP = 2**20
 def read_json(body: bytes | memoryview, model: type[BaseModel]) -> dict[str, Any] | None:
     """The object that a JSON text holds, nested lists of numbers in the model's tensor fields as arrays.
 
-    None where that cannot be told without going through the lists. Raises InvalidRequest for one of other things that is
-    too long.
+    None where that cannot be told without going through the lists. Raises InvalidRequest for one of other things that
+    is too long.
     """
     text = bytes(body) if len(body) <= _STEP else body  # a copy of a large one costs more than it saves
     # An escape could hide a bracket, a byte order mark is not for us to skip.

@@ -221,3 +221,32 @@ def test_modules_are_resident_on_cuda_and_answer_from_there(tmp_path):
         await engine.stop()
 
     asyncio.run(play())
+
+
+def test_the_device_gets_another_thread_once_what_runs_is_over(tmp_path, device):
+    gate, begun = threading.Event(), threading.Event()
+
+    def long():
+        begun.set()
+        gate.wait(10)
+        return threading.current_thread()
+
+    async def play():
+        engine = Engine(tmp_path, device)
+        await engine.start()
+        first = asyncio.create_task(engine.execution.call(long))
+        await asyncio.to_thread(begun.wait, 10)
+        renewed = asyncio.create_task(engine.execution.renew())
+        second = asyncio.create_task(engine.execution.call(threading.current_thread))
+        await asyncio.sleep(0.05)
+        assert not renewed.done()
+        assert not second.done()  # one thing at a time, whichever thread has it
+        gate.set()
+        old, new = await first, await second
+        await renewed
+        assert not old.is_alive()
+        assert new.is_alive()
+        await engine.stop()
+        assert not new.is_alive()
+
+    asyncio.run(play())

@@ -124,7 +124,7 @@ class Engine:
             try:
                 found = await self._measured()
             finally:
-                await self._in_thread(give_back_freed_memory)
+                await self._clear_up()
             self._set_clock(found)  # also where it can't be kept
             await self._in_thread(partial(stored.save, self._root, self.device, found))
 
@@ -132,6 +132,12 @@ class Engine:
         done = await measured(self.device, self.budget, self.execution.call)
         clock = await self._in_thread(done.clock, self._fitting)
         return stored.Stored(clock, datetime.now(UTC), done.points)
+
+    async def _clear_up(self) -> None:
+        """Give back what a calibration needed, the code too that was compiled for shapes that do not come again."""
+        await self.execution.renew()
+        await self.execution.call(partial(warm_up, self.device))
+        await self._in_thread(give_back_freed_memory)
 
     def _set_clock(self, found: stored.Stored) -> None:
         self.calibration = found

@@ -51,7 +51,7 @@ class Execution:
         self._busy = False
         """Whether something runs on the device's thread."""
         self._turn: asyncio.Handle | None = None
-        self._worker = ThreadPoolExecutor(1, thread_name_prefix=f"attention-{device.torch}")
+        self._worker = self._thread()
 
     async def measure(self) -> None:
         """Time a hand-off to the thread and back, and the joining of requests; by these it is chosen what runs how.
@@ -93,6 +93,11 @@ class Execution:
         result: ResultT = await self._through(work, None, self._device.clock)
         return result
 
+    async def renew(self) -> None:
+        """Go on with another thread, once what runs is over: what libraries kept for the old one is free then."""
+        old, self._worker = self._worker, self._thread()
+        await asyncio.to_thread(old.shutdown)
+
     async def stop(self) -> None:
         """Refuse what waits, and wait for what runs."""
         for waiting in self._waiting:
@@ -100,6 +105,9 @@ class Execution:
             self._give_back(waiting)
         self._waiting.clear()
         await asyncio.to_thread(self._worker.shutdown)
+
+    def _thread(self) -> ThreadPoolExecutor:
+        return ThreadPoolExecutor(1, thread_name_prefix=f"attention-{self._device.torch}")
 
     async def _through(
         self, work: Callable[[], Any], job: Job | None, clock: Clock, deadline: float | None = None

@@ -17,7 +17,6 @@ from typing import Any
 import ml_dtypes
 import numpy as np
 import torch
-import uvicorn
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.nn.functional import scaled_dot_product_attention as sdpa
 
@@ -26,6 +25,7 @@ from attention_contract.schemas.attention import ForwardRequest, RawForwardReque
 from attention_contract.schemas.modules import ModuleConfig
 from attention_contract.spec import AttentionSpec, Causal
 from attention_service.api.app import create_app
+from attention_service.api.server import Server
 from attention_service.core.attention import attend
 from attention_service.core.kernels.backends import FUSED
 from attention_service.core.kernels.flex import flexed
@@ -196,7 +196,7 @@ def _serving(device: Device) -> Iterator[str]:
     with TemporaryDirectory() as folder:
         settings: dict[str, Any] = {"models_dir": Path(folder), "device": str(device.torch)}
         app = create_app(Settings(_env_file=None, **settings))
-        server = uvicorn.Server(uvicorn.Config(app, port=0, log_config=None, access_log=False))
+        server = Server(app, port=0)
         thread = Thread(target=server.run, daemon=True)
         thread.start()
         while not server.started or app.state.engine.state != "ready":

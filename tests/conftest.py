@@ -11,7 +11,6 @@ import httpx
 import numpy as np
 import pytest
 import torch
-import uvicorn
 
 
 @pytest.fixture
@@ -25,10 +24,11 @@ def live_server(models_dir: Path, **settings: object) -> Iterator[str]:
     """The base URL of a server that runs in this process, on a free port, until the block ends."""
     # Imported here: the tests of the contract and of the client run without the server's extra.
     from attention_service.api.app import create_app
+    from attention_service.api.server import Server
     from attention_service.settings import Settings
 
     app = create_app(Settings(**{"_env_file": None, "models_dir": models_dir, "calibrate": False} | settings))
-    server = uvicorn.Server(uvicorn.Config(app, log_config=None, access_log=False, timeout_graceful_shutdown=5))
+    server = Server(app, timeout_graceful_shutdown=5)
     listener = socket.create_server(("127.0.0.1", 0))
     thread = threading.Thread(target=server.run, kwargs={"sockets": [listener]}, daemon=True)
     thread.start()

@@ -12,7 +12,7 @@ from typing import Any, Final, Generic, TypeVar
 import numpy as np
 from pydantic import BaseModel
 
-from attention_contract.tensors import FLOATS, TensorFault, from_buffer
+from attention_contract.tensors import FLOATS, Array, TensorFault, from_buffer
 from attention_contract.wire import SAFETENSORS, from_body, read_header
 
 ModelT = TypeVar("ModelT", bound=BaseModel)
@@ -32,6 +32,14 @@ class _Place:
     last: int
     dtype: np.dtype[Any]
     shape: tuple[int, ...]
+    count: int
+
+    def array(self, body: memoryview) -> Array:
+        """The tensor of a body that is long enough."""
+        if self.dtype.kind == "b":
+            return from_buffer(body[self.first : self.last], self.dtype, self.shape)
+        array = np.frombuffer(body, self.dtype, self.count, self.first).reshape(self.shape)
+        return array if array.flags.aligned else array.copy()
 
 
 @dataclass(frozen=True)
@@ -48,8 +56,11 @@ class Form(Generic[ModelT]):
 
     def filled(self, body: memoryview) -> ModelT:
         """The request with the tensors of a body of this form. Raises TensorFault for bytes that are no tensor."""
-        arrays = {at.field: from_buffer(body[at.first : at.last], at.dtype, at.shape) for at in self.places}
-        return self.request.model_copy(update=arrays)
+        return self.request.model_copy(update=self.arrays(body))
+
+    def arrays(self, body: memoryview) -> dict[str, Array]:
+        """Those tensors, by their field. Raises TensorFault for bytes that are none."""
+        return {at.field: at.array(body) for at in self.places}
 
 
 class Forms:
@@ -69,25 +80,33 @@ class Forms:
 
         Raises what ``from_body`` does.
         """
-        start = 8 + int.from_bytes(body[:8], "little")
-        if not 8 < start <= min(8 + MAX_HEADER, len(body)):
-            return from_body(model, body, SAFETENSORS, "request")
-        key = model, bytes(body[8:start]), len(body)
-        form: Form[ModelT] | None = self._known.get(key)
+        form = self.find(model, body)
         if form is not None:
             try:
-                request = form.filled(body)
+                return form.filled(body)
             except TensorFault:
                 return from_body(model, body, SAFETENSORS, "request")  # which says what is wrong with it
-            self._known.move_to_end(key)
-            return request
         request = from_body(model, body, SAFETENSORS, "request")
-        form = _form_of(request, body)
+        form = _form_of(request, body) if (header := header_of(body)) else None
         if form is not None:
-            self._known[key] = form
+            self._known[model, header, len(body)] = form
             if len(self._known) > MOST:
                 self._known.popitem(last=False)
         return request
+
+    def find(self, model: type[ModelT], body: memoryview) -> Form[ModelT] | None:
+        """The form of this body, where one like it was read before."""
+        key = model, header_of(body), len(body)
+        form: Form[ModelT] | None = self._known.get(key)
+        if form is not None:
+            self._known.move_to_end(key)
+        return form
+
+
+def header_of(body: memoryview) -> bytes:
+    """The header of a safetensors file, its length before it; nothing where it is not worth remembering."""
+    start = 8 + int.from_bytes(body[:8], "little")
+    return bytes(body[:start]) if 8 < start <= min(8 + MAX_HEADER, len(body)) else b""
 
 
 def _form_of(request: ModelT, body: memoryview) -> Form[ModelT] | None:
@@ -100,7 +119,7 @@ def _form_of(request: ModelT, body: memoryview) -> Form[ModelT] | None:
         if not isinstance(array, np.ndarray) or name not in type(request).model_fields:
             return None
         first, last = entry["data_offsets"]
-        place = _Place(name, start + first, start + last, array.dtype, array.shape)
+        place = _Place(name, start + first, start + last, array.dtype, array.shape, array.size)
         if array.dtype.name not in {*FLOATS, "bool"} or array.nbytes != last - first:
             return None
         places.append(place)

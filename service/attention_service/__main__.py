@@ -4,20 +4,18 @@ Read the settings; run the server and stop it gracefully, or measure the device.
 """
 
 import math
-import signal
 import sys
 import time
 from collections.abc import Sequence
 from datetime import UTC, datetime
-from types import FrameType
 from typing import TypeVar
 
-import uvicorn
 from pydantic import ValidationError
 from pydantic_settings import CliApp, SettingsConfigDict
 
 from attention_service.api.app import create_app
 from attention_service.api.observing import configure_logging
+from attention_service.api.server import Server
 from attention_service.core.cost import Calibrated
 from attention_service.runtime.calibration import stored
 from attention_service.runtime.calibration.calibrating import SECONDS, Calibration, TooBusyError
@@ -25,19 +23,6 @@ from attention_service.runtime.device import BUDGET_SHARE, Device, resolve
 from attention_service.settings import Settings
 
 SettingsT = TypeVar("SettingsT", bound=Settings)
-
-
-class Server(uvicorn.Server):
-    """Uvicorn, telling the engine at once that it is to stop: readiness is lost before connections are."""
-
-    def handle_exit(self, sig: int, frame: FrameType | None) -> None:
-        """Take no new work and finish what is in flight; a second Ctrl-C does not wait for it."""
-        engine = getattr(self.config.app.state, "engine", None)  # type: ignore[union-attr]
-        if engine is not None:
-            engine.drain()
-        # Not super(): it would raise the signal again at the end, and a clean stop would look like a death.
-        self.force_exit = self.should_exit and sig == signal.SIGINT
-        self.should_exit = True
 
 
 class CalibrateSettings(Settings):
@@ -55,16 +40,12 @@ def serve(arguments: Sequence[str] | None = None) -> int:
     if settings is None:
         return 2
     configure_logging(settings.log_level, settings.log_format)
-    config = uvicorn.Config(
+    server = Server(
         create_app(settings),
         host=settings.host,
         port=settings.port,
-        log_config=None,
-        access_log=False,
         timeout_graceful_shutdown=settings.drain_seconds,
-        server_header=False,
     )
-    server = Server(config)
     server.run()
     return 0 if server.started else 1
 

@@ -189,6 +189,7 @@ def test_each_question_is_recorded_with_what_its_reply_says(tmp_path, device):
             await engine.gradients(None, RawGradientsRequest(query=X)),
             await engine.retrieve(HopfieldRequest(stored=X, states=X)),
         ]
+        engine.settle()
         assert [each.purpose for each in seen] == ["forward", "weights", "gradients", "hopfield"]
         for each, reply in zip(seen, replies, strict=True):
             ran = reply.ran
@@ -209,6 +210,7 @@ def test_what_was_refused_failed_or_was_given_up_is_not_recorded(tmp_path, devic
         large = RawForwardRequest(query=np.zeros((30_000, 1), np.float32), return_=["weights"])
         with pytest.raises(NeverFits):
             await engine.forward(None, large)
+        engine.execution.came_before = 2  # so that it waits for others
         given_up = asyncio.create_task(engine.forward(None, RawForwardRequest(query=X)))
         await asyncio.sleep(0)
         given_up.cancel()
@@ -248,7 +250,7 @@ def test_drift_brings_about_one_calibration_at_a_time(tmp_path, device, monkeypa
 
         engine.recalibration.work = work
         keep = engine._keep
-        monkeypatch.setattr(engine.execution, "_watch", lambda seen: keep(replace(seen, at=next(times))))
+        monkeypatch.setattr(engine.execution, "_watch", lambda seen: keep([replace(seen, at=next(times))]))
         for _ in range(13):
             await engine.forward(None, RawForwardRequest(query=X))
         await asyncio.sleep(0)

@@ -19,7 +19,9 @@ from attention_service.runtime import batching
 from attention_service.runtime import engine as engine_module
 from attention_service.runtime.batching import Joining
 from attention_service.runtime.device import Device
+from attention_service.runtime.direct import Direct
 from attention_service.runtime.engine import Engine
+from attention_service.runtime.execution import Execution
 
 RATES = Rates(flops_per_s=1e11, bytes_per_s=1e10, overhead_s=1e-3)
 """Of a device on which the start is nearly all there is: everything gains by running together."""
@@ -36,6 +38,12 @@ SPECS = {
     "linear": AttentionSpec(method={"name": "linear"}),
     "extra": AttentionSpec(add_zero_attn=True),
 }
+
+
+@pytest.fixture(autouse=True)
+def company(monkeypatch):
+    """Requests came together in the turn before, too: the first of a turn waits for others."""
+    monkeypatch.setattr(Execution, "came_before", property(lambda _: 2, lambda *_: None), raising=False)
 
 
 @pytest.fixture
@@ -329,6 +337,7 @@ def test_a_fault_of_all_together_is_nobody_s_who_runs_well_alone(tmp_path, devic
             return real(bound, *more)
 
         monkeypatch.setattr(engine_module.forward, "run", fails)
+        monkeypatch.setattr(Direct, "run", lambda *_: None)
         found = await together(engine, asks)
         assert isinstance(found.pop(3), ZeroDivisionError)
         same(found, expected[:3] + expected[4:])
@@ -384,6 +393,7 @@ class Gate:
     def __init__(self, monkeypatch):
         self.open, self.passes, self.real = threading.Event(), [], engine_module.forward.run
         monkeypatch.setattr(engine_module.forward, "run", self.run)
+        monkeypatch.setattr(Direct, "run", lambda *_: None)  # the general way is what is held up
 
     def run(self, bound, *more):
         self.passes.append((bound.module.name, bound.batch, threading.current_thread() is threading.main_thread()))
@@ -460,6 +470,7 @@ def test_the_budget_is_never_exceeded_and_everybody_is_answered(tmp_path, device
             return real(*arguments)
 
         monkeypatch.setattr(engine_module.forward, "run", watched)
+        monkeypatch.setattr(Direct, "run", lambda *_: None)
         asks = [of(int(length)) for length in rng.integers(1, 9, 80)]
         found = await together(engine, asks)
         same(found, await alone(engine, asks))
@@ -542,6 +553,7 @@ def test_what_was_predicted_of_a_batch_is_held_against_the_batch(tmp_path, devic
         seen = []
         engine.accuracy.watchers.append(seen.append)
         found = await together(engine, [of(8)] * 4)
+        engine.settle()
         (run,) = seen
         assert run.batch == 4
         for each in found:

@@ -4,47 +4,54 @@ Lines are put together without its processors and written some at a time: a line
 more than all else that is observed of it.
 """
 
-import asyncio
 import logging
 import sys
-import time
+from collections.abc import Iterable, Iterator
 from datetime import UTC, datetime
 from functools import lru_cache
-from typing import Literal
+from typing import Literal, NamedTuple
 
 import orjson
 
-WRITTEN_AFTER = 0.1
-"""Seconds that a line may wait to be written together with others."""
+_BY_THE_CLOCK = {"health_live", "health_ready", "metrics"}
+
+
+class Answered(NamedTuple):
+    """A request that was answered."""
+
+    at: float
+    """When, of ``time.time``."""
+    method: str
+    path: str
+    operation: str
+    status: int
+    seconds: float
+    request_id: str
 
 
 class AccessLog:
-    """Writes a line for each request to standard error. Used from the event loop only."""
+    """Writes a line for each request to standard error."""
 
     def __init__(self, level: str, form: Literal["console", "json"]) -> None:
         self._least = logging.getLevelName(level.upper())
         self._line = _console_line if form == "console" else _json_line
-        self._lines: list[str] = []
 
-    def note(
-        self, level: int, method: str, path: str, operation: str, status: int, seconds: float, request_id: str
-    ) -> None:
-        """Log a request that was answered, unless its level is below what is logged."""
-        if level < self._least:
-            return
-        if not self._lines:
-            asyncio.get_running_loop().call_later(WRITTEN_AFTER, self.write)
-        second, fraction = divmod(time.time(), 1)
-        now = f"{_second(int(second))}.{int(fraction * 1e6):06}Z"
-        name = "debug" if level == logging.DEBUG else "info"
-        self._lines.append(self._line(now, name, method, path, operation, status, round(seconds * 1e3, 3), request_id))
-
-    def write(self) -> None:
-        """Write the lines that wait."""
-        lines, self._lines = self._lines, []
+    def write(self, answered: Iterable[Answered]) -> None:
+        """Write a line for each of these, unless its level is below what is logged."""
+        lines = "".join(self._lines(answered))
         if lines:
-            sys.stderr.write("".join(lines))
+            sys.stderr.write(lines)
             sys.stderr.flush()
+
+    def _lines(self, answered: Iterable[Answered]) -> Iterator[str]:
+        for at, method, path, operation, status, seconds, request_id in answered:
+            # What asks by the clock would drown what people ask.
+            level = logging.DEBUG if operation in _BY_THE_CLOCK else logging.INFO
+            if level >= self._least:
+                second, fraction = divmod(at, 1)
+                now = f"{_second(int(second))}.{int(fraction * 1e6):06}Z"
+                name = "debug" if level == logging.DEBUG else "info"
+                yield self._line(now, name, method, path, operation, status, round(seconds * 1e3, 3), request_id)
 
 
 @lru_cache(maxsize=1)

@@ -18,8 +18,9 @@ from attention_contract.forms import Forms
 from attention_service import __version__
 from attention_service.api import openapi, problems
 from attention_service.api.access import AccessLog
+from attention_service.api.express import Express
 from attention_service.api.lane import Lane, endpoints_of
-from attention_service.api.observing import Metrics, Observe
+from attention_service.api.observing import Metrics, Observe, Watch
 from attention_service.api.routes import make_router
 from attention_service.runtime.device import Device, keep_freed_memory
 from attention_service.runtime.engine import Engine
@@ -32,7 +33,8 @@ _WEB = Path(__file__).parent.parent / "web"
 def create_app(settings: Settings) -> FastAPI:
     """The ASGI application for these settings. Modules are loaded once it has started; until then it is not ready."""
     keep_freed_memory()
-    metrics, access = Metrics(), AccessLog(settings.log_level, settings.log_format)
+    metrics = Metrics()
+    watch = Watch(metrics, AccessLog(settings.log_level, settings.log_format))
 
     @asynccontextmanager
     async def life(app: FastAPI) -> AsyncIterator[None]:
@@ -44,7 +46,7 @@ def create_app(settings: Settings) -> FastAPI:
         yield
         loading.cancel()
         await engine.stop()
-        access.write()
+        watch.settle()
         log.info("stopped")
 
     app = FastAPIOffline(
@@ -52,6 +54,7 @@ def create_app(settings: Settings) -> FastAPI:
     )
     app.state.settings = settings
     app.state.forms = Forms()
+    app.state.express = Express(lambda: getattr(app.state, "engine", None), app.state.forms, watch)
     router = make_router(settings)
     app.include_router(router)
     app.add_api_route("/metrics", metrics.page, name="metrics", include_in_schema=False)
@@ -65,7 +68,7 @@ def create_app(settings: Settings) -> FastAPI:
     def outside_in() -> ASGIApp:
         # Middleware that somebody adds must see every request: with any, there is no lane past it.
         inner = routed() if app.user_middleware else Lane(routed(), endpoints_of(router))
-        return Observe(inner, metrics, access)
+        return Observe(inner, watch)
 
     app.build_middleware_stack = outside_in  # type: ignore[method-assign]
     return app

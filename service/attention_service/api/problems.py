@@ -57,7 +57,7 @@ def install(app: FastAPI) -> None:
         return render(unexpected(request.url.path, error))
 
 
-def unexpected(path: str, fault: Exception) -> InternalError:
+def unexpected(path: str, fault: BaseException) -> InternalError:
     """The error for a fault of the server's own, which goes into the log."""
     log.error("internal_error", path=path, request_id=request_id.get(), exc_info=fault)
     return InternalError("the server failed; its log has the cause under this request's id")

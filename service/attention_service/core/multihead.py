@@ -3,7 +3,7 @@
 Source: Vaswani et al. 2017, section 3.2.2; grouped heads: Ainslie et al. 2023.
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 
@@ -18,6 +18,8 @@ from attention_service.core.learned import learned_of
 from attention_service.core.types import Learned, Problem, Widths, added_keys
 
 Parameters = Mapping[str, Tensor]
+Joint = tuple[Tensor, Tensor | None]
+"""Weight ``[(H + Hkv)·D + Hkv·V, d_model]`` and bias of the projections of queries, keys and values as one."""
 
 
 @dataclass(frozen=True)
@@ -111,6 +113,46 @@ def initial_parameters(sizes: Sizes, seed: int, dtype: torch.dtype) -> dict[str,
     return parameters
 
 
+def side_by_side(parameters: Parameters, sizes: Sizes) -> dict[str, Tensor]:
+    """The parameters with the projections of queries, keys and values one behind the other in memory.
+
+    As long as all three read inputs of one width; then one product with all of them (``joint_projection``) is made of
+    a token where it has all three roles.
+    """
+    laid = dict(parameters)
+    if len(set(sizes.inputs)) == 1:
+        for kind in "weight", "bias":
+            names = [name for role in "qkv" if (name := f"{role}_proj.{kind}") in parameters]
+            if len(names) == len("qkv"):
+                parts = [parameters[name] for name in names]
+                laid |= zip(names, torch.cat(parts).split_with_sizes([len(part) for part in parts]), strict=True)
+    return laid
+
+
+def joint_projection(parameters: Parameters) -> Joint | None:
+    """The projections of the inputs as one, without a copy.
+
+    None where they do not lie one behind the other, or only some have a bias.
+    """
+    biased = [f"{role}_proj.bias" in parameters for role in "qkv"]
+    weight = _joint([parameters[f"{role}_proj.weight"] for role in "qkv"])
+    if weight is None or any(biased) != all(biased):
+        return None
+    if not any(biased):
+        return weight, None
+    bias = _joint([parameters[f"{role}_proj.bias"] for role in "qkv"])
+    return None if bias is None else (weight, bias)
+
+
+def _joint(parts: Sequence[Tensor]) -> Tensor | None:
+    first, end = parts[0], parts[0].data_ptr()
+    for part in parts:
+        if part.data_ptr() != end or part.untyped_storage().data_ptr() != first.untyped_storage().data_ptr():
+            return None
+        end += part.nbytes
+    return first.as_strided((sum(map(len, parts)), *first.shape[1:]), first.stride())
+
+
 def with_added_keys(problem: Problem) -> Problem:
     """The problem with the keys and values that its spec adds after all others, learned ones before zeros.
 
@@ -139,7 +181,8 @@ def _extended(x: Tensor, bias: str, problem: Problem) -> Tensor:
 
 def split_heads(x: Tensor, heads: int) -> Tensor:
     """``[B, L, heads·W]`` to ``[B, heads, L, W]``."""
-    return x.reshape(*x.shape[:-1], heads, x.shape[-1] // heads).transpose(1, 2)
+    batch, length, width = x.shape
+    return x.reshape(batch, length, heads, width // heads).transpose(1, 2)
 
 
 def merge_heads(x: Tensor) -> Tensor:
@@ -155,11 +198,19 @@ def project(
     query ``[B, Q, d_model]``, key ``[B, K, key_width]``, value ``[B, K, value_width]`` to
     q ``[B, H, Q, D]``, k ``[B, Hkv, K, D]``, v ``[B, Hkv, K, V]``.
     """
-    q, k, v = (
-        linear(x, parameters[f"{role}_{by}.weight"], parameters.get(f"{role}_{by}.bias"))
-        for role, x in zip("qkv", (query, key, value), strict=True)
-    )
+    q = linear(query, parameters[f"q_{by}.weight"], parameters.get(f"q_{by}.bias"))
+    k = linear(key, parameters[f"k_{by}.weight"], parameters.get(f"k_{by}.bias"))
+    v = linear(value, parameters[f"v_{by}.weight"], parameters.get(f"v_{by}.bias"))
     return split_heads(q, sizes.heads), split_heads(k, sizes.kv_heads), split_heads(v, sizes.kv_heads)
+
+
+def project_jointly(joint: Joint, sizes: Sizes, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """As ``project``, of tokens ``[B, L, d_model]`` that are queries, keys and values, for heads of one width."""
+    heads = sizes.heads, sizes.kv_heads, sizes.kv_heads
+    batch, length, _ = x.shape
+    together = linear(x, *joint).view(batch, length, sum(heads), sizes.head_dim).transpose(1, 2)
+    q, k, v = together.split_with_sizes(heads, 1)
+    return q, k, v
 
 
 def project_out(parameters: Parameters, context: Tensor) -> Tensor:

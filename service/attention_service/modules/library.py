@@ -97,6 +97,10 @@ class Library:
         module.check_version(version)
         return module
 
+    def holds(self, module: Module) -> bool:
+        """Whether this very module is resident still."""
+        return self._modules.get(module.name) is module
+
     def list(self) -> Modules:
         """Every resident module, by name."""
         return [module for _, module in sorted(self._snapshot().items())]

@@ -16,7 +16,7 @@ from torch import Tensor
 from attention_contract.errors import InvalidRequest, ShapeMismatch, VersionMismatch
 from attention_contract.schemas.modules import Biases, ModuleConfig, ModuleInfo, Source
 from attention_service.core.arrays import TORCH_DTYPES, to_numpy, torch_dtype_name
-from attention_service.core.multihead import Sizes, parameter_shapes
+from attention_service.core.multihead import Joint, Sizes, joint_projection, parameter_shapes, side_by_side
 from attention_service.core.positions import check_position
 
 VERSION_DIGITS = 32
@@ -51,9 +51,9 @@ class Module:
         return cls(name, config, sizes, MappingProxyType(ordered), version, source)
 
     def on(self, device: torch.device) -> "Module":
-        """The same module on a device."""
+        """The same module on a device, laid out for computing."""
         moved = {name: value.to(device) for name, value in self.parameters.items()}
-        return replace(self, parameters=MappingProxyType(moved))
+        return replace(self, parameters=MappingProxyType(side_by_side(moved, self.sizes)))
 
     @property
     def device(self) -> torch.device:
@@ -64,6 +64,11 @@ class Module:
     def bytes(self) -> int:
         """Bytes of its parameters on the device."""
         return sum(value.nbytes for value in self.parameters.values())
+
+    @cached_property
+    def joint(self) -> Joint | None:
+        """Its projections of the inputs as one, where they lie side by side."""
+        return joint_projection(self.parameters)
 
     @cached_property
     def parameter_count(self) -> int:
@@ -150,10 +155,12 @@ def making_bytes(config: ModuleConfig) -> int:
     """Bytes that making a module of a complete config takes at its peak: more than its parameters, for a while.
 
     Weights are drawn, or cast and copied, one after the other; the largest is held in float32 and in its dtype besides.
+    Then the projections of the inputs are put side by side.
     """
     item = TORCH_DTYPES[config.dtype or "float32"].itemsize
-    largest = max(math.prod(shape) for shape in parameter_shapes(Sizes.of(config)).values())
-    return parameter_bytes(config) + largest * (4 if item == 4 else 4 + item)
+    sizes = {name: math.prod(shape) for name, shape in parameter_shapes(Sizes.of(config)).items()}
+    together = sum(sizes[f"{role}_proj.weight"] for role in "qkv")
+    return parameter_bytes(config) + max(max(sizes.values()) * (4 if item == 4 else 4 + item), together * item)
 
 
 def check_shapes(config: ModuleConfig, given: Mapping[str, tuple[int, ...]]) -> None:

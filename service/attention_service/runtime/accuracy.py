@@ -23,7 +23,7 @@ RATIO_EDGES = (
 """Of histograms of measured over predicted: preferred numbers, R20 between a quarter and four, R5 beyond (ISO 3)."""
 
 
-@dataclass(frozen=True)
+@dataclass(slots=True)
 class Run:
     """One run that ended well, of one request or of some at once."""
 

@@ -71,25 +71,46 @@ def choose(waiting: Sequence[Part], joining: Joining, spare: int) -> Batch | Non
     need beyond what its requests are admitted for.
     """
     first = waiting[0]
-    alike = [part for part in waiting if part.lengths == first.lengths]
+    lengths = first.lengths
+    alike = [part for part in waiting if part.lengths == lengths]
     taken = alike[: _most_powerful(alike, joining)]
-    if len(taken) == len(alike):
-        taken = _with_others(taken, [part for part in waiting if part.lengths != first.lengths], joining)
+    if len(taken) == len(alike) < len(waiting):
+        taken = _with_others(taken, [part for part in waiting if part.lengths != lengths], joining)
     while len(taken) > 1:
-        size = _size(taken)
-        plan, copied = first.kind.plan(size), stacked_bytes(taken, size)
-        if plan.peak_bytes + copied <= sum(part.need for part in taken) + spare:
-            seconds = joining.seconds(len(taken), copied)
-            predicted = plan.predicted + Estimate(seconds, seconds, seconds)
-            return Batch(tuple(taken), replace(plan, predicted=predicted, peak_bytes=plan.peak_bytes + copied))
+        plan = _plan(taken, joining)
+        if plan.peak_bytes <= sum(part.need for part in taken) + spare:
+            return Batch(tuple(taken), plan)
         taken = taken[: len(taken) // 2]
     return None
+
+
+def _plan(parts: Sequence[Part], joining: Joining) -> Plan:
+    """The plan of these at once, with what joining them takes."""
+    kind = parts[0].kind
+    equal = _equal(parts)
+    key = Size(parts[0].bound.batch, parts[0].lengths), len(parts)
+    if equal and key in kind.joined:
+        return kind.joined[key]
+    size = _size(parts)
+    plan, copied = kind.plan(size), stacked_bytes(parts, size)
+    seconds = joining.seconds(len(parts), copied)
+    predicted = plan.predicted + Estimate(seconds, seconds, seconds)
+    plan = replace(plan, predicted=predicted, peak_bytes=plan.peak_bytes + copied)
+    if equal:
+        kind.joined[key] = plan
+    return plan
+
+
+def _equal(parts: Sequence[Part]) -> bool:
+    """Whether all are of one size."""
+    batch, lengths = parts[0].bound.batch, parts[0].lengths
+    return all(part.bound.batch == batch and part.lengths == lengths for part in parts)
 
 
 def _most_powerful(alike: Sequence[Part], joining: Joining) -> int:
     """How many requests of equal lengths to take at a time: all of them, or a half, a quarter and so on."""
     first, count = alike[0], len(alike)
-    if any(part.bound.batch != first.bound.batch for part in alike):
+    if not _equal(alike):
         return _tried(alike, joining)
     known, key = first.kind.taken, (Size(first.bound.batch, first.lengths), count)
     if key not in known:

@@ -72,11 +72,20 @@ class Budget:
                 )
             )
 
+    def take(self, need: int) -> bool:
+        """Take this many bytes of the budget at once, to be given back by ``release``; whether they could be had."""
+        if self._waiting or self._admitted > self._max_waiting or need > min(self.free, self.device_bytes):
+            return False
+        self._take(need)
+        return True
+
     async def acquire(self, need: int) -> None:
         """Take this many bytes of the budget, to be given back by ``release``; wait in order of arrival for them.
 
         Raises NeverFits, OverBudget, or Overloaded where too many wait already.
         """
+        if self.take(need):
+            return
         self.check(need)
         if self.waiting >= self._max_waiting:
             raise self._refusal(

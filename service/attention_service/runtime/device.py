@@ -89,7 +89,7 @@ class Device:
     def peak_meter(self) -> Callable[[], int | None]:
         """What says the most bytes that were allocated since now, beside those of now; None where nobody counts."""
         if not self.is_cuda:
-            return lambda: None
+            return _nobody_counts
         torch.cuda.reset_peak_memory_stats(self.torch)
         before = torch.cuda.memory_allocated(self.torch)
         return lambda: torch.cuda.max_memory_allocated(self.torch) - before
@@ -98,6 +98,10 @@ class Device:
         """Wait until the device has done what it was given."""
         if self.is_cuda:
             torch.cuda.synchronize(self.torch)
+
+
+def _nobody_counts() -> None:
+    """What is held at the most, on a device whose allocator does not say."""
 
 
 def resolve(wanted: str) -> torch.device:

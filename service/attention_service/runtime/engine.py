@@ -54,8 +54,9 @@ from attention_service.runtime.device import BUDGET_SHARE, Device, give_back_fre
 from attention_service.runtime.drift import Drift
 from attention_service.runtime.execution import Execution
 from attention_service.runtime.jobs import Fields, Job
-from attention_service.runtime.passes import Seen
-from attention_service.runtime.planning import is_quick
+from attention_service.runtime.later import Later
+from attention_service.runtime.passes import Ended, Seen
+from attention_service.runtime.planning import Plan, is_quick
 from attention_service.runtime.recalibration import Recalibration
 
 RequestT = TypeVar("RequestT", bound=AttentionInputs)
@@ -87,7 +88,8 @@ class Engine:
         self._drift = Drift()
         self._judged = device.clock
         """The clock whose predictions ``accuracy`` and ``_drift`` are about."""
-        self.execution = Execution(device, self.budget, self._keep)
+        self._seen = Later(self._keep)
+        self.execution = Execution(device, self.budget, self._seen.note)
         self._files = ThreadPoolExecutor(2, thread_name_prefix="attention-store")
         # One thread of its own: a long sweep keeps nobody waiting but another sweep.
         self._counting = ThreadPoolExecutor(1, thread_name_prefix="attention-complexity")
@@ -152,6 +154,7 @@ class Engine:
         self.drain()
         await self.recalibration.stop()
         await self.execution.stop()
+        self.settle()
         for threads in (self._files, self._counting, self._planning, self._fitting):
             await asyncio.to_thread(partial(threads.shutdown, cancel_futures=True))
 
@@ -247,6 +250,7 @@ class Engine:
     def accuracy_report(self) -> AccuracyReply:
         """How the predictions of past requests fared."""
         self.check_ready()
+        self.settle()
         self._judge()
         return AccuracyReply(
             device=self.device.name,
@@ -277,31 +281,22 @@ class Engine:
     async def _run(self, job: Job, deadline: float | None) -> tuple[Fields, Ran]:
         """Have a job run, if it can begin by then, and say what ran."""
         ended = await self.execution.run(job, deadline)
-        plan = ended.plan
-        ran = Ran(
-            kernel=plan.kernel,
-            device=self.device.place,
-            dtype=job.dtype,
-            version=job.module.version if job.module is not None else None,
-            flops=job.plan.flops,
-            predicted_ms=plan.predicted.median * 1e3,
-            predicted_low_ms=plan.predicted.low * 1e3,
-            predicted_high_ms=plan.predicted.high * 1e3,
-            compute_ms=ended.seconds * 1e3,
-            queue_ms=ended.queued * 1e3,
-            batch=ended.batch,
-            peak_bytes=job.plan.peak_bytes,
-        )
-        return ended.fields, ran
+        return ended.fields, ran(job.plan, job.dtype, job.module, ended, self.device)
 
-    def _keep(self, seen: Seen) -> None:
-        """Remember how a prediction fared, and measure the device again where those that are watched no longer hold."""
+    def settle(self) -> None:
+        """See to what was noted of runs and waits to be counted."""
+        self._seen.settle()
+
+    def _keep(self, runs: list[Seen]) -> None:
+        """Remember how predictions fared, and measure the device again where those that are watched no longer hold."""
         self._judge()
-        if seen.clock is not self._judged:  # set while this ran
-            return
-        self.accuracy.record(seen.run)
-        if seen.watched and seen.clock.basis == "calibrated" and self._drift.see(seen.run, seen.at):
-            self.recalibration.start()
+        for seen in runs:
+            if seen.clock is not self._judged:  # another was set since
+                continue
+            self.accuracy.record(seen.run)
+            drifts = seen.watched and seen.clock.basis == "calibrated" and self._drift.see(seen.run, seen.at)
+            if drifts and self.state == "ready":
+                self.recalibration.start()
 
     def _judge(self) -> None:
         """Begin anew where the device has another clock now."""
@@ -342,3 +337,22 @@ def _quickly_planned(module: Module | None, request: AttentionInputs) -> bool:
     past = 0 if request.past_key is None or request.past_key.ndim < 2 else request.past_key.shape[-2]
     places = 1 if request.offsets is None else request.offsets.size
     return is_quick(masks, max(new, default=0), max(new, default=0) + past, places)
+
+
+def ran(own: Plan, dtype: str, module: Module | None, ended: Ended, device: Device) -> Ran:
+    """What is said of a job that ended; ``own``: what was planned of it alone."""
+    plan = ended.plan
+    return Ran(
+        kernel=plan.kernel,
+        device=device.place,
+        dtype=dtype,
+        version=module.version if module is not None else None,
+        flops=own.flops,
+        predicted_ms=plan.predicted.median * 1e3,
+        predicted_low_ms=plan.predicted.low * 1e3,
+        predicted_high_ms=plan.predicted.high * 1e3,
+        compute_ms=ended.seconds * 1e3,
+        queue_ms=ended.queued * 1e3,
+        batch=ended.batch,
+        peak_bytes=own.peak_bytes,
+    )

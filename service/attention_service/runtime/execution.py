@@ -1,9 +1,10 @@
 """Execution: one lane for each device, on which one thing runs at a time.
 
 What was admitted waits in the order of its arrival. At the end of a turn of the event loop, or when the device falls
-idle, the first that waits runs, together with what goes with it (``batching``): nobody waits for others to come. What
-should be over about as soon as it could be handed over runs where it is, on the event loop; all else on the device's
-thread, and until that is idle nothing runs on the loop.
+idle, the first that waits runs, together with what goes with it (``batching``): nobody waits for others to come. Where
+in the turn before none came beside another, the first of a turn does not even wait for its end. What should be over
+about as soon as it could be handed over runs where it is, on the event loop; all else on the device's thread, and until
+that is idle nothing runs on the loop.
 """
 
 import asyncio
@@ -22,7 +23,7 @@ from attention_service.runtime.budget import Budget
 from attention_service.runtime.device import Device
 from attention_service.runtime.jobs import Job
 from attention_service.runtime.joining import Part
-from attention_service.runtime.passes import Ended, Gone, Pass, Seen, Waiting
+from attention_service.runtime.passes import Answer, Ended, Gone, Pass, Seen, Waiting
 
 log = logging.getLogger(__name__)
 ResultT = TypeVar("ResultT")
@@ -51,6 +52,11 @@ class Execution:
         self._busy = False
         """Whether something runs on the device's thread."""
         self._turn: asyncio.Handle | None = None
+        """The end of this turn of the event loop, where it is waited for."""
+        self._came = 0
+        """How many came in this turn."""
+        self.came_before = 0
+        """How many came in the last turn in which any did."""
         self._worker = self._thread()
 
     async def measure(self) -> None:
@@ -88,6 +94,12 @@ class Execution:
         ended: Ended = await self._through(job.run, job, clock, deadline)
         return ended
 
+    def begin(self, job: Job, answer: Answer) -> Waiting:
+        """Run a job for which the budget's bytes were taken, and tell how it ended; maybe before this returns."""
+        waiting = Waiting(answer, job.run, job, self._device.clock)
+        self._begin(waiting)
+        return waiting
+
     async def call(self, work: Callable[[], ResultT]) -> ResultT:
         """What other work gives, run on the device's thread in its turn."""
         result: ResultT = await self._through(work, None, self._device.clock)
@@ -113,20 +125,35 @@ class Execution:
         self, work: Callable[[], Any], job: Job | None, clock: Clock, deadline: float | None = None
     ) -> Any:
         loop = asyncio.get_running_loop()
-        waiting = Waiting(loop.create_future(), work, job, clock, deadline)
-        self._waiting.append(waiting)
-        self._look_later()
+        future = loop.create_future()
+        waiting = Waiting(future, work, job, clock, deadline)
+        self._begin(waiting)
         timer = None if deadline is None else loop.call_at(deadline, self._expire, waiting)
         try:
-            return await waiting.done
+            return await future
         except asyncio.CancelledError:
-            self._leave(waiting)
+            self.leave(waiting)
             raise
         finally:
             if timer is not None:
                 timer.cancel()
 
-    def _leave(self, waiting: Waiting) -> None:
+    def _begin(self, waiting: Waiting) -> None:
+        self._waiting.append(waiting)
+        self._came += 1
+        if self._turn is None:
+            self._turn = asyncio.get_running_loop().call_soon(self._end_turn)
+        if self._came == 1 and self.came_before <= 1 and not self._busy:
+            self._look()
+
+    def _end_turn(self) -> None:
+        self._turn = None
+        if self._came:
+            self._came, self.came_before = 0, self._came
+        if not self._busy:
+            self._look()
+
+    def leave(self, waiting: Waiting) -> None:
         """Take what has not begun out of what waits."""
         if waiting in self._waiting:
             self._waiting.remove(waiting)
@@ -135,20 +162,19 @@ class Execution:
     def _expire(self, waiting: Waiting) -> None:
         """Refuse what has not begun, its deadline being over."""
         if waiting in self._waiting:
-            self._leave(waiting)
+            self.leave(waiting)
             _answer(waiting, _late())
 
     def _look_later(self) -> None:
         """At the end of this turn of the event loop: until then others may come, and answers go out."""
         if self._turn is None and not self._busy and self._waiting:
-            self._turn = asyncio.get_running_loop().call_soon(self._look)
+            self._turn = asyncio.get_running_loop().call_soon(self._end_turn)
 
     def _look(self) -> None:
         """Begin the next pass."""
-        self._turn = None
-        now = time.monotonic()
-        for waiting in [each for each in self._waiting if each.deadline is not None and each.deadline <= now]:
-            self._expire(waiting)  # its timer had no turn yet
+        for waiting in [each for each in self._waiting if each.deadline is not None]:
+            if waiting.deadline is not None and waiting.deadline <= time.monotonic():
+                self._expire(waiting)  # its timer had no turn yet
         while self._waiting and self._waiting[0].done.done():  # given up in this very turn
             self._give_back(self._waiting.popleft())
         if not self._waiting:
@@ -171,6 +197,9 @@ class Execution:
     def _next(self) -> Pass:
         """What runs next, taken out of what waits: the first, and those that do better together with it."""
         first = self._waiting[0]
+        if len(self._waiting) == 1:
+            self._waiting.popleft()
+            return Pass([first])
         mates = self._mates(first)
         parts = [part for each in mates if (part := _part(each)) is not None]
         batch = None

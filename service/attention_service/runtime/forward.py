@@ -20,9 +20,10 @@ from attention_service.runtime import compute, graphed
 from attention_service.runtime.binding import bind
 from attention_service.runtime.bound import Bound
 from attention_service.runtime.device import Device
+from attention_service.runtime.direct import direct
 from attention_service.runtime.jobs import Fields, Job
 from attention_service.runtime.joining import Kind, Part, in_common, joinable
-from attention_service.runtime.outlines import Outline, likeness
+from attention_service.runtime.outlines import Outline, inputs_of, likeness
 from attention_service.runtime.planning import Plan, choose_kernel, plan_forward, workload
 from attention_service.runtime.selecting import bind_selection, check_edits, check_taps
 
@@ -32,17 +33,28 @@ def prepare(module: Module | None, request: ForwardRequest, device: Device, room
 
     ``room``: the bytes that it may need at most, which bear on the kernel.
     """
+    outline = outline_of(module, request, device, room)
+    if module is None or outline is None:
+        bound = bind(module, request)
+        return job_of(_outlined(bound, request, device, room), bound, request, device)
+    return job_of(outline, outline.filled(module, inputs_of(request)), request, device)
+
+
+def outline_of(module: Module | None, request: ForwardRequest, device: Device, room: int) -> Outline | None:
+    """The outline of a request, made now unless one like it came before; None for one that is better bound anew.
+
+    Raises as ``prepare`` does.
+    """
     like = likeness(module, request)
     if module is None or like is None:
-        bound = bind(module, request)
-        return _job(_outlined(bound, request, device, room), bound, request, device)
+        return None
 
     def make() -> Outline:
         outline = _outlined(bind(module, request), request, device, room)
         return replace(outline, bound=outline.bound.of(None, {}))
 
-    outline = device.plans.get(device.clock, ("forward like", like, room), make)
-    return _job(outline, outline.filled(module, request), request, device)
+    found: Outline = device.plans.get(device.clock, ("forward like", like, room), make)
+    return found
 
 
 def _outlined(bound: Bound, request: ForwardRequest, device: Device, room: int) -> Outline:
@@ -60,7 +72,7 @@ def _outlined(bound: Bound, request: ForwardRequest, device: Device, room: int) 
     common = None
     if watched and joinable(bound):
         common = kind, in_common(bound), selection, tuple(request.return_), request.average_heads
-    return Outline(bound, selection, plan, kind, watched, common)
+    return Outline(bound, selection, plan, kind, watched, direct(bound, request, plan.kernel, device.torch), common)
 
 
 def _planned(work: Workload, kernel: str, dtype: str, device: Device) -> tuple[Plan, Kind]:
@@ -73,10 +85,13 @@ def _planned(work: Workload, kernel: str, dtype: str, device: Device) -> tuple[P
     return plan_forward(work, kernel, clock), device.plans.get(clock, ("forward kind", alike.key, dtype, kernel), make)
 
 
-def _job(outline: Outline, bound: Bound, request: ForwardRequest, device: Device) -> Job:
+def job_of(outline: Outline, bound: Bound, request: ForwardRequest, device: Device) -> Job:
+    """The job of a request that was bound; its outline says all but its numbers."""
     plan, module = outline.plan, bound.module
 
     def passed(bound: Bound) -> Fields:
+        if outline.direct is not None and (fields := outline.direct.run(bound)) is not None:
+            return fields
         if device.is_cuda and graphed.takes(bound, request, plan.kernel):
             return graphed.run(bound, plan.kernel, plan.peak_bytes, device)
         return run(bound, request, outline.selection, plan.kernel, device.torch)

@@ -15,7 +15,7 @@ Fields = dict[str, Any]
 """The fields of a reply, but for ``ran``."""
 
 
-@dataclass(frozen=True)
+@dataclass(eq=False, slots=True)
 class Job:
     """One piece of planned work. ``run`` loads, computes and brings the answer to the host; it blocks."""
 

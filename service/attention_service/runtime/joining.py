@@ -53,6 +53,8 @@ class Kind:
     _plans: dict[Size, Plan] = field(default_factory=dict, repr=False)
     taken: dict[tuple[Size, int], int] = field(default_factory=dict, repr=False)
     """Of so many equal requests, how many are best taken at a time."""
+    joined: dict[tuple[Size, int], Plan] = field(default_factory=dict, repr=False)
+    """The plan of so many equal requests at once, with what it takes to join them."""
     _patterns: dict[Hashable, int] = field(default_factory=dict, repr=False)
     """What the masks allow, each with a number of its own."""
     _allowed: dict[Lengths, int] = field(default_factory=dict, repr=False)
@@ -68,7 +70,7 @@ class Kind:
     def _forget(self) -> None:
         """Begin anew where too many sizes are remembered."""
         if len(self._predicted) >= _MOST:
-            for remembered in (self._predicted, self._plans, self.taken, self._patterns, self._allowed):
+            for remembered in (self._predicted, self._plans, self.taken, self.joined, self._patterns, self._allowed):
                 remembered.clear()
 
     def plan(self, size: Size) -> Plan:
@@ -104,7 +106,7 @@ class Kind:
         return replace(self.work, batch=size.batch, queries=queries, keys=keys, padded=padded)
 
 
-@dataclass(frozen=True)
+@dataclass(eq=False, slots=True)
 class Part:
     """One request, as far as it can be run together with others."""
 

@@ -8,6 +8,7 @@ from attention_contract.tensors import Array
 from attention_service.core.types import Selection
 from attention_service.modules.resident import Module
 from attention_service.runtime.bound import Bound
+from attention_service.runtime.direct import Direct
 from attention_service.runtime.joining import Kind
 from attention_service.runtime.planning import Plan
 
@@ -26,17 +27,21 @@ class Outline:
     kind: Kind
     watched: bool
     """Whether requests of its kind are among those that a calibration measures."""
+    direct: Direct | None
+    """How they are answered by as few calls as there can be; None for what asks for more."""
     common: tuple[Hashable, ...] | None
     """What those that run together with it share beside the module; None for what runs alone."""
 
-    def filled(self, module: Module, request: ForwardRequest) -> Bound:
+    def filled(self, module: Module, inputs: dict[str, Array]) -> Bound:
         """The same with the numbers of a request that is like the first."""
-        layout, arrays = self.bound.layout, {}
-        for name in _INPUTS:
-            array: Array | None = getattr(request, name)
-            if array is not None:
-                arrays[name] = array if layout.batched else array[None]
-        return self.bound.of(module, arrays)
+        if not self.bound.layout.batched:
+            inputs = {name: array[None] for name, array in inputs.items()}
+        return self.bound.of(module, inputs)
+
+
+def inputs_of(request: ForwardRequest) -> dict[str, Array]:
+    """The tensors of a request that has an outline, by their field."""
+    return {name: array for name in _INPUTS if (array := getattr(request, name)) is not None}
 
 
 def likeness(module: Module | None, request: ForwardRequest) -> Hashable | None:

@@ -141,13 +141,14 @@ class Bench:
 
     def _planned(self, drawn: Drawn) -> Job:
         device, room = replace(self._device), self._room  # with no plan made: the recorder hears of each
+        module = None if drawn.module is None else drawn.module.on(device.torch)
         match drawn.request:
             case GradientsRequest() as request:
-                return gradients.prepare(drawn.module, request, device, room)
+                return gradients.prepare(module, request, device, room)
             case WeightsRequest() as request:
-                return inspection.prepare(drawn.module, request, device, room)
+                return inspection.prepare(module, request, device, room)
             case ForwardRequest() as request:
-                return forward.prepare(drawn.module, request, device, room)
+                return forward.prepare(module, request, device, room)
             case HopfieldRequest() as request:
                 return hopfield.prepare(request, device)
             case _:

@@ -1,0 +1,181 @@
+"""A connection of uvicorn's on which small requests for tensors wait for their body, and may be answered by express.
+
+What express does not know is handed to uvicorn as if nothing had been kept back: an ordinary ASGI request.
+"""
+
+import asyncio
+from typing import Any, Final
+
+from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol
+
+from attention_service.api.express import Asked, Express, Known, lines
+
+_UNHEARD: Final = asyncio.Event()
+"""By which uvicorn tells a cycle of messages."""
+
+
+class _Cycle:
+    """Stands where uvicorn has the cycle of a request and its response, while express answers one."""
+
+    message_event = _UNHEARD
+    disconnected = False
+    keep_alive = True
+    response_complete = False
+
+
+class Connection(HttpToolsProtocol):
+    """One connection; its requests come one at a time, or one behind the other."""
+
+    def __init__(self, express: Express, **settings: Any) -> None:
+        super().__init__(**settings)
+        self.known: Known | None = None
+        self._express = express
+        self._kept: bytes | None = None
+        """The body so far of a request that may be known."""
+        self._asked: Asked | None = None
+        """What express is answering."""
+        self._own: _Cycle | None = None
+        self._starts: dict[int, bytes] = {}
+        self._dated: object = None
+        """How answers of each status begin, and the headers for which that holds."""
+        self._idle_since: float | None = None
+        """Since when no request has come; None while one does, or is answered."""
+
+    # ── what the parser finds ────────────────────────────────────────────────────────────────────────────────────────
+
+    def on_message_begin(self) -> None:
+        """Begin a request, without the scope that only the ordinary way needs."""
+        self.url = b""
+        self.headers = []
+        self.expect_100_continue = False
+
+    def on_headers_complete(self) -> None:
+        """Keep back a request that may be known; hand on all others."""
+        if self._may_be_known():
+            self._kept = b""
+        else:
+            self._make_scope()
+            super().on_headers_complete()
+
+    def on_body(self, body: bytes) -> None:
+        """Keep a part of the body, or hand it on."""
+        if self._kept is None:
+            super().on_body(body)
+        else:
+            self._kept = self._kept + body if self._kept else body
+
+    def on_message_complete(self) -> None:
+        """Have a request answered that is known; hand on any other."""
+        body, self._kept = self._kept, None
+        if body is None:
+            super().on_message_complete()
+            return
+        asked = self._express.take(self, self.url, self.headers, body)
+        if asked is None:
+            self._hand_on(body)
+            super().on_message_complete()
+        elif not asked.over:
+            self._asked = asked
+            self._own = self.cycle = _Cycle()  # type: ignore[assignment]
+
+    def _may_be_known(self) -> bool:
+        parser, known = self.parser, self.known
+        if self.cycle is not None and not self.cycle.response_complete:
+            return False  # it has to wait for another
+        if self.expect_100_continue or self.flow.write_paused or parser.get_method() != b"POST":
+            return False
+        if known is None or self.url != known.url or self.headers != known.headers:
+            plain = parser.get_http_version() == "1.1" and not parser.should_upgrade() and not self.root_path
+            if not plain or not self._express.takes(self.url, self.headers):
+                return False
+        return bool(parser.should_keep_alive())
+
+    def _make_scope(self) -> None:
+        """What uvicorn makes when a request begins."""
+        url, headers, expects = self.url, self.headers, self.expect_100_continue
+        super().on_message_begin()
+        self.url, self.expect_100_continue = url, expects
+        self.headers.extend(headers)
+
+    def _hand_on(self, body: bytes) -> None:
+        self._make_scope()
+        super().on_headers_complete()
+        if body:
+            super().on_body(body)
+
+    # ── what express has to say ──────────────────────────────────────────────────────────────────────────────────────
+
+    def answer(self, status: int, *pieces: bytes | memoryview) -> None:
+        """Send the answer to the request that express has: what comes behind the headers that every answer has."""
+        own, self._own, self._asked = self._own, None, None
+        closing = own is not None and not own.keep_alive
+        self.transport.write(b"".join((self._start(status), b"connection: close\r\n" if closing else b"", *pieces)))
+        if own is not None:
+            own.response_complete = True
+        if closing:
+            self.transport.close()
+        self.on_response_complete()
+
+    def _start(self, status: int) -> bytes:
+        headers = self.server_state.default_headers
+        if self._dated is not headers:  # uvicorn makes a new list each second
+            self._dated, self._starts = headers, {}
+        if status not in self._starts:
+            self._starts[status] = STATUS_LINE[status] + lines(headers)
+        return self._starts[status]
+
+    # ── between requests ─────────────────────────────────────────────────────────────────────────────────────────────
+
+    # A timer that is set anew for each request costs more than to look, once it has run out, whether it should have.
+
+    def on_response_complete(self) -> None:
+        """As uvicorn, but for the timer."""
+        self.server_state.total_requests += 1
+        if self.transport.is_closing():
+            return
+        self.flow.resume_reading()
+        if self.pipeline:
+            self._start_asgi_task(*self.pipeline.pop())
+            return
+        self._idle_since = self.loop.time()
+        if self.timeout_keep_alive_task is None:
+            self._look_again(self.timeout_keep_alive)
+
+    def data_received(self, data: bytes) -> None:
+        """Something comes."""
+        self._idle_since = None
+        super().data_received(data)
+
+    def timeout_keep_alive_handler(self) -> None:
+        """Close a connection on which nothing has come for too long."""
+        self.timeout_keep_alive_task = None
+        if self._idle_since is not None:
+            left = self._idle_since + self.timeout_keep_alive - self.loop.time()
+            if left > 0:
+                self._look_again(left)
+            else:
+                super().timeout_keep_alive_handler()
+
+    def _look_again(self, after: float) -> None:
+        self.timeout_keep_alive_task = self.loop.call_later(after, self.timeout_keep_alive_handler)
+
+    def _unset_keepalive_if_required(self) -> None:
+        """Leave the timer alone until the connection ends."""
+        if self.parser is None or self.transport.is_closing():
+            super()._unset_keepalive_if_required()
+
+    # ── how it ends ──────────────────────────────────────────────────────────────────────────────────────────────────
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        """Give up what is being answered."""
+        asked, self._asked, self._kept = self._asked, None, None
+        if asked is not None:
+            asked.leave()
+        super().connection_lost(exc)
+
+    def shutdown(self) -> None:
+        """Answer what is here, then close."""
+        if self._kept is not None:  # as uvicorn would have begun to
+            body, self._kept = self._kept, None
+            self._hand_on(body)
+        super().shutdown()

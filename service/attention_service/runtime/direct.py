@@ -1,0 +1,124 @@
+"""The plain forward pass of a module on the CPU, by as few calls as give it.
+
+The general way from a request to its output prepares for whatever a spec or a request may ask, which takes longer than
+the smallest attention. Most ask for nothing but the output of softmax attention, causal or not; they are answered here.
+"""
+
+import math
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from torch.nn.functional import scaled_dot_product_attention
+
+from attention_contract.schemas.attention import ForwardRequest
+from attention_contract.spec import AttentionSpec, Causal, Dot, ScaledDot, Softmax
+from attention_contract.tensors import Array
+from attention_service.core.arrays import TORCH_DTYPES, to_torch
+from attention_service.core.masks import pattern_of
+from attention_service.core.multihead import Parameters, project, project_jointly, project_out
+from attention_service.core.patterns import Band
+from attention_service.core.scores import SCORES, Product
+from attention_service.runtime import graphed
+from attention_service.runtime.bound import Bound
+from attention_service.runtime.jobs import Fields
+
+_DTYPES = ("float32", "float64")
+"""Those of which a sum of squares says that it overflows."""
+_PLAIN = AttentionSpec()
+_FEW = 2**13
+"""Numbers that numpy adds up in less time than it takes to ask torch; with more of them it would begin threads."""
+
+
+@dataclass(frozen=True)
+class Direct:
+    """How requests of one outline are answered directly."""
+
+    scale: float
+    causal: bool
+    dtype: torch.dtype
+    """Of what comes, what is computed and what is answered."""
+    most: float
+    """Σ x² of the inputs of keys and values, up to which all keys and values are finite."""
+
+    @torch.inference_mode()
+    def run(self, bound: Bound) -> Fields | None:
+        """The output as the reply's field; None for numbers that need the general way."""
+        module, arrays = bound.module, bound.arrays
+        if module is None or len(arrays) > 1 + ("key" in arrays) + ("value" in arrays):  # as what was padded has
+            return None
+        query = arrays["query"]
+        key = arrays.get("key", query)
+        value = arrays.get("value", key)
+        if not _squares(key) <= self.most or (value is not key and not _squares(value) <= self.most):
+            return None
+        q = to_torch(query)
+        k = q if key is query else to_torch(key)
+        v = k if value is key else to_torch(value)
+        if {q.dtype, k.dtype, v.dtype} != {self.dtype}:
+            return None
+        sizes = module.sizes
+        if k is q and v is q and module.joint is not None:
+            q, k, v = project_jointly(module.joint, sizes, q)
+        else:
+            q, k, v = project(module.parameters, sizes, q, k, v)
+        context = scaled_dot_product_attention(
+            q, k, v, is_causal=self.causal, scale=self.scale, enable_gqa=sizes.heads != sizes.kv_heads
+        )
+        output = project_out(module.parameters, context)
+        return {"output": (output if bound.layout.batched else output[0]).numpy()}
+
+
+def direct(bound: Bound, request: ForwardRequest, kernel: str, device: torch.device) -> Direct | None:
+    """How to answer requests like this one directly; None where they ask for more."""
+    module, spec = bound.module, bound.spec
+    if module is None or device.type != "cpu" or not graphed.takes(bound, request, kernel):
+        return None
+    options = {"score": spec.score, "normalizer": spec.normalizer, "masks": spec.masks}
+    score = SCORES.of(spec.score)
+    if spec != _PLAIN.model_copy(update=options) or not isinstance(spec.normalizer, Softmax):
+        return None
+    if not isinstance(spec.score, Dot | ScaledDot) or not isinstance(score, Product):
+        return None
+    nothing = torch.empty(0, module.sizes.head_dim)
+    scale = score.factors(nothing, nothing, {})[2] / spec.normalizer.temperature
+    causal = bool(spec.masks)
+    fits = bound.queries and bound.keys and module.sizes.head_dim == module.sizes.value_dim and scale > 0
+    if not fits or (causal and not _looks_back(bound)):
+        return None
+    same = {bound.dtype, bound.reply_dtype, module.config.dtype, *(array.dtype.name for array in bound.arrays.values())}
+    if len(same) > 1 or bound.dtype not in _DTYPES:
+        return None
+    dtype = TORCH_DTYPES[bound.dtype]
+    return Direct(scale, causal, dtype, _most(module.parameters, dtype))
+
+
+def _looks_back(bound: Bound) -> bool:
+    """Whether the masks say j ≤ i and nothing else."""
+    if any(not isinstance(mask, Causal) for mask in bound.spec.masks):
+        return False
+    band = pattern_of(bound.spec.masks, bound.queries, bound.keys)
+    return isinstance(band, Band) and band.low is None and band.high == 0
+
+
+def _squares(x: Array) -> float:
+    """Σ x²; infinite where it overflows."""
+    flat = x.reshape(-1)
+    if x.size <= _FEW:
+        return float(np.vdot(flat, flat))
+    given = to_torch(flat)
+    return float(torch.dot(given, given))
+
+
+def _most(parameters: Parameters, dtype: torch.dtype) -> float:
+    """By |w·x + b| ≤ ‖w‖·‖x‖ + |b| (Cauchy-Schwarz), far enough from the largest number for what is rounded."""
+    largest = torch.finfo(dtype).max / 16
+    rows, biases = 0.0, 0.0
+    for role in "kv":
+        rows = max(rows, float(parameters[f"{role}_proj.weight"].double().norm(dim=1).max()))
+        bias = parameters.get(f"{role}_proj.bias")
+        biases = biases if bias is None else max(biases, float(bias.double().abs().max()))
+    if not (rows + biases) < largest:  # or not a number
+        return -1.0
+    norm = (largest - biases) / max(rows, 1.0)
+    return norm**2 if norm < math.sqrt(largest) else largest

@@ -1,0 +1,60 @@
+"""Requests that come again and again, alike but for their numbers: by the shortest way from tensors to the device."""
+
+from dataclasses import dataclass
+
+from attention_contract.schemas.attention import ForwardReply, ForwardRequest
+from attention_contract.tensors import Array
+from attention_service.core.cost import Clock
+from attention_service.modules.resident import Module
+from attention_service.runtime import forward
+from attention_service.runtime.engine import Engine, ran
+from attention_service.runtime.outlines import Outline, inputs_of
+from attention_service.runtime.passes import Answer, Ended, Waiting
+
+
+@dataclass(eq=False, slots=True)
+class Recurring:
+    """Forward passes of one module that have one outline."""
+
+    engine: Engine
+    request: ForwardRequest
+    """Without its tensors."""
+    module: Module
+    outline: Outline
+    clock: Clock
+    room: int
+
+    def begin(self, inputs: dict[str, Array], answer: Answer) -> Waiting | None:
+        """Have one run, and tell how it ended, maybe before this returns.
+
+        None where it must go the long way: the module, the clock or the memory is another now, or there is to be a
+        refusal.
+        """
+        engine, module = self.engine, self.module
+        holds = engine.state == "ready" and engine.library.holds(module)
+        if not holds or engine.device.clock is not self.clock or engine.budget.room != self.room:
+            return None
+        job = forward.job_of(self.outline, self.outline.filled(module, inputs), self.request, engine.device)
+        if not engine.budget.take(job.plan.peak_bytes):
+            return None
+        return engine.execution.begin(job, answer)
+
+    def reply(self, ended: Ended) -> ForwardReply:
+        """What is said of one that ended."""
+        outline = self.outline
+        said = ran(outline.plan, outline.bound.dtype, self.module, ended, self.engine.device)
+        return ForwardReply(**ended.fields, ran=said)
+
+
+def recurring(engine: Engine, name: str, request: ForwardRequest) -> Recurring | None:
+    """What requests like this one have in common; None for those that are better bound anew.
+
+    Raises what ``Engine.forward`` does before anything runs.
+    """
+    engine.check_ready()
+    module, device, room = engine.library.get(name, request.version), engine.device, engine.budget.room
+    outline = forward.outline_of(module, request, device, room)
+    if outline is None or list(request.return_) != ["output"]:
+        return None
+    bare = request.model_copy(update=dict.fromkeys(inputs_of(request)))
+    return Recurring(engine, bare, module, outline, device.clock, room)

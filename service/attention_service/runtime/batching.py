@@ -70,25 +70,24 @@ def choose(waiting: Sequence[Part], joining: Joining, spare: int) -> Batch | Non
     waiting: all that could be run with the first, in the order in which they came. ``spare``: bytes that a batch may
     need beyond what its requests are admitted for.
     """
-    first = waiting[0]
-    lengths = first.lengths
-    alike = [part for part in waiting if part.lengths == lengths]
-    taken = alike[: _most_powerful(alike, joining)]
+    lengths = waiting[0].lengths
+    alike = [part for part in waiting if part.size.lengths == lengths]
+    equal = _equal(alike)
+    taken = alike[: _most_powerful(alike, joining, equal=equal)]
     if len(taken) == len(alike) < len(waiting):
         taken = _with_others(taken, [part for part in waiting if part.lengths != lengths], joining)
+        equal = equal and len(taken) == len(alike)
     while len(taken) > 1:
-        plan = _plan(taken, joining)
+        plan = _plan(taken, joining, equal=equal)
         if plan.peak_bytes <= sum(part.need for part in taken) + spare:
             return Batch(tuple(taken), plan)
         taken = taken[: len(taken) // 2]
     return None
 
 
-def _plan(parts: Sequence[Part], joining: Joining) -> Plan:
+def _plan(parts: Sequence[Part], joining: Joining, *, equal: bool) -> Plan:
     """The plan of these at once, with what joining them takes."""
-    kind = parts[0].kind
-    equal = _equal(parts)
-    key = Size(parts[0].bound.batch, parts[0].lengths), len(parts)
+    kind, key = parts[0].kind, (parts[0].size, len(parts))
     if equal and key in kind.joined:
         return kind.joined[key]
     size = _size(parts)
@@ -103,16 +102,15 @@ def _plan(parts: Sequence[Part], joining: Joining) -> Plan:
 
 def _equal(parts: Sequence[Part]) -> bool:
     """Whether all are of one size."""
-    batch, lengths = parts[0].bound.batch, parts[0].lengths
-    return all(part.bound.batch == batch and part.lengths == lengths for part in parts)
+    size = parts[0].size
+    return all(part.size is size or part.size == size for part in parts)
 
 
-def _most_powerful(alike: Sequence[Part], joining: Joining) -> int:
+def _most_powerful(alike: Sequence[Part], joining: Joining, *, equal: bool) -> int:
     """How many requests of equal lengths to take at a time: all of them, or a half, a quarter and so on."""
-    first, count = alike[0], len(alike)
-    if not _equal(alike):
+    if not equal:
         return _tried(alike, joining)
-    known, key = first.kind.taken, (Size(first.bound.batch, first.lengths), count)
+    known, key = alike[0].kind.taken, (alike[0].size, len(alike))
     if key not in known:
         known[key] = _tried(alike, joining)
     return known[key]

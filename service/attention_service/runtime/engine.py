@@ -23,7 +23,6 @@ from attention_contract.schemas.attention import (
     GradientsReply,
     GradientsRequest,
     Ran,
-    RawInputs,
     WeightsReply,
     WeightsRequest,
 )
@@ -55,8 +54,8 @@ from attention_service.runtime.drift import Drift
 from attention_service.runtime.execution import Execution
 from attention_service.runtime.jobs import Fields, Job
 from attention_service.runtime.later import Later
-from attention_service.runtime.passes import Ended, Seen
-from attention_service.runtime.planning import Plan, is_quick
+from attention_service.runtime.passes import Seen, ran
+from attention_service.runtime.planning import quickly_planned
 from attention_service.runtime.recalibration import Recalibration
 
 RequestT = TypeVar("RequestT", bound=AttentionInputs)
@@ -222,22 +221,22 @@ class Engine:
     async def forward(self, name: str | None, request: ForwardRequest, deadline: float | None = None) -> ForwardReply:
         """The output of a module (of raw attention, where there is no name), and any taps."""
         job = await self._prepared(forward.prepare, self._target(name, request), request)
-        fields, ran = await self._run(job, deadline)
-        return ForwardReply(**fields, ran=ran)
+        fields, said = await self._run(job, deadline)
+        return ForwardReply(**fields, ran=said)
 
     async def weights(self, name: str | None, request: WeightsRequest, deadline: float | None = None) -> WeightsReply:
         """What each head looks at."""
         job = await self._prepared(inspection.prepare, self._target(name, request), request)
-        fields, ran = await self._run(job, deadline)
-        return WeightsReply(**fields, ran=ran)
+        fields, said = await self._run(job, deadline)
+        return WeightsReply(**fields, ran=said)
 
     async def gradients(
         self, name: str | None, request: GradientsRequest, deadline: float | None = None
     ) -> GradientsReply:
         """Exact gradients with respect to inputs, taps and parameters."""
         job = await self._prepared(gradients.prepare, self._target(name, request), request)
-        fields, ran = await self._run(job, deadline)
-        return GradientsReply(**fields, ran=ran)
+        fields, said = await self._run(job, deadline)
+        return GradientsReply(**fields, ran=said)
 
     async def complexity(self, name: str | None, request: ComplexityRequest) -> ComplexityReply:
         """What a shape or a sweep of shapes costs."""
@@ -264,8 +263,8 @@ class Engine:
     async def retrieve(self, request: HopfieldRequest, deadline: float | None = None) -> HopfieldReply:
         """Let states fall to stored patterns."""
         self.check_ready()
-        fields, ran = await self._run(hopfield.prepare(request, self.device), deadline)
-        return HopfieldReply(**fields, ran=ran)
+        fields, said = await self._run(hopfield.prepare(request, self.device), deadline)
+        return HopfieldReply(**fields, ran=said)
 
     def _target(self, name: str | None, request: AttentionInputs | ComplexityRequest) -> Module | None:
         self.check_ready()
@@ -276,7 +275,7 @@ class Engine:
     ) -> Job:
         """A request as a job: bound and planned here where that is quick, otherwise beside the event loop."""
         make = partial(prepare, module, request, self.device, self.budget.room)
-        return make() if _quickly_planned(module, request) else await self._in_thread(make, self._planning)
+        return make() if quickly_planned(module, request) else await self._in_thread(make, self._planning)
 
     async def _run(self, job: Job, deadline: float | None) -> tuple[Fields, Ran]:
         """Have a job run, if it can begin by then, and say what ran."""
@@ -321,38 +320,3 @@ class Engine:
 
     async def _in_thread(self, work: Callable[[], ResultT], threads: ThreadPoolExecutor | None = None) -> ResultT:
         return await asyncio.get_running_loop().run_in_executor(threads or self._files, work)
-
-
-def _quickly_planned(module: Module | None, request: AttentionInputs) -> bool:
-    """By the lengths that its tensors seem to have: they are checked when it is bound."""
-    if isinstance(request, GradientsRequest) and (request.check or request.directions or request.edits):
-        return False  # it is rehearsed
-    if module is not None:
-        masks = module.config.spec.masks
-    else:
-        masks = request.spec.masks if isinstance(request, RawInputs) else []
-    if not masks:
-        return True
-    new = [array.shape[-2] for array in (request.query, request.key) if array is not None and array.ndim > 1]
-    past = 0 if request.past_key is None or request.past_key.ndim < 2 else request.past_key.shape[-2]
-    places = 1 if request.offsets is None else request.offsets.size
-    return is_quick(masks, max(new, default=0), max(new, default=0) + past, places)
-
-
-def ran(own: Plan, dtype: str, module: Module | None, ended: Ended, device: Device) -> Ran:
-    """What is said of a job that ended; ``own``: what was planned of it alone."""
-    plan = ended.plan
-    return Ran(
-        kernel=plan.kernel,
-        device=device.place,
-        dtype=dtype,
-        version=module.version if module is not None else None,
-        flops=own.flops,
-        predicted_ms=plan.predicted.median * 1e3,
-        predicted_low_ms=plan.predicted.low * 1e3,
-        predicted_high_ms=plan.predicted.high * 1e3,
-        compute_ms=ended.seconds * 1e3,
-        queue_ms=ended.queued * 1e3,
-        batch=ended.batch,
-        peak_bytes=own.peak_bytes,
-    )

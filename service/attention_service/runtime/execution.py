@@ -200,30 +200,33 @@ class Execution:
         if len(self._waiting) == 1:
             self._waiting.popleft()
             return Pass([first])
-        mates = self._mates(first)
-        parts = [part for each in mates if (part := _part(each)) is not None]
-        batch = None
-        if len(parts) > 1:
+        mates, batch = self._mates(first), None
+        if len(mates) > 1:
             try:
-                batch = choose(parts, self.joining, self._budget.spare)
+                batch = choose(list(mates), self.joining, self._budget.spare)
             except Exception:  # what can't be planned together runs alone
                 log.exception("requests could not be joined")
         if batch is None:
             self._waiting.popleft()
             return Pass([first])
-        by_part = {id(part): each for part, each in zip(parts, mates, strict=True)}
-        taken = [by_part[id(part)] for part in batch.parts]
-        gone = set(taken)
-        self._waiting = deque(each for each in self._waiting if each not in gone)
+        taken = [mates[part] for part in batch.parts]
+        if len(taken) == len(self._waiting):
+            self._waiting.clear()
+        else:
+            gone = set(taken)
+            self._waiting = deque(each for each in self._waiting if each not in gone)
         return Pass(taken, batch)
 
-    def _mates(self, first: Waiting) -> list[Waiting]:
+    def _mates(self, first: Waiting) -> dict[Part, Waiting]:
         """Those that could run together with the first, itself included; none where it runs alone."""
         own = _part(first)
         if own is None:
-            return []
-        alike = (each for each in self._waiting if (part := _part(each)) is not None and part.key == own.key)
-        return [each for each in alike if not each.done.done()]
+            return {}
+        return {
+            part: each
+            for each in self._waiting
+            if (part := _part(each)) is not None and part.key == own.key and not each.done.done()
+        }
 
     def _stays(self, following: Pass) -> bool:
         """Whether it runs on the event loop."""

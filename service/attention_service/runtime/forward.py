@@ -22,7 +22,7 @@ from attention_service.runtime.bound import Bound
 from attention_service.runtime.device import Device
 from attention_service.runtime.direct import direct
 from attention_service.runtime.jobs import Fields, Job
-from attention_service.runtime.joining import Kind, Part, in_common, joinable
+from attention_service.runtime.joining import Kind, Part, in_common, joinable, size_of
 from attention_service.runtime.outlines import Outline, inputs_of, likeness
 from attention_service.runtime.planning import Plan, choose_kernel, plan_forward, workload
 from attention_service.runtime.selecting import bind_selection, check_edits, check_taps
@@ -72,7 +72,8 @@ def _outlined(bound: Bound, request: ForwardRequest, device: Device, room: int) 
     common = None
     if watched and joinable(bound):
         common = kind, in_common(bound), selection, tuple(request.return_), request.average_heads
-    return Outline(bound, selection, plan, kind, watched, direct(bound, request, plan.kernel, device.torch), common)
+    swift = direct(bound, request, plan.kernel, device.torch)
+    return Outline(bound, selection, plan, kind, watched, swift, size_of([bound]), common)
 
 
 def _planned(work: Workload, kernel: str, dtype: str, device: Device) -> tuple[Plan, Kind]:
@@ -98,7 +99,7 @@ def job_of(outline: Outline, bound: Bound, request: ForwardRequest, device: Devi
 
     part = None
     if outline.common is not None:
-        part = Part(outline.kind, (module, outline.common), bound, plan.peak_bytes, passed)
+        part = Part(outline.kind, (module, outline.common), bound, outline.size, plan.peak_bytes, passed)
     return Job("forward", plan, bound.dtype, module, lambda: passed(bound), watched=outline.watched, part=part)
 
 

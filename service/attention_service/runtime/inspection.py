@@ -21,7 +21,7 @@ from attention_service.runtime.bound import Bound
 from attention_service.runtime.device import Device
 from attention_service.runtime.forward import tap_fields
 from attention_service.runtime.jobs import Fields, Job
-from attention_service.runtime.joining import Kind, Part, in_common, joinable
+from attention_service.runtime.joining import Kind, Part, in_common, joinable, size_of
 from attention_service.runtime.planning import QUICK, Plan, Purpose, choose_kernel, workload
 from attention_service.runtime.selecting import bind_selection, check_tap
 
@@ -62,7 +62,7 @@ def prepare(module: Module | None, request: WeightsRequest, device: Device, room
     part = None
     if query_mask is None and joinable(bound):
         asked = selection, request.top_k, request.return_weights, request.average_heads
-        part = Part(kind, (module, kind, in_common(bound), asked), bound, plan.peak_bytes, passed)
+        part = Part(kind, (module, kind, in_common(bound), asked), bound, size_of([bound]), plan.peak_bytes, passed)
     return Job("weights", plan, bound.dtype, module, lambda: passed(bound), part=part)
 
 

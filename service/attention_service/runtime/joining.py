@@ -7,7 +7,6 @@ padded where the spec allows nothing else than what it allowed before, and the p
 from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
-from itertools import accumulate, pairwise
 
 import numpy as np
 
@@ -114,6 +113,8 @@ class Part:
     key: Hashable
     """Equal for those that can be run together. Sizes are no part of it."""
     bound: Bound
+    size: Size
+    """Its own."""
     need: int
     """Bytes that it is admitted for."""
     run: Callable[[Bound], Fields]
@@ -122,7 +123,7 @@ class Part:
     @property
     def lengths(self) -> Lengths:
         """Those of its sequences."""
-        return self.bound.queries, self.bound.keys
+        return self.size.lengths
 
 
 def joinable(bound: Bound) -> bool:
@@ -170,8 +171,11 @@ def run_together(bounds: Sequence[Bound], run: Callable[[Bound], Fields]) -> lis
     """The reply's fields of each, from one pass over all of them: views of what it gave."""
     size = size_of(bounds)
     fields = run(stacked(bounds, size))
-    ends = accumulate((bound.batch for bound in bounds), initial=0)
-    return [_cut(fields, bound, *rows, padded=size.padded) for bound, rows in zip(bounds, pairwise(ends), strict=True)]
+    answers, start = [], 0
+    for bound in bounds:
+        answers.append(_cut(fields, bound, start, start + bound.batch, padded=size.padded))
+        start += bound.batch
+    return answers
 
 
 def stacked(bounds: Sequence[Bound], size: Size) -> Bound:

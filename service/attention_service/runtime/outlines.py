@@ -9,7 +9,7 @@ from attention_service.core.types import Selection
 from attention_service.modules.resident import Module
 from attention_service.runtime.bound import Bound
 from attention_service.runtime.direct import Direct
-from attention_service.runtime.joining import Kind
+from attention_service.runtime.joining import Kind, Size
 from attention_service.runtime.planning import Plan
 
 _INPUTS = ("query", "key", "value")
@@ -29,6 +29,7 @@ class Outline:
     """Whether requests of its kind are among those that a calibration measures."""
     direct: Direct | None
     """How they are answered by as few calls as there can be; None for what asks for more."""
+    size: Size
     common: tuple[Hashable, ...] | None
     """What those that run together with it share beside the module; None for what runs alone."""
 

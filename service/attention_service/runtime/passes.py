@@ -9,7 +9,9 @@ from typing import Any, Protocol
 import torch
 
 from attention_contract.errors import AttentionError, NeverFits
+from attention_contract.schemas.attention import Ran
 from attention_service.core.cost import Clock
+from attention_service.modules.resident import Module
 from attention_service.runtime.accuracy import Run
 from attention_service.runtime.batching import Batch
 from attention_service.runtime.device import Device
@@ -46,6 +48,25 @@ class Ended:
     """On the device, for all that ran at once."""
     batch: int = 1
     """How many requests ran at once."""
+
+
+def ran(own: Plan, dtype: str, module: Module | None, ended: Ended, device: Device) -> Ran:
+    """What is said of a job that ended; ``own``: what was planned of it alone."""
+    plan = ended.plan
+    return Ran(
+        kernel=plan.kernel,
+        device=device.place,
+        dtype=dtype,
+        version=module.version if module is not None else None,
+        flops=own.flops,
+        predicted_ms=plan.predicted.median * 1e3,
+        predicted_low_ms=plan.predicted.low * 1e3,
+        predicted_high_ms=plan.predicted.high * 1e3,
+        compute_ms=ended.seconds * 1e3,
+        queue_ms=ended.queued * 1e3,
+        batch=ended.batch,
+        peak_bytes=own.peak_bytes,
+    )
 
 
 @dataclass(eq=False, slots=True)

@@ -4,7 +4,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from attention_contract.errors import KernelUnsuitable
-from attention_contract.schemas.attention import Edit
+from attention_contract.schemas.attention import AttentionInputs, Edit, GradientsRequest, RawInputs
 from attention_contract.spec import Mask
 from attention_service.core import cost
 from attention_service.core.arrays import TORCH_DTYPES
@@ -14,6 +14,7 @@ from attention_service.core.kernels.tiling import WHOLE
 from attention_service.core.masks import labour
 from attention_service.core.methods import approximation_of
 from attention_service.core.types import Selection
+from attention_service.modules.resident import Module
 from attention_service.runtime.bound import Bound
 from attention_service.runtime.device import Device
 from attention_service.runtime.running import NAMES
@@ -223,3 +224,22 @@ def plan_gradients(
         predicted=clock.gradients(work, kernel, twice=twice, checks=checks),
         laborious=labour(work.spec.masks) > QUICK,
     )
+
+
+def quickly_planned(module: Module | None, request: AttentionInputs) -> bool:
+    """Whether a request is planned about as soon as one without masks.
+
+    By the lengths that its tensors seem to have: they are checked when it is bound.
+    """
+    if isinstance(request, GradientsRequest) and (request.check or request.directions or request.edits):
+        return False  # it is rehearsed
+    if module is not None:
+        masks = module.config.spec.masks
+    else:
+        masks = request.spec.masks if isinstance(request, RawInputs) else []
+    if not masks:
+        return True
+    new = [array.shape[-2] for array in (request.query, request.key) if array is not None and array.ndim > 1]
+    past = 0 if request.past_key is None or request.past_key.ndim < 2 else request.past_key.shape[-2]
+    places = 1 if request.offsets is None else request.offsets.size
+    return is_quick(masks, max(new, default=0), max(new, default=0) + past, places)

@@ -7,9 +7,10 @@ from attention_contract.tensors import Array
 from attention_service.core.cost import Clock
 from attention_service.modules.resident import Module
 from attention_service.runtime import forward
-from attention_service.runtime.engine import Engine, ran
+from attention_service.runtime.engine import Engine
 from attention_service.runtime.outlines import Outline, inputs_of
-from attention_service.runtime.passes import Answer, Ended, Waiting
+from attention_service.runtime.passes import Answer, Ended, Waiting, ran
+from attention_service.runtime.planning import quickly_planned
 
 
 @dataclass(eq=False, slots=True)
@@ -53,6 +54,8 @@ def recurring(engine: Engine, name: str, request: ForwardRequest) -> Recurring |
     """
     engine.check_ready()
     module, device, room = engine.library.get(name, request.version), engine.device, engine.budget.room
+    if not quickly_planned(module, request):
+        return None
     outline = forward.outline_of(module, request, device, room)
     if outline is None or list(request.return_) != ["output"]:
         return None

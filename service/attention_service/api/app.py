@@ -54,7 +54,9 @@ def create_app(settings: Settings) -> FastAPI:
     )
     app.state.settings = settings
     app.state.forms = Forms()
-    app.state.express = Express(lambda: getattr(app.state, "engine", None), app.state.forms, watch)
+    app.state.express = Express(
+        lambda: getattr(app.state, "engine", None), app.state.forms, watch, settings.max_body_bytes
+    )
     router = make_router(settings)
     app.include_router(router)
     app.add_api_route("/metrics", metrics.page, name="metrics", include_in_schema=False)

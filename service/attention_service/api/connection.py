@@ -8,10 +8,15 @@ from typing import Any, Final
 
 from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol
 
-from attention_service.api.express import Asked, Express, Known, lines
+from attention_contract.errors import AttentionError
+from attention_service.api.express import Asked, Express, Incoming, Known, lines
 
 _UNHEARD: Final = asyncio.Event()
 """By which uvicorn tells a cycle of messages."""
+
+
+_JOINED: Final = 2**15
+"""Up to this size it costs less to copy a tensor than to send it by itself."""
 
 
 class _Cycle:
@@ -30,8 +35,8 @@ class Connection(HttpToolsProtocol):
         super().__init__(**settings)
         self.known: Known | None = None
         self._express = express
-        self._kept: bytes | None = None
-        """The body so far of a request that may be known."""
+        self._kept: Incoming | None = None
+        """The body of a request that may be known."""
         self._asked: Asked | None = None
         """What express is answering."""
         self._own: _Cycle | None = None
@@ -51,9 +56,8 @@ class Connection(HttpToolsProtocol):
 
     def on_headers_complete(self) -> None:
         """Keep back a request that may be known; hand on all others."""
-        if self._may_be_known():
-            self._kept = b""
-        else:
+        self._kept = self._express.expect(self.url, self.headers) if self._may_be_known() else None
+        if self._kept is None:
             self._make_scope()
             super().on_headers_complete()
 
@@ -61,20 +65,24 @@ class Connection(HttpToolsProtocol):
         """Keep a part of the body, or hand it on."""
         if self._kept is None:
             super().on_body(body)
-        else:
-            self._kept = self._kept + body if self._kept else body
+            return
+        try:
+            self._kept.add(body)
+        except AttentionError:  # which the ordinary way tells
+            self._hand_on()
 
     def on_message_complete(self) -> None:
         """Have a request answered that is known; hand on any other."""
-        body, self._kept = self._kept, None
-        if body is None:
+        if self._kept is None:
             super().on_message_complete()
             return
-        asked = self._express.take(self, self.url, self.headers, body)
+        asked = self._express.take(self, self.url, self.headers, self._kept)
         if asked is None:
-            self._hand_on(body)
+            self._hand_on()
             super().on_message_complete()
-        elif not asked.over:
+            return
+        self._kept = None
+        if not asked.over:
             self._asked = asked
             self._own = self.cycle = _Cycle()  # type: ignore[assignment]
 
@@ -84,10 +92,9 @@ class Connection(HttpToolsProtocol):
             return False  # it has to wait for another
         if self.expect_100_continue or self.flow.write_paused or parser.get_method() != b"POST":
             return False
-        if known is None or self.url != known.url or self.headers != known.headers:
-            plain = parser.get_http_version() == "1.1" and not parser.should_upgrade() and not self.root_path
-            if not plain or not self._express.takes(self.url, self.headers):
-                return False
+        same = known is not None and self.url == known.url and self.headers == known.headers
+        if not same and (parser.get_http_version() != "1.1" or parser.should_upgrade() or self.root_path):
+            return False
         return bool(parser.should_keep_alive())
 
     def _make_scope(self) -> None:
@@ -97,11 +104,15 @@ class Connection(HttpToolsProtocol):
         self.url, self.expect_100_continue = url, expects
         self.headers.extend(headers)
 
-    def _hand_on(self, body: bytes) -> None:
-        self._make_scope()
-        super().on_headers_complete()
-        if body:
-            super().on_body(body)
+    def _hand_on(self) -> None:
+        """Let uvicorn have what was kept back."""
+        kept, self._kept = self._kept, None
+        if kept is not None:
+            self._make_scope()
+            super().on_headers_complete()
+            kept.give_back()
+            if body := kept.whole():
+                super().on_body(body)
 
     # ── what express has to say ──────────────────────────────────────────────────────────────────────────────────────
 
@@ -109,7 +120,11 @@ class Connection(HttpToolsProtocol):
         """Send the answer to the request that express has: what comes behind the headers that every answer has."""
         own, self._own, self._asked = self._own, None, None
         closing = own is not None and not own.keep_alive
-        self.transport.write(b"".join((self._start(status), b"connection: close\r\n" if closing else b"", *pieces)))
+        start = self._start(status) + b"connection: close\r\n" if closing else self._start(status)
+        if len(pieces[-1]) <= _JOINED:
+            self.transport.write(b"".join((start, *pieces)))
+        else:
+            self.transport.writelines([b"".join((start, *pieces[:-1])), pieces[-1]])
         if own is not None:
             own.response_complete = True
         if closing:
@@ -168,14 +183,14 @@ class Connection(HttpToolsProtocol):
 
     def connection_lost(self, exc: Exception | None) -> None:
         """Give up what is being answered."""
-        asked, self._asked, self._kept = self._asked, None, None
+        asked, kept, self._asked, self._kept = self._asked, self._kept, None, None
         if asked is not None:
             asked.leave()
+        if kept is not None:
+            kept.give_back()
         super().connection_lost(exc)
 
     def shutdown(self) -> None:
         """Answer what is here, then close."""
-        if self._kept is not None:  # as uvicorn would have begun to
-            body, self._kept = self._kept, None
-            self._hand_on(body)
+        self._hand_on()  # uvicorn would have begun to answer it
         super().shutdown()

@@ -24,6 +24,7 @@ from attention_contract.wire import SAFETENSORS, to_body
 from attention_service.api import negotiation, problems
 from attention_service.api.bodies import UNCOUNTED
 from attention_service.api.observing import Watch, given_id, request_id
+from attention_service.runtime.budget import Body
 from attention_service.runtime.engine import Engine
 from attention_service.runtime.outlines import inputs_of
 from attention_service.runtime.passes import Ended, Waiting
@@ -32,13 +33,15 @@ from attention_service.runtime.recurring import Recurring, recurring
 
 Headers = list[tuple[bytes, bytes]]
 
-MOST_BYTES: Final = UNCOUNTED
-"""Of a body: larger ones are counted as they come."""
+MOST_BYTES: Final = 2**20
+"""Of a body: larger ones are not worth while, and must not be joined from their pieces."""
+_COPIED: Final = 2**14
+"""Up to this size it costs less to copy a body, so that it can be written to, than to tell torch that it can't."""
 MOST: Final = 1024
 """The texts that are known; those that were not sent for the longest go first."""
 _HEADS: Final = 256
 """Of the replies to one of them: there is one for each size of a batch."""
-_DIGITS: Final = 10
+_DIGITS: Final = 9
 _PREFIX, _SUFFIX = b"/v1/modules/", b"/forward"
 _NAME: Final = re.compile(rb"[A-Za-z0-9._~-]+")
 _ID: Final = b"x-request-id"
@@ -87,24 +90,62 @@ class Known:
         return kept[1]
 
 
+class Incoming:
+    """The body so far of a request that may be known; its memory is counted."""
+
+    __slots__ = ("_memory", "_pieces", "_size")
+
+    def __init__(self, memory: Body) -> None:
+        self._memory = memory
+        self._pieces: list[bytes] = []
+        self._size = 0
+
+    def add(self, piece: bytes) -> None:
+        """What came of it. Raises what ``Body.hold`` does."""
+        self._pieces.append(piece)
+        self._size += len(piece)
+        if self._size > UNCOUNTED:
+            self._memory.hold(self._size if self._size - len(piece) <= UNCOUNTED else len(piece))
+
+    def whole(self) -> bytes:
+        """All that came; nothing more comes."""
+        return self._pieces[0] if len(self._pieces) == 1 else b"".join(self._pieces)
+
+    def give_back(self) -> None:
+        """The body is done with."""
+        self._memory.give_back()
+
+
 class Express:
     """Answers what is known. Used from the event loop only."""
 
-    def __init__(self, engine: Callable[[], Engine | None], forms: Forms, watch: Watch) -> None:
+    def __init__(self, engine: Callable[[], Engine | None], forms: Forms, watch: Watch, most_bytes: int) -> None:
+        """``most_bytes``: of a body that the server reads."""
+        self._most_bytes = min(most_bytes, MOST_BYTES)
         self._engine = engine
         self._forms = forms
         self._watch = watch
         self._known: OrderedDict[Any, Known | None] = OrderedDict()
 
-    def takes(self, url: bytes, headers: Headers) -> bool:
-        """Whether a request may be known, so that it is worth while to wait for its body."""
-        if not url.startswith(_PREFIX) or not url.endswith(_SUFFIX):
-            return False
+    def expect(self, url: bytes, headers: Headers) -> Incoming | None:
+        """Where to put the body of a request that may be known; None for one that can't be."""
+        engine = self._engine()
+        if engine is None or not url.startswith(_PREFIX) or not url.endswith(_SUFFIX):
+            return None
         lengths = [value for name, value in headers if name == b"content-length"]
-        return len(lengths) == 1 and len(lengths[0]) < _DIGITS and int(lengths[0]) <= MOST_BYTES
+        if len(lengths) != 1 or len(lengths[0]) > _DIGITS or int(lengths[0]) > self._most_bytes:
+            return None
+        memory = engine.budget.body()
+        if int(lengths[0]) > UNCOUNTED:
+            try:
+                memory.expect(int(lengths[0]))
+            except AttentionError:  # which the ordinary way tells
+                return None
+        return Incoming(memory)
 
-    def take(self, caller: Caller, url: bytes, headers: Headers, body: bytes) -> "Asked | None":
+    def take(self, caller: Caller, url: bytes, headers: Headers, incoming: Incoming) -> "Asked | None":
         """Begin to answer a request if it is known, which may be over when this returns. None for the ordinary way."""
+        body = incoming.whole()
         started, identity, known = time.perf_counter(), None, caller.known
         if known is None or headers != known.headers or not _same(known, url, body):
             identity = given_id(headers)
@@ -112,9 +153,9 @@ class Express:
             if known is None:
                 return None
             caller.known = known
-        asked = Asked(self._watch, caller, known, identity or self._watch.new_id(), started)
+        asked = Asked(self._watch, caller, known, incoming, identity or self._watch.new_id(), started)
         try:
-            inputs = known.form.arrays(memoryview(bytearray(body)))  # tensors are to be written to
+            inputs = known.form.arrays(memoryview(bytearray(body) if len(body) <= _COPIED else body))
         except TensorFault:
             return None
         asked.waiting = known.recurring.begin(inputs, asked)
@@ -174,6 +215,7 @@ class Asked:
     watch: Watch
     caller: Caller
     known: Known
+    incoming: Incoming
     identity: str
     started: float
     waiting: Waiting | None = None
@@ -212,6 +254,7 @@ class Asked:
     def leave(self) -> None:
         """Answer nobody: the caller went away."""
         self.over = True
+        self.incoming.give_back()
         if self.waiting is not None:
             self.known.recurring.engine.execution.leave(self.waiting)
         self._note(Cancelled.status)
@@ -219,6 +262,7 @@ class Asked:
     def _answer(self, status: int, *pieces: bytes | memoryview) -> None:
         self.over = True
         self.caller.answer(status, *pieces)
+        self.incoming.give_back()
         self._note(status)
 
     def _note(self, status: int) -> None:

@@ -179,7 +179,7 @@ class Budget:
 
 
 class Body:
-    """The memory of one body: taken as it comes, given back when the block ends whose context this is."""
+    """The memory of one body: taken as it comes, given back at the latest when the block ends whose context this is."""
 
     __slots__ = ("_budget", "_held")
 
@@ -191,7 +191,12 @@ class Body:
         return self
 
     def __exit__(self, *_: object) -> None:
+        self.give_back()
+
+    def give_back(self) -> None:
+        """Give back all that was taken."""
         self._budget.bodies -= self._held
+        self._held = 0
 
     def expect(self, size: int) -> None:
         """Raise what ``Budget.check_body`` does for a body that is to have so many bytes; none of them is taken."""

@@ -6,6 +6,7 @@ the smallest attention. Most ask for nothing but the output of softmax attention
 
 import math
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import torch
@@ -23,7 +24,7 @@ from attention_service.runtime import graphed
 from attention_service.runtime.bound import Bound
 from attention_service.runtime.jobs import Fields
 
-_DTYPES = ("float32", "float64")
+_DTYPES = {"float32", "float64"}
 """Those of which a sum of squares says that it overflows."""
 _PLAIN = AttentionSpec()
 _FEW = 2**13
@@ -36,10 +37,15 @@ class Direct:
 
     scale: float
     causal: bool
-    dtype: torch.dtype
-    """Of what comes, what is computed and what is answered."""
+    dtype: np.dtype[Any]
+    """Of what is computed and answered."""
     most: float
     """Σ x² of the inputs of keys and values, up to which all keys and values are finite."""
+
+    @property
+    def computed(self) -> torch.dtype:
+        """The same dtype, as torch has it."""
+        return torch.float32 if self.dtype.itemsize == 4 else torch.float64
 
     @torch.inference_mode()
     def run(self, bound: Bound) -> Fields | None:
@@ -50,13 +56,13 @@ class Direct:
         query = arrays["query"]
         key = arrays.get("key", query)
         value = arrays.get("value", key)
-        if not _squares(key) <= self.most or (value is not key and not _squares(value) <= self.most):
+        # Queries may hold what they like, unless they are to be converted: then a large one must be told from infinity.
+        checked = [x for name, x in arrays.items() if name != "query" or key is query or x.dtype != self.dtype]
+        if not all(_squares(x) <= self.most for x in checked):
             return None
-        q = to_torch(query)
-        k = q if key is query else to_torch(key)
-        v = k if value is key else to_torch(value)
-        if {q.dtype, k.dtype, v.dtype} != {self.dtype}:
-            return None
+        q = to_torch(query).to(self.computed)
+        k = q if key is query else to_torch(key).to(self.computed)
+        v = k if value is key else to_torch(value).to(self.computed)
         sizes = module.sizes
         if k is q and v is q and module.joint is not None:
             q, k, v = project_jointly(module.joint, sizes, q)
@@ -86,11 +92,10 @@ def direct(bound: Bound, request: ForwardRequest, kernel: str, device: torch.dev
     fits = bound.queries and bound.keys and module.sizes.head_dim == module.sizes.value_dim and scale > 0
     if not fits or (causal and not _looks_back(bound)):
         return None
-    same = {bound.dtype, bound.reply_dtype, module.config.dtype, *(array.dtype.name for array in bound.arrays.values())}
-    if len(same) > 1 or bound.dtype not in _DTYPES:
+    read = {bound.dtype, *(array.dtype.name for array in bound.arrays.values())}
+    if {bound.dtype, bound.reply_dtype, module.config.dtype} != {bound.dtype} or not read <= _DTYPES:
         return None
-    dtype = TORCH_DTYPES[bound.dtype]
-    return Direct(scale, causal, dtype, _most(module.parameters, dtype))
+    return Direct(scale, causal, np.dtype(bound.dtype), _most(module.parameters, TORCH_DTYPES[bound.dtype]))
 
 
 def _looks_back(bound: Bound) -> bool:

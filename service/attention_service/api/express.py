@@ -93,19 +93,18 @@ class Known:
 class Incoming:
     """The body so far of a request that may be known; its memory is counted."""
 
-    __slots__ = ("_memory", "_pieces", "_size")
+    __slots__ = ("_memory", "_pieces", "_stated")
 
-    def __init__(self, memory: Body) -> None:
+    def __init__(self, memory: Body, stated: int) -> None:
         self._memory = memory
+        self._stated = stated
         self._pieces: list[bytes] = []
-        self._size = 0
 
     def add(self, piece: bytes) -> None:
         """What came of it. Raises what ``Body.hold`` does."""
+        if not self._pieces and self._stated > UNCOUNTED:
+            self._memory.hold(self._stated)
         self._pieces.append(piece)
-        self._size += len(piece)
-        if self._size > UNCOUNTED:
-            self._memory.hold(self._size if self._size - len(piece) <= UNCOUNTED else len(piece))
 
     def whole(self) -> bytes:
         """All that came; nothing more comes."""
@@ -141,7 +140,7 @@ class Express:
                 memory.expect(int(lengths[0]))
             except AttentionError:  # which the ordinary way tells
                 return None
-        return Incoming(memory)
+        return Incoming(memory, int(lengths[0]))
 
     def take(self, caller: Caller, url: bytes, headers: Headers, incoming: Incoming) -> "Asked | None":
         """Begin to answer a request if it is known, which may be over when this returns. None for the ordinary way."""

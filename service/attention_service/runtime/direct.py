@@ -71,6 +71,7 @@ class Direct:
         context = scaled_dot_product_attention(
             q, k, v, is_causal=self.causal, scale=self.scale, enable_gqa=sizes.heads != sizes.kv_heads
         )
+        del q, k, v  # the most is held by now
         output = project_out(module.parameters, context)
         return {"output": (output if bound.layout.batched else output[0]).numpy()}
 

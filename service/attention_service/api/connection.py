@@ -56,7 +56,7 @@ class Connection(HttpToolsProtocol):
 
     def on_headers_complete(self) -> None:
         """Keep back a request that may be known; hand on all others."""
-        self._kept = self._express.expect(self.url, self.headers) if self._may_be_known() else None
+        self._kept = self._expected()
         if self._kept is None:
             self._make_scope()
             super().on_headers_complete()
@@ -86,16 +86,18 @@ class Connection(HttpToolsProtocol):
             self._asked = asked
             self._own = self.cycle = _Cycle()  # type: ignore[assignment]
 
-    def _may_be_known(self) -> bool:
+    def _expected(self) -> Incoming | None:
+        """Where to put the body of a request that may be known; None for any other."""
         parser, known = self.parser, self.known
         if self.cycle is not None and not self.cycle.response_complete:
-            return False  # it has to wait for another
+            return None  # it has to wait for another
         if self.expect_100_continue or self.flow.write_paused or parser.get_method() != b"POST":
-            return False
-        same = known is not None and self.url == known.url and self.headers == known.headers
-        if not same and (parser.get_http_version() != "1.1" or parser.should_upgrade() or self.root_path):
-            return False
-        return bool(parser.should_keep_alive())
+            return None
+        if known is None or not known.says(self.url, self.headers):
+            known = None
+            if parser.get_http_version() != "1.1" or parser.should_upgrade() or self.root_path:
+                return None
+        return self._express.expect(self.url, self.headers, known) if parser.should_keep_alive() else None
 
     def _make_scope(self) -> None:
         """What uvicorn makes when a request begins."""

@@ -1,32 +1,28 @@
 """The express: a request whose text came before is answered by what was found of it then.
 
-Its path, its headers and the header of its safetensors body say everything but the numbers. Once an ordinary endpoint
-has answered such a text, the next with the same text is neither routed nor read nor checked again, and the head of its
-reply is known but for the times. Whatever is not as it was then goes the ordinary way, and so does what fails, which is
-told there what is wrong.
+Its path, its headers and the text of its body (``texts``) say everything but the numbers. Once an ordinary endpoint has
+answered such a request, the next that says the same is neither routed nor read nor checked again, and all of its reply
+is known but the output and the times. Whatever is not as it was then goes the ordinary way.
 """
 
 import re
 import time
 from collections import OrderedDict
 from collections.abc import Callable, Hashable, Iterable
-from dataclasses import dataclass, field, replace
-from typing import Any, Final, Protocol
-
-import numpy as np
+from dataclasses import dataclass, field
+from typing import Final, Literal, Protocol
 
 from attention_contract import operations
 from attention_contract.errors import AttentionError, Cancelled
-from attention_contract.forms import Form, Forms, header_of
-from attention_contract.schemas.attention import ForwardReply, ForwardRequest
-from attention_contract.tensors import Array, TensorFault
-from attention_contract.wire import SAFETENSORS, to_body
+from attention_contract.forms import Forms
+from attention_contract.tensors import TensorFault
+from attention_contract.wire import JSON, SAFETENSORS
 from attention_service.api import negotiation, problems
 from attention_service.api.bodies import UNCOUNTED
 from attention_service.api.observing import Watch, given_id, request_id
+from attention_service.api.texts import Head, Text, key_of, text_of
 from attention_service.runtime.budget import Body
 from attention_service.runtime.engine import Engine
-from attention_service.runtime.outlines import inputs_of
 from attention_service.runtime.passes import Ended, Waiting
 from attention_service.runtime.planning import Plan
 from attention_service.runtime.recurring import Recurring, recurring
@@ -35,8 +31,6 @@ Headers = list[tuple[bytes, bytes]]
 
 MOST_BYTES: Final = 2**20
 """Of a body: larger ones are not worth while, and must not be joined from their pieces."""
-_COPIED: Final = 2**14
-"""Up to this size it costs less to copy a body, so that it can be written to, than to tell torch that it can't."""
 MOST: Final = 1024
 """The texts that are known; those that were not sent for the longest go first."""
 _HEADS: Final = 256
@@ -44,14 +38,12 @@ _HEADS: Final = 256
 _DIGITS: Final = 9
 _PREFIX, _SUFFIX = b"/v1/modules/", b"/forward"
 _NAME: Final = re.compile(rb"[A-Za-z0-9._~-]+")
-_ID: Final = b"x-request-id"
+_ID, _LENGTH = b"x-request-id", b"content-length"
+_OWN: Final = frozenset({_ID, _LENGTH})
+"""Headers of one request alone."""
+_REPLY_HEADERS: Final = b"content-type: %b\r\ncontent-length: %d\r\nvary: Accept\r\nx-request-id: %b\r\n\r\n"
 _DECIDING: Final = frozenset({b"if-match", b"prefer", b"content-encoding", b"transfer-encoding"})
 """Headers with which a request always goes the ordinary way."""
-_SECONDS, _QUEUED = 2.0**40, 2.0**41
-"""Times that nothing takes, to be found again in the text of a reply."""
-_REPLY_HEADERS: Final = (
-    b"content-type: %b\r\ncontent-length: %%d\r\nvary: Accept\r\nx-request-id: %%b\r\n\r\n" % SAFETENSORS.encode()
-)
 
 
 class Caller(Protocol):
@@ -68,25 +60,29 @@ class Caller(Protocol):
 class Known:
     """What is known of requests that say the same, but for the numbers of their tensors."""
 
+    key: Hashable
     url: bytes
     headers: Headers
-    header: bytes
-    """That of the body, its length before it."""
-    length: int
-    """Of the body."""
-    form: Form[ForwardRequest]
+    """Of one of them."""
+    common: Headers
+    """Those that all of them have."""
+    media_type: str
+    text: Text
     recurring: Recurring
-    heads: dict[int, tuple[Plan, "Head"]] = field(default_factory=dict)
-    """The heads of its replies, by the identity of the plan that ran."""
+    heads: dict[int, tuple[Plan, Head]] = field(default_factory=dict)
+    """The texts of the replies, by the identity of the plan that ran."""
 
-    def head(self, ended: Ended) -> "Head":
-        """That of the reply to a request that ended so."""
+    def says(self, url: bytes, headers: Headers) -> bool:
+        """Whether a request says the same before its body."""
+        return url == self.url and (headers == self.headers or _common(headers) == self.common)
+
+    def head(self, ended: Ended) -> Head:
+        """The text of the reply to a request that ended so."""
         kept = self.heads.get(id(ended.plan))
         if kept is None:
             if len(self.heads) >= _HEADS:
                 self.heads.clear()
-            marked = replace(ended, seconds=_SECONDS, queued=_QUEUED)
-            kept = self.heads[id(ended.plan)] = ended.plan, Head.of(self.recurring.reply(marked))
+            kept = self.heads[id(ended.plan)] = ended.plan, self.text.head(self.recurring.reply, ended)
         return kept[1]
 
 
@@ -124,15 +120,23 @@ class Express:
         self._engine = engine
         self._forms = forms
         self._watch = watch
-        self._known: OrderedDict[Any, Known | None] = OrderedDict()
+        self._known: OrderedDict[Hashable, Known | Literal["seen"]] = OrderedDict()
+        """Texts that were seen once, and what is known of those that came again."""
+        self._vain: OrderedDict[Hashable, None] = OrderedDict()
+        """URLs and headers of requests whose bodies have no text that could be known."""
 
-    def expect(self, url: bytes, headers: Headers) -> Incoming | None:
-        """Where to put the body of a request that may be known; None for one that can't be."""
+    def expect(self, url: bytes, headers: Headers, known: Known | None) -> Incoming | None:
+        """Where to put the body of a request that may be known; None for one that can't be.
+
+        known: what is known of the last one, if that says the same before its body.
+        """
         engine = self._engine()
         if engine is None or not url.startswith(_PREFIX) or not url.endswith(_SUFFIX):
             return None
-        lengths = [value for name, value in headers if name == b"content-length"]
+        lengths = [value for name, value in headers if name == _LENGTH]
         if len(lengths) != 1 or len(lengths[0]) > _DIGITS or int(lengths[0]) > self._most_bytes:
+            return None
+        if known is None and (url, tuple(_common(headers))) in self._vain:
             return None
         memory = engine.budget.body()
         if int(lengths[0]) > UNCOUNTED:
@@ -144,67 +148,77 @@ class Express:
 
     def take(self, caller: Caller, url: bytes, headers: Headers, incoming: Incoming) -> "Asked | None":
         """Begin to answer a request if it is known, which may be over when this returns. None for the ordinary way."""
-        body = incoming.whole()
-        started, identity, known = time.perf_counter(), None, caller.known
-        if known is None or headers != known.headers or not _same(known, url, body):
-            identity = given_id(headers)
-            known = self._find(url, [each for each in headers if each[0] != _ID], body)
-            if known is None:
+        started, body, known = time.perf_counter(), incoming.whole(), caller.known
+        inputs = known.text.inputs(body) if known is not None and known.says(url, headers) else None
+        if known is None or inputs is None:
+            known = self._find(url, headers, body)
+            inputs = None if known is None else known.text.inputs(body)
+            if known is None or inputs is None:
                 return None
             caller.known = known
+        identity = None if headers == known.headers else given_id(headers)
         asked = Asked(self._watch, caller, known, incoming, identity or self._watch.new_id(), started)
-        try:
-            inputs = known.form.arrays(memoryview(bytearray(body) if len(body) <= _COPIED else body))
-        except TensorFault:
-            return None
         asked.waiting = known.recurring.begin(inputs, asked)
         if asked.waiting is None:
-            self._known.pop(_key(known.url, known.headers, known.header, known.length), None)
+            self._known.pop(known.key, None)
             caller.known = None
             return None
         return asked
 
     def _find(self, url: bytes, headers: Headers, body: bytes) -> Known | None:
-        view = memoryview(body)
-        header = header_of(view)
-        key = _key(url, headers, header, len(body))
-        if key in self._known:
+        """What is known of a request. It is learnt when it comes for the second time."""
+        common = _common(headers)
+        sent, before = dict(common), (url, tuple(common))
+        media_type = negotiation.content_type(sent)
+        plain = sent.keys().isdisjoint(_DECIDING) and media_type in (JSON, SAFETENSORS)
+        text_key = key_of(body, media_type) if plain else None
+        if text_key is None:
+            self._give_up(before)
+            return None
+        key = before, text_key
+        known = self._known.get(key)
+        if isinstance(known, Known):
             self._known.move_to_end(key)
-            return self._known[key]
-        form, engine = self._forms.find(ForwardRequest, view), self._engine()
-        if form is None or engine is None:  # it was never read
-            return None
-        try:
-            found = self._learnt(engine, url, headers, form, view)
-        except (AttentionError, TensorFault):  # which the ordinary way tells
-            return None
-        known = None if found is None else Known(url, headers, header, len(body), form, found)
-        self._known[key] = known
+            return known
+        learnt = None
+        if known == "seen":
+            try:
+                learnt = self._learnt(key, url, headers, media_type, body)
+            except (AttentionError, TensorFault):  # which the ordinary way tells
+                return None
+            if learnt is None:
+                self._give_up(before)
+                return None
+        self._known[key] = learnt or "seen"
         if len(self._known) > MOST:
             self._known.popitem(last=False)
-        return known
+        return learnt
 
-    def _learnt(
-        self, engine: Engine, url: bytes, headers: Headers, form: Form[ForwardRequest], body: memoryview
-    ) -> Recurring | None:
-        sent = negotiation.headers_of({"headers": headers})
-        if not sent.keys().isdisjoint(_DECIDING) or negotiation.content_type(sent) != SAFETENSORS:
+    def _learnt(self, key: Hashable, url: bytes, headers: Headers, media_type: str, body: bytes) -> Known | None:
+        engine, name = self._engine(), url.removeprefix(_PREFIX).removesuffix(_SUFFIX)
+        common = _common(headers)
+        accepted = negotiation.accepted(negotiation.headers_of({"headers": common}), operations.forward)
+        if engine is None or accepted != media_type or not _NAME.fullmatch(name):
             return None
-        name = url.removeprefix(_PREFIX).removesuffix(_SUFFIX)
-        if negotiation.accepted(sent, operations.forward) != SAFETENSORS or not _NAME.fullmatch(name):
+        found = text_of(body, media_type, self._forms)
+        if found is None:
             return None
-        request = form.filled(body)
-        if form.arrays(body).keys() != inputs_of(request).keys():  # some are part of the text
+        text, request = found
+        again = recurring(engine, str(name, "ascii"), request)
+        if again is None:
             return None
-        return recurring(engine, str(name, "ascii"), request)
+        known = [each for each in headers if each[0] != _ID]
+        return Known(key, url, known, common, media_type, text, again)
+
+    def _give_up(self, before: Hashable) -> None:
+        """Look at no more bodies of such requests."""
+        self._vain[before] = None
+        if len(self._vain) > MOST:
+            self._vain.popitem(last=False)
 
 
-def _same(known: Known, url: bytes, body: bytes) -> bool:
-    return len(body) == known.length and url == known.url and body.startswith(known.header)
-
-
-def _key(url: bytes, headers: Headers, header: bytes, length: int) -> Hashable:
-    return url, tuple(headers), header, length
+def _common(headers: Headers) -> Headers:
+    return [each for each in headers if each[0] not in _OWN]
 
 
 @dataclass(eq=False, slots=True)
@@ -232,11 +246,13 @@ class Asked:
     def set_result(self, result: Ended) -> None:
         """Send the reply."""
         try:
-            pieces = self.known.head(result).pieces(self.identity, result)
+            body = self.known.head(result).body(result)
         except Exception as fault:
             self.set_exception(fault)
         else:
-            self._answer(200, *pieces)
+            length = sum(map(len, body))
+            head = _REPLY_HEADERS % (self.known.media_type.encode(), length, self.identity.encode())
+            self._answer(200, head, *body)
 
     def set_exception(self, exception: BaseException) -> None:
         """Tell what went wrong."""
@@ -269,39 +285,6 @@ class Asked:
         self.watch.answered("POST", self.path, operations.forward.name, status, seconds, self.identity)
 
 
-@dataclass(frozen=True)
-class Head:
-    """All of a reply but its tensor, its times and its id."""
-
-    before: bytes
-    between: bytes
-    after: bytes
-    """The header of its body, before, between and after the times of computing and of waiting."""
-    size: int
-    """Bytes of the tensor."""
-
-    @classmethod
-    def of(cls, reply: ForwardReply) -> "Head":
-        """That of replies like this one, whose times are marked."""
-        header, tensor = to_body(reply, SAFETENSORS, "reply")
-        before, rest = bytes(header[8:]).rstrip().split(_marked(_SECONDS))
-        between, after = rest.split(_marked(_QUEUED))
-        return cls(before, between, after, len(tensor))
-
-    def pieces(self, identity: str, ended: Ended) -> tuple[bytes | memoryview, ...]:
-        """The rest of an answer's headers, and its body."""
-        text = b"%b%r%b%r%b" % (self.before, ended.seconds * 1e3, self.between, ended.queued * 1e3, self.after)
-        size = -(-len(text) // 8) * 8
-        length = 8 + size + self.size
-        head = _REPLY_HEADERS % (length, identity.encode())
-        tensor: Array = ended.fields["output"]
-        return head, size.to_bytes(8, "little"), text.ljust(size), tensor.reshape(-1).view(np.uint8).data
-
-
 def lines(headers: Iterable[tuple[bytes, bytes]]) -> bytes:
     """Headers as they are sent."""
     return b"".join(b"%b: %b\r\n" % header for header in headers)
-
-
-def _marked(seconds: float) -> bytes:
-    return b"%r" % (seconds * 1e3)

@@ -158,11 +158,13 @@ class Express:
             caller.known = known
         identity = None if headers == known.headers else given_id(headers)
         asked = Asked(self._watch, caller, known, incoming, identity or self._watch.new_id(), started)
-        asked.waiting = known.recurring.begin(inputs, asked)
-        if asked.waiting is None:
+        waiting = known.recurring.begin(inputs, asked)
+        if waiting is None:
             self._known.pop(known.key, None)
             caller.known = None
             return None
+        if not asked.over:  # then they would hold each other
+            asked.waiting = waiting
         return asked
 
     def _find(self, url: bytes, headers: Headers, body: bytes) -> Known | None:
@@ -263,6 +265,7 @@ class Asked:
             )
         finally:
             request_id.reset(set_for_now)
+            problems.forget(exception)
         headers = [*problem.raw_headers, (_ID, self.identity.encode())]
         self._answer(problem.status_code, lines(headers), b"\r\n", problem.body)
 
@@ -272,10 +275,11 @@ class Asked:
         self.incoming.give_back()
         if self.waiting is not None:
             self.known.recurring.engine.execution.leave(self.waiting)
+            self.waiting = None
         self._note(Cancelled.status)
 
     def _answer(self, status: int, *pieces: bytes | memoryview) -> None:
-        self.over = True
+        self.over, self.waiting = True, None
         self.caller.answer(status, *pieces)
         self.incoming.give_back()
         self._note(status)

@@ -63,6 +63,16 @@ def unexpected(path: str, fault: BaseException) -> InternalError:
     return InternalError("the server failed; its log has the cause under this request's id")
 
 
+def forget(fault: BaseException | None) -> None:
+    """Let go of the frames that a fault went through, for they hold the request, and some of them the fault itself.
+
+    Otherwise both stay until the collector comes across them.
+    """
+    while fault is not None:
+        fault.__traceback__ = None
+        fault = fault.__cause__ or fault.__context__
+
+
 def _from_http(request: Request, error: HTTPException) -> AttentionError:
     path = request.url.path
     if error.status_code == HTTPStatus.NOT_FOUND:

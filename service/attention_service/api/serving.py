@@ -62,10 +62,10 @@ class Endpoint:
             answer = await self._answer(scope, receive)
         except AttentionError as error:
             answer = problems.render(error)
-            _forget(error)
+            problems.forget(error)
         except Exception as fault:
             answer = problems.render(problems.unexpected(scope["path"], fault))
-            _forget(fault)
+            problems.forget(fault)
         await answer(scope, receive, send)
 
     async def _answer(self, scope: Scope, receive: Receive) -> ASGIApp:
@@ -87,16 +87,6 @@ class Endpoint:
             if media_type in PICTURES:
                 return await _drawn(reply, body, media_type)
             return await _respond(headers, operation, reply, media_type, getattr(body, "encoding", "list"))
-
-
-def _forget(fault: BaseException | None) -> None:
-    """Let go of the frames that a fault went through, for they hold the request, and some of them the fault itself.
-
-    Otherwise both stay until the collector comes across them.
-    """
-    while fault is not None:
-        fault.__traceback__ = None
-        fault = fault.__cause__ or fault.__context__
 
 
 def serve(router: APIRouter, operation: Operation[Any]) -> Callable[[Handler], Handler]:

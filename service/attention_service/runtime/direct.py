@@ -13,12 +13,12 @@ import torch
 from torch.nn.functional import scaled_dot_product_attention
 
 from attention_contract.schemas.attention import ForwardRequest
-from attention_contract.spec import AttentionSpec, Causal, Dot, ScaledDot, Softmax
 from attention_contract.tensors import Array
 from attention_service.core.arrays import TORCH_DTYPES, to_torch
 from attention_service.core.masks import pattern_of
 from attention_service.core.multihead import Parameters, project, project_jointly, project_out
 from attention_service.core.patterns import Band
+from attention_service.core.plain import is_plain
 from attention_service.core.scores import SCORES, Product
 from attention_service.runtime import graphed
 from attention_service.runtime.bound import Bound
@@ -26,7 +26,6 @@ from attention_service.runtime.jobs import Fields
 
 _DTYPES = {"float32", "float64"}
 """Those of which a sum of squares says that it overflows."""
-_PLAIN = AttentionSpec()
 _FEW = 2**13
 """Numbers that numpy adds up in less time than it takes to ask torch; with more of them it would begin threads."""
 
@@ -81,11 +80,8 @@ def direct(bound: Bound, request: ForwardRequest, kernel: str, device: torch.dev
     module, spec = bound.module, bound.spec
     if module is None or device.type != "cpu" or not graphed.takes(bound, request, kernel):
         return None
-    options = {"score": spec.score, "normalizer": spec.normalizer, "masks": spec.masks}
     score = SCORES.of(spec.score)
-    if spec != _PLAIN.model_copy(update=options) or not isinstance(spec.normalizer, Softmax):
-        return None
-    if not isinstance(spec.score, Dot | ScaledDot) or not isinstance(score, Product):
+    if not is_plain(spec) or not isinstance(score, Product):
         return None
     nothing = torch.empty(0, module.sizes.head_dim)
     scale = score.factors(nothing, nothing, {})[2] / spec.normalizer.temperature
@@ -101,8 +97,6 @@ def direct(bound: Bound, request: ForwardRequest, kernel: str, device: torch.dev
 
 def _looks_back(bound: Bound) -> bool:
     """Whether the masks say j ≤ i and nothing else."""
-    if any(not isinstance(mask, Causal) for mask in bound.spec.masks):
-        return False
     band = pattern_of(bound.spec.masks, bound.queries, bound.keys)
     return isinstance(band, Band) and band.low is None and band.high == 0
 

@@ -24,7 +24,7 @@ from attention_service.core.cost import Calibrated, Curves, Rates, Spread
 from attention_service.modules.store import sync
 from attention_service.runtime.device import Device
 
-FORMAT: Final = 3
+FORMAT: Final = 4
 """Raised where the same names come to mean other work."""
 MOST_LOG: Final = 30.0
 """Of what was ever measured: beyond, a file is damaged."""

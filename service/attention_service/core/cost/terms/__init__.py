@@ -19,6 +19,7 @@ from attention_service.core.cost.terms.kernels import again, of_kernel, stages
 from attention_service.core.cost.tiles import counted_as
 from attention_service.core.cost.traffic import own_traffic
 from attention_service.core.cost.workload import Workload
+from attention_service.core.plain import is_plain
 
 _NOT_KEPT = 25
 """As a logarithm to base 2: memory of more than 32 MiB goes back to the system when it is freed (glibc's
@@ -94,12 +95,20 @@ def retrieval_terms(r: Retrieval) -> list[Term]:
 def _forward(work: Workload, kernel: str) -> Iterator[Term]:
     if work.reported:  # exact attention, block by block, and the weights that the approximation amounts to
         yield from _times(stages(exactly(work)), 2)
-    yield start("call")
+    yield start("direct call" if _is_direct(work, kernel) else "call")
     yield from around(work)
     yield from _core(work, kernel)
     if approximated(work) is None:
         yield from again(work, kernel)
     yield from taps(work)
+
+
+def _is_direct(work: Workload, kernel: str) -> bool:
+    """Whether a pass is one of those that are computed by as few calls as there can be."""
+    bare = work.taps == {"output"} and not (work.past or work.padded or work.extra or work.edits or work.dropped)
+    alone = bare and not (work.request_mask_elements or work.batched_places or work.reported)
+    here = work.sizes is not None and kernel == "fused" and work.threads > 0 and work.itemsize >= 4
+    return alone and here and work.head_dim == work.value_dim and is_plain(work.spec)
 
 
 def _core(work: Workload, kernel: str, *, gradient: bool = False) -> Iterator[Term]:

@@ -7,6 +7,7 @@ orjson. The server installs simdjson (``pysimdjson``); a client, which mostly re
 
 from codecs import BOM_UTF8
 from functools import cache
+from itertools import chain
 from math import prod
 from typing import Annotated, Any, get_args, get_origin
 
@@ -84,24 +85,30 @@ def _read(document: Any, text: bytes | memoryview, tensors: frozenset[str]) -> d
 def _array(value: Any) -> tuple[NDArray[Any], int] | None:
     """Nested lists of numbers as an array, and how many lists they are; None for anything else."""
     shape, level, lists = [len(value)], [value], 1
-    while level[0] and isinstance(level[0][0], simdjson.Array):
-        level = [row for rows in level for row in rows]
+    first = level[0][0] if level[0] else None
+    while isinstance(first, simdjson.Array):
+        level = list(chain.from_iterable(level))
         if len(shape) == MAX_RANK or len(level) != prod(shape):
             return None
-        if any(not isinstance(row, simdjson.Array) for row in level) or len(set(map(len, level))) > 1:
+        if set(map(type, level)) != {simdjson.Array} or len(set(map(len, level))) > 1:
             return None
         lists += len(level)
         shape.append(len(level[0]))
-    numbers = _numbers(value)
+        first = level[0][0] if level[0] else None
+    numbers = _numbers(value, integers=isinstance(first, int))
     if numbers is None or not numbers.size or numbers.size != prod(shape):
         return None
     return numbers.reshape(shape).view(Untyped), lists
 
 
-def _numbers(value: Any) -> NDArray[Any] | None:
-    """All numbers of nested lists: int64 where all are integers, float64 else; None where some are no numbers."""
+def _numbers(value: Any, *, integers: bool) -> NDArray[Any] | None:
+    """All numbers of nested lists: int64 where all are integers, float64 else; None where some are no numbers.
+
+    integers: the first is one.
+    """
     try:
-        return np.frombuffer(value.as_buffer(of_type="i"), np.int64)
+        if integers:
+            return np.frombuffer(value.as_buffer(of_type="i"), np.int64)
     except TypeError:
         pass
     except ValueError:  # an integer that does not fit

@@ -143,7 +143,7 @@ class Object:
         divided = _divided(body)
         if divided is None or divided[0] != self.said or _shapes(divided[1]) != self.shapes:
             return None
-        return divided[1]
+        return {name: array.view(np.ndarray) for name, array in divided[1].items()}  # what was stated is known
 
     def head(self, reply: Reply, ended: Ended) -> "ObjectOfReply":
         """As of any ``Text``."""

@@ -26,7 +26,7 @@ TORCH_DTYPES: Final[dict[str, torch.dtype]] = {
 
 _NAMES: Final = {dtype: name for name, dtype in TORCH_DTYPES.items()}
 _BFLOAT16: Final = np.dtype(ml_dtypes.bfloat16)
-_FLOAT32: Final = np.dtype(np.float32)
+_USUAL: Final = (np.dtype(np.float32), np.dtype(np.float64))
 
 
 def torch_dtype_name(dtype: torch.dtype) -> str:
@@ -40,7 +40,7 @@ def to_torch(array: NDArray[Any]) -> Tensor:
     The memory is shared, also that of a read-only array: write to the tensor only where the array is yours to write. A
     byte order that is not the machine's and a negative stride cost a copy.
     """
-    if type(array) is np.ndarray and array.dtype is _FLOAT32 and array.flags.carray:  # as most are
+    if type(array) is np.ndarray and array.dtype in _USUAL and array.flags.carray:  # as most are
         return torch.from_numpy(array)
     plain = np.asarray(array)  # a subclass may not be passed on
     if not plain.dtype.isnative:

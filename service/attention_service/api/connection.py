@@ -53,6 +53,7 @@ class Connection(HttpToolsProtocol):
         self.url = b""
         self.headers = []
         self.expect_100_continue = False
+        self._idle_since = None
 
     def on_headers_complete(self) -> None:
         """Keep back a request that may be known; hand on all others."""
@@ -93,10 +94,10 @@ class Connection(HttpToolsProtocol):
             return None  # it has to wait for another
         if self.expect_100_continue or self.flow.write_paused or parser.get_method() != b"POST":
             return None
-        if known is None or not known.says(self.url, self.headers):
+        if parser.get_http_version() != "1.1" or parser.should_upgrade() or self.root_path:
+            return None
+        if known is not None and not known.says(self.url, self.headers):
             known = None
-            if parser.get_http_version() != "1.1" or parser.should_upgrade() or self.root_path:
-                return None
         return self._express.expect(self.url, self.headers, known) if parser.should_keep_alive() else None
 
     def _make_scope(self) -> None:
@@ -113,7 +114,7 @@ class Connection(HttpToolsProtocol):
             self._make_scope()
             super().on_headers_complete()
             kept.give_back()
-            if body := kept.whole():
+            if (body := kept.whole()) and not self.transport.is_closing():
                 super().on_body(body)
 
     # ── what express has to say ──────────────────────────────────────────────────────────────────────────────────────
@@ -185,11 +186,10 @@ class Connection(HttpToolsProtocol):
 
     def connection_lost(self, exc: Exception | None) -> None:
         """Give up what is being answered."""
-        asked, kept, self._asked, self._kept = self._asked, self._kept, None, None
+        asked, self._asked = self._asked, None
         if asked is not None:
             asked.leave()
-        if kept is not None:
-            kept.give_back()
+        self._hand_on()  # which is told that the rest will never come
         super().connection_lost(exc)
 
     def shutdown(self) -> None:

@@ -9,13 +9,12 @@ import re
 import time
 from collections import OrderedDict
 from collections.abc import Callable, Hashable, Iterable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Final, Literal, Protocol
 
 from attention_contract import operations
 from attention_contract.errors import AttentionError, Cancelled
 from attention_contract.forms import Forms
-from attention_contract.tensors import TensorFault
 from attention_contract.wire import JSON, SAFETENSORS
 from attention_service.api import negotiation, problems
 from attention_service.api.bodies import UNCOUNTED
@@ -24,7 +23,6 @@ from attention_service.api.texts import Head, Text, key_of, text_of
 from attention_service.runtime.budget import Body
 from attention_service.runtime.engine import Engine
 from attention_service.runtime.passes import Ended, Waiting
-from attention_service.runtime.planning import Plan
 from attention_service.runtime.recurring import Recurring, recurring
 
 Headers = list[tuple[bytes, bytes]]
@@ -33,17 +31,20 @@ MOST_BYTES: Final = 2**20
 """Of a body: larger ones are not worth while, and must not be joined from their pieces."""
 MOST: Final = 1024
 """The texts that are known; those that were not sent for the longest go first."""
-_HEADS: Final = 256
-"""Of the replies to one of them: there is one for each size of a batch."""
+_LONGEST: Final = 4096
+"""Bytes of a URL and of all headers, of which some are remembered."""
+_VAIN: Final = 8
+_PASSED_OVER: Final = 1024
+"""After so many bodies that were looked at in vain, so many are not looked at."""
 _DIGITS: Final = 9
 _PREFIX, _SUFFIX = b"/v1/modules/", b"/forward"
 _NAME: Final = re.compile(rb"[A-Za-z0-9._~-]+")
 _ID, _LENGTH = b"x-request-id", b"content-length"
-_OWN: Final = frozenset({_ID, _LENGTH})
-"""Headers of one request alone."""
 _REPLY_HEADERS: Final = b"content-type: %b\r\ncontent-length: %d\r\nvary: Accept\r\nx-request-id: %b\r\n\r\n"
 _DECIDING: Final = frozenset({b"if-match", b"prefer", b"content-encoding", b"transfer-encoding"})
 """Headers with which a request always goes the ordinary way."""
+_READ: Final = _DECIDING | {b"accept", b"content-type"}
+"""Headers that bear on what is answered. The others may differ from request to request, as those of tracing do."""
 
 
 class Caller(Protocol):
@@ -64,26 +65,22 @@ class Known:
     url: bytes
     headers: Headers
     """Of one of them."""
-    common: Headers
-    """Those that all of them have."""
+    read: Headers
+    """Those that bear on the answer: they are the same for all of them."""
     media_type: str
     text: Text
     recurring: Recurring
-    heads: dict[int, tuple[Plan, Head]] = field(default_factory=dict)
-    """The texts of the replies, by the identity of the plan that ran."""
+    _head: Head | None = None
 
     def says(self, url: bytes, headers: Headers) -> bool:
         """Whether a request says the same before its body."""
-        return url == self.url and (headers == self.headers or _common(headers) == self.common)
+        return url == self.url and (headers == self.headers or _read(url, headers) == self.read)
 
     def head(self, ended: Ended) -> Head:
-        """The text of the reply to a request that ended so."""
-        kept = self.heads.get(id(ended.plan))
-        if kept is None:
-            if len(self.heads) >= _HEADS:
-                self.heads.clear()
-            kept = self.heads[id(ended.plan)] = ended.plan, self.text.head(self.recurring.reply, ended)
-        return kept[1]
+        """The text of the replies, made of the first of them."""
+        if self._head is None:
+            self._head = self.text.head(self.recurring.reply, ended)
+        return self._head
 
 
 class Incoming:
@@ -122,8 +119,8 @@ class Express:
         self._watch = watch
         self._known: OrderedDict[Hashable, Known | Literal["seen"]] = OrderedDict()
         """Texts that were seen once, and what is known of those that came again."""
-        self._vain: OrderedDict[Hashable, None] = OrderedDict()
-        """URLs and headers of requests whose bodies have no text that could be known."""
+        self._vain: OrderedDict[Hashable, int] = OrderedDict()
+        """URLs and headers of requests whose last bodies could not be known, and how many those were."""
 
     def expect(self, url: bytes, headers: Headers, known: Known | None) -> Incoming | None:
         """Where to put the body of a request that may be known; None for one that can't be.
@@ -136,7 +133,7 @@ class Express:
         lengths = [value for name, value in headers if name == _LENGTH]
         if len(lengths) != 1 or len(lengths[0]) > _DIGITS or int(lengths[0]) > self._most_bytes:
             return None
-        if known is None and (url, tuple(_common(headers))) in self._vain:
+        if known is None and self._is_vain(url, headers):
             return None
         memory = engine.budget.body()
         if int(lengths[0]) > UNCOUNTED:
@@ -151,7 +148,10 @@ class Express:
         started, body, known = time.perf_counter(), incoming.whole(), caller.known
         inputs = known.text.inputs(body) if known is not None and known.says(url, headers) else None
         if known is None or inputs is None:
-            known = self._find(url, headers, body)
+            try:
+                known = self._find(url, headers, body)
+            except Exception:  # which the ordinary way tells
+                return None
             inputs = None if known is None else known.text.inputs(body)
             if known is None or inputs is None:
                 return None
@@ -169,8 +169,10 @@ class Express:
 
     def _find(self, url: bytes, headers: Headers, body: bytes) -> Known | None:
         """What is known of a request. It is learnt when it comes for the second time."""
-        common = _common(headers)
-        sent, before = dict(common), (url, tuple(common))
+        read = _read(url, headers)
+        if read is None:
+            return None
+        sent, before = negotiation.headers_of({"headers": read}), (url, tuple(read))
         media_type = negotiation.content_type(sent)
         plain = sent.keys().isdisjoint(_DECIDING) and media_type in (JSON, SAFETENSORS)
         text_key = key_of(body, media_type) if plain else None
@@ -181,13 +183,11 @@ class Express:
         known = self._known.get(key)
         if isinstance(known, Known):
             self._known.move_to_end(key)
+            self._vain.pop(before, None)
             return known
         learnt = None
         if known == "seen":
-            try:
-                learnt = self._learnt(key, url, headers, media_type, body)
-            except (AttentionError, TensorFault):  # which the ordinary way tells
-                return None
+            learnt = self._learnt(key, url, headers, media_type, body)
             if learnt is None:
                 self._give_up(before)
                 return None
@@ -198,8 +198,8 @@ class Express:
 
     def _learnt(self, key: Hashable, url: bytes, headers: Headers, media_type: str, body: bytes) -> Known | None:
         engine, name = self._engine(), url.removeprefix(_PREFIX).removesuffix(_SUFFIX)
-        common = _common(headers)
-        accepted = negotiation.accepted(negotiation.headers_of({"headers": common}), operations.forward)
+        read = _read(url, headers) or []
+        accepted = negotiation.accepted(negotiation.headers_of({"headers": read}), operations.forward)
         if engine is None or accepted != media_type or not _NAME.fullmatch(name):
             return None
         found = text_of(body, media_type, self._forms)
@@ -210,17 +210,32 @@ class Express:
         if again is None:
             return None
         known = [each for each in headers if each[0] != _ID]
-        return Known(key, url, known, common, media_type, text, again)
+        return Known(key, url, known, read, media_type, text, again)
 
     def _give_up(self, before: Hashable) -> None:
-        """Look at no more bodies of such requests."""
-        self._vain[before] = None
+        """Look at no more bodies of such requests for a while, if this was not the first in vain."""
+        self._vain[before] = self._vain.get(before, 0) + 1
         if len(self._vain) > MOST:
             self._vain.popitem(last=False)
 
+    def _is_vain(self, url: bytes, headers: Headers) -> bool:
+        """Whether not to look at the body of such a request this time."""
+        read = _read(url, headers)
+        if read is None:
+            return True
+        before = url, tuple(read)
+        passed = self._vain.get(before, 0)
+        if passed < _VAIN:
+            return False
+        self._vain[before] = passed + 1 if passed < _VAIN + _PASSED_OVER else 0
+        return True
 
-def _common(headers: Headers) -> Headers:
-    return [each for each in headers if each[0] not in _OWN]
+
+def _read(url: bytes, headers: Headers) -> Headers | None:
+    """The headers that bear on the answer; None where it is too much to be remembered."""
+    if len(url) + sum([len(name) + len(value) for name, value in headers]) > _LONGEST:
+        return None
+    return [each for each in headers if each[0] in _READ]
 
 
 @dataclass(eq=False, slots=True)

@@ -17,15 +17,17 @@ from attention_contract.schemas.attention import ForwardReply, ForwardRequest
 from attention_contract.tensors import Array, TensorFault
 from attention_contract.validation import validate
 from attention_contract.wire import SAFETENSORS, dump_json, to_body, to_json
+from attention_service.core.cost import Estimate
 from attention_service.runtime.outlines import inputs_of
 from attention_service.runtime.passes import Ended
 
 _COPIED: Final = 2**14
 """Up to this size it costs less to copy a body, so that it can be written to, than to tell torch that it can't."""
-_SECONDS, _QUEUED = 2.0**40, 2.0**41
-"""Times that nothing takes, to be found again in the text of a reply."""
-_OUTPUT: Final = np.full(1, 2.0**42)
-"""And an output."""
+_TIMES: Final = 2.0**40, 2.0**41, 2.0**42, 2.0**43, 2.0**44
+"""Seconds that nothing takes, to be found again in the text of a reply."""
+_BATCH: Final = 2**45
+_OUTPUT: Final = np.full(1, 2.0**46)
+"""A batch that never was, and an output."""
 
 Pieces = tuple[bytes | memoryview, ...]
 Reply = Callable[[Ended], ForwardReply]
@@ -46,7 +48,7 @@ class Text(Protocol):
         """The tensors of a body by their field; None where its text is another."""
 
     def head(self, reply: Reply, ended: Ended) -> Head:
-        """The text of the replies to those that ended as this one did, but for the times and the output."""
+        """The text of all replies, made of one of them."""
 
 
 def key_of(body: bytes, media_type: str) -> Hashable:
@@ -78,7 +80,7 @@ def text_of(body: bytes, media_type: str, forms: Forms) -> tuple[Text, ForwardRe
     request = validate(ForwardRequest, said | arrays, by_name=False)
     if request.encoding != "list" or arrays.keys() != inputs_of(request).keys():
         return None
-    return Object(said, _shapes(arrays)), request
+    return Object(dump_json(said), _shapes(arrays)), request
 
 
 # ── safetensors ──────────────────────────────────────────────────────────────────────────────────────────────────────
@@ -105,23 +107,19 @@ class Header:
 
     def head(self, reply: Reply, ended: Ended) -> "HeaderOfReply":
         """As of any ``Text``."""
-        header, _ = to_body(reply(replace(ended, seconds=_SECONDS, queued=_QUEUED)), SAFETENSORS, "reply")
-        before, rest = bytes(header[8:]).rstrip().split(_marked(_SECONDS))
-        between, after = rest.split(_marked(_QUEUED))
-        return HeaderOfReply(before, between, after)
+        header, _ = to_body(reply(_marked(ended)), SAFETENSORS, "reply")
+        return HeaderOfReply(_with_places(bytes(header[8:]).rstrip()))
 
 
 @dataclass(frozen=True, slots=True)
 class HeaderOfReply:
-    """Before the times, between the two, and after both."""
+    """With places for its numbers."""
 
-    before: bytes
-    between: bytes
-    after: bytes
+    text: bytes
 
     def body(self, ended: Ended) -> Pieces:
         """Length, header and output."""
-        text = b"%b%r%b%r%b" % (self.before, ended.seconds * 1e3, self.between, ended.queued * 1e3, self.after)
+        text = self.text % _numbers(ended)
         size = -(-len(text) // 8) * 8
         output: Array = ended.fields["output"]
         return size.to_bytes(8, "little") + text.ljust(size), output.reshape(-1).view(np.uint8).data
@@ -134,39 +132,34 @@ class HeaderOfReply:
 class Object:
     """The text of a JSON object."""
 
-    said: dict[str, Any]
-    """All but the lists of numbers."""
+    said: bytes
+    """All but the lists of numbers, as JSON: of Python's values, 1 and true are equal."""
     shapes: Hashable
 
     def inputs(self, body: bytes) -> dict[str, Array] | None:
         """The tensors of an object that says the same."""
         divided = _divided(body)
-        if divided is None or divided[0] != self.said or _shapes(divided[1]) != self.shapes:
+        if divided is None or dump_json(divided[0]) != self.said or _shapes(divided[1]) != self.shapes:
             return None
         return {name: array.view(np.ndarray) for name, array in divided[1].items()}  # what was stated is known
 
     def head(self, reply: Reply, ended: Ended) -> "ObjectOfReply":
         """As of any ``Text``."""
-        marked = replace(ended, fields={"output": _OUTPUT}, seconds=_SECONDS, queued=_QUEUED)
-        before, rest = to_json(reply(marked)).split(dump_json(_OUTPUT))
-        behind, rest = rest.split(_marked(_SECONDS))
-        between, after = rest.split(_marked(_QUEUED))
-        return ObjectOfReply(before, behind, between, after)
+        text = to_json(reply(replace(_marked(ended), fields={"output": _OUTPUT})))
+        before, after = text.split(dump_json(_OUTPUT))
+        return ObjectOfReply(before, _with_places(after))
 
 
 @dataclass(frozen=True, slots=True)
 class ObjectOfReply:
-    """Before the output, behind it, between the times, and after both."""
+    """Before the output, and after it with places for its numbers."""
 
     before: bytes
-    behind: bytes
-    between: bytes
     after: bytes
 
     def body(self, ended: Ended) -> Pieces:
         """The object."""
-        times = b"%b%r%b%r%b" % (self.behind, ended.seconds * 1e3, self.between, ended.queued * 1e3, self.after)
-        return self.before, dump_json(ended.fields["output"]), times
+        return self.before, dump_json(ended.fields["output"]), self.after % _numbers(ended)
 
 
 def _divided(body: bytes) -> tuple[dict[str, Any], dict[str, Array]] | None:
@@ -185,5 +178,26 @@ def _shapes(arrays: dict[str, Array]) -> Hashable:
     return tuple((name, array.shape, array.dtype.char) for name, array in arrays.items())
 
 
-def _marked(seconds: float) -> bytes:
-    return b"%r" % (seconds * 1e3)
+# ── what differs from reply to reply ─────────────────────────────────────────────────────────────────────────────────
+
+
+def _marked(ended: Ended) -> Ended:
+    """The same with numbers that are found again in the text of its reply."""
+    median, low, high, seconds, queued = _TIMES
+    plan = replace(ended.plan, predicted=Estimate(median, low, high))
+    return replace(ended, plan=plan, seconds=seconds, queued=queued, batch=_BATCH)
+
+
+def _with_places(text: bytes) -> bytes:
+    """The text of a reply with a place for each of ``_numbers``."""
+    text = text.replace(b"%", b"%%")
+    for number in (*(seconds * 1e3 for seconds in _TIMES), _BATCH):
+        before, after = text.split(b"%r" % number)
+        text = b"%b%%r%b" % (before, after)
+    return text
+
+
+def _numbers(ended: Ended) -> tuple[float | int, ...]:
+    predicted = ended.plan.predicted
+    seconds = predicted.median, predicted.low, predicted.high, ended.seconds, ended.queued
+    return *(float(each) * 1e3 for each in seconds), ended.batch

@@ -147,7 +147,8 @@ def joint_projection(parameters: Parameters) -> Joint | None:
 def _joint(parts: Sequence[Tensor]) -> Tensor | None:
     first, end = parts[0], parts[0].data_ptr()
     for part in parts:
-        if part.data_ptr() != end or part.untyped_storage().data_ptr() != first.untyped_storage().data_ptr():
+        apart = part.data_ptr() != end or part.untyped_storage().data_ptr() != first.untyped_storage().data_ptr()
+        if apart or part.shape[1:] != first.shape[1:]:
             return None
         end += part.nbytes
     return first.as_strided((sum(map(len, parts)), *first.shape[1:]), first.stride())

@@ -113,11 +113,9 @@ def _squares(x: Array) -> float:
 def _most(parameters: Parameters, dtype: torch.dtype) -> float:
     """By |w·x + b| ≤ ‖w‖·‖x‖ + |b| (Cauchy-Schwarz), far enough from the largest number for what is rounded."""
     largest = torch.finfo(dtype).max / 16
-    rows, biases = 0.0, 0.0
-    for role in "kv":
-        rows = max(rows, float(parameters[f"{role}_proj.weight"].double().norm(dim=1).max()))
-        bias = parameters.get(f"{role}_proj.bias")
-        biases = biases if bias is None else max(biases, float(bias.double().abs().max()))
+    weights = [parameters[f"{role}_proj.weight"].double().norm(dim=1) for role in "kv"]
+    given = [bias.double().abs() for role in "kv" if (bias := parameters.get(f"{role}_proj.bias")) is not None]
+    rows, biases = (float(torch.cat([torch.zeros(1), *each]).max()) for each in (weights, given))
     if not (rows + biases) < largest:  # or not a number
         return -1.0
     norm = (largest - biases) / max(rows, 1.0)

@@ -280,7 +280,8 @@ class Engine:
     async def _run(self, job: Job, deadline: float | None) -> tuple[Fields, Ran]:
         """Have a job run, if it can begin by then, and say what ran."""
         ended = await self.execution.run(job, deadline)
-        return ended.fields, ran(job.plan, job.dtype, job.module, ended, self.device)
+        version = None if job.module is None else job.module.version
+        return ended.fields, ran(job.plan, job.dtype, version, ended, self.device)
 
     def settle(self) -> None:
         """See to what was noted of runs and waits to be counted."""

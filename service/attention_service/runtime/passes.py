@@ -11,7 +11,6 @@ import torch
 from attention_contract.errors import AttentionError, NeverFits
 from attention_contract.schemas.attention import Ran
 from attention_service.core.cost import Clock
-from attention_service.modules.resident import Module
 from attention_service.runtime.accuracy import Run
 from attention_service.runtime.batching import Batch
 from attention_service.runtime.device import Device
@@ -50,14 +49,14 @@ class Ended:
     """How many requests ran at once."""
 
 
-def ran(own: Plan, dtype: str, module: Module | None, ended: Ended, device: Device) -> Ran:
-    """What is said of a job that ended; ``own``: what was planned of it alone."""
+def ran(own: Plan, dtype: str, version: str | None, ended: Ended, device: Device) -> Ran:
+    """What is said of a job that ended; ``own``: what was planned of it alone; ``version``: of its module."""
     plan = ended.plan
     return Ran(
         kernel=plan.kernel,
         device=device.place,
         dtype=dtype,
-        version=module.version if module is not None else None,
+        version=version,
         flops=own.flops,
         predicted_ms=plan.predicted.median * 1e3,
         predicted_low_ms=plan.predicted.low * 1e3,

@@ -1,6 +1,7 @@
 """Requests that come again and again, alike but for their numbers: by the shortest way from tensors to the device."""
 
 from dataclasses import dataclass
+from weakref import ref
 
 from attention_contract.schemas.attention import ForwardReply, ForwardRequest
 from attention_contract.tensors import Array
@@ -20,7 +21,9 @@ class Recurring:
     engine: Engine
     request: ForwardRequest
     """Without its tensors."""
-    module: Module
+    module: "ref[Module]"
+    """What is known of a module does not keep its parameters."""
+    version: str
     outline: Outline
     clock: Clock
     room: int
@@ -31,9 +34,10 @@ class Recurring:
         None where it must go the long way: the module, the clock or the memory is another now, or there is to be a
         refusal.
         """
-        engine, module = self.engine, self.module
-        holds = engine.state == "ready" and engine.library.holds(module)
-        if not holds or engine.device.clock is not self.clock or engine.budget.room != self.room:
+        engine, module = self.engine, self.module()
+        if module is None or engine.state != "ready" or not engine.library.holds(module):
+            return None
+        if engine.device.clock is not self.clock or engine.budget.room != self.room:
             return None
         job = forward.job_of(self.outline, self.outline.filled(module, inputs), self.request, engine.device)
         if not engine.budget.take(job.plan.peak_bytes):
@@ -43,7 +47,7 @@ class Recurring:
     def reply(self, ended: Ended) -> ForwardReply:
         """What is said of one that ended."""
         outline = self.outline
-        said = ran(outline.plan, outline.bound.dtype, self.module, ended, self.engine.device)
+        said = ran(outline.plan, outline.bound.dtype, self.version, ended, self.engine.device)
         return ForwardReply(**ended.fields, ran=said)
 
 
@@ -60,4 +64,4 @@ def recurring(engine: Engine, name: str, request: ForwardRequest) -> Recurring |
     if outline is None or list(request.return_) != ["output"]:
         return None
     bare = request.model_copy(update=dict.fromkeys(inputs_of(request)))
-    return Recurring(engine, bare, module, outline, device.clock, room)
+    return Recurring(engine, bare, ref(module), module.version, outline, device.clock, room)

@@ -87,7 +87,7 @@ def choose(waiting: Sequence[Part], joining: Joining, spare: int) -> Batch | Non
 
 def _plan(parts: Sequence[Part], joining: Joining, *, equal: bool) -> Plan:
     """The plan of these at once, with what joining them takes."""
-    kind, key = parts[0].kind, (parts[0].size, len(parts))
+    kind, key = parts[0].kind, (parts[0].size, len(parts), parts[0].bytes)
     if equal and key in kind.joined:
         return kind.joined[key]
     size = _size(parts)
@@ -110,7 +110,7 @@ def _most_powerful(alike: Sequence[Part], joining: Joining, *, equal: bool) -> i
     """How many requests of equal lengths to take at a time: all of them, or a half, a quarter and so on."""
     if not equal:
         return _tried(alike, joining)
-    known, key = alike[0].kind.taken, (alike[0].size, len(alike))
+    known, key = alike[0].kind.taken, (alike[0].size, len(alike), alike[0].bytes)
     if key not in known:
         known[key] = _tried(alike, joining)
     return known[key]

@@ -50,10 +50,10 @@ class Kind:
     make: Callable[[Workload], Plan]
     _predicted: dict[Size, Estimate] = field(default_factory=dict, repr=False)
     _plans: dict[Size, Plan] = field(default_factory=dict, repr=False)
-    taken: dict[tuple[Size, int], int] = field(default_factory=dict, repr=False)
-    """Of so many equal requests, how many are best taken at a time."""
-    joined: dict[tuple[Size, int], Plan] = field(default_factory=dict, repr=False)
-    """The plan of so many equal requests at once, with what it takes to join them."""
+    taken: dict[tuple[Size, int, int], int] = field(default_factory=dict, repr=False)
+    """Of so many equal requests of so many bytes, how many are best taken at a time."""
+    joined: dict[tuple[Size, int, int], Plan] = field(default_factory=dict, repr=False)
+    """The plan of so many of them at once, with what it takes to join them."""
     _patterns: dict[Hashable, int] = field(default_factory=dict, repr=False)
     """What the masks allow, each with a number of its own."""
     _allowed: dict[Lengths, int] = field(default_factory=dict, repr=False)
@@ -124,6 +124,11 @@ class Part:
     def lengths(self) -> Lengths:
         """Those of its sequences."""
         return self.size.lengths
+
+    @property
+    def bytes(self) -> int:
+        """Those of its tensors, which may be of another dtype than what is computed in."""
+        return sum([array.nbytes for array in self.bound.arrays.values()])
 
 
 def joinable(bound: Bound) -> bool:

@@ -9,7 +9,16 @@ from attention_contract.schemas.modules import ModuleConfig
 from attention_contract.spec import AttentionSpec, Causal
 from attention_service.core.attention import attend
 from attention_service.core.kernels import KERNELS, unsuitable
-from attention_service.core.multihead import Sizes, initial_parameters, parameter_shapes, project, project_out
+from attention_service.core.multihead import (
+    Sizes,
+    initial_parameters,
+    joint_projection,
+    parameter_shapes,
+    project,
+    project_jointly,
+    project_out,
+    side_by_side,
+)
 from attention_service.core.types import Problem
 
 BATCH, QUERIES, KEYS, D_MODEL, HEADS = 3, 6, 7, 24, 4
@@ -150,3 +159,63 @@ def test_a_seed_gives_the_same_parameters_in_every_dtype():
         assert half[name].equal(parameter.bfloat16())
         assert float(parameter.abs().max()) <= np.sqrt(6 / sum(parameter.shape))
     assert not wide["q_proj.weight"].equal(initial_parameters(sizes, 4, torch.float64)["q_proj.weight"])
+
+
+def drawn(**config):
+    sizes = Sizes.of(ModuleConfig(d_model=12, num_heads=4, **config))
+    parameters = initial_parameters(sizes, 3, torch.float64)
+    return sizes, {name: torch.randn_like(value) for name, value in parameters.items()}
+
+
+@pytest.mark.parametrize("bias", [True, False, {"q_proj": True, "k_proj": False, "v_proj": True, "o_proj": True}])
+@pytest.mark.parametrize("kv_heads", [1, 2, 4])
+def test_projections_side_by_side_are_the_same_and_one(bias, kv_heads):
+    torch.manual_seed(0)
+    sizes, apart = drawn(bias=bias, num_kv_heads=kv_heads)
+    assert joint_projection(apart) is None
+    laid = side_by_side(apart, sizes)
+    assert list(laid) == list(apart)
+    for name, value in laid.items():
+        assert value.equal(apart[name])
+        assert value.is_contiguous()
+        assert value.nbytes == apart[name].nbytes
+    joint = joint_projection(laid)
+    if not isinstance(bias, bool):  # some have one and some have not: they are not made in one product
+        assert joint is None
+        return
+    weight, added = joint
+    assert weight.shape == ((4 + 2 * kv_heads) * 3, 12)
+    assert weight.data_ptr() == laid["q_proj.weight"].data_ptr()  # without a copy
+    assert (added is not None) is bias
+    assert added is None or added.data_ptr() == laid["q_proj.bias"].data_ptr()
+    x = torch.randn(2, 5, 12, dtype=torch.float64)
+    for mine, other in zip(project_jointly(joint, sizes, x), project(apart, sizes, x, x, x), strict=True):
+        assert mine.shape == other.shape
+        torch.testing.assert_close(mine, other, rtol=0, atol=1e-12)
+
+
+@pytest.mark.parametrize("widths", [{"key_width": 5}, {"value_width": 5}, {"key_width": 24, "value_width": 7}], ids=str)
+def test_projections_of_other_widths_stay_as_they_are(widths):
+    sizes, apart = drawn(**widths)
+    laid = side_by_side(apart, sizes)
+    assert all(laid[name] is value for name, value in apart.items())
+    assert joint_projection(laid) is None
+
+
+def test_what_only_seems_to_lie_side_by_side_is_not_taken_for_one():
+    """As parameters do that were read from one file: neighbours, but of other widths, gaps, or another order."""
+    whole = torch.randn(200, dtype=torch.float64)
+
+    def at(start, rows, width):
+        return whole[start : start + rows * width].view(rows, width)
+
+    def joint(q, k, v):
+        return joint_projection(dict(zip(("q_proj.weight", "k_proj.weight", "v_proj.weight"), (q, k, v), strict=True)))
+
+    weight, bias = joint(at(0, 4, 6), at(24, 2, 6), at(36, 2, 6))
+    assert weight.equal(whole[:48].view(8, 6))
+    assert bias is None
+    assert joint(at(0, 4, 6), at(24, 2, 3), at(30, 2, 3)) is None
+    assert joint(at(0, 4, 6), at(30, 2, 6), at(42, 2, 6)) is None
+    assert joint(at(24, 4, 6), at(0, 4, 6), at(48, 4, 6)) is None
+    assert joint(at(0, 4, 6), at(24, 2, 6).clone(), at(36, 2, 6)) is None

@@ -91,14 +91,14 @@ def test_callers_on_many_connections_get_what_they_get_alone(server, modules):
             expected = [await posted(http, *ask) for ask in asks]
             assert {each.status_code for each in expected} == {200, 422}
             sizes = set()
-            for _ in range(20):
+            for _ in range(60):
                 found = asyncio.gather(*(posted(http, *ask) for ask in asks))
                 for ask in asks[:4]:
                     await asyncio.to_thread(leave, server, *ask)
                 sizes |= {same(*pair) for pair in zip(await found, expected, strict=True)}
-                if max(sizes) > 2:
+                if max(sizes) > 1:
                     break
-            assert max(sizes) > 2, "nothing ran together"
+            assert max(sizes) > 1, "nothing ran together"
             for _ in range(200):
                 memory = (await http.get("/v1")).json()["memory"]
                 if not memory["in_flight_bytes"]:

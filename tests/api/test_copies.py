@@ -5,11 +5,14 @@ import asyncio
 import numpy as np
 import pytest
 import torch
+import uvicorn
+from uvicorn.server import ServerState
 
 from attention_contract.schemas.attention import ForwardReply, ForwardRequest
 from attention_contract.schemas.modules import CreateModule, ModuleConfig
 from attention_contract.wire import SAFETENSORS, from_body, to_body
 from attention_service.api.app import create_app
+from attention_service.api.connection import Connection
 from attention_service.settings import Settings
 
 QUERY = np.random.default_rng(0).standard_normal((4, 256, 64), np.float32)
@@ -81,3 +84,50 @@ def test_tensors_are_views_of_the_body_and_the_reply_is_the_output_itself(tmp_pa
     assert sent[-1].nbytes == QUERY.nbytes
     reply = from_body(ForwardReply, b"".join(sent), SAFETENSORS, "reply")
     assert reply.output.shape == QUERY.shape
+
+
+class Transport(asyncio.Transport):
+    """Of a connection on which nobody listens."""
+
+    def write(self, data):
+        pass
+
+    def pause_reading(self):
+        pass
+
+    def resume_reading(self):
+        pass
+
+    def is_closing(self):
+        return False
+
+
+def test_what_the_parser_finds_reaches_the_application_as_it_is(tmp_path):
+    taken = []
+
+    async def application(scope, receive, send):
+        while True:
+            taken.append(await receive())
+            if not taken[-1]["more_body"]:
+                return
+
+    async def play():
+        config = uvicorn.Config(application, http="httptools", log_config=None)
+        config.load()
+        express = create_app(Settings(models_dir=tmp_path)).state.express
+        connection = Connection(express, config=config, server_state=ServerState(), app_state={})
+        connection.connection_made(Transport())
+        connection.data_received(b"POST / HTTP/1.1\r\nContent-Length: 160000\r\n\r\n")
+        for waits in (True, True, False):
+            connection.on_body(pieces[len(taken)])
+            if waits:
+                await asyncio.sleep(0)
+                await asyncio.sleep(0)
+        connection.on_body(pieces[3])
+        connection.on_message_complete()
+        await asyncio.sleep(0.01)
+
+    pieces = [bytes([index]) * 40_000 for index in range(4)]
+    asyncio.run(play())
+    assert [message["body"] for message in taken] == [*pieces[:2], pieces[2] + pieces[3]]
+    assert all(message["body"] is piece for message, piece in zip(taken[:2], pieces, strict=False))

@@ -6,7 +6,7 @@ What express does not know is handed to uvicorn as if nothing had been kept back
 import asyncio
 from typing import Any, Final
 
-from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol
+from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol, RequestResponseCycle
 
 from attention_contract.errors import AttentionError
 from attention_service.api.express import Asked, Express, Incoming, Known, lines
@@ -65,7 +65,7 @@ class Connection(HttpToolsProtocol):
     def on_body(self, body: bytes) -> None:
         """Keep a part of the body, or hand it on."""
         if self._kept is None:
-            super().on_body(body)
+            self._pass_on(body)
             return
         try:
             self._kept.add(body)
@@ -115,7 +115,17 @@ class Connection(HttpToolsProtocol):
             super().on_headers_complete()
             kept.give_back()
             if (body := kept.whole()) and not self.transport.is_closing():
-                super().on_body(body)
+                self._pass_on(body)
+
+    def _pass_on(self, body: bytes) -> None:
+        """Let uvicorn have a part of a body: as it is, where it would copy it into a buffer, and out of that again."""
+        cycle = self.cycle
+        if isinstance(cycle, RequestResponseCycle) and not cycle.response_complete:
+            if not cycle.body:
+                cycle.body, body = body, b""  # type: ignore[assignment]
+            elif isinstance(cycle.body, bytes):  # still there: now there is something to put together
+                cycle.body = bytearray(cycle.body)
+        super().on_body(body)
 
     # ── what express has to say ──────────────────────────────────────────────────────────────────────────────────────
 

@@ -17,7 +17,7 @@ from pydantic import BaseModel
 
 from attention_contract.errors import InvalidRequest
 from attention_contract.tensors import MAX_RANK, TensorField, Untyped
-from attention_contract.validation import clip
+from attention_contract.validation import clip, fields_of
 
 simdjson: Any
 try:
@@ -37,7 +37,7 @@ def read_json(body: bytes | memoryview, model: type[BaseModel]) -> dict[str, Any
     """The object that a JSON text holds, nested lists of numbers in the model's tensor fields as arrays.
 
     None where that cannot be told without going through the lists. Raises InvalidRequest for one of other things that
-    is too long.
+    is too long, and for unknown names among very many.
     """
     text = bytes(body) if len(body) <= _STEP else body  # a copy of a large one costs more than it saves
     # An escape could hide a bracket, a byte order mark is not for us to skip.
@@ -45,7 +45,10 @@ def read_json(body: bytes | memoryview, model: type[BaseModel]) -> dict[str, Any
         return None
     try:
         document = simdjson.Parser().parse(text)
-        return _read(document, text, _tensor_fields(model)) if isinstance(document, simdjson.Object) else None
+        if not isinstance(document, simdjson.Object):
+            return None
+        _check_names(document, model)
+        return _read(document, text, _tensor_fields(model))
     except (ValueError, RuntimeError):
         return None
 
@@ -61,6 +64,17 @@ def _openings(text: bytes | memoryview) -> int:
     if len(text) <= _STEP:
         return int(np.count_nonzero(np.frombuffer(text, np.uint8) == _OPENING))
     return sum(_openings(text[at : at + _STEP]) for at in range(0, len(text), _STEP))
+
+
+def _check_names(document: Any, model: type[BaseModel]) -> None:
+    """Raise InvalidRequest, naming one, where there are more names than any request has, and some are unknown."""
+    if len(document) <= _MOST_KEYS:
+        return
+    known = fields_of(model)
+    unknown = next((key for key in document if key not in known), None)
+    if unknown is not None:
+        named = clip(unknown)
+        raise InvalidRequest(f"{named}: there is no such field; remove it or check its spelling", param=named)
 
 
 def _read(document: Any, text: bytes | memoryview, tensors: frozenset[str]) -> dict[str, Any] | None:

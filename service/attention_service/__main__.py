@@ -23,6 +23,9 @@ from attention_service.runtime.device import BUDGET_SHARE, Device, resolve
 from attention_service.settings import Settings
 
 SettingsT = TypeVar("SettingsT", bound=Settings)
+SWITCH_S = 5e-4
+"""For so long a thread that plans or reads may keep the event loop waiting for the interpreter; Python's own choice is
+ten times that, and a request takes several turns."""
 
 
 class CalibrateSettings(Settings):
@@ -46,6 +49,7 @@ def serve(arguments: Sequence[str] | None = None) -> int:
         port=settings.port,
         timeout_graceful_shutdown=settings.drain_seconds,
     )
+    sys.setswitchinterval(SWITCH_S)
     server.run()
     return 0 if server.started else 1
 

@@ -146,3 +146,13 @@ def test_the_server_stands_on_the_fast_parts_of_uvicorn(tmp_path):
     config.load()
     assert config.http_protocol_class is HttpToolsProtocol
     assert config.get_loop_factory() is uvloop.new_event_loop
+
+
+def test_other_threads_do_not_keep_the_event_loop_waiting_for_long(tmp_path):
+    story = (
+        "import sys; from attention_service import __main__ as main; "
+        "main.Server.run = lambda self: print(sys.getswitchinterval()); main.serve(sys.argv[1:])"
+    )
+    command = [sys.executable, "-c", story, "--models-dir", str(tmp_path)]
+    told = subprocess.run(command, check=True, capture_output=True, text=True)
+    assert float(told.stdout) <= 1e-3

@@ -40,7 +40,7 @@ _FEW_ROWS = 2**12
 
 
 MOST_HEADER_BYTES = 2**14
-"""Of one header: longer ones take long to understand, and are nothing to remember."""
+"""Of one header, and of a query: longer ones take long to understand, and are nothing to remember."""
 
 
 def headers_of(scope: Scope) -> Headers:
@@ -155,7 +155,12 @@ def _is_quickly_read(text: memoryview) -> bool:
 
 
 def _query(scope: Scope) -> dict[str, str]:
-    values = QueryParams(scope["query_string"]).multi_items()
+    text = scope["query_string"]
+    if len(text) > MOST_HEADER_BYTES:
+        raise InvalidRequest(
+            f"the query has {len(text)} bytes; expected at most {MOST_HEADER_BYTES}", limit=MOST_HEADER_BYTES
+        )
+    values = QueryParams(text).multi_items()
     for name, count in Counter(name for name, _ in values).items():
         if count > 1:
             raise InvalidRequest(f"{clip(name)}: it came more than once; send it once", param=clip(name))

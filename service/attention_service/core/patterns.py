@@ -8,6 +8,7 @@ parts.
 from abc import ABC, abstractmethod
 from collections.abc import Hashable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Protocol
 
 import torch
@@ -229,7 +230,7 @@ class Queries(Part):
 
     def allows(self, p: Tensor, j: Tensor) -> Tensor:
         """By look-up."""
-        return torch.isin(p, torch.tensor(self.positions, device=p.device))
+        return torch.isin(p, self._listed.to(p.device))
 
     def sketched(self, tape: Tape, p: Sketch, j: Sketch) -> Sketch:
         """One look-up."""
@@ -238,6 +239,10 @@ class Queries(Part):
     def coverage(self, tiles: Tiles) -> Coverage:
         """By how many of the positions are among the tile's queries."""
         return _marked(self.positions, tiles.p_first, tiles.p_last)
+
+    @cached_property
+    def _listed(self) -> Tensor:
+        return torch.tensor(self.positions)
 
     @property
     def laid_out(self) -> bool:
@@ -272,7 +277,7 @@ class Keys(Part):
 
     def allows(self, p: Tensor, j: Tensor) -> Tensor:
         """By look-up."""
-        return torch.isin(j, torch.tensor(self.positions, device=j.device))
+        return torch.isin(j, self._listed.to(j.device))
 
     def sketched(self, tape: Tape, p: Sketch, j: Sketch) -> Sketch:
         """One look-up."""
@@ -281,6 +286,10 @@ class Keys(Part):
     def coverage(self, tiles: Tiles) -> Coverage:
         """By how many of the positions are among the tile's keys."""
         return _marked(self.positions, tiles.j_first, tiles.j_last)
+
+    @cached_property
+    def _listed(self) -> Tensor:
+        return torch.tensor(self.positions)
 
     @property
     def laid_out(self) -> bool:

@@ -6,7 +6,7 @@ its asymptotic cost and its source; tests, benchmarks, docs and ``GET /v1/varian
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from functools import cache
+from functools import cache, cached_property
 from importlib import import_module
 from typing import Any, Generic, Literal, TypeVar
 
@@ -35,7 +35,7 @@ class Entry(Generic[Part]):
     """Asymptotic, in the sequence length n and the head width d."""
     source: str
 
-    @property
+    @cached_property
     def schema(self) -> dict[str, Any]:
         """JSON Schema of the options."""
         return self.options.model_json_schema() if self.options else {"type": "object", "properties": {}}

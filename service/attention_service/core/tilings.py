@@ -1,6 +1,7 @@
 """Parts of patterns that cut positions into blocks, documents and remainders."""
 
 from dataclasses import dataclass
+from functools import cached_property
 
 import torch
 from torch import Tensor
@@ -216,7 +217,11 @@ class Segments(Part):
         return Coverage((p_first <= j_last) & (j_first <= p_last), one & (p_first == j_first))
 
     def _number(self, positions: Tensor) -> Tensor:
-        return torch.searchsorted(torch.tensor(self.ends, device=positions.device), positions.contiguous(), right=True)
+        return torch.searchsorted(self._listed.to(positions.device), positions.contiguous(), right=True)
+
+    @cached_property
+    def _listed(self) -> Tensor:
+        return torch.tensor(self.ends)
 
     @property
     def bounds(self) -> Bounds:

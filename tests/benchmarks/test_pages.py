@@ -15,7 +15,7 @@ from benchmarks.processes import ROOT, ServerError
 from benchmarks.workloads import Workload
 
 from attention_service.runtime.device import Device
-from benchmarks import admission, client, contestants, kernels, scaling, serving, tables, wire
+from benchmarks import admission, client, contestants, demanding, holding, kernels, scaling, serving, tables, wire
 
 DOCUMENT = (ROOT / "docs" / "benchmarks.md").read_text("utf-8")
 
@@ -49,6 +49,23 @@ def test_wire():
 def test_admission():
     lines = list(rows(islice(admission.cases(), 2), 3))
     assert [line.split(" | ")[0] for line in lines[1:]] == [f"| {name}" for name in islice(admission.requests(), 2)]
+
+
+def test_what_keeps_others_waiting(server):
+    port = int(server.rpartition(":")[2])
+    head, *found = holding.lines(port, 2, "one length")
+    rows = [row.split(" | ") for row in found]
+    assert [row[0] for row in rows] == ["| complexity, one length"]
+    assert rows[0][1] == "200"
+    assert len(rows[0]) == head.splitlines()[0].count("|") - 1
+    assert 0 < float(rows[0][-1].removesuffix(" |")) < 1e4
+
+
+def test_what_is_asked_is_what_its_name_says():
+    asked = list(demanding.demanding())
+    assert len({one.name for one in asked}) == len(asked)
+    assert max(len(one.body) for one in asked) > 2**23
+    assert all(len(one.body) < 2**18 for one in asked if "draws" in one.name)
 
 
 def test_growth_of_what_is_served(tmp_path, monkeypatch, sockets):

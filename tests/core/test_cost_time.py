@@ -25,6 +25,8 @@ from attention_contract.spec import (
     Strided,
 )
 from attention_service.core.cost import (
+    Calibrated,
+    Curves,
     Rates,
     Roofline,
     Workload,
@@ -215,3 +217,17 @@ def test_what_costs_nothing_has_no_exponent():
     grown = growth(work, "keys", [2048, 4096], "blocked", CLOCK)
     assert grown.flops_exponent is None
     assert grown.peak_bytes_exponent is not None
+
+
+@pytest.mark.parametrize("kernel", ["fused", "blocked", "materialized"])
+@pytest.mark.parametrize("clock", [CLOCK, Calibrated(Curves(RATES), {})], ids=["rates", "calibrated"])
+def test_masks_of_many_operations_are_predicted_to_take_their_time(clock, kernel):
+    def seconds(*masks):
+        work = replace(RAW, spec=AttentionSpec(masks=[AnyOf(of=list(masks))]))
+        return clock.forward(work, kernel).median
+
+    few, many = RandomBlocks(size=1, count=2), RandomBlocks(size=1, count=64)
+    assert seconds(many) > seconds(few) + RATES.overhead_s
+    assert seconds(*[many] * 8) > seconds(many) + 7 * (seconds(many) - seconds(few))
+    listed = [GlobalTokens(positions=list(range(count))) for count in (2, 4096)]
+    assert seconds(listed[1]) > seconds(listed[0]) + 4 * RATES.overhead_s

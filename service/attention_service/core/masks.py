@@ -29,8 +29,6 @@ class MaskRule(Protocol):
 
 MASKS = Registry[MaskRule]("mask")
 _GRADIENT = "∂s as it comes where looking is allowed, 0 elsewhere"
-_LEAF, _DRAWING, _DRAW, _LISTED = 4.0, 40.0, 3.0, 0.02
-"""Operations that a mask takes; one that draws, and for each draw; and for each position that is listed."""
 FAR = 2**61
 """Offsets are cut off here: beyond any position in a sequence, and small enough that sums with it fit int64."""
 
@@ -241,24 +239,6 @@ def pattern_of(masks: Sequence[spec.Mask], queries: int, keys: int, past: int = 
     """What all of the masks allow."""
     patterns = tuple(MASKS.of(mask).pattern(keys - past - queries, keys) for mask in masks)
     return patterns[0] if len(patterns) == 1 else AllOf(patterns)
-
-
-def labour(masks: Sequence[spec.Mask]) -> float:
-    """About how many operations it takes to say what masks allow, of pairs or of tiles, however many there are."""
-    found = 0.0
-    for mask in masks:
-        match mask:
-            case spec.AnyOf() | spec.AllOf():
-                found += labour(mask.of)
-            case spec.RandomBlocks():
-                found += _DRAWING + _DRAW * mask.count
-            case spec.GlobalTokens():
-                found += _LEAF + _LISTED * len(mask.positions)
-            case spec.Documents():
-                found += _LEAF + _LISTED * len(mask.lengths)
-            case _:
-                found += _LEAF
-    return found
 
 
 def allowed(

@@ -11,7 +11,7 @@ from attention_service.core import cost
 from attention_service.core.arrays import to_torch
 from attention_service.core.blocks import blocks, rows_at_once
 from attention_service.core.cost import Clock, Workload
-from attention_service.core.masks import labour
+from attention_service.core.labour import labour
 from attention_service.core.stages import stages
 from attention_service.core.types import Problem, Selection
 from attention_service.modules.resident import Module

@@ -11,7 +11,7 @@ from attention_service.core.arrays import TORCH_DTYPES
 from attention_service.core.cost import Clock, Estimate, Workload
 from attention_service.core.kernels import KERNELS, unsuitable
 from attention_service.core.kernels.tiling import WHOLE
-from attention_service.core.masks import labour
+from attention_service.core.labour import labour
 from attention_service.core.methods import approximation_of
 from attention_service.core.types import Selection
 from attention_service.modules.resident import Module

@@ -17,10 +17,13 @@ from attention_service.core.cost.selected_memory import PAIR_TAPS
 from attention_service.core.cost.tiles import counted_as, touched
 from attention_service.core.cost.traffic import gradient_traffic, traffic
 from attention_service.core.cost.workload import Workload
+from attention_service.core.labour import labour
 
 _STARTS = 1.5, 1.0
 _BACKWARD_STARTS = 5.0, 3.0
 """What a block and a tile of the blocked kernel cost before the first number, in starts of an attention; measured."""
+_OPERATIONS = 8.0
+"""Small operations that take as long as a start, and that masks may take before they count."""
 _IN_CACHES = 2 / 3
 """How long the traffic of tiles takes beside that of whole tensors; measured."""
 
@@ -105,13 +108,17 @@ def _executed(stages: StageFlops, work: Workload, kernel: str) -> int:
 
 
 def _starts(work: Workload, kernel: str, each: tuple[float, float]) -> float:
-    """How many times over a start is paid for: for each block of queries and each tile, or each step of a method."""
+    """How many times over a start is paid for: for each block of queries and each tile, or each step of a method.
+
+    And for masks that take many operations, each time that they are laid out.
+    """
     if approximated(work) is not None:
         return each[1] * method_cost(work).steps
+    laying = max(labour(work.spec.masks) / _OPERATIONS - 1, 0.0)
     if kernel != "blocked":
-        return 0.0
+        return laying
     counted = touched(work)
-    return each[0] * counted.blocks + each[1] * counted.strips
+    return each[0] * counted.blocks + (each[1] + laying) * counted.strips
 
 
 def _flops_again(work: Workload, kernel: str) -> int:

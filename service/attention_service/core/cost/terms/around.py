@@ -4,13 +4,13 @@ from collections.abc import Iterator
 from dataclasses import replace
 
 from attention_contract.positions import NoPosition
-from attention_contract.spec import AllOf, AnyOf, Mask
 from attention_service.core.cost.encoding import tabled_places, token_traffic
 from attention_service.core.cost.held import Held
 from attention_service.core.cost.pairs import score_cost
 from attention_service.core.cost.tensors import parameter_count, projections, tap_elements
 from attention_service.core.cost.terms.base import Term, backward, elements, moved, product, start
 from attention_service.core.cost.workload import Workload
+from attention_service.core.labour import effort, leaves
 from attention_service.core.learned import learned_of
 from attention_service.core.positions.embeddings import TABLE
 
@@ -80,21 +80,22 @@ def _encoded(work: Workload) -> Iterator[Term]:
 def masks(work: Workload) -> Iterator[Term]:
     """What masks of positions and of the request take to be made, for all pairs of one head."""
     made = work.queries * work.keys * (work.batch if work.batched_offsets else 1)
-    for name in leaves(work.spec.masks):
-        yield start(name)
-        yield elements(name, made)
+    for mask in leaves(work.spec.masks):
+        yield start(mask.name, effort(mask))
+        yield elements(mask.name, made)
     if work.request_mask_elements:
         kind = "boolean mask" if work.bool_mask else "added mask"
         yield start(kind)
         yield elements(kind, work.request_mask_elements)
 
 
-def leaves(of: list[Mask]) -> Iterator[str]:
-    """The names of masks, those that others are made of included."""
-    for mask in of:
-        if isinstance(mask, AnyOf | AllOf):
-            yield from leaves(mask.of)
-        yield mask.name
+def masks_of_tiles(work: Workload, tiles: float) -> Iterator[Term]:
+    """What the masks of positions take to be told of so many tiles, those of one name together."""
+    efforts: dict[str, float] = {}
+    for mask in leaves(work.spec.masks):
+        efforts[mask.name] = efforts.get(mask.name, 0.0) + effort(mask)
+    for name, each in sorted(efforts.items()):
+        yield start(f"{name} of a tile", tiles * each)
 
 
 def taps(work: Workload) -> Iterator[Term]:

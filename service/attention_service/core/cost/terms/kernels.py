@@ -13,7 +13,7 @@ from attention_service.core.cost.pairs import (
     softmax_itemsize,
 )
 from attention_service.core.cost.selected_memory import PAIR_TAPS
-from attention_service.core.cost.terms.around import factors, leaves, masks
+from attention_service.core.cost.terms.around import factors, masks, masks_of_tiles
 from attention_service.core.cost.terms.base import Term, elements, lg, moved, over_pairs, product, start
 from attention_service.core.cost.tiles import by_fused, sequences, tiling_of, touched
 from attention_service.core.cost.time import executed_share
@@ -135,8 +135,7 @@ def fused_blocks(work: Workload, *, gradient: bool) -> Iterator[Term]:
     calls = counted.pairs / max(block.pairs, 1)
     yield from _attended(block, "masked", 1.0, calls, packs=packed(block) and not gradient)
     yield from factors(work)
-    for name in sorted(set(leaves(work.spec.masks))):
-        yield start(f"{name} of a tile", counted.blocks)
+    yield from masks_of_tiles(work, counted.blocks)
     hidden = counted.pairs / together  # one mask for all heads and sequences
     yield elements("hiding in blocks", hidden, at_once=hidden / max(counted.blocks, 1))
     keys_of_blocks = counted.pairs / rows * work.kv_heads
@@ -162,8 +161,7 @@ def blocked(work: Workload) -> Iterator[Term]:
     normalizer = spec.normalizer.name
     yield start(f"{normalizer} of a tile", tiles)
     yield _in_tiles(work, normalizer, pairs * softmax_itemsize(work), each)
-    for name in sorted(set(leaves(spec.masks))):
-        yield start(f"{name} of a tile", tiles)
+    yield from masks_of_tiles(work, tiles)
     if spec.masks:
         yield elements("hiding in tiles", pairs, at_once=each)
     if spec.softcap is not None:

@@ -89,16 +89,14 @@ class Connection(HttpToolsProtocol):
 
     def _expected(self) -> Incoming | None:
         """Where to put the body of a request that may be known; None for any other."""
-        parser, known = self.parser, self.known
+        parser = self.parser
         if self.cycle is not None and not self.cycle.response_complete:
             return None  # it has to wait for another
         if self.expect_100_continue or self.flow.write_paused or parser.get_method() != b"POST":
             return None
         if parser.get_http_version() != "1.1" or parser.should_upgrade() or self.root_path:
             return None
-        if known is not None and not known.says(self.url, self.headers):
-            known = None
-        return self._express.expect(self.url, self.headers, known) if parser.should_keep_alive() else None
+        return self._express.expect(self.url, self.headers, self.known) if parser.should_keep_alive() else None
 
     def _make_scope(self) -> None:
         """What uvicorn makes when a request begins."""

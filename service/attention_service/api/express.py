@@ -70,6 +70,8 @@ class Known:
     media_type: str
     text: Text
     recurring: Recurring
+    is_small: bool
+    """Whether the body of that one was not worth counting."""
     _head: Head | None = None
 
     def says(self, url: bytes, headers: Headers) -> bool:
@@ -84,18 +86,21 @@ class Known:
 
 
 class Incoming:
-    """The body so far of a request that may be known; its memory is counted."""
+    """The body so far of a request that may be known."""
 
-    __slots__ = ("_memory", "_pieces", "_stated")
+    __slots__ = ("_memory", "_pieces", "_stated", "known")
 
-    def __init__(self, memory: Body, stated: int) -> None:
+    def __init__(self, stated: int, memory: Body | None, known: Known | None) -> None:
+        """``stated``: bytes that are to come; ``memory``: of the body, where it is counted."""
+        self.known = known
+        """What is known of a request that says the same before its body."""
         self._memory = memory
         self._stated = stated
         self._pieces: list[bytes] = []
 
     def add(self, piece: bytes) -> None:
         """What came of it. Raises what ``Body.hold`` does."""
-        if not self._pieces and self._stated > UNCOUNTED:
+        if self._memory is not None and not self._pieces:
             self._memory.hold(self._stated)
         self._pieces.append(piece)
 
@@ -105,7 +110,8 @@ class Incoming:
 
     def give_back(self) -> None:
         """The body is done with."""
-        self._memory.give_back()
+        if self._memory is not None:
+            self._memory.give_back()
 
 
 class Express:
@@ -125,28 +131,36 @@ class Express:
     def expect(self, url: bytes, headers: Headers, known: Known | None) -> Incoming | None:
         """Where to put the body of a request that may be known; None for one that can't be.
 
-        known: what is known of the last one, if that says the same before its body.
+        known: what is known of the last one.
         """
-        engine = self._engine()
-        if engine is None or not url.startswith(_PREFIX) or not url.endswith(_SUFFIX):
+        if known is not None and not known.says(url, headers):
+            known = None
+        if known is not None and known.is_small and headers == known.headers:
+            return Incoming(0, None, known)
+        engine, stated = self._engine(), self._stated(url, headers)
+        if engine is None or stated is None or (known is None and self._is_vain(url, headers)):
             return None
-        lengths = [value for name, value in headers if name == _LENGTH]
-        if len(lengths) != 1 or len(lengths[0]) > _DIGITS or int(lengths[0]) > self._most_bytes:
-            return None
-        if known is None and self._is_vain(url, headers):
-            return None
+        if stated <= UNCOUNTED:
+            return Incoming(stated, None, known)
         memory = engine.budget.body()
-        if int(lengths[0]) > UNCOUNTED:
-            try:
-                memory.expect(int(lengths[0]))
-            except AttentionError:  # which the ordinary way tells
-                return None
-        return Incoming(memory, int(lengths[0]))
+        try:
+            memory.expect(stated)
+        except AttentionError:  # which the ordinary way tells
+            return None
+        return Incoming(stated, memory, known)
+
+    def _stated(self, url: bytes, headers: Headers) -> int | None:
+        """How long the body of a request is that may be known; None for one that can't be."""
+        lengths = [value for name, value in headers if name == _LENGTH]
+        if not url.startswith(_PREFIX) or not url.endswith(_SUFFIX) or len(lengths) != 1 or len(lengths[0]) > _DIGITS:
+            return None
+        stated = int(lengths[0])
+        return stated if stated <= self._most_bytes else None
 
     def take(self, caller: Caller, url: bytes, headers: Headers, incoming: Incoming) -> "Asked | None":
         """Begin to answer a request if it is known, which may be over when this returns. None for the ordinary way."""
-        started, body, known = time.perf_counter(), incoming.whole(), caller.known
-        inputs = known.text.inputs(body) if known is not None and known.says(url, headers) else None
+        started, body, known = time.perf_counter(), incoming.whole(), incoming.known
+        inputs = None if known is None else known.text.inputs(body)
         if known is None or inputs is None:
             try:
                 known = self._find(url, headers, body)
@@ -210,7 +224,7 @@ class Express:
         if again is None:
             return None
         known = [each for each in headers if each[0] != _ID]
-        return Known(key, url, known, read, media_type, text, again)
+        return Known(key, url, known, read, media_type, text, again, len(body) <= UNCOUNTED)
 
     def _give_up(self, before: Hashable) -> None:
         """Look at no more bodies of such requests for a while, if this was not the first in vain."""

@@ -160,16 +160,16 @@ class Express:
     def take(self, caller: Caller, url: bytes, headers: Headers, incoming: Incoming) -> "Asked | None":
         """Begin to answer a request if it is known, which may be over when this returns. None for the ordinary way."""
         started, body, known = time.perf_counter(), incoming.whole(), incoming.known
-        inputs = None if known is None else known.text.inputs(body)
-        if known is None or inputs is None:
-            try:
-                known = self._find(url, headers, body)
-            except Exception:  # which the ordinary way tells
-                return None
+        try:
             inputs = None if known is None else known.text.inputs(body)
-            if known is None or inputs is None:
-                return None
-            caller.known = known
+            if inputs is None:
+                known = self._find(url, headers, body)
+                inputs = None if known is None else known.text.inputs(body)
+        except Exception:  # which the ordinary way tells
+            return None
+        if known is None or inputs is None:
+            return None
+        caller.known = known
         identity = None if headers == known.headers else given_id(headers)
         asked = Asked(self._watch, caller, known, incoming, identity or self._watch.new_id(), started)
         waiting = known.recurring.begin(inputs, asked)

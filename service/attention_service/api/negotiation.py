@@ -139,12 +139,12 @@ async def read(
     if media_type == SAFETENSORS:
         if int.from_bytes(body[:8], "little") <= _FEW_BYTES:
             return forms.read(model, body)
-    elif _is_quickly_read(body):
+    elif is_quickly_read(body):
         return from_body(model, body, media_type, "request")
     return await run_in_threadpool(from_body, model, body, media_type, "request")
 
 
-def _is_quickly_read(text: memoryview) -> bool:
+def is_quickly_read(text: memoryview) -> bool:
     """Whether JSON text holds little beside numbers, and not too many of them."""
     if len(text) <= _FEW_BYTES:
         return True

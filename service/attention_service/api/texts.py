@@ -17,6 +17,7 @@ from attention_contract.schemas.attention import ForwardReply, ForwardRequest
 from attention_contract.tensors import Array, TensorFault
 from attention_contract.validation import validate
 from attention_contract.wire import SAFETENSORS, dump_json, to_body, to_json
+from attention_service.api.negotiation import is_quickly_read
 from attention_service.core.cost import Estimate
 from attention_service.runtime.outlines import inputs_of
 from attention_service.runtime.passes import Ended
@@ -164,6 +165,8 @@ class ObjectOfReply:
 
 def _divided(body: bytes) -> tuple[dict[str, Any], dict[str, Array]] | None:
     """What an object says beside its lists of numbers, and these; None where that is not told quickly."""
+    if not is_quickly_read(memoryview(body)):
+        return None
     try:
         data = read_json(body, ForwardRequest)
     except InvalidRequest:

@@ -9,7 +9,8 @@ from typing import Any, Final
 from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol, RequestResponseCycle
 
 from attention_contract.errors import AttentionError
-from attention_service.api.express import Asked, Express, Incoming, Known, lines
+from attention_service.api.express import Asked, Express, lines
+from attention_service.api.known import Incoming, Known
 
 _UNHEARD: Final = asyncio.Event()
 """By which uvicorn tells a cycle of messages."""

@@ -18,21 +18,17 @@ from attention_contract.forms import Forms
 from attention_contract.wire import JSON, SAFETENSORS
 from attention_service.api import negotiation, problems
 from attention_service.api.bodies import UNCOUNTED
+from attention_service.api.known import DECIDING, Headers, Incoming, Known, read_of
 from attention_service.api.observing import Watch, given_id, request_id
-from attention_service.api.texts import Head, Text, key_of, text_of
-from attention_service.runtime.budget import Body
+from attention_service.api.texts import key_of, text_of
 from attention_service.runtime.engine import Engine
 from attention_service.runtime.passes import Ended, Waiting
-from attention_service.runtime.recurring import Recurring, recurring
-
-Headers = list[tuple[bytes, bytes]]
+from attention_service.runtime.recurring import recurring
 
 MOST_BYTES: Final = 2**20
 """Of a body: larger ones are not worth while, and must not be joined from their pieces."""
 MOST: Final = 1024
 """The texts that are known; those that were not sent for the longest go first."""
-_LONGEST: Final = 4096
-"""Bytes of a URL and of all headers, of which some are remembered."""
 _VAIN: Final = 8
 _PASSED_OVER: Final = 1024
 """After so many bodies that were looked at in vain, so many are not looked at."""
@@ -41,10 +37,6 @@ _PREFIX, _SUFFIX = b"/v1/modules/", b"/forward"
 _NAME: Final = re.compile(rb"[A-Za-z0-9._~-]+")
 _ID, _LENGTH = b"x-request-id", b"content-length"
 _REPLY_HEADERS: Final = b"content-type: %b\r\ncontent-length: %d\r\nvary: Accept\r\nx-request-id: %b\r\n\r\n"
-_DECIDING: Final = frozenset({b"if-match", b"prefer", b"content-encoding", b"transfer-encoding"})
-"""Headers with which a request always goes the ordinary way."""
-_READ: Final = _DECIDING | {b"accept", b"content-type"}
-"""Headers that bear on what is answered. The others may differ from request to request, as those of tracing do."""
 
 
 class Caller(Protocol):
@@ -55,63 +47,6 @@ class Caller(Protocol):
 
     def answer(self, status: int, *pieces: bytes | memoryview) -> None:
         """Send the answer: what comes behind the headers that every answer has."""
-
-
-@dataclass(eq=False, slots=True)
-class Known:
-    """What is known of requests that say the same, but for the numbers of their tensors."""
-
-    key: Hashable
-    url: bytes
-    headers: Headers
-    """Of one of them."""
-    read: Headers
-    """Those that bear on the answer: they are the same for all of them."""
-    media_type: str
-    text: Text
-    recurring: Recurring
-    is_small: bool
-    """Whether the body of that one was not worth counting."""
-    _head: Head | None = None
-
-    def says(self, url: bytes, headers: Headers) -> bool:
-        """Whether a request says the same before its body."""
-        return url == self.url and (headers == self.headers or _read(url, headers) == self.read)
-
-    def head(self, ended: Ended) -> Head:
-        """The text of the replies, made of the first of them."""
-        if self._head is None:
-            self._head = self.text.head(self.recurring.reply, ended)
-        return self._head
-
-
-class Incoming:
-    """The body so far of a request that may be known."""
-
-    __slots__ = ("_memory", "_pieces", "_stated", "known")
-
-    def __init__(self, stated: int, memory: Body | None, known: Known | None) -> None:
-        """``stated``: bytes that are to come; ``memory``: of the body, where it is counted."""
-        self.known = known
-        """What is known of a request that says the same before its body."""
-        self._memory = memory
-        self._stated = stated
-        self._pieces: list[bytes] = []
-
-    def add(self, piece: bytes) -> None:
-        """What came of it. Raises what ``Body.hold`` does."""
-        if self._memory is not None and not self._pieces:
-            self._memory.hold(self._stated)
-        self._pieces.append(piece)
-
-    def whole(self) -> bytes:
-        """All that came; nothing more comes."""
-        return self._pieces[0] if len(self._pieces) == 1 else b"".join(self._pieces)
-
-    def give_back(self) -> None:
-        """The body is done with."""
-        if self._memory is not None:
-            self._memory.give_back()
 
 
 class Express:
@@ -183,12 +118,12 @@ class Express:
 
     def _find(self, url: bytes, headers: Headers, body: bytes) -> Known | None:
         """What is known of a request. It is learnt when it comes for the second time."""
-        read = _read(url, headers)
+        read = read_of(url, headers)
         if read is None:
             return None
         sent, before = negotiation.headers_of({"headers": read}), (url, tuple(read))
         media_type = negotiation.content_type(sent)
-        plain = sent.keys().isdisjoint(_DECIDING) and media_type in (JSON, SAFETENSORS)
+        plain = sent.keys().isdisjoint(DECIDING) and media_type in (JSON, SAFETENSORS)
         text_key = key_of(body, media_type) if plain else None
         if text_key is None:
             self._give_up(before)
@@ -212,7 +147,7 @@ class Express:
 
     def _learnt(self, key: Hashable, url: bytes, headers: Headers, media_type: str, body: bytes) -> Known | None:
         engine, name = self._engine(), url.removeprefix(_PREFIX).removesuffix(_SUFFIX)
-        read = _read(url, headers) or []
+        read = read_of(url, headers) or []
         accepted = negotiation.accepted(negotiation.headers_of({"headers": read}), operations.forward)
         if engine is None or accepted != media_type or not _NAME.fullmatch(name):
             return None
@@ -234,7 +169,7 @@ class Express:
 
     def _is_vain(self, url: bytes, headers: Headers) -> bool:
         """Whether not to look at the body of such a request this time."""
-        read = _read(url, headers)
+        read = read_of(url, headers)
         if read is None:
             return True
         before = url, tuple(read)
@@ -243,13 +178,6 @@ class Express:
             return False
         self._vain[before] = passed + 1 if passed < _VAIN + _PASSED_OVER else 0
         return True
-
-
-def _read(url: bytes, headers: Headers) -> Headers | None:
-    """The headers that bear on the answer; None where it is too much to be remembered."""
-    if len(url) + sum([len(name) + len(value) for name, value in headers]) > _LONGEST:
-        return None
-    return [each for each in headers if each[0] in _READ]
 
 
 @dataclass(eq=False, slots=True)

@@ -20,6 +20,8 @@ from attention_service.runtime.jobs import Job
 DRAWN = 6
 """Requests of each kernel and method."""
 SLACK = 2**16
+OVER = {"blocked": 0.08}
+"""Where it is more than 5 %: tile by tile the way back of a norm is counted beside what is gone by then."""
 DEVICE = Device(torch.device("cpu"), "test", 2**34, Roofline(Rates(1e11, 1e10, 1e-5)))
 KINDS = [kind for kind in kinds() if kind.purpose == "gradients"]
 
@@ -52,6 +54,8 @@ def jobs(kind: Kind, asked: str) -> Iterator[Job]:
 def asking(drawn: Drawn, asked: str) -> GradientsRequest:
     """Its request, of a kernel that can do it all."""
     request = drawn.request
+    if asked == "nothing":
+        return request
     if asked == "check":
         return request.model_copy(update={"check": True, "kernel": None})
     directions = {name: getattr(request, name) for name in request.wrt if name != "parameters"}
@@ -60,10 +64,13 @@ def asking(drawn: Drawn, asked: str) -> GradientsRequest:
     return request.model_copy(update={"directions": directions, "kernel": None})
 
 
-@pytest.mark.parametrize("asked", ["check", "directions"])
-@pytest.mark.parametrize("kind", KINDS, ids=[kind.kernel for kind in KINDS])
+@pytest.mark.parametrize("asked", ["nothing", "check", "directions"])
+@pytest.mark.parametrize("kind", KINDS, ids=[kind.name for kind in KINDS])
 def test_the_plan_tells_what_is_held(kind, asked):
+    if asked != "nothing" and kind.purpose != "gradients":
+        pytest.skip("a forward pass has none")
     planned = [*jobs(kind, asked)]
     measured = peaks([job.run for job in planned])
     for job, actual in zip(planned, measured, strict=True):
-        assert 0.98 * actual - SLACK <= job.plan.peak_bytes <= 1.05 * actual + SLACK
+        over = OVER.get(job.plan.kernel, 0.05)
+        assert 0.98 * actual - SLACK <= job.plan.peak_bytes <= (1 + over) * actual + SLACK

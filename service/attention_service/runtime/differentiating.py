@@ -68,8 +68,9 @@ def graph_of(
         taps = trace(_on_graph(problem), edits)
         output = compute.output(bound, parameters, taps["context"], edits)
         return Graph(output, leaves | {name: taps[name] for name in targets.taps})
-    attended = attend(problem, (), Selection(), edits, kernel)
-    return Graph(compute.output(bound, parameters, attended.context, edits), leaves)
+    context = attend(problem, (), Selection(), edits, kernel).context
+    del problem  # the graph keeps what of it is needed
+    return Graph(compute.output(bound, parameters, context, edits), leaves)
 
 
 def _on_graph(problem: Problem) -> Problem:

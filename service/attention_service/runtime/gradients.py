@@ -54,8 +54,7 @@ def prepare(module: Module | None, request: GradientsRequest, device: Device, ro
         kernel = choose_kernel(work, bound.dtype, device, request.kernel, room, purpose)
         return plan_gradients(work, kernel, device.clock, targets.names, purpose, checks=checks, room=room)
 
-    told = targets.names if twice or checks or request.edits else ()
-    key = "gradients", work.key, bound.dtype, request.kernel, room, purpose, checks, told
+    key = "gradients", work.key, bound.dtype, request.kernel, room, purpose, checks, targets.names
     plan = with_dropout_mask(device.plans.get(device.clock, key, make), work, request)
     return Job(
         "gradients",

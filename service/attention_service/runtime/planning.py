@@ -9,6 +9,7 @@ from attention_contract.spec import Mask
 from attention_service.core import cost
 from attention_service.core.arrays import TORCH_DTYPES
 from attention_service.core.cost import Clock, Estimate, Workload
+from attention_service.core.cost.tiles import counted_as
 from attention_service.core.kernels import KERNELS, unsuitable
 from attention_service.core.kernels.tiling import WHOLE
 from attention_service.core.labour import labour
@@ -196,6 +197,11 @@ def plan_forward(work: Workload, kernel: str, clock: Clock) -> Plan:
     )
 
 
+def is_rehearsed(work: Workload, kernel: str) -> bool:
+    """Whether the memory of plain gradients is found by a rehearsal: not that of kernels which go tile by tile."""
+    return work.edited or approximation_of(work.spec) is not None or counted_as(kernel) == "materialized"
+
+
 def plan_gradients(
     work: Workload,
     kernel: str,
@@ -212,7 +218,7 @@ def plan_gradients(
     all that is told of memory.
     """
     twice = purpose.double_backward
-    if twice or checks or work.edited:
+    if twice or checks or is_rehearsed(work, kernel):
         peak = cost.rehearsed_gradient_bytes(work, names, twice=twice, checked=checks > 0, room=room)
     else:
         peak = cost.gradient_peak_bytes(work, taps=purpose.keeps_weights, kernel=kernel, mask=purpose.mask_gradient)

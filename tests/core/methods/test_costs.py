@@ -236,8 +236,8 @@ def test_elementwise_work_by_its_definition():
 
 @pytest.mark.parametrize("name", METHODS)
 def test_cost_grows_with_the_length_and_not_with_its_square(name):
-    work = raw(name, queries=2**14, keys=2**14)
-    found = growth(work, "length", [2**14, 2**16], name, Roofline(Rates(1e12, 1e11, 1e-5)))
+    work = raw(name, queries=2**16, keys=2**16)
+    found = growth(work, "length", [2**16, 2**18], name, Roofline(Rates(1e12, 1e11, 1e-5)))
     limit = 1.03 if METHODS[name].method.name != "nystrom" else 1.05
     assert 0.95 < found.flops_exponent < limit
     assert 0.95 < found.peak_bytes_exponent < limit
@@ -270,7 +270,7 @@ def test_a_report_of_the_error_costs_exact_attention_besides():
 def test_directions_are_drawn_in_memory_that_is_counted():
     described = AttentionSpec(method=spec.Performer(features=2**14))
     work = raw("", spec=described, queries=1, keys=1, head_dim=64, value_dim=1)
-    assert peak_bytes(work, "performer") > 5 * 8 * 2**14 * 64
+    assert peak_bytes(work, "performer") > 4 * 8 * 2**14 * 64
 
 
 def test_what_a_module_learns_is_counted():
@@ -342,15 +342,8 @@ UNDER, OVER = 0.02, 0.05
 SLACK = 2**16
 """Bytes, whatever the size."""
 LOOSER = {
-    # What came with a past is freed on the way back as soon as nothing reads it; counted, it stays.
-    ("backward", "chunk"): (0.02, 0.21),
-    # Few queries and many keys, or few features: the last keys' way back is taken for as much as all of theirs.
-    ("backward", "performer: cross"): (0.02, 0.1),
-    # The gradients of one shared matrix are added up wherever they come back first.
-    ("backward", "linformer, shared"): (0.02, 0.12),
-    # Landmarks of padded sequences are means of their own for each sequence, bounded and not gone through.
-    ("backward", "nystrom, few: padded"): (0.05, 0.05),
-    ("forward", "nystrom: padded"): (0.02, 0.06),
+    # One shared matrix's gradients are added up in place; while operations are looked at, they are not.
+    ("backward", "linformer, shared"): (0.02, 0.08),
     # Blocks of queries of several sizes are counted as the largest: where there is one, exact attention's is less.
     ("report", ""): (0.03, 0.19),
 }

@@ -69,6 +69,11 @@ def _made_for(x: Tensor, shape: Sequence[int], *args: Any, dtype: torch.dtype | 
     return rows(shape, dtype or x.dtype)
 
 
+def _put(x: Tensor, indices: object, values: object, accumulate: bool = False) -> Tensor | None:
+    """Added up, it is the way back of an index: in place, but where operations are looked at as they are here."""
+    return x.view(x.shape) if accumulate else _made_like(x)
+
+
 def _sorted(x: Tensor, *args: Any, **kwargs: Any) -> tuple[Tensor, Tensor]:
     """And the places."""
     return _copied(x), rows(x.shape, torch.int64)
@@ -205,6 +210,7 @@ _RULES: dict[Any, Rule] = {
     _aten.bmm.default: _multiplied,
     _aten.addmm.default: _projected,
     _aten.gather.default: _gathered,
+    _aten.index_put.default: _put,
     _aten.isin.Tensor_Tensor: _among,
     _aten.eye.default: _unit,
     _aten.slice_backward.default: _of_shape,
@@ -224,7 +230,7 @@ _RULES: dict[Any, Rule] = {
     **_each(_told, "all", "any"),
     **_each(_numbers, "arange"),
     **_each(_made_for, "new_empty", "new_zeros", "new_ones", "new_full"),
-    **_each(_made, "zeros", "ones", "full"),
-    **_each(_made_like, "empty_like", "zeros_like", "ones_like", "full_like", "flip", "index_fill", "index_put"),
+    **_each(_made, "zeros", "ones", "full", "randn"),
+    **_each(_made_like, "empty_like", "zeros_like", "ones_like", "full_like", "flip", "index_fill"),
 }
 """By operation, but for those that go element by element in one dtype, or change what they are given."""

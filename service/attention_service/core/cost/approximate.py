@@ -5,11 +5,8 @@ from dataclasses import replace
 from attention_contract.schemas.complexity import StageFlops
 from attention_contract.spec import Exact
 from attention_service.core.cost.encoding import token_flops
-from attention_service.core.cost.held import Held
-from attention_service.core.cost.pairs import masks_of, reach_of, score_cost
-from attention_service.core.cost.phases import Ledger, Phase, peak_of
-from attention_service.core.cost.preparing_memory import Apart, prepare
-from attention_service.core.cost.tensors import parameter_count, projections, tap_elements
+from attention_service.core.cost.pairs import reach_of, score_cost
+from attention_service.core.cost.tensors import projections
 from attention_service.core.cost.workload import Workload
 from attention_service.core.methods import Approximation, Extent, MethodCost, approximation_of
 
@@ -64,15 +61,12 @@ def method_cost(work: Workload) -> MethodCost:
         kv_heads=work.kv_heads,
         head_dim=work.head_dim,
         value_dim=work.value_dim,
-        itemsize=work.itemsize,
         reach=reach_in(work),
         padded=work.padded,
         sent=work.sent,
         fine_gate=work.fine_gate,
         d_model=None if work.sizes is None else work.sizes.d_model,
         new_keys=work.new_keys,
-        flowing=Held.of(work).merged,
-        apart=work.batch > 1 and Apart.of(work).k,
     )
     return method.cost(extent)
 
@@ -98,55 +92,6 @@ def method_flops(work: Workload, *, backward: bool) -> StageFlops:
     )  # fmt: skip
 
 
-def method_phases(work: Workload) -> tuple[Phase, ...]:
-    """The forward pass: projecting, the method, and its output; the taps are what it has anyway."""
-    held, counted, ledger = Held.of(work), method_cost(work), Ledger()
-    prepare(ledger, work)
-    kept = sum(tap_elements(work, tap) for tap in work.taps & {"q", "k", "v", "context"}) * work.itemsize
-    edited = held.q + held.kv + held.context if work.edited else 0
-    if "gate" in work.sent:  # only its logarithm is left
-        each = work.batch * work.kv_heads * work.new_keys * work.itemsize
-        ledger.lessen("inputs", each * (work.head_dim if work.fine_gate else 1))
-    ledger.phase("attention", workspace=counted.held + _factors(work), edited=edited)
-    ledger.hold(context=held.context, taps=_narrowed(work, kept))
-    ledger.phase("project out", merged=held.merged, output=held.output)
-    return ledger.phases
-
-
-def method_gradient_phases(work: Workload, *, taps: bool) -> tuple[Phase, ...]:
-    """A forward and a backward pass: the method's backward pass, or that of the projections."""
-    held, counted, ledger = Held.of(work), method_cost(work), Ledger()
-    prepare(ledger, work, graph=True)
-    new = work.batch * work.queries * (work.sizes.d_model if work.sizes else 0) * work.itemsize
-    parameters = parameter_count(work) * work.itemsize if work.sizes is not None else 0  # raw ones are inputs
-    gradients = held.inputs + (3 - len(work.inputs)) * new + parameters
-    tapped = 2 * (held.q + held.kv + held.context) if taps or work.edited else 0
-    out = 0 if work.sizes is None else work.sizes.d_model * work.heads * work.value_dim * work.itemsize
-    projected = work.sizes is not None
-    ledger.phase("attention", workspace=counted.kept + counted.closing, context=held.context)
-    ledger.drop(*({"q", "k", "v"} - counted.keeps))
-    ledger.phase("project out", workspace=counted.kept, context=held.context + held.merged, output=held.output)
-    ledger.hold(output=2 * (held.output or held.context), context=held.merged)
-    if projected:
-        ledger.phase("backward of the output", flowing=held.merged + out, workspace=counted.kept)
-        ledger.drop("context")
-        ledger.hold(gradients=out)
-    ledger.phase(
-        "backward of attention",
-        workspace=counted.held_backward + (0 if score_cost(work).query_products else _factors(work)),
-        taps=tapped,
-    )
-    normed = 4 * max(work.itemsize, 4) * max(held.q, held.kv) // work.itemsize if work.spec.qk_norm is not None else 0
-    ledger.drop("q", "k", "v", "gradients")
-    flowing = held.q + held.kv + normed
-    ledger.phase("backward of the projections", flowing=flowing if projected else 0, gradients=gradients, taps=tapped)
-    if work.taps - {"output"}:
-        again = peak_of(method_phases(work))
-        ledger.drop("graph", "angles")
-        ledger.phase("taps again", gradients=gradients, taps=tapped + again)
-    return ledger.phases
-
-
 def method_order(work: Workload, dimension: str, *, memory: bool) -> str:
     """The method's own order in the tokens, and the projections'."""
     method = approximated(work)
@@ -160,11 +105,6 @@ def method_order(work: Workload, dimension: str, *, memory: bool) -> str:
     return f"O({time.replace('n', tokens)}{projecting})"
 
 
-def _narrowed(work: Workload, kept: int) -> int:
-    """Selected heads and queries of the taps are copies."""
-    return kept if work.selected_heads is not None or work.selected_queries is not None else 0
-
-
 def _of_score(work: Workload) -> tuple[int, int]:
     """What the score takes for queries and keys: matrix products, and the rest. A linear method has none of its own."""
     if work.spec.method.name == "linear":
@@ -175,15 +115,3 @@ def _of_score(work: Workload) -> tuple[int, int]:
         queries * score.query_products + keys * score.key_products,
         queries * score.query_flops + keys * score.key_flops,
     )
-
-
-def _factors(work: Workload) -> int:
-    """Queries and keys as the score makes them, where it is none of the plain products; and the request's masks."""
-    masks = masks_of(replace(work, spec=work.spec.model_copy(update={"masks": []}))).together
-    score = score_cost(work)
-    if work.spec.score.name in {"dot", "scaled_dot"}:
-        return masks
-    widened = work.head_dim if work.itemsize < 4 else 0
-    queries = work.batch * work.heads * work.queries * (score.query_width + widened)
-    keys = work.batch * work.kv_heads * work.keys * (score.key_width + widened)
-    return masks + (queries + keys) * max(work.itemsize, 4)

@@ -2,14 +2,13 @@
 
 from attention_service.core.cost.encoding import position_cost
 from attention_service.core.cost.held import Held
-from attention_service.core.cost.memory import output_of
 from attention_service.core.cost.pairs import (
     score_itemsize,
 )
 from attention_service.core.cost.phases import Ledger
 from attention_service.core.cost.preparing_memory import joined
 from attention_service.core.cost.stages_memory import score_kinds
-from attention_service.core.cost.tensors import input_tensors, mask_bytes, parameter_count
+from attention_service.core.cost.tensors import input_tensors, mask_bytes, output_of, parameter_count
 from attention_service.core.cost.workload import Workload
 from attention_service.core.learned import learned_of
 from attention_service.core.positions.embeddings import TABLE
@@ -38,7 +37,7 @@ def project_out_backward(ledger: Ledger, work: Workload, *, taps: bool) -> None:
     if work.sizes is None:
         return
     context, lying = Held.of(work).context, work.batch > 1 and work.heads > 1 and work.queries > 1
-    weights = work.sizes.d_model * (work.heads * work.value_dim + 1) * work.itemsize
+    weights = work.sizes.d_model * (work.heads * work.value_dim + 1) * work.itemsize * ("parameters" in work.wrt)
     ledger.phase("backward of the output projection", gradients=weights, flowing=context)
     if not taps:
         ledger.drop("merged")
@@ -79,13 +78,38 @@ def project_backward(ledger: Ledger, work: Workload, *, taps: bool, mask: bool) 
         # The table's two gradients, of queries and of keys, are added up.
         ledger.phase("gradients", gradients=gradients + past + of_taps + 2 * table, encoding=rows)
         return
-    flowing = held.q + held.kv + held.far + (tap_bytes(work, taps) // 2 + held.q if taps else 0)
-    ledger.phase("backward of the projections", gradients=gradients, flowing=flowing)
+    if taps or work.apart:
+        flowing = held.q + held.kv + held.far + (tap_bytes(work, taps) // 2 + held.q if taps else 0)
+        ledger.phase("backward of the projections", gradients=gradients, flowing=flowing)
+    else:
+        _one_by_one(ledger, work, gradients)
     if table:
         new = work.batch * work.queries * work.sizes.d_model * e
         ledger.drop("encoded")
         left = gradients - (3 - len(work.inputs)) * new + tap_bytes(work, taps) // 2
         ledger.phase("backward of the encoding", gradients=left + table, encoding=rows)
+
+
+def _one_by_one(ledger: Ledger, work: Workload, gradients: int) -> None:
+    """The projections of values, keys and queries: what flows into one is laid out and gone once its gradients are."""
+    sizes, tokens = work.sizes, (work.new_keys, work.new_keys, work.queries)
+    if sizes is None:
+        return
+    e, learned = work.itemsize, "parameters" in work.wrt
+    outward = (sizes.kv_heads * sizes.value_dim, sizes.kv_heads * sizes.head_dim, sizes.heads * sizes.head_dim)
+    inward = (sizes.value_width, sizes.key_width, sizes.d_model)
+    made = [
+        work.batch * length * wide * e + learned * (wide + 1) * narrow * e
+        for length, wide, narrow in zip(tokens, inward, outward, strict=True)
+    ]
+    flowing = [work.batch * length * narrow * e for length, narrow in zip(tokens, outward, strict=True)]
+    for last in range(3):
+        still = gradients - sum(made[last + 1 :])
+        ledger.phase("backward of the projections", gradients=still, flowing=sum(flowing[last:]))
+        ledger.phase(
+            "backward of the projections", gradients=still - made[last], flowing=sum(flowing[last:]) + flowing[last]
+        )
+    ledger.phase("backward of the projections", gradients=gradients)
 
 
 def ends(work: Workload) -> int:
@@ -100,7 +124,8 @@ def gradient_bytes(work: Workload, *, mask: bool = False) -> int:
     new = work.batch * work.queries * (work.sizes.d_model if work.sizes else 0) * work.itemsize
     partial = (3 - len(work.inputs)) * new
     told = 0 if mask else mask_bytes(work)
-    return held.inputs - told + partial + (parameter_count(work) * work.itemsize if work.sizes is not None else 0)
+    learned = parameter_count(work) if work.sizes is not None and "parameters" in work.wrt else 0
+    return held.inputs - told + partial + learned * work.itemsize
 
 
 def tap_bytes(work: Workload, taps: bool) -> int:

@@ -1,10 +1,10 @@
-"""Peak memory of a forward and a backward pass, by tensor and phase; of its check, and of second gradients.
+"""Peak memory of a forward and a backward pass, by tensor and phase.
 
 The backward pass goes the way of the forward pass back: what autograd kept of a stage is freed once its gradient is
 found, so that the largest phase is mostly the end of the forward pass or the normalizer's.
 """
 
-from attention_service.core.cost.approximate import approximated, method_gradient_phases
+from attention_service.core.cost.approximate import approximated
 from attention_service.core.cost.gradient_ends import (
     ends,
     gradient_bytes,
@@ -14,6 +14,7 @@ from attention_service.core.cost.gradient_kernels import blocked_gradients, fuse
 from attention_service.core.cost.gradient_stages import materialized_gradients
 from attention_service.core.cost.held import Held
 from attention_service.core.cost.memory import peak_bytes
+from attention_service.core.cost.method_memory import method_gradient_phases
 from attention_service.core.cost.phases import Ledger, Phase, peak_of
 from attention_service.core.cost.preparing_memory import prepare
 from attention_service.core.cost.tiles import counted_as

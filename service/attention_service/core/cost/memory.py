@@ -7,18 +7,19 @@ the values, project out. Each phase names what is held while it runs; the peak i
 from dataclasses import replace
 
 from attention_service.core.blocks import rows_at_once
-from attention_service.core.cost.approximate import approximated, exactly, method_phases
+from attention_service.core.cost.approximate import approximated, exactly
 from attention_service.core.cost.blocked_memory import blocked
 from attention_service.core.cost.factors_memory import Rows
 from attention_service.core.cost.fused_blocks_memory import fused_blocks, in_layout
 from attention_service.core.cost.fused_memory import fused, keeps_layout
 from attention_service.core.cost.held import Held
+from attention_service.core.cost.method_memory import method_phases
 from attention_service.core.cost.pairs import fused_masks, masks_of
 from attention_service.core.cost.phases import Ledger, Phase, peak_of
 from attention_service.core.cost.preparing_memory import prepare
 from attention_service.core.cost.selected_memory import BLOCKED_TAPS, PAIR_TAPS, again, narrow, rows_of
 from attention_service.core.cost.stages_memory import stages
-from attention_service.core.cost.tensors import tap_elements
+from attention_service.core.cost.tensors import output_of
 from attention_service.core.cost.tiles import by_fused, counted_as
 from attention_service.core.cost.workload import Workload
 
@@ -87,11 +88,6 @@ def _project_out(ledger: Ledger, work: Workload, *, laid_out: bool) -> None:
         return
     copied = not laid_out and work.heads > 1 and work.queries > 1
     ledger.phase("project out", merged=Held.of(work).context if copied else 0, output=output_of(work))
-
-
-def output_of(work: Workload) -> int:
-    """Bytes of a module's output."""
-    return tap_elements(work, "output") * work.itemsize
 
 
 def _comparison(work: Workload) -> Phase:

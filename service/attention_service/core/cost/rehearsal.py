@@ -15,18 +15,24 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from attention_service.core.cost.answers import answer
 
+_ADD = torch.ops.aten.add.Tensor
 _CONVERTING = {getattr(torch.ops.aten, name).Tensor for name in ("add", "sub", "mul", "div")}
 
 
-def most_held(run: Callable[[], None], resident: Iterable[Tensor] = ()) -> int:
-    """The most bytes that a pass over meta tensors holds at a time, beside what is ``resident``."""
-    account = _Account(resident)
-    with torch.inference_mode(mode=False), torch.enable_grad(), account:
-        run()
+def most_held(
+    run: "Callable[[Account], None]", resident: Iterable[Tensor] = (), *, graph: bool = True
+) -> dict[str, int]:
+    """The most bytes that a pass over meta tensors holds in each of its phases, beside what is ``resident``.
+
+    ``graph``: autograd keeps what it would for the way back.
+    """
+    account = Account(resident)
+    with torch.inference_mode(mode=False), torch.set_grad_enabled(graph), account:
+        run(account)
     return account.most
 
 
-class _Account(TorchDispatchMode):  # type: ignore[no-untyped-call]
+class Account(TorchDispatchMode):  # type: ignore[no-untyped-call]
     """Bytes of the storages that are alive, now and at most."""
 
     @classmethod
@@ -36,14 +42,26 @@ class _Account(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
     def __init__(self, resident: Iterable[Tensor]) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
-        self.held: int = 0
-        self.most: int = 0
+        self.most: dict[str, int] = {}
+        """By phase."""
+        self._held = 0
+        self._phase = ""
         self._alive: dict[int, object] = {_key(x): None for x in resident}
+
+    def begin(self, phase: str) -> None:
+        """What is held from now on counts for this phase."""
+        self._phase = phase
+        self._see(0)
+
+    def _see(self, more: int) -> None:
+        self.most[self._phase] = max(self.most.get(self._phase, 0), self._held + more)
 
     def __torch_dispatch__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Mapping[str, Any] | None = None
     ) -> Any:
         kwargs = dict(kwargs or {})
+        if func is _ADD and _accumulates(*args[:2]):
+            return args[0].view(args[0].shape)
         out = answer(func, args, kwargs)
         if out is None:
             out = func(*args, **kwargs)
@@ -51,7 +69,7 @@ class _Account(TorchDispatchMode):  # type: ignore[no-untyped-call]
             if isinstance(x, Tensor):
                 self._come(x)
         if func in _CONVERTING:
-            self.most = max(self.most, self.held + _converted(args, out))
+            self._see(_converted(args, out))
         return out
 
     def _come(self, x: Tensor) -> None:
@@ -62,12 +80,27 @@ class _Account(TorchDispatchMode):  # type: ignore[no-untyped-call]
         size = storage.nbytes()
 
         def gone(_: object) -> None:
-            self.held -= size
+            self._held -= size
             del self._alive[key]
 
         self._alive[key] = weakref.ref(storage, gone)
-        self.held += size
-        self.most = max(self.most, self.held)
+        self._held += size
+        self._see(0)
+
+
+def _accumulates(x: Any, y: Any) -> bool:
+    """Whether this is autograd adding a gradient to one that nobody else holds.
+
+    It does so in place, but where operations are looked at; of the references to what came first two are then those of
+    whom it is shown to.
+    """
+    if torch.is_grad_enabled() or torch._C._current_graph_task_id() < 0 or not isinstance(y, Tensor):
+        return False
+    node = torch._C._current_autograd_node()
+    if node is None or not node.name()[-1].isdigit():  # a backward pass that is written in Python adds for itself
+        return False
+    alone = x._use_count() == 4 and torch._C._storage_Use_Count(_key(x)) == 2
+    return alone and x.shape == y.shape and x.is_contiguous()
 
 
 def _key(x: Tensor) -> int:

@@ -61,10 +61,10 @@ def parameters_of(work: Workload) -> dict[str, Tensor]:
 
 
 def names_of(work: Workload, *, taps: bool = False) -> tuple[str, ...]:
-    """Everything that gradients may be with respect to; ``taps``: and every tap."""
-    inputs = tuple(name for name, x in inputs_of(work).items() if x.is_floating_point())
+    """Everything of the kinds that gradients are with respect to; ``taps``: and every tap."""
+    inputs = [name for name, x in inputs_of(work).items() if x.is_floating_point()] if "inputs" in work.wrt else []
     known = [tap for tap in taps_of(work.spec) if tap != "lse"] if taps else []
-    return (*inputs, *known, *parameters_of(work))
+    return (*inputs, *known, *(parameters_of(work) if "parameters" in work.wrt else ()))
 
 
 def graph_of(work: Workload, names: Collection[str], tensors: Tensors, parameters: Tensors) -> Graph:
@@ -78,6 +78,7 @@ def graph_of(work: Workload, names: Collection[str], tensors: Tensors, parameter
         output = output_of(work, parameters, found["context"], edits)
         return Graph(output, leaves | {tap: found[tap] for tap in taps})
     context = attend(problem, (), Selection(), edits, "materialized").context
+    del problem  # the graph keeps what of it is needed
     return Graph(output_of(work, parameters, context, edits), leaves)
 
 
@@ -101,6 +102,14 @@ def output_of(work: Workload, parameters: Tensors, context: Tensor, edits: Colle
     if work.sizes is None:
         return apply([replace(edit, tap="context") for edit in edits if edit.tap == "output"], "context", context)
     return apply(edits, "output", project_out(parameters, context))
+
+
+def selection_of(work: Workload) -> Selection:
+    """As many heads and queries as are selected."""
+    heads, queries = (
+        None if count is None else tuple(range(count)) for count in (work.selected_heads, work.selected_queries)
+    )
+    return Selection(heads, queries)
 
 
 def edits_of(work: Workload) -> list[BoundEdit]:

@@ -105,3 +105,8 @@ def tap_elements(work: Workload, tap: str) -> int:
         "lse": heads * queries,
     }
     return work.batch * elements.get(tap, heads * queries * work.keys)
+
+
+def output_of(work: Workload) -> int:
+    """Bytes of a module's output."""
+    return tap_elements(work, "output") * work.itemsize

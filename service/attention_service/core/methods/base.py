@@ -28,7 +28,6 @@ class Extent:
     kv_heads: int
     head_dim: int
     value_dim: int
-    itemsize: int
     reach: int
     """Query i sees the keys up to i + reach; K and more where there is no mask."""
     padded: bool = False
@@ -41,20 +40,6 @@ class Extent:
     """Of a module; None for raw attention."""
     new_keys: int = 0
     """Keys that the request brings."""
-    flowing: int = 0
-    """Bytes of the gradient of the context that a module's output projection gives; raw attention's is sent."""
-    apart: bool = False
-    """Whether keys' and values' heads lie side by side in each token, so that every product copies them."""
-
-    @property
-    def accumulated(self) -> int:
-        """Bytes of one element in which half types are accumulated."""
-        return max(self.itemsize, 4)
-
-    @property
-    def context(self) -> int:
-        """Bytes of the context."""
-        return self.batch * self.heads * self.queries * self.value_dim * self.itemsize
 
 
 @dataclass(frozen=True)
@@ -72,17 +57,6 @@ class MethodCost:
 
     forward: PassCost
     backward: PassCost
-    held: int
-    """Bytes at the peak of the forward pass beside q, k and v, the context included."""
-    held_backward: int
-    """Bytes at the peak of the backward pass beside q, k, v, the context and its gradient: what autograd kept of the
-    method, and what is on its way to the gradients of q, k and v."""
-    kept: int = 0
-    """Bytes that autograd keeps of the forward pass beside q, k, v and the context."""
-    keeps: frozenset[str] = frozenset({"q", "k", "v"})
-    """Which of q, k and v themselves it keeps."""
-    closing: int = 0
-    """Bytes beside those at the end of the forward pass: pieces of the context, copies without padding."""
     steps: int = 0
     """How many pieces the forward pass is done in, each of which has its start."""
     projections: int = 0

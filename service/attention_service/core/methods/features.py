@@ -146,17 +146,20 @@ def sketched_directions(tape: Tape, count: int, width: int, itemsize: int) -> Sk
     return steps.cast(tape, Sketch((count, width), 8), itemsize)
 
 
-def orthogonal_directions(count: int, width: int, seed: int) -> Tensor:
+def orthogonal_directions(count: int, width: int, seed: int, device: torch.device | str = "cpu") -> Tensor:
     """``[count, width]`` in float64: rows N(0, I) each, orthogonal within every ``width`` of them.
 
-    Orthogonal matrices that are uniform, their rows given the lengths of independent normal vectors. Drawn on the CPU.
+    Orthogonal matrices that are uniform, their rows given the lengths of independent normal vectors. Drawn on the
+    CPU; on the meta device nothing is drawn.
     Source: Yu et al. 2016, section 3; uniform by the sign of R's diagonal: Mezzadri 2007, section 5.
     """
-    generator = torch.Generator().manual_seed(seed)
+    generator = torch.Generator(device).manual_seed(seed) if str(device) == "cpu" else None
     squares = -(-count // width)
-    normal = torch.randn(squares, width, width, generator=generator, dtype=torch.float64)
+    normal = torch.randn(squares, width, width, generator=generator, dtype=torch.float64, device=device)
     q, r = torch.linalg.qr(normal)
     q = q * r.diagonal(dim1=-2, dim2=-1).sign()[:, None]
-    lengths = torch.randn(squares * width, width, generator=generator, dtype=torch.float64).norm(dim=1, keepdim=True)
+    others = torch.randn(squares * width, width, generator=generator, dtype=torch.float64, device=device)
+    lengths = others.norm(dim=1, keepdim=True)
+    del others
     directions: Tensor = (q.mT.reshape(-1, width) * lengths)[:count]
     return directions

@@ -85,9 +85,7 @@ class Linear(OwnArithmetic):
     def cost(self, extent: Extent) -> MethodCost:
         """As ``running_cost`` counts it."""
         per = _FEATURE_FLOPS[self.options.map]
-        features = FeatureCost(
-            extent.head_dim, per, per + (self.options.scale is not None), made=self.options.map != "identity"
-        )
+        features = FeatureCost(extent.head_dim, per, per + (self.options.scale is not None))
         counted = running_cost(extent, features, normalize=self.options.normalized, gated=self.gated, delta=self.delta)
         learned = (self.gated + self.delta) * extent.batch * extent.new_keys * extent.kv_heads * (extent.d_model or 0)
         return replace(counted, projections=2 * learned)

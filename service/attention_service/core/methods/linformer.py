@@ -60,23 +60,9 @@ class Linformer(OwnArithmetic):
         x, rank = extent, self.options.rank
         mixing, pairs = x.batch * x.kv_heads * rank * x.keys, x.batch * x.heads * x.queries * rank
         scores, values = 2 * (mixing + pairs) * x.head_dim, 2 * (mixing + pairs) * x.value_dim
-        k, v = x.batch * x.kv_heads * x.keys * x.head_dim, x.batch * x.kv_heads * x.keys * x.value_dim
-        projection = rank * min(x.keys, self.options.length)
-        memory = _Memory(
-            x,
-            rank,
-            projection,
-            (1 if self.options.shared else 2) * rank * self.options.length * x.itemsize,
-            self.options.shared,
-        )
         return MethodCost(
             PassCost(scores, values, pairs * 6),
             PassCost(2 * scores, 2 * values, pairs * 5),
-            held=memory.forward,
-            held_backward=memory.backward,
-            kept=memory.kept,
-            keeps=frozenset(),
-            closing=(k + v) * x.itemsize if x.padded else 0,
             inner=2 * mixing * (x.head_dim + x.value_dim),
         )
 
@@ -115,73 +101,3 @@ class Linformer(OwnArithmetic):
         )  # [B, Hkv, rank, D] and [B, Hkv, rank, V]
         weights = product(q.to(dtype) * factor, mixed_k.mT).softmax(-1)  # [B, H, Q, rank]
         return {"context": product(weights, mixed_v).to(problem.q.dtype)}
-
-
-@dataclass(frozen=True)
-class _Memory:
-    """Bytes of the steps beside q, k, v, the context and its gradient."""
-
-    x: Extent
-    rank: int
-    projection: int
-    """Elements of one of the matrices, cut to the keys."""
-    learned: int
-    """Bytes of the gradients of all of them."""
-    shared: bool
-    """Whether there is one for keys and values: both its gradients and their sum are held."""
-
-    @property
-    def _q(self) -> int:
-        return self.x.batch * self.x.heads * self.x.queries * self.x.head_dim
-
-    @property
-    def _k(self) -> int:
-        return self.x.batch * self.x.kv_heads * self.x.keys * self.x.head_dim
-
-    @property
-    def _v(self) -> int:
-        return self.x.batch * self.x.kv_heads * self.x.keys * self.x.value_dim
-
-    @property
-    def _pairs(self) -> int:
-        return self.x.batch * self.x.heads * self.x.queries * self.rank * self.x.accumulated
-
-    @property
-    def _mixed(self) -> int:
-        x = self.x
-        return x.batch * x.kv_heads * self.rank * (x.head_dim + x.value_dim) * x.accumulated
-
-    @property
-    def _widened(self) -> int:
-        """Bytes of both matrices, where they are widened."""
-        return 2 * self.projection * self.x.accumulated * (self.x.accumulated != self.x.itemsize)
-
-    @property
-    def forward(self) -> int:
-        """The context included."""
-        x, a, half = self.x, self.x.accumulated, self.x.accumulated != self.x.itemsize
-        padding = (self._k + self._v) * x.itemsize if x.padded else 0
-        mix = max(self._k, self._v) * half * a + self._widened // 2
-        context = x.context * (a // x.itemsize + half)
-        attending = self._q * a + max(self._q * half * a, self._pairs), 2 * self._pairs, self._pairs + context
-        return padding + self._mixed + max(mix - self._mixed, *attending)
-
-    @property
-    def kept(self) -> int:
-        """Keys and values are copied, one beside the other, to be mixed; the queries are scaled."""
-        a = self.x.accumulated
-        return (self._k + self._v + self._q) * a + self._widened + self._mixed + self._pairs
-
-    @property
-    def backward(self) -> int:
-        """The softmax; from there to the queries; from what was mixed to values and then to keys."""
-        x, a = self.x, self.x.accumulated
-        laid = (self._k + self._v) * a + self._widened
-        wide = x.context // x.itemsize * a if a != x.itemsize else 0
-        weights = self.kept + self._mixed // 2 + self._pairs + max(self._pairs, wide, x.flowing)
-        queries = laid + self._mixed + self._q * a + max(self._pairs, self._q * a) + self._q * a
-        one = self.learned // (1 if self.shared else 2)
-        values = laid + self._q * x.itemsize + self._v * a + one
-        found = self._k * a + (self._q + self._v) * x.itemsize + one
-        keys = found + self._widened // 2 + max(self._k * a, one + self.projection * a, 2 * one * self.shared)
-        return max(weights, queries, values, keys)

@@ -80,7 +80,8 @@ class Performer(OwnArithmetic):
 
     def _features(self, q: Tensor, factor: float) -> PositiveRandom:
         width = q.shape[3]
-        directions = orthogonal_directions(self.features(width), width, self.options.seed)
+        drawn_on = "meta" if q.is_meta else "cpu"
+        directions = orthogonal_directions(self.features(width), width, self.options.seed, drawn_on)
         root = abs(factor) ** 0.5
         dtype = torch.promote_types(q.dtype, torch.float32)
         return PositiveRandom(directions.to(q.device, dtype), -root if factor < 0 else root, root)

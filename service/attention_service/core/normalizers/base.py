@@ -29,8 +29,6 @@ class PairCost:
     """Bytes at the peak of the backward pass, what the forward pass kept for it included."""
     apart: bool
     """Whether the forward pass keeps another tensor than the weights for the backward pass."""
-    second: int
-    """Bytes beyond those of the first backward pass when that is differentiated again."""
     fills: bool = False
     """Whether the backward pass begins with a copy of the gradient of the weights, which ``held_backward`` counts."""
 

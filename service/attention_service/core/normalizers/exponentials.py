@@ -69,8 +69,7 @@ class Softmax:
         exponentials, their gradient and that of the scores.
         """
         sinks = self.options.sinks
-        second = (8 if sinks else 9) * itemsize
-        return PairCost(5, 4, 2 * itemsize, 3 * itemsize, apart=not sinks, second=second, fills=True)
+        return PairCost(5, 4, 2 * itemsize, 3 * itemsize, apart=not sinks, fills=True)
 
     def sketched(self, tape: Tape, x: Sketch, itemsize: int, learned: Mapping[str, Sketch], *, padded: bool) -> Sketch:
         """Blind queries found and made finite, the softmax, and their zeros; or sinks beside the scores."""
@@ -149,7 +148,7 @@ class Sigmoid(Plain):
 
         Held: the biased scores and the weights; backward, the weights and both gradients.
         """
-        return PairCost(4, 3, 2 * itemsize, 3 * itemsize, apart=False, second=5 * itemsize)
+        return PairCost(4, 3, 2 * itemsize, 3 * itemsize, apart=False)
 
     def sketched(self, tape: Tape, x: Sketch, itemsize: int, learned: Mapping[str, Sketch], *, padded: bool) -> Sketch:
         """The bias added, and one function; the bias of sequences that differ is found first."""

@@ -1,0 +1,1 @@
+"""What express answers, held against the ordinary way."""

@@ -10,7 +10,6 @@ import numpy as np
 from attention_service.api import problems
 from attention_service.api.connection import Connection
 from attention_service.runtime.direct import Direct
-from attention_service.runtime.execution import Execution
 from tests.api.express.talk import ORDINARY, Wire, ask, body_of, introduce, message, output_of, same, soon, told
 from tests.api.talk import post, problem
 from tests.conftest import live_server
@@ -132,29 +131,6 @@ def test_idle_connections_are_closed_and_busy_ones_are_not(url, three, gate, mon
         wire.send(message(bodies[2])[:-1], pause=0.8)  # and one that comes slowly
         wire.send(message(bodies[2])[-1:])
         same(wire.answer(), answers[2])
-
-
-def test_an_ordinary_request_behind_one_that_was_answered_at_once_is_not_idle(url, http, three, gate, monkeypatch):
-    bodies, answers = three
-    ordinary = message(bodies[1], "prefer: handling=lenient")
-    monkeypatch.setattr(Execution, "_stays", lambda *_: gate.is_set())
-    gate.set()
-    real = Connection.__init__
-
-    def impatient(self, *given, **settings):
-        real(self, *given, **settings)
-        self.timeout_keep_alive = 0.3
-
-    monkeypatch.setattr(Connection, "__init__", impatient)
-    with Wire(url) as wire:
-        wire.send(message(bodies[0]))
-        same(wire.answer(), answers[0])
-        wire.send(message(bodies[0]) + ordinary, pause=0)
-        gate.clear()
-        time.sleep(0.8)
-        gate.set()
-        same(wire.answer(), answers[0])
-        same(wire.answer(), answers[1])
 
 
 def test_the_queue_and_the_end_are_those_of_the_ordinary_way(tmp_path, engines, taken, rng, gate):

@@ -156,7 +156,7 @@ class Express:
             return None
         text, request = found
         again = recurring(engine, str(name, "ascii"), request)
-        if again is None:
+        if again is None or (media_type == JSON and not negotiation.is_quickly_written(again.output_bytes)):
             return None
         known = [each for each in headers if each[0] != _ID]
         return Known(key, url, known, read, media_type, text, again, len(body) <= UNCOUNTED)

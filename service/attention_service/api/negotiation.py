@@ -173,11 +173,16 @@ async def render(
     """The response that carries a reply."""
     if media_type == SAFETENSORS:  # the tensors' own memory: nothing to convert
         pieces = to_body(model, media_type, "reply")
-    elif _tensor_bytes(model) <= _INLINE_BYTES // 4:
+    elif is_quickly_written(_tensor_bytes(model)):
         pieces = to_body(model, media_type, "reply", encoding)
     else:
         pieces = await run_in_threadpool(to_body, model, media_type, "reply", encoding)
     return Reply(pieces, media_type, status, headers)
+
+
+def is_quickly_written(tensor_bytes: int) -> bool:
+    """Whether tensors of so many bytes are written as lists where they are, and not on a thread."""
+    return tensor_bytes <= _INLINE_BYTES // 4
 
 
 def _tensor_bytes(value: Any) -> int:

@@ -5,6 +5,7 @@ from weakref import ref
 
 from attention_contract.schemas.attention import ForwardReply, ForwardRequest
 from attention_contract.tensors import Array
+from attention_service.core.arrays import TORCH_DTYPES
 from attention_service.core.cost import Clock
 from attention_service.modules.resident import Module
 from attention_service.runtime import forward
@@ -27,6 +28,8 @@ class Recurring:
     outline: Outline
     clock: Clock
     room: int
+    output_bytes: int
+    """Of one of them."""
 
     def begin(self, inputs: dict[str, Array], answer: Answer) -> Waiting | None:
         """Have one run, and tell how it ended, maybe before this returns.
@@ -64,4 +67,7 @@ def recurring(engine: Engine, name: str, request: ForwardRequest) -> Recurring |
     if outline is None or list(request.return_) != ["output"]:
         return None
     bare = request.model_copy(update=dict.fromkeys(inputs_of(request)))
-    return Recurring(engine, bare, ref(module), module.version, outline, device.clock, room)
+    bound = outline.bound
+    numbers = bound.batch * bound.queries * module.sizes.d_model
+    output_bytes = numbers * TORCH_DTYPES[bound.reply_dtype].itemsize
+    return Recurring(engine, bare, ref(module), module.version, outline, device.clock, room, output_bytes)

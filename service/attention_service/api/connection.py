@@ -14,8 +14,6 @@ from attention_service.api.known import Incoming, Known
 
 _UNHEARD: Final = asyncio.Event()
 """By which uvicorn tells a cycle of messages."""
-
-
 _JOINED: Final = 2**15
 """Up to this size it costs less to copy a tensor than to send it by itself."""
 

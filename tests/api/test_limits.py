@@ -50,13 +50,15 @@ def test_the_longest_of_a_module_is_the_longest_that_is_admitted(small, question
     def ask(length):
         if question == "forward":
             return small.forward("m", tokens(2, length), **options)
-        return small.gradients("m", tokens(2, length), wrt=["query"], **options)
+        return small.gradients("m", tokens(2, length), wrt=["query", "parameters"], **options)
 
     told = getattr(small.complexity("m", {"batch": 2, "queries": 8}, **options).limits, question).longest
     assert told.bound == "memory"
     assert tried(ask, 1, 4 * told.size) == told.size
     ran = admitted(ask, told.size)
-    assert (ran.kernel, ran.peak_bytes) == (told.kernel, told.peak_bytes)
+    assert ran.kernel == told.kernel
+    # Gradients with every score in memory are gone through before they are admitted, and counted for the limits.
+    assert ran.peak_bytes == pytest.approx(told.peak_bytes, rel=0.005)
     assert admitted(ask, int(told.size * 1.02) + 1) is None
 
 

@@ -20,6 +20,24 @@ DTYPES = {2: torch.bfloat16, 4: torch.float32, 8: torch.float64}
 Run = Callable[[], object]
 
 
+def input_shapes(work: Workload) -> dict[str, tuple[int, ...]]:
+    """The shapes of a workload's inputs and of its past, by field."""
+    sizes = work.sizes
+    widths = {"query": work.head_dim, "key": work.head_dim, "value": work.value_dim}
+    if sizes is not None:
+        widths = {"query": sizes.d_model, "key": sizes.key_width, "value": sizes.value_width}
+    shapes = {}
+    for name, width in widths.items():
+        if name in work.inputs:
+            length = work.queries if name == "query" else work.new_keys
+            heads = () if sizes is not None else (work.heads if name == "query" else work.kv_heads,)
+            shapes[name] = (work.batch, *heads, length, width)
+    if work.past:
+        for name, width in (("past_key", work.head_dim), ("past_value", work.value_dim)):
+            shapes[name] = (work.batch, work.kv_heads, work.past, width)
+    return shapes
+
+
 @dataclass
 class Request:
     """A workload's tensors, and the pass over them that a server would make."""
@@ -29,18 +47,7 @@ class Request:
     def __post_init__(self):
         work, sizes = self.work, self.work.sizes
         dtype = DTYPES[work.itemsize]
-        widths = {"query": work.head_dim, "key": work.head_dim, "value": work.value_dim}
-        if sizes is not None:
-            widths = {"query": sizes.d_model, "key": sizes.key_width, "value": sizes.value_width}
-        self.tensors = {}
-        for name in ("query", "key", "value"):
-            if name in work.inputs:
-                length = work.queries if name == "query" else work.new_keys
-                heads = () if sizes is not None else (work.heads if name == "query" else work.kv_heads,)
-                self.tensors[name] = torch.randn(work.batch, *heads, length, widths[name]).to(dtype)
-        if work.past:
-            for name, width in (("past_key", work.head_dim), ("past_value", work.value_dim)):
-                self.tensors[name] = torch.randn(work.batch, work.kv_heads, work.past, width).to(dtype)
+        self.tensors = {name: torch.randn(shape).to(dtype) for name, shape in input_shapes(work).items()}
         if work.request_mask_elements:
             shapes = ((work.batch, 1, 1, work.keys), (1, 1, work.queries, work.keys))
             whole = (work.batch, work.heads, work.queries, work.keys)

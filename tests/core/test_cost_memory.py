@@ -1,12 +1,9 @@
 """The peak estimates against what PyTorch's profiler sees allocated on the CPU, operators' own buffers included."""
 
-from bisect import bisect_left
 from dataclasses import replace
-from itertools import accumulate
 
 import pytest
-from tests.core.peaks import DTYPES, Request
-from torch.profiler import ProfilerActivity, profile, record_function
+from tests.core.peaks import DTYPES, Request, peaks
 
 from attention_contract.positions import Alibi, LearnedPosition, QKNorm, RelativeBias, Rope, Sinusoidal
 from attention_contract.schemas.modules import Biases
@@ -211,19 +208,8 @@ def passes():
 @pytest.fixture(scope="module")
 def measured() -> dict[tuple[str, str, str], int]:
     """The most bytes that each pass held at a time. One profile of all of them: to start one takes long."""
-    with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as profiler:
-        for key, run in passes():
-            with record_function("|".join(key)):
-                run()
-    events = sorted(profiler.profiler.kineto_results.events(), key=lambda event: event.start_ns())
-    allocated = [event for event in events if event.name() == "[memory]"]
-    times = [event.start_ns() for event in allocated]
-    peaks = {}
-    for event in events:
-        if event.name().count("|") == 2:
-            inside = allocated[bisect_left(times, event.start_ns()) : bisect_left(times, event.end_ns())]
-            peaks[tuple(event.name().split("|"))] = max(accumulate(change.nbytes() for change in inside))
-    return peaks
+    keys, runs = zip(*passes(), strict=True)
+    return dict(zip(keys, peaks(runs), strict=True))
 
 
 UNDER, OVER = 0.02, 0.05
@@ -331,10 +317,7 @@ def test_the_longest_sequence_that_fits_is_the_one_that_the_estimate_allows(kern
 
 def measured_peak(run) -> int:
     """The most bytes held at a time by one pass."""
-    with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as profiler, record_function("pass"):
-        run()
-    events = sorted(profiler.profiler.kineto_results.events(), key=lambda event: event.start_ns())
-    return max(accumulate(event.nbytes() for event in events if event.name() == "[memory]"))
+    return peaks([run])[0]
 
 
 def test_the_fused_peak_grows_with_the_length_and_the_materialized_with_its_square():

@@ -136,7 +136,7 @@ class Express:
             return known
         learnt = None
         if known == "seen":
-            learnt = self._learnt(key, url, headers, media_type, body)
+            learnt = self._learnt(key, url, headers, read, body)
             if learnt is None:
                 self._give_up(before)
                 return None
@@ -145,10 +145,10 @@ class Express:
             self._known.popitem(last=False)
         return learnt
 
-    def _learnt(self, key: Hashable, url: bytes, headers: Headers, media_type: str, body: bytes) -> Known | None:
+    def _learnt(self, key: Hashable, url: bytes, headers: Headers, read: Headers, body: bytes) -> Known | None:
         engine, name = self._engine(), url.removeprefix(_PREFIX).removesuffix(_SUFFIX)
-        read = read_of(url, headers) or []
-        accepted = negotiation.accepted(negotiation.headers_of({"headers": read}), operations.forward)
+        sent = negotiation.headers_of({"headers": read})
+        media_type, accepted = negotiation.content_type(sent), negotiation.accepted(sent, operations.forward)
         if engine is None or accepted != media_type or not _NAME.fullmatch(name):
             return None
         found = text_of(body, media_type, self._forms)

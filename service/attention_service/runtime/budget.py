@@ -94,10 +94,7 @@ class Budget:
                     limit=self._max_waiting,
                 )
             )
-        if self._waiting or need > self.free:
-            await self._turn(need)
-        else:
-            self._take(need)
+        await self._turn(need)
 
     def release(self, need: int) -> None:
         """Give back what ``acquire`` took."""

@@ -41,11 +41,6 @@ class Direct:
     most: float
     """Σ x² of the inputs of keys and values, up to which all keys and values are finite."""
 
-    @property
-    def computed(self) -> torch.dtype:
-        """The same dtype, as torch has it."""
-        return torch.float32 if self.dtype.itemsize == 4 else torch.float64
-
     @torch.inference_mode()
     def run(self, bound: Bound) -> Fields | None:
         """The output as the reply's field; None for numbers that need the general way."""
@@ -59,9 +54,10 @@ class Direct:
         checked = [x for name, x in arrays.items() if name != "query" or key is query or x.dtype != self.dtype]
         if not all(_squares(x) <= self.most for x in checked):
             return None
-        q = to_torch(query).to(self.computed)
-        k = q if key is query else to_torch(key).to(self.computed)
-        v = k if value is key else to_torch(value).to(self.computed)
+        dtype = TORCH_DTYPES[bound.dtype]
+        q = to_torch(query).to(dtype)
+        k = q if key is query else to_torch(key).to(dtype)
+        v = k if value is key else to_torch(value).to(dtype)
         sizes = module.sizes
         if k is q and v is q and module.joint is not None:
             q, k, v = project_jointly(module.joint, sizes, q)

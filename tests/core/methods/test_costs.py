@@ -1,12 +1,11 @@
 """What methods say that they cost, against PyTorch's FLOP counter on the meta device and its profiler on the CPU."""
 
-from bisect import bisect_left
 from dataclasses import replace
-from itertools import accumulate, product
+from itertools import product
 
 import pytest
 import torch
-from torch.profiler import ProfilerActivity, profile, record_function
+from tests.core.peaks import DTYPES, input_shapes, peaks
 from torch.utils.flop_counter import FlopCounterMode
 
 from attention_contract import spec
@@ -36,7 +35,6 @@ from attention_service.core.methods.linear import rates_of
 from attention_service.core.multihead import Sizes, parameter_shapes, project, project_out
 from attention_service.core.types import Problem, Running
 
-DTYPES = {2: torch.bfloat16, 4: torch.float32, 8: torch.float64}
 BIASES = Biases(q_proj=True, k_proj=True, v_proj=True, o_proj=True)
 CAUSAL = [spec.Causal()]
 STATE = frozenset({"initial_state", "initial_normalizer", "return_state"})
@@ -81,19 +79,7 @@ class Request:
         self.work, self.device = work, device
         self.dtype = DTYPES[work.itemsize]
         sizes = work.sizes
-        if sizes is not None:
-            widths = {"query": sizes.d_model, "key": sizes.key_width, "value": sizes.value_width}
-        else:
-            widths = {"query": work.head_dim, "key": work.head_dim, "value": work.value_dim}
-        self.tensors = {}
-        for name in ("query", "key", "value"):
-            if name in work.inputs:
-                length = work.queries if name == "query" else work.new_keys
-                heads = () if sizes is not None else (work.heads if name == "query" else work.kv_heads,)
-                self.tensors[name] = self.normal(work.batch, *heads, length, widths[name])
-        if work.past:
-            self.tensors["past_key"] = self.normal(work.batch, work.kv_heads, work.past, work.head_dim)
-            self.tensors["past_value"] = self.normal(work.batch, work.kv_heads, work.past, work.value_dim)
+        self.tensors = {name: self.normal(*shape) for name, shape in input_shapes(work).items()}
         lead = (work.batch, work.kv_heads)
         shapes = {
             "gate": (*lead, work.new_keys, work.head_dim if work.fine_gate else 1),
@@ -322,20 +308,7 @@ def measured():
         passes[f"{name}|forward|"], passes[f"{name}|backward|"] = request.forward, request.backward
         if name in OFTEN:
             passes[f"{name}|report|"], passes[f"{name}|second|"] = request.report, request.second
-    with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as profiler:
-        for key, run in passes.items():
-            with record_function(key):
-                run()
-    events = sorted(profiler.profiler.kineto_results.events(), key=lambda event: event.start_ns())
-    allocated = [event for event in events if event.name() == "[memory]"]
-    times = [event.start_ns() for event in allocated]
-    peaks = {}
-    for event in events:
-        if event.name() in passes:
-            inside = allocated[bisect_left(times, event.start_ns()) : bisect_left(times, event.end_ns())]
-            peaks[event.name()] = max(accumulate(change.nbytes() for change in inside))
-    assert set(peaks) == set(passes)
-    return peaks
+    return dict(zip(passes, peaks([*passes.values()]), strict=True))
 
 
 UNDER, OVER = 0.02, 0.05

@@ -12,9 +12,9 @@ from attention_service.core.cost import Rates, Roofline, executed_flops, flops, 
 from attention_service.core.multihead import Sizes, initial_parameters, parameter_shapes
 from attention_service.modules.resident import Module, complete
 from attention_service.runtime.complexity import report
-from attention_service.runtime.complexity.crossing import lattice
+from attention_service.runtime.complexity.crossing import crossovers, lattice
 from attention_service.runtime.complexity.fitting import last
-from attention_service.runtime.complexity.subjects import GRADIENTS, Asked, Place
+from attention_service.runtime.complexity.subjects import GRADIENTS, Asked, Place, Subject
 from attention_service.runtime.device import Device
 
 DEVICE = Device(torch.device("cpu"), "a cpu", 2**40, Roofline(Rates(1e11, 1e10, 1e-5)))
@@ -262,6 +262,24 @@ def test_each_two_are_compared_and_each_is_told_as_if_asked_alone():
     for one, fields in zip(reply.compared[1:], others, strict=True):
         alone = ask(sweep={"values": [64, 128]}, **{name: value for name, value in fields.items() if name != "label"})
         assert (one.costs, one.growth, one.limits) == (alone.costs, alone.growth, alone.limits)
+
+
+def test_a_comparison_of_many_looks_at_each_size_of_each_once(monkeypatch):
+    """It would take seconds otherwise: every two are compared, at the same sizes."""
+    chosen = []
+    real = Subject.kernel_of
+    monkeypatch.setattr(
+        Subject, "kernel_of", lambda self, work, *of: chosen.append((self.label, work)) or real(self, work, *of)
+    )
+    others = [{"spec": {"masks": [{"name": "sliding_window", "left": 2**width}]}} for width in range(3, 9)]
+    subjects = [
+        Asked(None, raw(compare=others), place()).subject,
+        *Asked(None, raw(compare=others), place()).alternatives(),
+    ]
+    assert len(crossovers(subjects, "length", [64])) == 3 * 21
+    asked = [(label, work.queries) for label, work in chosen]
+    assert len(asked) == len(set(asked))
+    assert len(asked) < 100 * len(subjects)
 
 
 # ── times ────────────────────────────────────────────────────────────────────────────────────────────────────────────

@@ -190,12 +190,13 @@ class Band(Part):
         return inside
 
     def coverage(self, tiles: Tiles) -> Coverage:
-        """By the least and the largest j − p."""
+        """By the least and the largest j − p, which are compared before they are laid out for every tile."""
         some = every = torch.ones((), dtype=torch.bool, device=tiles.p_first.device)
         if self.low is not None:
-            some, every = tiles.farthest >= self.low, tiles.nearest >= self.low
+            some, every = tiles.j_last >= tiles.p_first + self.low, tiles.j_first >= tiles.p_last + self.low
         if self.high is not None:
-            some, every = some & (tiles.nearest <= self.high), every & (tiles.farthest <= self.high)
+            some = some & (tiles.j_first <= tiles.p_last + self.high)
+            every = every & (tiles.j_last <= tiles.p_first + self.high)
         return Coverage(some, every)
 
     @property

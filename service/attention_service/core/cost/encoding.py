@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 
-from attention_service.core.cost.workload import Workload
+from attention_service.core.cost.workload import Workload, once
 from attention_service.core.positions import POSITIONS, PositionCost
 
 
@@ -16,6 +16,7 @@ class Role:
     width: int
 
 
+@once
 def position_cost(work: Workload, width: int = 0) -> PositionCost:
     """What the spec's encoding says that it costs; width is that of what it is added to."""
     return POSITIONS.of(work.spec.position).cost(work.head_dim, width)

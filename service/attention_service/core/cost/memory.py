@@ -21,9 +21,10 @@ from attention_service.core.cost.selected_memory import BLOCKED_TAPS, PAIR_TAPS,
 from attention_service.core.cost.stages_memory import stages
 from attention_service.core.cost.tensors import output_of
 from attention_service.core.cost.tiles import by_fused, counted_as
-from attention_service.core.cost.workload import Workload
+from attention_service.core.cost.workload import Workload, once
 
 
+@once
 def peak_bytes(work: Workload, kernel: str) -> int:
     """The most that one forward pass holds at a time on its device, beyond the resident parameters.
 

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from math import prod
 
 from attention_contract.spec import Mask
-from attention_service.core.cost.workload import Workload
+from attention_service.core.cost.workload import Workload, once
 from attention_service.core.masks import pattern_of
 from attention_service.core.normalizers import NORMALIZERS, PairCost
 from attention_service.core.patterns import Band, making
@@ -84,6 +84,7 @@ def plainly_causal(work: Workload) -> bool:
     return not work.request_mask_elements and not work.padded and not work.extra and reach_of(work) == 0
 
 
+@once
 def reach_of(work: Workload) -> int | None:
     """The r for which the spec's masks say j ≤ i + r and nothing else; None where they say something else."""
     if not work.spec.masks or work.batched_offsets:
@@ -99,11 +100,13 @@ def score_itemsize(work: Workload) -> int:
     return max(work.itemsize, softmax_itemsize(work), 4)
 
 
+@once
 def normalizer_cost(work: Workload) -> PairCost:
     """What the spec's normalizer says that each pair costs."""
     return NORMALIZERS.of(work.spec.normalizer).cost(work.keys, softmax_itemsize(work))
 
 
+@once
 def score_cost(work: Workload) -> ScoreCost:
     """What the spec's score says that queries, keys and pairs cost."""
     return SCORES.of(work.spec.score).cost(work.widths)

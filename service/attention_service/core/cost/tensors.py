@@ -2,11 +2,12 @@
 
 from math import prod
 
-from attention_service.core.cost.workload import Workload
+from attention_service.core.cost.workload import Workload, once
 from attention_service.core.learned import learned_of
 from attention_service.core.multihead import parameter_shapes
 
 
+@once
 def parameter_count(work: Workload) -> int:
     """Parameters, biases and what the spec learns included: about 4·d_model² where all widths are d_model.
 
@@ -36,6 +37,7 @@ def input_bytes(work: Workload) -> int:
     return sum(input_tensors(work).values())
 
 
+@once
 def input_tensors(work: Workload) -> dict[str, int]:
     """The bytes of ``query``, ``key``, ``value``, ``past``, and of the ``rest``, which stays to the end."""
     if work.sizes is None:

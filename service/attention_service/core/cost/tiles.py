@@ -7,7 +7,7 @@ import numpy as np
 import torch
 
 from attention_service.core import counting
-from attention_service.core.cost.workload import Workload
+from attention_service.core.cost.workload import Workload, once
 from attention_service.core.kernels import fused_blocks, tiling
 from attention_service.core.kernels.tiling import Layout, Tiling
 from attention_service.core.masks import pattern_of
@@ -42,6 +42,7 @@ def counted_as(kernel: str) -> str:
     return "blocked" if kernel == "flex" else kernel
 
 
+@once
 def by_fused(work: Workload) -> bool:
     """Whether the blocked kernel gives its blocks to the fused one (``kernels.fused_blocks``)."""
     own = work.request_mask_elements or work.padded or work.dropped
@@ -50,6 +51,7 @@ def by_fused(work: Workload) -> bool:
     return fused_blocks.takes_spec(work.spec, _DTYPES[work.itemsize], work.queries, work.told_keys, work.past)
 
 
+@once
 def whole_rows(work: Workload) -> bool:
     """Whether all keys of a block are one strip: a query's weights need all its scores at once."""
     if by_fused(work):
@@ -58,6 +60,7 @@ def whole_rows(work: Workload) -> bool:
     return not has_lse(work.spec.normalizer) and not normalizer.separable
 
 
+@once
 def tiling_of(work: Workload) -> Tiling:
     """The sizes of blocks and strips."""
     if by_fused(work):
@@ -70,6 +73,7 @@ def sequences(work: Workload, fitted: Tiling) -> int:
     return 1 if work.batched_offsets and work.spec.masks else max(1, min(work.batch, fitted.sequences(work.keys)))
 
 
+@once
 def touched(work: Workload) -> Touched:
     """What the blocked kernel goes through, at the offset P; padding, which it may skip besides, is not known here."""
     fitted = tiling_of(work)

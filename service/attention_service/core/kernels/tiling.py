@@ -138,10 +138,12 @@ class Layout:
 
     def widths(self, tiling: Tiling) -> NDArray[np.int64]:
         """``[blocks]``: at how many keys each block of queries looks."""
-        cells = np.full(-(-self.keys // tiling.cell), tiling.cell)
-        cells[-1:] = self.keys - tiling.cell * (len(cells) - 1)
-        each = [(self.kinds(tiling, *chunk) != _NONE) @ cells for chunk in self._chunks(tiling)]
-        return np.concatenate([np.zeros(0, dtype=np.int64), *each]) + self.extra
+        missing = -self.keys % tiling.cell  # of the last cell
+        each = [np.zeros(0, dtype=np.int64)]
+        for chunk in self._chunks(tiling):
+            looked_at = self.kinds(tiling, *chunk) != _NONE
+            each.append(tiling.cell * looked_at.sum(1) - missing * looked_at[:, -1:].sum(1))
+        return np.concatenate(each) + self.extra
 
     def kinds(self, tiling: Tiling, start: int, stop: int) -> NDArray[np.int8]:
         """``[blocks, cells]``: whether the queries of each block may look at none, some or every key of a cell."""

@@ -1,14 +1,14 @@
 """From which size on one of two costs less than the other: found on the model, by bisection."""
 
 from collections.abc import Callable, Sequence
-from functools import cache
+from functools import cache, partial
 from itertools import combinations
-from typing import Literal, NamedTuple
+from typing import Literal
 
-from attention_contract.errors import InvalidRequest, KernelUnsuitable
+from attention_contract.errors import InvalidRequest
 from attention_contract.schemas.answers import Crossover
 from attention_service.core import cost
-from attention_service.core.cost import Estimate
+from attention_service.core.cost import Estimate, Workload
 from attention_service.runtime.complexity.subjects import Subject
 
 STEPS = 64
@@ -17,19 +17,30 @@ FAR = {"batch": 2**12}
 """How far each size is searched at least, where it is not as far as a length."""
 LENGTHS = 2**20
 TOKENS = frozenset({"length", "batch", "queries", "keys", "past"})
-
-
-class Point(NamedTuple):
-    """The cost of one subject at one size."""
-
-    time: Estimate
-    peak_bytes: int
-    flops: int
-
-
-Quantity = Literal["time", "peak_bytes", "flops"]
-Curve = Callable[[int], Point]
+Number = Callable[[int], float]
 Less = Callable[[int], bool]
+
+
+class _Curve:
+    """What one subject costs along a size: each quantity is counted where it is asked for, and once."""
+
+    def __init__(self, subject: Subject, dimension: str) -> None:
+        forward = subject.place.device.clock.forward
+        self.label = subject.label
+        self.work: Callable[[int], Workload] = cache(partial(subject.at, dimension))
+        """Raises InvalidRequest where it can't be."""
+        self.kernel: Callable[[int], str] = cache(lambda size: subject.kernel_of(self.work(size)))
+        self.time: Callable[[int], Estimate] = cache(lambda size: forward(self.work(size), self.kernel(size)))
+        self.peak_bytes: Number = cache(lambda size: cost.peak_bytes(self.work(size), self.kernel(size)))
+        self.flops: Number = cache(lambda size: cost.executed_flops(self.work(size), self.kernel(size)))
+
+    def possible(self, size: int) -> bool:
+        """Whether it can be: a spec may have room for so many tokens."""
+        try:
+            self.work(size)
+        except InvalidRequest:
+            return False
+        return True
 
 
 def crossovers(subjects: Sequence[Subject], dimension: str, values: Sequence[int]) -> list[Crossover]:
@@ -39,15 +50,11 @@ def crossovers(subjects: Sequence[Subject], dimension: str, values: Sequence[int
     ``values`` has it, since most others can't be.
     """
     places = lattice(dimension, values)
-    curves = [_curve(subject, dimension) for subject in subjects]
     found = []
-    for one, other in combinations(range(len(subjects)), 2):
-        both = (curves[one], curves[other])
-        possible = _possible(both, places)
-        if not possible:
-            continue
-        pair = _Pair((subjects[one].label, subjects[other].label), both, dimension, possible)
-        found += [pair.of_time(), pair.of_number("peak_bytes"), pair.of_number("flops")]
+    for one, other in combinations([_Curve(subject, dimension) for subject in subjects], 2):
+        if possible := _possible(one, other, places):
+            pair = _Pair(one, other, dimension, possible)
+            found += [pair.of_time(), pair.of_peak_bytes(), pair.of_flops()]
     return found
 
 
@@ -60,65 +67,53 @@ def lattice(dimension: str, values: Sequence[int]) -> list[int]:
     return sorted(place for place in places | {last} if place <= last)
 
 
-def _curve(subject: Subject, dimension: str) -> Curve:
-    @cache
-    def point(value: int) -> Point:
-        work = subject.at(dimension, value)
-        kernel = subject.kernel_of(work)
-        return Point(
-            subject.place.device.clock.forward(work, kernel),
-            cost.peak_bytes(work, kernel),
-            cost.executed_flops(work, kernel),
-        )
+def _possible(one: _Curve, other: _Curve, places: list[int]) -> list[int]:
+    """Up to where both can be."""
 
-    return point
+    def ends(index: int) -> bool:
+        return not (one.possible(places[index]) and other.possible(places[index]))
 
-
-def _possible(curves: tuple[Curve, Curve], places: list[int]) -> list[int]:
-    """Up to where both can be: a spec may have room for so many tokens."""
-
-    def can(index: int) -> bool:
-        try:
-            return all(curve(places[index]) for curve in curves)
-        except (InvalidRequest, KernelUnsuitable):
-            return False
-
-    return places[: _first(lambda index: not can(index), 0, len(places))]
+    return places[: _first(ends, 0, len(places))]
 
 
 class _Pair:
     """Two curves along the same sizes."""
 
-    def __init__(self, labels: tuple[str, str], curves: tuple[Curve, Curve], dimension: str, places: list[int]) -> None:
-        self._labels = labels
-        self._curves = curves
+    def __init__(self, one: _Curve, other: _Curve, dimension: str, places: list[int]) -> None:
+        self._both = one, other
         self._dimension = dimension
         self._places = places
 
-    def of_number(self, what: Quantity) -> Crossover:
-        """Where one begins to need less memory, or fewer FLOPs."""
-        return self._crossover(what, lambda point: float(getattr(point, what)))
+    def of_peak_bytes(self) -> Crossover:
+        """Where one begins to need less memory."""
+        return self._crossover("peak_bytes", [curve.peak_bytes for curve in self._both])
+
+    def of_flops(self) -> Crossover:
+        """Where one begins to take fewer FLOPs."""
+        return self._crossover("flops", [curve.flops for curve in self._both])
 
     def of_time(self) -> Crossover:
         """Where one begins to be faster, and where it may and must be by the bounds."""
-        found = self._crossover("time", lambda point: point.time.median)
+        medians = [lambda size, curve=curve: curve.time(size).median for curve in self._both]
+        found = self._crossover("time", medians)
         if found.cheaper is None:
             return found
-        winner, loser = self._curves if found.cheaper == self._labels[0] else self._curves[::-1]
-        may = self._onset(lambda value: winner(value).time.low < loser(value).time.high)
-        must = self._onset(lambda value: winner(value).time.high < loser(value).time.low)
+        winner, loser = self._both if found.cheaper == self._both[0].label else self._both[::-1]
+        may = self._onset(lambda size: winner.time(size).low < loser.time(size).high)
+        must = self._onset(lambda size: winner.time(size).high < loser.time(size).low)
         return found.model_copy(update={"low": self._place(may), "high": self._place(must, everywhere=True)})
 
-    def _crossover(self, what: Quantity, number: Callable[[Point], float]) -> Crossover:
+    def _crossover(self, what: Literal["time", "peak_bytes", "flops"], numbers: Sequence[Number]) -> Crossover:
         first, end = self._places[0], self._places[-1]
-        one, other = (number(curve(end)) for curve in self._curves)
-        found = Crossover(of=what, between=self._labels, dimension=self._dimension, searched=(first, end))
+        labels = self._both[0].label, self._both[1].label
+        found = Crossover(of=what, between=labels, dimension=self._dimension, searched=(first, end))
+        one, other = (number(end) for number in numbers)
         if one == other:
             return found
         index = 0 if one < other else 1
-        winner, loser = self._curves[index], self._curves[1 - index]
-        onset = self._onset(lambda value: number(winner(value)) < number(loser(value)))
-        return found.model_copy(update={"cheaper": self._labels[index], "at": self._place(onset)})
+        winner, loser = numbers[index], numbers[1 - index]
+        onset = self._onset(lambda size: winner(size) < loser(size))
+        return found.model_copy(update={"cheaper": labels[index], "at": self._place(onset)})
 
     def _onset(self, less: Less) -> int:
         """The index from which on it holds at every place looked at; as many as there are where not at the last."""

@@ -18,7 +18,7 @@ from attention_service.core.cost.terms.carrying import FORMS, Form, reading_term
 from attention_service.core.cost.terms.kernels import again, of_kernel, stages
 from attention_service.core.cost.tiles import counted_as
 from attention_service.core.cost.traffic import own_traffic
-from attention_service.core.cost.workload import Workload
+from attention_service.core.cost.workload import Workload, once
 from attention_service.core.plain import is_plain
 
 _NOT_KEPT = 25
@@ -39,6 +39,7 @@ __all__ = [
 ]
 
 
+@once
 def forward_terms(work: Workload, kernel: str) -> list[Term]:
     """One forward pass with this kernel, or by the method, the taps that are computed again included."""
     return _told(_forward(work, counted_as(kernel)))

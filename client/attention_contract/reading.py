@@ -25,7 +25,6 @@ try:
 except ImportError:
     simdjson = None
 
-_OPENING = ord("[")
 _MOST_KEYS = 64
 _MOST_ITEMS = 65_536
 """Of a list that is no tensor: none may have more."""
@@ -59,11 +58,11 @@ def _has_escapes(text: bytes | memoryview) -> bool:
     return any(b"\\" in bytes(text[at : at + _STEP]) for at in range(0, len(text), _STEP))
 
 
-def _openings(text: bytes | memoryview) -> int:
-    """How many opening brackets there are."""
+def count_of(character: str, text: bytes | memoryview) -> int:
+    """How often an ASCII character occurs: several times as fast as ``bytes.count``, which goes byte by byte."""
     if len(text) <= _STEP:
-        return int(np.count_nonzero(np.frombuffer(text, np.uint8) == _OPENING))
-    return sum(_openings(text[at : at + _STEP]) for at in range(0, len(text), _STEP))
+        return int(np.count_nonzero(np.frombuffer(text, np.uint8) == ord(character)))
+    return sum(count_of(character, text[at : at + _STEP]) for at in range(0, len(text), _STEP))
 
 
 def _check_names(document: Any, model: type[BaseModel]) -> None:
@@ -93,7 +92,7 @@ def _read(document: Any, text: bytes | memoryview, tensors: frozenset[str]) -> d
             data[key], count = _plain(value, key)
         lists += count
     # Rows of the same length may still hold one list more: [3, [4]] reads like [3, 4].
-    return data if lists == _openings(text) else None
+    return data if lists == count_of("[", text) else None
 
 
 def _array(value: Any) -> tuple[NDArray[Any], int] | None:

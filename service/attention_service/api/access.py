@@ -44,14 +44,16 @@ class AccessLog:
             sys.stderr.flush()
 
     def _lines(self, answered: Iterable[Answered]) -> Iterator[str]:
-        for at, method, path, operation, status, seconds, request_id in answered:
+        for each in answered:
             # What asks by the clock would drown what people ask.
-            level = logging.DEBUG if operation in _BY_THE_CLOCK else logging.INFO
+            level = logging.DEBUG if each.operation in _BY_THE_CLOCK else logging.INFO
             if level >= self._least:
-                second, fraction = divmod(at, 1)
-                now = f"{_second(int(second))}.{int(fraction * 1e6):06}Z"
-                name = "debug" if level == logging.DEBUG else "info"
-                yield self._line(now, name, method, path, operation, status, round(seconds * 1e3, 3), request_id)
+                yield self._line("debug" if level == logging.DEBUG else "info", each)
+
+
+def _now(at: float) -> str:
+    second = int(at)
+    return f"{_second(second)}.{int((at - second) * 1e6):06}Z"
 
 
 @lru_cache(maxsize=1)
@@ -59,28 +61,33 @@ def _second(since_1970: int) -> str:
     return datetime.fromtimestamp(since_1970, UTC).strftime("%Y-%m-%dT%H:%M:%S")
 
 
-def _console_line(
-    now: str, level: str, method: str, path: str, operation: str, status: int, ms: float, request_id: str
-) -> str:
+def _console_line(level: str, answered: Answered) -> str:
+    at, method, path, operation, status, seconds, request_id = answered
+    before, between, after = _console_texts(level, method, path, operation, status)
+    return f"{_now(at)}{before}{seconds * 1e3:.3f}{between}{request_id}{after}"
+
+
+@lru_cache(maxsize=256)
+def _console_texts(level: str, method: str, path: str, operation: str, status: int) -> tuple[str, str, str]:
+    """What is before, between and behind what differs from line to line."""
     shown = path if path.isprintable() and " " not in path else repr(path)  # nobody writes lines of their own here
     return (
-        f"{now} [{level:<9}] {'request':<30} method={method} ms={ms} operation={operation} path={shown} "
-        f"request_id={request_id} status={status}\n"
+        f" [{level:<9}] {'request':<30} method={method} ms=",
+        f" operation={operation} path={shown} request_id=",
+        f" status={status}\n",
     )
 
 
-def _json_line(
-    now: str, level: str, method: str, path: str, operation: str, status: int, ms: float, request_id: str
-) -> str:
+def _json_line(level: str, answered: Answered) -> str:
     fields = {
-        "method": method,
-        "path": path,
-        "operation": operation,
-        "status": status,
-        "ms": ms,
-        "request_id": request_id,
+        "method": answered.method,
+        "path": answered.path,
+        "operation": answered.operation,
+        "status": answered.status,
+        "ms": round(answered.seconds * 1e3, 3),
+        "request_id": answered.request_id,
         "event": "request",
         "level": level,
-        "timestamp": now,
+        "timestamp": _now(answered.at),
     }
     return orjson.dumps(fields, option=orjson.OPT_APPEND_NEWLINE).decode()

@@ -72,9 +72,17 @@ class Budget:
                 )
             )
 
-    def take(self, need: int) -> bool:
-        """Take this many bytes of the budget at once, to be given back by ``release``; whether they could be had."""
-        if self._waiting or self._admitted > self._max_waiting or need > min(self.free, self.device_bytes):
+    def take(self, need: int, room: int | None = None) -> bool:
+        """Take this many bytes of the budget at once, to be given back by ``release``; whether they could be had.
+
+        room: what it must be, for a need that was told by it.
+        """
+        beside = self.total - self._resident_bytes()
+        if room is not None and room != min(max(beside, 0), self.device_bytes):
+            return False
+        if self._waiting or self._admitted > self._max_waiting:
+            return False
+        if need > beside - self.in_flight or need > self.device_bytes:
             return False
         self._take(need)
         return True

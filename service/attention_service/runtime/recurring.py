@@ -40,10 +40,10 @@ class Recurring:
         engine, module = self.engine, self.module()
         if module is None or engine.state != "ready" or not engine.library.holds(module):
             return None
-        if engine.device.clock is not self.clock or engine.budget.room != self.room:
+        if engine.device.clock is not self.clock:
             return None
         job = forward.job_of(self.outline, self.outline.filled(module, inputs), self.request, engine.device)
-        if not engine.budget.take(job.plan.peak_bytes):
+        if not engine.budget.take(job.plan.peak_bytes, self.room):
             return None
         return engine.execution.begin(job, answer)
 

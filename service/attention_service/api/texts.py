@@ -21,6 +21,7 @@ from attention_service.api.negotiation import is_quickly_read
 from attention_service.core.cost import Estimate
 from attention_service.runtime.outlines import inputs_of
 from attention_service.runtime.passes import Ended
+from attention_service.runtime.planning import Plan
 
 _COPIED: Final = 2**14
 """Up to this size it costs less to copy a body, so that it can be written to, than to tell torch that it can't."""
@@ -109,18 +110,18 @@ class Header:
     def head(self, reply: Reply, ended: Ended) -> "HeaderOfReply":
         """As of any ``Text``."""
         header, _ = to_body(reply(_marked(ended)), SAFETENSORS, "reply")
-        return HeaderOfReply(_with_places(bytes(header[8:]).rstrip()))
+        return HeaderOfReply(Filling(bytes(header[8:]).rstrip()))
 
 
 @dataclass(frozen=True, slots=True)
 class HeaderOfReply:
     """With places for its numbers."""
 
-    text: bytes
+    filling: "Filling"
 
     def body(self, ended: Ended) -> Pieces:
         """Length, header and output."""
-        text = self.text % _numbers(ended)
+        text = self.filling.text(ended)
         size = -(-len(text) // 8) * 8
         output: Array = ended.fields["output"]
         return size.to_bytes(8, "little") + text.ljust(size), output.reshape(-1).view(np.uint8).data
@@ -148,7 +149,7 @@ class Object:
         """As of any ``Text``."""
         text = to_json(reply(replace(_marked(ended), fields={"output": _OUTPUT})))
         before, after = text.split(dump_json(_OUTPUT))
-        return ObjectOfReply(before, _with_places(after))
+        return ObjectOfReply(before, Filling(after))
 
 
 @dataclass(frozen=True, slots=True)
@@ -156,11 +157,11 @@ class ObjectOfReply:
     """Before the output, and after it with places for its numbers."""
 
     before: bytes
-    after: bytes
+    after: "Filling"
 
     def body(self, ended: Ended) -> Pieces:
         """The object."""
-        return self.before, dump_json(ended.fields["output"]), self.after % _numbers(ended)
+        return self.before, dump_json(ended.fields["output"]), self.after.text(ended)
 
 
 def _divided(body: bytes) -> tuple[dict[str, Any], dict[str, Array]] | None:
@@ -191,19 +192,34 @@ def _marked(ended: Ended) -> Ended:
     return replace(ended, plan=plan, seconds=seconds, queued=queued, batch=_BATCH)
 
 
-def _with_places(text: bytes) -> bytes:
-    """The text of a reply with a place for each of ``_numbers``: milliseconds to the nanosecond.
+class Filling:
+    """The text of a reply with a place for each number: milliseconds to the nanosecond, and how many ran at once.
 
-    All the digits of a float take four times as long to find, and say nothing about a time.
+    All the digits of a float take four times as long to find, and say nothing about a time. What was predicted is
+    filled in once for each plan: of many requests that ran together, or one after the other, it is the same.
     """
-    text = text.replace(b"%", b"%%")
-    for number in (*(seconds * 1e3 for seconds in _TIMES), _BATCH):
-        before, after = text.split(b"%r" % number)
-        text = b"%b%b%b" % (before, b"%d" if number == _BATCH else b"%.6f", after)
-    return text
+
+    __slots__ = ("_plan", "_planned", "_text")
+
+    def __init__(self, marked: bytes) -> None:
+        """``marked``: the text of a reply to a request that was ``_marked``."""
+        text = marked.replace(b"%", b"%%%%")
+        for seconds, place in zip(_TIMES, [b"%.6f"] * 3 + [b"%%.6f"] * 2, strict=True):
+            text = _replaced(text, b"%r" % (seconds * 1e3), place)
+        self._text = _replaced(text, b"%d" % _BATCH, b"%%d")
+        self._plan: Plan | None = None
+        self._planned = b""
+
+    def text(self, ended: Ended) -> bytes:
+        """With the numbers of a request that ended so."""
+        if ended.plan is not self._plan:
+            predicted = ended.plan.predicted
+            self._planned = self._text % (predicted.median * 1e3, predicted.low * 1e3, predicted.high * 1e3)
+            self._plan = ended.plan
+        return self._planned % (ended.seconds * 1e3, ended.queued * 1e3, ended.batch)
 
 
-def _numbers(ended: Ended) -> tuple[float | int, ...]:
-    predicted = ended.plan.predicted
-    seconds = predicted.median, predicted.low, predicted.high, ended.seconds, ended.queued
-    return *(float(each) * 1e3 for each in seconds), ended.batch
+def _replaced(text: bytes, number: bytes, place: bytes) -> bytes:
+    """With a place for a number that is there once."""
+    before, after = text.split(number)
+    return before + place + after

@@ -62,7 +62,10 @@ class Accuracy:
 
     def record(self, run: Run) -> None:
         """Keep one run."""
-        self._runs.setdefault((run.kernel, run.purpose), deque(maxlen=HISTORY)).append(run)
+        pair = run.kernel, run.purpose
+        if pair not in self._runs:
+            self._runs[pair] = deque(maxlen=HISTORY)
+        self._runs[pair].append(run)
         for watcher in self.watchers:
             watcher(run)
 

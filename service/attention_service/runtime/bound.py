@@ -1,6 +1,7 @@
 """A request with its sizes known: what binding finds, and what everything after it reads."""
 
 from dataclasses import dataclass, field
+from typing import Any
 
 from torch import Tensor
 
@@ -60,11 +61,10 @@ class Bound:
     state_wanted: bool = False
     """Whether the running state after the last key is part of the reply."""
 
-    def of(self, module: Module | None, arrays: dict[str, Array]) -> "Bound":
-        """The same with other tensors of the same shapes, and of another module with the same sizes."""
-        # As dataclasses.replace, which takes ten times as long.
+    def of(self, **changes: Any) -> "Bound":
+        """As ``dataclasses.replace``, in a tenth of its time."""
         made = object.__new__(Bound)
-        made.__dict__.update(self.__dict__, module=module, arrays=arrays)
+        made.__dict__.update(self.__dict__, **changes)
         return made
 
     @property

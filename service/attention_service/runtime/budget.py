@@ -108,7 +108,8 @@ class Budget:
         """Give back what ``acquire`` took."""
         self.in_flight -= need
         self._admitted -= 1
-        self.wake()
+        if self._waiting:
+            self.wake()
 
     def take_more(self, more: int) -> None:
         """Take what is ``spare``, for requests that were admitted, to be given back by ``release_more``."""

@@ -41,24 +41,23 @@ class Direct:
     most: float
     """Σ x² of the inputs of keys and values, up to which all keys and values are finite."""
 
-    @torch.inference_mode()
     def run(self, bound: Bound) -> Fields | None:
         """The output as the reply's field; None for numbers that need the general way."""
         module, arrays = bound.module, bound.arrays
         if module is None or len(arrays) > 1 + ("key" in arrays) + ("value" in arrays):  # as what was padded has
             return None
         query = arrays["query"]
-        key = arrays.get("key", query)
-        value = arrays.get("value", key)
-        # Queries may hold what they like, unless they are to be converted: then a large one must be told from infinity.
-        checked = [x for name, x in arrays.items() if name != "query" or key is query or x.dtype != self.dtype]
-        if not all(_squares(x) <= self.most for x in checked):
-            return None
+        for name, x in arrays.items():
+            # Queries may hold what they like, unless they are to be converted: then a large one must be told from
+            # infinity.
+            if (name != "query" or "key" not in arrays or x.dtype != self.dtype) and not _squares(x) <= self.most:
+                return None
         dtype = TORCH_DTYPES[bound.dtype]
-        q = to_torch(query).to(dtype)
-        k = q if key is query else to_torch(key).to(dtype)
-        v = k if value is key else to_torch(value).to(dtype)
+        q = _tensor(query, dtype)
+        k = _tensor(arrays["key"], dtype) if "key" in arrays else q
+        v = _tensor(arrays["value"], dtype) if "value" in arrays else k
         sizes = module.sizes
+        # No inference mode: to enter it takes longer than what autograd does where nothing requires a gradient.
         if k is q and v is q and module.joint is not None:
             q, k, v = project_jointly(module.joint, sizes, q)
         else:
@@ -95,6 +94,11 @@ def _looks_back(bound: Bound) -> bool:
     """Whether the masks say j ≤ i and nothing else."""
     band = pattern_of(bound.spec.masks, bound.queries, bound.keys)
     return isinstance(band, Band) and band.low is None and band.high == 0
+
+
+def _tensor(array: Array, dtype: torch.dtype) -> torch.Tensor:
+    tensor = to_torch(array)
+    return tensor if tensor.dtype == dtype else tensor.to(dtype)
 
 
 def _squares(x: Array) -> float:

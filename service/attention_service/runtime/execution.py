@@ -160,7 +160,7 @@ class Execution:
         self._turn = None
         if self._came:
             self._came, self.came_before = 0, self._came
-        if not self._busy:
+        if self._waiting and not self._busy:
             self._look()
 
     def leave(self, waiting: Waiting) -> None:
@@ -190,7 +190,8 @@ class Execution:
         if not self._waiting:
             return
         following = self._next()
-        self._budget.take_more(following.more)
+        if following.more:
+            self._budget.take_more(following.more)
         if self._stays(following):
             self._finish(following, following.run(self._device))
             return
@@ -250,7 +251,8 @@ class Execution:
 
     def _finish(self, following: Pass, gone: Gone) -> None:
         """Give back the memory, answer everyone, and look at what waits when the answers are on their way."""
-        self._budget.release_more(following.more)
+        if following.more:
+            self._budget.release_more(following.more)
         for waiting, answer in zip(following.taken, gone.answers, strict=True):
             self._give_back(waiting)
             _answer(waiting, answer)

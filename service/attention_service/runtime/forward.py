@@ -51,7 +51,7 @@ def outline_of(module: Module | None, request: ForwardRequest, device: Device, r
 
     def make() -> Outline:
         outline = _outlined(bind(module, request), request, device, room)
-        return replace(outline, bound=outline.bound.of(None, {}))
+        return replace(outline, bound=outline.bound.of(module=None, arrays={}))
 
     found: Outline = device.plans.get(device.clock, ("forward like", like, room), make)
     return found

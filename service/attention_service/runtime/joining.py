@@ -192,8 +192,8 @@ def stacked(bounds: Sequence[Bound], size: Size) -> Bound:
         arrays[name] = _padded(parts, queries if name == "query" else keys) if size.padded else np.concatenate(parts)
     if size.padded:
         arrays["key_lengths"] = np.repeat([bound.keys for bound in bounds], [bound.batch for bound in bounds])
-    layout = replace(first.layout, batched=True)
-    return replace(first, layout=layout, batch=size.batch, queries=queries, keys=keys, arrays=arrays)
+    layout = first.layout if first.layout.batched else replace(first.layout, batched=True)
+    return first.of(layout=layout, batch=size.batch, queries=queries, keys=keys, arrays=arrays)
 
 
 def _padded(parts: Sequence[Array], length: int) -> Array:

@@ -37,7 +37,7 @@ class Outline:
         """The same with the numbers of a request that is like the first."""
         if not self.bound.layout.batched:
             inputs = {name: array[None] for name, array in inputs.items()}
-        return self.bound.of(module, inputs)
+        return self.bound.of(module=module, arrays=inputs)
 
 
 def inputs_of(request: ForwardRequest) -> dict[str, Array]:

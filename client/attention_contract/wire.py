@@ -52,6 +52,8 @@ _CODES: Final = {
     "float64": "F64",
 }
 _FROM_CODES: Final = {code: DTYPES[name] for name, code in _CODES.items()}
+_AS_IT_IS: Final = {np.dtype(np.float32), np.dtype(np.float64)}
+"""What orjson writes without being told how."""
 ModelT = TypeVar("ModelT", bound=BaseModel)
 
 
@@ -65,6 +67,10 @@ def to_json(model: BaseModel, encoding: Encoding = "list") -> bytes:
 
 def dump_json(value: Any, encoding: Encoding = "list") -> bytes:
     """A value of mappings, lists, numbers and arrays as JSON text, its non-finite numbers as strings."""
+    if type(value) is np.ndarray and encoding == "list" and value.ndim and value.dtype in _AS_IT_IS:
+        text = orjson.dumps(np.ascontiguousarray(value), option=orjson.OPT_SERIALIZE_NUMPY)
+        if b"n" not in text:  # what is not finite, orjson writes as null
+            return text
     return orjson.dumps(_plain(value, encoding), option=orjson.OPT_SERIALIZE_NUMPY)
 
 

@@ -9,6 +9,7 @@ from dataclasses import dataclass, replace
 from typing import Any, Final, Protocol
 
 import numpy as np
+import orjson
 
 from attention_contract.errors import InvalidRequest
 from attention_contract.forms import Form, Forms, header_of
@@ -59,7 +60,7 @@ def key_of(body: bytes, media_type: str) -> Hashable:
         header = header_of(memoryview(body))
         return (header, len(body)) if header else None
     divided = _divided(body)
-    return None if divided is None else (dump_json(divided[0]), _shapes(divided[1]))
+    return None if divided is None else (orjson.dumps(divided[0]), _shapes(divided[1]))
 
 
 def text_of(body: bytes, media_type: str, forms: Forms) -> tuple[Text, ForwardRequest] | None:
@@ -82,7 +83,7 @@ def text_of(body: bytes, media_type: str, forms: Forms) -> tuple[Text, ForwardRe
     request = validate(ForwardRequest, said | arrays, by_name=False)
     if request.encoding != "list" or arrays.keys() != inputs_of(request).keys():
         return None
-    return Object(dump_json(said), _shapes(arrays)), request
+    return Object(orjson.dumps(said), _shapes(arrays)), request
 
 
 # ── safetensors ──────────────────────────────────────────────────────────────────────────────────────────────────────
@@ -141,9 +142,12 @@ class Object:
     def inputs(self, body: bytes) -> dict[str, Array] | None:
         """The tensors of an object that says the same."""
         divided = _divided(body)
-        if divided is None or dump_json(divided[0]) != self.said or _shapes(divided[1]) != self.shapes:
+        if divided is None:
             return None
-        return {name: array.view(np.ndarray) for name, array in divided[1].items()}  # what was stated is known
+        rest, arrays = divided
+        if (orjson.dumps(rest)) != self.said or _shapes(arrays) != self.shapes:
+            return None
+        return {name: array.view(np.ndarray) for name, array in arrays.items()}  # what was stated is known
 
     def head(self, reply: Reply, ended: Ended) -> "ObjectOfReply":
         """As of any ``Text``."""

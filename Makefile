@@ -75,11 +75,11 @@ $(VENV)/.torch: constraints.txt deploy/install_torch.sh | $(BIN)/python
 	@touch $@
 
 $(VENV)/.server: pyproject.toml $(VENV)/.torch
-	$(INSTALL) $(PINS) -e '.[server]'
+	$(INSTALL) $(PINS) -e '.[server,plot]'
 	@touch $@
 
 $(VENV)/.demo: pyproject.toml $(VENV)/.torch
-	$(INSTALL) $(PINS) -e '.[server,transformers]'
+	$(INSTALL) $(PINS) -e '.[server,plot,transformers]'
 	@touch $(VENV)/.server $@
 
 $(VENV)/.dev: pyproject.toml $(VENV)/.torch

@@ -3,10 +3,20 @@
 from typing import Annotated, TypeAlias, TypeVar
 
 from pydantic import BaseModel, ConfigDict, Field
+from pydantic_core import PydanticCustomError
 
 ItemT = TypeVar("ItemT")
 Listed: TypeAlias = Annotated[list[ItemT], Field(fail_fast=True)]
 """A list in a request: no item is looked at after the first that is wrong, for a refusal names few of them."""
+
+
+AT_FAULT = "field_at_fault"
+"""The type of pydantic's error for what ``at_fault`` makes."""
+
+
+def at_fault(field: str, message: str) -> PydanticCustomError:
+    """What a check of several fields raises: the one to change, and why."""
+    return PydanticCustomError(AT_FAULT, "{message}", {"field": field, "message": message})
 
 
 class WireModel(BaseModel):

@@ -8,7 +8,7 @@ from typing import Annotated, Literal, Self
 
 from pydantic import Field, model_validator
 
-from attention_contract.base import Listed, WireModel
+from attention_contract.base import Listed, WireModel, at_fault
 
 Theta = Annotated[float, Field(gt=1, le=1e15, allow_inf_nan=False)]
 Factor = Annotated[float, Field(ge=1, le=1e6, allow_inf_nan=False)]
@@ -85,9 +85,9 @@ class Llama3Scaling(WireModel):
     @model_validator(mode="after")
     def _ordered(self) -> Self:
         if self.high_freq_factor <= self.low_freq_factor:
-            raise ValueError(
-                f"high_freq_factor is {self.high_freq_factor:g}; make it larger than low_freq_factor, "
-                f"{self.low_freq_factor:g}"
+            raise at_fault(
+                "high_freq_factor",
+                f"{self.high_freq_factor:g}; make it larger than low_freq_factor, {self.low_freq_factor:g}",
             )
         return self
 
@@ -112,7 +112,7 @@ class YarnScaling(WireModel):
     @model_validator(mode="after")
     def _ordered(self) -> Self:
         if self.beta_fast <= self.beta_slow:
-            raise ValueError(f"beta_fast is {self.beta_fast:g}; make it larger than beta_slow, {self.beta_slow:g}")
+            raise at_fault("beta_fast", f"{self.beta_fast:g}; make it larger than beta_slow, {self.beta_slow:g}")
         return self
 
 

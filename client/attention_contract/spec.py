@@ -11,7 +11,7 @@ from typing import Annotated, Any, Final, Literal, Self
 
 from pydantic import BeforeValidator, ConfigDict, Field, model_validator
 
-from attention_contract.base import Listed, WireModel
+from attention_contract.base import Listed, WireModel, at_fault
 from attention_contract.positions import NoPosition, Position, QKNorm
 
 MAX_MASKS: Final = 64
@@ -161,9 +161,7 @@ class FixedStride(WireModel):
     @model_validator(mode="after")
     def _check(self) -> Self:
         if self.summary > self.stride:
-            raise ValueError(
-                f"summary is {self.summary}, and a block has {self.stride} positions; make it that or fewer"
-            )
+            raise at_fault("summary", f"{self.summary}, and a block has {self.stride} positions; make it that or fewer")
         return self
 
 
@@ -342,12 +340,13 @@ class Linear(WireModel):
     @model_validator(mode="after")
     def _check(self) -> Self:
         if self.normalize and not self._divides:
-            raise ValueError(
-                f"normalize: rule {self.rule} with features {self.map} has no positive sum to divide by; leave "
-                "normalize out, or take rule sum or gated with features elu or relu"
+            raise at_fault(
+                "normalize",
+                f"rule {self.rule} with features {self.map} has no positive sum to divide by; leave normalize out, or "
+                "take rule sum or gated with features elu or relu",
             )
         if self.normalized and self.scale is not None:
-            raise ValueError("scale: it cancels where the sum is divided by; leave it out, or set normalize to false")
+            raise at_fault("scale", "it cancels where the sum is divided by; leave it out, or set normalize to false")
         return self
 
 
@@ -438,8 +437,9 @@ class AttentionSpec(WireModel):
             positions += len(mask.lengths) if isinstance(mask, Documents) else 0
             waiting += mask.of if isinstance(mask, AnyOf | AllOf) else []
         if masks > MAX_MASKS or positions > MAX_POSITIONS:
-            raise ValueError(
-                f"the masks are {masks} with {positions} listed positions, nested ones counted; "
-                f"expected at most {MAX_MASKS} and {MAX_POSITIONS}"
+            raise at_fault(
+                "masks",
+                f"they are {masks} with {positions} listed positions, nested ones counted; "
+                f"expected at most {MAX_MASKS} and {MAX_POSITIONS}",
             )
         return self

@@ -4,7 +4,9 @@ from types import UnionType
 from typing import Annotated, Any, TypeVar, Union, get_args, get_origin
 
 from pydantic import BaseModel, ValidationError
+from pydantic_core import ErrorDetails
 
+from attention_contract.base import AT_FAULT
 from attention_contract.errors import InvalidRequest, InvalidTensor
 
 ModelT = TypeVar("ModelT", bound=BaseModel)
@@ -67,11 +69,19 @@ def _name_of(member: Any) -> Any:
     return member.__name__ if name is None else name.default
 
 
+def _place(error: ErrorDetails, model: type[BaseModel]) -> str | None:
+    """The field that one of pydantic's errors is about; None for the whole."""
+    path = [_path(error["loc"], model)]
+    if error["type"] == AT_FAULT:
+        path.append(error["ctx"]["field"])
+    return ".".join(filter(None, path)) or None
+
+
 def _as_contract_error(fault: ValidationError, model: type[BaseModel]) -> InvalidRequest:
     errors = fault.errors(include_url=False, include_input=False)
     first = errors[0]
-    param = _path(first["loc"], model) or None
-    others = [_path(error["loc"], model) for error in errors[1:9]]
+    param = _place(first, model)
+    others = [place for error in errors[1:9] if (place := _place(error, model))]
     facts: dict[str, Any] = {"also": others} if others else {}
     message = clip(first["msg"].removeprefix("Value error, "), 300)
     context = first.get("ctx", {})

@@ -103,9 +103,9 @@ def test_what_has_not_changed_is_not_sent_again(http):
     ("body", "param"),
     [
         ({"name": "../x", "config": CONFIG}, "name"),
-        ({"name": "x", "config": {"d_model": 7, "num_heads": 2}}, "config"),
-        ({"name": "x", "config": {"d_model": 8, "num_heads": 4, "num_kv_heads": 3}}, "config"),
-        ({"name": "x", "config": CONFIG, "seed": 1, "parameters": {}}, None),
+        ({"name": "x", "config": {"d_model": 7, "num_heads": 2}}, "config.d_model"),
+        ({"name": "x", "config": {"d_model": 8, "num_heads": 4, "num_kv_heads": 3}}, "config.num_kv_heads"),
+        ({"name": "x", "config": CONFIG, "seed": 1, "parameters": {}}, "seed"),
         ({"name": "x", "config": CONFIG, "parameters": {"q_proj.weight": [[1.0]]}}, "parameters"),
         ({"name": "x", "config": {**CONFIG, "dtype": "int8"}}, "config.dtype"),
         ({"name": "x", "config": CONFIG, "extra": 1}, "extra"),

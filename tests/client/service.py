@@ -163,7 +163,8 @@ def reply_to(operation: Operation[Any], request: Any) -> Any:
         "list_modules": m.ModuleList(modules=[INFO], bytes=1152),
         "list_parameters": m.ParameterList(name="demo", version="abc", parameters=[
             m.ParameterInfo(
-                name="q_proj.weight", shape=[8, 8], dtype="float32", bytes=256, mean=0, std=1, min=-1, max=1, norm=8
+                name="q_proj.weight", shape=[8, 8], dtype="float32", bytes=256, mean=0, std=1, min=-1, max=1, norm=8,
+                non_finite=3,
             ),
         ]),
         "get_parameter": m.Parameter(name="q_proj.weight", version="abc", value=np.ones((2, 2), np.float32)),

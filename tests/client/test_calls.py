@@ -75,7 +75,7 @@ def test_models_and_plain_values_make_the_same_call():
 @pytest.mark.parametrize(
     ("call", "args", "kwargs", "param"),
     [
-        ("create_module", ("demo", {"d_model": 8, "num_heads": 3}), {}, "config"),
+        ("create_module", ("demo", {"d_model": 8, "num_heads": 3}), {}, "config.d_model"),
         ("create_module", ("no name", CONFIG), {}, "name"),
         ("get_module", ("",), {}, "name"),
         ("get_module", ("..",), {}, "name"),

@@ -13,6 +13,7 @@ from typer.testing import CliRunner
 from attention_client.cli import app, costs, extensions, files, results
 from attention_client.cli.session import Session
 from attention_contract.errors import PROBLEM_MEDIA_TYPE, ModuleNotFound
+from attention_contract.schemas.accuracy import AccuracyReply
 from attention_contract.schemas.answers import Crossover
 from attention_contract.schemas.attention import ApproximationError, ForwardReply
 from attention_contract.wire import from_body, to_safetensors
@@ -42,9 +43,9 @@ def run(played, tmp_path, monkeypatch):
 COMMANDS = {
     "modules": ["demo", "abc", "288"],
     "modules list": ["demo", "abc", "1.15 kB"],
-    "modules show demo": ["config.d_model", "8"],
+    "modules show demo": ["config.d_model", "8", "sinks", " false"],
     "modules create demo --d-model 8 --num-heads 2 --seed 1": ["version", "abc"],
-    "modules parameters demo": ["q_proj.weight", "[8, 8]"],
+    "modules parameters demo": ["q_proj.weight", "[8, 8]", "not finite", "   3\n"],
     "modules parameters demo q_proj.weight --head 1 --slice 0:2": ["[2, 2] float32", "1."],
     "import minilm --layer 1": ["demo"],
     "forward demo --query q.npy": ["output", "[3, 8]", "2 kFLOP", "1.5 ms (predicted 1, from 0.5 to 2; queued 0.1)"],
@@ -55,10 +56,11 @@ COMMANDS = {
     "gradients --query q.npy --key q.npy --value q.npy": ["query"],
     "complexity demo --sweep length=512,1024,2048": ["2048", "O(n²·d)", "2 MB"],
     "complexity --queries 4 --num-heads 8 --head-dim 64": ["fused", "0.25 to 1", "4321", "blocked", "9 MB"],
-    "complexity demo --queries 4": ["a cpu", "outweighs the projections from 1024 tokens"],
+    "complexity demo --queries 4": ["a cpu", "outweighs the projections from 1024 tokens", "n: keys", "; gradients"],
+    "complexity demo --queries 4 --sweep num_heads=2,16": ["num heads", " 16  ", "FLOPs grow as length^2.00"],
     'complexity demo --queries 4 --compare {"label":"wide","num_heads":4} --compare {"label":"none"}': [
         "wide",
-        "none is faster than request from length 777 on: perhaps from 333, surely from beyond 1048576",
+        "none is faster than request from length 777 on: perhaps from 333, surely only beyond 1048576",
     ],
     "hardware": ["G1", "80 GB", "989.5", "a sheet"],
     "hopfield --stored q.npy --states q.npy --eps 0.1": ["one pattern", "metastable, still falling", "2.969", "0.9688"],
@@ -70,9 +72,9 @@ COMMANDS = {
         "+12.5%",
         "25.0%",
         "90.0%",
-        "runs of each kernel; it is measured again",
+        "runs of each kernel; it is being measured again now",
     ],
-    "info": ["limits.max_queue"],
+    "info": ["limits.max_queue", "media_types", " application/json "],
     "variants": ["score", "dot", "O(n²)"],
 }
 
@@ -152,10 +154,28 @@ def test_a_picture_goes_into_a_file(run, played, tmp_path, target):
         assert (tmp_path / name).read_bytes() == b"drawn as " + begin
 
 
+def test_a_size_that_no_shape_has_has_a_column_of_its_own(run):
+    """Rows of a sweep over heads would look alike without it; lengths, batches and the like have their columns."""
+    swept = run("complexity", "demo", "--queries", "4", "--sweep", "num_kv_heads=1,32").stdout.splitlines()
+    assert [line.split()[1] for line in swept[1:3]] == ["1", "32"]
+    assert swept[0].split()[:4] == ["kernel", "num", "kv", "heads"]
+    by_length = run("complexity", "demo", "--sweep", "length=4,8").stdout
+    by_past = run("complexity", "demo", "--queries", "1", "--sweep", "past=4,8").stdout
+    assert by_length.splitlines()[0] == by_past.splitlines()[0]
+    assert by_length.split()[:2] == ["kernel", "batch"]
+
+
+def test_the_first_measurement_is_not_told_as_another_one(capsys):
+    for basis, told in (("rates", "it is being measured now"), ("calibrated", "it is being measured again now")):
+        reply = AccuracyReply(device="cpu", basis=basis, recalibrating=True, recalibrations=0, predictions=[])
+        results.accuracy(reply)
+        assert told in capsys.readouterr().out
+
+
 def test_crossovers_are_sentences():
     both = {"between": ("a", "b"), "dimension": "batch", "searched": (1, 64)}
     told = {
-        "a and b end up the same in peak bytes at batch 64": {"of": "peak_bytes"},
+        "a and b need the same memory at batch 64": {"of": "peak_bytes"},
         "a needs less memory than b at every batch from 1 to 64": {"of": "peak_bytes", "cheaper": "a"},
         "b takes fewer FLOPs than a from batch 7 on": {"of": "flops", "cheaper": "b", "at": 7},
         "a is faster than b from batch 7 on: perhaps from any, surely from 9": {

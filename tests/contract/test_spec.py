@@ -144,7 +144,7 @@ def test_a_causal_mask_is_top_left_and_a_window_unlimited_unless_told_otherwise(
 def test_a_summary_is_no_longer_than_its_block():
     with pytest.raises(InvalidRequest, match="5 positions") as refused:
         validate(AttentionSpec, {"masks": [{"name": "fixed", "stride": 5, "summary": 6}]})
-    assert refused.value.param == "masks.0"
+    assert refused.value.param == "masks.0.summary"
     validate(AttentionSpec, {"masks": [{"name": "fixed", "stride": 5, "summary": 5}]})
 
 

@@ -5,11 +5,13 @@ import pytest
 from attention_contract.errors import InvalidRequest, InvalidTensor
 from attention_contract.schemas.attention import ForwardRequest, RawForwardRequest, RawGradientsRequest
 from attention_contract.schemas.complexity import ComplexityRequest, RawComplexityRequest
+from attention_contract.schemas.hopfield import HopfieldRequest
 from attention_contract.schemas.modules import CreateModule, ImportModule, ReplaceParameters
 from attention_contract.validation import validate
 
 LONG = "x" * 10**6
 LLAMA3 = {"name": "llama3", "factor": 8, "original_max_position_embeddings": 8192}
+PATTERNS = {"stored": [[1.0]], "states": [[1.0]]}
 MODULE = {"name": "m", "config": {"d_model": 8, "num_heads": 2}}
 
 
@@ -40,7 +42,12 @@ CASES = [
     (ForwardRequest, raw(edits=[{"tap": "lse", "set": 0}]), "edits.0.tap", "'weights'"),
     (ForwardRequest, raw(edits=[{"tap": "scores"}]), "edits.0", "exactly one"),
     (ForwardRequest, raw(edits=[{"tap": "scores", "set": 0, "scale": 1}]), "edits.0", "exactly one"),
-    (ForwardRequest, raw(edits=[{"tap": "scores", "set": 0, "renormalize": True}]), "edits.0", "weights only"),
+    (
+        ForwardRequest,
+        raw(edits=[{"tap": "scores", "set": 0, "renormalize": True}]),
+        "edits.0.renormalize",
+        "weights only",
+    ),
     (ForwardRequest, raw(edits=[{"tap": "q", "value": [1, [2]]}]), "edits.0.value", "ragged"),
     (ForwardRequest, raw(edits=[{"tap": "q", "set": 0}] * 257), "edits", "at most 256"),
     (ForwardRequest, raw(select={"heads": [-1]}), "select.heads.0", "greater"),
@@ -148,7 +155,7 @@ CASES = [
     (
         RawForwardRequest,
         raw(spec={"position": {"name": "rope", "scaling": {**LLAMA3, "low_freq_factor": 4, "high_freq_factor": 4}}}),
-        "spec.position.scaling",
+        "spec.position.scaling.high_freq_factor",
         "make it larger",
     ),
     (RawForwardRequest, raw(spec={"qk_norm": {"eps": 0}}), "spec.qk_norm.eps", "greater"),
@@ -160,12 +167,17 @@ CASES = [
     (CreateModule, MODULE | {"name": "m\n"}, "name", "pattern"),
     (CreateModule, {"name": "config"}, "config", "required"),
     (CreateModule, {"name": "seed", "config": {"d_model": 8}}, "config.num_heads", "required"),
-    (CreateModule, {"name": "m", "config": {"d_model": 9, "num_heads": 2}}, "config", "multiple"),
-    (CreateModule, {"name": "m", "config": {"d_model": 8, "num_heads": 4, "num_kv_heads": 3}}, "config", "divide"),
+    (CreateModule, {"name": "m", "config": {"d_model": 9, "num_heads": 2}}, "config.d_model", "multiple"),
+    (
+        CreateModule,
+        {"name": "m", "config": {"d_model": 8, "num_heads": 4, "num_kv_heads": 3}},
+        "config.num_kv_heads",
+        "3 does not divide",
+    ),
     (CreateModule, {"name": "m", "config": {"d_model": 8, "num_heads": 2, "bias": "maybe"}}, "config.bias", "boolean"),
     (CreateModule, {"name": "m", "config": {"d_model": 2**40, "num_heads": 2}}, "config.d_model", "less"),
     (CreateModule, MODULE | {"seed": -1}, "seed", "greater"),
-    (CreateModule, MODULE | {"seed": 1, "parameters": {}}, None, "both"),
+    (CreateModule, MODULE | {"seed": 1, "parameters": {}}, "seed", "both"),
     (ReplaceParameters, {"parameters": {}}, "parameters", "at least 1"),
     (ImportModule, {"checkpoint": ""}, "checkpoint", "at least 1"),
     (ImportModule, {"checkpoint": "c", "part": "both"}, "part", "'cross'"),
@@ -176,9 +188,19 @@ CASES = [
     (
         RawComplexityRequest,
         {"shape": {"queries": 1}, "num_heads": 4, "num_kv_heads": 3, "head_dim": 1},
-        None,
+        "num_kv_heads",
         "does not divide",
     ),
+    (
+        ComplexityRequest,
+        {"shape": {"queries": 1}, "compare": [{}, {"spec": {"masks": [{"name": "fixed", "stride": 2, "summary": 3}]}}]},
+        "compare.1.spec.masks.0.summary",
+        "2 positions",
+    ),
+    (HopfieldRequest, PATTERNS | {"steps": 3, "eps": 0.1}, "steps", "exclude"),
+    (HopfieldRequest, PATTERNS | {"max_steps": 3}, "max_steps", "send eps"),
+    (HopfieldRequest, PATTERNS | {"max_steps": 3, "steps": 2}, "max_steps", "send eps"),
+    (HopfieldRequest, PATTERNS | {"eps": -1}, "eps", "greater"),
 ]
 
 

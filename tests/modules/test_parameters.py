@@ -50,13 +50,20 @@ def test_statistics_of_large_numbers_far_from_zero_keep_their_precision():
     assert (info.mean, info.std) == (1e8, 1.0)
 
 
-def test_statistics_of_numbers_that_are_not_finite_say_so():
+def test_statistics_are_of_what_is_finite_and_say_how_much_is_not(monkeypatch):
+    monkeypatch.setattr(parameters, "_CHUNK", 3)  # some chunks without a finite number
     values = {name: value.clone() for name, value in made().parameters.items()}
-    values["q_proj.bias"][0] = torch.nan
-    values["k_proj.bias"][0] = torch.inf
+    bias = values["q_proj.bias"]
+    bias[:] = torch.tensor([torch.nan, 3.0, -torch.inf, torch.nan, torch.inf, torch.nan, -4.0, 1.0])
+    values["k_proj.bias"][:] = -torch.inf
     described = {info.name: info for info in parameters.describe(Module.of("m", made().config, values)).parameters}
-    assert np.isnan([described["q_proj.bias"].min, described["q_proj.bias"].max, described["q_proj.bias"].norm]).all()
-    assert described["k_proj.bias"].max == np.inf
+    told = described["q_proj.bias"]
+    assert (told.min, told.max, told.mean, told.non_finite) == (-4, 3, 0, 5)
+    assert (told.std, told.norm) == (pytest.approx((26 / 3) ** 0.5), pytest.approx(26**0.5))
+    nothing = described["k_proj.bias"]
+    assert np.isnan([nothing.min, nothing.max, nothing.mean, nothing.std, nothing.norm]).all()
+    assert nothing.non_finite == 8
+    assert described["v_proj.bias"].non_finite == 0
 
 
 @pytest.mark.parametrize(

@@ -9,6 +9,7 @@ from attention_client import calls
 from attention_client.cli import costs, files, results
 from attention_client.cli.inputs import Name, Spec
 from attention_client.cli.session import AsJson, client_of, print_json
+from attention_contract.schemas.complexity import Sweep
 from attention_contract.wire import PICTURES
 
 
@@ -89,7 +90,7 @@ def complexity(
     if as_json:
         print_json(reply)
     else:
-        costs.costs(reply)
+        costs.costs(reply, None if varied is None else Sweep.model_validate(varied))
 
 
 def _draw(ctx: typer.Context, file: Path, name: str | None, asked: tuple[Any, Any], options: dict[str, Any]) -> None:

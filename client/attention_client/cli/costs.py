@@ -6,31 +6,45 @@ from rich.text import Text
 
 from attention_client.cli.show import new_table, number, print_out, scaled
 from attention_contract.schemas.answers import CostLimits, Crossover, Fits, Largest
-from attention_contract.schemas.complexity import Compared, ComplexityReply, Cost, Growth
+from attention_contract.schemas.complexity import Compared, ComplexityReply, Cost, Growth, Shape, Sweep
 from attention_contract.schemas.hardware import HardwareList
 
 _UNITS = {"time": "is faster", "peak_bytes": "needs less memory", "flops": "takes fewer FLOPs"}
+_SAME = {"time": "take the same time", "peak_bytes": "need the same memory", "flops": "take the same FLOPs"}
 
 
-def costs(reply: ComplexityReply) -> None:
+def costs(reply: ComplexityReply, sweep: Sweep | None) -> None:
     """One row for each shape, of each thing compared; how the cost grows, what fits, and where one costs less."""
     compared = bool(reply.compared)
     shown = reply.series
+    beside = _beside_shapes(sweep)
     table = new_table(
-        *(["of"] if compared else []), "kernel", "batch", "queries", "keys", "past", "forward FLOP", "backward FLOP",
-        "kv cache", "peak", "ms", "nine of ten", left=1 + compared,
+        *(["of"] if compared else []), "kernel", *beside, "batch", "queries", "keys", "past", "forward FLOP",
+        "backward FLOP", "kv cache", "peak", "ms", "nine of ten", left=1 + compared,
     )  # fmt: skip
     for at in range(len(reply.costs)):
         for one in shown:
-            table.add_row(*([one.label] if compared else []), *_row(one.costs[at]))
+            cost, sizes = one.costs[at], [str(values[at]) for values in beside.values()]
+            table.add_row(*([one.label] if compared else []), cost.kernel, *sizes, *_row(cost))
     print_out(table)
     for one in shown:
-        print_out(Text((f"{one.label}: " if compared else "") + _growth(one, len(reply.costs)), style="dim"))
+        label = f"{one.label}: " if compared else ""
+        print_out(Text(label + _growth(one, len(reply.costs)), style="dim"))
+        print_out(Text(label + _last(one.costs[-1]), style="dim"))
+    letters = {letter: meaning for one in shown for letter, meaning in one.growth.letters.items()}
+    print_out(Text("; ".join(f"{letter}: {meaning}" for letter, meaning in letters.items()), style="dim"))
     _limits(shown)
     if reply.projections_crossover is not None:
         print_out(f"attention outweighs the projections from {reply.projections_crossover} tokens on")
     for crossover in reply.crossovers:
         print_out(_crossover(crossover))
+
+
+def _beside_shapes(sweep: Sweep | None) -> dict[str, list[int]]:
+    """The size that a sweep varies, where it is none of the shape's own, which have columns anyway."""
+    if sweep is None or sweep.dimension in {"length", *Shape.model_fields}:
+        return {}
+    return {sweep.dimension.replace("_", " "): sweep.values}
 
 
 def _row(cost: Cost) -> list[str]:
@@ -39,7 +53,6 @@ def _row(cost: Cost) -> list[str]:
     flops = (cost.executed_flops, cost.executed_backward_flops)
     memory = (cost.kv_cache_bytes, cost.peak_bytes.request)
     return [
-        cost.kernel,
         *map(str, sizes),
         *("" if value is None else scaled(value) for value in flops),
         *(scaled(value, "B") for value in memory),
@@ -59,8 +72,21 @@ def _growth(one: Compared, shapes: int) -> str:
         ("time", growth.time_exponent),
         ("peak memory", growth.peak_bytes_exponent),
     )
-    grown = ", ".join(f"{what} as n^{exponent:.2f}" for what, exponent in found if exponent is not None)
-    return f"with {growth.dimension}: {grown}; {orders}"
+    size = growth.dimension
+    grown = ", ".join(f"{what} as {size}^{exponent:.2f}" for what, exponent in found if exponent is not None)
+    return f"with {size}: {grown}; {orders}"
+
+
+def _last(cost: Cost) -> str:
+    """What a token costs in the last row, and what else can be done with its tokens."""
+    token, predicted = cost.per_token, cost.predicted
+    told = [
+        f"a token of the last row: {scaled(token.flops, 'FLOP')}, {number(token.predicted_ms)} ms, "
+        f"{scaled(token.kv_cache_bytes, 'B')} of kv cache"
+    ]
+    told += [] if predicted.decode is None else [f"a decode step there {number(predicted.decode.median_ms)} ms"]
+    told += [] if predicted.gradients is None else [f"gradients {number(predicted.gradients.median_ms)} ms"]
+    return "; ".join(told)
 
 
 def _limits(shown: Sequence[Compared]) -> None:
@@ -79,7 +105,7 @@ def _fits(fits: Fits) -> list[str]:
 
 
 def _largest(found: Largest) -> tuple[str, str]:
-    bound = "" if found.bound == "memory" else f" ({found.bound})"
+    bound = {"memory": "", "spec": " (the spec has room for)", "shape": " (the largest there is)"}[found.bound]
     return f"{found.size}{bound}", found.kernel or ""
 
 
@@ -88,7 +114,7 @@ def _crossover(found: Crossover) -> str:
     first, last = found.searched
     if found.cheaper is None:
         one, other = found.between
-        return f"{one} and {other} end up the same in {found.of.replace('_', ' ')} at {found.dimension} {last}"
+        return f"{one} and {other} {_SAME[found.of]} at {found.dimension} {last}"
     other = found.between[int(found.between[0] == found.cheaper)]
     does = f"{found.cheaper} {_UNITS[found.of]} than {other}"
     if found.at is None:
@@ -97,7 +123,7 @@ def _crossover(found: Crossover) -> str:
     if found.of != "time":
         return told
     low = "any" if found.low is None else str(found.low)
-    return f"{told}: perhaps from {low}, surely from {'beyond ' + str(last) if found.high is None else found.high}"
+    return f"{told}: perhaps from {low}, surely {f'only beyond {last}' if found.high is None else f'from {found.high}'}"
 
 
 def hardware(reply: HardwareList) -> None:

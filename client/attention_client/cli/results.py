@@ -130,5 +130,6 @@ def accuracy(reply: AccuracyReply) -> None:
         table.add_row(row.kernel, row.purpose, str(row.count), *shares)
     print_out(table)
     basis = {"calibrated": "runs of each kernel", "rates": "rates of the device", "datasheet": "its maker's figures"}
-    now = "; it is measured again now" if reply.recalibrating else ""
+    again = " again" if reply.basis == "calibrated" else ""
+    now = f"; it is being measured{again} now" if reply.recalibrating else ""
     print_out(Text(f"{reply.device}: predicted from {basis[reply.basis]}{now}", style="dim"))

@@ -1,5 +1,6 @@
 """Replies as tables for people."""
 
+import json
 import sys
 from typing import Any
 
@@ -62,8 +63,15 @@ def facts(reply: WireModel) -> None:
     """Every field that is set, nested ones by their dotted name."""
     table = new_table("field", "value", left=2)
     for name, value in _flat(reply.model_dump(by_alias=True, exclude_none=True)):
-        table.add_row(name, Text(str(value)))
+        table.add_row(name, Text(_value(value)))
     print_out(table)
+
+
+def _value(value: Any) -> str:
+    """Words as they are, everything else as JSON, as it may be given to an option."""
+    if isinstance(value, list) and all(isinstance(item, str) for item in value):
+        return ", ".join(value)
+    return value if isinstance(value, str) else json.dumps(value, ensure_ascii=False, default=str)
 
 
 def _flat(value: dict[str, Any], path: str = "") -> list[tuple[str, Any]]:
@@ -91,11 +99,12 @@ def modules(reply: ModuleList) -> None:
 
 
 def parameters(reply: ParameterList) -> None:
-    """One row for each parameter."""
-    table = new_table("parameter", "shape", "dtype", "mean", "std", "min", "max", "norm", left=3)
+    """One row for each parameter; a column tells of numbers that are not finite, where there are some."""
+    broken = ["not finite"] if any(one.non_finite for one in reply.parameters) else []
+    table = new_table("parameter", "shape", "dtype", "mean", "std", "min", "max", "norm", *broken, left=3)
     for one in reply.parameters:
         statistics = map(number, (one.mean, one.std, one.min, one.max, one.norm))
-        table.add_row(one.name, str(one.shape), one.dtype, *statistics)
+        table.add_row(one.name, str(one.shape), one.dtype, *statistics, *(str(one.non_finite) for _ in broken))
     print_out(table)
 
 

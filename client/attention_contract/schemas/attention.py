@@ -8,7 +8,7 @@ from typing import Annotated, Any, Final, Literal
 
 from pydantic import Field, model_validator
 
-from attention_contract.base import Listed, WireModel
+from attention_contract.base import Listed, WireModel, at_fault
 from attention_contract.spec import AttentionSpec
 from attention_contract.tensors import BoolArray, Encoding, FloatArray, IntArray, MaskArray
 
@@ -64,7 +64,7 @@ class Edit(WireModel):
         if sum(action is not None for action in (self.set, self.value, self.scale)) != 1:
             raise ValueError("expected exactly one of set, value and scale")
         if self.renormalize and self.tap != "weights":
-            raise ValueError("renormalize applies to weights only")
+            raise at_fault("renormalize", "it applies to weights only")
         return self
 
 

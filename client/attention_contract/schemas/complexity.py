@@ -8,7 +8,7 @@ from typing import Annotated, Literal
 
 from pydantic import Field, model_validator
 
-from attention_contract.base import Listed, WireModel
+from attention_contract.base import Listed, WireModel, at_fault
 from attention_contract.schemas.answers import CostLimits, Crossover, PerToken, Predicted
 from attention_contract.schemas.attention import MAX_TAPS, Index, KernelName, Tap, output_only
 from attention_contract.schemas.counts import Executed, TapCost
@@ -97,7 +97,7 @@ class RawComplexityRequest(ComplexityRequest):
     @model_validator(mode="after")
     def _heads_divide(self) -> "RawComplexityRequest":
         if self.num_kv_heads is not None and self.num_heads % self.num_kv_heads:
-            raise ValueError(f"num_kv_heads {self.num_kv_heads} does not divide num_heads {self.num_heads}")
+            raise at_fault("num_kv_heads", f"{self.num_kv_heads} does not divide num_heads {self.num_heads}")
         return self
 
 

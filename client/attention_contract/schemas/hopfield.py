@@ -10,7 +10,7 @@ from typing import Any, Final, Self
 
 from pydantic import Field, model_validator
 
-from attention_contract.base import WireModel
+from attention_contract.base import WireModel, at_fault
 from attention_contract.schemas.attention import Ran
 from attention_contract.tensors import BoolArray, Encoding, FloatArray, IntArray
 
@@ -70,9 +70,9 @@ class HopfieldRequest(WireModel):
     @model_validator(mode="after")
     def _one_end(self) -> Self:
         if self.steps is not None and self.eps is not None:
-            raise ValueError("steps and eps exclude each other; to limit an iteration until eps, send max_steps")
+            raise at_fault("steps", "it and eps exclude each other; to limit an iteration until eps, send max_steps")
         if self.max_steps is not None and self.eps is None:
-            raise ValueError("max_steps limits an iteration until eps, which is missing; send eps, or steps instead")
+            raise at_fault("max_steps", "it limits an iteration until eps, and there is none; send eps, or steps")
         return self
 
 

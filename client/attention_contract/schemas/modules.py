@@ -8,7 +8,7 @@ from typing import Annotated, Literal
 
 from pydantic import Field, model_validator
 
-from attention_contract.base import WireModel
+from attention_contract.base import WireModel, at_fault
 from attention_contract.spec import AttentionSpec
 from attention_contract.tensors import Encoding, FloatArray, FloatName
 
@@ -50,12 +50,12 @@ class ModuleConfig(WireModel):
     @model_validator(mode="after")
     def _heads_divide(self) -> "ModuleConfig":
         if self.head_dim is None and self.d_model % self.num_heads:
-            raise ValueError(
-                f"d_model {self.d_model} is not a multiple of num_heads {self.num_heads}; "
-                "give head_dim to choose the width"
+            raise at_fault(
+                "d_model",
+                f"{self.d_model} is not a multiple of num_heads {self.num_heads}; give head_dim to choose the width",
             )
         if self.num_kv_heads is not None and self.num_heads % self.num_kv_heads:
-            raise ValueError(f"num_kv_heads {self.num_kv_heads} does not divide num_heads {self.num_heads}")
+            raise at_fault("num_kv_heads", f"{self.num_kv_heads} does not divide num_heads {self.num_heads}")
         return self
 
 
@@ -72,7 +72,7 @@ class CreateModule(WireModel):
     @model_validator(mode="after")
     def _one_origin(self) -> "CreateModule":
         if self.seed is not None and self.parameters is not None:
-            raise ValueError("expected seed or parameters, got both")
+            raise at_fault("seed", "expected it or parameters, got both")
         return self
 
 
@@ -125,7 +125,10 @@ class ModuleList(WireModel):
 
 
 class ParameterInfo(WireModel):
-    """One parameter: its shape and what its numbers look like."""
+    """One parameter: its shape and what its numbers look like.
+
+    Parameters are taken as they come. Statistics are of the finite numbers, and NaN where there are none.
+    """
 
     name: str
     shape: list[int]
@@ -133,11 +136,13 @@ class ParameterInfo(WireModel):
     bytes: int
     mean: float
     std: float
-    """Standard deviation, the sum of squares divided by the number of elements."""
+    """Standard deviation, the sum of squares divided by how many numbers there are."""
     min: float
     max: float
     norm: float
     """Euclidean norm."""
+    non_finite: int
+    """How many are infinite or NaN."""
 
 
 class ParameterList(WireModel):

@@ -2,6 +2,7 @@
 
 import math
 import re
+from collections.abc import Iterator
 from typing import Final
 
 import torch
@@ -27,23 +28,27 @@ def describe(module: Module) -> ParameterList:
 
 
 def _describe(name: str, value: Tensor) -> ParameterInfo:
-    """Statistics in float64, chunk by chunk, so that no copy of the whole is made."""
-    flat = value.reshape(-1)
-    chunks = [flat[start : start + _CHUNK] for start in range(0, flat.numel(), _CHUNK)]
-    extremes = torch.stack([torch.stack(chunk.aminmax()) for chunk in chunks]).double()
-    mean = torch.stack([chunk.double().sum() for chunk in chunks]).sum() / value.numel()
-    squares = torch.stack([(chunk.double() - mean).square().sum() for chunk in chunks]).sum()
-    norms = torch.stack([torch.linalg.vector_norm(chunk.double()) for chunk in chunks])
+    """Statistics in float64 of what is finite, chunk by chunk, so that no copy of the whole is made."""
+
+    def chunks() -> Iterator[Tensor]:
+        for chunk in torch.split(value.reshape(-1), _CHUNK):
+            yield chunk[chunk.isfinite()].double()
+
+    count = sum(chunk.numel() for chunk in chunks())
+    mean = sum(float(chunk.sum()) for chunk in chunks()) / count if count else math.nan
+    squares = sum(float((chunk - mean).square().sum()) for chunk in chunks()) / count if count else math.nan
+    extremes = [chunk.aminmax() for chunk in chunks() if chunk.numel()]
     return ParameterInfo(
         name=name,
         shape=list(value.shape),
         dtype=torch_dtype_name(value.dtype),
         bytes=value.nbytes,
-        mean=float(mean),
-        std=math.sqrt(float(squares) / value.numel()),
-        min=float(extremes[:, 0].min()),
-        max=float(extremes[:, 1].max()),
-        norm=float(torch.linalg.vector_norm(norms)),
+        mean=mean,
+        std=math.sqrt(squares),
+        min=min((float(least) for least, _ in extremes), default=math.nan),
+        max=max((float(most) for _, most in extremes), default=math.nan),
+        norm=math.hypot(*(float(torch.linalg.vector_norm(chunk)) for chunk in chunks())) if count else math.nan,
+        non_finite=value.numel() - count,
     )
 
 

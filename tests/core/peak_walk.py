@@ -16,7 +16,7 @@ from tests.core.peaks import DTYPES, Request, Run, held_at_peak, peaks
 from tests.core.test_cost_memory import ALL_TAPS, GRADIENT_TAPS, KERNELS, SLACK, module, raw
 
 from attention_contract.spec import AnyOf, GlobalTokens, SlidingWindow
-from attention_service.core.cost import Workload, gradient_phases, memory_phases, rehearsed_gradient_bytes
+from attention_service.core.cost import Workload, gradient_phases, memory_phases
 from attention_service.core.cost.phases import Phase, peak_of
 from attention_service.core.cost.stand_ins import names_of
 from attention_service.core.edits import BoundEdit
@@ -24,8 +24,6 @@ from attention_service.core.kernels import unsuitable
 from attention_service.core.normalizers import has_lse
 from attention_service.runtime.calibration.specs import Lengths, draw_spec
 
-REHEARSED = {"second", "edited back", "edited taps"}
-"""Passes whose peak is not counted by phase."""
 EDITED_TAPS = ("q", "k", "v", "scores", "capped_scores", "masked_scores", "weights", "context")
 
 
@@ -43,17 +41,16 @@ class Pass:
     @property
     def estimate(self) -> int:
         """Bytes."""
-        if self.way in REHEARSED:
-            names = names_of(self.work, taps=self.way == "edited taps")
-            return rehearsed_gradient_bytes(self.work, names, twice=self.way == "second")
         return peak_of(self.phases)
 
     @property
     def phases(self) -> tuple[Phase, ...]:
-        """What is counted, where it is counted by phase."""
+        """What is held in each."""
         if self.way in {"forward", "tapped", "edited"}:
             return memory_phases(self.work, self.kernel)
-        return gradient_phases(self.work, taps=self.way == "taps", kernel=self.kernel)
+        names = names_of(self.work, taps=self.way in {"taps", "edited taps"})
+        phases = gradient_phases(self.work, self.kernel, names, twice=self.way == "second")
+        return tuple(phase for phase in phases if phase.name != "taps again")  # which these passes don't return
 
 
 def drawn(rng: np.random.Generator) -> Workload:
@@ -182,9 +179,8 @@ def show(each: Pass) -> None:
     print(f"measured {sum(size for size, _ in held)}, estimated {each.estimate}")
     for size, name in sorted(held, reverse=True)[:30]:
         print(f"  {size:>10}  {name[:170]}")
-    if each.way not in REHEARSED:
-        for phase in each.phases:
-            print(f"{phase.name} {phase.bytes}: {dict(phase.tensors)}")
+    for phase in each.phases:
+        print(f"{phase.name} {phase.bytes}: {dict(phase.tensors)}")
 
 
 if __name__ == "__main__":

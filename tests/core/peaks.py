@@ -58,7 +58,7 @@ class Request:
             self.tensors["key_lengths"] = torch.full((work.batch,), work.keys - 1)
         if work.batched_offsets:
             self.tensors["offsets"] = torch.tensor(work.offsets or range(work.batch))
-        if work.batched_places:
+        elif work.batched_places:
             self.tensors["positions"] = torch.arange(work.past, work.past + work.queries).repeat(work.batch, 1)
         self.parameters = {} if sizes is None else initial_parameters(sizes, 0, dtype)
         if sizes is None:
@@ -106,7 +106,7 @@ class Request:
             del found
         else:
             context, at = attend(problem, (), Selection(), edits, kernel).context, {}
-        del problem
+        del problem, tensors  # which the graph keeps as far as it needs them
         output = context if self.work.sizes is None else project_out(parameters, context)
         del context
         wanted = [*leaves.values(), *parameters.values(), *at.values()]

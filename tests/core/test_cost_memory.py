@@ -38,7 +38,6 @@ from attention_service.core.cost import (
     memory_phases,
     output_bytes,
     peak_bytes,
-    rehearsed_gradient_bytes,
 )
 from attention_service.core.cost.stand_ins import names_of
 from attention_service.core.kernels import unsuitable
@@ -191,9 +190,7 @@ def passes():
     """Every pass that is measured, by what it is."""
     for name, work in (WORKLOADS | TAPPED).items():
         request = Request(work)
-        for kernel in KERNELS:
-            if unsuitable(kernel, work.spec, DTYPES[work.itemsize], dropout=work.dropped):
-                continue
+        for kernel in able(work):
             yield ("forward", name, kernel), lambda request=request, kernel=kernel: request.forward(kernel)
             if name in WORKLOADS:
                 yield ("backward", name, kernel), lambda request=request, kernel=kernel: request.backward(kernel)
@@ -203,6 +200,11 @@ def passes():
                 ("taps", name, "materialized"),
                 lambda request=request: request.backward("materialized", GRADIENT_TAPS),
             )
+
+
+def able(work: Workload) -> list[str]:
+    """The kernels that compute it."""
+    return [each for each in KERNELS if not unsuitable(each, work.spec, DTYPES[work.itemsize], dropout=work.dropped)]
 
 
 @pytest.fixture(scope="module")
@@ -239,20 +241,21 @@ def test_forward_peak_is_what_is_allocated(name, measured):
 def test_gradient_peak_is_what_is_allocated(name, measured):
     for kernel in KERNELS:
         if ("backward", name, kernel) in measured:
-            estimate = gradient_peak_bytes(WORKLOADS[name], taps=False, kernel=kernel)
+            estimate = gradient_peak_bytes(WORKLOADS[name], kernel)
             assert_tight(estimate, measured["backward", name, kernel])
 
 
 @pytest.mark.parametrize("name", WORKLOADS)
 def test_peak_with_gradients_of_every_tap_is_what_is_allocated(name, measured):
-    estimate = gradient_peak_bytes(WORKLOADS[name], taps=True, kernel="materialized")
+    work = WORKLOADS[name]
+    estimate = gradient_peak_bytes(work, "materialized", names_of(work, taps=True))
     assert_tight(estimate, measured["taps", name, "materialized"])
 
 
 @pytest.mark.parametrize("name", WORKLOADS)
 def test_peak_of_second_gradients_is_what_is_allocated(name, measured):
     work = WORKLOADS[name]
-    estimate = rehearsed_gradient_bytes(work, names_of(work), twice=True)
+    estimate = gradient_peak_bytes(work, "materialized", twice=True)
     assert_tight(estimate, measured["second", name, "materialized"])
 
 
@@ -266,33 +269,37 @@ def test_everything_was_measured(measured):
 
 @pytest.mark.parametrize("work", WORKLOADS.values(), ids=WORKLOADS)
 def test_what_does_more_is_never_estimated_to_need_less(work):
-    for kernel in KERNELS:
-        gradient = gradient_peak_bytes(work, taps=False, kernel=kernel)
+    for kernel in able(work):
         assert peak_bytes(work, kernel) <= peak_bytes(replace(work, taps=ALL_TAPS), kernel)
-        assert peak_bytes(work, kernel) <= gradient
-        # Gradients of taps are those of the stages; tile by tile, small ones may take more.
-        assert kernel == "blocked" or gradient <= gradient_peak_bytes(work, taps=True, kernel=kernel)
-    every, tapped = names_of(work), names_of(work, taps=True)
-    checked = rehearsed_gradient_bytes(work, every, checked=True)
-    assert gradient_peak_bytes(work, taps=False, kernel="materialized") < checked
-    assert checked < rehearsed_gradient_bytes(work, tapped, checked=True)
+        assert peak_bytes(work, kernel) <= gradient_peak_bytes(work, kernel)
+    tapped = names_of(work, taps=True)
+    plain, checked = (gradient_peak_bytes(work, "materialized", checked=checked) for checked in (False, True))
+    assert plain < checked < gradient_peak_bytes(work, "materialized", tapped, checked=True)
+    assert plain <= gradient_peak_bytes(work, "materialized", tapped)
     assert peak_bytes(work, "materialized") <= peak_bytes(replace(work, edits=(("weights", "scale"),)), "materialized")
 
 
 @pytest.mark.parametrize("none", [{"queries": 0}, {"keys": 0, "past": 0}, {"batch": 0}, {"value_dim": 0}], ids=str)
 @pytest.mark.parametrize("work", (WORKLOADS | TAPPED).values(), ids=WORKLOADS | TAPPED)
 def test_nothing_is_counted_too(work, none):
-    for kernel in KERNELS:
-        empty = replace(work, **none | ({"keys": work.extra} if "keys" in none else {}))
+    for kernel in able(work):
+        empty = nothing(work, none)
         assert 0 < peak_bytes(empty, kernel) <= peak_bytes(work, kernel)
-        assert gradient_peak_bytes(empty, taps=True, kernel=kernel) > 0
-        assert gradient_peak_bytes(empty, taps=False, kernel=kernel) > 0
+        assert gradient_peak_bytes(empty, kernel) > 0
+    assert gradient_peak_bytes(empty, "materialized", names_of(empty, taps=True)) > 0
+
+
+def nothing(work: Workload, none: dict[str, int]) -> Workload:
+    """With sizes of 0, whatever goes with them."""
+    if "value_dim" in none:
+        return work.resized(**none)
+    return replace(work, **none | ({"keys": work.extra} if "keys" in none else {}))
 
 
 @pytest.mark.parametrize("work", (WORKLOADS | TAPPED).values(), ids=WORKLOADS | TAPPED)
 def test_phases_are_made_of_what_they_name(work):
-    for kernel in KERNELS:
-        for phases in (memory_phases(work, kernel), gradient_phases(work, taps=False, kernel=kernel)):
+    for kernel in able(work):
+        for phases in (memory_phases(work, kernel), gradient_phases(work, kernel)):
             assert len({phase.name for phase in phases}) == len(phases)
             assert all(size > 0 for phase in phases for size in phase.tensors.values()), phases
         assert max(phase.bytes for phase in memory_phases(work, kernel)) == peak_bytes(work, kernel) - 4096
@@ -330,8 +337,7 @@ def test_sizes_beyond_any_machine_are_counted_all_the_same():
     length = 2**31
     work = module(queries=length, keys=length, spec=WINDOW)
     assert peak_bytes(work, "materialized") > 12 * work.pairs * work.heads
-    plain = gradient_peak_bytes(work, taps=True, kernel="materialized")
-    assert rehearsed_gradient_bytes(work, names_of(work, taps=True), checked=True) >= plain > length**2
+    assert gradient_peak_bytes(work, "materialized", names_of(work, taps=True), checked=True) > length**2
 
 
 @pytest.mark.parametrize(

@@ -3,6 +3,7 @@
 import subprocess
 import sys
 from dataclasses import replace
+from functools import partial
 
 import pytest
 import torch
@@ -10,13 +11,15 @@ from tests.core.methods.test_costs import METHODS
 from tests.core.methods.test_costs import Request as MethodRequest
 from tests.core.methods.test_costs import raw as method_raw
 from tests.core.peak_walk import passes_over
+from tests.core.peaks import Request, peaks
+from tests.core.test_cost_memory import module
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from attention_contract.spec import Additive, AttentionSpec
-from attention_service.core.cost import gradient_peak_bytes, rehearsed_gradient_bytes
+from attention_contract.spec import Additive, AnyOf, AttentionSpec, GlobalTokens, SlidingWindow
+from attention_service.core.cost import gradient_peak_bytes, peak_bytes
 from attention_service.core.cost.answers import answer
 from attention_service.core.cost.gradient_rehearsal import rehearsed
-from attention_service.core.cost.phases import ROUNDING
+from attention_service.core.cost.phases import Phase, peak_of
 from attention_service.core.cost.pieces import in_pieces
 from attention_service.core.cost.rehearsal import most_held
 from attention_service.core.cost.stand_ins import names_of
@@ -65,7 +68,9 @@ def test_what_is_told_of_the_operations_of_methods_is_what_they_answer(name):
 def test_what_is_held_and_what_comes_and_goes_is_counted():
     def run(account):
         account.begin("one")
+        account.call("x")
         x = torch.empty(1000, device="meta")  # 4,000 bytes
+        account.call("others")
         y = x + 1  # 8,000
         z = y.double()  # 16,000
         del y  # 12,000
@@ -74,7 +79,8 @@ def test_what_is_held_and_what_comes_and_goes_is_counted():
         account.begin("another")  # x and z, of which there are two for a moment
         del x
 
-    assert most_held(run) == {"one": 28000, "another": 12000}
+    one = {"x": 4000, "others": 16000, "workspace": 8000}
+    assert most_held(run) == {"one": one, "another": {"x": 4000, "others": 8000}}
 
 
 def test_what_was_there_before_is_not_counted():
@@ -83,7 +89,19 @@ def test_what_was_there_before_is_not_counted():
     def run(account):
         resident.detach().view(10, 100).mul(2).sum()
 
-    assert most_held(run, [resident]) == {"": 4004}
+    assert most_held(run, [resident]) == {"": {"made": 4004}}
+
+
+def test_what_has_a_number_for_each_pair_and_what_is_worked_in_is_told_apart():
+    def run(account):
+        account.call("by_token", "by_pair")
+        q, k = (torch.empty(2, 30, 8, device="meta") for _ in range(2))
+        x = q @ k.mT
+        account.take(100)
+        del x
+
+    held = {"by_token": 2 * 4 * 2 * 30 * 8, "by_pair": 4 * 2 * 30 * 30, "workspace": 100}
+    assert most_held(run, pairs=(30, 30)) == {"": held}
 
 
 LONG = {name: method_raw(name, batch=1, heads=2, kv_heads=1, queries=2500, keys=2500) for name in METHODS}
@@ -97,29 +115,43 @@ LONG["additive"] = replace(
 def test_a_few_of_many_equal_pieces_tell_of_all(name):
     work = LONG[name]
     names = names_of(work)
-    whole = max(rehearsed(work, names, twice=True).values()) + ROUNDING
-    assert rehearsed_gradient_bytes(work, names, twice=True) == pytest.approx(whole, rel=0.02)
+    whole = peak_of(tuple(Phase(*each) for each in rehearsed(work, "materialized", names, twice=True).items()))
+    assert gradient_peak_bytes(work, "materialized", twice=True) == pytest.approx(whole, rel=0.02)
     if name in {"linear, causal", "delta", "performer, causal", "additive"}:
-        assert in_pieces(work)
+        assert in_pieces(work, twice=True)
 
 
-def test_what_is_too_large_is_told_without_a_rehearsal(monkeypatch):
-    work = LONG["additive"]
-    plain = gradient_peak_bytes(work, taps=False, kernel="materialized")
-    monkeypatch.setattr("attention_service.core.cost.rehearsed_gradients.rehearsed", None)
-    assert rehearsed_gradient_bytes(work, names_of(work), twice=True, room=plain - 1) == plain
+APART = AnyOf(of=[SlidingWindow(left=40, right=40), GlobalTokens(positions=[0, 1, 150], projections="separate")])
+
+
+@pytest.mark.parametrize("kernel", ["fused", "blocked", "materialized"])
+def test_the_places_of_sequences_tell_which_queries_are_projected_apart(kernel):
+    offsets = {"batched_offsets": True, "batched_places": True, "offsets": (-20, 140)}
+    work = module(queries=300, keys=300, spec=AttentionSpec(masks=[APART]), **offsets)
+    actual = peaks([partial(Request(work).backward, kernel)])[0]
+    assert gradient_peak_bytes(work, kernel) == pytest.approx(actual, rel=0.01)
+
+
+@pytest.mark.parametrize("kernel", ["fused", "blocked", "materialized"])
+def test_what_needs_far_too_much_is_told_without_a_rehearsal(kernel, monkeypatch):
+    work = method_raw("linear", spec=AttentionSpec(), queries=3000, keys=3000)
+    least = peak_bytes(work, kernel)
+    needed = gradient_peak_bytes(work, kernel)
+    assert least < needed
+    monkeypatch.setattr("attention_service.core.cost.gradient_memory.gradient_phases", None)
+    assert gradient_peak_bytes(work, kernel, room=least // 2 - 1) == least
 
 
 def test_a_rehearsal_loads_nothing_that_gradients_do_not():
     program = """
 import sys
 import torch
-from tests.core.test_cost_rehearsal import LONG, names_of, rehearsed_gradient_bytes
+from tests.core.test_cost_rehearsal import LONG, gradient_peak_bytes
 x = torch.ones(1, requires_grad=True)
 torch.autograd.grad(2 * x, x, torch.ones(1))
 before = len(sys.modules)
 for work in LONG.values():
-    rehearsed_gradient_bytes(work, names_of(work), twice=True, checked=True)
+    gradient_peak_bytes(work, "materialized", twice=True, checked=True)
 print(len(sys.modules) - before)
 """
     told = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)

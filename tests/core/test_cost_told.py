@@ -26,6 +26,8 @@ def held_names(source):
             continue
         if getattr(node.func, "attr", None) in {"hold", "phase"}:
             yield from (keyword.arg for keyword in node.keywords if keyword.arg)
+        elif getattr(node.func, "attr", None) == "call":  # of a rehearsal's account
+            yield from (name.value for name in node.args if isinstance(name, ast.Constant))
         elif getattr(node.func, "id", None) == "Phase":
             yield from (name.value for name in ast.walk(node.args[1]) if isinstance(name, ast.Constant) and name.value)
 

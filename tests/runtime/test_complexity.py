@@ -127,7 +127,7 @@ def test_the_longest_is_the_last_that_a_plain_search_finds(free, kernel, spec):
         work = subject.at("length", length)
         names = [kernel] if kernel else KERNELS
         if gradients:
-            return min(gradient_peak_bytes(work, taps=False, kernel=name) for name in names)
+            return min(gradient_peak_bytes(work, name) for name in names)
         return min(peak_bytes(work, name) for name in names)
 
     for found, gradients in ((limits.forward.longest, False), (limits.gradients.longest, True)):

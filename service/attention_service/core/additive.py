@@ -1,6 +1,6 @@
 """Sums over the hidden layer of additive attention, in blocks of queries and keys, with a gradient that recomputes."""
 
-from collections.abc import Iterator
+from itertools import product
 from typing import Any
 
 import torch
@@ -11,6 +11,7 @@ from attention_service.core.tape import Sketch, Tape
 
 BLOCK = 2**20
 """Elements of the hidden layer ``[B, H, queries, keys, N]`` that are held at a time."""
+_FEW = 3
 
 
 def additive_scores(a: Tensor, c: Tensor, v: Tensor) -> Tensor:
@@ -70,7 +71,7 @@ class _Additive(Function):
     def forward(ctx: Any, a: Tensor, c: Tensor, v: Tensor) -> Tensor:
         ctx.save_for_backward(a, c, v)
         scores = a.new_empty(*a.shape[:3], c.shape[2])
-        for rows, columns in _blocks(a, c):
+        for rows, columns in product(*_cuts(a, c)):
             hidden = _hidden(a[:, :, rows], c[:, :, columns])  # [B, H, q, k, N]
             scores[:, :, rows, columns] = (hidden.flatten(2, 3) @ v[..., None]).view(hidden.shape[:4])
         return scores
@@ -79,10 +80,10 @@ class _Additive(Function):
     def backward(ctx: Any, upstream: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """With t = tanh(a + c): ∂v = Σ ∂s·t, and ∂s·v·(1 − t²) summed over the keys is ∂a, over the queries ∂c."""
         a, c, v = ctx.saved_tensors
-        queries: dict[int, Tensor] = {}
-        keys: dict[int, Tensor] = {}
+        cuts = _cuts(a, c)
+        queries, keys = (_left_out(x, of) for x, of in zip((a, c), cuts, strict=True))
         of_v = torch.zeros_like(v)
-        for rows, columns in _blocks(a, c):
+        for rows, columns in product(*cuts):
             hidden = _hidden(a[:, :, rows], c[:, :, columns])
             given = upstream[:, :, rows, columns]
             of_v = of_v + (given.flatten(2)[:, :, None] @ hidden.flatten(2, 3)).squeeze(2).sum(0)
@@ -98,13 +99,24 @@ def _hidden(a: Tensor, c: Tensor) -> Tensor:
     return torch.tanh(a[:, :, :, None] + c[:, :, None])
 
 
-def _blocks(a: Tensor, c: Tensor) -> Iterator[tuple[slice, slice]]:
-    """Whole rows of keys where one fits, parts of a row otherwise."""
+def _cuts(a: Tensor, c: Tensor) -> tuple[list[slice], list[slice]]:
+    """Of queries and keys: whole rows of keys where one fits, parts of a row otherwise.
+
+    Of tensors without numbers, which have sizes alone, the first two and the last, unless a graph keeps what is made
+    of each.
+    """
     each = max(1, a.shape[0] * a.shape[1] * a.shape[3])
     columns = max(1, min(c.shape[2], BLOCK // each))
     rows = max(1, BLOCK // (each * columns))
-    if not c.shape[2]:
-        return
-    for row in range(0, a.shape[2], rows):
-        for column in range(0, c.shape[2], columns):
-            yield slice(row, row + rows), slice(column, column + columns)
+    found = []
+    for length, step in ((a.shape[2] if c.shape[2] else 0, rows), (c.shape[2], columns)):
+        cuts = [slice(start, min(start + step, length)) for start in range(0, length, step)]
+        few = a.is_meta and len(cuts) > _FEW and not torch.is_grad_enabled()
+        found.append([*cuts[:2], cuts[-1]] if few else cuts)
+    return found[0], found[1]
+
+
+def _left_out(x: Tensor, cuts: list[slice]) -> dict[int, Tensor]:
+    """Where some of it is gone through alone: the gradients of the rest, made already."""
+    left = x.shape[2] - sum(cut.stop - cut.start for cut in cuts)
+    return {-1: x.new_empty(*x.shape[:2], left, x.shape[3])} if cuts and left else {}

@@ -11,10 +11,11 @@ from torch import Tensor
 
 from attention_contract.spec import AttentionSpec
 from attention_service.core.apart import apart_rows
-from attention_service.core.blocks import blocks
+from attention_service.core.blocks import blocks, put_together
 from attention_service.core.edits import BoundEdit
 from attention_service.core.isolation import harmed, poisoned_rows, unfit_keys, without
 from attention_service.core.kernels import KERNELS
+from attention_service.core.kernels.base import Kernel
 from attention_service.core.methods import METHODS, approximation_of
 from attention_service.core.stages import TAPS, narrow, stages
 from attention_service.core.types import Problem, Selection
@@ -40,22 +41,23 @@ def attend(
     taps: Collection[str] = ("context",),
     selection: Selection = EVERYTHING,
     edits: Sequence[BoundEdit] = (),
-    kernel: str = "fused",
+    kernel: str | Kernel = "fused",
 ) -> Attended:
     """Attend from every query to every key that it may look at.
 
-    The kernel computes the context, whichever taps are asked for. Beside a kernel that keeps no weights, taps up to the
-    weights are computed again for the selected heads and queries alone; edits need every tap, hence the materialized
-    kernel. ``lse`` is log Σ exp(masked_scores / T), so that weights = exp(masked_scores / T − lse);
-    asked of a normalizer other than the softmax, it is a ValueError. A method that approximates has no kernel, and the
-    taps that ``taps_of`` names.
+    The kernel, or the one of this name, computes the context, whichever taps are asked for. Beside a kernel that keeps
+    no weights, taps up to the weights are computed again for the selected heads and queries alone; edits need every
+    tap, hence the materialized kernel. ``lse`` is log Σ exp(masked_scores / T), so that weights =
+    exp(masked_scores / T − lse); asked of a normalizer other than the softmax, it is a ValueError. A method that
+    approximates has no kernel, and the taps that ``taps_of`` names.
     """
     if approximation_of(problem.spec) is not None:
         return _approximate(problem, taps, selection, edits)
     kernel = "materialized" if edits else kernel
     unfit = None if kernel == "materialized" else unfit_keys(problem)
     given = problem if unfit is None else without(unfit, problem)
-    whole = METHODS.of(problem.spec.method).attend(given, KERNELS[kernel].make(), taps, edits)
+    computing = KERNELS[kernel].make() if isinstance(kernel, str) else kernel
+    whole = METHODS.of(problem.spec.method).attend(given, computing, taps, edits)
     if unfit is not None:
         whole = {"context": poisoned_rows(whole["context"], harmed(unfit, problem))}
     if kernel != "materialized" and (apart := apart_rows(problem, EVERYTHING)) is not None:
@@ -95,8 +97,9 @@ def _again(problem: Problem, taps: set[str], selection: Selection) -> dict[str, 
     if "lse" not in taps or taps & _OVER_PAIRS:
         return dict(stages(problem, taps, selection=selection))
     # One number a query: no reason to hold the scores of all of them.
-    lse = [dict(stages(problem, {"lse"}, selection=block))["lse"] for block in blocks(problem, selection)]
-    return dict(stages(problem, taps - {"lse"}, selection=selection)) | {"lse": torch.cat(lse, dim=2)}
+    parts = (dict(stages(problem, {"lse"}, selection=block))["lse"] for block in blocks(problem, selection))
+    lse = put_together(parts, problem.q.shape[2] if selection.queries is None else len(selection.queries))
+    return dict(stages(problem, taps - {"lse"}, selection=selection)) | {"lse": lse}
 
 
 def trace(problem: Problem, edits: Sequence[BoundEdit] = ()) -> dict[str, Tensor]:

@@ -1,6 +1,10 @@
 """How much is computed at once where the whole of it is not needed at once."""
 
+from collections.abc import Iterator
 from dataclasses import replace
+
+import torch
+from torch import Tensor
 
 from attention_service.core.types import Problem, Selection
 
@@ -20,3 +24,18 @@ def blocks(problem: Problem, selection: Selection) -> list[Selection]:
     if len(wanted) <= rows:
         return [selection]
     return [replace(selection, queries=wanted[start : start + rows]) for start in range(0, len(wanted), rows)]
+
+
+def put_together(parts: Iterator[Tensor], queries: int) -> Tensor:
+    """Parts along the queries ``[.., .., queries, ...]``, which no graph leads to, as they are made.
+
+    Of tensors without numbers, which have sizes alone, two are made, beside one as large as all of them.
+    """
+    found = [next(parts)]
+    missing = queries - found[0].shape[2]
+    if found[0].is_meta and missing > 0:
+        found.append(found[0].new_empty(*found[0].shape[:2], missing, *found[0].shape[3:]))
+        next(parts)
+    else:
+        found += parts
+    return torch.cat(found, 2)

@@ -9,7 +9,7 @@ from torch import Tensor
 from attention_contract.spec import AttentionSpec
 from attention_service.core import edits as interventions
 from attention_service.core.apart import apart_rows
-from attention_service.core.blocks import rows_at_once
+from attention_service.core.blocks import put_together, rows_at_once
 from attention_service.core.dropout import dropped, kept
 from attention_service.core.edits import BoundEdit
 from attention_service.core.groups import head_read_by, product
@@ -148,8 +148,8 @@ def kept_weights(problem: Problem, selection: Selection = EVERYTHING) -> Tensor:
     of_batch, of_heads, of_queries, of_keys = (torch.tensor(each, dtype=torch.int64, device=device) for each in chosen)
     rows = rows_at_once(batch, len(of_heads), keys)  # the numbers drawn are eight times as large as the answer
     starts = range(0, max(len(of_queries), 1), rows)
-    parts = [kept(problem.dropout, of_batch, of_heads, of_queries[start : start + rows], of_keys) for start in starts]
-    return torch.cat(parts, 2)
+    parts = (kept(problem.dropout, of_batch, of_heads, of_queries[start : start + rows], of_keys) for start in starts)
+    return put_together(parts, len(of_queries))
 
 
 def narrow(x: Tensor, tap: str, problem: Problem, selection: Selection) -> Tensor:

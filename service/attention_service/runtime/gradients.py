@@ -47,14 +47,14 @@ def prepare(module: Module | None, request: GradientsRequest, device: Device, ro
     work = replace(workload(bound, device, request.return_, selection, edits=request.edits), wrt=_kinds_of(targets))
     taps = bool(targets.taps)
     twice = request.directions is not None
-    purpose = Purpose(keeps_weights=taps, gradient=True, mask_gradient="mask" in targets.inputs, double_backward=twice)
+    purpose = Purpose(keeps_weights=taps, gradient=True, names=targets.names, double_backward=twice)
     checks = 2 * CHECKED_ELEMENTS * len(targets.names) if request.check else 0
 
     def make() -> Plan:
         kernel = choose_kernel(work, bound.dtype, device, request.kernel, room, purpose)
-        return plan_gradients(work, kernel, device.clock, targets.names, purpose, checks=checks, room=room)
+        return plan_gradients(work, kernel, device.clock, purpose, checks=checks, room=room)
 
-    key = "gradients", work.key, bound.dtype, request.kernel, room, purpose, checks, targets.names
+    key = "gradients", work.key, bound.dtype, request.kernel, room, purpose, checks
     plan = with_dropout_mask(device.plans.get(device.clock, key, make), work, request)
     return Job(
         "gradients",

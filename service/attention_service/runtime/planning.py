@@ -9,7 +9,6 @@ from attention_contract.spec import Mask
 from attention_service.core import cost
 from attention_service.core.arrays import TORCH_DTYPES
 from attention_service.core.cost import Clock, Estimate, Workload
-from attention_service.core.cost.tiles import counted_as
 from attention_service.core.kernels import KERNELS, unsuitable
 from attention_service.core.kernels.tiling import WHOLE
 from attention_service.core.labour import labour
@@ -104,8 +103,8 @@ class Purpose:
     """What is asked needs them in memory, as looking at them and gradients with respect to taps do."""
     gradient: bool = False
     """There is a backward pass."""
-    mask_gradient: bool = False
-    """One with respect to a mask that is added."""
+    names: tuple[str, ...] | None = None
+    """With respect to what it is; None for everything that comes in and is learned."""
     double_backward: bool = False
     """Gradients are differentiated again."""
 
@@ -172,16 +171,16 @@ def choose_kernel(
     predict = device.clock.gradients if purpose.gradient else device.clock.forward
 
     def peak(kernel: str) -> int:
-        return bare_peak(bare, kernel, purpose)
+        return bare_peak(bare, kernel, purpose, room)
 
     ranked = sorted(able, key=lambda kernel: predict(bare, kernel).median)
     return next((kernel for kernel in ranked if peak(kernel) <= room), None) or min(ranked, key=peak)
 
 
-def bare_peak(work: Workload, kernel: str, purpose: Purpose) -> int:
-    """The bytes by which kernels are passed over: of one pass without taps."""
+def bare_peak(work: Workload, kernel: str, purpose: Purpose, room: int) -> int:
+    """The bytes by which kernels are passed over: of one pass without taps; of far more than ``room`` at least that."""
     if purpose.gradient:
-        return cost.gradient_peak_bytes(work, taps=False, kernel=kernel, mask=purpose.mask_gradient)
+        return cost.gradient_peak_bytes(work, kernel, purpose.names, room=room)
     return cost.peak_bytes(work, kernel)
 
 
@@ -197,16 +196,10 @@ def plan_forward(work: Workload, kernel: str, clock: Clock) -> Plan:
     )
 
 
-def is_rehearsed(work: Workload, kernel: str) -> bool:
-    """Whether the memory of plain gradients is found by a rehearsal: not that of kernels which go tile by tile."""
-    return work.edited or approximation_of(work.spec) is not None or counted_as(kernel) == "materialized"
-
-
 def plan_gradients(
     work: Workload,
     kernel: str,
     clock: Clock,
-    names: Sequence[str],
     purpose: Purpose,
     *,
     checks: int,
@@ -214,14 +207,10 @@ def plan_gradients(
 ) -> Plan:
     """The cost of a forward and a backward pass, and of as many forward passes in float64 as a check makes.
 
-    ``names``: what there are gradients with respect to. Where the first ones need more than ``room``, in bytes, that is
-    all that is told of memory.
+    Where they need far more than ``room``, in bytes, at least that is told of memory.
     """
     twice = purpose.double_backward
-    if twice or checks or is_rehearsed(work, kernel):
-        peak = cost.rehearsed_gradient_bytes(work, names, twice=twice, checked=checks > 0, room=room)
-    else:
-        peak = cost.gradient_peak_bytes(work, taps=purpose.keeps_weights, kernel=kernel, mask=purpose.mask_gradient)
+    peak = cost.gradient_peak_bytes(work, kernel, purpose.names, twice=twice, checked=checks > 0, room=room)
     backward = cost.executed_backward_flops(work, kernel)
     return Plan(
         kernel=kernel,

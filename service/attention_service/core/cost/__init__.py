@@ -3,7 +3,7 @@
 The estimate that is reported is the one by which a request is admitted and its kernel chosen.
 """
 
-from attention_service.core.cost.approximate import decode_step, exactly, sent_always
+from attention_service.core.cost.approximate import decode_step, exactly, plainly, sent_always
 from attention_service.core.cost.calibrated import Calibrated, Spread
 from attention_service.core.cost.clock import Basis, Clock, Estimate, Roofline
 from attention_service.core.cost.curves import Curves
@@ -24,8 +24,7 @@ from attention_service.core.cost.hardware import Datasheet, Hardware
 from attention_service.core.cost.letters import LETTERS
 from attention_service.core.cost.memory import memory_phases, peak_bytes
 from attention_service.core.cost.phases import Phase
-from attention_service.core.cost.rehearsed_gradients import rehearsed_gradient_bytes
-from attention_service.core.cost.report import cost_of, plainly
+from attention_service.core.cost.report import cost_of
 from attention_service.core.cost.retrieval import (
     Retrieval,
     predicted_retrieval_seconds,
@@ -100,7 +99,6 @@ __all__ = [
     "predicted_gradient_seconds",
     "predicted_retrieval_seconds",
     "predicted_seconds",
-    "rehearsed_gradient_bytes",
     "retrieval_flops",
     "retrieval_peak_bytes",
     "sent_always",

@@ -74,6 +74,11 @@ def _put(x: Tensor, indices: object, values: object, accumulate: bool = False) -
     return x.view(x.shape) if accumulate else _made_like(x)
 
 
+def _added_up(x: Tensor, *args: object, **kwargs: object) -> Tensor:
+    """As the way back of an index does, in place."""
+    return x.view(x.shape)
+
+
 def _sorted(x: Tensor, *args: Any, **kwargs: Any) -> tuple[Tensor, Tensor]:
     """And the places."""
     return _copied(x), rows(x.shape, torch.int64)
@@ -211,6 +216,7 @@ _RULES: dict[Any, Rule] = {
     _aten.addmm.default: _projected,
     _aten.gather.default: _gathered,
     _aten.index_put.default: _put,
+    _aten.index_add.default: _added_up,
     _aten.isin.Tensor_Tensor: _among,
     _aten.eye.default: _unit,
     _aten.slice_backward.default: _of_shape,
@@ -221,7 +227,7 @@ _RULES: dict[Any, Rule] = {
     **_each(arithmetic, "add", "sub", "mul", "maximum", "minimum", "bitwise_and", "bitwise_or", "bitwise_xor"),
     **_each(arithmetic, "__rshift__", "floor_divide", "remainder"),
     **_each(kept, "neg", "abs", "sign", "clamp", "bitwise_not", "elu_backward", "log_sigmoid_backward"),
-    **_each(_copied, "_softmax", "tril", "triu", "index_add", "index_copy"),
+    **_each(_copied, "_softmax", "_safe_softmax", "tril", "triu", "index_copy"),
     **_each(divided, "div"),
     **_each(compared, "eq", "ne", "lt", "le", "gt", "ge"),
     **_each(_counted, "cumsum"),

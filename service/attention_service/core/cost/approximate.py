@@ -23,6 +23,13 @@ def exactly(work: Workload) -> Workload:
     return replace(work, spec=spec, sizes=sizes, sent=frozenset(), fine_gate=False, reported=False)
 
 
+def plainly(work: Workload) -> Workload:
+    """The same with the output alone returned."""
+    if work.taps == {"output"} and work.selected_heads is None and work.selected_queries is None:
+        return work
+    return replace(work, taps=frozenset({"output"}), selected_heads=None, selected_queries=None)
+
+
 def reach_in(work: Workload) -> int:
     """Query i sees the keys up to i + reach; K and more where there is no mask."""
     reach = reach_of(replace(work, batched_offsets=False))  # unequal ones are refused, equal ones unknown beforehand

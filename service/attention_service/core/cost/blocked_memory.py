@@ -67,18 +67,23 @@ class _Here:
         return pairs * self.itemsize if _pattern(self.work).laid_out else 0
 
 
-def blocked(ledger: Ledger, work: Workload, *, graph: bool = False) -> None:
-    """From q, k and v to the context and, of a softmax, the log-sum-exp, which stay."""
-    ledger.hold(context=Held.of(work).context, lse=lse_bytes(work))
+def blocked(ledger: Ledger, work: Workload) -> None:
+    """From q, k and v to the context and, where it is returned, the log-sum-exp of a softmax, which stay."""
+    ledger.hold(context=Held.of(work).context, lse=_lse_bytes(work))
+    forward_tile(ledger, work)
+    if "lse" not in work.taps:
+        ledger.drop("lse")
+
+
+def forward_tile(ledger: Ledger, work: Workload) -> None:
+    """While a tile is gone through."""
     held = dict(ledger.held)
     for here in _Here.all_of(work):
         _forward_tile(ledger, here)
         ledger.held = dict(held)
-    if not graph and "lse" not in work.taps:
-        ledger.drop("lse")
 
 
-def lse_bytes(work: Workload) -> int:
+def _lse_bytes(work: Workload) -> int:
     """The logarithms of the sums, which only a softmax has."""
     return work.batch * work.heads * work.queries * score_itemsize(work) if _streamed(work) else 0
 
@@ -142,7 +147,7 @@ def score_tile(ledger: Ledger, here: _Here) -> None:
         ledger.phase("softcap", capping=3 * scores)
     if biased := bias_elements(here.one, here.rows):
         ledger.phase("bias", scores=scores, bias=bias_making(here.one, here.rows, c) + several * biased * c)
-        ledger.phase("bias", scores=scores, bias=biased * c, biased=scores)
+        ledger.phase("bias", scores=scores, bias=(1 + several) * biased * c, biased=scores)
     if here.told and not work.bool_mask:
         parts = here.told * work.itemsize if several else 0
         widened = here.told * c if c != work.itemsize else 0
@@ -199,22 +204,25 @@ def _backward_tile(ledger: Ledger, here: _Here, *, mask: bool) -> None:
     of_v = keys * work.value_dim * c
     if work.dropped:
         ledger.phase("dropout", weights=scores, of_weights=scores, drawing=24 * here.pairs)
-    dropped = here.pairs + 2 * scores if work.dropped else 0
+    dropped = here.pairs + 2 * scores if work.dropped else 0  # which of them are kept, and their gradient too
     if _streamed(work):
         ledger.phase("backward of attention", weights=scores, of_weights=scores, dropped=dropped, of_values=of_v)
     else:
         cost = normalizer_cost(work)
         ledger.phase("backward of attention", weights=scores + here.pairs * cost.held)
         back, block = here.pairs * cost.held_backward, queries * work.value_dim * max(c, 4)
-        ledger.phase("backward of attention", weights=scores + back, block=block, of_values=of_v, dropped=dropped)
+        if dropped:
+            ledger.phase("backward of attention", weights=2 * scores, block=block, of_values=of_v, dropped=dropped)
+        ledger.phase("backward of attention", weights=scores + back, block=block, of_values=of_v)
     # The weights are freed with the function that found them; the hidden scores that they were stay.
     flowing = 2 * scores
     of_q, of_k = queries * work.head_dim * c, factors.key or keys * work.head_dim * c
-    if work.spec.softcap is not None:
-        ledger.phase("backward of attention", flowing=flowing + 2 * scores, of_values=of_v)
     if biased and biased < here.pairs:  # summed over the batch
         ledger.phase("backward of attention", flowing=flowing, of_values=of_v, of_bias=biased * c)
     ledger.drop("biases")
+    if work.spec.softcap is not None:
+        ledger.phase("backward of attention", flowing=flowing + 2 * scores, of_values=of_v)
+    ledger.drop("capped")
     of_mask = here.told * c if mask else 0
     layers = score_cost(work).backward_layers * min(BLOCK, here.pairs * score_cost(work).layer) * c
     gradients = of_q + of_k + of_mask

@@ -93,22 +93,6 @@ def made_factors(work: Workload, rows: Rows, factors: Factors) -> int:
     return kept * e + (factors.query or factors.laid_query) + (factors.key or factors.laid_key)
 
 
-def kept_factors(work: Workload, rows: Rows, factors: Factors) -> int:
-    """What autograd keeps of the factors, beside q, k and v themselves, and of the keys without padding."""
-    c, score = score_itemsize(work), score_cost(work)
-    queries = work.batch * rows.heads * rows.queries * work.head_dim
-    keys = work.batch * work.kv_heads * work.keys * work.head_dim
-    wide = c if c != work.itemsize else 0
-    kept = made_factors(work, rows, factors)
-    if score.query_width * score.reads or not (factors.query or factors.laid_query):
-        kept += queries * wide
-    if score.key_width * score.reads or not (factors.key or factors.laid_key):
-        kept += keys * wide
-    if work.padded and not (factors.laid_key or wide):
-        kept += keys * work.itemsize
-    return kept
-
-
 def kv_heads_of(work: Workload, rows: Rows) -> int:
     """Of selected heads, each reads a copy of its own."""
     return rows.heads if rows.gathered else work.kv_heads

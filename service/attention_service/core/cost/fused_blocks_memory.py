@@ -1,5 +1,6 @@
 """Memory of the blocked kernel where PyTorch's fused one computes its blocks: results, and one block at a time."""
 
+from collections.abc import Callable
 from dataclasses import replace
 
 from attention_service.core.cost.blocked_tiles import Tile, largest_tiles
@@ -19,50 +20,44 @@ from attention_service.core.masks import pattern_of
 from attention_service.core.patterns import making
 
 
-def fused_blocks(ledger: Ledger, work: Workload, *, graph: bool = False) -> None:
-    """From q, k and v to the context and a returned log-sum-exp; ``graph``: with what autograd keeps."""
+def fused_blocks(ledger: Ledger, work: Workload) -> None:
+    """From q, k and v to the context and a returned log-sum-exp."""
     ledger.hold(factors=fused_factors(work))
     score = score_cost(work)
     made = work.batch * work.kv_heads * work.keys * work.head_dim * work.itemsize
     ledger.phase("factors", factors=made if fused_factors(work) and score.key_width else 0)
     ledger.hold(arguments=fused_arguments(work))
     told = _sums(work) if "lse" in work.taps else 0
-    ledger.hold(context=fused_context(work), graph=_sums(work), lse=told)
+    ledger.hold(context=fused_context(work), lse=_sums(work) + told)
+    blocks(ledger, work)
+    ledger.drop("factors", "arguments")
+    ledger.lessen("lse", _sums(work))
+
+
+def blocks(ledger: Ledger, work: Workload) -> None:
+    """While a block is computed."""
     for of_block, made, working in _blocks(work):
         ledger.phase("mask", tile=made)
         attended = of_block.batch * of_block.heads * of_block.queries * fused_width(work) * work.itemsize
         ledger.phase("context", tile=working, workspace=fused_workspace(of_block), block=attended)
-    if not graph:
-        ledger.drop("factors", "arguments", "graph")
 
 
-def fused_blocks_backward(ledger: Ledger, work: Workload) -> None:
-    """A sum for each gradient, and a block of each at a time."""
+def blocks_backward(ledger: Ledger, work: Workload, laid_out: Callable[[int, int], bool]) -> None:
+    """While the gradients of a block are found.
+
+    ``laid_out``: whether the gradient of the context of so many sequences and queries lies token by token.
+    """
     width, wide = fused_width(work), max(work.itemsize, 4)
-    queries = work.batch * work.heads * work.queries * width * work.itemsize
-    keys = 2 * work.batch * work.kv_heads * work.keys * width
-    ledger.hold(sums=queries + keys * wide)
-    if width > work.value_dim:  # that of the context is made as wide
-        ledger.drop("flowing")
-        ledger.hold(flowing=fused_context(work))
     for of_block, made, working in _blocks(work):
         ledger.phase("mask", tile=made)
-        _block_backward(ledger, work, of_block, working)
-    if wide > work.itemsize:
-        ledger.phase("backward of attention", gradients=keys * work.itemsize)
-
-
-def _block_backward(ledger: Ledger, work: Workload, of_block: Workload, working: int) -> None:
-    width, wide = fused_width(work), max(work.itemsize, 4)
-    found = of_block.batch * work.heads * (of_block.queries + 2 * of_block.keys) * width * work.itemsize
-    # Of several sequences a block's rows are apart; raw attention's are counted with the workspace.
-    apart = work.sizes is not None and of_block.batch > 1 and work.heads > 1
-    workspace = fused_backward_workspace(of_block) + fused_context(of_block) * (apart - (width > work.value_dim))
-    ledger.phase("backward of attention", tile=working, workspace=workspace, gradients=found)
-    one = of_block.batch * work.kv_heads * of_block.keys * width
-    summed = one * work.itemsize if work.heads != work.kv_heads else 0
-    widened = one * wide if wide > work.itemsize else 0
-    ledger.phase("backward of attention", tile=working, gradients=found + summed + widened)
+        found = of_block.batch * work.heads * (of_block.queries + 2 * of_block.keys) * width * work.itemsize
+        copied = 0 if laid_out(of_block.batch, of_block.queries) else fused_context(of_block)
+        workspace = fused_backward_workspace(of_block) + copied
+        ledger.phase("backward of attention", tile=working, workspace=workspace, gradients=found)
+        one = of_block.batch * work.kv_heads * of_block.keys * width
+        summed = one * work.itemsize if work.heads != work.kv_heads else 0
+        widened = one * wide if wide > work.itemsize else 0
+        ledger.phase("backward of attention", tile=working, gradients=found + summed + widened)
 
 
 def in_layout(work: Workload) -> bool:

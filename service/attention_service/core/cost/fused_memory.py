@@ -16,8 +16,8 @@ FUSED_KEYS = 512
 """Keys that PyTorch's CPU flash kernel takes at a time."""
 
 
-def fused(ledger: Ledger, work: Workload, *, graph: bool = False) -> None:
-    """From q, k and v to the context, which stays; ``graph``: with what autograd keeps of the call."""
+def fused(ledger: Ledger, work: Workload) -> None:
+    """From q, k and v to the context, which stays."""
     masks = fused_masks(work)
     if work.padded:
         ledger.hold(padding=padded_bytes(work))
@@ -28,20 +28,13 @@ def fused(ledger: Ledger, work: Workload, *, graph: bool = False) -> None:
     ledger.hold(arguments=fused_arguments(work))
     context = fused_context(work)
     ledger.phase("attention", mask=passed - given, workspace=fused_workspace(work), context=context)
-    if graph:
-        ledger.hold(graph=passed - given + lse_of(work))
-        if passed != given:  # the kernel keeps the numbers alone
-            ledger.drop("mask")
     if masks.any:
         zeroed = Held.of(work).context
         ledger.phase("attention", context=context + zeroed)
         ledger.hold(context=zeroed)
-        if graph:
-            ledger.hold(graph=context)
     else:
         ledger.hold(context=context)
-    if not graph:
-        ledger.drop("padding", "factors", "mask", "arguments")
+    ledger.drop("padding", "factors", "mask", "arguments")
 
 
 def fused_context(work: Workload) -> int:
@@ -182,15 +175,9 @@ def _even(count: int) -> int:
 
 
 def fused_backward_workspace(work: Workload) -> int:
-    """A tile of scores and one of their gradients for each thread; a gradient laid out token by token where it is not.
-
-    Beside them, where the kernel is wider than the values, that of the context as wide.
-    """
-    context = fused_context(work)
-    padded = context if fused_width(work) > work.value_dim else 0
-    laid_out = context if (padded or work.sizes is None) and work.heads > 1 and work.queries > 1 else 0
+    """A tile of scores and one of their gradients for each thread."""
     if not work.threads:
-        return padded + lse_of(work)
+        return lse_of(work)
     accumulate = max(work.itemsize, 4)
     each = 2 * tile_rows(work) * min(FUSED_KEYS, work.keys) * (accumulate + (2 if work.itemsize == 2 else 0))
-    return laid_out + padded + work.threads * each
+    return work.threads * each

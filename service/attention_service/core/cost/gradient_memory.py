@@ -1,53 +1,86 @@
-"""Peak memory of a forward and a backward pass, by tensor and phase.
+"""Peak memory of gradients: gone through on the meta device, as a server answers them.
 
-The backward pass goes the way of the forward pass back: what autograd kept of a stage is freed once its gradient is
-found, so that the largest phase is mostly the end of the forward pass or the normalizer's.
+What of a graph is freed when is a matter of the order in which it is gone through, and of a graph of a graph more so.
 """
 
-from attention_service.core.cost.approximate import approximated
-from attention_service.core.cost.gradient_ends import (
-    ends,
-    gradient_bytes,
-    tap_bytes,
-)
-from attention_service.core.cost.gradient_kernels import blocked_gradients, fused_gradients
-from attention_service.core.cost.gradient_stages import materialized_gradients
-from attention_service.core.cost.held import Held
+from collections.abc import Hashable, Sequence
+from dataclasses import dataclass, field
+from functools import lru_cache, partial
+
+from attention_service.core.cost.approximate import approximated, plainly
+from attention_service.core.cost.gradient_rehearsal import rehearsed
 from attention_service.core.cost.memory import peak_bytes
-from attention_service.core.cost.method_memory import method_gradient_phases
-from attention_service.core.cost.phases import Ledger, Phase, peak_of
-from attention_service.core.cost.preparing_memory import prepare
-from attention_service.core.cost.tiles import counted_as
+from attention_service.core.cost.phases import Phase, peak_of
+from attention_service.core.cost.pieces import by_pieces
+from attention_service.core.cost.rehearsal import LARGEST
+from attention_service.core.cost.stand_ins import long_enough, names_of
+from attention_service.core.cost.tensors import input_bytes
 from attention_service.core.cost.workload import Workload
 
-
-def gradient_peak_bytes(work: Workload, *, taps: bool, kernel: str, mask: bool = True) -> int:
-    """The most that one forward and one backward pass hold at a time, beyond the resident parameters."""
-    return peak_of(gradient_phases(work, taps=taps, kernel=kernel, mask=mask))
+_TIMES = 2
+"""A forward pass that needs so many times the room is no estimate that is too high."""
 
 
-def gradient_phases(work: Workload, *, taps: bool, kernel: str, mask: bool = True) -> tuple[Phase, ...]:
-    """What is held in each phase of a forward and a backward pass.
+@dataclass(frozen=True)
+class _Asked:
+    """A question, by which its answer is remembered."""
 
-    ``taps``: gradients with respect to taps are wanted, which keeps every tap of the materialized pass and a gradient
-    for each. ``mask``: one with respect to a mask that is added may be wanted, for which PyTorch's fused kernel keeps
-    the weights. Taps that are returned beside the gradients are computed again once the graph is gone.
+    key: tuple[Hashable, ...]
+    kernel: str
+    names: tuple[str, ...] | None
+    twice: bool
+    checked: bool
+    work: Workload = field(compare=False)
+
+
+def gradient_peak_bytes(
+    work: Workload,
+    kernel: str,
+    names: Sequence[str] | None = None,
+    *,
+    twice: bool = False,
+    checked: bool = False,
+    room: int = LARGEST,
+) -> int:
+    """The most that gradients with respect to these names hold at a time, beyond the resident parameters.
+
+    As ``gradient_phases`` has it. Where it is known at once that they need far more than ``room``, in bytes, that is
+    told: what their forward pass needs, or of a method what is sent.
     """
-    kernel = counted_as(kernel)
-    if approximated(work) is not None:
-        return method_gradient_phases(work, taps=taps)
-    biased = mask and work.request_mask_elements > 0 and not work.bool_mask
-    ledger = Ledger()
-    prepare(ledger, work, graph=True)
-    if taps or kernel == "materialized":
-        materialized_gradients(ledger, work, taps=taps, mask=biased)
-    elif kernel == "blocked":
-        blocked_gradients(ledger, work, mask=biased)
-    else:
-        fused_gradients(ledger, work, mask=biased)
-    if work.taps - {"output"}:
-        left = Ledger()
-        left.hold(inputs=Held.of(work).inputs, output=ends(work), gradients=gradient_bytes(work, mask=biased))
-        left.phase("taps again", taps=tap_bytes(work, taps) + peak_bytes(work, kernel))
-        return (*ledger.phases, *left.phases)
-    return ledger.phases
+    least = _least(work, kernel)
+    if least > _TIMES * min(room, LARGEST):
+        return least
+    return peak_of(gradient_phases(work, kernel, names, twice=twice, checked=checked))
+
+
+def gradient_phases(
+    work: Workload,
+    kernel: str,
+    names: Sequence[str] | None = None,
+    *,
+    twice: bool = False,
+    checked: bool = False,
+) -> tuple[Phase, ...]:
+    """What is held in each phase of a forward and a backward pass, by a kernel or, whatever it is called, a method.
+
+    names: with respect to what; None for everything that comes in and is learned. ``twice``: the gradients are
+    differentiated again, along a direction of each; ``checked``: held against central differences in float64. Taps that
+    are returned beside the gradients are computed again once the graph is gone.
+    """
+    return _found(_Asked(work.key, kernel, None if names is None else tuple(names), twice, checked, work))
+
+
+@lru_cache(maxsize=1024)  # kernels are chosen by it, then requests admitted and answered
+def _found(asked: _Asked) -> tuple[Phase, ...]:
+    work = long_enough(asked.work)
+    least = _least(work, asked.kernel)
+    if least > _TIMES * LARGEST:
+        return (Phase("attention", {"workspace": least}),)
+    names = names_of(work) if asked.names is None else asked.names
+    rehearse = partial(rehearsed, kernel=asked.kernel, names=names, twice=asked.twice, checked=asked.checked)
+    return tuple(Phase(name, held) for name, held in by_pieces(work, rehearse, twice=asked.twice).items())
+
+
+def _least(work: Workload, kernel: str) -> int:
+    """What is known at once."""
+    return input_bytes(work) if approximated(work) is not None else peak_bytes(plainly(work), kernel)

@@ -7,7 +7,8 @@ import torch
 from torch import Tensor
 
 from attention_service.core.attention import attend
-from attention_service.core.cost.rehearsal import Account, most_held
+from attention_service.core.cost.kernel_stand_ins import stand_in
+from attention_service.core.cost.rehearsal import Account, Bytes, most_held
 from attention_service.core.cost.stand_ins import (
     Graph,
     Tensors,
@@ -26,28 +27,31 @@ from attention_service.core.stages import TAPS
 from attention_service.core.types import Selection
 
 
-def rehearsed(work: Workload, names: Collection[str], *, twice: bool = False, checked: bool = False) -> dict[str, int]:
-    """Bytes at the most in each phase of the gradients with respect to these names, as they are answered.
+def rehearsed(
+    work: Workload, kernel: str, names: Collection[str], *, twice: bool = False, checked: bool = False
+) -> dict[str, Bytes]:
+    """What is held in each phase of the gradients with respect to these names, as they are answered.
 
-    With the materialized kernel, or by a method. ``twice``: they are differentiated again, along a direction of each;
-    ``checked``: held against central differences in float64.
+    By a kernel or, whatever it is called, a method. ``twice``: they are differentiated again, along a direction of
+    each; ``checked``: held against central differences in float64.
     """
-    return _Rehearsal(work, names, twice, checked).phases
+    return _Rehearsal(work, kernel, names, twice, checked).phases
 
 
 class _Rehearsal:
     """The gradients of one request, step by step."""
 
-    def __init__(self, work: Workload, names: Collection[str], twice: bool, checked: bool) -> None:
-        self._work, self._names, self._twice, self._checked = work, names, twice, checked
+    def __init__(self, work: Workload, kernel: str, names: Collection[str], twice: bool, checked: bool) -> None:
+        self._work, self._kernel, self._names, self._twice, self._checked = work, kernel, names, twice, checked
         self._resident = parameters_of(work) if work.sizes is not None else {}
-        self.phases = most_held(self._run, self._resident.values())
+        self.phases = most_held(self._run, self._resident.values(), pairs=(work.queries, work.keys))
 
     def _run(self, account: Account) -> None:
         work = self._work
         account.begin("attention")
-        graph, upstream = self._graph(work)
+        graph, upstream = self._graph(account, work, self._kernel)
         account.begin("backward of attention")
+        account.call("gradients", "of_pairs")
         found = _gradients(graph, upstream, again=self._twice)
         if self._twice:
             account.begin("second gradients")
@@ -60,28 +64,34 @@ class _Rehearsal:
         again = None
         if inner or work.dropped:
             account.begin("taps again")
+            account.call("taps")
             with torch.no_grad():
                 problem = problem_of(work, inputs_of(work), self._parameters(work))
-                taps = attend(problem, inner, selection_of(work), edits_of(work), "materialized").taps if inner else {}
+                by = stand_in(work, self._kernel, account)
+                taps = attend(problem, inner, selection_of(work), edits_of(work), by).taps if inner else {}
             again = problem, taps
         if self._checked:
             account.begin("check")
-            self._check()
+            self._check(account)
         del graph, upstream, found, again  # all of it stays to the end
 
-    def _graph(self, work: Workload) -> tuple[Graph, Tensor]:
-        graph = graph_of(work, self._names, inputs_of(work), self._parameters(work))
+    def _graph(self, account: Account, work: Workload, kernel: str) -> tuple[Graph, Tensor]:
+        account.call("inputs")
+        tensors, parameters = inputs_of(work), self._parameters(work)
+        graph = graph_of(work, self._names, tensors, parameters, account, kernel)
+        account.call("upstream")
         return graph, torch.ones_like(graph.output)
 
     def _parameters(self, work: Workload) -> Tensors:
         return self._resident if self._resident and work.itemsize == self._work.itemsize else parameters_of(work)
 
-    def _check(self) -> None:
+    def _check(self, account: Account) -> None:
         """Once more in float64; then, for a name at a time, what a number of it changes."""
         normalizer = self._work.spec.normalizer.model_copy(update={"dtype": "float64"})
         spec = self._work.spec.model_copy(update={"normalizer": normalizer})
         work = replace(self._work, itemsize=8, spec=spec)
-        graph, upstream = self._graph(work)
+        graph, upstream = self._graph(account, work, "materialized")
+        account.call("gradients", "of_pairs")
         found = _gradients(graph, upstream, again=False)
         tensors, parameters = inputs_of(work), self._parameters(work)
         beside = {name: (1 if x.is_contiguous() else 2) * x.numel() for name, x in zip(graph.at, found, strict=True)}

@@ -61,18 +61,15 @@ def memory_phases(work: Workload, kernel: str) -> tuple[Phase, ...]:
     return ledger.phases
 
 
-def far_rows(ledger: Ledger, work: Workload, *, graph: bool = False) -> None:
+def far_rows(ledger: Ledger, work: Workload) -> None:
     """The context of queries that are projected apart, beside a kernel that knows of none; and both put together."""
     if not work.apart:
         return
     context, held = ledger.held.get("context", 0), dict(ledger.held)
     masks = masks_of(work)
     few = rows_of(masks, work.apart, work.queries) if masks.any else masks
-    stages(ledger, work, Rows(work.heads, work.apart), few, frozenset({"context"}), graph=graph)
-    kept = {name: size - held.get(name, 0) for name, size in ledger.held.items()}
+    stages(ledger, work, Rows(work.heads, work.apart), few, frozenset({"context"}))
     ledger.held = held
-    if graph:
-        ledger.hold(far=sum(size for name, size in kept.items() if name in {"graph", "values", "mask", "normalized"}))
     ledger.phase("queries apart", copied=context)
 
 

@@ -31,8 +31,8 @@ def joined(work: Workload) -> bool:
     return work.past > 0 or work.extra > 0
 
 
-def prepare(ledger: Ledger, work: Workload, *, graph: bool = False) -> None:
-    """From the inputs to q, k and v by head, which stay; ``graph``: with what autograd keeps of it, and all inputs."""
+def prepare(ledger: Ledger, work: Workload) -> None:
+    """From the inputs to q, k and v by head, which stay."""
     projected = work.sizes is not None
     came = input_tensors(work)
     ledger.hold(inputs=input_bytes(work))
@@ -40,16 +40,14 @@ def prepare(ledger: Ledger, work: Workload, *, graph: bool = False) -> None:
     added = _encode(ledger, work)
     turned = work.spec.qk_norm is not None or position_cost(work).turned > 0
     if work.apart:
-        _make(ledger, work, graph=graph)
+        _make(ledger, work)
         ledger.hold(apart=sum(ledger.held.pop(name, 0) for name in ("q", "k", "v")))
-    _make(ledger, work, graph=graph)
+    _make(ledger, work)
     if added and not projected and not turned:
         ledger.rename("encoded", "q and k")
-    elif not (graph and (projected or work.itemsize >= 4)):  # a projection or a norm keeps what it was given
+    else:
         ledger.drop("encoded")
     _join(ledger, work)
-    if graph:
-        return
     query = came["query"]
     own = added or turned
     if projected:
@@ -84,7 +82,7 @@ def _encode(ledger: Ledger, work: Workload) -> bool:
     return True
 
 
-def _make(ledger: Ledger, work: Workload, *, graph: bool) -> None:
+def _make(ledger: Ledger, work: Workload) -> None:
     """Projected, normed and turned."""
     e, wide = work.itemsize, max(work.itemsize, 4)
     queries = work.batch * work.heads * work.queries * work.head_dim
@@ -99,8 +97,6 @@ def _make(ledger: Ledger, work: Workload, *, graph: bool) -> None:
             ledger.phase("norm", normed=numbers * (2 * e if e >= 4 else 12) + numbers // max(work.head_dim, 1) * wide)
             if not projected:
                 ledger.hold(**{name: numbers * e})
-            if graph:  # as it was and scaled, both as wide as they are normed in
-                ledger.hold(graph=numbers * wide + (numbers * wide if projected or e < wide else 0))
     cost = position_cost(work)
     if not cost.turned:
         return
@@ -115,8 +111,7 @@ def _make(ledger: Ledger, work: Workload, *, graph: bool) -> None:
     ledger.phase("turn", turned=queries * e + _turned(keys, e, work.head_dim, dim))
     if not projected and "q" not in ledger.held:
         ledger.hold(q=queries * e, k=keys * e)
-    if not graph:
-        ledger.drop("angles")
+    ledger.drop("angles")
 
 
 def _turned(numbers: int, e: int, width: int, dim: int | None) -> int:

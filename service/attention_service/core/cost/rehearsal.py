@@ -16,20 +16,32 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from attention_service.core.cost.answers import answer
 
 _ADD = torch.ops.aten.add.Tensor
+_SAFE_SOFTMAX = torch.ops.aten._safe_softmax.default
 _CONVERTING = {getattr(torch.ops.aten, name).Tensor for name in ("add", "sub", "mul", "div")}
 
 
-def most_held(
-    run: "Callable[[Account], None]", resident: Iterable[Tensor] = (), *, graph: bool = True
-) -> dict[str, int]:
-    """The most bytes that a pass over meta tensors holds in each of its phases, beside what is ``resident``.
+Bytes = dict[str, int]
+"""By what the tensors are called."""
+LARGEST = 2**46
+"""Bytes that no device has: nothing of such sizes is rehearsed."""
 
-    ``graph``: autograd keeps what it would for the way back.
+
+def most_held(
+    run: "Callable[[Account], None]",
+    resident: Iterable[Tensor] = (),
+    *,
+    pairs: tuple[int, int] | None = None,
+    graph: bool = True,
+) -> dict[str, Bytes]:
+    """What a pass over meta tensors holds when it holds most, in each of its phases, beside what is ``resident``.
+
+    pairs: the last two sizes of what has a number for each query and key. ``graph``: autograd keeps what it would for
+    the way back.
     """
-    account = Account(resident)
+    account = Account(resident, pairs)
     with torch.inference_mode(mode=False), torch.set_grad_enabled(graph), account:
         run(account)
-    return account.most
+    return {phase: {name: size for name, size in held.items() if size} for phase, held in account.most.items()}
 
 
 class Account(TorchDispatchMode):  # type: ignore[no-untyped-call]
@@ -40,21 +52,31 @@ class Account(TorchDispatchMode):  # type: ignore[no-untyped-call]
         """Nothing is compiled here, and to skip a compiler it would be loaded first: a second, and 60 MB."""
         return False
 
-    def __init__(self, resident: Iterable[Tensor]) -> None:
+    def __init__(self, resident: Iterable[Tensor], pairs: tuple[int, int] | None) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
-        self.most: dict[str, int] = {}
+        self.most: dict[str, Bytes] = {}
         """By phase."""
-        self._held = 0
-        self._phase = ""
+        self._largest = -1
+        self._total = 0
+        self._held: Bytes = {}
+        self._pairs = pairs
+        self._phase, self._name, self._over_pairs = "", "made", "pairs"
         self._alive: dict[int, object] = {_key(x): None for x in resident}
 
     def begin(self, phase: str) -> None:
-        """What is held from now on counts for this phase."""
-        self._phase = phase
-        self._see(0)
+        """What is held from now on counts for this phase, of which there is one of a name."""
+        self._phase, self._largest = phase, -1
+        self.take(0)
 
-    def _see(self, more: int) -> None:
-        self.most[self._phase] = max(self.most.get(self._phase, 0), self._held + more)
+    def call(self, name: str, over_pairs: str | None = None) -> None:
+        """What is made from now on is called so, and so what has a number for each query and key."""
+        self._name, self._over_pairs = name, over_pairs or name
+
+    def take(self, more: int) -> None:
+        """So many bytes are worked in, beside what is held."""
+        if self._total + more > self._largest:
+            self._largest = self._total + more
+            self.most[self._phase] = self._held | {"workspace": more}
 
     def __torch_dispatch__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Mapping[str, Any] | None = None
@@ -68,8 +90,10 @@ class Account(TorchDispatchMode):  # type: ignore[no-untyped-call]
         for x in out if isinstance(out, tuple | list) else (out,):
             if isinstance(x, Tensor):
                 self._come(x)
+        if func is _SAFE_SOFTMAX:
+            self.take(args[0].numel())  # which scores are −∞
         if func in _CONVERTING:
-            self._see(_converted(args, out))
+            self.take(_converted(args, out))
         return out
 
     def _come(self, x: Tensor) -> None:
@@ -78,14 +102,17 @@ class Account(TorchDispatchMode):  # type: ignore[no-untyped-call]
             return
         storage = x.untyped_storage()
         size = storage.nbytes()
+        name = self._over_pairs if x.shape[-2:] == self._pairs else self._name
 
         def gone(_: object) -> None:
-            self._held -= size
+            self._total -= size
+            self._held[name] -= size
             del self._alive[key]
 
         self._alive[key] = weakref.ref(storage, gone)
-        self._held += size
-        self._see(0)
+        self._total += size
+        self._held[name] = self._held.get(name, 0) + size
+        self.take(0)
 
 
 def _accumulates(x: Any, y: Any) -> bool:
@@ -100,7 +127,17 @@ def _accumulates(x: Any, y: Any) -> bool:
     if node is None or not node.name()[-1].isdigit():  # a backward pass that is written in Python adds for itself
         return False
     alone = x._use_count() == 4 and torch._C._storage_Use_Count(_key(x)) == 2
-    return alone and x.shape == y.shape and x.is_contiguous()
+    return alone and x.shape == y.shape and _dense(x)
+
+
+def _dense(x: Tensor) -> bool:
+    """Whether it lies without gaps, in whatever order."""
+    step = 1
+    for stride, size in sorted(zip(x.stride(), x.shape, strict=True)):
+        if size > 1 and stride != step:
+            return False
+        step *= size
+    return True
 
 
 def _key(x: Tensor) -> int:

@@ -7,7 +7,7 @@ from typing import Final, Literal
 from attention_contract.schemas.answers import Milliseconds, PerToken, Predicted
 from attention_contract.schemas.complexity import Cost, MemoryPhase, PeakBytes, Shape
 from attention_contract.schemas.counts import Executed, PassCounts
-from attention_service.core.cost.approximate import decode_step, exactly
+from attention_service.core.cost.approximate import decode_step, exactly, plainly
 from attention_service.core.cost.clock import Clock, Estimate
 from attention_service.core.cost.flops import backward_pass, forward_pass, pair_count
 from attention_service.core.cost.gradient_memory import gradient_phases
@@ -51,7 +51,7 @@ def cost_of(
         work, batch=shape.batch, queries=shape.queries, past=shape.past, keys=shape.past + new_keys(shape) + work.extra
     )
     plain = plainly(work)
-    backward = () if gradients is None else gradient_phases(plain, taps=False, kernel=gradients, mask=False)
+    backward = () if gradients is None else gradient_phases(plain, gradients)
     exact, step = exactly(plain), decode_step(plain) if decode is not None else None
     return Cost(
         shape=shape.model_copy(update={"keys": work.new_keys}),
@@ -141,13 +141,6 @@ def _per_token(work: Workload, kernel: str, clock: Clock) -> PerToken:
         predicted_ms=clock.forward(work, kernel).median * 1e3 / tokens,
         kv_cache_bytes=kv_cache_bytes_per_token(work),
     )
-
-
-def plainly(work: Workload) -> Workload:
-    """The same with the output alone returned."""
-    if work.taps == {"output"} and work.selected_heads is None and work.selected_queries is None:
-        return work
-    return replace(work, taps=frozenset({"output"}), selected_heads=None, selected_queries=None)
 
 
 def new_keys(shape: Shape) -> int:

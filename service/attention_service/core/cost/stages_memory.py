@@ -2,10 +2,9 @@
 
 from attention_service.core.blocks import rows_at_once
 from attention_service.core.cost.encoding import position_cost
-from attention_service.core.cost.factors_memory import Factors, Rows, kept_factors, kv_heads_of
+from attention_service.core.cost.factors_memory import Factors, Rows, kv_heads_of
 from attention_service.core.cost.pairs import (
     Masks,
-    masks_of,
     normalizer_cost,
     score_itemsize,
     softmax_itemsize,
@@ -24,14 +23,8 @@ def stages(
     rows: Rows,
     masks: Masks,
     taps: frozenset[str],
-    *,
-    graph: bool = False,
-    traced: bool = False,
 ) -> None:
-    """From q, k and v as far as the taps ask for (``context`` being one of them), which stay as ``taps``.
-
-    ``graph``: what autograd keeps stays as well; ``traced``: and every kind of scores.
-    """
+    """From q, k and v as far as the taps ask for (``context`` being one of them), which stay as ``taps``."""
     c, scores = score_itemsize(work), rows.pairs(work) * score_itemsize(work)
     weighed = bool(taps & {"lse", "weights", "context"})
     if not weighed and not taps & SCORE_TAPS:
@@ -39,35 +32,28 @@ def stages(
     ledger.hold(padding=_cleaned(work, rows))
     factors = Factors.of(work, rows)
     ledger.phase("scores", factors=factors.held, scores=scores)
-    if graph:
-        ledger.hold(graph=kept_factors(work, rows, factors))
     ledger.hold(scores=scores)
     if work.apart:
-        _put_apart(ledger, work, rows, scores, graph=graph)
+        _put_apart(ledger, work, rows, scores)
     ledger.phase("edits", edited=scores * beside_edits(work, "scores"))
     if work.spec.softcap is not None:
         ledger.phase("softcap", capping=2 * scores)
-        if graph:
-            ledger.hold(capped=scores)
         if "scores" in taps:
             ledger.hold(taps=scores)
     last = taps & ({"scores", "capped_scores"} if work.spec.softcap is None else {"capped_scores"})
     ledger.phase("edits", edited=scores * beside_edits(work, "capped_scores"))
     if weighed or "masked_scores" in taps:
-        changed = _bias(ledger, work, rows, c, graph=graph)
+        changed = _bias(ledger, work, rows, c)
         if changed and last:
             ledger.hold(taps=scores)
-        changed = _hide(ledger, work, masks, scores, kept=bool(last) and not changed, graph=graph) or changed
+        changed = _hide(ledger, work, masks, scores, kept=bool(last) and not changed) or changed
         last = taps & ({"masked_scores"} if changed else last | {"masked_scores"})
     if work.edits_of("masked_scores"):  # what is forbidden is hidden again
         forbidden = rows.pairs(work)
         ledger.phase("edits", forbidden=forbidden, edited=scores * max(beside_edits(work, "masked_scores"), 2))
         ledger.hold(mask=forbidden)
-    if traced:
-        ledger.drop("scores")
-        ledger.hold(taps=score_kinds(work) * scores)
     if weighed:
-        _weigh(ledger, work, rows, taps, kept=bool(last), graph=graph)
+        _weigh(ledger, work, rows, taps, kept=bool(last))
     elif last:
         ledger.rename("scores", "taps")
     ledger.drop("scores")
@@ -107,15 +93,13 @@ def padded_bytes(work: Workload, rows: Rows | None = None) -> int:
     return work.batch * heads * work.keys * (work.head_dim + work.value_dim) * work.itemsize
 
 
-def _bias(ledger: Ledger, work: Workload, rows: Rows, c: int, *, graph: bool) -> bool:
+def _bias(ledger: Ledger, work: Workload, rows: Rows, c: int) -> bool:
     """The bias of a position encoding added; whether there is one."""
     elements = bias_elements(work, rows)
     if not elements:
         return False
     ledger.phase("bias", bias=bias_making(work, rows, c))
     ledger.phase("bias", bias=elements * c, biased=rows.pairs(work) * c)
-    if graph:
-        ledger.hold(graph=elements // max(rows.heads, 1) * position_cost(work).pair_kept)
     return True
 
 
@@ -126,7 +110,7 @@ def visible(ledger: Ledger, masks: Masks) -> int:
     return masks.together if masks.several else laid_out
 
 
-def _hide(ledger: Ledger, work: Workload, masks: Masks, scores: int, *, kept: bool, graph: bool) -> bool:
+def _hide(ledger: Ledger, work: Workload, masks: Masks, scores: int, *, kept: bool) -> bool:
     """What is forbidden hidden; whether there is a mask. ``kept``: the scores before stay, as a tap."""
     if not masks.any:
         return False
@@ -135,16 +119,13 @@ def _hide(ledger: Ledger, work: Workload, masks: Masks, scores: int, *, kept: bo
     if masks.bias:
         widened = masks.bias * score_itemsize(work) if score_itemsize(work) != work.itemsize else 0
         ledger.phase("mask", mask=seen + masks.bias + widened, masked=scores)
-        forbidden += masks.bias if graph else 0
     ledger.phase("mask", mask=seen + forbidden, masked=scores)
     if kept:
         ledger.hold(taps=scores)
-    if graph:
-        ledger.hold(mask=forbidden)
     return True
 
 
-def _weigh(ledger: Ledger, work: Workload, rows: Rows, taps: frozenset[str], *, kept: bool, graph: bool) -> None:
+def _weigh(ledger: Ledger, work: Workload, rows: Rows, taps: frozenset[str], *, kept: bool) -> None:
     """The masked scores normalized, and the values weighed."""
     e, n, pairs = work.itemsize, softmax_itemsize(work), rows.pairs(work)
     queries = work.batch * rows.heads * rows.queries
@@ -154,13 +135,10 @@ def _weigh(ledger: Ledger, work: Workload, rows: Rows, taps: frozenset[str], *, 
         ledger.hold(taps=queries * n)
     ledger.phase("weights", normalizing=pairs * cost.held)
     if e != n:
-        kept_of_it = pairs * n if cost.apart and graph else 0
-        ledger.phase("weights", normalizing=pairs * n + kept_of_it, weights=pairs * e)
+        ledger.phase("weights", normalizing=pairs * n, weights=pairs * e)
     if kept:
         ledger.hold(taps=ledger.held.get("scores", 0))
     ledger.drop("scores")
-    if graph and (cost.apart or e != n):
-        ledger.hold(normalized=pairs * n)
     ledger.hold(weights=pairs * e)
     if not taps & {"weights", "context"}:
         ledger.drop("weights")
@@ -171,33 +149,16 @@ def _weigh(ledger: Ledger, work: Workload, rows: Rows, taps: frozenset[str], *, 
     if "context" not in taps:
         return
     ledger.phase("edits", edited=pairs * e * beside_edits(work, "weights"))
-    ledger.hold(edited=graph * _edited_kept(work) * pairs * e)
     if work.dropped:
-        _drop(ledger, work, rows, graph=graph)
+        _drop(ledger, work, rows)
     laid = Apart.of(work).v and work.batch > 1 and not rows.gathered
     values = work.batch * kv_heads_of(work, rows) * work.keys * work.value_dim * e if laid else 0
     ledger.phase("context", values=values, context=queries * work.value_dim * e)
-    if graph:
-        without = work.batch * work.kv_heads * work.keys * work.value_dim * e if work.padded and not values else 0
-        ledger.hold(values=values + without)
-        if work.apart:
-            ledger.hold(values=work.batch * work.kv_heads * work.keys * work.value_dim * e)
-    else:
-        ledger.drop("weights")
+    ledger.drop("weights")
     ledger.phase("edits", context=queries * work.value_dim * e * (1 + beside_edits(work, "context")))
     ledger.hold(context=queries * work.value_dim * e)
     if work.apart:
         ledger.phase("queries apart", context=queries * work.value_dim * e)
-
-
-def score_kinds(work: Workload) -> int:
-    """How many tensors of their own the three kinds of scores are.
-
-    Without a softcap, scores and capped scores are one; without masks and bias, capped and masked scores are.
-    """
-    capped = work.spec.softcap is not None or bool(work.edits_of("capped_scores"))
-    masked = masks_of(work).any or bias_elements(work) > 0 or bool(work.edits_of("masked_scores"))
-    return 1 + capped + masked
 
 
 _BESIDE = {"set": 1, "value": 2, "scale": 2, "renormalize": 3}
@@ -209,27 +170,15 @@ def beside_edits(work: Workload, tap: str) -> int:
     return max((_BESIDE[does] for does in edits), default=0) + (len(edits) > 1)
 
 
-def _put_apart(ledger: Ledger, work: Workload, rows: Rows, scores: int, *, graph: bool) -> None:
+def _put_apart(ledger: Ledger, work: Workload, rows: Rows, scores: int) -> None:
     """The scores of queries that are apart, put among the others: a copy of all."""
     few = Rows(rows.heads, min(work.apart, rows.queries))
     factors = Factors.of(work, few)
     ledger.phase("queries apart", factors=factors.held, apart=few.pairs(work) * score_itemsize(work))
-    if graph:
-        ledger.hold(graph=kept_factors(work, few, factors))
     ledger.phase("queries apart", scores=scores)
 
 
-def _edited_kept(work: Workload) -> int:
-    """Tensors as large as the weights that autograd keeps where these are edited.
-
-    As they are divided by their sum, and, of a normalizer whose backward pass reads its answer, as they become.
-    """
-    edits = work.edits_of("weights")
-    reads = not normalizer_cost(work).apart and work.itemsize == softmax_itemsize(work)
-    return ("renormalize" in edits) + (bool(edits) and reads)
-
-
-def _drop(ledger: Ledger, work: Workload, rows: Rows, *, graph: bool) -> None:
+def _drop(ledger: Ledger, work: Workload, rows: Rows) -> None:
     """Which weights are kept, drawn for a block of queries at a time; and those weights, divided."""
     e, pairs = work.itemsize, rows.pairs(work)
     at_once = work.batch * rows.heads * work.keys * rows_at_once(work.batch, rows.heads, work.keys)
@@ -237,5 +186,3 @@ def _drop(ledger: Ledger, work: Workload, rows: Rows, *, graph: bool) -> None:
     ledger.phase("dropout", drawing=24 * drawn + drawn * max(pairs // max(drawn, 1) - 1, 0))
     ledger.phase("dropout", drawing=2 * pairs)
     ledger.phase("dropout", drawing=pairs, dropped=2 * pairs * e)
-    if graph:
-        ledger.hold(dropout=pairs)

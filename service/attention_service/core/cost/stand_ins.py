@@ -8,9 +8,12 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from attention_contract.spec import Linformer
 from attention_service.core.attention import attend, taps_of, trace
 from attention_service.core.cost.approximate import approximated
+from attention_service.core.cost.kernel_stand_ins import stand_in
 from attention_service.core.cost.pairs import request_mask
+from attention_service.core.cost.rehearsal import Account
 from attention_service.core.cost.workload import Workload
 from attention_service.core.edits import BoundEdit, apply
 from attention_service.core.learned import learned_of
@@ -47,7 +50,7 @@ def inputs_of(work: Workload) -> dict[str, Tensor]:
         made["key_lengths"] = _unreal((work.batch,), torch.int64)
     # A method that approximates takes the same offset for all sequences, and reads it.
     if work.batched_offsets and approximated(work) is None:
-        made["offsets"] = _unreal((work.batch,), torch.int64)
+        made["offsets"] = torch.tensor(work.offsets or range(work.past, work.past + work.batch))  # which are read
     elif work.batched_places and work.queries == work.new_keys:
         made["positions"] = _unreal((work.batch, work.queries), torch.int64)
     return made
@@ -67,19 +70,34 @@ def names_of(work: Workload, *, taps: bool = False) -> tuple[str, ...]:
     return (*inputs, *known, *(parameters_of(work) if "parameters" in work.wrt else ()))
 
 
-def graph_of(work: Workload, names: Collection[str], tensors: Tensors, parameters: Tensors) -> Graph:
-    """One pass of the materialized kernel, or of a method, from fresh leaves; through the trace for a tap."""
+def graph_of(
+    work: Workload, names: Collection[str], tensors: Tensors, parameters: Tensors, account: Account, kernel: str
+) -> Graph:
+    """One pass of a kernel, or of a method, from fresh leaves; through the trace for a tap."""
     leaves = {name: x.detach().requires_grad_() for name, x in (*tensors.items(), *parameters.items()) if name in names}
     tensors = {name: leaves.get(name, x) for name, x in tensors.items()}
     parameters = {name: leaves.get(name, x) for name, x in parameters.items()}
+    account.call("roles")
     problem, edits = problem_of(work, tensors, parameters), edits_of(work)
+    account.call("graph", "pairs")
     if taps := [tap for tap in taps_of(work.spec) if tap in names]:
         found = trace(_on_graph(problem), edits)
+        account.call("output")
         output = output_of(work, parameters, found["context"], edits)
         return Graph(output, leaves | {tap: found[tap] for tap in taps})
-    context = attend(problem, (), Selection(), edits, "materialized").context
+    context = attend(problem, (), Selection(), edits, stand_in(work, kernel, account)).context
     del problem  # the graph keeps what of it is needed
+    account.call("output")
     return Graph(output_of(work, parameters, context, edits), leaves)
+
+
+def long_enough(work: Workload) -> Workload:
+    """With a method that takes as many keys: what more of them would cost may be asked, though they are refused."""
+    method = work.spec.method
+    if not isinstance(method, Linformer) or work.keys <= method.length:
+        return work
+    spec = work.spec.model_copy(update={"method": method.model_copy(update={"length": work.keys})})
+    return replace(work, spec=spec, sizes=None if work.sizes is None else replace(work.sizes, spec=spec))
 
 
 def problem_of(work: Workload, tensors: Tensors, parameters: Tensors) -> Problem:
@@ -89,6 +107,9 @@ def problem_of(work: Workload, tensors: Tensors, parameters: Tensors) -> Problem
     def by_head(query: Tensor, key: Tensor, value: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         return (query, key, value) if sizes is None else project(parameters, sizes, query, key, value)
 
+    if sizes is not None and "key" not in tensors and work.queries < work.new_keys:
+        # A few of the queries of self-attention.
+        tensors = {**tensors, "key": tensors["query"], "query": tensors["query"][:, : work.queries]}
     apart = None if sizes is None or not work.apart else partial(project, parameters, sizes, by="global")
     learned = {name: parameters[name] for name in learned_of(work.spec, work.widths)}
     prepared = prepare(work.spec, tensors, learned, by_head, projected=sizes is not None, apart=apart)
@@ -133,7 +154,7 @@ def _tokens(work: Workload) -> dict[str, tuple[int, ...]]:
     sizes, lead = work.sizes, (work.batch, work.kv_heads)
     widths = (work.head_dim, work.head_dim, work.value_dim) if sizes is None else sizes.inputs
     heads = (work.heads, work.kv_heads, work.kv_heads)
-    tokens = (work.queries, work.new_keys, work.new_keys)
+    tokens = (work.queries if "key" in work.inputs else work.new_keys, work.new_keys, work.new_keys)
     shapes: dict[str, tuple[int, ...]] = {
         name: (work.batch, length, width) if sizes is not None else (work.batch, each, length, width)
         for name, each, length, width in zip(("query", "key", "value"), heads, tokens, widths, strict=True)

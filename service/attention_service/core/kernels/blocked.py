@@ -41,7 +41,8 @@ class Blocked:
         added = mask if mask is not None and mask.is_floating_point() else None
         nothing = q.new_empty(0)
         # What is differentiated goes beside the problem, and nothing is held twice.
-        frame = replace(problem, q=nothing, k=nothing, v=nothing, mask=None if added is not None else mask, learned={})
+        told = None if added is not None else mask
+        frame = replace(problem, q=nothing, k=nothing, v=nothing, mask=told, learned={}, apart=None)
         context, lse = _Blocked.apply(  # type: ignore[no-untyped-call]
             frame, tuple(problem.learned), q, k, v, added, *problem.learned.values()
         )

@@ -1,7 +1,7 @@
 """PyTorch's scaled_dot_product_attention: the same numbers without the weights in memory."""
 
-from collections.abc import Collection, Iterator, Sequence
-from dataclasses import replace
+from collections.abc import Callable, Collection, Iterator, Sequence
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
@@ -29,8 +29,13 @@ from attention_service.core.visibility import real_keys, visibility, without_pad
     cost="O(n²·d) time, O(n·d) memory",
     source="Dao et al. 2022, algorithm 1; Rabe & Staats 2021",
 )
+@dataclass(frozen=True)
 class Fused:
     """Never keeps the weights: takes dot-product scores with a softmax, every mask, and grouped heads."""
+
+    device: str | None = None
+    """The type of the device for which the arguments are made; None for that of the tensors."""
+    call: Callable[..., Tensor] = scaled_dot_product_attention
 
     def attend(self, problem: Problem, taps: Collection[str], edits: Sequence[BoundEdit]) -> dict[str, Tensor]:
         """The context alone: one call, its arguments made so that each device takes its fast path."""
@@ -45,16 +50,17 @@ class Fused:
         if scale <= 0:
             # CPU: a causal mask becomes NaN under a scale that is not positive.
             q, scale = q * scale, 1.0
-        mask, blind, causal = _mask(problem, normalizer.options.temperature)
+        on_gpu = (self.device or q.device.type) == "cuda"
+        mask, blind, causal = _mask(problem, normalizer.options.temperature, on_gpu=on_gpu)
         grouped = q.shape[1] != k.shape[1]
-        if grouped and q.device.type == "cuda":
+        if grouped and on_gpu:
             # The memory-efficient kernel, which takes masks and float32, knows no groups.
             k, v, grouped = one_for_each_query_head(k, q.shape[1]), one_for_each_query_head(v, q.shape[1]), False
         width = v.shape[-1]
-        if q.device.type != "cuda":
+        if not on_gpu:
             q, k, v = same_width(q, k, v)
         with fastest(q, k, v, mask, causal=causal):
-            context = scaled_dot_product_attention(q, k, v, mask, is_causal=causal, scale=scale, enable_gqa=grouped)
+            context = self.call(q, k, v, mask, is_causal=causal, scale=scale, enable_gqa=grouped)
         context = context[..., :width]
         return {"context": context if blind is None else context.masked_fill(blind, 0)}
 
@@ -90,7 +96,7 @@ class Fused:
             yield "gradients of the fused kernel cannot be differentiated again"
 
 
-def _mask(problem: Problem, temperature: float) -> tuple[Tensor | None, Tensor | None, bool]:
+def _mask(problem: Problem, temperature: float, *, on_gpu: bool) -> tuple[Tensor | None, Tensor | None, bool]:
     """The mask to pass, which queries may look nowhere ``[.., .., Q, 1]``, and whether it is plainly causal.
 
     Blind queries are let look everywhere, and their output is zeroed: what a kernel makes of a row of −∞, and of its
@@ -111,7 +117,7 @@ def _mask(problem: Problem, temperature: float) -> tuple[Tensor | None, Tensor |
     blind = (bias == -torch.inf).all(-1, keepdim=True)
     if temperature != 1:  # a half type would round, and what overflows would forbid
         bias = bias.to(torch.promote_types(bias.dtype, torch.float32)) / temperature
-    return _passable(bias.masked_fill(blind, 0), problem.q), blind, False
+    return _passable(bias.masked_fill(blind, 0), problem.q, on_gpu=on_gpu), blind, False
 
 
 def _reach(problem: Problem) -> int | None:
@@ -129,9 +135,9 @@ def _reach(problem: Problem) -> int | None:
     return band.high + offsets.pop() if len(offsets) == 1 else None
 
 
-def _passable(bias: Tensor, q: Tensor) -> Tensor:
+def _passable(bias: Tensor, q: Tensor, *, on_gpu: bool) -> Tensor:
     """The bias in a dtype that the kernel takes; numbers too large for it stay finite, since −∞ would forbid."""
-    dtype = q.dtype if q.device.type == "cuda" else torch.promote_types(q.dtype, torch.float32)
+    dtype = q.dtype if on_gpu else torch.promote_types(q.dtype, torch.float32)
     largest = min(torch.finfo(dtype).max, torch.finfo(bias.dtype).max)
     return torch.where(bias == -torch.inf, bias, bias.clamp(-largest, largest)).to(dtype)
 

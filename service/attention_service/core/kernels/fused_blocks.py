@@ -80,7 +80,7 @@ def attend_in_blocks(problem: Problem, *, with_lse: bool) -> tuple[Tensor, Tenso
     q, k, factor = score.factors(problem.q, problem.k, problem.learned)
     q, k, v = same_width(q, k, problem.v)
     nothing = q.new_empty(0)
-    frame = replace(problem, q=nothing, k=nothing, v=nothing, learned={})
+    frame = replace(problem, q=nothing, k=nothing, v=nothing, learned={}, apart=None)
     scale = factor / normalizer.options.temperature
     context, lse = _Blocks.apply(frame, scale, with_lse, q, k, v)  # type: ignore[no-untyped-call]
     return context[..., : problem.v.shape[-1]], lse if with_lse else None

@@ -27,10 +27,6 @@ class PairCost:
     """Bytes at the peak of the forward pass, beside the masked scores."""
     held_backward: int
     """Bytes at the peak of the backward pass, what the forward pass kept for it included."""
-    apart: bool
-    """Whether the forward pass keeps another tensor than the weights for the backward pass."""
-    fills: bool = False
-    """Whether the backward pass begins with a copy of the gradient of the weights, which ``held_backward`` counts."""
 
 
 class Normalizer(Protocol):

@@ -68,8 +68,7 @@ class Softmax:
         Its input made finite and the exponentials are held at once, then these and the weights; backward, the
         exponentials, their gradient and that of the scores.
         """
-        sinks = self.options.sinks
-        return PairCost(5, 4, 2 * itemsize, 3 * itemsize, apart=not sinks, fills=True)
+        return PairCost(5, 4, 2 * itemsize, 3 * itemsize)
 
     def sketched(self, tape: Tape, x: Sketch, itemsize: int, learned: Mapping[str, Sketch], *, padded: bool) -> Sketch:
         """Blind queries found and made finite, the softmax, and their zeros; or sinks beside the scores."""
@@ -148,7 +147,7 @@ class Sigmoid(Plain):
 
         Held: the biased scores and the weights; backward, the weights and both gradients.
         """
-        return PairCost(4, 3, 2 * itemsize, 3 * itemsize, apart=False)
+        return PairCost(4, 3, 2 * itemsize, 3 * itemsize)
 
     def sketched(self, tape: Tape, x: Sketch, itemsize: int, learned: Mapping[str, Sketch], *, padded: bool) -> Sketch:
         """The bias added, and one function; the bias of sequences that differ is found first."""

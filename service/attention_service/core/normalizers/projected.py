@@ -46,7 +46,7 @@ class Sparsemax(Plain):
         Held: the shifted scores, and them sorted with their places (8 bytes each) or with their running sum.
         """
         held = max(2 * itemsize + 8, 3 * itemsize)
-        return PairCost(9 + _levels(keys), 4, held, 4 * itemsize + 1, apart=False)
+        return PairCost(9 + _levels(keys), 4, held, 4 * itemsize + 1)
 
     def sketched(self, tape: Tape, x: Sketch, itemsize: int, learned: Mapping[str, Sketch], *, padded: bool) -> Sketch:
         """As the projection has it."""
@@ -90,7 +90,7 @@ class Entmax15(Plain):
         five tensors, in the gradient of the square.
         """
         held = max(2 * itemsize + 8, 4 * itemsize)
-        return PairCost(19 + _levels(keys), 9, held, 5 * itemsize, apart=True)
+        return PairCost(19 + _levels(keys), 9, held, 5 * itemsize)
 
     def sketched(self, tape: Tape, x: Sketch, itemsize: int, learned: Mapping[str, Sketch], *, padded: bool) -> Sketch:
         """The projection's roots, squared."""

@@ -48,8 +48,6 @@ class ScoreCost:
     key_kept: int = 0
     key_back: int = 0
     """Tensors as large as that, on the way back through what is made of the keys."""
-    reads: bool = True
-    """Whether autograd keeps queries and keys as they come, for what the score makes of them."""
     layer: int = 0
     """Elements of a hidden layer for each pair, of which no more than ``additive.BLOCK`` are held at a time."""
     layers: int = 0

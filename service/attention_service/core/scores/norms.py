@@ -68,7 +68,7 @@ class Gaussian(Product):
         return ScoreCost(
             2 * (d + 2), 1, pair_backward_flops=1, query_flops=4 * d, key_flops=5 * d,
             query_width=d + 2, key_width=d + 2, scaled=not learned and self.options.sigma != 1,
-            query_kept=d + (d + 2) * learned, key_kept=d, key_back=3, reads=False,
+            query_kept=d + (d + 2) * learned, key_kept=d, key_back=3,
         )  # fmt: skip
 
 

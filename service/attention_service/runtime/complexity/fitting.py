@@ -30,6 +30,7 @@ def _fits(subject: Subject, purpose: Purpose) -> Fits:
 def _largest(subject: Subject, dimension: str, purpose: Purpose) -> Largest:
     """Found by bisection: what a request needs grows with its size, whichever kernel it takes."""
     able = able_kernels(subject.base, subject.dtype, subject.place.device, subject.kernel, purpose)
+    free = subject.place.free
 
     def possible(size: int) -> Workload | None:
         try:
@@ -43,13 +44,12 @@ def _largest(subject: Subject, dimension: str, purpose: Purpose) -> Largest:
         if work is None:
             return inf
         bare = cost.plainly(work)
-        return min(bare_peak(bare, kernel, purpose) for kernel in able)
+        return min(bare_peak(bare, kernel, purpose, free) for kernel in able)
 
     def planned(size: int) -> float:
         work = possible(size)
         return inf if work is None else need(subject, work, purpose)[1]
 
-    free = subject.place.free
     size = largest_within(least, free, subject.base.value(dimension), LARGEST_SIZE)
     if planned(size) > free:  # what is returned takes more than that
         size = largest_within(planned, free, size, size)
@@ -65,7 +65,7 @@ def need(subject: Subject, work: Workload, purpose: Purpose) -> tuple[str, int]:
     place = subject.place
     kernel = choose_kernel(work, subject.dtype, place.device, subject.kernel, place.free, purpose)
     if purpose.gradient:
-        return kernel, cost.gradient_peak_bytes(cost.plainly(work), taps=False, kernel=kernel, mask=False)
+        return kernel, cost.gradient_peak_bytes(cost.plainly(work), kernel, room=place.free)
     return kernel, cost.peak_bytes(work, kernel)
 
 

@@ -23,14 +23,14 @@ from attention_contract.schemas.hopfield import HopfieldRequest
 from attention_contract.schemas.modules import ModuleConfig
 from attention_contract.spec import AttentionSpec
 from attention_contract.tensors import Array
-from attention_service.core.arrays import TORCH_DTYPES, to_numpy
+from attention_service.core.arrays import TORCH_DTYPES, to_numpy, to_torch
 from attention_service.core.cost import Workload
 from attention_service.core.cost.tiles import counted_as
 from attention_service.core.kernels import KERNELS, unsuitable
 from attention_service.core.learned import learned_of
 from attention_service.core.methods import approximation_of
 from attention_service.core.methods.limits import check_spec
-from attention_service.core.multihead import Sizes, initial_parameters
+from attention_service.core.multihead import Sizes, parameter_shapes
 from attention_service.core.positions import check_position
 from attention_service.core.types import Widths, added_keys
 from attention_service.modules.resident import Module, complete
@@ -40,6 +40,7 @@ _HEADS = (1, 2, 3, 4, 6, 8, 12, 16)
 _WIDTHS = (16, 32, 48, 64, 80, 96, 128)
 _DTYPES = ("float32",) * 4 + ("bfloat16",) * 2 + ("float64",)
 _SINGLE, _LARGEST_BATCH, _MOST_STEPS = 0.4, 32, 16
+_USUAL_HEADS, _USUAL_WIDTHS, _USUAL_BATCH = (4, 8, 12, 16), (64, 64, 128), 8
 _TAPS = ("q", "k", "v", "scores", "capped_scores", "masked_scores", "weights", "context", "lse")
 _POOL = np.random.default_rng(0).standard_normal(2**16, np.float32)
 """Enough numbers: what they are makes no difference to the time, unless they are zeros or not finite."""
@@ -77,21 +78,17 @@ def kinds() -> list[Kind]:
     return [*both, Kind("weights", "materialized"), Kind("hopfield", "materialized")]
 
 
-def draw(rng: Generator, kind: Kind, affordable: Callable[[Workload], bool]) -> Drawn | None:
+def draw(rng: Generator, kind: Kind, affordable: Callable[[Workload], bool], *, usual: bool = False) -> Drawn | None:
     """A request of this kind; None where what was drawn can't be, to be drawn again.
 
-    ``affordable`` says of its sizes whether it may be as large as that; nothing is allocated before.
+    ``affordable`` says of its sizes whether it may be as large as that; nothing is allocated before. ``usual``: one as
+    most are, self-attention in float32 with heads of a usual width, and nothing asked for beside the answer.
     """
-    lengths = _lengths(rng)
-    heads = int(rng.choice(_HEADS))
-    kv_heads = int(rng.choice([n for n in _HEADS if heads % n == 0])) if rng.random() < 0.3 else heads
-    head_dim = int(rng.choice(_WIDTHS))
-    value_dim = int(rng.choice(_WIDTHS)) if rng.random() < 0.1 else head_dim
-    widths, dtype = Widths(heads, kv_heads, head_dim, value_dim), str(rng.choice(_DTYPES))
+    lengths, widths, dtype = _usual_sizes(rng) if usual else _sizes(rng)
     if kind.purpose == "hopfield":
         return _retrieval(rng, kind, lengths, widths, dtype, affordable)
     try:
-        spec = draw_spec(rng, kind.kernel, lengths)
+        spec = draw_spec(rng, kind.kernel, lengths, usual=usual)
         check_spec(spec)
         check_position(spec, widths)
         config = _config(rng, widths, dtype, spec) if rng.random() < 0.5 else None
@@ -101,10 +98,26 @@ def draw(rng: Generator, kind: Kind, affordable: Callable[[Workload], bool]) -> 
         if not affordable(_work(lengths, widths, dtype, spec, config)):
             return None
         if config is not None:
-            return _of_module(rng, kind, lengths, config)
-        return _raw(rng, kind, lengths, widths, dtype, spec)
+            return _of_module(rng, kind, lengths, config, usual=usual)
+        return _raw(rng, kind, lengths, widths, dtype, spec, usual=usual)
     except (InvalidRequest, ValueError):  # parts that do not go together
         return None
+
+
+def _sizes(rng: Generator) -> tuple[Lengths, Widths, str]:
+    lengths = _lengths(rng)
+    heads = int(rng.choice(_HEADS))
+    kv_heads = int(rng.choice([n for n in _HEADS if heads % n == 0])) if rng.random() < 0.3 else heads
+    head_dim = int(rng.choice(_WIDTHS))
+    value_dim = int(rng.choice(_WIDTHS)) if rng.random() < 0.1 else head_dim
+    return lengths, Widths(heads, kv_heads, head_dim, value_dim), str(rng.choice(_DTYPES))
+
+
+def _usual_sizes(rng: Generator) -> tuple[Lengths, Widths, str]:
+    batch = 1 if rng.random() < 0.5 else between(rng, 1, _USUAL_BATCH)
+    length = between(rng, SHORTEST, LONGEST)
+    heads, width = int(rng.choice(_USUAL_HEADS)), int(rng.choice(_USUAL_WIDTHS))
+    return Lengths(batch, length, length, 0), Widths(heads, heads, width, width), "float32"
 
 
 def _lengths(rng: Generator) -> Lengths:
@@ -156,9 +169,11 @@ def _config(rng: Generator, widths: Widths, dtype: str, spec: AttentionSpec) -> 
     )
 
 
-def _of_module(rng: Generator, kind: Kind, lengths: Lengths, config: ModuleConfig) -> Drawn:
+def _of_module(rng: Generator, kind: Kind, lengths: Lengths, config: ModuleConfig, *, usual: bool) -> Drawn:
     sizes, dtype = Sizes.of(config), config.dtype or "float32"
-    parameters = initial_parameters(sizes, int(rng.integers(2**31)), TORCH_DTYPES[dtype])
+    parameters = {
+        name: to_torch(_tensor(rng, shape, dtype, scale=0.02)) for name, shape in parameter_shapes(sizes).items()
+    }
     module = Module.of("drawn", config, parameters, version="0" * 32)
     inputs = {"query": _tensor(rng, (lengths.batch, lengths.queries, config.d_model), dtype)}
     if lengths.new_keys != lengths.queries:
@@ -166,10 +181,12 @@ def _of_module(rng: Generator, kind: Kind, lengths: Lengths, config: ModuleConfi
     inputs |= _past(rng, lengths, sizes.widths, dtype)
     made = {"forward": ForwardRequest, "gradients": GradientsRequest, "weights": WeightsRequest}[kind.purpose]
     wrt = [*inputs, *(["parameters"] if rng.random() < 0.5 else [])]
-    return Drawn(kind, module, made(**inputs, **_rest(rng, kind, lengths, sizes.heads, config.spec, wrt)))
+    return Drawn(kind, module, made(**inputs, **_rest(rng, kind, lengths, sizes.heads, config.spec, wrt, usual=usual)))
 
 
-def _raw(rng: Generator, kind: Kind, lengths: Lengths, widths: Widths, dtype: str, spec: AttentionSpec) -> Drawn:
+def _raw(
+    rng: Generator, kind: Kind, lengths: Lengths, widths: Widths, dtype: str, spec: AttentionSpec, *, usual: bool
+) -> Drawn:
     inputs = {
         "query": _tensor(rng, (lengths.batch, widths.heads, lengths.queries, widths.head_dim), dtype),
         "key": _tensor(rng, (lengths.batch, widths.kv_heads, lengths.new_keys, widths.head_dim), dtype),
@@ -179,7 +196,7 @@ def _raw(rng: Generator, kind: Kind, lengths: Lengths, widths: Widths, dtype: st
         name: _tensor(rng, told.shape, dtype, scale=0.02, shift=1.0) for name, told in learned_of(spec, widths).items()
     }
     made = {"forward": RawForwardRequest, "gradients": RawGradientsRequest, "weights": RawWeightsRequest}[kind.purpose]
-    rest = _rest(rng, kind, lengths, widths.heads, spec, list(inputs))
+    rest = _rest(rng, kind, lengths, widths.heads, spec, list(inputs), usual=usual)
     return Drawn(kind, None, made(**inputs, **rest, spec=spec, parameters=learned))
 
 
@@ -193,11 +210,13 @@ def _past(rng: Generator, lengths: Lengths, widths: Widths, dtype: str) -> dict[
 
 
 def _rest(
-    rng: Generator, kind: Kind, lengths: Lengths, heads: int, spec: AttentionSpec, wrt: list[str]
+    rng: Generator, kind: Kind, lengths: Lengths, heads: int, spec: AttentionSpec, wrt: list[str], *, usual: bool
 ) -> dict[str, Any]:
     """What is neither a tensor of the sequence nor the spec."""
     exact = approximation_of(spec) is None
     rest: dict[str, Any] = {"kernel": kind.kernel} if exact else {}
+    if usual:
+        return rest | ({"wrt": wrt} if kind.purpose == "gradients" else {})
     if rng.random() < 0.12:
         rest["key_lengths"] = rng.integers(1, lengths.keys + 1, lengths.batch)
     if exact and rng.random() < 0.1:
@@ -233,5 +252,6 @@ def _retrieval(
 
 
 def _tensor(rng: Generator, shape: tuple[int, ...], dtype: str, *, scale: float = 1.0, shift: float = 0.0) -> Array:
-    numbers = np.resize(_POOL[int(rng.integers(len(_POOL) // 2)) :], shape) * np.float32(scale) + np.float32(shift)
+    pool = _POOL[int(rng.integers(len(_POOL) // 2)) :] * np.float32(scale) + np.float32(shift)
+    numbers = np.resize(pool, shape)
     return to_numpy(torch.from_numpy(numbers).to(TORCH_DTYPES[dtype]))

@@ -49,12 +49,17 @@ def approximations() -> list[str]:
     return [entry.name for entry in METHODS if isinstance(entry.make, type) and issubclass(entry.make, Approximation)]
 
 
-def draw_spec(rng: Generator, kernel: str, lengths: Lengths) -> AttentionSpec:
-    """Three in five specs are plain, or causal and no more: what most requests ask for."""
+def draw_spec(rng: Generator, kernel: str, lengths: Lengths, *, usual: bool = False) -> AttentionSpec:
+    """Three in five specs are plain, or causal and no more: what most requests ask for. ``usual``: all are.
+
+    Where the kernel is for windows, half of those that are usual have one.
+    """
     method = kernel if kernel in approximations() else None
     spec: Options = {}
-    plain = rng.random() < 0.6
-    if rng.random() < 0.3:
+    plain = usual or rng.random() < 0.6
+    if usual and kernel == "blocked" and rng.random() < 0.5:
+        spec["masks"] = [{"name": "sliding_window", "left": between(rng, 16, 1024) - 1, "right": 0}]
+    elif rng.random() < 0.3:
         spec["masks"] = [{"name": "causal", "align": "bottom_right"}]
     elif method is None and not plain and rng.random() < 0.5:
         spec["masks"] = [_option(rng, MASKS, _MASKS, lengths)]

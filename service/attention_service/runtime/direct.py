@@ -46,15 +46,20 @@ class Direct:
         module, arrays = bound.module, bound.arrays
         if module is None or len(arrays) > 1 + ("key" in arrays) + ("value" in arrays):  # as what was padded has
             return None
-        query = arrays["query"]
+        loaded = {}
         for name, x in arrays.items():
             # Queries may hold what they like, unless they are to be converted: then a large one must be told from
             # infinity.
-            if (name != "query" or "key" not in arrays or x.dtype != self.dtype) and not _squares(x) <= self.most:
+            same = x.dtype == self.dtype
+            tensor = to_torch(x)
+            if (name != "query" or "key" not in arrays or not same) and not _squares(x, tensor) <= self.most:
                 return None
-        q = self._loaded(query)
-        k = self._loaded(arrays["key"]) if "key" in arrays else q
-        v = self._loaded(arrays["value"]) if "value" in arrays else k
+            # torch would take ten times as long to convert a small one.
+            loaded[name] = tensor if same else to_torch(x.astype(self.dtype))
+        q = loaded["query"]
+        k = loaded.get("key", q)
+        v = loaded.get("value", k)
+        del loaded, tensor  # what was converted is held no longer than it is needed
         sizes = module.sizes
         # No inference mode: to enter it takes longer than what autograd does where nothing requires a gradient.
         if k is q and v is q and module.joint is not None:
@@ -67,9 +72,6 @@ class Direct:
         del q, k, v  # the most is held by now
         output = project_out(module.parameters, context)
         return {"output": (output if bound.layout.batched else output[0]).numpy()}
-
-    def _loaded(self, array: Array) -> torch.Tensor:
-        return to_torch(array.astype(self.dtype, copy=False))  # torch would take ten times as long for a small one
 
 
 def direct(bound: Bound, request: ForwardRequest, kernel: str, device: torch.device) -> Direct | None:
@@ -98,13 +100,13 @@ def _looks_back(bound: Bound) -> bool:
     return isinstance(band, Band) and band.low is None and band.high == 0
 
 
-def _squares(x: Array) -> float:
-    """Σ x²; infinite where it overflows."""
-    flat = x.reshape(-1)
+def _squares(x: Array, tensor: torch.Tensor) -> float:
+    """Σ x², of an array that also is this tensor; infinite where it overflows."""
     if x.size <= _FEW:
+        flat = x.reshape(-1)
         return float(np.vdot(flat, flat))
-    given = to_torch(flat)
-    return float(torch.dot(given, given))
+    numbers = tensor.reshape(-1)
+    return float(torch.dot(numbers, numbers))
 
 
 def _most(parameters: Parameters, dtype: torch.dtype) -> float:

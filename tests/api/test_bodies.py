@@ -13,6 +13,7 @@ import pytest
 from attention_contract.errors import BodyTooLarge, OverBudget, Overloaded, Unreadable
 from attention_service.api.bodies import read_body
 from attention_service.runtime.budget import Budget
+from tests.api.talk import received
 from tests.conftest import live_server
 
 FORWARD = "/v1/attention/forward"
@@ -55,16 +56,16 @@ def test_what_comes_is_held_in_steps_until_it_is_answered(tmp_path):
                 time.sleep(0.02)
             assert LIMIT // 4 <= held(http) < LIMIT // 2
             raw.sendall(body[LIMIT // 4 :])
-            assert raw.recv(65536).startswith(b"HTTP/1.1 200")
+            assert received(raw).startswith("HTTP/1.1 200")
         assert held(http) == 0
 
 
 @pytest.mark.parametrize("length", [LIMIT + 1, 2**40])
 def test_what_is_stated_beyond_the_budget_is_refused_before_it_comes(tmp_path, length):
     with live_server(tmp_path, memory_budget=LIMIT, max_body_bytes=2**35) as url, begun(url, length) as raw:
-        answer = raw.recv(65536)
-        assert answer.startswith(b"HTTP/1.1 413")
-        assert (b"over_budget" if length < 2**35 else b"body_too_large") in answer
+        answer = received(raw)
+        assert answer.startswith("HTTP/1.1 413")
+        assert ("over_budget" if length < 2**35 else "body_too_large") in answer
 
 
 def read(budget, stated, pieces, limit=LIMIT):

@@ -23,7 +23,7 @@ from attention_contract.wire import SAFETENSORS, from_body, to_safetensors
 from attention_service.core.cost import Rates, Roofline
 from attention_service.runtime.device import Device
 from attention_service.runtime.engine import Engine
-from tests.api.talk import problem
+from tests.api.talk import problem, received
 from tests.conftest import live_server
 
 MIB = 2**20
@@ -145,7 +145,7 @@ def body_bytes(url):
 
 def test_a_body_larger_than_the_budget_is_refused_by_its_length_alone(small):
     with send(small, 2 * BUDGET) as connection:
-        answer = connection.recv(65536).decode()
+        answer = received(connection)
     assert answer.startswith("HTTP/1.1 413")
     assert '"code":"over_budget"' in answer
     assert f'"needed_bytes":{2 * BUDGET}' in answer
@@ -156,7 +156,7 @@ def test_bodies_that_are_read_at_once_share_the_budget(small):
     with send(small, large, b" " * (BUDGET // 2)) as slow:
         until(lambda: body_bytes(small) >= BUDGET // 2)  # what was sent has arrived
         with send(small, large) as second:
-            answer = second.recv(65536).decode()
+            answer = received(second)
         assert answer.startswith("HTTP/1.1 429")
         assert "retry-after: 1" in answer.lower()
         small_one = httpx.post(f"{small}/v1/attention/forward", json={"query": np.eye(2).tolist()}, timeout=30)

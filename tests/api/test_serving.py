@@ -20,9 +20,8 @@ from attention_service.api.app import create_app
 from attention_service.settings import Settings
 
 
-@contextmanager
-def process(models_dir, *flags, **env):
-    """A server process on a free port, once it is ready, and its base URL."""
+def started(models_dir, *flags, **env):
+    """A server process on a port that is free now, and its base URL."""
     with socket.create_server(("127.0.0.1", 0)) as free:
         port = free.getsockname()[1]
     environment = {
@@ -34,15 +33,32 @@ def process(models_dir, *flags, **env):
     }
     command = [sys.executable, "-m", "attention_service", "--log-format", "json", *flags]
     server = subprocess.Popen(command, env=environment, stderr=subprocess.PIPE, cwd=models_dir)
-    url = f"http://127.0.0.1:{port}"
+    return server, f"http://127.0.0.1:{port}"
+
+
+def is_ready(server, url):
+    """Whether a server process comes to take work."""
+    deadline = time.monotonic() + 120
+    while time.monotonic() < deadline and server.poll() is None:
+        try:
+            if httpx.get(f"{url}/health/ready").status_code == 200:
+                return True
+        except httpx.TransportError:
+            time.sleep(0.1)
+    return False
+
+
+@contextmanager
+def process(models_dir, *flags, **env):
+    """A server process, once it is ready, and its base URL; another where somebody took its port meanwhile."""
+    server, url = started(models_dir, *flags, **env)
+    if not is_ready(server, url):
+        server.kill()
+        _, told = server.communicate()
+        assert b"address already in use" in told, told
+        server, url = started(models_dir, *flags, **env)
+        assert is_ready(server, url)
     try:
-        deadline = time.monotonic() + 60
-        while time.monotonic() < deadline and server.poll() is None:
-            try:
-                if httpx.get(f"{url}/health/ready").status_code == 200:
-                    break
-            except httpx.TransportError:
-                time.sleep(0.1)
         yield server, url
     finally:
         server.kill()

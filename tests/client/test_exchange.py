@@ -175,11 +175,13 @@ def test_redirects_without_end_have_no_status_of_their_own():
 
 
 @pytest.mark.parametrize("seconds", ["0", "0.2"])
-def test_retry_after_is_waited_for(kind, seconds):
+def test_retry_after_is_waited_for(kind, seconds, monkeypatch):
+    monkeypatch.setattr(exchange, "WAIT_INITIAL", 20.0)  # it is waited no longer than asked, whatever is usual
+    monkeypatch.setattr(exchange, "WAIT_MAX", 20.0)
     played = Played(refusal(errors.Overloaded, retry_after=seconds))
     started = time.monotonic()
     ask(kind, played, "server_info")
-    assert float(seconds) <= time.monotonic() - started < float(seconds) + 0.5
+    assert float(seconds) <= time.monotonic() - started < float(seconds) + 10
 
 
 @pytest.mark.parametrize("asked", ["soon", [1], {}, None, -5])
@@ -194,8 +196,8 @@ def test_a_retry_after_beyond_the_deadline_is_not_waited_for(kind):
     played = Played(refusal(errors.Overloaded, retry_after="30"))
     started = time.monotonic()
     with pytest.raises(Overloaded) as caught:
-        ask(kind, played, "server_info", timeout=5)
-    assert time.monotonic() - started < 1
+        ask(kind, played, "server_info", timeout=20)
+    assert time.monotonic() - started < 10
     assert caught.value.facts["retry_after"] == 30
 
 
@@ -211,13 +213,13 @@ def test_the_deadline_holds_over_all_attempts(kind, monkeypatch):
     played = Played(*[refusal(errors.Loading)] * 1000)
     started = time.monotonic()
     with pytest.raises((DeadlineExceeded, Loading)):
-        ask(kind, played, "server_info", timeout=0.3, retries=1000)
-    assert time.monotonic() - started < 0.6
+        ask(kind, played, "server_info", timeout=1, retries=1000)
+    assert time.monotonic() - started < 3
     assert len(played.requests) > 1
 
 
 def silence(connection, over):
-    over.wait(5)
+    over.wait(20)
 
 
 def trickle(connection, over):
@@ -254,7 +256,7 @@ def test_the_deadline_holds_against_a_server_that_is_slow(kind, talk):
         started = time.monotonic()
         with pytest.raises(DeadlineExceeded, match=r"forward did not end within 0\.4 s"):
             send_much(kind, url)
-        assert time.monotonic() - started < 1.5
+        assert time.monotonic() - started < 10
 
 
 def test_a_server_that_hangs_up_is_a_failed_connection():

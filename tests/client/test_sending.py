@@ -21,7 +21,7 @@ def test_the_addresses_of_a_host_share_one_timeout(monkeypatch):
         started = time.monotonic()
         with httpx.Client(transport=Pool(), timeout=0.5) as http, pytest.raises(httpx.ConnectTimeout):
             http.get("http://three.test/")
-        assert 0.5 <= time.monotonic() - started < 1
+        assert 0.5 <= time.monotonic() - started < 1.4  # 1.5 if each had its own
 
 
 def test_a_host_is_reached_by_any_of_its_addresses(monkeypatch):
@@ -85,13 +85,13 @@ def test_a_piece_of_which_no_more_is_taken_is_too_late(kind):
     def stops(connection, over):
         connection.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 2**16)
         connection.recv(2**16, socket.MSG_WAITALL)
-        over.wait(5)
+        over.wait(20)
 
     with stubborn(stops) as url:
         started = time.monotonic()
         with pytest.raises(httpx.WriteTimeout):
             post(kind, url, 2**24, httpx.Timeout(None, write=0.4))
-        assert 0.4 <= time.monotonic() - started < 2
+        assert 0.4 <= time.monotonic() - started < 15
 
 
 def post(kind, url, size, timeout):
@@ -127,13 +127,13 @@ def test_an_answer_counts_though_the_server_reads_no_further(kind):
     def refuse(connection, over):
         connection.recv(1000)
         connection.sendall(b"HTTP/1.1 413 Too Large\r\ncontent-length: 0\r\n\r\n")
-        over.wait(10)
+        over.wait(60)
 
     with stubborn(refuse) as url:
         started = time.monotonic()
         with pytest.raises(TooLarge):
-            both(kind, url, lambda client: client.forward("demo", np.zeros((1, 2**22, 4), np.float32)), timeout=10)
-        assert time.monotonic() - started < 5
+            both(kind, url, lambda client: client.forward("demo", np.zeros((1, 2**22, 4), np.float32)), timeout=50)
+        assert time.monotonic() - started < 40
 
 
 def test_a_fault_of_the_body_is_raised_as_it_is():

@@ -202,11 +202,11 @@ def test_the_cost_of_a_shape_is_that_of_its_workload():
 @pytest.mark.parametrize("work", [RAW, replace(MODULE, spec=WINDOW)], ids=["raw", "module with a window"])
 def test_planning_is_quick(work):
     """Every request is planned: less than 0.2 ms for one estimate, with room for a busy machine."""
-    for estimate in (lambda: peak_bytes(work, "materialized"), lambda: predicted_seconds(work, "fused", RATES)):
+    for estimate in (lambda new: peak_bytes(new, "materialized"), lambda new: predicted_seconds(new, "fused", RATES)):
         times = []
-        for _ in range(50):
+        for new in [replace(work) for _ in range(50)]:  # of which nothing is known yet
             started = perf_counter()
-            estimate()
+            estimate(new)
             times.append(perf_counter() - started)
         assert min(times) < 2e-4
 

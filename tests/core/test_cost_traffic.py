@@ -5,7 +5,7 @@ from dataclasses import replace
 from fractions import Fraction
 from functools import partial
 from math import prod
-from time import perf_counter
+from time import process_time
 from typing import Any
 
 import numpy as np
@@ -537,19 +537,19 @@ def test_flex_counts_as_the_blocked_kernel():
 @pytest.mark.parametrize("kernel", KERNEL_NAMES)
 def test_counting_takes_no_time_and_no_memory_whatever_the_size(kernel):
     long = work_of(AttentionSpec(masks=[Causal()], position=Rope()), queries=2**30, keys=2**30, batch=2**20)
-    start = perf_counter()
+    start = process_time()
     assert traffic(long, kernel).moved > 2**50
     assert gradient_traffic(long, kernel).moved > 2**50
-    assert perf_counter() - start < 5
+    assert process_time() - start < 5
 
 
 @pytest.mark.parametrize("method", [name for name, of in METHODS.items() if of.method.name != "linformer"])
 def test_counting_a_method_takes_no_time_either(method):
     long = approximate(method, queries=2**30, keys=2**30, batch=2**20)
-    start = perf_counter()
+    start = process_time()
     assert traffic(long, "materialized").moved > 2**50
     assert gradient_traffic(long, "materialized").moved > 2**50
-    assert perf_counter() - start < 2
+    assert process_time() - start < 2
 
 
 CLOCK = Roofline(Rates(flops_per_s=1e12, bytes_per_s=1e11, overhead_s=1e-5))

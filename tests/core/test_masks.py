@@ -106,11 +106,11 @@ def test_the_count_is_that_of_the_dense_mask(chosen, queries, new, past, offset)
 def test_a_million_tokens_are_counted_at_once():
     n, left = 1_000_000, 100
     longformer = AnyOf(of=[SlidingWindow(left=left, right=3), GlobalTokens(positions=list(range(0, n, 250)))])
-    start = time.perf_counter()
+    start = time.process_time()
     assert allowed_pairs([Causal()], n, n) == n * (n + 1) // 2
     assert allowed_pairs([Causal(), SlidingWindow(left=left)], n, n) == (left + 1) * n - left * (left + 1) // 2
     assert 0 < allowed_pairs([Causal(), longformer], n, n) < n * (n + 1) // 2
-    assert time.perf_counter() - start < 1
+    assert time.process_time() - start < 1
 
 
 def test_counts_larger_than_int64_are_exact():
@@ -159,9 +159,9 @@ SPARSE = {
 @pytest.mark.parametrize("chosen", SPARSE.values(), ids=SPARSE)
 def test_a_hundred_thousand_tokens_are_counted_in_a_moment(chosen):
     n = 100_000
-    start = time.perf_counter()
+    start = time.process_time()
     counted = allowed_pairs(chosen, n, n)
-    assert time.perf_counter() - start < 3  # a tenth of it where nothing else runs
+    assert time.process_time() - start < 3  # a tenth of it mostly
     rows = torch.arange(500, n, 997)  # none of them global
     sampled = sum(int(allowed(chosen, n, n, rows=part).sum()) for part in rows.split(20))
     assert counted == pytest.approx(sampled / len(rows) * n, rel=0.1)

@@ -58,7 +58,9 @@ def test_what_is_noted_meanwhile_is_seen_to_next():
 
         noted = Later(see_to)
         noted.note("first")
-        await asyncio.sleep(0.1)
+        while len(seen) < 2:
+            await asyncio.sleep(0.01)
+        await asyncio.sleep(0.06)
         assert seen == [["first"], ["more"]]
 
     asyncio.run(story())

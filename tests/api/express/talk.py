@@ -91,7 +91,7 @@ def inputs(rng, kind, dtype):
     return {name: rng.standard_normal(shape).astype(dtype) for name, shape in x.items()}
 
 
-def soon(holds, seconds=5.0):
+def soon(holds, seconds=20.0):
     """Whether something comes to hold."""
     deadline = time.monotonic() + seconds
     while not holds() and time.monotonic() < deadline:

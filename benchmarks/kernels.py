@@ -9,7 +9,8 @@ from typing import Any
 import torch
 from torch.nn.functional import scaled_dot_product_attention as sdpa
 
-from attention_contract.schemas.attention import RawForwardRequest, RawGradientsRequest
+from attention_contract.schemas.attention import RawForwardRequest
+from attention_contract.schemas.gradients import RawGradientsRequest
 from attention_contract.spec import AttentionSpec
 from attention_service.core.attention import attend
 from attention_service.core.cost import Workload, flops

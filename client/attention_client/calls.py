@@ -17,12 +17,14 @@ from attention_contract.errors import InvalidRequest
 from attention_contract.operations import Operation
 from attention_contract.schemas.accuracy import AccuracyReply
 from attention_contract.schemas.answers import Picture
-from attention_contract.schemas.attention import ForwardReply, GradientsReply, WeightsReply
+from attention_contract.schemas.attention import ForwardReply
 from attention_contract.schemas.complexity import ComplexityReply, Shape, Sweep
+from attention_contract.schemas.gradients import GradientsReply
 from attention_contract.schemas.hardware import HardwareList
 from attention_contract.schemas.hopfield import HopfieldReply
 from attention_contract.schemas.modules import ModuleConfig, ModuleInfo, ModuleList, Parameter, ParameterList
 from attention_contract.schemas.server import Health, ServerInfo, VariantList
+from attention_contract.schemas.weights import WeightsReply
 from attention_contract.validation import validate
 
 ReplyT = TypeVar("ReplyT", bound=WireModel | None)

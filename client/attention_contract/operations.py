@@ -16,6 +16,8 @@ from attention_contract.schemas import hardware as w
 from attention_contract.schemas import hopfield as h
 from attention_contract.schemas import modules as m
 from attention_contract.schemas import server as s
+from attention_contract.schemas.gradients import GradientsReply, GradientsRequest, RawGradientsRequest
+from attention_contract.schemas.weights import RawWeightsRequest, WeightsReply, WeightsRequest
 
 ReplyT = TypeVar("ReplyT", bound=WireModel | None)
 Method = Literal["GET", "POST", "PUT", "DELETE"]
@@ -104,12 +106,12 @@ forward = Operation(
     example=_QUERY | {"return": ["output", "weights"]},
 )  # fmt: skip
 weights = Operation(
-    "weights", "POST", "/v1/modules/{name}/weights", a.WeightsRequest, a.WeightsReply,
+    "weights", "POST", "/v1/modules/{name}/weights", WeightsRequest, WeightsReply,
     "What each head of a module looks at",
     (*READS_BODY, *OF_MODULE, e.KernelUnsuitable), tensors=True, example=_QUERY | {"top_k": 1},
 )  # fmt: skip
 gradients = Operation(
-    "gradients", "POST", "/v1/modules/{name}/gradients", a.GradientsRequest, a.GradientsReply,
+    "gradients", "POST", "/v1/modules/{name}/gradients", GradientsRequest, GradientsReply,
     "Exact gradients with respect to inputs, taps and parameters",
     (*READS_BODY, *OF_MODULE, e.KernelUnsuitable), tensors=True,
     example=_QUERY | {"wrt": ["query", "weights", "parameters"]},
@@ -127,12 +129,12 @@ raw_forward = Operation(
     example=a.EXAMPLE_INPUTS | {"return": ["output", "weights"]},
 )  # fmt: skip
 raw_weights = Operation(
-    "raw_weights", "POST", "/v1/attention/weights", a.RawWeightsRequest, a.WeightsReply,
+    "raw_weights", "POST", "/v1/attention/weights", RawWeightsRequest, WeightsReply,
     "What each head of a raw attention looks at",
     (*READS_BODY, e.KernelUnsuitable), tensors=True, example=a.EXAMPLE_INPUTS | {"top_k": 1},
 )  # fmt: skip
 raw_gradients = Operation(
-    "raw_gradients", "POST", "/v1/attention/gradients", a.RawGradientsRequest, a.GradientsReply,
+    "raw_gradients", "POST", "/v1/attention/gradients", RawGradientsRequest, GradientsReply,
     "Exact gradients of a raw attention",
     (*READS_BODY, e.KernelUnsuitable), tensors=True,
     example=a.EXAMPLE_INPUTS | {"upstream": [[1.0, 0.0], [0.0, 1.0]], "wrt": ["query", "key", "value", "weights"]},

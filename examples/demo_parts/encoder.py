@@ -15,7 +15,8 @@ from transformers import AutoModel, AutoTokenizer
 from transformers.utils import logging
 
 from attention_client import Client
-from attention_contract.schemas.attention import HeadStatistics, Ran
+from attention_contract.schemas.attention import Ran
+from attention_contract.schemas.weights import HeadStatistics
 
 logging.set_verbosity_error()
 logging.disable_progress_bar()

@@ -17,6 +17,8 @@ from attention_contract.schemas import hardware as g
 from attention_contract.schemas import hopfield as h
 from attention_contract.schemas import modules as m
 from attention_contract.schemas import server as s
+from attention_contract.schemas.gradients import GradientCheck, GradientsReply
+from attention_contract.schemas.weights import HeadStatistics, TopKeys, WeightsReply
 from attention_contract.wire import JSON, PICTURES, from_body, to_body
 
 URL = "http://service.test"
@@ -111,17 +113,17 @@ def reply_to(operation: Operation[Any], request: Any) -> Any:
         return a.ForwardReply(output=np.asarray(request.query), ran=RAN)
     if name == "weights":
         keys = np.tile(np.arange(request.top_k), (2, 3, 1))
-        return a.WeightsReply(
-            statistics=a.HeadStatistics(**dict.fromkeys(a.HeadStatistics.model_fields, HEADS)),
+        return WeightsReply(
+            statistics=HeadStatistics(**dict.fromkeys(HeadStatistics.model_fields, HEADS)),
             queries=np.array(3),
-            top=a.TopKeys(keys=keys, weights=keys.astype(np.float32)) if request.top_k else None,
+            top=TopKeys(keys=keys, weights=keys.astype(np.float32)) if request.top_k else None,
             weights=np.ones((2, 3, 3), np.float32) if request.return_weights else None,
             ran=RAN,
         )
     if name == "gradients":
-        check = a.GradientCheck(max_absolute_error=1e-9, max_relative_error=1e-8, elements=4, passed=True)
+        check = GradientCheck(max_absolute_error=1e-9, max_relative_error=1e-8, elements=4, passed=True)
         wrt = dict.fromkeys(request.wrt, HEADS)
-        return a.GradientsReply(gradients=wrt, check=dict.fromkeys(wrt, check) if request.check else None, ran=RAN)
+        return GradientsReply(gradients=wrt, check=dict.fromkeys(wrt, check) if request.check else None, ran=RAN)
     if name == "complexity":
         values = request.sweep.values if request.sweep else [request.shape.queries]
         facts = {"device_name": "a cpu", "parameter_count": 288, "growth": GROWTH, "limits": LIMITS}

@@ -12,8 +12,10 @@ from attention_contract import errors
 from attention_contract.operations import OPERATIONS
 from attention_contract.schemas import attention as a
 from attention_contract.schemas import complexity as c
+from attention_contract.schemas.gradients import GradientsRequest, RawGradientsRequest
 from attention_contract.schemas.hopfield import HopfieldRequest
 from attention_contract.schemas.modules import ModuleConfig
+from attention_contract.schemas.weights import RawWeightsRequest, WeightsRequest
 from tests.client.service import CONFIG, EXAMPLES, X, ask
 
 
@@ -47,11 +49,11 @@ def test_raw_attention_is_attend_as_well():
     ("typed", "model", "beside"),
     [
         (options.ForwardOptions, a.ForwardRequest, {"query", "key", "value"}),
-        (options.WeightsOptions, a.WeightsRequest, {"query", "key", "value"}),
-        (options.GradientsOptions, a.GradientsRequest, {"query", "key", "value"}),
+        (options.WeightsOptions, WeightsRequest, {"query", "key", "value"}),
+        (options.GradientsOptions, GradientsRequest, {"query", "key", "value"}),
         (options.RawForwardOptions, a.RawForwardRequest, {"query", "key", "value"}),
-        (options.RawWeightsOptions, a.RawWeightsRequest, {"query", "key", "value"}),
-        (options.RawGradientsOptions, a.RawGradientsRequest, {"query", "key", "value"}),
+        (options.RawWeightsOptions, RawWeightsRequest, {"query", "key", "value"}),
+        (options.RawGradientsOptions, RawGradientsRequest, {"query", "key", "value"}),
         (options.CostOptions, c.ComplexityRequest, {"shape", "sweep"}),
         (options.RawCostOptions, c.RawComplexityRequest, {"shape", "sweep", "num_heads", "head_dim"}),
         (options.HopfieldOptions, HopfieldRequest, {"stored", "states"}),

@@ -8,7 +8,8 @@ import safetensors.numpy
 
 from attention_contract.errors import InvalidTensor, Unreadable
 from attention_contract.forms import MOST, Forms
-from attention_contract.schemas.attention import ForwardRequest, WeightsRequest
+from attention_contract.schemas.attention import ForwardRequest
+from attention_contract.schemas.weights import WeightsRequest
 from attention_contract.wire import SAFETENSORS, from_body
 
 

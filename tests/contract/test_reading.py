@@ -9,7 +9,8 @@ from hypothesis import strategies as st
 
 from attention_contract.errors import AttentionError, InvalidRequest
 from attention_contract.reading import read_json
-from attention_contract.schemas.attention import ForwardRequest, RawGradientsRequest
+from attention_contract.schemas.attention import ForwardRequest
+from attention_contract.schemas.gradients import RawGradientsRequest
 from attention_contract.schemas.hopfield import HopfieldRequest
 from attention_contract.tensors import Untyped
 from attention_contract.validation import validate

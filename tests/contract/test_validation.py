@@ -3,8 +3,9 @@
 import pytest
 
 from attention_contract.errors import InvalidRequest, InvalidTensor
-from attention_contract.schemas.attention import ForwardRequest, RawForwardRequest, RawGradientsRequest
+from attention_contract.schemas.attention import ForwardRequest, RawForwardRequest
 from attention_contract.schemas.complexity import ComplexityRequest, RawComplexityRequest
+from attention_contract.schemas.gradients import RawGradientsRequest
 from attention_contract.schemas.hopfield import HopfieldRequest
 from attention_contract.schemas.modules import CreateModule, ImportModule, ReplaceParameters
 from attention_contract.validation import validate

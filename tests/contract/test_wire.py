@@ -7,13 +7,10 @@ import pytest
 
 from attention_contract import wire
 from attention_contract.errors import AttentionError, InvalidRequest, InvalidTensor, Unreadable
-from attention_contract.schemas.attention import (
-    ForwardRequest,
-    GradientsReply,
-    RawForwardRequest,
-    WeightsReply,
-)
+from attention_contract.schemas.attention import ForwardRequest, RawForwardRequest
+from attention_contract.schemas.gradients import GradientsReply
 from attention_contract.schemas.modules import CreateModule
+from attention_contract.schemas.weights import WeightsReply
 
 ONE = {"dtype": "F32", "shape": [1], "data_offsets": [0, 4]}
 RAN = {

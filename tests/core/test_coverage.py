@@ -18,10 +18,11 @@ from attention_contract.spec import (
     SlidingWindow,
     Strided,
 )
+from attention_service.core.bands import Band, Keys, Queries
 from attention_service.core.combinations import AllOf as Intersection
 from attention_service.core.drawn import Drawn
 from attention_service.core.masks import pattern_of
-from attention_service.core.patterns import Band, Keys, Part, Queries, Tiles
+from attention_service.core.patterns import Part, Tiles
 from attention_service.core.tilings import Blocks, Leading, Remainder, Segments, Stripes
 
 sizes = st.integers(1, 7)

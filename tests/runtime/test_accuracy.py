@@ -11,8 +11,10 @@ import pytest
 import torch
 
 from attention_contract.errors import NeverFits
-from attention_contract.schemas.attention import RawForwardRequest, RawGradientsRequest, RawWeightsRequest
+from attention_contract.schemas.attention import RawForwardRequest
+from attention_contract.schemas.gradients import RawGradientsRequest
 from attention_contract.schemas.hopfield import HopfieldRequest
+from attention_contract.schemas.weights import RawWeightsRequest
 from attention_service.core.cost import Estimate, Rates, Roofline
 from attention_service.runtime import engine as engine_module
 from attention_service.runtime.accuracy import HISTORY, RATIO_EDGES, Accuracy, Run

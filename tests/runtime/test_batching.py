@@ -11,8 +11,9 @@ import torch
 
 from attention_contract.errors import DeadlineExceeded, Draining, InvalidTensor
 from attention_contract.positions import Alibi, Rope
-from attention_contract.schemas.attention import ForwardRequest, RawForwardRequest, Select, WeightsRequest
+from attention_contract.schemas.attention import ForwardRequest, RawForwardRequest, Select
 from attention_contract.schemas.modules import CreateModule, ModuleConfig
+from attention_contract.schemas.weights import WeightsRequest
 from attention_contract.spec import AttentionSpec, Causal, SlidingWindow
 from attention_service.core.cost import Rates, Roofline
 from attention_service.runtime import batching

@@ -4,9 +4,11 @@ import numpy as np
 import pytest
 import torch
 
-from attention_contract.schemas.attention import Dropout, RawForwardRequest, RawGradientsRequest, RawWeightsRequest
+from attention_contract.schemas.attention import Dropout, RawForwardRequest
 from attention_contract.schemas.complexity import RawComplexityRequest, Shape
+from attention_contract.schemas.gradients import RawGradientsRequest
 from attention_contract.schemas.hopfield import HopfieldRequest
+from attention_contract.schemas.weights import RawWeightsRequest
 from attention_service.core.cost import Calibrated, Curves, Rates, Spread
 from attention_service.runtime import complexity, forward, gradients, hopfield, inspection
 from attention_service.runtime.complexity.subjects import Place

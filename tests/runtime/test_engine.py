@@ -9,8 +9,10 @@ import pytest
 import torch
 
 from attention_contract.errors import Draining, Loading, NeverFits
-from attention_contract.schemas.attention import RawForwardRequest, RawGradientsRequest, RawWeightsRequest
+from attention_contract.schemas.attention import RawForwardRequest
+from attention_contract.schemas.gradients import RawGradientsRequest
 from attention_contract.schemas.modules import CreateModule, ModuleConfig
+from attention_contract.schemas.weights import RawWeightsRequest
 from attention_contract.spec import AllOf, AnyOf, AttentionSpec, Causal, GlobalTokens, RandomBlocks, SlidingWindow
 from attention_service.core.cost import Rates, Roofline
 from attention_service.runtime import engine as engine_module

@@ -9,7 +9,7 @@ import torch
 from tests.core.peaks import peaks
 
 from attention_contract.errors import AttentionError
-from attention_contract.schemas.attention import GradientsRequest
+from attention_contract.schemas.gradients import GradientsRequest
 from attention_service.core.arrays import to_numpy
 from attention_service.core.cost import Rates, Roofline, Workload, peak_bytes
 from attention_service.runtime import checking, compute, gradients

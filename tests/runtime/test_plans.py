@@ -7,7 +7,8 @@ import pytest
 import torch
 
 from attention_contract.errors import AttentionError
-from attention_contract.schemas.attention import RawForwardRequest, RawGradientsRequest
+from attention_contract.schemas.attention import RawForwardRequest
+from attention_contract.schemas.gradients import RawGradientsRequest
 from attention_contract.schemas.modules import Biases
 from attention_contract.spec import AttentionSpec, Causal
 from attention_service.core.cost import Rates, Roofline, Workload

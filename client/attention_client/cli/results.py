@@ -8,15 +8,10 @@ from rich.text import Text
 
 from attention_client.cli.show import new_table, number, print_out, scaled
 from attention_contract.schemas.accuracy import AccuracyReply
-from attention_contract.schemas.attention import (
-    ApproximationError,
-    GradientsReply,
-    HeadStatistics,
-    Ran,
-    TopKeys,
-    WeightsReply,
-)
+from attention_contract.schemas.attention import ApproximationError, Ran
+from attention_contract.schemas.gradients import GradientsReply
 from attention_contract.schemas.hopfield import HopfieldReply
+from attention_contract.schemas.weights import HeadStatistics, TopKeys, WeightsReply
 from attention_contract.tensors import dtype_name
 
 MAX_ROWS = 64

@@ -5,15 +5,9 @@ from fastapi import APIRouter
 
 from attention_contract import operations
 from attention_contract.schemas.accuracy import AccuracyReply
-from attention_contract.schemas.attention import (
-    ForwardReply,
-    ForwardRequest,
-    GradientsReply,
-    GradientsRequest,
-    WeightsReply,
-    WeightsRequest,
-)
+from attention_contract.schemas.attention import ForwardReply, ForwardRequest
 from attention_contract.schemas.complexity import ComplexityReply, ComplexityRequest
+from attention_contract.schemas.gradients import GradientsReply, GradientsRequest
 from attention_contract.schemas.hardware import HardwareList
 from attention_contract.schemas.hopfield import HopfieldReply, HopfieldRequest
 from attention_contract.schemas.modules import (
@@ -27,6 +21,7 @@ from attention_contract.schemas.modules import (
     ReplaceParameters,
 )
 from attention_contract.schemas.server import Health, Limits, Memory, ServerInfo, Variant, VariantList
+from attention_contract.schemas.weights import WeightsReply, WeightsRequest
 from attention_contract.tensors import DTYPES
 from attention_contract.wire import MEDIA_TYPES
 from attention_service import __version__

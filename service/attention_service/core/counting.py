@@ -14,8 +14,9 @@ from typing import Protocol
 import numpy as np
 from numpy.typing import NDArray
 
+from attention_service.core.bands import Band, Keys, Queries
 from attention_service.core.combinations import AllOf, AnyOf
-from attention_service.core.patterns import Band, Keys, Part, Pattern, Queries
+from attention_service.core.patterns import Part, Pattern
 
 Integers = NDArray[np.int64]
 

@@ -13,9 +13,10 @@ from torch import Tensor
 
 from attention_contract import spec
 from attention_service.core import counting, row_counting
+from attention_service.core.bands import Band, Keys, Queries
 from attention_service.core.combinations import AllOf, AnyOf
 from attention_service.core.drawn import Drawn
-from attention_service.core.patterns import Band, Keys, Pattern, Queries
+from attention_service.core.patterns import Pattern
 from attention_service.core.registry import Registry
 from attention_service.core.tilings import Blocks, Leading, Remainder, Segments, Stripes
 

@@ -1,21 +1,17 @@
 """Sets of query-key pairs, said once and read many times: as a dense tensor, as a count and as a cost.
 
 A query stands at position p (its index plus the offset), a key at its index j. A pattern is built of parts, such as
-bands along the diagonal and marked queries and keys, by union and intersection (``combinations``). ``tilings`` has more
-parts.
+bands along the diagonal (``bands``) and blocks (``tilings``), by union and intersection (``combinations``).
 """
 
 from abc import ABC, abstractmethod
-from collections.abc import Hashable, Iterator, Sequence
+from collections.abc import Hashable, Iterator
 from dataclasses import dataclass
-from functools import cached_property
 from typing import Protocol
 
-import torch
 from torch import Tensor
 
-from attention_service.core import steps
-from attention_service.core.tape import BOOL, INTEGER, Sketch, Tape
+from attention_service.core.tape import Sketch, Tape
 
 
 class Pattern(Hashable, Protocol):
@@ -164,174 +160,6 @@ class Part(ABC):
         """How the edges depend on p."""
 
 
-@dataclass(frozen=True)
-class Band(Part):
-    """p + low ≤ j ≤ p + high; None is unlimited."""
-
-    low: int | None = None
-    high: int | None = None
-
-    def allows(self, p: Tensor, j: Tensor) -> Tensor:
-        """Compared with each limit there is."""
-        inside = torch.ones((1,) * j.ndim, dtype=torch.bool, device=j.device)
-        if self.low is not None:
-            inside = j >= p + self.low
-        if self.high is not None:
-            inside = inside & (j <= p + self.high)
-        return inside
-
-    def sketched(self, tape: Tape, p: Sketch, j: Sketch) -> Sketch:
-        """A limit and a comparison each, and both together."""
-        inside = steps.filled(tape, (1,) * len(j.dims), BOOL)
-        if self.low is not None:
-            inside = steps.plain(tape, j, steps.plain(tape, p), itemsize=BOOL)
-        if self.high is not None:
-            inside = steps.plain(tape, inside, steps.plain(tape, j, steps.plain(tape, p), itemsize=BOOL))
-        return inside
-
-    def coverage(self, tiles: Tiles) -> Coverage:
-        """By the least and the largest j − p, which are compared before they are laid out for every tile."""
-        some = every = torch.ones((), dtype=torch.bool, device=tiles.p_first.device)
-        if self.low is not None:
-            some, every = tiles.j_last >= tiles.p_first + self.low, tiles.j_first >= tiles.p_last + self.low
-        if self.high is not None:
-            some = some & (tiles.j_first <= tiles.p_last + self.high)
-            every = every & (tiles.j_last <= tiles.p_first + self.high)
-        return Coverage(some, every)
-
-    @property
-    def building(self) -> int:
-        """Each comparison, and both together."""
-        return 3 if self.low is not None and self.high is not None else 2
-
-    @property
-    def bounds(self) -> Bounds:
-        """By the limits there are."""
-        return Bounds(self.low is not None, self.high is not None)
-
-    @property
-    def _starts(self) -> list[int]:
-        return [*([] if self.low is None else [self.low]), *([] if self.high is None else [self.high + 1])]
-
-    def edges(self, p: Tensor) -> Tensor:
-        """Both ends."""
-        return p[:, None] + torch.tensor(self._starts, dtype=torch.int64)
-
-    @property
-    def turns(self) -> Turns:
-        """They move with p."""
-        return Turns(moving=tuple((start, start) for start in self._starts))
-
-
-@dataclass(frozen=True)
-class Queries(Part):
-    """p is one of the positions."""
-
-    positions: tuple[int, ...]
-
-    def allows(self, p: Tensor, j: Tensor) -> Tensor:
-        """By look-up."""
-        return torch.isin(p, self._listed.to(p.device))
-
-    def sketched(self, tape: Tape, p: Sketch, j: Sketch) -> Sketch:
-        """One look-up."""
-        return steps.plain(tape, p, Sketch((len(self.positions),), INTEGER), itemsize=BOOL, dims=p.dims)
-
-    def coverage(self, tiles: Tiles) -> Coverage:
-        """By how many of the positions are among the tile's queries."""
-        return _marked(self.positions, tiles.p_first, tiles.p_last)
-
-    @cached_property
-    def _listed(self) -> Tensor:
-        return torch.tensor(self.positions)
-
-    @property
-    def laid_out(self) -> bool:
-        """One answer for each query."""
-        return False
-
-    @property
-    def building(self) -> int:
-        """Nothing over pairs."""
-        return 0
-
-    @property
-    def bounds(self) -> Bounds:
-        """Few rows see everything."""
-        return Bounds(left=True, right=True, strips=frozenset({"g"}))
-
-    def edges(self, p: Tensor) -> Tensor:
-        """None within a row."""
-        return p.new_empty(len(p), 0)
-
-    @property
-    def turns(self) -> Turns:
-        """Rows differ where positions begin and end."""
-        return Turns(rows=runs(self.positions))
-
-
-@dataclass(frozen=True)
-class Keys(Part):
-    """j is one of the positions."""
-
-    positions: tuple[int, ...]
-
-    def allows(self, p: Tensor, j: Tensor) -> Tensor:
-        """By look-up."""
-        return torch.isin(j, self._listed.to(j.device))
-
-    def sketched(self, tape: Tape, p: Sketch, j: Sketch) -> Sketch:
-        """One look-up."""
-        return steps.plain(tape, j, Sketch((len(self.positions),), INTEGER), itemsize=BOOL, dims=j.dims)
-
-    def coverage(self, tiles: Tiles) -> Coverage:
-        """By how many of the positions are among the tile's keys."""
-        return _marked(self.positions, tiles.j_first, tiles.j_last)
-
-    @cached_property
-    def _listed(self) -> Tensor:
-        return torch.tensor(self.positions)
-
-    @property
-    def laid_out(self) -> bool:
-        """One answer for each key."""
-        return False
-
-    @property
-    def building(self) -> int:
-        """Nothing over pairs."""
-        return 0
-
-    @property
-    def bounds(self) -> Bounds:
-        """Few keys for every query."""
-        return Bounds(left=True, right=True, strips=frozenset({"g"}))
-
-    def edges(self, p: Tensor) -> Tensor:
-        """Where positions begin and end."""
-        return torch.tensor(runs(self.positions)).expand(len(p), -1)
-
-    @property
-    def turns(self) -> Turns:
-        """The same for all rows."""
-        return Turns(still=runs(self.positions))
-
-
 def making(pattern: Pattern, pairs: int, queries: int) -> int:
     """Bytes that are held while a pattern is laid out over so many pairs: what is besides is gone before the last."""
     return max(pairs * pattern.building, pairs * max(0, pattern.building - 1) + pattern.beside(queries))
-
-
-def runs(positions: Sequence[int]) -> tuple[int, ...]:
-    """Where positions side by side begin, and where they have ended."""
-    inside = set(positions)
-    starts = {position for position in inside if position - 1 not in inside}
-    stops = {position + 1 for position in inside if position + 1 not in inside}
-    return tuple(sorted(starts | stops))
-
-
-def _marked(positions: Sequence[int], first: Tensor, last: Tensor) -> Coverage:
-    """By how many of the positions lie between first and last."""
-    marks = torch.tensor(sorted(set(positions)), dtype=torch.int64, device=first.device)
-    count = torch.searchsorted(marks, last, right=True) - torch.searchsorted(marks, first)
-    return Coverage(count > 0, count == last - first + 1)

@@ -7,22 +7,20 @@ import math
 
 import numpy as np
 
-from attention_contract.errors import InvalidRequest, InvalidTensor, ShapeMismatch
-from attention_contract.schemas.attention import AttentionInputs, ForwardRequest, GradientsRequest, RawInputs
+from attention_contract.errors import InvalidRequest, ShapeMismatch
+from attention_contract.schemas.attention import AttentionInputs, ForwardRequest, RawInputs
+from attention_contract.schemas.gradients import GradientsRequest
 from attention_contract.spec import AttentionSpec
 from attention_contract.tensors import Array, Untyped, dtype_name
 from attention_service.core.apart import separate_positions
-from attention_service.core.learned import learned_of
 from attention_service.core.methods.limits import check_spec
 from attention_service.core.positions import check_position
 from attention_service.core.types import Dropout, Widths, added_keys
 from attention_service.modules.resident import Module
 from attention_service.runtime.bound import MAX_EMPTY, Bound, Layout, wrong_shape
 from attention_service.runtime.placing import check_as_many, check_reads_positions, check_within
+from attention_service.runtime.raw_binding import check_agreement, check_learned, common_dtype, layout_of, split_shape
 from attention_service.runtime.running import bind_tensors, check_request
-
-Split = tuple[int, int, int, int]
-_FLOAT_INPUTS = ("query", "key", "value", "past_key", "past_value")
 
 
 def bind(module: Module | None, request: AttentionInputs) -> Bound:
@@ -120,7 +118,7 @@ class _Binder:
             raise InvalidRequest(
                 "num_kv_heads: it says how [B, L, H·D] splits, so num_heads is needed too", param="num_kv_heads"
             )
-        layout, heads, kv_heads = self._raw_layout(request)
+        layout, heads, kv_heads = layout_of(self.request, request.num_heads, request.num_kv_heads)
         value_is = self.value_is
         rank = self.request.query.ndim
         for name in ("query", "key", "value"):
@@ -130,69 +128,18 @@ class _Binder:
             if array.ndim != rank:
                 raise wrong_shape(name, f"as many dimensions as query, {rank}", array)
             self._put(name, array, layout, rank)
-        split = {name: self._split_shape(name, kv_heads if name != "query" else heads, layout) for name in self.arrays}
+        split = {
+            name: split_shape(name, array, kv_heads if name != "query" else heads, layout)
+            for name, array in self.arrays.items()
+        }
         query, key, value = split["query"], split.get("key", split["query"]), split[value_is]
-        self._agree(query, key, value, value_is)
+        check_agreement(self.request, query, key, value, value_is)
         (batch, heads, queries, head_dim), kv_heads = query, key[1]
         past = self._past(layout, batch, kv_heads, head_dim, value[3])
-        dtype = self._common_dtype()
+        dtype = common_dtype(self.arrays)
         return self._finish(
             layout, (batch, heads, kv_heads, queries, past + key[2], past, head_dim, value[3]), dtype, dtype, value_is
         )
-
-    def _agree(self, query: Split, key: Split, value: Split, value_is: str) -> None:
-        """Raise ShapeMismatch unless the three can attend to one another; each is ``[B, heads, L, W]``."""
-        key_is = "query" if self.request.key is None else "key"
-        conditions = (
-            ("query", query[1] > 0 and query[3] > 0, "at least one head, of a width of at least 1"),
-            (key_is, key[0] == query[0], f"the query's batch of {query[0]}"),
-            (value_is, value[0] == query[0], f"the query's batch of {query[0]}"),
-            (key_is, key[3] == query[3], f"the query's head width, {query[3]}"),
-            (key_is, key[1] > 0 and query[1] % max(key[1], 1) == 0, f"heads that divide the query's {query[1]}"),
-            (value_is, value[1] == key[1], f"as many heads as key, {key[1]}"),
-            (value_is, value[2] == key[2], f"as many tokens as key, {key[2]}"),
-            (value_is, value[3] > 0, "a width of at least 1"),
-        )
-        for name, holds, expected in conditions:
-            if not holds:
-                raise wrong_shape(name, expected, getattr(self.request, name))
-
-    def _raw_layout(self, request: RawInputs) -> tuple[Layout, int, int]:
-        query = self.request.query
-        if request.num_heads is not None:
-            if query.ndim not in {2, 3}:
-                raise wrong_shape("query", "[B, L, H·D] or [L, H·D], since num_heads is given", query)
-            kv_heads = request.num_kv_heads or request.num_heads
-            if request.num_heads % kv_heads or (self.request.key is None and kv_heads != request.num_heads):
-                raise InvalidRequest(
-                    f"num_kv_heads: {kv_heads} must divide num_heads {request.num_heads}; without key, equal it",
-                    param="num_kv_heads",
-                )
-            return Layout(batched=query.ndim == 3, merged=True), request.num_heads, kv_heads
-        if query.ndim not in {2, 3, 4}:
-            raise wrong_shape("query", "[B, H, Q, D], [H, Q, D] or [Q, D]; for [B, L, H·D] give num_heads", query)
-        return Layout(batched=query.ndim == 4, headed=query.ndim != 2), 0, 0
-
-    def _split_shape(self, name: str, heads: int, layout: Layout) -> Split:
-        """The shape ``[B, heads, L, W]`` that a tensor has once its heads are split."""
-        array = self.arrays[name]
-        if not layout.merged:
-            b, h, length, width = array.shape
-            return b, h, length, width
-        if array.shape[-1] % heads:
-            raise wrong_shape(name, f"a last dimension that is a multiple of its {heads} heads", array)
-        return array.shape[0], heads, array.shape[1], array.shape[2] // heads
-
-    def _common_dtype(self) -> str:
-        named = {
-            name: dtype_name(self.arrays[name])
-            for name in _FLOAT_INPUTS
-            if name in self.arrays and not isinstance(self.arrays[name], Untyped)
-        }
-        if len(set(named.values())) > 1:
-            listed = ", ".join(f"{name} is {dtype}" for name, dtype in named.items())
-            raise InvalidTensor(f"the tensors differ in dtype: {listed}; send them in one", param=list(named)[-1])
-        return next(iter(named.values()), "float32")
 
     # ── both ─────────────────────────────────────────────────────────────────────────────────────────────────────────
 
@@ -266,7 +213,7 @@ class _Binder:
         if self.target is None and isinstance(self.request, RawInputs):
             widths = Widths(heads, kv_heads, head_dim, value_dim)
             check_position(self.spec, widths)
-            learned = _check_learned(self.request, widths)
+            learned = check_learned(self.request, widths)
         key_is = "query" if self.request.key is None else "key"
         check_within(self.spec, self.arrays, queries, keys - past, past, key_is)
         keys += added_keys(self.spec)
@@ -324,24 +271,3 @@ class _Binder:
             wanted = list(shape if layout.batched else shape[1:])
             raise wrong_shape(name, f"{wanted}", getattr(self.request, name))
         self.arrays[name] = array
-
-
-def _check_learned(request: RawInputs, widths: Widths) -> dict[str, Array]:
-    """The request's learned tensors. Raises InvalidRequest unless they are the spec's, ShapeMismatch for a shape."""
-    expected, given = learned_of(request.spec, widths), request.parameters
-    if unknown := [name for name in given if name not in expected]:
-        named = unknown[0][:80]
-        raise InvalidRequest(
-            f"parameters.{named}: this spec has {', '.join(expected) or 'no learned tensors'}; leave it out",
-            param=f"parameters.{named}",
-        )
-    for name, learned in expected.items():
-        if name not in given:
-            raise InvalidRequest(
-                f"parameters.{name}: the spec needs it, of shape {list(learned.shape)}; send it",
-                param=f"parameters.{name}",
-                expected=list(learned.shape),
-            )
-        if given[name].shape != learned.shape:
-            raise wrong_shape(f"parameters.{name}", f"{list(learned.shape)}", given[name])
-    return {name: given[name] for name in expected}

@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
-from attention_contract.schemas.attention import GradientCheck, GradientsRequest
+from attention_contract.schemas.gradients import GradientCheck, GradientsRequest
 from attention_service.core.attention import attend
 from attention_service.core.edits import BoundEdit
 from attention_service.core.types import Selection

@@ -15,9 +15,9 @@ from torch.nn.functional import scaled_dot_product_attention
 from attention_contract.schemas.attention import ForwardRequest
 from attention_contract.tensors import Array
 from attention_service.core.arrays import TORCH_DTYPES, to_torch
+from attention_service.core.bands import Band
 from attention_service.core.masks import pattern_of
 from attention_service.core.multihead import Parameters, project, project_jointly, project_out
-from attention_service.core.patterns import Band
 from attention_service.core.plain import is_plain
 from attention_service.core.scores import SCORES, Product
 from attention_service.runtime import graphed

@@ -16,17 +16,9 @@ from typing import Literal, TypeVar
 
 from attention_contract.errors import Draining, Loading, Unavailable
 from attention_contract.schemas.accuracy import AccuracyReply
-from attention_contract.schemas.attention import (
-    AttentionInputs,
-    ForwardReply,
-    ForwardRequest,
-    GradientsReply,
-    GradientsRequest,
-    Ran,
-    WeightsReply,
-    WeightsRequest,
-)
+from attention_contract.schemas.attention import AttentionInputs, ForwardReply, ForwardRequest, Ran
 from attention_contract.schemas.complexity import ComplexityReply, ComplexityRequest
+from attention_contract.schemas.gradients import GradientsReply, GradientsRequest
 from attention_contract.schemas.hopfield import HopfieldReply, HopfieldRequest
 from attention_contract.schemas.modules import (
     CreateModule,
@@ -38,6 +30,7 @@ from attention_contract.schemas.modules import (
     ParameterQuery,
     ReplaceParameters,
 )
+from attention_contract.schemas.weights import WeightsReply, WeightsRequest
 from attention_service.core.arrays import to_numpy
 from attention_service.modules import parameters
 from attention_service.modules.library import Library

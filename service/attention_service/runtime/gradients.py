@@ -6,7 +6,7 @@ from dataclasses import replace
 import torch
 
 from attention_contract.errors import InvalidRequest, ShapeMismatch
-from attention_contract.schemas.attention import GradientsRequest
+from attention_contract.schemas.gradients import GradientsRequest
 from attention_contract.tensors import Array
 from attention_service.core.arrays import TORCH_DTYPES, to_numpy
 from attention_service.core.attention import attend

@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from attention_contract.errors import ShapeMismatch
-from attention_contract.schemas.attention import WeightsRequest
+from attention_contract.schemas.weights import WeightsRequest
 from attention_service.core import cost
 from attention_service.core.arrays import to_torch
 from attention_service.core.blocks import blocks, rows_at_once

@@ -4,7 +4,8 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from attention_contract.errors import KernelUnsuitable
-from attention_contract.schemas.attention import AttentionInputs, Edit, GradientsRequest, RawInputs
+from attention_contract.schemas.attention import AttentionInputs, Edit, RawInputs
+from attention_contract.schemas.gradients import GradientsRequest
 from attention_contract.spec import Mask
 from attention_service.core import cost
 from attention_service.core.arrays import TORCH_DTYPES

@@ -6,7 +6,8 @@ Checks allocate nothing.
 from collections.abc import Sequence
 
 from attention_contract.errors import InvalidRequest, ShapeMismatch
-from attention_contract.schemas.attention import AttentionInputs, GradientsRequest
+from attention_contract.schemas.attention import AttentionInputs
+from attention_contract.schemas.gradients import GradientsRequest
 from attention_contract.spec import AttentionSpec, Linear, Linformer
 from attention_contract.tensors import Array
 from attention_service.core.methods import METHODS, approximation_of

@@ -10,12 +10,12 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from attention_service.core.bands import Band
 from attention_service.core.cost.tiles import sequences, tiling_of, touched, whole_rows
 from attention_service.core.cost.workload import Workload
 from attention_service.core.kernels.hiding import KEPT, Likeness
 from attention_service.core.kernels.tiling import Block, Layout, Tiling
 from attention_service.core.masks import FAR, pattern_of
-from attention_service.core.patterns import Band
 
 _MOST_BLOCKS = 24
 """Beyond so many, some of them stand for all: the first and the last, the widest and others between."""

@@ -5,10 +5,11 @@ from dataclasses import dataclass
 from math import prod
 
 from attention_contract.spec import Mask
+from attention_service.core.bands import Band
 from attention_service.core.cost.workload import Workload, once
 from attention_service.core.masks import pattern_of
 from attention_service.core.normalizers import NORMALIZERS, PairCost
-from attention_service.core.patterns import Band, making
+from attention_service.core.patterns import making
 from attention_service.core.scores import SCORES, ScoreCost
 
 _ITEMSIZE = {"float16": 2, "bfloat16": 2, "float32": 4, "float64": 8}

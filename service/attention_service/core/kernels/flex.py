@@ -10,13 +10,13 @@ from torch import Tensor
 from torch.nn.attention.flex_attention import AuxRequest, BlockMask, flex_attention
 
 from attention_contract.spec import AttentionSpec
+from attention_service.core.bands import Keys, Queries
 from attention_service.core.drawn import Drawn
 from attention_service.core.edits import BoundEdit
 from attention_service.core.kernels.base import KERNELS, Needs
 from attention_service.core.kernels.tiling import Layout, Tiling
 from attention_service.core.masks import FAR, pattern_of
 from attention_service.core.normalizers import NORMALIZERS, Softmax
-from attention_service.core.patterns import Keys, Queries
 from attention_service.core.positions import POSITIONS
 from attention_service.core.scores import SCORES, Product
 from attention_service.core.tilings import Segments

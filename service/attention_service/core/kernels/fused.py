@@ -8,6 +8,7 @@ from torch import Tensor
 from torch.nn.functional import scaled_dot_product_attention
 
 from attention_contract.spec import AttentionSpec
+from attention_service.core.bands import Band
 from attention_service.core.edits import BoundEdit
 from attention_service.core.groups import one_for_each_query_head
 from attention_service.core.kernels.backends import fastest
@@ -15,7 +16,6 @@ from attention_service.core.kernels.base import KERNELS, Needs
 from attention_service.core.kernels.one_width import same_width
 from attention_service.core.masks import pattern_of
 from attention_service.core.normalizers import NORMALIZERS, Softmax
-from attention_service.core.patterns import Band
 from attention_service.core.positions import POSITIONS
 from attention_service.core.scores import SCORES, Product
 from attention_service.core.types import Problem

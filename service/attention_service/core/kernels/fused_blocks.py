@@ -14,6 +14,7 @@ from torch.autograd import Function
 from torch.autograd.function import once_differentiable
 
 from attention_contract.spec import AttentionSpec
+from attention_service.core.bands import Band
 from attention_service.core.combinations import AllOf
 from attention_service.core.groups import one_for_each_query_head
 from attention_service.core.kernels import tiling
@@ -23,7 +24,7 @@ from attention_service.core.kernels.tiles import Group, gather, groups, scatter_
 from attention_service.core.kernels.tiling import Block
 from attention_service.core.masks import pattern_of
 from attention_service.core.normalizers import NORMALIZERS, Softmax
-from attention_service.core.patterns import Band, Pattern
+from attention_service.core.patterns import Pattern
 from attention_service.core.scores import SCORES, Product
 from attention_service.core.types import Problem
 

@@ -10,11 +10,11 @@ from torch import Tensor
 from attention_contract.spec import AttentionSpec, Softmax
 from attention_service.core import edits as interventions
 from attention_service.core import steps
+from attention_service.core.bands import Band
 from attention_service.core.edits import BoundEdit
 from attention_service.core.kernels.base import Kernel
 from attention_service.core.masks import pattern_of
 from attention_service.core.methods.base import APPROXIMATE_TAPS, Given, Refusal
-from attention_service.core.patterns import Band
 from attention_service.core.positions import POSITIONS
 from attention_service.core.scores import SCORES, Product
 from attention_service.core.tape import Sketch, Tape

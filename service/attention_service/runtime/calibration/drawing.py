@@ -11,16 +11,11 @@ from numpy.random import Generator
 from attention_contract.base import WireModel
 from attention_contract.errors import InvalidRequest
 from attention_contract.schemas.accuracy import Purpose
-from attention_contract.schemas.attention import (
-    ForwardRequest,
-    GradientsRequest,
-    RawForwardRequest,
-    RawGradientsRequest,
-    RawWeightsRequest,
-    WeightsRequest,
-)
+from attention_contract.schemas.attention import ForwardRequest, RawForwardRequest
+from attention_contract.schemas.gradients import GradientsRequest, RawGradientsRequest
 from attention_contract.schemas.hopfield import HopfieldRequest
 from attention_contract.schemas.modules import ModuleConfig
+from attention_contract.schemas.weights import RawWeightsRequest, WeightsRequest
 from attention_contract.spec import AttentionSpec
 from attention_contract.tensors import Array
 from attention_service.core.arrays import TORCH_DTYPES, to_numpy, to_torch

@@ -10,8 +10,10 @@ import numpy as np
 import torch
 
 from attention_contract.errors import AttentionError
-from attention_contract.schemas.attention import ForwardRequest, GradientsRequest, WeightsRequest
+from attention_contract.schemas.attention import ForwardRequest
+from attention_contract.schemas.gradients import GradientsRequest
 from attention_contract.schemas.hopfield import HopfieldRequest
+from attention_contract.schemas.weights import WeightsRequest
 from attention_contract.tensors import Encoding
 from attention_contract.wire import JSON, SAFETENSORS, from_body, to_body
 from attention_service.core.cost import Rates, Roofline, Term, Workload

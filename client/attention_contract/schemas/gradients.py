@@ -1,0 +1,57 @@
+"""Exact gradients. Notation as in ``attention``."""
+
+from typing import Annotated
+
+from pydantic import Field
+
+from attention_contract.base import Listed, WireModel
+from attention_contract.schemas.attention import ForwardRequest, Ran, RawInputs, Taps
+from attention_contract.tensors import BoolArray, FloatArray
+
+
+class GradientsRequest(ForwardRequest):
+    """Exact gradients of L, where ∂L/∂output is given."""
+
+    upstream: FloatArray | None = None
+    """∂L/∂output, of the output's shape; default: ones (L is the sum of the output)."""
+    wrt: Listed[Annotated[str, Field(max_length=256)]] = Field(
+        default_factory=lambda: ["query"], min_length=1, max_length=256
+    )
+    """With respect to what: inputs (query, key, value, mask, past_key, past_value, gate, beta, initial_state,
+    initial_normalizer), taps (q, k, v, scores,
+    capped_scores, masked_scores, weights, context), parameters by name, or ``parameters`` for all of them. A key or
+    value that was not sent is the query, whose gradient is then the total over its roles."""
+    check: bool = False
+    """Also compare with central differences in float64, at a sample of the elements of each name."""
+    directions: dict[Annotated[str, Field(max_length=256)], FloatArray] | None = Field(None, min_length=1)
+    """Also differentiate the gradients, along these directions: for names of ``wrt``, tensors d of their shape. The
+    reply then has Hessian-vector products, Σ ∂²L/∂name ∂other · d_other over the others listed here."""
+
+
+class RawGradientsRequest(RawInputs, GradientsRequest):
+    """Exact gradients of a raw attention."""
+
+
+class GradientCheck(WireModel):
+    """A gradient against central differences, both in float64."""
+
+    max_absolute_error: float
+    max_relative_error: float
+    """The largest absolute error over the largest magnitude among the compared elements, which counts as 1e-3 at
+    least."""
+    elements: int
+    """How many elements were compared."""
+    passed: bool
+    """The relative error is at most 1e-6."""
+
+
+class GradientsReply(Taps):
+    """∂L/∂name for each name asked for, of the shape of that name."""
+
+    gradients: dict[str, FloatArray]
+    hessian_products: dict[str, FloatArray] | None = None
+    """For each name asked for, of its shape, where ``directions`` were given."""
+    dropout_mask: BoolArray | None = None
+    """As in a forward reply."""
+    check: dict[str, GradientCheck] | None = None
+    ran: Ran

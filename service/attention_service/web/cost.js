@@ -35,6 +35,10 @@ function charts(costs) {
       line("materialized", (cost) => cost.peak_bytes.materialized, "one"),
       ...(costs[0].peak_bytes.fused === undefined ? [] : [line("fused", (cost) => cost.peak_bytes.fused, "two")]),
     ], 2),
+    logChart("Predicted time of a forward pass", milliseconds, [
+      line("median", (cost) => cost.predicted.forward.median_ms, "one"),
+      line("19 of 20 take less", (cost) => cost.predicted.forward.high_ms, "two"),
+    ]),
   );
 }
 
@@ -67,13 +71,14 @@ function limitsText({ free_bytes: free, forward, gradients }) {
   );
 }
 
-function growthText({ time_order: time, memory_order: memory, flops_exponent: flops, peak_bytes_exponent: peak }) {
+function growthText({ time_order: time, memory_order: memory, flops_exponent: flops, peak_bytes_exponent: peak, letters }) {
   const power = (exponent) => (exponent === undefined ? "nothing" : el("b", {}, "n", el("sup", {}, real(exponent, 2))));
   return el(
     "p",
     {},
     "Between the two largest lengths the work grows as ", power(flops), " and the memory of the kernel chosen as ", power(peak),
-    `; in the long run ${time} and ${memory}.`,
+    `; in the long run ${time} and ${memory}. `,
+    el("span", { class: "hint" }, Object.entries(letters).map(([letter, meaning]) => `${letter}: ${meaning}`).join("; ")),
   );
 }
 

@@ -1,6 +1,7 @@
 """The peak estimates against what PyTorch's profiler sees allocated on the CPU, operators' own buffers included."""
 
 from dataclasses import replace
+from functools import partial
 
 import pytest
 from tests.core.peaks import DTYPES, Request, peaks
@@ -309,17 +310,18 @@ LIMIT = 24 * 2**20
 
 
 @pytest.mark.parametrize("kernel", KERNELS)
-def test_the_longest_sequence_that_fits_is_the_one_that_the_estimate_allows(kernel):
+@pytest.mark.parametrize("backward", [False, True], ids=["forward", "gradients"])
+def test_the_longest_sequence_that_fits_is_the_one_that_the_estimate_allows(kernel, backward):
     """Within 2 %: of the lengths beside the longest by the estimate, the shorter fits and the longer does not."""
-    start = raw(batch=1, heads=2, kv_heads=2)
+    start, needs = raw(batch=1, heads=2, kv_heads=2), gradient_peak_bytes if backward else peak_bytes
     low, high = 64, 2**17
     while high - low > 1:
         middle = (low + high) // 2
-        fits = peak_bytes(start.at("length", middle), kernel) <= LIMIT
-        low, high = (middle, high) if fits else (low, middle)
+        low, high = (middle, high) if needs(start.at("length", middle), kernel) <= LIMIT else (low, middle)
     for length, fits in ((int(low * 0.98), True), (int(low * 1.02) + 1, False)):
         request = Request(start.at("length", length))
-        assert (measured_peak(lambda: request.forward(kernel)) <= LIMIT) == fits  # noqa: B023
+        run = partial(request.backward if backward else request.forward, kernel)
+        assert (measured_peak(run) <= LIMIT) == fits
 
 
 def measured_peak(run) -> int:

@@ -107,10 +107,10 @@ def _call(work: Workload, account: Account, q: Tensor, k: Tensor, v: Tensor, mas
     if mask is not None:
         if mask.requires_grad:  # PyTorch takes stages of its own
             return scaled_dot_product_attention(q, k, v, mask, **how)
-        if mask.dtype == torch.bool:
-            mask = q.new_empty(mask.shape)  # as numbers that are added
         if on_gpu:  # laid out in blocks of 16
             mask = q.new_empty(2, *mask.shape)
+        elif mask.dtype == torch.bool:
+            mask = q.new_empty(mask.shape)  # as numbers that are added
     if on_gpu and work.itemsize == 2:
         q, k, v = (pad(x, (0, -x.shape[-1] % _LAID_OUT_IN)) if x.shape[-1] % _LAID_OUT_IN else x for x in (q, k, v))
 

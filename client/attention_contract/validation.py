@@ -77,6 +77,13 @@ def _place(error: ErrorDetails, model: type[BaseModel]) -> str | None:
     return ".".join(filter(None, path)) or None
 
 
+def _items(told: dict[str, Any]) -> str:
+    """How many there may be, and how many there are where that was counted."""
+    most = "max_length" in told
+    limit = f"at most {told['max_length']}" if most else f"at least {told['min_length']}"
+    return limit if told.get("actual_length") is None else f"{limit}, got {told['actual_length']}"
+
+
 def _as_contract_error(fault: ValidationError, model: type[BaseModel]) -> InvalidRequest:
     errors = fault.errors(include_url=False, include_input=False)
     first = errors[0]
@@ -91,6 +98,10 @@ def _as_contract_error(fault: ValidationError, model: type[BaseModel]) -> Invali
         message = "this field is required"
     elif first["type"] == "union_tag_invalid":
         message = f"unknown name {clip(str(context['tag']), 40)!r}; expected one of {context['expected_tags']}"
+    elif first["type"] in {"too_short", "too_long"}:
+        message = f"expected {_items(context)}"
+    elif first["type"] in {"model_type", "model_attributes_type"}:
+        message = "expected an object"
     elif first["type"] == "union_tag_not_found":
         message = 'expected an object with a "name"'
     detail = f"{param}: {message}" if param else message

@@ -272,6 +272,7 @@ def test_json_comes_from_standard_input(run, played, text):
         ("forward --query q.npy --spec {", "not JSON"),
         ("complexity demo", "--queries"),
         ("complexity demo --sweep length=a,b", "--sweep"),
+        ("complexity demo --sweep tokens=1,2", "'tokens' is none of length"),
         ("complexity --queries 4", "--num-heads"),
         ("complexity demo --queries 4 --picture p.gif", ".svg or .png"),
         ("complexity demo --queries 4 --picture no/p.png", "no folder"),

@@ -1,7 +1,7 @@
 """``attention complexity``, ``attention hardware`` and ``attention accuracy``."""
 
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, get_args
 
 import typer
 
@@ -9,7 +9,7 @@ from attention_client import calls
 from attention_client.cli import costs, files, results
 from attention_client.cli.inputs import Name, Spec
 from attention_client.cli.session import AsJson, client_of, print_json
-from attention_contract.schemas.complexity import Sweep
+from attention_contract.schemas.complexity import Dimension, Sweep
 from attention_contract.wire import PICTURES
 
 
@@ -21,6 +21,8 @@ def _sweep(text: str) -> dict[str, Any]:
         raise typer.BadParameter(
             f"expected dimension=number,number,… as in length=512,1024,2048; got {text!r}", param_hint="--sweep"
         ) from None
+    if equals and dimension not in get_args(Dimension):
+        raise typer.BadParameter(f"{dimension!r} is none of {', '.join(get_args(Dimension))}", param_hint="--sweep")
     return {"dimension": dimension if equals else "length", "values": numbers}
 
 

@@ -9,7 +9,7 @@ from typing import Any
 from matplotlib import rc_context
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
-from matplotlib.ticker import EngFormatter, NullLocator
+from matplotlib.ticker import EngFormatter, LogLocator, NullFormatter, NullLocator
 
 from attention_contract.schemas.answers import Crossover
 from attention_contract.schemas.complexity import Compared, ComplexityReply, Sweep
@@ -28,6 +28,8 @@ _WIDTH_IN, _ROW_IN = 10, 0.2
 """Of the figure, and of a row of its legend."""
 _MOST_BANDS, _MOST_MARKS, _MOST_MARKERS, _MOST_LETTERS = 6, 6, 32, 40
 """Beyond which a picture shows less with more."""
+_FEW_POWERS = 100
+"""From top to bottom of an axis: below, 2 and 5 of each power of ten have a number too."""
 _NEAR = 0.03
 """Of the width of an axis: crossovers that are nearer have one text."""
 _LOCK = Lock()
@@ -121,7 +123,11 @@ def _finish(axes: Axes, title: str, unit: str, sweep: Sweep) -> None:
     ticks = sorted(set(sweep.values))
     axes.xaxis.set_minor_locator(NullLocator())
     axes.set_xticks(ticks[:: -(-len(ticks) // 9)], [f"{tick}" for tick in ticks[:: -(-len(ticks) // 9)]])
-    axes.yaxis.set_major_formatter(EngFormatter(unit="B" if unit == "bytes" else "s"))
+    written = EngFormatter(unit="B" if unit == "bytes" else "s")
+    low, high = axes.get_ylim()
+    axes.yaxis.set_major_formatter(written)
+    axes.yaxis.set_minor_locator(LogLocator(subs=(2, 5)))
+    axes.yaxis.set_minor_formatter(written if high < _FEW_POWERS * low else NullFormatter())
     axes.grid(visible=True, which="major", color="0.92")
     axes.set(title=title, xlabel=sweep.dimension.replace("_", " "), ylabel=unit)
 

@@ -278,8 +278,32 @@ def test_the_size_of_a_batch_is_that_of_the_greatest_power(tmp_path, device, mon
             powers[size] = 32 / ends[-1] / (sum(ends) / 32)
         best = max(powers, key=powers.get)
         assert best == 16
-        batch = batching.choose([part(engine, 8) for _ in range(32)], Joining(), 2**30)
-        assert len(batch.parts) == best
+        parts = [part(engine, 8) for _ in range(32)]
+        assert len(batching.choose(parts, Joining(), 2**30).parts) == best
+        assert len(batching.choose(parts, Joining(), 2**30, crowded=True).parts) == 32  # the fewest seconds
+
+    play(tmp_path, device, story)
+
+
+def test_clients_that_wait_for_their_answers_are_answered_together_where_that_takes_less_in_all(
+    tmp_path, device, monkeypatch
+):
+    """A start of a half and 5 for each: alone, the first is answered so much sooner that it has the greater power."""
+
+    async def story(engine):
+        await modules(engine)
+        monkeypatch.setattr(batching, "_seconds", lambda parts, joining: 0.5 + 5 * len(parts))
+        monkeypatch.setattr(engine.execution, "_stays", lambda following: False)
+        name, request = of(8)
+
+        async def client():
+            return [(await engine.forward(name, request)).ran.batch for _ in range(30)]
+
+        (burst,) = {reply.ran.batch for reply in await together(engine, [of(8)] * 8)}
+        batches = await asyncio.gather(*(client() for _ in range(8)))
+        assert burst == 1
+        assert any(each[0] == 1 for each in batches)
+        assert min(max(each[15:]) for each in batches) > 4
 
     play(tmp_path, device, story)
 

@@ -2,11 +2,14 @@
 
 What is quicker for some is slower for others. Of the sizes that a batch may have, the one of the greatest power is
 taken: the rate at which requests are answered, divided by the mean time until they are (Kleinrock 1979, ICC 79, 43.1).
-Large passes gain nothing by running together and would only wait for one another; tiny ones gain most of their time.
+Large passes gain little by running together and would only wait for one another; tiny ones gain most of their time.
+
+In a crowd, where another comes for each that is answered, nobody gains by going first: whoever is answered sooner is
+soon behind the others again, and waits for all of them. There, the batch is taken that answers the most in a second.
 """
 
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from itertools import groupby
 from statistics import median
@@ -22,6 +25,9 @@ from attention_service.runtime.planning import Plan
 
 _MANY, _LARGE, _WIDTH, _ROUNDS = 32, 4096, 64, 15
 """To time it: how many small requests are joined, how long the large ones are, how wide all are, and how often."""
+
+Weakness = Callable[[Sequence[float], Sequence[int]], float]
+"""How bad it is to run passes one after the other that take so many seconds, and answer so many requests."""
 
 
 @dataclass(frozen=True)
@@ -64,18 +70,18 @@ class Batch:
         return run_together([part.bound for part in self.parts], self.parts[0].run)
 
 
-def choose(waiting: Sequence[Part], joining: Joining, spare: int) -> Batch | None:
+def choose(waiting: Sequence[Part], joining: Joining, spare: int, *, crowded: bool = False) -> Batch | None:
     """The first of them with some of the others that go with it; None where it does better alone.
 
     waiting: all that could be run with the first, in the order in which they came. ``spare``: bytes that a batch may
-    need beyond what its requests are admitted for.
+    need beyond what its requests are admitted for. ``crowded``: another comes for each that is answered.
     """
-    lengths = waiting[0].lengths
+    lengths, weakness = waiting[0].lengths, _elapsed if crowded else _weakness
     alike = [part for part in waiting if part.size.lengths == lengths]
     equal = _equal(alike)
-    taken = alike[: _most_powerful(alike, joining, equal=equal)]
+    taken = alike[: _most_powerful(alike, joining, weakness, equal=equal)]
     if len(taken) == len(alike) < len(waiting):
-        taken = _with_others(taken, [part for part in waiting if part.lengths != lengths], joining)
+        taken = _with_others(taken, [part for part in waiting if part.lengths != lengths], joining, weakness)
         equal = equal and len(taken) == len(alike)
     while len(taken) > 1:
         plan = _plan(taken, joining, equal=equal)
@@ -106,29 +112,29 @@ def _equal(parts: Sequence[Part]) -> bool:
     return all(part.size is size or part.size == size for part in parts)
 
 
-def _most_powerful(alike: Sequence[Part], joining: Joining, *, equal: bool) -> int:
+def _most_powerful(alike: Sequence[Part], joining: Joining, weakness: Weakness, *, equal: bool) -> int:
     """How many requests of equal lengths to take at a time: all of them, or a half, a quarter and so on."""
     if not equal:
-        return _tried(alike, joining)
-    known, key = alike[0].kind.taken, (alike[0].size, len(alike), alike[0].bytes)
+        return _tried(alike, joining, weakness)
+    known, key = alike[0].kind.taken, (alike[0].size, len(alike), alike[0].bytes, weakness is _elapsed)
     if key not in known:
-        known[key] = _tried(alike, joining)
+        known[key] = _tried(alike, joining, weakness)
     return known[key]
 
 
-def _tried(alike: Sequence[Part], joining: Joining) -> int:
+def _tried(alike: Sequence[Part], joining: Joining, weakness: Weakness) -> int:
     count = size = len(alike)
     best, least = 1, float("inf")
     while size:
         rounds = -(-count // size)
-        weakness = _weakness([_seconds(alike[:size], joining)] * rounds, [1] * rounds)
-        if weakness < least:
-            best, least = size, weakness
+        found = weakness([_seconds(alike[:size], joining)] * rounds, [1] * rounds)
+        if found < least:
+            best, least = size, found
         size //= 2
     return best
 
 
-def _with_others(taken: list[Part], others: Sequence[Part], joining: Joining) -> list[Part]:
+def _with_others(taken: list[Part], others: Sequence[Part], joining: Joining, weakness: Weakness) -> list[Part]:
     """With requests of other lengths too, padded, the nearest first, as long as that has the greater power.
 
     Lengths are tried 1, 2, 4, … at a time until that is too many, then half as many each time: however many lengths
@@ -140,7 +146,7 @@ def _with_others(taken: list[Part], others: Sequence[Part], joining: Joining) ->
     at, step, grows = 0, 1, True
     while step and at < len(groups):
         more = [part for alike in groups[at : at + step] for part in alike]
-        if _gains(taken, more, joining):
+        if _gains(taken, more, joining, weakness):
             taken, at = taken + more, at + step
         else:
             grows = False
@@ -148,13 +154,13 @@ def _with_others(taken: list[Part], others: Sequence[Part], joining: Joining) ->
     return taken
 
 
-def _gains(taken: list[Part], more: list[Part], joining: Joining) -> bool:
+def _gains(taken: list[Part], more: list[Part], joining: Joining, weakness: Weakness) -> bool:
     """Whether both run better together, padded, than one after the other."""
     together = taken + more
     if not _may_pad(together):
         return False
-    apart = _weakness([_seconds(taken, joining), _seconds(more, joining)], [len(taken), len(more)])
-    return _weakness([_seconds(together, joining)], [1]) < apart
+    apart = weakness([_seconds(taken, joining), _seconds(more, joining)], [len(taken), len(more)])
+    return weakness([_seconds(together, joining)], [1]) < apart
 
 
 def _may_pad(parts: Sequence[Part]) -> bool:
@@ -182,6 +188,12 @@ def _weakness(seconds: Sequence[float], counts: Sequence[int]) -> float:
         elapsed += each
         answered += count * elapsed
     return elapsed * answered / sum(counts)
+
+
+def _elapsed(seconds: Sequence[float], counts: Sequence[int]) -> float:
+    """The time of all passes: what each request takes where another comes for each that is answered."""
+    del counts
+    return sum(seconds)
 
 
 def _samples(count: int, length: int) -> list[Bound]:

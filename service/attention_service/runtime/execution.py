@@ -23,6 +23,7 @@ from attention_contract.errors import DeadlineExceeded, Draining
 from attention_service.core.cost import Clock
 from attention_service.runtime.batching import Joining, choose
 from attention_service.runtime.budget import Budget
+from attention_service.runtime.crowd import Crowd
 from attention_service.runtime.device import Device
 from attention_service.runtime.jobs import Job
 from attention_service.runtime.joining import Part
@@ -62,6 +63,7 @@ class Execution:
         """How many came in this turn."""
         self.came_before = 0
         """How many came in the last turn in which any did."""
+        self._crowd = Crowd()
         self._worker = self._thread()
 
     async def measure(self) -> None:
@@ -151,6 +153,7 @@ class Execution:
     def _begin(self, waiting: Waiting) -> None:
         self._waiting.append(waiting)
         self._came += 1
+        self._crowd.came += 1
         if self._turn is None:
             self._turn = asyncio.get_running_loop().call_soon(self._end_turn)
         if self._came == 1 and self.came_before <= 1 and not self._busy:
@@ -190,6 +193,7 @@ class Execution:
         if not self._waiting:
             return
         following = self._next()
+        self._crowd.answers(len(following.taken))
         if following.more:
             self._budget.take_more(following.more)
         if self._stays(following):
@@ -207,14 +211,14 @@ class Execution:
 
     def _next(self) -> Pass:
         """What runs next, taken out of what waits: the first, and those that do better together with it."""
-        first = self._waiting[0]
+        first, crowded = self._waiting[0], self._crowd.waits(len(self._waiting))
         if len(self._waiting) == 1:
             self._waiting.popleft()
             return Pass([first])
         mates, batch = self._mates(first), None
         if len(mates) > 1:
             try:
-                batch = choose(list(mates), self.joining, self._budget.spare)
+                batch = choose(list(mates), self.joining, self._budget.spare, crowded=crowded)
             except Exception:  # what can't be planned together runs alone
                 log.exception("requests could not be joined")
         if batch is None:

@@ -50,8 +50,8 @@ class Kind:
     make: Callable[[Workload], Plan]
     _predicted: dict[Size, Estimate] = field(default_factory=dict, repr=False)
     _plans: dict[Size, Plan] = field(default_factory=dict, repr=False)
-    taken: dict[tuple[Size, int, int], int] = field(default_factory=dict, repr=False)
-    """Of so many equal requests of so many bytes, how many are best taken at a time."""
+    taken: dict[tuple[Size, int, int, bool], int] = field(default_factory=dict, repr=False)
+    """Of so many equal requests of so many bytes, in a crowd or not, how many are best taken at a time."""
     joined: dict[tuple[Size, int, int], Plan] = field(default_factory=dict, repr=False)
     """The plan of so many of them at once, with what it takes to join them."""
     _patterns: dict[Hashable, int] = field(default_factory=dict, repr=False)

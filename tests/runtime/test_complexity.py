@@ -1,7 +1,9 @@
 """What fits, what is cheaper from where on, and what-if sizes: held against plain search on the same estimates."""
 
+import math
 from dataclasses import replace
 
+import numpy as np
 import pytest
 import torch
 
@@ -13,7 +15,7 @@ from attention_service.core.multihead import Sizes, initial_parameters, paramete
 from attention_service.modules.resident import Module, complete
 from attention_service.runtime.complexity import report
 from attention_service.runtime.complexity.crossing import crossovers, lattice
-from attention_service.runtime.complexity.fitting import last
+from attention_service.runtime.complexity.fitting import largest_within, last
 from attention_service.runtime.complexity.subjects import GRADIENTS, Asked, Place, Subject
 from attention_service.runtime.device import Device
 
@@ -155,6 +157,30 @@ def test_what_is_returned_takes_memory_too():
     bare, with_weights = (ask(2**24, **{"return": taps}).limits.forward.longest for taps in (["output"], ["weights"]))
     assert with_weights.size < bare.size / 4
     assert with_weights.peak_bytes <= 2**24
+
+
+@pytest.mark.parametrize("seed", range(40))
+def test_the_largest_is_found_in_few_looks_whatever_is_needed(seed):
+    """Held against plain bisection: constants, lines and parabolas, in steps, kinked, and ended by the spec."""
+    rng = np.random.default_rng(seed)
+    of = [rng.uniform(0, scale) for scale in (rng.choice([0, 1e6]), 10 ** rng.uniform(0, 5), rng.choice([0, 1e-3, 50]))]
+    step, kink, end = rng.choice([1, 64]), rng.choice([0, 1000.0]), rng.choice([2**31 - 1, 4096])
+    looks = []
+
+    def needs(size):
+        looks.append(size)
+        if size > end:
+            return math.inf
+        return of[0] + of[1] * (-(-size // step) * step) + of[2] * size**2 + kink * max(0, size - 700)
+
+    limit, most = 10 ** rng.uniform(4, 12), 2**31 - 1
+    found = largest_within(needs, limit, int(rng.choice([1, 128, 5000])), most)
+    assert len(looks) <= 34
+    assert found == last(lambda size: needs(size) <= limit, most)
+    if found:
+        looks.clear()
+        assert largest_within(needs, limit, 1, most, least=found) == found
+        assert looks == [found + 1][: most - found]
 
 
 def test_a_spec_may_end_before_memory_does():

@@ -24,7 +24,6 @@ from attention_service.core.cost.tiles import by_fused, counted_as
 from attention_service.core.cost.workload import Workload, once
 
 
-@once
 def peak_bytes(work: Workload, kernel: str) -> int:
     """The most that one forward pass holds at a time on its device, beyond the resident parameters.
 
@@ -34,6 +33,7 @@ def peak_bytes(work: Workload, kernel: str) -> int:
     return peak_of(memory_phases(work, kernel))
 
 
+@once
 def memory_phases(work: Workload, kernel: str) -> tuple[Phase, ...]:
     """What is held in each phase of one forward pass, by tensor."""
     kernel = counted_as(kernel)

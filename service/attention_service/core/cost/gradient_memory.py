@@ -7,18 +7,19 @@ from collections.abc import Hashable, Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache, partial
 
-from attention_service.core.cost.approximate import approximated, plainly
+from attention_service.core.cost.approximate import approximated
 from attention_service.core.cost.gradient_rehearsal import rehearsed
-from attention_service.core.cost.memory import peak_bytes
+from attention_service.core.cost.pairs import fused_masks
 from attention_service.core.cost.phases import Phase, peak_of
 from attention_service.core.cost.pieces import by_pieces
 from attention_service.core.cost.rehearsal import LARGEST
 from attention_service.core.cost.stand_ins import long_enough, names_of
 from attention_service.core.cost.tensors import input_bytes
+from attention_service.core.cost.tiles import counted_as
 from attention_service.core.cost.workload import Workload
 
 _TIMES = 2
-"""A forward pass that needs so many times the room is no estimate that is too high."""
+"""What is known at once tells enough where it is so many times the room."""
 
 
 @dataclass(frozen=True)
@@ -44,8 +45,8 @@ def gradient_peak_bytes(
 ) -> int:
     """The most that gradients with respect to these names hold at a time, beyond the resident parameters.
 
-    As ``gradient_phases`` has it. Where it is known at once that they need far more than ``room``, in bytes, that is
-    told: what their forward pass needs, or of a method what is sent.
+    As ``gradient_phases`` has it. Where it is known at once that they need far more than ``room``, in bytes, only that
+    is told.
     """
     least = _least(work, kernel)
     if least > _TIMES * min(room, LARGEST):
@@ -82,5 +83,8 @@ def _found(asked: _Asked) -> tuple[Phase, ...]:
 
 
 def _least(work: Workload, kernel: str) -> int:
-    """What is known at once."""
-    return input_bytes(work) if approximated(work) is not None else peak_bytes(plainly(work), kernel)
+    """What is known at once: what is sent, and of an exact kernel a matrix of scores or the masks."""
+    if approximated(work) is not None or counted_as(kernel) == "blocked":
+        return input_bytes(work)
+    masks, scores = fused_masks(work).combined, work.pairs * work.heads * (kernel == "materialized")
+    return input_bytes(work) + work.itemsize * max(masks, scores)

@@ -218,7 +218,7 @@ REFUSED = {
     "spec.masks": ("nystrom", {"spec": METHODS["nystrom"] | {"masks": CAUSAL}}),
     "spec.normalizer": ("performer", {"spec": METHODS["performer"] | {"normalizer": {"name": "sigmoid"}}}),
     "spec.score": ("linear", {"spec": METHODS["linear"] | {"score": {"name": "dot"}}}),
-    "spec.method": ("linear", {"spec": {"method": {"name": "linear", "rule": "delta", "normalize": True}}}),
+    "spec.method.normalize": ("linear", {"spec": {"method": {"name": "linear", "rule": "delta", "normalize": True}}}),
     "key": ("linformer", {"spec": {"method": {"name": "linformer", "rank": 4, "length": 8}}}),
 }
 

@@ -91,8 +91,10 @@ class Request:
             None if count is None else tuple(range(count)) for count in (work.selected_heads, work.selected_queries)
         )
         attended = attend(problem, work.taps - {"output"}, Selection(heads, queries), edits, kernel)
+        present = (problem.k, problem.v) if work.past else ()
+        del problem
         output = attended.context if work.sizes is None else project_out(self.parameters, attended.context)
-        return problem, attended.taps, output
+        return present, attended.taps, output
 
     def backward(self, kernel: str, taps=(), *, twice=False, edits=()):
         tensors = self.copied()

@@ -35,7 +35,7 @@ class Compared(TorchDispatchMode):
     def __torch_dispatch__(self, func, types, args=(), kwargs=None):
         out = func(*args, **(kwargs or {}))
         found = answer(func, args, dict(kwargs or {}))
-        if found is not None:
+        if found is not None and not isinstance(found, float):  # but where a number is read
             self.told.add(str(func))
             pairs = zip(out, found, strict=True) if isinstance(out, tuple | list) else [(out, found)]
             self.wrong += [(str(func), lies(x), lies(y)) for x, y in pairs if lies(x) != lies(y)]
@@ -104,7 +104,7 @@ def test_what_has_a_number_for_each_pair_and_what_is_worked_in_is_told_apart():
     assert most_held(run, pairs=(30, 30)) == {"": held}
 
 
-LONG = {name: method_raw(name, batch=1, heads=2, kv_heads=1, queries=2500, keys=2500) for name in METHODS}
+LONG = {name: method_raw(name, batch=1, heads=2, kv_heads=1, queries=4000, keys=4000) for name in METHODS}
 LONG["additive"] = replace(
     method_raw("linear", batch=1, heads=4, kv_heads=2, queries=400, keys=300),
     spec=AttentionSpec(score=Additive(hidden=64)),

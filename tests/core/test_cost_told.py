@@ -13,40 +13,37 @@ from attention_service.core.cost.phases import Phase
 from attention_service.core.cost.told_tensors import TENSORS, told
 from attention_service.core.methods import approximation_of
 from attention_service.core.registry import variants
+from attention_service.core.stages import TAPS
 
 SOURCES = sorted(Path(cost.__file__).parent.rglob("*.py"))
-COMPOSED = {"k with past", "v with past", "q and k"}
-"""Names that are put together, or renamed to."""
 
 
 def held_names(source):
-    """The names under which a module's ledgers hold tensors."""
+    """The names under which a module's rehearsals hold tensors."""
     for node in ast.walk(ast.parse(source)):
         if not isinstance(node, ast.Call):
             continue
-        if getattr(node.func, "attr", None) in {"hold", "phase"}:
-            yield from (keyword.arg for keyword in node.keywords if keyword.arg)
-        elif getattr(node.func, "attr", None) == "call":  # of a rehearsal's account
-            yield from (name.value for name in node.args if isinstance(name, ast.Constant))
+        if getattr(node.func, "attr", None) == "call":  # of a rehearsal's account
+            yield from (name.value for name in ast.walk(node) if isinstance(name, ast.Constant))
         elif getattr(node.func, "id", None) == "Phase":
             yield from (name.value for name in ast.walk(node.args[1]) if isinstance(name, ast.Constant) and name.value)
 
 
 def test_every_tensor_that_is_held_has_a_name_and_a_meaning():
     found = {name for path in SOURCES for name in held_names(path.read_text("utf-8")) if isinstance(name, str)}
-    kept = {"problem", "outputs", "states", "patterns"}  # named where their phases are put together
-    assert found | kept | COMPOSED == set(TENSORS)
+    stages = {*TAPS} - {"k", "v"}  # each is called as its tap
+    assert found - {"select"} | stages | {"workspace"} == set(TENSORS)
 
 
-def test_one_name_has_one_meaning_and_no_underscore_is_left_of_the_ledgers_own():
+def test_one_name_has_one_meaning_in_words():
     meanings = {name: {each.meaning for each in TENSORS.values() if each.name == name} for name, _ in TENSORS.values()}
     assert {len(each) for each in meanings.values()} == {1}
     assert all(re.fullmatch(r"[a-z]+(_[a-z]+)*", name) for name in meanings)
 
 
 def test_what_has_one_name_is_added_up():
-    phase = Phase("bias", {"bias": 3, "biases": 4, "scores": 5})
-    assert told(phase) == {"position_bias": 7, "scores": 5}
+    phase = Phase("weights", {"roles": 3, "q_k_v": 4, "scores": 5})
+    assert told(phase) == {"q_k_v": 7, "scores": 5}
     assert sum(told(phase).values()) == phase.bytes
 
 

@@ -8,11 +8,6 @@ from tests.core.peaks import peaks
 
 DRAWN = 60
 UNDER, OVER = 0.02, 0.05
-LOOSER = {
-    # Half types without padding: the keys that were widened are told apart from those that were hidden.
-    "tapped": (UNDER, 0.06),
-}
-"""Where it is more: how far under and over what is measured, beyond the slack of indices and flags of rows."""
 
 
 @pytest.fixture(scope="module")
@@ -25,8 +20,7 @@ def walked() -> list[tuple[Pass, int]]:
 def test_peak_of_any_combination_is_what_is_allocated(walked):
     off = []
     for each, actual in walked:
-        under, over = LOOSER.get(each.way, (UNDER, OVER))
-        if not -under <= off_by(each, actual) <= over:
+        if not -UNDER <= off_by(each, actual) <= OVER:
             off.append((each.way, each.kernel, each.number, round(off_by(each, actual), 3)))
     assert not off
 

@@ -168,7 +168,7 @@ SIZES = {
 @pytest.mark.parametrize("name", SIZES)
 @pytest.mark.parametrize("itemsize", [4, 8])
 def test_peak_is_what_is_allocated(name, itemsize):
-    size = Retrieval(**SIZES[name], itemsize=itemsize, spec=DOT_PRODUCTS, settles=SIZES[name]["steps"] > 1)
+    size = Retrieval(**SIZES[name], itemsize=itemsize, spec=DOT_PRODUCTS, settles=SIZES[name]["steps"] > 1, threads=1)
     dtype = {4: torch.float32, 8: torch.float64}[itemsize]
     states = torch.randn(size.batch, size.heads, size.states, size.width, dtype=dtype)
     stored = torch.randn(size.batch, size.heads, size.patterns, size.width, dtype=dtype)
@@ -204,7 +204,8 @@ def test_flops_and_seconds_grow_with_the_steps_and_bytes_with_neither_steps_nor_
 
 def test_projections_are_counted():
     plain = Retrieval(2, 4, 50, 60, 8, 1, 4, DOT_PRODUCTS)
-    layer = Retrieval(2, 4, 50, 60, 8, 1, 4, DOT_PRODUCTS, state_width=10, stored_width=12, output_width=6)
+    widths = {"state_width": 10, "stored_width": 12, "output_width": 6}
+    layer = Retrieval(2, 4, 50, 60, 8, 1, 4, DOT_PRODUCTS, merged=True, **widths)
     products = 2 * 2 * 4 * 8 * (50 * 10 + 60 * 12 + 50 * 6)
     assert retrieval_flops(layer) - retrieval_flops(plain) == products
     wide = replace(layer, stored_width=10_000)  # what comes so wide is the most that is held

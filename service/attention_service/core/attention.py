@@ -16,6 +16,7 @@ from attention_service.core.edits import BoundEdit
 from attention_service.core.isolation import harmed, poisoned_rows, unfit_keys, without
 from attention_service.core.kernels import KERNELS
 from attention_service.core.kernels.base import Kernel
+from attention_service.core.kernels.materialized import Materialized
 from attention_service.core.methods import METHODS, approximation_of
 from attention_service.core.stages import TAPS, narrow, stages
 from attention_service.core.types import Problem, Selection
@@ -53,14 +54,15 @@ def attend(
     """
     if approximation_of(problem.spec) is not None:
         return _approximate(problem, taps, selection, edits)
-    kernel = "materialized" if edits else kernel
-    unfit = None if kernel == "materialized" else unfit_keys(problem)
+    if isinstance(kernel, str):
+        kernel = KERNELS["materialized" if edits else kernel].make()
+    by_stages = isinstance(kernel, Materialized)
+    unfit = None if by_stages else unfit_keys(problem)
     given = problem if unfit is None else without(unfit, problem)
-    computing = KERNELS[kernel].make() if isinstance(kernel, str) else kernel
-    whole = METHODS.of(problem.spec.method).attend(given, computing, taps, edits)
+    whole = METHODS.of(problem.spec.method).attend(given, kernel, taps, edits)
     if unfit is not None:
         whole = {"context": poisoned_rows(whole["context"], harmed(unfit, problem))}
-    if kernel != "materialized" and (apart := apart_rows(problem, EVERYTHING)) is not None:
+    if not by_stages and (apart := apart_rows(problem, EVERYTHING)) is not None:
         chosen = blocks(problem, Selection(queries=apart.rows))
         far = torch.cat([dict(stages(problem, {"context"}, selection=each))["context"] for each in chosen], 2)
         whole = {"context": whole["context"].index_copy(2, torch.tensor(apart.rows, device=far.device), far)}

@@ -10,7 +10,7 @@ from attention_contract.spec import Exact
 from attention_service.core.blocks import blocks
 from attention_service.core.methods import Approximation
 from attention_service.core.stages import stages
-from attention_service.core.types import Problem, Running
+from attention_service.core.types import Problem, Running, Selection
 from attention_service.core.visibility import EVERYTHING, without_padding
 
 
@@ -27,20 +27,35 @@ class Compared:
 
 def compare(problem: Problem, method: Approximation) -> Compared:
     """The exact context, and how the weights differ, where the approximation amounts to some."""
-    exact = replace(problem, spec=problem.spec.model_copy(update={"method": Exact()}), running=Running())
-    clean = without_padding(problem)
+    exact, clean = exactly(problem), without_padding(problem)
     contexts: list[Tensor] = []
     divergences: list[Tensor] = []
     for block in blocks(problem, EVERYTHING):
-        rows = range(problem.q.shape[2]) if block.queries is None else block.queries
-        found = dict(stages(exact, ("weights", "context"), selection=block))
-        contexts.append(found["context"])
-        implied = method.implied(clean, rows)
-        if implied is not None:
-            divergences.extend(_divergence(found["weights"], implied))
+        context, lost = compare_block(exact, clean, method, block)
+        contexts.append(context)
+        divergences.extend(lost)
     if not divergences:
         return Compared(torch.cat(contexts, 2), None)
     return Compared(torch.cat(contexts, 2), float(torch.cat(divergences).mean()))
+
+
+def exactly(problem: Problem) -> Problem:
+    """The same, without an approximation."""
+    return replace(problem, spec=problem.spec.model_copy(update={"method": Exact()}), running=Running())
+
+
+def compare_block(
+    exact: Problem, clean: Problem, method: Approximation, block: Selection
+) -> tuple[Tensor, list[Tensor]]:
+    """The exact context of some queries, and of each sequence their divergences, where there are any.
+
+    ``clean``: the approximated problem, without padding.
+    """
+    rows = range(clean.q.shape[2]) if block.queries is None else block.queries
+    found = dict(stages(exact, ("weights", "context"), selection=block))
+    implied = method.implied(clean, rows)
+    lost = [] if implied is None else [*_divergence(found["weights"], implied)]
+    return found["context"], lost
 
 
 def _divergence(exact: Tensor, implied: Tensor) -> Iterator[Tensor]:

@@ -143,15 +143,19 @@ def _fall(memory: Memory, x: Tensor, ground: Tensor, out: Retrieved, limit: int,
             out.change.copy_(change)
             continue
         out.change[:, :, rows] = torch.where(still, change, out.change[:, :, rows])
-        weights[:, :, rows] = torch.where(still[..., None], update["weights"], weights[:, :, rows])
+        kept = weights[:, :, rows]
+        torch.where(still[..., None], update["weights"], kept, out=kept)
+        weights[:, :, rows] = kept
         x[:, :, rows] = torch.where(still[..., None], update["context"], now)
         falling[:, :, rows] = still & (change >= eps)
         left = falling.any(1).any(0)
-        rows = slice(None) if bool(left.all()) else left.nonzero()[:, 0]
-        del update
+        if bool((~left).any()):
+            rows = left.nonzero()[:, 0]
+        del update, kept, now, still
     end = energy(memory, x, dict(stages(memory.attention(x), ("lse",)))["lse"], ground)[..., None]
     ended = torch.arange(taken, device=x.device) >= out.steps[..., None]
-    out.energy[..., :taken].copy_(torch.where(ended, end, out.energy[..., :taken]))
+    told = out.energy[..., :taken]
+    torch.where(ended, end, told, out=told)
     out.energy[..., taken:] = end
     out.states.copy_(x)
     _describe(memory, x, weights, out)

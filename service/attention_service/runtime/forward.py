@@ -9,7 +9,7 @@ from attention_contract.schemas.attention import ApproximationError, ForwardRequ
 from attention_service.core import cost
 from attention_service.core.arrays import TORCH_DTYPES
 from attention_service.core.attention import attend
-from attention_service.core.comparison import compare
+from attention_service.core.comparison import Compared, compare
 from attention_service.core.cost import Workload
 from attention_service.core.methods import approximation_of
 from attention_service.core.multihead import Parameters
@@ -61,7 +61,8 @@ def _outlined(bound: Bound, request: ForwardRequest, device: Device, room: int) 
     check_taps(request.return_, bound.spec)
     selection = bind_selection(request.select, bound)
     check_edits(request.edits, bound)
-    work = workload(bound, device, request.return_, selection, edits=request.edits, reported=request.report_error)
+    asked = {"reported": request.report_error, "averaged": request.average_heads}
+    work = workload(bound, device, request.return_, selection, edits=request.edits, **asked)
     plan, kind = device.plans.get(
         device.clock,
         ("forward", work.key, bound.dtype, request.kernel, room),
@@ -113,24 +114,30 @@ def run(bound: Bound, request: ForwardRequest, selection: Selection, kernel: str
     attended = attend(problem, inner, selection, edits, kernel)
     fields = tap_fields(bound, attended.taps, average_heads=request.average_heads)
     fields |= {name: compute.answer(x, bound, "k", accumulated(bound)) for name, x in attended.state.items()}
-    if "output" in request.return_:
-        output = compute.output(bound, parameters, attended.context, edits)
-        fields["output"] = compute.answer(output, bound, "output")
-    if request.report_error:
-        fields["error"] = _error(bound, parameters, problem, attended.context)
     fields |= dropout_fields(bound, request, problem, selection)
     if bound.past or "past_key" in bound.arrays:
         fields["present_key"] = compute.answer(problem.k[:, :, : problem.keys], bound, "k")
         fields["present_value"] = compute.answer(problem.v[:, :, : problem.keys], bound, "v")
+    compared = _compared(bound, problem) if request.report_error else None
+    del problem  # queries, keys and values are not held beside the output
+    if "output" in request.return_:
+        output = compute.output(bound, parameters, attended.context, edits)
+        fields["output"] = compute.answer(output, bound, "output")
+    if compared is not None:
+        fields["error"] = _error(bound, parameters, compared, attended.context)
     return fields
 
 
-def _error(bound: Bound, parameters: Parameters, problem: Problem, context: Tensor) -> ApproximationError:
-    """The output against that of exact attention."""
+def _compared(bound: Bound, problem: Problem) -> Compared:
+    """Exact attention over the same inputs."""
     method = approximation_of(bound.spec)
     if method is None:
         raise TypeError("exact attention has no error; it is refused when the request is bound")
-    compared = compare(problem, method)
+    return compare(problem, method)
+
+
+def _error(bound: Bound, parameters: Parameters, compared: Compared, context: Tensor) -> ApproximationError:
+    """The output against that of exact attention."""
     exact, output = (compute.output(bound, parameters, each) for each in (compared.context, context))
     difference = (output - exact).double()
     if not difference.numel():

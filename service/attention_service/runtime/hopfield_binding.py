@@ -75,6 +75,7 @@ def bind(request: HopfieldRequest, device: Device) -> Bound:
         stored_width=None if projections.stored is None else projections.stored.shape[1],
         output_width=_output_width(projections.output, heads, width),
         threads=device.threads,
+        reply=reply_dtype,
     )
     return Bound(request, layout, size, _beta(request.beta, heads, width, dtype), dtype, reply_dtype)
 

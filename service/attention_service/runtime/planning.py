@@ -3,6 +3,8 @@
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
+import numpy as np
+
 from attention_contract.errors import KernelUnsuitable
 from attention_contract.schemas.attention import AttentionInputs, Edit, RawInputs
 from attention_contract.schemas.gradients import GradientsRequest
@@ -54,6 +56,7 @@ def workload(
     *,
     edits: Sequence[Edit] = (),
     reported: bool = False,
+    averaged: bool = False,
 ) -> Workload:
     """The sizes of a bound request, as the cost model takes them."""
     mask = bound.arrays.get("mask")
@@ -68,6 +71,7 @@ def workload(
         value_dim=bound.value_dim,
         itemsize=TORCH_DTYPES[bound.dtype].itemsize,
         half=bound.dtype == "float16",
+        reply=bound.reply_dtype,
         spec=bound.spec,
         sizes=bound.module.sizes if bound.module is not None else None,
         taps=frozenset(taps),
@@ -76,6 +80,7 @@ def workload(
         request_mask_elements=0 if mask is None else mask.size,
         bool_mask=mask is not None and mask.dtype.kind == "b",
         padded=bool({"key_mask", "key_lengths"} & set(bound.arrays)),
+        real_keys=_real_keys(bound),
         batched_offsets="offsets" in bound.arrays,
         offsets=tuple(bound.arrays["offsets"].tolist()) if "offsets" in bound.arrays else (),
         batched_places=bool({"offsets", "positions"} & set(bound.arrays)),
@@ -85,9 +90,22 @@ def workload(
         sent=frozenset(NAMES) & set(bound.arrays) | ({"return_state"} if bound.state_wanted else set()),
         fine_gate="gate" in bound.arrays and bound.arrays["gate"].ndim == 4,
         reported=reported,
+        averaged=averaged,
         inputs=frozenset({"query", "key", "value"} & set(bound.arrays)),
         threads=device.threads,
     )
+
+
+def _real_keys(bound: Bound) -> int:
+    """Keys up to the last that is real in any sequence, in whole cells of the blocked kernel; 0 for no padding."""
+    lengths, mask = (bound.arrays.get(name) for name in ("key_lengths", "key_mask"))
+    if (lengths is None and mask is None) or not bound.batch:
+        return 0
+    last = 2**62 if lengths is None else int(lengths.max())
+    if mask is not None:
+        seen = np.flatnonzero(mask.any(0))
+        last = min(last, int(seen[-1]) + 1 if len(seen) else 0)
+    return -(-max(last, 1) // WHOLE.cell) * WHOLE.cell
 
 
 def _does(edit: Edit) -> str:

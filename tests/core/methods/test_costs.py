@@ -126,16 +126,21 @@ class Request:
         )
 
     def output(self, problem, parameters):
-        context = attend(problem).context
+        return self.projected(attend(problem).context, parameters)
+
+    def projected(self, context, parameters):
         return project_out(parameters, context) if self.work.sizes is not None else context
 
     @torch.inference_mode()
     def report(self):
         problem = self.problem(*self.copied())
-        output = self.output(problem, self.parameters)
+        context = attend(problem).context
         compared = compare(problem, approximation_of(self.work.spec))
-        exact = compared.context if self.work.sizes is None else project_out(self.parameters, compared.context)
-        difference = (output - exact).double()
+        del problem
+        output = self.projected(context, self.parameters)
+        exact, again = (self.projected(each, self.parameters) for each in (compared.context, context))
+        difference = (again - exact).double()
+        del output  # it is returned too
         return difference.abs().amax(), difference.square().mean().sqrt()
 
     def second(self):
@@ -152,7 +157,9 @@ class Request:
     @torch.inference_mode()
     def forward(self):
         problem = self.problem(*self.copied())
-        return problem, self.output(problem, self.parameters)
+        attended, kept = attend(problem), problem if self.work.past else None
+        del problem
+        return kept, attended, self.projected(attended.context, self.parameters)
 
     def backward(self):
         tensors, parameters = self.copied()

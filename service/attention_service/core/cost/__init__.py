@@ -21,6 +21,7 @@ from attention_service.core.cost.gradient_memory import (
 )
 from attention_service.core.cost.growth import growth, memory_order, time_order
 from attention_service.core.cost.hardware import Datasheet, Hardware
+from attention_service.core.cost.inspection_memory import inspection_peak_bytes
 from attention_service.core.cost.letters import LETTERS
 from attention_service.core.cost.memory import memory_phases, peak_bytes
 from attention_service.core.cost.phases import Phase
@@ -86,6 +87,7 @@ __all__ = [
     "gradient_traffic",
     "growth",
     "input_bytes",
+    "inspection_peak_bytes",
     "kv_cache_bytes",
     "kv_cache_bytes_per_token",
     "memory_order",

@@ -22,7 +22,7 @@ from attention_service.core.cost.elementwise_answers import (
 from attention_service.core.cost.lying import laid, rows
 
 _aten = torch.ops.aten
-Answer = Tensor | tuple[Tensor, ...] | None
+Answer = Tensor | tuple[Tensor, ...] | float | None
 Rule = Callable[..., Answer]
 
 
@@ -84,6 +84,27 @@ def _sorted(x: Tensor, *args: Any, **kwargs: Any) -> tuple[Tensor, Tensor]:
     return _copied(x), rows(x.shape, torch.int64)
 
 
+def _one(x: Tensor) -> float:
+    """A number that is read: any, but no zero."""
+    return 1.0
+
+
+def _set(x: Tensor) -> Tensor:
+    """The places of what is set, which all may be."""
+    return rows((x.numel(), x.ndim), torch.int64)
+
+
+def _extreme(x: Tensor, dim: int, keepdim: bool = False) -> tuple[Tensor, Tensor]:
+    """And the places."""
+    return _reduced(x, dim, keepdim), _reduced(x, dim, keepdim, dtype=torch.int64)
+
+
+def _topmost(x: Tensor, count: int, dim: int = -1, *args: Any, **kwargs: Any) -> tuple[Tensor, Tensor]:
+    """And the places."""
+    shape = [count if at == dim % x.ndim else size for at, size in enumerate(x.shape)]
+    return rows(shape, x.dtype), rows(shape, torch.int64)
+
+
 def _places(x: Tensor, bounds: Tensor, **kwargs: Any) -> Tensor:
     return rows(x.shape, torch.int64)
 
@@ -93,8 +114,10 @@ def _searched(bounds: Tensor, x: Tensor, **kwargs: Any) -> Tensor:
 
 
 def _looked_up(x: Tensor, indices: Sequence[Tensor | None]) -> Tensor | None:
-    """By one index into one dimension."""
+    """By one index into one dimension; by flags, of which all may be set."""
     told = [(dim, index) for dim, index in enumerate(indices) if index is not None]
+    if len(told) == 1 and told[0] == (0, indices[0]) and told[0][1].dtype == torch.bool:
+        return rows((told[0][1].numel(), *x.shape[told[0][1].ndim :]), x.dtype)
     if len(told) != 1 or told[0][1].dtype != torch.int64:
         return None
     dim, index = told[0]
@@ -203,6 +226,10 @@ _RULES: dict[Any, Rule] = {
     _aten.scalar_tensor.default: _number,
     _aten.sort.stable: _sorted,
     _aten.sort.default: _sorted,
+    _aten.topk.default: _topmost,
+    _aten.max.dim: _extreme,
+    _aten.nonzero.default: _set,
+    _aten._local_scalar_dense.default: _one,
     _aten.bucketize.Tensor: _places,
     _aten.searchsorted.Tensor: _searched,
     _aten.index.Tensor: _looked_up,
@@ -232,7 +259,7 @@ _RULES: dict[Any, Rule] = {
     **_each(compared, "eq", "ne", "lt", "le", "gt", "ge"),
     **_each(_counted, "cumsum"),
     **_each(_summed, "sum"),
-    **_each(_reduced, "mean", "amax"),
+    **_each(_reduced, "mean", "amax", "logsumexp"),
     **_each(_told, "all", "any"),
     **_each(_numbers, "arange"),
     **_each(_made_for, "new_empty", "new_zeros", "new_ones", "new_full"),

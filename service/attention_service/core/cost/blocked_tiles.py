@@ -14,7 +14,7 @@ from attention_service.core.bands import Band
 from attention_service.core.cost.tiles import sequences, tiling_of, touched, whole_rows
 from attention_service.core.cost.workload import Workload
 from attention_service.core.kernels.hiding import KEPT, Likeness
-from attention_service.core.kernels.tiling import Block, Layout, Tiling
+from attention_service.core.kernels.tiling import Block, Layout, Piece, Strip, Tiling
 from attention_service.core.masks import FAR, pattern_of
 
 _MOST_BLOCKS = 24
@@ -47,16 +47,27 @@ class Tile(NamedTuple):
     """Pairs of the largest piece whose limits are laid out for it."""
 
 
-def largest_tiles(work: Workload) -> tuple[int, tuple[Tile, ...]]:
+class Found(NamedTuple):
+    """A tile, and where it is."""
+
+    tile: Tile
+    first: int
+    """Where the first query stands."""
+    block: Block
+    """Of this tile and the one before it alone."""
+
+
+def largest_tiles(work: Workload) -> tuple[int, tuple[Found, ...]]:
     """The sequences that are looked at together, and the tiles of which none is as large as another in everything."""
     fitted, rows_whole = tiling_of(work), whole_rows(work)
     at_once = min(work.batch, sequences(work, fitted))
+    keys = min(work.real_keys or work.told_keys, work.told_keys)  # what is padding in all sequences is skipped
     if not work.spec.masks:
-        return at_once, _dense(work, fitted, rows_whole=rows_whole)
-    if work.told_keys > _MOST_CELLS * fitted.cell:
+        return at_once, _dense(replace(work, keys=keys + work.extra), fitted, rows_whole=rows_whole)
+    if keys > _MOST_CELLS * fitted.cell:
         return at_once, _bounded(work, fitted, rows_whole=rows_whole)
     pattern = pattern_of(work.spec.masks, work.queries, work.told_keys, work.past)
-    layout = Layout(pattern, work.past, work.queries, work.told_keys, work.extra)
+    layout = Layout(pattern, work.past, work.queries, keys, work.extra)
     firsts = [work.past] * min(2, -(-work.batch // max(at_once, 1)))
     if work.batched_offsets:  # where they are not known, each is another
         places = work.offsets or range(work.past, work.past + min(work.batch, _MOST_FIRSTS))
@@ -64,27 +75,39 @@ def largest_tiles(work: Workload) -> tuple[int, tuple[Tile, ...]]:
     return at_once, _tiles(layout, _seldom(firsts), fitted, rows_whole=rows_whole)
 
 
-def _dense(work: Workload, tiling: Tiling, *, rows_whole: bool) -> tuple[Tile, ...]:
+def _dense(work: Workload, tiling: Tiling, *, rows_whole: bool) -> tuple[Found, ...]:
     """Every block looks at every key."""
-    queries = min(tiling.queries, work.queries)
+    queries, keys = min(tiling.queries, work.queries), work.keys
     if rows_whole:
-        rows = min(queries, max(1, tiling.scores // max(1, work.keys)))
-        return (Tile(rows, work.keys, 1, False, 0, 0, 0, 0),)
-    return (Tile(queries, min(work.keys, tiling.keys), 1, work.keys > tiling.keys, 0, 0, 0, 0),)
+        queries = min(queries, max(1, tiling.scores // max(1, keys)))
+    else:
+        keys = min(keys, tiling.keys)
+    strips = [Strip((Piece(0, keys, masked=False),))] if keys else []
+    follows = min(keys, work.keys - keys)
+    if follows:
+        strips.append(Strip((Piece(keys, keys + follows, masked=False),)))
+    tile = Tile(queries, keys, 1, follows > 0, 0, 0, 0, 0)
+    return (Found(tile, work.past, Block(0, queries, tuple(strips))),)
 
 
-def _bounded(work: Workload, tiling: Tiling, *, rows_whole: bool) -> tuple[Tile, ...]:
+def _bounded(work: Workload, tiling: Tiling, *, rows_whole: bool) -> tuple[Found, ...]:
     """One as large as any can be, where there are too many to go through."""
     seen = touched(work)
-    (dense,) = _dense(replace(work, keys=seen.widest), tiling, rows_whole=rows_whole)
+    ((dense, *_),) = _dense(replace(work, keys=seen.widest), tiling, rows_whole=rows_whole)
     # Along each edge a piece as wide as the block and a cell more; those of one edge all look the same.
     piece = min(dense.queries * dense.keys, dense.queries * (dense.queries + tiling.cell))
     pattern = pattern_of(work.spec.masks, work.queries, work.told_keys, work.past)
     bands = [part for part in pattern.parts() if isinstance(part, Band)]
     edges = sum((band.low is not None) + (band.high is not None) for band in bands)
     limits = min(KEPT * tiling.largest, max(edges, 1) * piece)
-    spans = 2 if pattern.bounds.strips else 1
-    return (Tile(dense.queries, dense.keys, spans, seen.strips > seen.blocks, limits, limits, 0, piece),)
+    spans, follows = 2 if pattern.bounds.strips else 1, seen.strips > seen.blocks
+    tile = Tile(dense.queries, dense.keys, spans, follows, limits, limits, 0, piece)
+    edge = piece // max(dense.queries, 1)
+    pieces = [Piece(0, edge, masked=True)]
+    if dense.keys > edge:
+        apart = edge + (spans > 1)
+        pieces.append(Piece(apart, apart + dense.keys - edge, masked=False))
+    return (Found(tile, work.past, Block(0, dense.queries, (Strip(tuple(pieces)),) * (1 + follows))),)
 
 
 def _seldom(firsts: Sequence[int]) -> tuple[int, ...]:
@@ -96,9 +119,9 @@ def _seldom(firsts: Sequence[int]) -> tuple[int, ...]:
 
 
 @lru_cache(maxsize=64)
-def _tiles(layout: Layout, firsts: tuple[int, ...], tiling: Tiling, *, rows_whole: bool) -> tuple[Tile, ...]:
+def _tiles(layout: Layout, firsts: tuple[int, ...], tiling: Tiling, *, rows_whole: bool) -> tuple[Found, ...]:
     likeness = Likeness(layout.pattern, tiling.largest)
-    found: set[Tile] = set()
+    found: dict[Tile, Found] = {}
     starts = range(0, layout.queries, tiling.queries)
     for index, first in enumerate(firsts):
         here = replace(layout, first=first)
@@ -107,8 +130,8 @@ def _tiles(layout: Layout, firsts: tuple[int, ...], tiling: Tiling, *, rows_whol
         for start, of_block in zip(chosen, kinds, strict=True):
             stop = min(start + tiling.queries, layout.queries)
             for block in here.cut(of_block, start, stop, tiling, whole_rows=rows_whole):
-                found.update(_of_block(block, first, likeness))
-    return tuple(_undominated(found))
+                found |= {each.tile: each for each in _of_block(block, first, likeness)}
+    return tuple(found[tile] for tile in _undominated({*found}))
 
 
 def _some(layout: Layout, tiling: Tiling, starts: range) -> tuple[list[int], NDArray[np.int8]]:
@@ -129,7 +152,7 @@ def _kinds(layout: Layout, tiling: Tiling, starts: Sequence[int]) -> NDArray[np.
     return layout.kinds_of(tiling, torch.tensor([*starts], dtype=torch.int64), layout.queries)
 
 
-def _of_block(block: Block, first: int, likeness: Likeness) -> Iterator[Tile]:
+def _of_block(block: Block, first: int, likeness: Likeness) -> Iterator[Found]:
     queries = block.stop - block.start
     rows = block.start + first, block.stop + first
     for index, strip in enumerate(block.strips):
@@ -140,9 +163,10 @@ def _of_block(block: Block, first: int, likeness: Likeness) -> Iterator[Tile]:
                 size = queries * (piece.stop - piece.start)
                 fresh = max(fresh, size if new else 0)
                 passing = max(passing, size if key is None else 0)
-        yield Tile(queries, strip.width, len(strip.spans), index > 0, before, likeness.held, passing, fresh)
+        tile = Tile(queries, strip.width, len(strip.spans), index > 0, before, likeness.held, passing, fresh)
+        yield Found(tile, first, replace(block, strips=block.strips[max(index - 1, 0) : index + 1]))
     if not block.strips:
-        yield Tile(queries, 0, 0, False, likeness.held, likeness.held, 0, 0)
+        yield Found(Tile(queries, 0, 0, False, likeness.held, likeness.held, 0, 0), first, block)
 
 
 def _undominated(found: set[Tile]) -> list[Tile]:

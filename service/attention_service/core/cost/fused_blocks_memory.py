@@ -5,69 +5,41 @@ from dataclasses import replace
 
 from attention_service.core.cost.blocked_tiles import Tile, largest_tiles
 from attention_service.core.cost.fused_memory import (
-    fused_arguments,
     fused_backward_workspace,
     fused_context,
-    fused_factors,
     fused_width,
     fused_workspace,
 )
-from attention_service.core.cost.pairs import score_cost, score_itemsize
-from attention_service.core.cost.phases import Ledger
-from attention_service.core.cost.preparing_memory import Apart
+from attention_service.core.cost.pairs import score_itemsize
 from attention_service.core.cost.workload import Workload
 from attention_service.core.masks import pattern_of
 from attention_service.core.patterns import making
 
 
-def fused_blocks(ledger: Ledger, work: Workload) -> None:
-    """From q, k and v to the context and a returned log-sum-exp."""
-    ledger.hold(factors=fused_factors(work))
-    score = score_cost(work)
-    made = work.batch * work.kv_heads * work.keys * work.head_dim * work.itemsize
-    ledger.phase("factors", factors=made if fused_factors(work) and score.key_width else 0)
-    ledger.hold(arguments=fused_arguments(work))
-    told = _sums(work) if "lse" in work.taps else 0
-    ledger.hold(context=fused_context(work), lse=_sums(work) + told)
-    blocks(ledger, work)
-    ledger.drop("factors", "arguments")
-    ledger.lessen("lse", _sums(work))
-
-
-def blocks(ledger: Ledger, work: Workload) -> None:
-    """While a block is computed."""
+def block_bytes(work: Workload) -> int:
+    """The most that is worked in while a block is computed."""
+    most = 0
     for of_block, made, working in _blocks(work):
-        ledger.phase("mask", tile=made)
         attended = of_block.batch * of_block.heads * of_block.queries * fused_width(work) * work.itemsize
-        ledger.phase("context", tile=working, workspace=fused_workspace(of_block), block=attended)
+        most = max(most, made, working + fused_workspace(of_block) + attended)
+    return most
 
 
-def blocks_backward(ledger: Ledger, work: Workload, laid_out: Callable[[int, int], bool]) -> None:
-    """While the gradients of a block are found.
+def block_backward_bytes(work: Workload, laid_out: Callable[[int, int], bool]) -> int:
+    """The most that is worked in while the gradients of a block are found.
 
     ``laid_out``: whether the gradient of the context of so many sequences and queries lies token by token.
     """
-    width, wide = fused_width(work), max(work.itemsize, 4)
+    width, wide, most = fused_width(work), max(work.itemsize, 4), 0
     for of_block, made, working in _blocks(work):
-        ledger.phase("mask", tile=made)
         found = of_block.batch * work.heads * (of_block.queries + 2 * of_block.keys) * width * work.itemsize
         copied = 0 if laid_out(of_block.batch, of_block.queries) else fused_context(of_block)
         workspace = fused_backward_workspace(of_block) + copied
-        ledger.phase("backward of attention", tile=working, workspace=workspace, gradients=found)
         one = of_block.batch * work.kv_heads * of_block.keys * width
         summed = one * work.itemsize if work.heads != work.kv_heads else 0
         widened = one * wide if wide > work.itemsize else 0
-        ledger.phase("backward of attention", tile=working, gradients=found + summed + widened)
-
-
-def in_layout(work: Workload) -> bool:
-    """Whether the context lies in memory as the queries of a projection do, with the heads of a token side by side."""
-    return not fused_factors(work) and Apart.of(work).q and work.value_dim == work.head_dim
-
-
-def _sums(work: Workload) -> int:
-    """A number for each query."""
-    return work.batch * work.heads * work.queries * max(work.itemsize, 4)
+        most = max(most, made, working + found + max(workspace, summed + widened))
+    return most
 
 
 def _blocks(work: Workload) -> list[tuple[Workload, int, int]]:
@@ -75,7 +47,8 @@ def _blocks(work: Workload) -> list[tuple[Workload, int, int]]:
 
     And the bytes while its mask is made, and of what is put together for it.
     """
-    together, tiles = largest_tiles(work)
+    together, found = largest_tiles(work)
+    tiles = [each.tile for each in found]
     one = replace(work, batch=together, kv_heads=work.heads)  # each head of queries has keys of its own
     return [(replace(one, queries=tile.queries, keys=tile.keys), *_working(work, together, tile)) for tile in tiles]
 

@@ -7,6 +7,7 @@ import torch
 from torch import Tensor
 
 from attention_service.core.attention import attend
+from attention_service.core.cost.forward_rehearsal import answered
 from attention_service.core.cost.kernel_stand_ins import stand_in
 from attention_service.core.cost.rehearsal import Account, Bytes, most_held
 from attention_service.core.cost.stand_ins import (
@@ -44,7 +45,9 @@ class _Rehearsal:
     def __init__(self, work: Workload, kernel: str, names: Collection[str], twice: bool, checked: bool) -> None:
         self._work, self._kernel, self._names, self._twice, self._checked = work, kernel, names, twice, checked
         self._resident = parameters_of(work) if work.sizes is not None else {}
-        self.phases = most_held(self._run, self._resident.values(), pairs=(work.queries, work.keys))
+        self.phases = most_held(
+            self._run, self._resident.values(), pairs=(work.queries, work.keys), threads=work.threads
+        )
 
     def _run(self, account: Account) -> None:
         work = self._work
@@ -69,7 +72,7 @@ class _Rehearsal:
                 problem = problem_of(work, inputs_of(work), self._parameters(work))
                 by = stand_in(work, self._kernel, account)
                 taps = attend(problem, inner, selection_of(work), edits_of(work), by).taps if inner else {}
-            again = problem, taps
+            again = problem, taps, [answered(work, x) for x in taps.values()]
         if self._checked:
             account.begin("check")
             self._check(account)

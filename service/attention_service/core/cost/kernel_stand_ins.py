@@ -13,19 +13,17 @@ from torch.nn.functional import pad, scaled_dot_product_attention
 from torch.utils._python_dispatch import _disable_current_modes
 
 from attention_contract.spec import AttentionSpec
-from attention_service.core.cost.blocked_memory import backward_tile, forward_tile
-from attention_service.core.cost.fused_blocks_memory import blocks, blocks_backward
+from attention_service.core.cost.fused_blocks_memory import block_backward_bytes, block_bytes
 from attention_service.core.cost.fused_memory import fused_backward_workspace, fused_workspace, lse_of
-from attention_service.core.cost.pairs import score_itemsize
-from attention_service.core.cost.phases import Ledger
 from attention_service.core.cost.rehearsal import Account
+from attention_service.core.cost.tile_stand_ins import LargestTiles
 from attention_service.core.cost.tiles import by_fused, counted_as
 from attention_service.core.cost.workload import Workload
 from attention_service.core.edits import BoundEdit
 from attention_service.core.kernels.base import KERNELS, Kernel, Needs
+from attention_service.core.kernels.blocked import Blocked
 from attention_service.core.kernels.fused import Fused
 from attention_service.core.kernels.one_width import same_width
-from attention_service.core.normalizers import has_lse
 from attention_service.core.scores import SCORES, Product
 from attention_service.core.types import Problem
 
@@ -33,8 +31,6 @@ _LAID_OUT_IN = 8
 """Elements of a half type by which a GPU takes its arguments."""
 _ROLES = 3
 """Queries, keys and values; what comes next is the mask."""
-_SCORED_IN = {4: torch.float32, 8: torch.float64}
-"""By bytes of a score."""
 
 
 def stand_in(work: Workload, kernel: str, account: Account) -> str | Kernel:
@@ -56,16 +52,10 @@ class _Way:
     """The same on the way back, for a gradient of the context."""
     context: Callable[[Tensor, Tensor], Tensor]
     """For queries and values."""
-    sums: torch.dtype | None
-    """Of the logarithm of each query's sum; None for none."""
+    sums: torch.dtype
+    """Of the logarithm of each query's sum."""
     total: Callable[[int, Tensor], Tensor]
-    """In what the gradient of an argument is found, the number of which is given."""
-    every: bool
-    """Whether gradients of queries, keys and values are found, and narrowed together, whichever are wanted.
-
-    Otherwise those that are wanted are, of a mask too; what is learned is small."""
-    kept: Tensor | None = None
-    """What else stays to the way back."""
+    """In what the gradient of queries, keys or values, 0 to 2, is found."""
 
 
 class _Kernel(Function):
@@ -74,7 +64,7 @@ class _Kernel(Function):
     @staticmethod
     def forward(ctx: Any, way: _Way, q: Tensor, k: Tensor, v: Tensor, *more: Tensor | None) -> tuple[Tensor, Tensor]:
         context = way.context(q, v)
-        sums = context.new_empty(context.shape[:3] if way.sums else 0, dtype=way.sums)
+        sums = context.new_empty(context.shape[:3], dtype=way.sums)
         way.account.take(way.forward)
         ctx.way = way
         ctx.save_for_backward(q, k, v, *more, context, sums)
@@ -86,19 +76,10 @@ class _Kernel(Function):
     @once_differentiable
     def backward(ctx: Any, gradient: Tensor, _: None) -> tuple[Tensor | None, ...]:
         way, given = ctx.way, ctx.saved_tensors[:-2]
-        made = [
-            at < _ROLES if way.every else at <= _ROLES and needed for at, needed in enumerate(ctx.needs_input_grad[1:])
-        ]
-        totals = [way.total(at, x) if made[at] else None for at, x in enumerate(given)]
+        totals = [way.total(at, x) for at, x in enumerate(given[:_ROLES])]
         way.account.take(way.backward(gradient))
-        together = [*totals] if way.every else []
-        found: list[Tensor | None] = []
-        for x in given:
-            total = totals.pop(0)
-            found.append(None if total is None else total.to(x.dtype))
-            del total  # before the next is narrowed
-        del together
-        return None, *found
+        found = [total.to(x.dtype) for total, x in zip(totals, given, strict=False)]
+        return None, *found, *(None for _ in given[_ROLES:])
 
 
 def _call(work: Workload, account: Account, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, **how: Any) -> Tensor:
@@ -131,7 +112,6 @@ def _call(work: Workload, account: Account, q: Tensor, k: Tensor, v: Tensor, mas
         context=context,
         sums=torch.promote_types(q.dtype, torch.float32),
         total=total,
-        every=True,
     )
     found, _ = _Kernel.apply(way, q, k, v, mask)  # type: ignore[no-untyped-call]
     return found[..., :width]  # type: ignore[no-any-return]
@@ -145,7 +125,9 @@ class _Blocked:
 
     def attend(self, problem: Problem, taps: Collection[str], edits: Sequence[BoundEdit]) -> dict[str, Tensor]:
         """The context, with q, k, v and the log-sum-exp, which are there anyway."""
-        context, sums = self._by_fused(problem) if by_fused(self._work) else self._by_tiles(problem)
+        if not by_fused(self._work):
+            return Blocked(LargestTiles(self._work)).attend(problem, taps, edits)
+        context, sums = self._by_fused(problem)
         known = {"q": problem.q, "k": problem.k, "v": problem.v, "lse": sums}
         return {"context": context} | {tap: x for tap, x in known.items() if tap in taps}
 
@@ -163,50 +145,21 @@ class _Blocked:
         wide = torch.promote_types(q.dtype, torch.float32)
 
         def backward(gradient: Tensor) -> int:
-            part = partial(_by_token_in_part, gradient)
-            return _most(partial(blocks_backward, work=self._work, laid_out=part))
+            with _disable_current_modes():  # tiles are found by real numbers
+                return block_backward_bytes(self._work, partial(_by_token_in_part, gradient))
 
+        with _disable_current_modes():
+            working = block_bytes(self._work)
         way = _Way(
             self._account,
-            forward=_most(partial(blocks, work=self._work)),
+            forward=working,
             backward=backward,
             context=lambda q, v: torch.empty_like(q),
             sums=wide,
             total=lambda at, x: torch.empty_like(x, dtype=wide if at else x.dtype),
-            every=True,
         )
         context, sums = _Kernel.apply(way, q, k, v)  # type: ignore[no-untyped-call]
         return context[..., : problem.v.shape[-1]], sums
-
-    def _by_tiles(self, problem: Problem) -> tuple[Tensor, Tensor]:
-        """Tiles of plain operations."""
-        work, mask = self._work, problem.mask
-        added = mask if mask is not None and mask.is_floating_point() else None
-        sums = _SCORED_IN[score_itemsize(work)]
-        tracked = added is not None and added.requires_grad
-        way = _Way(
-            self._account,
-            forward=_most(partial(forward_tile, work=work)),
-            backward=lambda gradient: _most(partial(backward_tile, work=work, mask=tracked)),
-            context=lambda q, v: q.new_empty((*q.shape[:3], v.shape[-1])),
-            sums=sums if has_lse(work.spec.normalizer) else None,
-            total=lambda at, x: x.new_empty(x.shape, dtype=torch.promote_types(x.dtype, sums)),
-            every=False,
-            kept=mask,
-        )
-        q, k, v = problem.q, problem.k, problem.v
-        found: tuple[Tensor, Tensor] = _Kernel.apply(  # type: ignore[no-untyped-call]
-            way, q, k, v, added, *problem.learned.values()
-        )
-        return found
-
-
-def _most(steps: Callable[[Ledger], None]) -> int:
-    """Bytes of the largest of these steps, with nothing else held."""
-    ledger = Ledger()
-    with _disable_current_modes():  # tiles are found by real numbers
-        steps(ledger)
-    return max((phase.bytes for phase in ledger.phases), default=0)
 
 
 def _by_token(x: Tensor) -> bool:

@@ -12,6 +12,9 @@ from attention_service.core.normalizers import NORMALIZERS, PairCost
 from attention_service.core.patterns import making
 from attention_service.core.scores import SCORES, ScoreCost
 
+SCORE_TAPS = frozenset({"scores", "capped_scores", "masked_scores"})
+PAIR_TAPS = SCORE_TAPS | {"weights", "lse"}
+"""Taps for which every score of the selected heads and queries is needed."""
 _ITEMSIZE = {"float16": 2, "bfloat16": 2, "float32": 4, "float64": 8}
 
 

@@ -2,16 +2,20 @@
 
 from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 
 from attention_service.core.additive import BLOCK as HIDDEN
 from attention_service.core.cost.approximate import approximated, method_cost, reach_in
 from attention_service.core.cost.pairs import request_mask, score_cost
-from attention_service.core.cost.rehearsal import Bytes
+from attention_service.core.cost.rehearsal import LARGEST, Bytes
+from attention_service.core.cost.tensors import input_bytes
 from attention_service.core.cost.workload import Workload
 from attention_service.core.methods.running import BLOCK, CHUNK, FINE_CHUNK, Segments
 
-_FEW = 6
+_FEW = 12
 """Pieces that are rehearsed, and one less."""
+_LONG = 2**17
+"""Of a larger size it is told by what three that are smaller need, as it grows."""
 
 
 def by_pieces(
@@ -21,6 +25,10 @@ def by_pieces(
 
     ``twice``: gradients are differentiated again, and something is kept of each piece of the hidden layer of a score.
     """
+    tokens = ("queries", "keys") if "key" in work.inputs else ("length",)
+    for dimension in ("batch", "past", *tokens):
+        if work.value(dimension) > _LONG and (approximated(work) is None or input_bytes(work) > LARGEST):
+            return _grown(work, dimension, partial(by_pieces, rehearse=rehearse, twice=twice))
     pieces = in_pieces(work, twice=twice)
     if pieces is None:
         return rehearse(work)
@@ -36,6 +44,34 @@ def _longer(few: Bytes, fewer: Bytes, more: int) -> Bytes:
         return found
     whole = sum(few.values())
     return {"workspace": whole + more * (whole - sum(fewer.values()))}
+
+
+def _grown(work: Workload, dimension: str, rehearse: Callable[[Workload], dict[str, Bytes]]) -> dict[str, Bytes]:
+    """By what it is at three sizes, between which it goes as a square."""
+    sizes = [_LONG // 4, _LONG // 2, _LONG]
+    low, middle, high = (rehearse(_resized(work, dimension, size)) for size in sizes)
+    steps = work.value(dimension) / sizes[0]
+
+    def at(first: int, second: int, third: int) -> int:  # at 1, 2 and 4
+        square = ((third - second) / 2 - (second - first)) / 3
+        line = second - first - 3 * square
+        return round(first + line * (steps - 1) + square * (steps**2 - 1))
+
+    return {
+        phase: {name: max(0, at(*(each[phase].get(name, 0) for each in (low, middle, high)))) for name in held}
+        for phase, held in high.items()
+    }
+
+
+def _resized(work: Workload, dimension: str, size: int) -> Workload:
+    """With a request's mask as much larger or smaller as it is."""
+    smaller = replace(work.at(dimension, size), inputs=work.inputs)
+    if not work.request_mask_elements:
+        return smaller
+    batch, heads, queries = request_mask(work)
+    columns = work.request_mask_elements // max(1, batch * heads * queries)
+    rows = (1 if batch == 1 else smaller.batch) * heads * (1 if queries == 1 else smaller.queries)
+    return replace(smaller, request_mask_elements=rows * (1 if columns == 1 else smaller.told_keys))
 
 
 def in_pieces(work: Workload, *, twice: bool = False) -> tuple[int, int] | None:

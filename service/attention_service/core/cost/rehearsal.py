@@ -14,10 +14,9 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from attention_service.core.cost.answers import answer
+from attention_service.core.cost.operator_memory import beside
 
 _ADD = torch.ops.aten.add.Tensor
-_SAFE_SOFTMAX = torch.ops.aten._safe_softmax.default
-_CONVERTING = {getattr(torch.ops.aten, name).Tensor for name in ("add", "sub", "mul", "div")}
 
 
 Bytes = dict[str, int]
@@ -32,13 +31,14 @@ def most_held(
     *,
     pairs: tuple[int, int] | None = None,
     graph: bool = True,
+    threads: int = 1,
 ) -> dict[str, Bytes]:
     """What a pass over meta tensors holds when it holds most, in each of its phases, beside what is ``resident``.
 
     pairs: the last two sizes of what has a number for each query and key. ``graph``: autograd keeps what it would for
-    the way back.
+    the way back. ``threads``: those of a CPU; 0 for a GPU, whose operators take nothing for themselves.
     """
-    account = Account(resident, pairs)
+    account = Account(resident, pairs, threads)
     with torch.inference_mode(mode=False), torch.set_grad_enabled(graph), account:
         run(account)
     return {phase: {name: size for name, size in held.items() if size} for phase, held in account.most.items()}
@@ -52,14 +52,14 @@ class Account(TorchDispatchMode):  # type: ignore[no-untyped-call]
         """Nothing is compiled here, and to skip a compiler it would be loaded first: a second, and 60 MB."""
         return False
 
-    def __init__(self, resident: Iterable[Tensor], pairs: tuple[int, int] | None) -> None:
+    def __init__(self, resident: Iterable[Tensor], pairs: tuple[int, int] | None, threads: int) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
         self.most: dict[str, Bytes] = {}
         """By phase."""
         self._largest = -1
         self._total = 0
         self._held: Bytes = {}
-        self._pairs = pairs
+        self._pairs, self._threads = pairs, threads
         self._phase, self._name, self._over_pairs = "", "made", "pairs"
         self._alive: dict[int, object] = {_key(x): None for x in resident}
 
@@ -90,10 +90,8 @@ class Account(TorchDispatchMode):  # type: ignore[no-untyped-call]
         for x in out if isinstance(out, tuple | list) else (out,):
             if isinstance(x, Tensor):
                 self._come(x)
-        if func is _SAFE_SOFTMAX:
-            self.take(args[0].numel())  # which scores are −∞
-        if func in _CONVERTING:
-            self.take(_converted(args, out))
+        if self._threads and (size := beside(func, args, out, self._threads)):
+            self.take(size)
         return out
 
     def _come(self, x: Tensor) -> None:
@@ -142,9 +140,3 @@ def _dense(x: Tensor) -> bool:
 
 def _key(x: Tensor) -> int:
     return int(x.untyped_storage()._cdata)
-
-
-def _converted(args: tuple[Any, ...], out: Any) -> int:
-    """What is converted to the dtype of the answer first: a copy on a CPU."""
-    others = (x for x in args if isinstance(x, Tensor) and x.ndim and x.dtype != out.dtype)
-    return sum(x.numel() * out.itemsize for x in others)

@@ -48,6 +48,8 @@ class Retrieval:
     settles: bool = False
     """Whether each state falls until its update is small, and the others go on without it."""
     threads: int = 0
+    reply: str = "float32"
+    """The dtype that is answered in."""
 
     @property
     def rows(self) -> int:

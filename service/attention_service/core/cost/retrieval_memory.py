@@ -1,73 +1,83 @@
-"""Peak memory of a Hopfield retrieval, by phase: what came, the results, and a block of states as it falls."""
+"""Peak memory of a Hopfield retrieval, rehearsed: what came, the results, and states as they fall.
 
-from attention_service.core.cost.factors_memory import Rows
-from attention_service.core.cost.pairs import masks_of
-from attention_service.core.cost.phases import Ledger, Phase, peak_of
+Of many blocks of states and many updates a few tell of all. Which states settle is not known: those that still fall
+are picked out, and it is taken for granted that all do.
+"""
+
+from dataclasses import replace
+
+import torch
+from torch import Tensor
+from torch.nn.functional import linear
+
+from attention_service.core.arrays import TORCH_DTYPES
+from attention_service.core.cost.phases import ROUNDING
+from attention_service.core.cost.rehearsal import Account, most_held
 from attention_service.core.cost.retrieval import Retrieval
-from attention_service.core.cost.stages_memory import stages
+from attention_service.core.hopfield import Memory, retrieve
+from attention_service.core.multihead import merge_heads, split_heads
+
+_FEW_BLOCKS, _FEW_STEPS = 3, 3
+_DTYPES = {4: torch.float32, 8: torch.float64}
 
 
 def retrieval_peak_bytes(r: Retrieval) -> int:
     """The most that is held at a time."""
-    return peak_of(retrieval_phases(r))
+    more = r.states // max(r.rows, 1) - _FEW_BLOCKS
+    if more < 1:
+        return _rehearsed(r)
+    few, fewer = (_rehearsed(replace(r, states=r.states - each * r.rows)) for each in (more, more + 1))
+    return few + more * (few - fewer)
 
 
-def retrieval_phases(r: Retrieval) -> tuple[Phase, ...]:
-    """What is held in each phase, by tensor."""
-    ledger = Ledger()
-    _load(ledger, r)
-    each = r.batch * r.heads * r.states
-    association = r.pairs * r.itemsize if r.association else 0
-    # States, energies, five numbers in the dtype of the states, two in int64.
-    ledger.hold(results=each * ((r.width + r.steps + 6) * r.itemsize + 16) + association)
-    _fall(ledger, r)
-    ledger.drop("states", "patterns")
-    if r.output_width is not None:
-        turned = each * r.width * r.itemsize if r.batch > 1 else 0
-        matrix = r.heads * r.output_width * r.width * r.itemsize
-        ledger.phase("project out", matrix=matrix, projected=turned, output=each * r.output_width * r.itemsize)
-    return ledger.phases
+def _rehearsed(r: Retrieval) -> int:
+    steps = min(r.steps, _FEW_STEPS)
+
+    def run(account: Account) -> None:
+        states, patterns, mask = _loaded(r)
+        beta = _unreal((r.heads,), r)
+        others = r.batch, r.heads, r.steps - steps  # their energies, and of a block, which of them are over
+        waiting = _unreal((*others, r.states), r), torch.empty(*others, r.rows, dtype=torch.bool, device="meta")
+        found = retrieve(
+            Memory(patterns, beta, mask), states, steps, 0.0 if r.settles else None, association=r.association
+        )
+        del states, patterns, mask
+        answer = found.states
+        if r.output_width is not None:
+            weight = _unreal((r.heads, r.output_width, r.width), r)
+            answer = torch.einsum("bhsd,hvd->bhsv", answer, weight)
+        answer = (merge_heads(answer) if r.merged else answer).to(TORCH_DTYPES[r.reply])
+        told = None if found.association is None else found.association.to(answer.dtype)
+        del waiting, found, told  # all of it stays to the end
+
+    held = most_held(run, graph=False, threads=r.threads)
+    return max(sum(each.values()) for each in held.values()) + ROUNDING
 
 
-def _load(ledger: Ledger, r: Retrieval) -> None:
-    """States and patterns as they came, without padding, and projected one after the other."""
-    e, inner = r.itemsize, r.heads * r.width
-    came = {
-        "states": r.batch * r.states * (inner if r.state_width is None else r.state_width) * e,
-        "patterns": r.batch * r.patterns * (inner if r.stored_width is None else r.stored_width) * e,
-    }
-    ledger.hold(**came)
-    ledger.phase("inputs", without_padding=came["patterns"] if r.masked else 0)
-    for name, count, width in (("states", r.states, r.state_width), ("patterns", r.patterns, r.stored_width)):
-        if width is not None:
-            made = r.batch * count * inner * e
-            ledger.phase("project", matrix=inner * width * e, projected=made)
-            ledger.drop(name)
-            ledger.hold(**{name: made})
+def _loaded(r: Retrieval) -> tuple[Tensor, Tensor, Tensor | None]:
+    """States and patterns by head, and which patterns are real."""
+    widths = (r.state_width, r.stored_width)
+    inner = r.heads * r.width
+    states, patterns = (
+        torch.empty(
+            (r.batch, count, width or inner) if r.merged else (r.batch, r.heads, count, r.width),
+            dtype=TORCH_DTYPES[r.reply],
+            device="meta",
+        ).to(_DTYPES[r.itemsize])
+        for count, width in zip((r.states, r.patterns), widths, strict=True)
+    )
+    mask = None
+    if r.masked:
+        mask = torch.empty(r.batch, r.patterns, dtype=torch.bool, device="meta")
+        real = mask[:, :, None] if r.merged else mask[:, None, :, None]
+        patterns = patterns.masked_fill(~real, 0)
+    if r.merged:
+        states, patterns = (
+            split_heads(x if width is None else linear(x, _unreal((inner, width), r)), r.heads)
+            for x, width in zip((states, patterns), widths, strict=True)
+        )
+    return states, patterns, mask
 
 
-def _fall(ledger: Ledger, r: Retrieval) -> None:
-    """One block of states, update by update, and what is found of them at the end."""
-    e, work = r.itemsize, r.work(r.rows)
-    block = r.batch * r.heads * r.rows
-    lying = r.merged and r.heads > 1 and r.batch > 1 and not r.masked
-    stored = r.batch * r.heads * r.patterns * r.width * e
-    held = dict(ledger.held)
-    ledger.hold(state=block * (r.width * e + 1), weights_before=block * r.patterns * e)
-    ledger.phase("begin")
-    # Of the states that still fall a copy, where there are others, and all of them multiplied by beta.
-    ledger.hold(queries=block * r.width * e * (2 if r.settles and r.steps > 1 else 1))
-    falling = dict(ledger.held)
-    for taps in (frozenset({"masked_scores", "weights", "context"}), frozenset({"lse"})):
-        ledger.held = dict(falling)
-        if "lse" in taps and not r.settles:  # what they fell from last
-            ledger.hold(state=block * r.width * e)
-        ledger.phase("scores", laid_out=stored if lying else 0, scores=block * r.patterns * e)
-        stages(ledger, work, Rows(r.heads, r.rows), masks_of(work), taps)
-        if "context" in taps:
-            ledger.phase("update", laid_out=stored if lying else 0)
-            ledger.phase("update", difference=block * r.width * e)
-    ledger.held = dict(falling)
-    ledger.drop("queries")
-    ledger.phase("describe", entropy=block * r.patterns * e, nearest=2 * block * r.width * e)
-    ledger.held = held
+def _unreal(shape: tuple[int, ...], r: Retrieval) -> Tensor:
+    return torch.empty(shape, dtype=_DTYPES[r.itemsize], device="meta")

@@ -166,11 +166,15 @@ def without_padding(tape: Tape, given: Sketched) -> Sketched:
     return replace(given, k=steps.hide(tape, given.k, where), v=steps.hide(tape, given.v, where))
 
 
-def looked_through(tape: Tape, k: Sketch, v: Sketch) -> None:
-    """Whether keys and values are finite: what they add up to."""
-    wide = max(k.itemsize, 4)
-    tape.does(k.bytes + v.bytes, 2 * wide, 0, 2)
-    tape.does(2 * wide, wide)
+def looked_through(tape: Tape, work: Workload, k: Sketch, v: Sketch) -> None:
+    """Whether keys and values are finite: what they add up to; of float16 row by row, and these in float32."""
+    whole, size = k.bytes + v.bytes, max(k.itemsize, 4) if work.half else k.itemsize
+    if work.half and work.threads:
+        rows = sum(x.bytes // max(x.dims[-1], 1) for x in (k, v))
+        tape.does(whole, rows, 0, 2)
+        whole = rows
+    tape.does(whole, 2 * size, 0, 2)
+    tape.does(2 * size, size)
 
 
 def _inputs(tape: Tape, work: Workload) -> tuple[Sketch, Sketch, Sketch]:

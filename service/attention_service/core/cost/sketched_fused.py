@@ -4,8 +4,8 @@ from dataclasses import replace
 
 from attention_service.core import steps
 from attention_service.core.cost.sketched import Sketched
-from attention_service.core.cost.sketched_blocks import Tile, laid_out, tiles_of
-from attention_service.core.cost.sketched_stages import as_wide
+from attention_service.core.cost.sketched_fused_call import as_wide
+from attention_service.core.cost.sketched_tiles import Tile, laid_out, tiles_of
 from attention_service.core.scores import SCORES, Product
 from attention_service.core.tape import BOOL, INTEGER, Number, Sketch, Tape
 

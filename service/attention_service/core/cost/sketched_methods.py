@@ -15,7 +15,7 @@ def approximate(tape: Tape, given: Sketched) -> Sketch:
         raise ValueError("exact attention is counted by its kernels")
     log_gate, beta = gates(tape, given)
     if work.spec.masks:
-        looked_through(tape, given.k, given.v)
+        looked_through(tape, given.work, given.k, given.v)
     clean = without_padding(tape, given)
     a = max(work.itemsize, 4)
     lead = work.batch, work.kv_heads, work.head_dim

@@ -1,4 +1,4 @@
-"""The stages on sketches: ``core.stages`` and the fused kernel, step by step."""
+"""The stages on sketches: ``core.stages``, step by step."""
 
 from collections.abc import Collection, Iterator, Mapping
 from dataclasses import replace
@@ -6,15 +6,15 @@ from dataclasses import replace
 from attention_service.core import steps
 from attention_service.core.apart import separate_positions
 from attention_service.core.blocks import rows_at_once
-from attention_service.core.cost.pairs import plainly_causal, reach_of, softmax_itemsize
+from attention_service.core.cost.pairs import softmax_itemsize
 from attention_service.core.cost.sketched import Sketched, looked_through, real_keys, without_padding
 from attention_service.core.cost.sketched_masks import ALL, Rows, bias_of, forbid, pick, visible
 from attention_service.core.cost.workload import Workload
 from attention_service.core.dropout import sketched_dropped, sketched_keep
 from attention_service.core.learned import learned_of
 from attention_service.core.normalizers import NORMALIZERS, Exponential
-from attention_service.core.scores import SCORES, Product
-from attention_service.core.tape import BOOL, INTEGER, SPLIT, Number, Sketch, Tape
+from attention_service.core.scores import SCORES
+from attention_service.core.tape import BOOL, INTEGER, Number, Sketch, Tape
 
 
 def stages(tape: Tape, given: Sketched, taps: Collection[str], rows: Rows = ALL) -> Sketch:
@@ -85,34 +85,7 @@ def _scored(tape: Tape, q: Sketch, seen: Sketched, learned: Mapping[str, Sketch]
 
 def _apart_rows(tape: Tape, work: Workload, x: Sketch) -> Sketch:
     """The queries that are projected apart."""
-    return pick(tape, x, _with(x, 2, work.apart), work.apart)
-
-
-def fused(tape: Tape, given: Sketched) -> Sketch:
-    """The context by one operation, and what its arguments take."""
-    work = given.work
-    clean = without_padding(tape, given)
-    score = SCORES.of(work.spec.score)
-    if not isinstance(score, Product):
-        raise ValueError("the fused kernel computes a plain softmax over dot products")
-    q, k, factor = score.sketched_factors(tape, clean.q, clean.k, clean.learned)
-    v = clean.v
-    if factor <= 0:
-        q = steps.scale(tape, q)
-    mask, blind = _fused_mask(tape, given)
-    on_gpu = not work.threads
-    if on_gpu and work.heads != work.kv_heads:
-        k, v = (steps.for_each_head(tape, x, work.heads) for x in (k, v))
-    if not on_gpu:
-        width = max(q.dims[3], v.dims[3])
-        q, k, v = (as_wide(tape, x, width) for x in (q, k, v))
-    context = _attended(tape, given, (q, k, v), mask)
-    if work.value_dim != context.dims[3]:
-        context = steps.part(tape, context, _with(context, 3, work.value_dim))
-    return context if blind is None else steps.hide(tape, context, blind)
-
-
-_OVER_PAIRS = {"scores", "capped_scores", "masked_scores", "weights"}
+    return pick(tape, x, with_size(x, 2, work.apart), work.apart)
 
 
 def tapped(tape: Tape, given: Sketched, kernel: str) -> None:
@@ -158,6 +131,7 @@ def _narrowed_tap(tape: Tape, given: Sketched, tap: str) -> None:
     narrowed(tape, whole, work.selected_heads, queries)
 
 
+_OVER_PAIRS = {"scores", "capped_scores", "masked_scores", "weights"}
 _SCORES = _OVER_PAIRS - {"weights"}
 
 
@@ -177,7 +151,7 @@ def narrowed(tape: Tape, x: Sketch, heads: Number | None, queries: Number | None
     """The selected heads and queries, each a copy."""
     for dim, count in ((1, heads), (2, queries)):
         if count is not None:
-            x = pick(tape, x, _with(x, dim, count), count)
+            x = pick(tape, x, with_size(x, dim, count), count)
     return x
 
 
@@ -188,17 +162,18 @@ def narrowed_learned(tape: Tape, given: Sketched, heads: Number | None) -> dict[
     found = {}
     for name, learned in learned_of(given.work.spec, given.work.widths).items():
         x = given.learned[name]
-        found[name] = x if learned.heads is None else pick(tape, x, _with(x, learned.heads, heads), heads)
+        found[name] = x if learned.heads is None else pick(tape, x, with_size(x, learned.heads, heads), heads)
     return found
 
 
-def _with(x: Sketch, dim: int, count: Number) -> tuple[Number, ...]:
+def with_size(x: Sketch, dim: int, count: Number) -> tuple[Number, ...]:
+    """The sizes, of which one is another."""
     return (*x.dims[:dim], count, *x.dims[dim + 1 :])
 
 
 def _clean(tape: Tape, given: Sketched) -> Sketched:
     clean = without_padding(tape, given)
-    looked_through(tape, clean.k, clean.v)
+    looked_through(tape, clean.work, clean.k, clean.v)
     return clean
 
 
@@ -247,78 +222,3 @@ def _keep(tape: Tape, x: Sketch) -> Sketch:
     keep = Sketch(x.dims, BOOL)
     tape.does(keep.bytes, keep.bytes)
     return keep
-
-
-def _fused_mask(tape: Tape, given: Sketched) -> tuple[Sketch | None, Sketch | None]:
-    """The mask that is passed, and the queries that look nowhere."""
-    work = given.work
-    if plainly_causal(work):
-        return None, None
-    reach = reach_of(work)
-    seen = visible(tape, work, positional=reach is None or reach < work.told_keys - 1)
-    if seen.bias is None:
-        if seen.allowed is None:
-            return None, None
-        blind = _blind(tape, seen.allowed)
-        open_ = steps.plain(tape, seen.allowed, blind)
-        tape.does(0, 2 * work.itemsize, 0, 2)  # 0 and −∞ for it, which the kernel adds
-        return steps.plain(tape, open_, Sketch((2,), work.itemsize), itemsize=work.itemsize, dims=open_.dims), blind
-    bias = seen.bias
-    if seen.allowed is not None:
-        bias = steps.plain(tape, bias, steps.plain(tape, seen.allowed))
-    nowhere = steps.plain(tape, bias, itemsize=BOOL)
-    blind = steps.reduced(tape, nowhere, (*nowhere.dims[:3], 1))
-    wide = max(work.itemsize, 4)
-    if work.spec.normalizer.temperature != 1:
-        bias = steps.plain(tape, steps.cast(tape, bias, max(bias.itemsize, 4)))
-    bias = steps.plain(tape, bias, blind)
-    forbidden, cut = steps.plain(tape, bias, itemsize=BOOL), steps.plain(tape, bias)
-    bias = steps.plain(tape, forbidden, bias, cut, itemsize=bias.itemsize)
-    return steps.cast(tape, bias, wide if work.threads else work.itemsize), blind
-
-
-def _blind(tape: Tape, allowed: Sketch) -> Sketch:
-    return steps.plain(tape, steps.reduced(tape, allowed, (*allowed.dims[:3], 1)))
-
-
-def as_wide(tape: Tape, x: Sketch, width: Number) -> Sketch:
-    """Zeros beside the narrower ones."""
-    if x.dims[3] == width:
-        return x
-    y = Sketch(_with(x, 3, width), x.itemsize, tracked=x.tracked)
-    tape.does(x.bytes, y.bytes)
-
-    def step() -> None:
-        tape.does(y.returned, x.bytes)
-        tape.give(x, x.size, y.gradient_lies)
-
-    return tape.later(y, step) if y.tracked else y
-
-
-def _attended(tape: Tape, given: Sketched, three: tuple[Sketch, Sketch, Sketch], mask: Sketch | None) -> Sketch:
-    """Queries, keys, values and mask read once, the context and a number for each query written."""
-    q, k, v = three
-    work = given.work
-    pairs = fused_pairs(given)
-    context = Sketch((*q.dims[:3], v.dims[3]), work.itemsize, q.lies, tracked=q.tracked or k.tracked or v.tracked)
-    lse = steps.size_of(q.dims[:3]) * max(work.itemsize, 4)
-    masked = 0 if mask is None else mask.bytes
-    tape.does(q.bytes + k.bytes + v.bytes + masked, context.bytes + lse, pairs)
-
-    def step() -> None:
-        taken = q.bytes + k.bytes + v.bytes
-        tape.does(context.returned + taken + context.bytes + lse + masked, taken, pairs)
-        for x in (v, k, q):
-            tape.give(x, x.size, SPLIT)
-
-    return tape.later(context, step) if context.tracked else context
-
-
-def fused_pairs(given: Sketched) -> int:
-    """Pairs for which the fused kernel takes an exponential: those up to the diagonal where it is plainly causal."""
-    work = given.work
-    if not plainly_causal(work):
-        return work.pairs * work.heads
-    square = min(work.queries, work.keys)
-    one = square * (square + 1) // 2 + (work.queries - square) * work.keys
-    return work.batch * work.heads * one

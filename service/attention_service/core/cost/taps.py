@@ -7,8 +7,7 @@ from attention_service.core.cost.approximate import approximated
 from attention_service.core.cost.clock import Clock
 from attention_service.core.cost.encoding import position_cost
 from attention_service.core.cost.memory import peak_bytes
-from attention_service.core.cost.pairs import masks_of, normalizer_cost, score_cost
-from attention_service.core.cost.selected_memory import PAIR_TAPS
+from attention_service.core.cost.pairs import PAIR_TAPS, masks_of, normalizer_cost, score_cost
 from attention_service.core.cost.tensors import tap_elements
 from attention_service.core.cost.time import moved_bytes
 from attention_service.core.cost.workload import Workload

@@ -10,10 +10,10 @@ from attention_contract.schemas.complexity import StageFlops
 from attention_service.core.cost.approximate import approximated, exactly, method_cost
 from attention_service.core.cost.flops import backward_flops, flops
 from attention_service.core.cost.pairs import (
+    PAIR_TAPS,
     plainly_causal,
     score_cost,
 )
-from attention_service.core.cost.selected_memory import PAIR_TAPS
 from attention_service.core.cost.tiles import counted_as, touched
 from attention_service.core.cost.traffic import gradient_traffic, traffic
 from attention_service.core.cost.workload import Workload

@@ -23,8 +23,9 @@ from attention_service.core.cost.approximate import approximated
 from attention_service.core.cost.sketched import Sketched, looked_through, merged, parameters_of, prepared
 from attention_service.core.cost.sketched_blocks import blocked
 from attention_service.core.cost.sketched_fused import fused_blocks
+from attention_service.core.cost.sketched_fused_call import fused
 from attention_service.core.cost.sketched_methods import approximate, whole
-from attention_service.core.cost.sketched_stages import fused, stages, tapped, with_apart
+from attention_service.core.cost.sketched_stages import stages, tapped, with_apart
 from attention_service.core.cost.tiles import by_fused, counted_as
 from attention_service.core.cost.workload import Workload
 from attention_service.core.kernels import tiling
@@ -96,7 +97,7 @@ def _passed(tape: Tape, work: Workload, kernel: str) -> Sketch:
     elif kernel == "materialized":
         context = stages(tape, given, {"context"} | taps)
     else:
-        looked_through(tape, given.k, given.v)
+        looked_through(tape, given.work, given.k, given.v)
         context = _of_kernel(kernel, work)(tape, given)
         context = with_apart(tape, given, context)
     tapped(tape, given, kernel)

@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Hashable
 from dataclasses import dataclass, field, fields, replace
-from functools import cached_property, wraps
+from functools import cached_property, lru_cache, wraps
 from typing import Any, TypeVar, cast
 
 import torch
@@ -38,6 +38,8 @@ class Workload:
     """Bytes of one element of the dtype that is computed in."""
     half: bool = False
     """Whether 2 bytes are a float16 and not a bfloat16."""
+    reply: str = ""
+    """The dtype that is answered in, where it is known."""
     past: int = 0
     spec: AttentionSpec = field(default_factory=AttentionSpec)
     sizes: Sizes | None = None
@@ -48,12 +50,16 @@ class Workload:
     """How many heads of those taps; None for all."""
     selected_queries: int | None = None
     """How many queries of those taps; None for all."""
+    averaged: bool = False
+    """Whether returned weights are averaged over these heads."""
     request_mask_elements: int = 0
     """Elements of the request's own mask; 0 for none."""
     bool_mask: bool = False
     """Whether that mask is boolean; otherwise it is added."""
     padded: bool = False
     """Whether a key mask or key lengths say which keys are real."""
+    real_keys: int = 0
+    """Of those as many from the first on as any sequence has, or a few more; 0 where it is not known."""
     batched_offsets: bool = False
     """Whether rows of the batch stand at different places, so that a positional mask differs between them."""
     offsets: tuple[int, ...] = ()
@@ -219,3 +225,30 @@ def once(find: FindT) -> FindT:
         return kept[asked]
 
     return cast("FindT", found)
+
+
+FoundT = TypeVar("FoundT")
+
+
+def remembered(find: Callable[..., FoundT]) -> Callable[..., FoundT]:
+    """What a function finds of a workload and other arguments, remembered for those that are equal.
+
+    A kernel is chosen by it, then a request is admitted and answered.
+    """
+
+    @lru_cache(maxsize=1024)
+    def known(asked: _Asked) -> FoundT:
+        return find(asked.work, *asked.more)
+
+    @wraps(find)
+    def found(work: Workload, *more: Hashable) -> FoundT:
+        return known(_Asked(work.key, more, work))
+
+    return found
+
+
+@dataclass(frozen=True)
+class _Asked:
+    key: tuple[Hashable, ...]
+    more: tuple[Hashable, ...]
+    work: Workload = field(compare=False)

@@ -2,7 +2,7 @@
 
 from collections.abc import Collection, Iterator, Sequence
 from dataclasses import replace
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor
@@ -31,6 +31,10 @@ from attention_service.core.types import Problem
 class Blocked:
     """Skips tiles that the spec's masks forbid, and never keeps the weights: takes every spec."""
 
+    def __init__(self, through: "Through | None" = None) -> None:
+        """``through``: the blocks to go through; None for all there are."""
+        self._through = through or _blocks
+
     def attend(self, problem: Problem, taps: Collection[str], edits: Sequence[BoundEdit]) -> dict[str, Tensor]:
         """The context, with q, k, v and the log-sum-exp, which are there anyway."""
         q, k, v, mask = problem.q, problem.k, problem.v, problem.mask
@@ -44,7 +48,7 @@ class Blocked:
         told = None if added is not None else mask
         frame = replace(problem, q=nothing, k=nothing, v=nothing, mask=told, learned={}, apart=None)
         context, lse = _Blocked.apply(  # type: ignore[no-untyped-call]
-            frame, tuple(problem.learned), q, k, v, added, *problem.learned.values()
+            frame, self._through, tuple(problem.learned), q, k, v, added, *problem.learned.values()
         )
         known = {"q": q, "k": k, "v": v}
         normalizer = NORMALIZERS.of(problem.spec.normalizer)
@@ -69,6 +73,7 @@ class _Blocked(Function):
     def forward(
         ctx: Any,
         frame: Problem,
+        through: "Through",
         names: tuple[str, ...],
         q: Tensor,
         k: Tensor,
@@ -81,12 +86,12 @@ class _Blocked(Function):
         steps = way(problem)
         summed_in = torch.promote_types(scored_in(problem), torch.float32)
         lse = q.new_empty(q.shape[:3] if isinstance(steps, Streamed) else 0, dtype=summed_in)
-        for group, block in _blocks(problem, whole_rows=steps.whole_rows):
+        for group, block in through(problem, whole_rows=steps.whole_rows):
             at = group.sequences, slice(None), slice(block.start, block.stop)
             context[at], of_block = steps.forward(group, block)
             if of_block is not None:
                 lse[at] = of_block
-        ctx.frame, ctx.names = frame, names
+        ctx.frame, ctx.through, ctx.names = frame, through, names
         ctx.save_for_backward(q, k, v, mask, context, lse, *learned)
         ctx.mark_non_differentiable(lse)
         return context, lse
@@ -96,24 +101,31 @@ class _Blocked(Function):
     def backward(ctx: Any, gradient: Tensor, _: Tensor) -> tuple[Tensor | None, ...]:
         """Tile by tile again: the gradient of its scores, and by it those of what they are made of."""
         q, k, v, mask, context, lse, *values = ctx.saved_tensors
-        wanted = dict(zip(("q", "k", "v", "mask", *ctx.names), ctx.needs_input_grad[2:], strict=True))
+        wanted = dict(zip(("q", "k", "v", "mask", *ctx.names), ctx.needs_input_grad[3:], strict=True))
         learned = {name: x.detach().requires_grad_(wanted[name]) for name, x in zip(ctx.names, values, strict=True)}
         problem = _filled(ctx.frame, q, k, v, mask, learned)
         totals = Totals(problem, wanted, torch.promote_types(scored_in(problem), torch.float32))
         steps = way(problem)
-        for group, block in _blocks(problem, whole_rows=steps.whole_rows):
+        for group, block in ctx.through(problem, whole_rows=steps.whole_rows):
             upstream = upstreams(gradient, context, lse, group, block)
             for strip in block.strips:
                 totals.add(group, block, strip, steps, upstream)
             if isinstance(steps, Streamed) and wanted.get("sinks"):
                 totals.add_learned("sinks", steps.of_sinks(group, upstream))
-        return None, None, *totals.gradients()
+        return None, None, None, *totals.gradients()
 
 
 def _filled(
     frame: Problem, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, learned: dict[str, Tensor]
 ) -> Problem:
     return replace(frame, q=q, k=k, v=v, mask=frame.mask if mask is None else mask, learned=learned)
+
+
+class Through(Protocol):
+    """Which blocks of queries are gone through."""
+
+    def __call__(self, problem: Problem, *, whole_rows: bool) -> Iterator[tuple[Group, Block]]:
+        """Each with the group of sequences that it is of."""
 
 
 def _blocks(problem: Problem, *, whole_rows: bool) -> Iterator[tuple[Group, Block]]:

@@ -73,17 +73,25 @@ def kinds() -> list[Kind]:
     return [*both, Kind("weights", "materialized"), Kind("hopfield", "materialized")]
 
 
-def draw(rng: Generator, kind: Kind, affordable: Callable[[Workload], bool], *, usual: bool = False) -> Drawn | None:
+def draw(
+    rng: Generator,
+    kind: Kind,
+    affordable: Callable[[Workload], bool],
+    *,
+    usual: bool = False,
+    spec_of: Callable[[Generator, Lengths], AttentionSpec] | None = None,
+) -> Drawn | None:
     """A request of this kind; None where what was drawn can't be, to be drawn again.
 
     ``affordable`` says of its sizes whether it may be as large as that; nothing is allocated before. ``usual``: one as
     most are, self-attention in float32 with heads of a usual width, and nothing asked for beside the answer.
+    ``spec_of`` draws its spec where that is not left to chance.
     """
     lengths, widths, dtype = _usual_sizes(rng) if usual else _sizes(rng)
     if kind.purpose == "hopfield":
         return _retrieval(rng, kind, lengths, widths, dtype, affordable)
     try:
-        spec = draw_spec(rng, kind.kernel, lengths, usual=usual)
+        spec = draw_spec(rng, kind.kernel, lengths, usual=usual) if spec_of is None else spec_of(rng, lengths)
         check_spec(spec)
         check_position(spec, widths)
         config = _config(rng, widths, dtype, spec) if rng.random() < 0.5 else None

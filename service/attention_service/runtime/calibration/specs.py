@@ -62,16 +62,16 @@ def draw_spec(rng: Generator, kernel: str, lengths: Lengths, *, usual: bool = Fa
     elif rng.random() < 0.3:
         spec["masks"] = [{"name": "causal", "align": "bottom_right"}]
     elif method is None and not plain and rng.random() < 0.5:
-        spec["masks"] = [_option(rng, MASKS, _MASKS, lengths)]
+        spec["masks"] = [_option(rng, MASKS, MASK_OPTIONS, lengths)]
         if rng.random() < 0.3:
             spec["masks"].append({"name": "causal"})
     if method is not None:
-        spec["method"] = _named(rng, method, _METHODS, lengths)
+        spec["method"] = named(rng, method, METHOD_OPTIONS, lengths)
     if not plain:
         for part, registry, options, chance in (
             ("normalizer", NORMALIZERS, {}, 0.35 if method is None else 0.0),
-            ("score", SCORES, _SCORES, 0.35 if method is None else 0.1),
-            ("position", POSITIONS, _POSITIONS, 0.4),
+            ("score", SCORES, SCORE_OPTIONS, 0.35 if method is None else 0.1),
+            ("position", POSITIONS, POSITION_OPTIONS, 0.4),
         ):
             if rng.random() < chance:
                 spec[part] = _option(rng, registry, options, lengths)
@@ -86,7 +86,7 @@ def draw_spec(rng: Generator, kernel: str, lengths: Lengths, *, usual: bool = Fa
     return AttentionSpec.model_validate(spec)
 
 
-_MASKS: dict[str, Callable[[Generator, Lengths], Options]] = {
+MASK_OPTIONS: dict[str, Callable[[Generator, Lengths], Options]] = {
     "sliding_window": lambda rng, n: {"left": between(rng, 1, n.keys), "right": between(rng, 1, n.keys)},
     "global_tokens": lambda rng, n: {"positions": list(range(between(rng, 1, min(n.keys, 8))))},
     "prefix_lm": lambda rng, n: {"length": between(rng, 1, n.keys)},
@@ -103,14 +103,14 @@ _MASKS: dict[str, Callable[[Generator, Lengths], Options]] = {
     },
     "all": lambda rng, n: {"of": [{"name": "causal"}, {"name": "sliding_window", "left": between(rng, 1, n.keys)}]},
 }
-_SCORES: dict[str, Callable[[Generator, Lengths], Options]] = {
+SCORE_OPTIONS: dict[str, Callable[[Generator, Lengths], Options]] = {
     "additive": lambda rng, n: {"hidden": int(rng.choice([8, 16, 32]))},
 }
-_POSITIONS: dict[str, Callable[[Generator, Lengths], Options]] = {
+POSITION_OPTIONS: dict[str, Callable[[Generator, Lengths], Options]] = {
     "learned": lambda rng, n: {"length": 2 * LONGEST},
     "rope": lambda rng, n: {"style": str(rng.choice(["half", "interleaved"]))},
 }
-_METHODS: dict[str, Callable[[Generator, Lengths], Options]] = {
+METHOD_OPTIONS: dict[str, Callable[[Generator, Lengths], Options]] = {
     "linear": lambda rng, n: {"features": str(rng.choice(["elu", "relu"]))},
     "performer": lambda rng, n: {"features": between(rng, 16, 256)},
     "linformer": lambda rng, n: {"rank": between(rng, 8, 256), "length": max(n.keys, 1)},
@@ -119,8 +119,9 @@ _METHODS: dict[str, Callable[[Generator, Lengths], Options]] = {
 
 
 def _option(rng: Generator, registry: Any, options: dict[str, Callable[..., Options]], lengths: Lengths) -> Options:
-    return _named(rng, str(rng.choice([entry.name for entry in registry])), options, lengths)
+    return named(rng, str(rng.choice([entry.name for entry in registry])), options, lengths)
 
 
-def _named(rng: Generator, name: str, options: dict[str, Callable[..., Options]], lengths: Lengths) -> Options:
+def named(rng: Generator, name: str, options: dict[str, Callable[..., Options]], lengths: Lengths) -> Options:
+    """An entry of a registry, with the options that depend on the lengths."""
     return {"name": name, **(options[name](rng, lengths) if name in options else {})}

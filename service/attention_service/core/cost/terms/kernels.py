@@ -5,6 +5,7 @@ from dataclasses import replace
 
 from attention_service.core.cost.fused_memory import FUSED_KEYS, packed, tile_rows
 from attention_service.core.cost.pairs import (
+    PAIR_TAPS,
     fused_masks,
     masks_of,
     plainly_causal,
@@ -12,7 +13,6 @@ from attention_service.core.cost.pairs import (
     score_itemsize,
     softmax_itemsize,
 )
-from attention_service.core.cost.selected_memory import PAIR_TAPS
 from attention_service.core.cost.terms.around import factors, masks, masks_of_tiles
 from attention_service.core.cost.terms.base import Term, elements, lg, moved, over_pairs, product, start
 from attention_service.core.cost.tiles import by_fused, sequences, tiling_of, touched

@@ -1,0 +1,106 @@
+"""What each head looks at: statistics over the real queries, and the keys that each query looks at most.
+
+Block by block, so that the weights of one block are all that is held of them.
+"""
+
+from collections.abc import Iterable
+
+import torch
+from torch import Tensor
+
+from attention_service.core.blocks import blocks
+from attention_service.core.stages import stages
+from attention_service.core.types import Problem, Selection
+
+Top = tuple[Tensor, Tensor]
+"""Weights and indices of keys, ``[B, H, Q, count]``."""
+
+
+def weights_of(problem: Problem, selection: Selection) -> Tensor:
+    """The weights of the selected heads and queries."""
+    return dict(stages(problem, ("weights",), selection=selection))["weights"]
+
+
+def top(problem: Problem, selection: Selection, count: int) -> Top:
+    """Weights and indices of the most attended keys of each selected query; −1 for no key."""
+    return together([top_of(problem, block, count) for block in blocks(problem, selection)])
+
+
+def top_of(problem: Problem, block: Selection, count: int) -> Top:
+    """The same of one block, where what has no weight has an index."""
+    found = weights_of(problem, block).topk(count, dim=-1)
+    return found.values, found.indices
+
+
+def together(tops: Iterable[Top]) -> Top:
+    """Those of several blocks."""
+    parts = [*tops]
+    weights, keys = (torch.cat(each, dim=2) for each in zip(*parts, strict=True))
+    return weights, keys.masked_fill(weights == 0, -1)
+
+
+def positions_of(problem: Problem) -> Tensor:
+    """``[B, Q]``: where each query stands among the keys."""
+    batch, _, queries, _ = problem.q.shape
+    device = problem.q.device
+    offset = torch.full((batch,), problem.past, device=device)
+    if problem.offsets is not None:
+        offset = problem.offsets.to(device).expand(batch)
+    return torch.arange(queries, device=device) + offset[:, None]
+
+
+def real_queries(problem: Problem) -> Tensor:
+    """Bool ``[B, Q]``: in self-attention the queries whose own key is real, otherwise all."""
+    batch, _, queries, _ = problem.q.shape
+    real = torch.ones(batch, problem.keys, dtype=torch.bool, device=problem.q.device)
+    if queries != problem.keys - problem.past:
+        return real.new_ones(batch, queries)
+    if problem.key_mask is not None:
+        real = real & problem.key_mask
+    if problem.key_lengths is not None:
+        real = real & (torch.arange(real.shape[1], device=real.device) < problem.key_lengths[:, None])
+    return real[:, problem.past :]
+
+
+class Totals:
+    """Sums over the real queries seen so far, ``[B, H]`` in float64."""
+
+    def __init__(self, batch: int, heads: int, device: torch.device) -> None:
+        self.queries = torch.zeros(batch, dtype=torch.int64, device=device)
+        self._looking = torch.zeros(batch, heads, dtype=torch.float64, device=device)
+        self._sums: dict[str, Tensor] = {}
+
+    def add(self, weights: Tensor, real: Tensor, positions: Tensor) -> None:
+        """Count weights ``[B, H, R, K]`` of the queries at positions ``[B, R]``, those that are real ``[B, R]``."""
+        keys = torch.arange(weights.shape[-1], device=weights.device)
+        shares = weights / weights.sum(-1, keepdim=True)  # NaN for a query without weights, which is not counted
+        distance = (positions[:, None, :, None] - keys).abs()  # [B, 1, R, K]
+        own = distance == 0
+        looking = real[:, None] & (weights > 0).any(-1)  # [B, H, R]: a query that may look nowhere has no weights
+        rows = {
+            "entropy": torch.special.entr(shares).sum(-1),
+            "max_weight": weights.amax(-1) if keys.numel() else weights.sum(-1),
+            "mean_distance": (shares * distance).sum(-1),
+            "first_key": shares[..., :1].sum(-1),
+            "own_position": (shares * own).sum(-1),
+        }
+        for name, row in rows.items():
+            self._sums[name] = self._sums.get(name, 0) + torch.where(looking, row, 0).sum(-1)
+        self._looking += looking.sum(-1)
+        self.queries += looking.any(1).sum(-1)
+
+    def means(self) -> dict[str, Tensor]:
+        """The mean of each statistic over its real queries; NaN where there are none."""
+        names = ("entropy", "max_weight", "mean_distance", "first_key", "own_position")
+        none = torch.zeros_like(self._looking)
+        return {name: self._sums.get(name, none) / self._looking for name in names}
+
+
+def totals(problem: Problem, real: Tensor, looked_at: Iterable[Selection]) -> Totals:
+    """Over the queries of these blocks, all heads of each, of which ``real`` ``[B, Q]`` count."""
+    batch, heads, _, _ = problem.q.shape
+    found, positions = Totals(batch, heads, problem.q.device), positions_of(problem)
+    for block in looked_at:
+        rows = slice(None) if block.queries is None else list(block.queries)
+        found.add(weights_of(problem, block).double(), real[:, rows], positions[:, rows])
+    return found

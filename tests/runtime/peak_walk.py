@@ -1,0 +1,243 @@
+"""Every registered combination as it is served: what its plan says that it holds, and what it is seen to hold.
+
+``python -m tests.runtime.peak_walk`` goes through all of them and prints the distribution of what was planned over what
+was held, with the worst; ``--share 0.1`` through a tenth of them, drawn at random. On the CPU, by PyTorch's profiler.
+"""
+
+import argparse
+from collections import defaultdict
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from itertools import product
+from typing import Any, NamedTuple
+
+import numpy as np
+import pytest
+import torch
+from tests.core.peaks import peaks
+
+from attention_contract.base import WireModel
+from attention_contract.errors import AttentionError
+from attention_contract.schemas.accuracy import Purpose
+from attention_contract.schemas.attention import Edit, ForwardRequest, Select
+from attention_contract.spec import AttentionSpec
+from attention_service.core.attention import taps_of
+from attention_service.core.cost import Rates, Roofline, Workload, peak_bytes
+from attention_service.core.masks import MASKS
+from attention_service.core.methods import approximation_of
+from attention_service.core.normalizers import NORMALIZERS
+from attention_service.core.positions import POSITIONS
+from attention_service.core.scores import SCORES
+from attention_service.modules.resident import Module
+from attention_service.runtime import compute, forward, gradients, hopfield, inspection
+from attention_service.runtime import direct as directly
+from attention_service.runtime.calibration.drawing import Drawn, Kind, draw, kinds
+from attention_service.runtime.calibration.specs import (
+    MASK_OPTIONS,
+    METHOD_OPTIONS,
+    POSITION_OPTIONS,
+    SCORE_OPTIONS,
+    Lengths,
+    named,
+)
+from attention_service.runtime.device import Device
+from attention_service.runtime.jobs import Job
+
+SMALLEST, LARGEST = 2**21, 2**24
+"""Bytes of a request, as estimated."""
+SLACK = 2**14
+"""Bytes that an estimate may be off by whatever the size: indices, flags of rows, what is read of a number."""
+DEVICE = Device(torch.device("cpu"), "test", 2**40, Roofline(Rates(1e11, 1e10, 1e-5)))
+_TRIES = 60
+_AT_ONCE = 40
+
+
+class Parts(NamedTuple):
+    """One of what is registered of each kind; None for no mask."""
+
+    kind: Kind
+    score: str
+    mask: str | None
+    position: str
+    normalizer: str
+
+
+@dataclass(frozen=True)
+class Served:
+    """A request that was planned."""
+
+    parts: Parts
+    job: Job
+    request: WireModel
+    module: Module | None
+
+    @property
+    def described(self) -> str:
+        """What it is, without its numbers."""
+        told = {
+            name: [*value.shape] if hasattr(value, "shape") else value
+            for name, value in vars(self.request).items()
+            if value is not None and name not in {"spec", "parameters", "encoding"}
+        }
+        spec = self.module.config.spec if self.module else getattr(self.request, "spec", AttentionSpec())
+        where = "module" if self.module else "raw"
+        return f"{where} {self.job.dtype} {told} {spec.model_dump(exclude_defaults=True)}"
+
+
+def combinations(purposes: Sequence[Purpose]) -> Iterator[Parts]:
+    """All of them, those included that do not go together."""
+    every = {
+        "score": [entry.name for entry in SCORES],
+        "mask": [None, *(entry.name for entry in MASKS)],
+        "position": [entry.name for entry in POSITIONS],
+        "normalizer": [entry.name for entry in NORMALIZERS],
+    }
+    for kind in kinds():
+        if kind.purpose in purposes and kind.purpose != "hopfield":
+            yield from (Parts(kind, *parts) for parts in product(*every.values()))
+    if "hopfield" in purposes:
+        (retrieval,) = [kind for kind in kinds() if kind.purpose == "hopfield"]
+        yield from [Parts(retrieval, "dot", None, "none", "softmax")] * 50
+
+
+def served(parts: Parts, seed: int = 0) -> Served | None:
+    """A request of it, the rest drawn at random; None where the parts do not go together."""
+    rng = np.random.default_rng((seed, *"|".join(map(str, parts)).encode()))
+
+    def spec_of(rng: np.random.Generator, lengths: Lengths) -> AttentionSpec:
+        return _spec(rng, parts, lengths)
+
+    def affordable(work: Workload) -> bool:
+        return SMALLEST < peak_bytes(work, parts.kind.kernel) < LARGEST
+
+    for _ in range(_TRIES):
+        drawn = draw(rng, parts.kind, affordable, spec_of=spec_of)
+        if drawn is None:
+            continue
+        request = _asking(rng, drawn)
+        try:
+            return Served(parts, _planned(drawn, request), request, drawn.module)
+        except AttentionError:  # what is asked does not go together
+            continue
+    return None
+
+
+def _spec(rng: np.random.Generator, parts: Parts, lengths: Lengths) -> AttentionSpec:
+    spec: dict[str, Any] = {
+        "score": named(rng, parts.score, SCORE_OPTIONS, lengths),
+        "position": named(rng, parts.position, POSITION_OPTIONS, lengths),
+        "normalizer": {"name": parts.normalizer},
+    }
+    if parts.mask is not None:
+        spec["masks"] = [named(rng, parts.mask, MASK_OPTIONS, lengths)]
+    if parts.kind.kernel in METHOD_OPTIONS:
+        spec["method"] = named(rng, parts.kind.kernel, METHOD_OPTIONS, lengths)
+    elif parts.normalizer == "softmax" and rng.random() < 0.2:
+        spec["softcap"] = 30.0 if parts.kind.kernel != "fused" else None
+    if rng.random() < 0.15:
+        spec["qk_norm"] = {"over": str(rng.choice(["head", "all_heads"]))}
+    return AttentionSpec.model_validate(spec)
+
+
+def _asking(rng: np.random.Generator, drawn: Drawn) -> WireModel:
+    """Its request with more asked of it."""
+    request, module = drawn.request, drawn.module
+    more: dict[str, Any] = {}
+    if drawn.kind.purpose == "hopfield":
+        more = {"eps": 1e-3 if rng.random() < 0.3 else None, "return_association": bool(rng.random() < 0.4)}
+        return request.model_copy(update=more)
+    spec: AttentionSpec = request.spec if module is None else module.config.spec
+    exact, batch, queries = approximation_of(spec) is None, len(request.query), request.query.shape[-2]
+    heads = request.query.shape[1] if module is None else module.sizes.heads
+    if exact and rng.random() < 0.1:
+        more["offsets"] = rng.integers(0, 50, batch)
+    if drawn.kind.purpose in {"forward", "weights"} and rng.random() < 0.3:
+        some = [[*range(int(rng.integers(1, n + 1)))] if rng.random() < 0.6 else None for n in (heads, queries)]
+        more["select"] = Select(heads=some[0], queries=some[1])
+    if isinstance(request, ForwardRequest):
+        known = taps_of(spec)
+        if rng.random() < 0.3:
+            taps = rng.choice(known, min(int(rng.integers(1, 4)), len(known)), replace=False)
+            more["return_"] = ["output", *map(str, taps)]
+        if exact and rng.random() < 0.15:
+            more |= {"edits": [_edit(rng)], "kernel": None}
+        if not exact and rng.random() < 0.2:
+            more["report_error"] = True
+    return request.model_copy(update=more)
+
+
+def _edit(rng: np.random.Generator) -> Edit:
+    tap = str(rng.choice(["q", "k", "v", "scores", "capped_scores", "masked_scores", "weights", "context"]))
+    how: dict[str, Any] = {"set": 0.0} if rng.random() < 0.5 else {"scale": 2.0}
+    return Edit(tap=tap, heads=[0] if rng.random() < 0.5 else None, **how)  # type: ignore[arg-type]
+
+
+def _planned(drawn: Drawn, request: Any) -> Job:
+    if drawn.kind.purpose == "hopfield":
+        return hopfield.prepare(request, DEVICE)
+    prepare: Callable[..., Job] = {
+        "forward": forward.prepare, "weights": inspection.prepare, "gradients": gradients.prepare
+    }[drawn.kind.purpose]  # fmt: skip
+    return prepare(drawn.module, request, replace(DEVICE), 2**40)
+
+
+@contextmanager
+def as_on_a_device() -> Iterator[None]:
+    """Tensors are brought there, not shared with the request."""
+    shared = directly.to_torch
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(compute, "to_device", lambda x, device, dtype=None: x.clone().to(dtype or x.dtype))
+        patch.setattr(directly, "to_torch", lambda x: shared(x).clone())
+        yield
+
+
+def held(every: Sequence[Served]) -> list[int]:
+    """The most bytes of each."""
+    found: list[int] = []
+    with as_on_a_device():
+        for start in range(0, len(every), _AT_ONCE):
+            found += peaks([each.job.run for each in every[start : start + _AT_ONCE]])
+    return found
+
+
+def off_by(planned: int, actual: int) -> float:
+    """How far a plan is from what was held, relative to that, beyond what counts for nothing."""
+    beyond = max(abs(planned - actual) - SLACK, 0) / actual
+    return beyond if planned > actual else -beyond
+
+
+def main() -> None:
+    """Print the distribution."""
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--share", type=float, default=1.0)
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--worst", type=int, default=2)
+    parser.add_argument("--purpose", nargs="*", default=["forward", "weights", "gradients", "hopfield"])
+    given = parser.parse_args()
+    rng = np.random.default_rng(given.seed)
+    chosen = [parts for parts in combinations(given.purpose) if rng.random() < given.share]
+    every = [each for parts in chosen if (each := served(parts, given.seed)) is not None]
+    table(every, held(every), given.worst)
+
+
+def table(every: Sequence[Served], measured: Sequence[int], worst: int) -> None:
+    """By pass and kernel: quantiles of planned over held, and how many are further off than −2 or +5 %."""
+    rows = defaultdict(list)
+    for each, actual in zip(every, measured, strict=True):
+        rows[each.parts.kind.name].append((each.job.plan.peak_bytes / actual, actual, each))
+    print("| | requests | least | 5 % | median | 95 % | most | further off than −2 or +5 % |")
+    print("|---|--:|--:|--:|--:|--:|--:|--:|")
+    bad = []
+    for name, row in rows.items():
+        ratios = [ratio for ratio, _, _ in row]
+        off = [each for each in row if not -0.02 <= off_by(each[2].job.plan.peak_bytes, each[1]) <= 0.05]
+        quantiles = " | ".join(f"{x:.3f}" for x in np.quantile(ratios, [0, 0.05, 0.5, 0.95, 1]))
+        print(f"| {name} | {len(row)} | {quantiles} | {len(off)} |")
+        bad += sorted(off, key=lambda each: -abs(np.log(each[0])))[:worst]
+    for ratio, actual, each in bad:
+        print(f"{each.parts.kind.name}: {ratio:.3f} of {actual}: {each.described}"[:900])
+
+
+if __name__ == "__main__":
+    main()

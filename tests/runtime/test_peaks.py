@@ -1,0 +1,56 @@
+"""Requests of registered combinations as they are served: their plans' peak memory against what they hold."""
+
+import numpy as np
+import pytest
+from tests.runtime.peak_walk import Served, combinations, held, off_by, served
+
+from attention_service.core.arrays import TORCH_DTYPES
+from attention_service.core.masks import MASKS
+from attention_service.core.normalizers import NORMALIZERS
+from attention_service.core.positions import POSITIONS
+from attention_service.core.scores import SCORES
+from attention_service.runtime.calibration.specs import approximations
+
+SHARE = 0.012
+"""Of all combinations; ``python -m tests.runtime.peak_walk`` goes through each."""
+UNDER, OVER = 0.02, 0.05
+PACKED = 0.08
+"""With half types: what a product packs of its second factor is bounded."""
+SETTLING = 0.12
+"""Where states of a retrieval fall until they settle: that none settles before the others is not known."""
+
+
+@pytest.fixture(scope="module")
+def walked() -> list[tuple[Served, int]]:
+    """Some of them, and the most bytes that each held at a time."""
+    rng = np.random.default_rng(0)
+    every = [
+        found
+        for parts in combinations(["forward", "weights", "gradients", "hopfield"])
+        if rng.random() < (0.15 if parts.kind.purpose == "hopfield" or parts.kind.kernel in approximations() else SHARE)
+        if (found := served(parts)) is not None
+    ]
+    return [*zip(every, held(every), strict=True)]
+
+
+def test_a_plan_tells_what_is_held(walked):
+    off = []
+    for each, actual in walked:
+        over = PACKED if TORCH_DTYPES[each.job.dtype].itemsize == 2 else OVER
+        over = SETTLING if getattr(each.request, "eps", None) is not None else over
+        if not -UNDER <= (error := off_by(each.job.plan.peak_bytes, actual)) <= over:
+            off.append((round(error, 3), each.parts, each.described))
+    assert not off
+
+
+def test_the_walk_comes_by_every_entry_of_every_registry(walked):
+    parts = [each.parts for each, _ in walked]
+    for registry, found in (
+        (SCORES, {each.score for each in parts}),
+        (MASKS, {each.mask for each in parts} - {None}),
+        (POSITIONS, {each.position for each in parts}),
+        (NORMALIZERS, {each.normalizer for each in parts}),
+    ):
+        assert found == {entry.name for entry in registry}
+    assert {*approximations()} <= {each.kind.kernel for each in parts}
+    assert {each.kind.purpose for each in parts} == {"forward", "weights", "gradients", "hopfield"}

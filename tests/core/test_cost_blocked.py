@@ -144,6 +144,16 @@ def test_the_peak_does_not_grow_with_the_pairs():
     assert gradient_peak_bytes(long, "blocked") < 2**30 < peak_bytes(long, "fused")
 
 
+@pytest.mark.parametrize("told", [peak_bytes, gradient_peak_bytes])
+@pytest.mark.parametrize("length", [2**17 - 1, 2**17, 10**6])
+@pytest.mark.parametrize("past", [0, 70_000])
+def test_what_is_too_long_to_go_through_needs_as_much_for_a_token(told, length, past):
+    short, long = (replace(RAW, queries=n, keys=n + past, past=past, spec=WINDOW) for n in (2**14, length))
+    tokens = [2 * each.queries + 3 * each.keys for each in (short, long)]
+    needs = [told(each, "blocked") / count for each, count in zip((short, long), tokens, strict=True)]
+    assert needs[1] == pytest.approx(needs[0], rel=0.25)
+
+
 def chosen(spec, length, room=ROOM, **purpose):
     return choose_kernel(
         replace(RAW, queries=length, keys=length, spec=spec), "float32", DEVICE, None, room, Purpose(**purpose)

@@ -14,8 +14,10 @@ from attention_service.core.methods.running import BLOCK, CHUNK, FINE_CHUNK, Seg
 
 _FEW = 12
 """Pieces that are rehearsed, and one less."""
-_LONG = 2**17
-"""Of a larger size it is told by what three that are smaller need, as it grows."""
+_LONG = 2**16
+"""Of a larger size it is told by what three that are smaller need, as it grows. Up to here the tiles of the blocked
+kernel are gone through, and not bounded."""
+_SLACK = 0.01
 
 
 def by_pieces(
@@ -47,12 +49,18 @@ def _longer(few: Bytes, fewer: Bytes, more: int) -> Bytes:
 
 
 def _grown(work: Workload, dimension: str, rehearse: Callable[[Workload], dict[str, Bytes]]) -> dict[str, Bytes]:
-    """By what it is at three sizes, between which it goes as a square."""
+    """By what it is at three sizes, each twice the one before, between which it goes as a square or less.
+
+    What does not, because another way is taken at the last size, is as much larger as the size is.
+    """
     sizes = [_LONG // 4, _LONG // 2, _LONG]
     low, middle, high = (rehearse(_resized(work, dimension, size)) for size in sizes)
     steps = work.value(dimension) / sizes[0]
 
     def at(first: int, second: int, third: int) -> int:  # at 1, 2 and 4
+        early, late = second - first, third - second
+        if not 2 * early * (1 - _SLACK) <= late <= 4 * early * (1 + _SLACK):
+            return round(third * (steps / 4 if late > 0 else 1))
         square = ((third - second) / 2 - (second - first)) / 3
         line = second - first - 3 * square
         return round(first + line * (steps - 1) + square * (steps**2 - 1))

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from attention_service.core import steps
-from attention_service.core.patterns import Bounds, Coverage, Part, Tiles, Turns
+from attention_service.core.patterns import Bounds, Coverage, Line, Part, Tiles, Turns
 from attention_service.core.tape import BOOL, INTEGER, Sketch, Tape
 
 
@@ -72,10 +72,19 @@ class Band(Part):
 
 
 @dataclass(frozen=True)
-class Queries(Part):
-    """p is one of the positions."""
+class _Listed(Line):
+    """Some positions."""
 
     positions: tuple[int, ...]
+
+    @cached_property
+    def _listed(self) -> Tensor:
+        return torch.tensor(self.positions)
+
+
+@dataclass(frozen=True)
+class Queries(_Listed, Part):
+    """p is one of the positions."""
 
     def allows(self, p: Tensor, j: Tensor) -> Tensor:
         """By look-up."""
@@ -89,25 +98,6 @@ class Queries(Part):
         """By how many of the positions are among the tile's queries."""
         return _marked(self.positions, tiles.p_first, tiles.p_last)
 
-    @cached_property
-    def _listed(self) -> Tensor:
-        return torch.tensor(self.positions)
-
-    @property
-    def laid_out(self) -> bool:
-        """One answer for each query."""
-        return False
-
-    @property
-    def building(self) -> int:
-        """Nothing over pairs."""
-        return 0
-
-    @property
-    def bounds(self) -> Bounds:
-        """Few rows see everything."""
-        return Bounds(left=True, right=True, strips=frozenset({"g"}))
-
     def edges(self, p: Tensor) -> Tensor:
         """None within a row."""
         return p.new_empty(len(p), 0)
@@ -119,10 +109,8 @@ class Queries(Part):
 
 
 @dataclass(frozen=True)
-class Keys(Part):
+class Keys(_Listed, Part):
     """j is one of the positions."""
-
-    positions: tuple[int, ...]
 
     def allows(self, p: Tensor, j: Tensor) -> Tensor:
         """By look-up."""
@@ -135,25 +123,6 @@ class Keys(Part):
     def coverage(self, tiles: Tiles) -> Coverage:
         """By how many of the positions are among the tile's keys."""
         return _marked(self.positions, tiles.j_first, tiles.j_last)
-
-    @cached_property
-    def _listed(self) -> Tensor:
-        return torch.tensor(self.positions)
-
-    @property
-    def laid_out(self) -> bool:
-        """One answer for each key."""
-        return False
-
-    @property
-    def building(self) -> int:
-        """Nothing over pairs."""
-        return 0
-
-    @property
-    def bounds(self) -> Bounds:
-        """Few keys for every query."""
-        return Bounds(left=True, right=True, strips=frozenset({"g"}))
 
     def edges(self, p: Tensor) -> Tensor:
         """Where positions begin and end."""

@@ -160,6 +160,25 @@ class Part(ABC):
         """How the edges depend on p."""
 
 
+class Line:
+    """Before ``Part``: one answer for each query, or for each key, few of which look at, or are looked at by, all."""
+
+    @property
+    def laid_out(self) -> bool:
+        """As long as the queries or the keys."""
+        return False
+
+    @property
+    def building(self) -> int:
+        """Nothing over pairs."""
+        return 0
+
+    @property
+    def bounds(self) -> Bounds:
+        """Some rows or columns are seen whole."""
+        return Bounds(left=True, right=True, strips=frozenset({"g"}))
+
+
 def making(pattern: Pattern, pairs: int, queries: int) -> int:
     """Bytes that are held while a pattern is laid out over so many pairs: what is besides is gone before the last."""
     return max(pairs * pattern.building, pairs * max(0, pattern.building - 1) + pattern.beside(queries))

@@ -7,12 +7,12 @@ import torch
 from torch import Tensor
 
 from attention_service.core import steps
-from attention_service.core.patterns import Bounds, Coverage, Part, Tiles, Turns
+from attention_service.core.patterns import Bounds, Coverage, Line, Part, Tiles, Turns
 from attention_service.core.tape import BOOL, INTEGER, Sketch, Tape
 
 
 @dataclass(frozen=True)
-class Leading(Part):
+class Leading(Line, Part):
     """j < length."""
 
     length: int
@@ -28,21 +28,6 @@ class Leading(Part):
     def coverage(self, tiles: Tiles) -> Coverage:
         """By the first and the last key."""
         return Coverage(tiles.j_first < self.length, tiles.j_last < self.length)
-
-    @property
-    def laid_out(self) -> bool:
-        """One answer for each key."""
-        return False
-
-    @property
-    def building(self) -> int:
-        """Nothing over pairs."""
-        return 0
-
-    @property
-    def bounds(self) -> Bounds:
-        """Few keys for every query."""
-        return Bounds(left=True, right=True, strips=frozenset({"g"}))
 
     def edges(self, p: Tensor) -> Tensor:
         """Its end."""

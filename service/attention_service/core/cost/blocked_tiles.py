@@ -24,7 +24,7 @@ _LOOKED_AT = 2**15
 """Cells of all blocks: beyond so many, the widest are not looked for."""
 _MOST_FIRSTS = 8
 """The same of places at which sequences stand."""
-_MOST_CELLS = 1024
+MOST_CELLS = 1024
 """Of a block: beyond so many its tiles are bounded, and not gone through."""
 
 
@@ -64,7 +64,7 @@ def largest_tiles(work: Workload) -> tuple[int, tuple[Found, ...]]:
     keys = min(work.real_keys or work.told_keys, work.told_keys)  # what is padding in all sequences is skipped
     if not work.spec.masks:
         return at_once, _dense(replace(work, keys=keys + work.extra), fitted, rows_whole=rows_whole)
-    if keys > _MOST_CELLS * fitted.cell:
+    if keys > MOST_CELLS * fitted.cell:
         return at_once, _bounded(work, fitted, rows_whole=rows_whole)
     pattern = pattern_of(work.spec.masks, work.queries, work.told_keys, work.past)
     layout = Layout(pattern, work.past, work.queries, keys, work.extra)

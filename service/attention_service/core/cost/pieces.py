@@ -6,15 +6,17 @@ from functools import partial
 
 from attention_service.core.additive import BLOCK as HIDDEN
 from attention_service.core.cost.approximate import approximated, method_cost, reach_in
+from attention_service.core.cost.blocked_tiles import MOST_CELLS
 from attention_service.core.cost.pairs import request_mask, score_cost
 from attention_service.core.cost.rehearsal import LARGEST, Bytes
 from attention_service.core.cost.tensors import input_bytes
 from attention_service.core.cost.workload import Workload
+from attention_service.core.kernels.tiling import Tiling
 from attention_service.core.methods.running import BLOCK, CHUNK, FINE_CHUNK, Segments
 
 _FEW = 12
 """Pieces that are rehearsed, and one less."""
-_LONG = 2**16
+_LONG = MOST_CELLS * Tiling.cell
 """Of a larger size it is told by what three that are smaller need, as it grows. Up to here the tiles of the blocked
 kernel are gone through, and not bounded."""
 _SLACK = 0.01

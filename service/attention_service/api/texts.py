@@ -145,7 +145,7 @@ class Object:
         if divided is None:
             return None
         rest, arrays = divided
-        if (orjson.dumps(rest)) != self.said or _shapes(arrays) != self.shapes:
+        if orjson.dumps(rest) != self.said or _shapes(arrays) != self.shapes:
             return None
         return {name: array.view(np.ndarray) for name, array in arrays.items()}  # what was stated is known
 

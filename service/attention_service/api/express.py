@@ -15,6 +15,7 @@ from typing import Final, Literal, Protocol
 from attention_contract import operations
 from attention_contract.errors import AttentionError, Cancelled
 from attention_contract.forms import Forms
+from attention_contract.tensors import Array
 from attention_contract.wire import JSON, SAFETENSORS
 from attention_service.api import negotiation, problems
 from attention_service.api.bodies import UNCOUNTED
@@ -107,10 +108,25 @@ class Express:
         caller.known = known
         identity = None if headers == known.headers else given_id(headers)
         asked = Asked(self._watch, caller, known, incoming, identity or self._watch.new_id(), started)
+        return self._begun(asked, inputs)
+
+    def again(self, caller: Caller, known: Known, body: bytes) -> "Asked | None":
+        """As ``take``, of one that is known before its body, has no id, and is small."""
+        started = time.perf_counter()
+        try:
+            inputs = known.text.inputs(body)
+        except Exception:  # which the ordinary way tells
+            return None
+        if inputs is None:
+            return None
+        return self._begun(Asked(self._watch, caller, known, None, self._watch.new_id(), started), inputs)
+
+    def _begun(self, asked: "Asked", inputs: dict[str, Array]) -> "Asked | None":
+        known = asked.known
         waiting = known.recurring.begin(inputs, asked)
         if waiting is None:
             self._known.pop(known.key, None)
-            caller.known = None
+            asked.caller.known = None
             return None
         if not asked.over:  # then they would hold each other
             asked.waiting = waiting
@@ -187,7 +203,8 @@ class Asked:
     watch: Watch
     caller: Caller
     known: Known
-    incoming: Incoming
+    incoming: Incoming | None
+    """Its body, where that is counted."""
     identity: str
     started: float
     waiting: Waiting | None = None
@@ -229,7 +246,7 @@ class Asked:
     def leave(self) -> None:
         """Answer nobody: the caller went away."""
         self.over = True
-        self.incoming.give_back()
+        self._give_back()
         if self.waiting is not None:
             self.known.recurring.engine.execution.leave(self.waiting)
             self.waiting = None
@@ -238,8 +255,12 @@ class Asked:
     def _answer(self, status: int, *pieces: bytes | memoryview) -> None:
         self.over, self.waiting = True, None
         self.caller.answer(status, *pieces)
-        self.incoming.give_back()
+        self._give_back()
         self._note(status)
+
+    def _give_back(self) -> None:
+        if self.incoming is not None:
+            self.incoming.give_back()
 
     def _note(self, status: int) -> None:
         seconds = time.perf_counter() - self.started

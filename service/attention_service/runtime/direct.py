@@ -1,4 +1,4 @@
-"""The plain forward pass of a module on the CPU, by as few calls as give it.
+"""The plain forward pass on the CPU, of a module or of raw attention, by as few calls as give it.
 
 The general way from a request to its output prepares for whatever a spec or a request may ask, which takes longer than
 the smallest attention. Most ask for nothing but the output of softmax attention, causal or not; they are answered here.
@@ -20,8 +20,8 @@ from attention_service.core.masks import pattern_of
 from attention_service.core.multihead import Parameters, project, project_jointly, project_out
 from attention_service.core.plain import is_plain
 from attention_service.core.scores import SCORES, Product
-from attention_service.runtime import graphed
-from attention_service.runtime.bound import Bound
+from attention_service.runtime.bound import Bound, strip
+from attention_service.runtime.graphed import asks_for_little
 from attention_service.runtime.jobs import Fields
 
 _DTYPES = {"float32", "float64"}
@@ -44,7 +44,7 @@ class Direct:
     def run(self, bound: Bound) -> Fields | None:
         """The output as the reply's field; None for numbers that need the general way."""
         module, arrays = bound.module, bound.arrays
-        if module is None or len(arrays) > 1 + ("key" in arrays) + ("value" in arrays):  # as what was padded has
+        if len(arrays) > 1 + ("key" in arrays) + ("value" in arrays):  # as what was padded has
             return None
         loaded = {}
         for name, x in arrays.items():
@@ -60,15 +60,18 @@ class Direct:
         k = loaded.get("key", q)
         v = loaded.get("value", k)
         del loaded, tensor  # what was converted is held no longer than it is needed
-        sizes = module.sizes
         # No inference mode: to enter it takes longer than what autograd does where nothing requires a gradient.
-        if k is q and v is q and module.joint is not None:
-            q, k, v = project_jointly(module.joint, sizes, q)
+        if module is None:
+            pass
+        elif k is q and v is q and module.joint is not None:
+            q, k, v = project_jointly(module.joint, module.sizes, q)
         else:
-            q, k, v = project(module.parameters, sizes, q, k, v)
+            q, k, v = project(module.parameters, module.sizes, q, k, v)
         context = scaled_dot_product_attention(
-            q, k, v, is_causal=self.causal, scale=self.scale, enable_gqa=sizes.heads != sizes.kv_heads
+            q, k, v, is_causal=self.causal, scale=self.scale, enable_gqa=bound.heads != bound.kv_heads
         )
+        if module is None:
+            return {"output": strip(context, bound.layout, heads_axis=True).numpy()}
         del q, k, v  # the most is held by now
         output = project_out(module.parameters, context)
         return {"output": (output if bound.layout.batched else output[0]).numpy()}
@@ -77,21 +80,24 @@ class Direct:
 def direct(bound: Bound, request: ForwardRequest, kernel: str, device: torch.device) -> Direct | None:
     """How to answer requests like this one directly; None where they ask for more."""
     module, spec = bound.module, bound.spec
-    if module is None or device.type != "cpu" or not graphed.takes(bound, request, kernel):
+    if device.type != "cpu" or bound.layout.merged or not asks_for_little(bound, request, kernel):
         return None
     score = SCORES.of(spec.score)
     if not is_plain(spec) or not isinstance(score, Product):
         return None
-    nothing = torch.empty(0, module.sizes.head_dim)
+    nothing = torch.empty(0, bound.head_dim)
     scale = score.factors(nothing, nothing, {})[2] / spec.normalizer.temperature
     causal = bool(spec.masks)
-    fits = bound.queries and bound.keys and module.sizes.head_dim == module.sizes.value_dim and scale > 0
+    fits = bound.queries and bound.keys and bound.head_dim == bound.value_dim and scale > 0
     if not fits or (causal and not _looks_back(bound)):
         return None
     read = {bound.dtype, *(array.dtype.name for array in bound.arrays.values())}
-    if {bound.dtype, bound.reply_dtype, module.config.dtype} != {bound.dtype} or not read <= _DTYPES:
+    held_in = bound.dtype if module is None else module.config.dtype
+    if {bound.dtype, bound.reply_dtype, held_in} != {bound.dtype} or not read <= _DTYPES:
         return None
-    return Direct(scale, causal, np.dtype(bound.dtype), _most(module.parameters, TORCH_DTYPES[bound.dtype]))
+    dtype = TORCH_DTYPES[bound.dtype]
+    most = torch.finfo(dtype).max if module is None else _most(module.parameters, dtype)
+    return Direct(scale, causal, np.dtype(bound.dtype), most)
 
 
 def _looks_back(bound: Bound) -> bool:

@@ -34,7 +34,7 @@ def prepare(module: Module | None, request: ForwardRequest, device: Device, room
     ``room``: the bytes that it may need at most, which bear on the kernel.
     """
     outline = outline_of(module, request, device, room)
-    if module is None or outline is None:
+    if outline is None:
         bound = bind(module, request)
         return job_of(_outlined(bound, request, device, room), bound, request, device)
     return job_of(outline, outline.filled(module, inputs_of(request)), request, device)
@@ -46,7 +46,7 @@ def outline_of(module: Module | None, request: ForwardRequest, device: Device, r
     Raises as ``prepare`` does.
     """
     like = likeness(module, request)
-    if module is None or like is None:
+    if like is None:
         return None
 
     def make() -> Outline:

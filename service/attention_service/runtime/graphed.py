@@ -22,11 +22,15 @@ _INPUTS = {"query", "key", "value"}
 
 
 def takes(bound: Bound, request: ForwardRequest, kernel: str) -> bool:
-    """Whether a request asks a module for its output alone, of inputs alone, by the fused kernel."""
+    """Whether a request asks a module for no more than a graph gives."""
+    return bound.module is not None and asks_for_little(bound, request, kernel)
+
+
+def asks_for_little(bound: Bound, request: ForwardRequest, kernel: str) -> bool:
+    """Whether a request asks for the output alone, of inputs alone, by the fused kernel."""
     plain = list(request.return_) == ["output"] and set(bound.arrays) <= _INPUTS
     changed = request.edits or request.dropout or request.report_error or bound.state_wanted
-    apart = separate_positions(bound.spec.masks)
-    return bound.module is not None and kernel == "fused" and plain and not changed and not apart
+    return kernel == "fused" and plain and not changed and not separate_positions(bound.spec.masks)
 
 
 @torch.inference_mode()

@@ -3,7 +3,7 @@
 from collections.abc import Hashable
 from dataclasses import dataclass
 
-from attention_contract.schemas.attention import ForwardRequest
+from attention_contract.schemas.attention import ForwardRequest, RawForwardRequest
 from attention_contract.tensors import Array
 from attention_service.core.types import Selection
 from attention_service.modules.resident import Module
@@ -14,6 +14,7 @@ from attention_service.runtime.planning import Plan
 
 _INPUTS = ("query", "key", "value")
 _PLAIN = frozenset({*_INPUTS, "return_", "average_heads", "kernel", "version", "encoding"})
+_PLAIN_OF_RAW = _PLAIN - {"version"} | {"spec", "num_heads", "num_kv_heads"}
 """Fields of which shapes and dtypes are checked, and numbers are not."""
 
 
@@ -33,10 +34,13 @@ class Outline:
     common: tuple[Hashable, ...] | None
     """What those that run together with it share beside the module; None for what runs alone."""
 
-    def filled(self, module: Module, inputs: dict[str, Array]) -> Bound:
+    def filled(self, module: Module | None, inputs: dict[str, Array]) -> Bound:
         """The same with the numbers of a request that is like the first."""
-        if not self.bound.layout.batched:
+        layout = self.bound.layout
+        if not layout.batched:
             inputs = {name: array[None] for name, array in inputs.items()}
+        if not layout.headed:
+            inputs = {name: array[:, None] for name, array in inputs.items()}
         return self.bound.of(module=module, arrays=inputs)
 
 
@@ -46,15 +50,18 @@ def inputs_of(request: ForwardRequest) -> dict[str, Array]:
 
 
 def likeness(module: Module | None, request: ForwardRequest) -> Hashable | None:
-    """Equal for requests that have one outline; None where it can't be told as quickly as the outline is made."""
-    if module is None or type(request) is not ForwardRequest:
+    """Equal for requests that have one outline; None where it can't be told as quickly as the outline is made.
+
+    module: None for raw attention.
+    """
+    if type(request) is not (RawForwardRequest if module is None else ForwardRequest):
         return None
-    values = request.__dict__
-    if not all(_absent(values[name]) for name in request.model_fields_set - _PLAIN):
+    values, plain = request.__dict__, _PLAIN_OF_RAW if module is None else _PLAIN
+    if not all(_absent(values[name]) for name in request.model_fields_set - plain):
         return None
     key, value = request.key, request.value
     return (
-        module.version,
+        _spec_of(request) if module is None else module.version,
         _form(request.query),
         None if key is None else _form(key),
         None if value is None else _form(value),
@@ -64,8 +71,15 @@ def likeness(module: Module | None, request: ForwardRequest) -> Hashable | None:
     )
 
 
+def _spec_of(request: ForwardRequest) -> Hashable:
+    """What raw attention brings where another has its module."""
+    if not isinstance(request, RawForwardRequest):
+        raise TypeError("only raw attention brings its spec")
+    return request.spec.model_dump_json(), request.num_heads, request.num_kv_heads
+
+
 def _absent(value: object) -> bool:
-    return value is None or value is False or (isinstance(value, list) and not value)
+    return value is None or value is False or (isinstance(value, list | dict) and not value)
 
 
 def _form(array: Array) -> Hashable:

@@ -5,6 +5,7 @@ import threading
 import httpx
 import numpy as np
 import pytest
+from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
 from attention_service.api import app as app_module
 from attention_service.api.connection import Connection
@@ -67,8 +68,20 @@ def taken(monkeypatch):
 @pytest.fixture
 def waits(monkeypatch):
     """What express began to answer."""
-    seen, real = [], Express.take
-    monkeypatch.setattr(Express, "take", lambda self, *given: seen.append(real(self, *given)) or seen[-1])
+    seen = []
+    for name in ("take", "again"):
+        real = getattr(Express, name)
+        monkeypatch.setattr(
+            Express, name, lambda self, *given, real=real: seen.append(real(self, *given)) or seen[-1]
+        )
+    return seen
+
+
+@pytest.fixture
+def parsed(monkeypatch):
+    """What the parser was given."""
+    seen, real = [], HttpToolsProtocol.data_received
+    monkeypatch.setattr(HttpToolsProtocol, "data_received", lambda self, data: seen.append(data) or real(self, data))
     return seen
 
 

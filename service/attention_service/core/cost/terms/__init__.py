@@ -108,7 +108,7 @@ def _is_direct(work: Workload, kernel: str) -> bool:
     """Whether a pass is one of those that are computed by as few calls as there can be."""
     bare = work.taps == {"output"} and not (work.past or work.padded or work.extra or work.edits or work.dropped)
     alone = bare and not (work.request_mask_elements or work.batched_places or work.reported)
-    here = work.sizes is not None and kernel == "fused" and work.threads > 0 and work.itemsize >= 4
+    here = kernel == "fused" and work.threads > 0 and work.itemsize >= 4
     return alone and here and work.head_dim == work.value_dim and is_plain(work.spec)
 
 

@@ -32,11 +32,11 @@ _STEP = 2**20
 """Bytes of a text that are looked at at a time."""
 
 
-def read_json(body: bytes | memoryview, model: type[BaseModel]) -> dict[str, Any] | None:
+def read_json(body: bytes | memoryview, model: type[BaseModel], brackets: int | None = None) -> dict[str, Any] | None:
     """The object that a JSON text holds, nested lists of numbers in the model's tensor fields as arrays.
 
     None where that cannot be told without going through the lists. Raises InvalidRequest for one of other things that
-    is too long, and for unknown names among very many.
+    is too long, and for unknown names among very many. ``brackets``: how many open a list, where they were counted.
     """
     text = bytes(body) if len(body) <= _STEP else body  # a copy of a large one costs more than it saves
     # An escape could hide a bracket, a byte order mark is not for us to skip.
@@ -47,7 +47,7 @@ def read_json(body: bytes | memoryview, model: type[BaseModel]) -> dict[str, Any
         if not isinstance(document, simdjson.Object):
             return None
         _check_names(document, model)
-        return _read(document, text, _tensor_fields(model))
+        return _read(document, count_of("[", text) if brackets is None else brackets, _tensor_fields(model))
     except (ValueError, RuntimeError):
         return None
 
@@ -76,7 +76,7 @@ def _check_names(document: Any, model: type[BaseModel]) -> None:
         raise InvalidRequest(f"{named}: there is no such field; remove it or check its spelling", param=named)
 
 
-def _read(document: Any, text: bytes | memoryview, tensors: frozenset[str]) -> dict[str, Any] | None:
+def _read(document: Any, brackets: int, tensors: frozenset[str]) -> dict[str, Any] | None:
     data: dict[str, Any] = {}
     lists = 0
     if len(document) > _MOST_KEYS:  # each is looked for from the beginning
@@ -92,7 +92,7 @@ def _read(document: Any, text: bytes | memoryview, tensors: frozenset[str]) -> d
             data[key], count = _plain(value, key)
         lists += count
     # Rows of the same length may still hold one list more: [3, [4]] reads like [3, 4].
-    return data if lists == count_of("[", text) else None
+    return data if lists == brackets else None
 
 
 def _array(value: Any) -> tuple[NDArray[Any], int] | None:

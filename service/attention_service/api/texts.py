@@ -13,7 +13,7 @@ import orjson
 
 from attention_contract.errors import InvalidRequest
 from attention_contract.forms import Form, Forms, header_of
-from attention_contract.reading import read_json
+from attention_contract.reading import count_of, read_json
 from attention_contract.schemas.attention import ForwardReply, ForwardRequest
 from attention_contract.tensors import Array, TensorFault
 from attention_contract.validation import validate
@@ -83,7 +83,7 @@ def text_of(body: bytes, media_type: str, forms: Forms) -> tuple[Text, ForwardRe
     request = validate(ForwardRequest, said | arrays, by_name=False)
     if request.encoding != "list" or arrays.keys() != inputs_of(request).keys():
         return None
-    return Object(orjson.dumps(said), _shapes(arrays)), request
+    return Object(orjson.dumps(said), _shapes(arrays), count_of("[", body)), request
 
 
 # ── safetensors ──────────────────────────────────────────────────────────────────────────────────────────────────────
@@ -138,10 +138,14 @@ class Object:
     said: bytes
     """All but the lists of numbers, as JSON: of Python's values, 1 and true are equal."""
     shapes: Hashable
+    brackets: int
+    """How many open a list."""
 
     def inputs(self, body: bytes) -> dict[str, Array] | None:
         """The tensors of an object that says the same."""
-        divided = _divided(body)
+        if count_of("[", body) != self.brackets:
+            return None
+        divided = _divided(body, self.brackets)
         if divided is None:
             return None
         rest, arrays = divided
@@ -168,12 +172,15 @@ class ObjectOfReply:
         return self.before, dump_json(ended.fields["output"]), self.after.text(ended)
 
 
-def _divided(body: bytes) -> tuple[dict[str, Any], dict[str, Array]] | None:
-    """What an object says beside its lists of numbers, and these; None where that is not told quickly."""
-    if not is_quickly_read(memoryview(body)):
+def _divided(body: bytes, brackets: int | None = None) -> tuple[dict[str, Any], dict[str, Array]] | None:
+    """What an object says beside its lists of numbers, and these; None where that is not told quickly.
+
+    brackets: how many open a list, where that is known and therefore not too many.
+    """
+    if brackets is None and not is_quickly_read(memoryview(body)):
         return None
     try:
-        data = read_json(body, ForwardRequest)
+        data = read_json(body, ForwardRequest, brackets)
     except InvalidRequest:
         return None
     if data is None:

@@ -27,7 +27,8 @@ from attention_service.runtime.crowd import Crowd
 from attention_service.runtime.device import Device
 from attention_service.runtime.jobs import Job
 from attention_service.runtime.joining import Part
-from attention_service.runtime.passes import Answer, Ended, Gone, Pass, Seen, Waiting
+from attention_service.runtime.passes import Answer, Ended, Gone, Pass, Seen, Waiting, alone
+from attention_service.runtime.planning import Plan
 
 log = logging.getLogger(__name__)
 ResultT = TypeVar("ResultT")
@@ -151,13 +152,28 @@ class Execution:
                 timer.cancel()
 
     def _begin(self, waiting: Waiting) -> None:
-        self._waiting.append(waiting)
         self._came += 1
         self._crowd.came += 1
         if self._turn is None:
             self._turn = asyncio.get_running_loop().call_soon(self._end_turn)
-        if self._came == 1 and self.came_before <= 1 and not self._busy:
+        at_once = self._came == 1 and self.came_before <= 1 and not self._busy
+        plan = None if waiting.job is None or waiting.deadline is not None else waiting.job.plan
+        if at_once and not self._waiting and self._stays(plan):
+            self._run_here(waiting)
+            return
+        self._waiting.append(waiting)
+        if at_once:
             self._look()
+
+    def _run_here(self, waiting: Waiting) -> None:
+        """Run what comes while nothing else waits or runs, and is over at once."""
+        self._crowd.waits(1)
+        self._crowd.answers(1)
+        answer, seen = alone(waiting, self._device)
+        self._give_back(waiting)
+        _answer(waiting, answer)
+        if seen is not None:
+            self._watch(seen)
 
     def _end_turn(self) -> None:
         self._turn = None
@@ -196,7 +212,7 @@ class Execution:
         self._crowd.answers(len(following.taken))
         if following.more:
             self._budget.take_more(following.more)
-        if self._stays(following):
+        if self._stays(following.plan):
             self._finish(following, following.run(self._device))
             return
         try:
@@ -243,9 +259,8 @@ class Execution:
             if (part := _part(each)) is not None and part.key == own.key and not each.done.done()
         }
 
-    def _stays(self, following: Pass) -> bool:
-        """Whether it runs on the event loop."""
-        plan = following.plan
+    def _stays(self, plan: Plan | None) -> bool:
+        """Whether what was planned so runs on the event loop."""
         return plan is not None and not plan.laborious and plan.predicted.high <= self.hold_s
 
     def _handed_back(self, following: Pass, future: "Future[Gone]") -> None:

@@ -98,10 +98,11 @@ def job_of(outline: Outline, bound: Bound, request: ForwardRequest, device: Devi
             return graphed.run(bound, plan.kernel, plan.peak_bytes, device)
         return run(bound, request, outline.selection, plan.kernel, device.torch)
 
-    part = None
-    if outline.common is not None:
-        part = Part(outline.kind, (module, outline.common), bound, outline.size, plan.peak_bytes, passed)
-    return Job("forward", plan, bound.dtype, module, lambda: passed(bound), watched=outline.watched, part=part)
+    def part() -> Part:
+        return Part(outline.kind, (module, outline.common), bound, outline.size, plan.peak_bytes, passed)
+
+    joins = None if outline.common is None else part
+    return Job("forward", plan, bound.dtype, module, lambda: passed(bound), outline.watched, joins)
 
 
 @torch.inference_mode()

@@ -55,11 +55,13 @@ def prepare(module: Module | None, request: WeightsRequest, device: Device, room
     def passed(bound: Bound) -> Fields:
         return _run(bound, request, selection, device.torch)
 
-    part = None
-    if query_mask is None and joinable(bound):
+    def part() -> Part:
         asked = selection, request.top_k, request.return_weights, request.average_heads
-        part = Part(kind, (module, kind, in_common(bound), asked), bound, size_of([bound]), plan.peak_bytes, passed)
-    return Job("weights", plan, bound.dtype, module, lambda: passed(bound), part=part)
+        key = module, kind, in_common(bound), asked
+        return Part(kind, key, bound, size_of([bound]), plan.peak_bytes, passed)
+
+    joins = part if query_mask is None and joinable(bound) else None
+    return Job("weights", plan, bound.dtype, module, lambda: passed(bound), make_part=joins)
 
 
 def _planned(work: Workload, dtype: str, request: WeightsRequest, device: Device, room: int) -> tuple[Kind, Plan]:

@@ -26,5 +26,13 @@ class Job:
     run: Callable[[], Fields]
     watched: bool = True
     """Whether requests of its kind are among those that a calibration measures."""
-    part: "Part | None" = None
-    """As a part of a batch; None for what is run alone."""
+    make_part: "Callable[[], Part] | None" = None
+    """Makes ``part``; None for what is run alone."""
+    _part: "Part | None" = None
+
+    @property
+    def part(self) -> "Part | None":
+        """As a part of a batch; None for what is run alone. Made where others wait beside it."""
+        if self._part is None and self.make_part is not None:
+            self._part = self.make_part()
+        return self._part

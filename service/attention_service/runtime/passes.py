@@ -116,22 +116,27 @@ class Pass:
 
     def run(self, device: Device) -> "Gone":
         """Run it; it blocks. Where requests fail together each runs alone, so that only those at fault do."""
-        gone = Gone()
         if self.batch is not None:
             with suppress(Exception):  # whoever is at fault hears of it when it runs alone
                 return self._together(self.batch, device)
+        gone = Gone()
         for waiting in self.taken:
-            gone.answers.append(_alone(waiting, device, gone) if not waiting.done.done() else None)
+            answer, seen = alone(waiting, device) if not waiting.done.done() else (None, None)
+            gone.answers.append(answer)
+            if seen is not None:
+                gone.runs.append(seen)
         return gone
 
     def _together(self, batch: Batch, device: Device) -> "Gone":
         fields, started, ended, peak = _timed(batch.run, device)
-        gone = Gone([
+        answers = [
             Ended(each, batch.plan, started - waiting.admitted, ended - started, len(fields))
             for waiting, each in zip(self.taken, fields, strict=True)
-        ])  # fmt: skip
-        gone.seen(self, started, ended, peak)
-        return gone
+        ]
+        first = self.taken[0]
+        if first.job is None:
+            return Gone(answers)
+        return Gone(answers, [_seen(first.job, first.clock, batch.plan, started, ended, peak, len(fields))])
 
 
 @dataclass(slots=True)
@@ -141,29 +146,27 @@ class Gone:
     answers: list[Any] = field(default_factory=list)
     """Of each that was taken: an ``Ended``, what other work gave, or the fault."""
     runs: list[Seen] = field(default_factory=list)
-
-    def seen(self, taken: Pass, started: float, ended: float, peak: int | None) -> None:
-        """Note a run that ended well."""
-        first, plan = taken.taken[0], taken.plan
-        if first.job is None or plan is None:
-            return
-        run = Run(
-            plan.kernel, first.job.purpose, plan.predicted, ended - started, plan.peak_bytes, peak, len(taken.taken)
-        )
-        self.runs.append(Seen(run, first.clock, ended, first.job.watched))
+    """Those that ended well."""
 
 
-def _alone(waiting: Waiting, device: Device, gone: Gone) -> Any:
+def alone(waiting: Waiting, device: Device) -> tuple[Any, Seen | None]:
+    """The answer to what runs by itself, as of ``Gone``, and its run where that ended well; it blocks."""
+    job = waiting.job
     try:
         given, started, ended, peak = _timed(waiting.work, device)
     except AttentionError as fault:
-        return fault
+        return fault, None
     except Exception as fault:  # raised again where it is waited for
-        return _told(fault, waiting.job)
-    if waiting.job is None:
-        return given
-    gone.seen(Pass([waiting]), started, ended, peak)
-    return Ended(given, waiting.job.plan, started - waiting.admitted, ended - started)
+        return _told(fault, job), None
+    if job is None:
+        return given, None
+    seen = _seen(job, waiting.clock, job.plan, started, ended, peak)
+    return Ended(given, job.plan, started - waiting.admitted, ended - started), seen
+
+
+def _seen(job: Job, clock: Clock, plan: Plan, started: float, ended: float, peak: int | None, batch: int = 1) -> Seen:
+    run = Run(plan.kernel, job.purpose, plan.predicted, ended - started, plan.peak_bytes, peak, batch)
+    return Seen(run, clock, ended, job.watched)
 
 
 def _timed(work: Callable[[], Any], device: Device) -> tuple[Any, float, float, int | None]:

@@ -71,9 +71,7 @@ def waits(monkeypatch):
     seen = []
     for name in ("take", "again"):
         real = getattr(Express, name)
-        monkeypatch.setattr(
-            Express, name, lambda self, *given, real=real: seen.append(real(self, *given)) or seen[-1]
-        )
+        monkeypatch.setattr(Express, name, lambda self, *given, real=real: seen.append(real(self, *given)) or seen[-1])
     return seen
 
 

@@ -17,6 +17,9 @@ import psutil
 ROOT = Path(__file__).parent.parent
 START_SECONDS = 180
 STOP_SECONDS = 20
+REST_SECONDS = 20
+_LOOK_SECONDS, _AT_REST = 0.1, 0.2
+"""Over which time it is looked whether a server rests, and the share of it that it may compute then."""
 
 
 class ServerError(RuntimeError):
@@ -48,6 +51,19 @@ class Running:
     def processor_seconds(self) -> float:
         """Seconds that its processes have computed: what other programs on the machine change least."""
         return sum(sum(one.cpu_times()[:2]) for one in self.family())
+
+    def rest(self) -> None:
+        """Wait until it computes next to nothing, so that the next one has the core for itself.
+
+        When the load generator ends, requests of every connection are on their way; a server may answer them all, and
+        some take a second to.
+        """
+        deadline = time.monotonic() + REST_SECONDS
+        while time.monotonic() < deadline:
+            before = self.processor_seconds()
+            time.sleep(_LOOK_SECONDS)
+            if self.processor_seconds() - before <= _AT_REST * _LOOK_SECONDS:
+                return
 
 
 def cores_for(count: int) -> tuple[list[int], list[int]]:

@@ -153,4 +153,6 @@ def _load(cell: Cell, process: Running, workload: Workload, seconds: float, fold
     _, cores = cores_for(workload.cores)
     before = process.processor_seconds()
     found = send(process.url + request.path, body, request.headers, cell.connections, seconds, cores)
-    return replace(found, processor_seconds=process.processor_seconds() - before)
+    computed = process.processor_seconds() - before
+    process.rest()
+    return replace(found, processor_seconds=computed)

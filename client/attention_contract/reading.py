@@ -25,6 +25,8 @@ try:
 except ImportError:
     simdjson = None
 
+Text = bytes | bytearray | memoryview
+
 _MOST_KEYS = 64
 _MOST_ITEMS = 65_536
 """Of a list that is no tensor: none may have more."""
@@ -32,7 +34,7 @@ _STEP = 2**20
 """Bytes of a text that are looked at at a time."""
 
 
-def read_json(body: bytes | memoryview, model: type[BaseModel], brackets: int | None = None) -> dict[str, Any] | None:
+def read_json(body: Text, model: type[BaseModel], brackets: int | None = None) -> dict[str, Any] | None:
     """The object that a JSON text holds, nested lists of numbers in the model's tensor fields as arrays.
 
     None where that cannot be told without going through the lists. Raises InvalidRequest for one of other things that
@@ -52,13 +54,13 @@ def read_json(body: bytes | memoryview, model: type[BaseModel], brackets: int | 
         return None
 
 
-def _has_escapes(text: bytes | memoryview) -> bool:
+def _has_escapes(text: Text) -> bool:
     if isinstance(text, bytes):
         return b"\\" in text
     return any(b"\\" in bytes(text[at : at + _STEP]) for at in range(0, len(text), _STEP))
 
 
-def count_of(character: str, text: bytes | memoryview) -> int:
+def count_of(character: str, text: Text) -> int:
     """How often an ASCII character occurs: several times as fast as ``bytes.count``, which goes byte by byte."""
     if len(text) <= _STEP:
         return int(np.count_nonzero(np.frombuffer(text, np.uint8) == ord(character)))

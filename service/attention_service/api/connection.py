@@ -98,14 +98,13 @@ class Connection(HttpToolsProtocol):
             super().on_message_complete()
             return
         self._kept = None
-        self._remember(asked.known, kept.whole())
+        self._remember(asked.known, kept)
         self._answering(asked)
 
-    def _remember(self, known: Known, body: bytes) -> None:
-        """Remember the head of a request that came in one piece, unless it has an id."""
-        piece = self._piece
-        if known.is_small and piece.endswith(body) and given_id(self.headers) is None:
-            self._head = _Head(piece[: -len(body)], len(piece), known)
+    def _remember(self, known: Known, kept: Incoming) -> None:
+        """Remember the head of a small request that came in one piece, unless it has an id."""
+        if known.is_small and self._piece.endswith(body := kept.whole()) and given_id(self.headers) is None:
+            self._head = _Head(self._piece[: -len(body)], len(self._piece), known)
 
     def _is_as_before(self, data: bytes) -> bool:
         """Whether this is a whole request that is the last one but for its body, which express answers.

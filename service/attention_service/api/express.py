@@ -95,10 +95,11 @@ class Express:
 
     def take(self, caller: Caller, url: bytes, headers: Headers, incoming: Incoming) -> "Asked | None":
         """Begin to answer a request if it is known, which may be over when this returns. None for the ordinary way."""
-        started, body, known = time.perf_counter(), incoming.whole(), incoming.known
+        started, known = time.perf_counter(), incoming.known
         try:
-            inputs = None if known is None else known.text.inputs(body)
+            inputs = None if known is None else known.text.inputs(incoming.read())
             if inputs is None:
+                body = incoming.whole()
                 known = self._find(url, headers, body)
                 inputs = None if known is None else known.text.inputs(body)
         except Exception:  # which the ordinary way tells

@@ -77,6 +77,11 @@ class Incoming:
         """All that came; nothing more comes."""
         return self._pieces[0] if len(self._pieces) == 1 else b"".join(self._pieces)
 
+    def read(self) -> bytes | bytearray:
+        """The same, to be read as is known: where it is put together here, as what may be written to, if that helps."""
+        writable = len(self._pieces) > 1 and self.known is not None and self.known.text.writes
+        return bytearray().join(self._pieces) if writable else self.whole()
+
     def give_back(self) -> None:
         """The body is done with."""
         if self._memory is not None:

@@ -6,7 +6,7 @@ their shapes. Requests with one text differ in their numbers alone, and so do th
 
 from collections.abc import Callable, Hashable
 from dataclasses import dataclass, replace
-from typing import Any, Final, Protocol
+from typing import Any, ClassVar, Final, Protocol
 
 import numpy as np
 import orjson
@@ -47,7 +47,10 @@ class Head(Protocol):
 class Text(Protocol):
     """The text of a request."""
 
-    def inputs(self, body: bytes) -> dict[str, Array] | None:
+    writes: ClassVar[bool]
+    """Whether tensors are views of a body, which torch takes sooner where they may be written to."""
+
+    def inputs(self, body: bytes | bytearray) -> dict[str, Array] | None:
         """The tensors of a body by their field; None where its text is another."""
 
     def head(self, reply: Reply, ended: Ended) -> Head:
@@ -93,18 +96,20 @@ def text_of(body: bytes, media_type: str, forms: Forms) -> tuple[Text, ForwardRe
 class Header:
     """The text of a safetensors file."""
 
+    writes: ClassVar[bool] = True
     header: bytes
     """Its length before it."""
     length: int
     """Of the whole file."""
     form: Form[ForwardRequest]
 
-    def inputs(self, body: bytes) -> dict[str, Array] | None:
+    def inputs(self, body: bytes | bytearray) -> dict[str, Array] | None:
         """The tensors of a file with this header."""
         if len(body) != self.length or not body.startswith(self.header):
             return None
+        copied = isinstance(body, bytes) and len(body) <= _COPIED
         try:
-            return self.form.arrays(memoryview(bytearray(body) if len(body) <= _COPIED else body))
+            return self.form.arrays(memoryview(bytearray(body) if copied else body))
         except TensorFault:
             return None
 
@@ -135,13 +140,14 @@ class HeaderOfReply:
 class Object:
     """The text of a JSON object."""
 
+    writes: ClassVar[bool] = False
     said: bytes
     """All but the lists of numbers, as JSON: of Python's values, 1 and true are equal."""
     shapes: Hashable
     brackets: int
     """How many open a list."""
 
-    def inputs(self, body: bytes) -> dict[str, Array] | None:
+    def inputs(self, body: bytes | bytearray) -> dict[str, Array] | None:
         """The tensors of an object that says the same."""
         if count_of("[", body) != self.brackets:
             return None
@@ -172,7 +178,7 @@ class ObjectOfReply:
         return self.before, dump_json(ended.fields["output"]), self.after.text(ended)
 
 
-def _divided(body: bytes, brackets: int | None = None) -> tuple[dict[str, Any], dict[str, Array]] | None:
+def _divided(body: bytes | bytearray, brackets: int | None = None) -> tuple[dict[str, Any], dict[str, Array]] | None:
     """What an object says beside its lists of numbers, and these; None where that is not told quickly.
 
     brackets: how many open a list, where that is known and therefore not too many.

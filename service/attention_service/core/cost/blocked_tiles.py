@@ -127,9 +127,9 @@ def _tiles(layout: Layout, firsts: tuple[int, ...], tiling: Tiling, *, rows_whol
         here = replace(layout, first=first)
         again = index > 0 and first == firsts[index - 1]
         chosen, kinds = _some(here, tiling, starts[:_FEW] if again else starts)
-        for start, of_block in zip(chosen, kinds, strict=True):
+        for start, pieces in zip(chosen, here.pieces(kinds, tiling.cell), strict=True):
             stop = min(start + tiling.queries, layout.queries)
-            for block in here.cut(of_block, start, stop, tiling, whole_rows=rows_whole):
+            for block in here.cut(pieces, start, stop, tiling, whole_rows=rows_whole):
                 found |= {each.tile: each for each in _of_block(block, first, likeness)}
     return tuple(found[tile] for tile in _undominated({*found}))
 

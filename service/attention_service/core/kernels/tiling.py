@@ -56,9 +56,10 @@ class Tiling:
 
 
 TILING = Tiling()
-WHOLE = Tiling(queries=192, keys=2**62, scores=2**21)
-"""Of blocks that PyTorch's fused kernel computes: one strip has all keys. So many queries are the fewest of which that
-kernel takes 64 at a time; of more, a window leaves each a smaller share of the keys of its block."""
+WHOLE = Tiling(queries=256, keys=2**62, scores=2**21)
+"""Of blocks that PyTorch's fused kernel computes: one strip has all keys. That kernel takes 64 of so many queries at a
+time (from 192 on), which two or four threads share evenly; of more, a window leaves each a smaller share of the keys of
+its block."""
 
 
 @dataclass(frozen=True)
@@ -119,15 +120,14 @@ class Layout:
     def blocks(self, tiling: Tiling, *, whole_rows: bool) -> Iterator[Block]:
         """All queries, block by block. ``whole_rows`` puts all keys of a block into one strip, and cuts the block."""
         for start, stop in self._chunks(tiling):
-            kinds = self.kinds(tiling, start, stop)
-            for row, begin in zip(kinds, range(start, stop, tiling.queries), strict=True):
-                yield from self.cut(row, begin, min(begin + tiling.queries, stop), tiling, whole_rows=whole_rows)
+            every = self.pieces(self.kinds(tiling, start, stop), tiling.cell)
+            for pieces, begin in zip(every, range(start, stop, tiling.queries), strict=True):
+                yield from self.cut(pieces, begin, min(begin + tiling.queries, stop), tiling, whole_rows=whole_rows)
 
     def cut(
-        self, kinds: NDArray[np.int8], start: int, stop: int, tiling: Tiling, *, whole_rows: bool
+        self, pieces: Sequence[Piece], start: int, stop: int, tiling: Tiling, *, whole_rows: bool
     ) -> Iterator[Block]:
-        """Queries from start to before stop, of which ``kinds`` ``[cells]`` are known: one block, or its parts."""
-        pieces = self._pieces(kinds, tiling.cell)
+        """Queries from start to before stop, and the pieces that they look at: one block, or its parts."""
         if not whole_rows:
             yield Block(start, stop, tuple(_strips(pieces, tiling.keys)))
             return
@@ -172,17 +172,22 @@ class Layout:
         for start in range(0, self.queries, at_once):
             yield start, min(start + at_once, self.queries)
 
-    def _pieces(self, kinds: NDArray[np.int8], cell: int) -> list[Piece]:
-        turns = np.flatnonzero(np.diff(kinds)) + 1
-        edges = [0, *turns.tolist(), len(kinds)] if len(kinds) else []
-        pieces = [
-            Piece(left * cell, min(right * cell, self.keys), bool(kinds[left] == _SOME))
-            for left, right in pairwise(edges)
-            if kinds[left] != _NONE
-        ]
-        if self.extra:
-            pieces.append(Piece(self.keys, self.keys + self.extra, masked=False))
-        return pieces
+    def pieces(self, kinds: NDArray[np.int8], cell: int) -> Iterator[list[Piece]]:
+        """Those of each block, of which ``kinds`` ``[blocks, cells]`` are known."""
+        blocks, cells = kinds.shape
+        block, before = np.nonzero(kinds[:, 1:] != kinds[:, :-1])
+        ends = np.searchsorted(block, np.arange(blocks + 1)).tolist()
+        turns = (before + 1).tolist()
+        for row, (start, stop) in zip(kinds, pairwise(ends), strict=True):
+            edges = [0, *turns[start:stop], cells] if cells else []
+            found = [
+                Piece(left * cell, min(right * cell, self.keys), bool(row[left] == _SOME))
+                for left, right in pairwise(edges)
+                if row[left] != _NONE
+            ]
+            if self.extra:
+                found.append(Piece(self.keys, self.keys + self.extra, masked=False))
+            yield found
 
 
 def _strips(pieces: Sequence[Piece], keys: int) -> Iterator[Strip]:

@@ -7,7 +7,7 @@ import pytest
 import torch
 from torch.nn.functional import linear
 
-from attention_contract.schemas.attention import ForwardRequest, Select
+from attention_contract.schemas.attention import ForwardRequest, RawForwardRequest, Select
 from attention_contract.schemas.modules import ModuleConfig
 from attention_contract.spec import AttentionSpec, Causal
 from attention_service.core.cost import Rates, Roofline
@@ -105,6 +105,74 @@ def test_it_gives_the_numbers_of_the_formula_and_of_the_general_way(seed):
     assert (found.dtype, found.shape) == (general.dtype, general.shape)
     np.testing.assert_allclose(found, expected(here, request), rtol=CLOSE[dtype], atol=CLOSE[dtype])
     np.testing.assert_allclose(found, general, rtol=CLOSE[dtype], atol=CLOSE[dtype])
+
+
+def drawn_raw(rng, dtype):
+    """A request of raw attention of random sizes and layout."""
+    heads, width = int(rng.choice([1, 2, 6])), int(rng.integers(1, 20))
+    kv_heads = int(rng.choice([n for n in range(1, heads + 1) if heads % n == 0]))
+    queries = int(rng.integers(1, 40))
+    keys = int(rng.integers(1, 40)) if rng.random() < 0.5 else queries
+    lead = [(int(rng.integers(1, 4)),), ()][rng.integers(2)]
+    by_head = bool(lead) or rng.random() < 0.5
+    if not by_head:
+        heads = kv_heads = 1
+
+    def shape(heads, length):
+        return (*lead, *((heads,) if by_head else ()), length, width)
+
+    shapes = {"query": shape(heads, queries), "key": shape(kv_heads, keys), "value": shape(kv_heads, keys)}
+    if rng.random() < 0.3 or not keys:
+        del shapes["value"]
+    if rng.random() < 0.2 and heads == kv_heads:
+        shapes = {"query": shapes["query"]}
+    spec = {"score": [{"name": "scaled_dot"}, {"name": "dot"}, {"name": "scaled_dot", "scale": 0.3}][rng.integers(3)]}
+    spec |= {"normalizer": {"name": "softmax", "temperature": float(rng.choice([1.0, 2.5]))}}
+    if rng.random() < 0.5:
+        spec["masks"] = [{"name": "causal", "align": "top_left"}]
+    given = {name: rng.standard_normal(each).astype(dtype) for name, each in shapes.items()}
+    return RawForwardRequest(spec=spec, **given)
+
+
+def expected_raw(request):
+    """In float64, from the formula."""
+    q, k = request.query, request.query if request.key is None else request.key
+    q, k, v = (torch.from_numpy(x).double() for x in (q, k, k if request.value is None else request.value))
+    if q.ndim > 2:
+        k, v = (x.repeat_interleave(q.shape[-3] // x.shape[-3], -3) for x in (k, v))
+    scale = getattr(request.spec.score, "scale", 1.0) or q.shape[-1] ** -0.5
+    scale = (1.0 if request.spec.score.name == "dot" else scale) / request.spec.normalizer.temperature
+    scores = q @ k.transpose(-1, -2) * scale
+    if request.spec.masks:
+        scores = scores.masked_fill(torch.ones(scores.shape[-2:], dtype=torch.bool).triu(1), -math.inf)
+    return (scores.softmax(-1) @ v).numpy()
+
+
+@pytest.mark.parametrize("seed", range(60))
+def test_raw_attention_is_the_formula_s(seed):
+    rng = np.random.default_rng(seed)
+    dtype = str(rng.choice(["float32", "float64"]))
+    request = drawn_raw(rng, dtype)
+    found, general = both(None, request)
+    assert found is not None
+    assert (found.dtype, found.shape) == (general.dtype, general.shape)
+    for other in (expected_raw(request), general):
+        np.testing.assert_allclose(found, other, rtol=CLOSE[dtype], atol=CLOSE[dtype])
+
+
+def test_raw_attention_whose_heads_lie_side_by_side_is_left_to_the_general_way(rng):
+    request = RawForwardRequest(query=X, num_heads=2)
+    assert direct(bind(None, request), request, "fused", CPU) is None
+
+
+@pytest.mark.parametrize("where", ["query", "key", "value"])
+@pytest.mark.parametrize("number", [math.nan, math.inf, 1.0])
+def test_raw_numbers_that_could_harm_others_are_left_to_the_general_way(rng, where, number):
+    inputs = {name: rng.standard_normal((1, 2, 5, 8)).astype(np.float32) for name in ("query", "key", "value")}
+    inputs[where][0, 0, 3, 2] = number
+    found, general = both(None, RawForwardRequest(**inputs, spec=CAUSAL))
+    assert (found is not None) is (number == 1.0 or where == "query")
+    assert np.isfinite(general[0, 0, :3]).all()
 
 
 def test_the_joint_projection_is_taken_where_one_tensor_has_all_roles(rng, monkeypatch):

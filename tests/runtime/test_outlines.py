@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 import torch
 
-from attention_contract.errors import ShapeMismatch
-from attention_contract.schemas.attention import ForwardRequest, Select
+from attention_contract.errors import InvalidRequest, ShapeMismatch
+from attention_contract.schemas.attention import ForwardRequest, RawForwardRequest, Select
 from attention_contract.schemas.modules import ModuleConfig
 from attention_contract.tensors import Untyped
 from attention_service.core.cost import Rates, Roofline
@@ -80,6 +80,47 @@ def test_whatever_bears_on_more_than_numbers_is_looked_at_anew(device, bound, rn
         for _ in range(2):
             forward.prepare(here, ForwardRequest(query=x, **more), device, ROOM)
         assert len(bound) == before + 2, more
+
+
+@pytest.mark.parametrize("shape", [(2, 3, 5, 4), (3, 5, 4), (5, 4)])
+@pytest.mark.parametrize("spec", [{}, {"masks": [{"name": "sliding_window", "left": 2}], "score": {"name": "cosine"}}])
+def test_raw_attention_is_looked_up_by_its_spec(device, bound, rng, shape, spec):
+    for _ in range(3):
+        request = RawForwardRequest(query=numbers(rng, *shape), key=numbers(rng, *shape), spec=spec)
+        job = forward.prepare(None, request, device, ROOM)
+        anew = forward.prepare(None, request, Device(device.torch, "test", 2**34, device.clock), ROOM)
+        for name in (each.name for each in fields(job.part.bound) if each.name != "arrays"):
+            assert getattr(job.part.bound, name) == getattr(anew.part.bound, name)
+        assert (job.plan, job.dtype, job.watched) == (anew.plan, anew.dtype, anew.watched)
+        np.testing.assert_array_equal(job.run()["output"], anew.run()["output"])
+    assert len(bound) == 3 + 1
+
+
+def test_whatever_bears_on_more_than_numbers_of_raw_attention_is_looked_at_anew(device, bound, rng):
+    x = numbers(rng, 2, 5, 8)
+    others = [
+        {},
+        {"query": x[:1]},
+        {"num_heads": 2},
+        {"num_heads": 4},
+        {"num_heads": 2, "num_kv_heads": 1, "key": x[..., :4], "value": x[..., :4]},
+        {"spec": {"masks": [{"name": "causal"}]}},
+        {"spec": {"normalizer": {"name": "softmax", "temperature": 2.0}}},
+        {"return": ["context"]},
+    ]
+    for count, more in enumerate(others, 1):
+        for _ in range(2):
+            forward.prepare(None, RawForwardRequest(**{"query": x} | more), device, ROOM)
+        assert len(bound) == count, more
+    biased = {"spec": {"add_bias_kv": True}, "parameters": {name: np.ones((2, 8)) for name in ("bias_k", "bias_v")}}
+    for more in ({"key_lengths": np.array(3)}, biased):
+        before = len(bound)
+        for _ in range(2):
+            forward.prepare(None, RawForwardRequest(query=x, **more), device, ROOM)
+        assert len(bound) == before + 2, more
+    for _ in range(2):
+        with pytest.raises(InvalidRequest, match="version"):
+            forward.prepare(None, RawForwardRequest(query=x, version="1"), device, ROOM)
 
 
 def test_other_parameters_are_those_that_are_computed_with(device, rng):

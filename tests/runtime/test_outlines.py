@@ -112,7 +112,7 @@ def test_whatever_bears_on_more_than_numbers_of_raw_attention_is_looked_at_anew(
         for _ in range(2):
             forward.prepare(None, RawForwardRequest(**{"query": x} | more), device, ROOM)
         assert len(bound) == count, more
-    biased = {"spec": {"add_bias_kv": True}, "parameters": {name: np.ones((2, 8)) for name in ("bias_k", "bias_v")}}
+    biased = {"spec": {"add_bias_kv": True}, "parameters": {name: np.ones(16) for name in ("bias_k", "bias_v")}}
     for more in ({"key_lengths": np.array(3)}, biased):
         before = len(bound)
         for _ in range(2):

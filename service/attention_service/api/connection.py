@@ -109,7 +109,7 @@ class Connection(HttpToolsProtocol):
     def _is_as_before(self, data: bytes) -> bool:
         """Whether this is a whole request that is the last one but for its body, which express answers.
 
-        Then the parser would find nothing new, in the third part of the time that all of it takes.
+        The parser would find nothing new in it.
         """
         head = self._head
         if head is None or len(data) != head.length or not self._between or not data.startswith(head.text):

@@ -70,6 +70,22 @@ def test_tiles_are_counted_as_the_kernel_cuts_them(more, every_mask, monkeypatch
     assert found.widest == max(sum(widths) for _, _, widths in done) or not every_mask
 
 
+@pytest.mark.parametrize("real", [1, 7, 8, 18, 19])
+def test_padding_of_all_sequences_is_not_counted(real, every_mask, monkeypatch, make_problem):
+    monkeypatch.setattr(tiling, "TILING", Tiling(8, 8, 2, 2**8))
+    problem = make_problem(batch=3, queries=21, keys=19, spec=AttentionSpec(masks=every_mask))
+    problem = replace(problem, key_lengths=torch.full((3,), real))
+    whole_cells = -(-real // 2) * 2
+    work = Workload(3, 21, 19, 2, 1, 2, 3, 8, spec=problem.spec, padded=True, real_keys=whole_cells)
+    done = [(group, block) for group, block in _blocks(problem, whole_rows=False)]
+    found = touched(work)
+    assert found.strips == sum(len(block.strips) for _, block in done)
+    assert found.pairs == sum(
+        group.problem.q.shape[0] * (block.stop - block.start) * sum(strip.width for strip in block.strips)
+        for group, block in done
+    )
+
+
 @pytest.mark.parametrize("spec", [AttentionSpec(), AttentionSpec(masks=[Causal()]), WINDOW, LONGFORMER], ids=str)
 def test_beyond_counting_the_estimate_is_near_and_quick(spec, monkeypatch):
     work = replace(RAW, spec=spec)

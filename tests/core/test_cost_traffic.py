@@ -90,6 +90,7 @@ def executed(work: Workload, kernel: str, mask: torch.Tensor | None = None) -> t
     leaves = [*tensors.values(), *parameters.values()]
     if work.padded:
         real = torch.ones(work.batch, work.told_keys, dtype=torch.bool)
+        real[:, work.met_keys :] = False
         real[-1, -1] = False
         tensors["key_mask"] = real
     if work.batched_offsets:
@@ -339,6 +340,7 @@ MANY_TILES = {
     "bilinear": work_of(AttentionSpec(masks=[WIDE], score=spec.Bilinear()), **LONG),
     "relative bias": work_of(AttentionSpec(masks=[WIDE], position=RelativeBias()), **LONG),
     "padded": work_of(AttentionSpec(masks=[WIDE]), padded=True, **LONG),
+    "mostly padding": work_of(AttentionSpec(masks=[WIDE]), padded=True, real_keys=192, **LONG),
     "added keys": work_of(
         AttentionSpec(masks=[WIDE], add_bias_kv=True, add_zero_attn=True, position=positions.Alibi()), **LONG
     ),

@@ -61,7 +61,7 @@ def largest_tiles(work: Workload) -> tuple[int, tuple[Found, ...]]:
     """The sequences that are looked at together, and the tiles of which none is as large as another in everything."""
     fitted, rows_whole = tiling_of(work), whole_rows(work)
     at_once = min(work.batch, sequences(work, fitted))
-    keys = min(work.real_keys or work.told_keys, work.told_keys)  # what is padding in all sequences is skipped
+    keys = work.met_keys
     if not work.spec.masks:
         return at_once, _dense(replace(work, keys=keys + work.extra), fitted, rows_whole=rows_whole)
     if keys > MOST_CELLS * fitted.cell:

@@ -1,7 +1,7 @@
 """The blocked kernel on sketches, step by step: a tile of each kind, as many times as there are such tiles.
 
-What it does to find its tiles is left out: those are small integers on the host. Of padding it may skip cells besides,
-and sequences at other places than the past may have other tiles, which is not known here.
+What it does to find its tiles is left out: those are small integers on the host. It may skip cells of padding between
+real keys besides, and sequences at other places than the past may have other tiles, which is not known here.
 """
 
 from attention_service.core import steps

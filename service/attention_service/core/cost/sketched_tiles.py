@@ -71,7 +71,7 @@ def tiles_of(tape: Tape, given: Sketched) -> Iterator[tuple[Tile, int]]:
     """Each kind of tile, and in how many groups of sequences; what each group takes is counted on the way."""
     work = given.work
     fitted = tiling_of(work)
-    layout = Layout(given.pattern(), work.past, work.queries, work.told_keys, work.extra)
+    layout = Layout(given.pattern(), work.past, work.queries, work.met_keys, work.extra)
     kinds = strips_of(layout, fitted, rows_whole=whole_rows(work))
     at_once = sequences(work, fitted)
     full, rest = divmod(work.batch, at_once)

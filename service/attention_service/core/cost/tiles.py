@@ -75,12 +75,12 @@ def sequences(work: Workload, fitted: Tiling) -> int:
 
 @once
 def touched(work: Workload) -> Touched:
-    """What the blocked kernel goes through, at the offset P; padding, which it may skip besides, is not known here."""
+    """What the blocked kernel goes through, at the offset P, without what is known to be padding in all sequences."""
     fitted = tiling_of(work)
     groups = -(-work.batch // sequences(work, fitted))
     pattern = pattern_of(work.spec.masks, work.queries, work.told_keys, work.past)
-    layout = Layout(pattern, work.past, work.queries, work.told_keys, work.extra)
-    cells = -(-work.queries // fitted.queries) * (-(-work.told_keys // fitted.cell) if work.spec.masks else 1)
+    layout = Layout(pattern, work.past, work.queries, work.met_keys, work.extra)
+    cells = -(-work.queries // fitted.queries) * (-(-work.met_keys // fitted.cell) if work.spec.masks else 1)
     count = _counted if cells <= _MOST_CELLS else _estimated
     one = count(layout, fitted, whole_rows(work))
     return Touched(work.batch * one.pairs, groups * one.blocks, groups * one.strips, one.widest)

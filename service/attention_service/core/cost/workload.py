@@ -120,6 +120,11 @@ class Workload:
         return self.keys - self.extra
 
     @property
+    def met_keys(self) -> int:
+        """Those that the blocked kernel goes through: what is padding in all sequences it skips, as far as is known."""
+        return min(self.real_keys or self.told_keys, self.told_keys)
+
+    @property
     def new_keys(self) -> int:
         """Keys that this request brings."""
         return self.told_keys - self.past

@@ -16,9 +16,9 @@ from attention_contract.schemas.gradients import RawGradientsRequest
 from attention_contract.schemas.hopfield import HopfieldRequest
 from attention_contract.schemas.weights import RawWeightsRequest
 from attention_service.core.cost import Estimate, Rates, Roofline
-from attention_service.runtime import engine as engine_module
 from attention_service.runtime.accuracy import HISTORY, RATIO_EDGES, Accuracy, Run
 from attention_service.runtime.device import Device
+from attention_service.runtime.direct import Direct
 from attention_service.runtime.drift import LONGEST_PAUSE_S, PAUSE_S, SPACING_S, Drift
 from attention_service.runtime.engine import Engine
 from attention_service.runtime.recalibration import Recalibration
@@ -216,7 +216,7 @@ def test_what_was_refused_failed_or_was_given_up_is_not_recorded(tmp_path, devic
         given_up = asyncio.create_task(engine.forward(None, RawForwardRequest(query=X)))
         await asyncio.sleep(0)
         given_up.cancel()
-        monkeypatch.setattr(engine_module.forward, "run", lambda *_: 1 / 0)
+        monkeypatch.setattr(Direct, "run", lambda *_: 1 / 0)
         with pytest.raises(ZeroDivisionError):
             await engine.forward(None, RawForwardRequest(query=X))
         assert engine.accuracy_report().predictions == []

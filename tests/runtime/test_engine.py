@@ -17,6 +17,7 @@ from attention_contract.spec import AllOf, AnyOf, AttentionSpec, Causal, GlobalT
 from attention_service.core.cost import Rates, Roofline
 from attention_service.runtime import engine as engine_module
 from attention_service.runtime.device import Device
+from attention_service.runtime.direct import Direct
 from attention_service.runtime.engine import Engine
 
 ASK = RawForwardRequest(query=np.eye(2, dtype=np.float32))
@@ -78,7 +79,12 @@ def test_what_takes_long_to_plan_or_consists_of_much_is_not_done_on_the_event_lo
     def watched(*arguments):
         planned.append(threading.get_ident())
         job = prepare(*arguments)
-        return replace(job, part=None, run=lambda: ran.append(threading.get_ident()) or (_ for _ in ()).throw(Done))
+
+        def run():
+            ran.append(threading.get_ident())
+            raise Done
+
+        return replace(job, make_part=None, run=run)
 
     async def play():
         # By its rates, this device does anything in no time.
@@ -114,6 +120,7 @@ def test_what_was_given_up_in_the_queue_never_runs_and_frees_its_memory(tmp_path
             gate.wait(10)
             return real(*arguments)
 
+        monkeypatch.setattr(Direct, "run", lambda *_: None)
         monkeypatch.setattr(engine_module.forward, "run", slow)
         engine.execution.hold_s = 0.0  # nothing stays on the event loop
         tasks = [asyncio.create_task(engine.forward(None, ASK))]
@@ -174,6 +181,7 @@ def test_a_device_that_is_full_after_all_says_so_and_goes_on(tmp_path, device, m
             def full(*_):
                 raise fault
 
+            patch.setattr(Direct, "run", lambda *_: None)
             patch.setattr(engine_module.forward, "run", full)
             with pytest.raises(NeverFits):
                 await engine.forward(None, ASK)

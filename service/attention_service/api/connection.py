@@ -91,6 +91,7 @@ class Connection(HttpToolsProtocol):
 
     def on_message_complete(self) -> None:
         """Have a request answered that is known; hand on any other."""
+        piece, self._piece = self._piece, b""  # a second request in it does not begin with it
         self._between, kept = True, self._kept
         asked = None if kept is None else self._express.take(self, self.url, self.headers, kept)
         if kept is None or asked is None:
@@ -98,16 +99,16 @@ class Connection(HttpToolsProtocol):
             super().on_message_complete()
             return
         self._kept = None
-        self._remember(asked.known, kept)
+        self._remember(asked.known, kept, piece)
         self._answering(asked)
 
-    def _remember(self, known: Known, kept: Incoming) -> None:
-        """Remember the head of a small request that came in one piece, unless it has an id."""
-        if known.is_small and self._piece.endswith(body := kept.whole()) and given_id(self.headers) is None:
-            self._head = _Head(self._piece[: -len(body)], len(self._piece), known)
+    def _remember(self, known: Known, kept: Incoming, piece: bytes) -> None:
+        """Remember the head of a small request that came in this piece, and no other with it, unless it has an id."""
+        if known.is_small and piece.endswith(body := kept.whole()) and given_id(self.headers) is None:
+            self._head = _Head(piece[: -len(body)], len(piece), known)
 
-    def _is_as_before(self, data: bytes) -> bool:
-        """Whether this is a whole request that is the last one but for its body, which express answers.
+    def _answers_again(self, data: bytes) -> bool:
+        """Have express answer a whole request that is the last one but for its body; whether it does.
 
         The parser would find nothing new in it.
         """
@@ -209,7 +210,7 @@ class Connection(HttpToolsProtocol):
     def data_received(self, data: bytes) -> None:
         """Something comes."""
         self._idle_since = None
-        if not self._is_as_before(data):
+        if not self._answers_again(data):
             self._piece = data if self._between else b""
             super().data_received(data)
             self._piece = b""

@@ -128,6 +128,19 @@ def test_one_behind_another_that_waits_keeps_its_order(url, waits, parsed, three
     assert message(bodies[2]) in parsed  # it had to wait
 
 
+@pytest.mark.parametrize("count", [2, 3])
+def test_requests_that_come_together_again_are_each_answered(url, three, count):
+    bodies, answers = three
+    together = b"".join(message(body) for body in bodies[:count])
+    same_bodies = message(bodies[0]) * count
+    with Wire(url) as wire:
+        for _ in range(3):
+            for whole, expected in ((together, answers), (same_bodies, answers[:1] * count)):
+                wire.send(whole)
+                for index in range(count):
+                    same(wire.answer(), expected[index])
+
+
 @pytest.mark.parametrize("seed", range(12))
 def test_any_requests_in_any_pieces_are_answered_in_their_order(url, http, three, seed):
     rng = np.random.default_rng(seed)

@@ -161,7 +161,7 @@ class Part(ABC):
 
 
 class Line:
-    """Before ``Part``: one answer for each query, or for each key, few of which look at, or are looked at by, all."""
+    """Before ``Part``: one answer for each query, or for each key, whatever it meets."""
 
     @property
     def laid_out(self) -> bool:
@@ -175,7 +175,7 @@ class Line:
 
     @property
     def bounds(self) -> Bounds:
-        """Some rows or columns are seen whole."""
+        """Few rows or columns are seen whole."""
         return Bounds(left=True, right=True, strips=frozenset({"g"}))
 
 

@@ -129,7 +129,7 @@ class Stripes(Part):
 
 
 @dataclass(frozen=True)
-class Remainder(Part):
+class Remainder(Line, Part):
     """j mod size ≥ least."""
 
     size: int
@@ -148,16 +148,6 @@ class Remainder(Part):
         one = tiles.j_first // self.size == tiles.j_last // self.size
         some = (tiles.j_last % self.size >= self.least) | ~one & (self.least < self.size)
         return Coverage(some, (tiles.j_first % self.size >= self.least) & (one | (self.least <= 0)))
-
-    @property
-    def laid_out(self) -> bool:
-        """One answer for each key."""
-        return False
-
-    @property
-    def building(self) -> int:
-        """Nothing over pairs."""
-        return 0
 
     @property
     def bounds(self) -> Bounds:

@@ -17,7 +17,7 @@ from attention_service.core.methods.limits import check_spec
 from attention_service.core.positions import check_position
 from attention_service.core.types import Dropout, Widths, added_keys
 from attention_service.modules.resident import Module
-from attention_service.runtime.bound import MAX_EMPTY, Bound, Layout, wrong_shape
+from attention_service.runtime.bound import MAX_EMPTY, Bound, Layout, widened, wrong_shape
 from attention_service.runtime.placing import check_as_many, check_reads_positions, check_within
 from attention_service.runtime.raw_binding import check_agreement, check_learned, common_dtype, layout_of, split_shape
 from attention_service.runtime.running import bind_tensors, check_request
@@ -58,7 +58,7 @@ class _Binder:
             raise wrong_shape("query", "[B, Q, d_model] or [Q, d_model]", query)
         layout = Layout(batched=query.ndim == 3)
         rank = query.ndim
-        self._put("query", query, layout, rank)
+        self.arrays["query"] = widened(query, layout)
         batch, queries, _ = self.arrays["query"].shape
         value_is = self.value_is
         self._width("query", query, sizes.d_model, "d_model")
@@ -70,7 +70,7 @@ class _Binder:
             if source == role:
                 if array.ndim != rank:
                     raise wrong_shape(role, f"as many dimensions as query, {rank}", array)
-                self._put(role, array, layout, rank)
+                self.arrays[role] = widened(array, layout)
                 if self.arrays[role].shape[0] != batch:
                     raise wrong_shape(role, f"the query's batch of {batch}", array)
                 self._width(role, array, width, name)
@@ -127,7 +127,7 @@ class _Binder:
                 continue
             if array.ndim != rank:
                 raise wrong_shape(name, f"as many dimensions as query, {rank}", array)
-            self._put(name, array, layout, rank)
+            self.arrays[name] = widened(array, layout)
         split = {
             name: split_shape(name, array, kv_heads if name != "query" else heads, layout)
             for name, array in self.arrays.items()
@@ -142,14 +142,6 @@ class _Binder:
         )
 
     # ── both ─────────────────────────────────────────────────────────────────────────────────────────────────────────
-
-    def _put(self, name: str, array: Array, layout: Layout, rank: int) -> None:
-        """Keep an array under its field's name, with the dimensions that its layout leaves out."""
-        if not layout.batched and array.ndim == rank:
-            array = array[None]
-        if not layout.headed:
-            array = array[:, None]
-        self.arrays[name] = array
 
     def _width(self, name: str, array: Array, width: int, called: str) -> None:
         if array.shape[-1] != width:

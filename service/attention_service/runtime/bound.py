@@ -95,6 +95,13 @@ def wrong_shape(name: str, expected: str, array: Array | None) -> ShapeMismatch:
     )
 
 
+def widened(array: Array, layout: Layout) -> Array:
+    """A tensor of the query's rank with the dimensions that the query's layout leaves out."""
+    if not layout.batched:
+        array = array[None]
+    return array if layout.headed else array[:, None]
+
+
 def strip(value: Tensor, layout: Layout, *, heads_axis: bool) -> Tensor:
     """Leave out of a batched result what the query's layout left out."""
     if not layout.headed and heads_axis:

@@ -61,11 +61,9 @@ class Direct:
         v = loaded.get("value", k)
         del loaded, tensor  # what was converted is held no longer than it is needed
         # No inference mode: to enter it takes longer than what autograd does where nothing requires a gradient.
-        if module is None:
-            pass
-        elif k is q and v is q and module.joint is not None:
+        if module is not None and module.joint is not None and k is q and v is q:
             q, k, v = project_jointly(module.joint, module.sizes, q)
-        else:
+        elif module is not None:
             q, k, v = project(module.parameters, module.sizes, q, k, v)
         context = scaled_dot_product_attention(
             q, k, v, is_causal=self.causal, scale=self.scale, enable_gqa=bound.heads != bound.kv_heads
@@ -74,7 +72,7 @@ class Direct:
             return {"output": strip(context, bound.layout, heads_axis=True).numpy()}
         del q, k, v  # the most is held by now
         output = project_out(module.parameters, context)
-        return {"output": (output if bound.layout.batched else output[0]).numpy()}
+        return {"output": strip(output, bound.layout, heads_axis=False).numpy()}
 
 
 def direct(bound: Bound, request: ForwardRequest, kernel: str, device: torch.device) -> Direct | None:

@@ -7,7 +7,7 @@ from attention_contract.schemas.attention import ForwardRequest, RawForwardReque
 from attention_contract.tensors import Array
 from attention_service.core.types import Selection
 from attention_service.modules.resident import Module
-from attention_service.runtime.bound import Bound
+from attention_service.runtime.bound import Bound, widened
 from attention_service.runtime.direct import Direct
 from attention_service.runtime.joining import Kind, Size
 from attention_service.runtime.planning import Plan
@@ -37,10 +37,8 @@ class Outline:
     def filled(self, module: Module | None, inputs: dict[str, Array]) -> Bound:
         """The same with the numbers of a request that is like the first."""
         layout = self.bound.layout
-        if not layout.batched:
-            inputs = {name: array[None] for name, array in inputs.items()}
-        if not layout.headed:
-            inputs = {name: array[:, None] for name, array in inputs.items()}
+        if not (layout.batched and layout.headed):
+            inputs = {name: widened(array, layout) for name, array in inputs.items()}
         return self.bound.of(module=module, arrays=inputs)
 
 

@@ -6,8 +6,8 @@ page has the ones before.
 
 import argparse
 import platform
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
 from itertools import combinations
 from pathlib import Path
 from time import perf_counter
@@ -16,53 +16,20 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from attention_contract.schemas.attention import RawForwardRequest
-from attention_contract.spec import AttentionSpec
-from attention_service.core.cost import Calibrated, Workload
-from attention_service.runtime import forward
+from attention_service.core.cost import Calibrated
 from attention_service.runtime.calibration.calibrating import SECONDS, Calibration
 from attention_service.runtime.calibration.fitting import Point
 from attention_service.runtime.calibration.measuring import Bench
-from attention_service.runtime.calibration.probing import Probe
 from attention_service.runtime.device import Device
+from benchmarks.crossovers import crossovers
 
 MARK = "<!-- measured -->\n"
 """What comes after it is written here."""
 ROOM = 2**31
 LONGER = 0.25, 1.0
 """Seconds that requests beyond the calibrated sizes should take by the device's rates alone; they take up to thrice."""
-HEADS, WIDTH = 4, 64
-ROUNDS = 11
 ENOUGH_S = 0.5
 """Of each held-out request there are more runs than a calibration makes: what it takes should be known better."""
-
-
-@dataclass(frozen=True)
-class Variant:
-    """One of those that are compared."""
-
-    name: str
-    spec: AttentionSpec
-    kernel: str
-
-
-def _variant(name: str, kernel: str, **spec: object) -> Variant:
-    return Variant(name, AttentionSpec.model_validate(spec), kernel)
-
-
-VARIANTS = (
-    _variant("fused", "fused"),
-    _variant("fused, causal", "fused", masks=[{"name": "causal"}]),
-    _variant("blocked, window of 512", "blocked", masks=[{"name": "sliding_window", "left": 511, "right": 0}]),
-    _variant("blocked, window of 256", "blocked", masks=[{"name": "sliding_window", "left": 255, "right": 0}]),
-    _variant("materialized", "materialized"),
-    _variant("linear", "linear", method={"name": "linear"}),
-    _variant("performer", "performer", method={"name": "performer", "features": 256}),
-    _variant("nystrom", "nystrom", method={"name": "nystrom", "landmarks": 128}),
-)
-LENGTHS = 64, 16384
-SEARCHED = 1.6, 1.2
-"""A measured crossover is looked for within these factors: first of the predicted one, then of what was found."""
 
 
 @dataclass(frozen=True)
@@ -126,80 +93,6 @@ def tables(points: Sequence[Point], beyond: Sequence[Point], clock: Calibrated) 
         yield Errors.of(beyond, clock).row(f"larger than calibrated (calibrated up to {longest * 1e3:.0f} ms)")
 
 
-def crossovers(clock: Calibrated, device: Device) -> Iterator[str]:
-    """From which length on one of two takes less time: predicted, and measured."""
-    yield "| the one | the other | predicted crossover | measured | predicted / measured |"
-    yield "|---|---|---:|---:|---:|"
-    found = []
-    for one, other in combinations(VARIANTS, 2):
-        predicted = _crossing(lambda n, a=one, b=other: _told(clock, a, n, device) / _told(clock, b, n, device))
-        if predicted is None:
-            continue
-        measured = _measured_crossing(one, other, predicted, device)
-        shown = "" if measured is None else f"{measured:.0f} | {predicted / measured:.2f}"
-        if measured is not None:
-            found.append(predicted / measured)
-        yield f"| {one.name} | {other.name} | {predicted:.0f} | {shown or 'none near it |'} |"
-    far = np.abs(np.log(found))
-    if found:
-        yield f"\nHalf of {len(found)} within {np.expm1(np.median(far)):.0%}, all within {np.expm1(far.max()):.0%}."
-
-
-def _crossing(ratio: Callable[[float], float]) -> float | None:
-    """Where a ratio of times passes 1, by bisection of the logarithm; None where it does not."""
-    low, high = (float(np.log(n)) for n in LENGTHS)
-    first = ratio(np.exp(low)) > 1
-    if (ratio(np.exp(high)) > 1) == first:
-        return None
-    for _ in range(40):
-        middle = (low + high) / 2
-        if (ratio(np.exp(middle)) > 1) == first:
-            low = middle
-        else:
-            high = middle
-    return float(np.exp(low))
-
-
-def _told(clock: Calibrated, variant: Variant, n: float, device: Device) -> float:
-    length = round(n)
-    work = Workload(1, length, length, HEADS, HEADS, WIDTH, WIDTH, 4, spec=variant.spec, threads=device.threads)
-    return clock.forward(work, variant.kernel).median
-
-
-def _measured_crossing(one: Variant, other: Variant, near: float, device: Device) -> float | None:
-    """Ratios of times at lengths round about, in turn; where the line through their logarithms passes 0."""
-    for factor in SEARCHED:
-        low, high = max(LENGTHS[0], near / factor), min(LENGTHS[1], near * factor)
-        lengths = np.unique(np.round(np.geomspace(low, high, 9))).astype(int)
-        slope, level = np.polyfit(np.log(lengths), np.log([_ratio(one, other, int(n), device) for n in lengths]), 1)
-        if slope == 0:
-            return None
-        near = float(np.exp(-level / slope))
-        if not low / 1.3 <= near <= high * 1.3:
-            return None
-    return near
-
-
-def _ratio(one: Variant, other: Variant, n: int, device: Device) -> float:
-    x = np.random.default_rng(n).standard_normal((1, HEADS, n, WIDTH), np.float32)
-    jobs = []
-    for variant in (one, other):
-        kernel = variant.kernel if variant.spec.method.name == "exact" else None
-        request = RawForwardRequest(query=x, key=x, value=x, spec=variant.spec, kernel=kernel)
-        jobs.append(forward.prepare(None, request, device, ROOM))
-    probe = Probe(device)
-    ratios = []
-    for _ in range(ROUNDS):
-        seconds = []
-        for job in jobs:
-            probe.fill_caches()  # as between two requests
-            started = perf_counter()
-            job.run()
-            seconds.append(perf_counter() - started)
-        ratios.append(seconds[0] / seconds[1])
-    return float(np.median(ratios))
-
-
 def main() -> None:
     """Calibrate, measure, print, write."""
     parser = argparse.ArgumentParser(description=__doc__)
@@ -232,11 +125,7 @@ def main() -> None:
         "",
         "## Where one begins to take less time than another",
         "",
-        f"Forward, {HEADS} heads of {WIDTH}, float32, by the same calibration. A measured crossover is where the line",
-        "through nine ratios of interleaved medians, close to it, passes 1; before each run the caches are filled with",
-        "something else, as they are between two requests.",
-        "",
-        *crossovers(clock, device),
+        *crossovers(replace(device, clock=clock)),
     ]
     text = "\n".join(lines) + "\n"
     print(text)

@@ -92,6 +92,7 @@ class CostOptions(TypedDict, total=False):
     memory_bytes: int | None
     hardware: str | None
     compare: Sequence[Alternative | Mapping[str, Any]]
+    measure: bool
     version: str | None
 
 

@@ -293,3 +293,26 @@ def test_the_size_that_makes_counts_too_large_is_named(http):
         "shape.batch",
         "shape.past",
     }
+
+
+def test_crossovers_are_measured_where_that_is_asked_for(http):
+    """Both are run on the server's device, and everything that was held for it is given back."""
+    window = {"masks": [{"name": "sliding_window", "left": 15, "right": 0}]}
+    compare = [{"label": "window", "spec": window, "kernel": "blocked"}, {"label": "there", "hardware": "H100 SXM"}]
+    fields = {"shape": {"queries": 16}, "num_heads": 4, "head_dim": 64, "compare": compare}
+    told = post(http, "/v1/attention/complexity", **fields)
+    reply = post(http, "/v1/attention/complexity", **fields, measure=True)
+    for before, found in zip(told["crossovers"], reply["crossovers"], strict=True):
+        measured = found.pop("measured", None)
+        assert before.keys() == found.keys()
+        assert "measured" not in before
+        assert measured is None or (found["of"] == "time" and "there" not in found["between"] and measured > 0)
+    metrics = http.get("/metrics").text
+    assert "attention_in_flight_bytes 0.0" in metrics
+
+
+def test_measure_is_true_or_false(http):
+    answer = http.post(
+        "/v1/attention/complexity", json={"shape": {"queries": 8}, "num_heads": 1, "head_dim": 8, "measure": "twice"}
+    )
+    assert (answer.status_code, answer.json()["param"]) == (422, "measure")

@@ -131,7 +131,7 @@ def reply_to(operation: Operation[Any], request: Any) -> Any:
         labels = ["request", *(one.label or "other" for one in request.compare)]
         crossover = w.Crossover(
             of="time", between=("request", labels[-1]), dimension="length", searched=(1, 2**20), cheaper=labels[-1],
-            at=777, low=333,
+            at=777, low=333, measured=700 if request.measure else None,
         )  # fmt: skip
         return c.ComplexityReply(
             **facts,

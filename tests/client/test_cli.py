@@ -58,6 +58,9 @@ COMMANDS = {
     "complexity --queries 4 --num-heads 8 --head-dim 64": ["fused", "0.25 to 1", "4321", "blocked", "9 MB"],
     "complexity demo --queries 4": ["a cpu", "outweighs the projections from 1024 tokens", "n: keys", "; gradients"],
     "complexity demo --queries 4 --sweep num_heads=2,16": ["num heads", " 16  ", "FLOPs grow as length^2.00"],
+    'complexity demo --queries 4 --measure --compare {"label":"wide"}': [
+        "surely only beyond 1048576; when run, from 700"
+    ],
     'complexity demo --queries 4 --compare {"label":"wide","num_heads":4} --compare {"label":"none"}': [
         "wide",
         "none is faster than request from length 777 on: perhaps from 333, surely only beyond 1048576",
@@ -180,6 +183,9 @@ def test_crossovers_are_sentences():
         "b takes fewer FLOPs than a from batch 7 on": {"of": "flops", "cheaper": "b", "at": 7},
         "a is faster than b from batch 7 on: perhaps from any, surely from 9": {
             "of": "time", "cheaper": "a", "at": 7, "high": 9
+        },
+        "a is faster than b from batch 7 on: perhaps from 3, surely only beyond 64; when run, from 8": {
+            "of": "time", "cheaper": "a", "at": 7, "low": 3, "measured": 8
         },
     }  # fmt: skip
     for sentence, facts in told.items():

@@ -8,11 +8,14 @@ import pytest
 import torch
 
 from attention_contract.errors import InvalidRequest
+from attention_contract.schemas.attention import ForwardRequest
 from attention_contract.schemas.complexity import ComplexityRequest, RawComplexityRequest
+from attention_contract.schemas.gradients import GradientsRequest
 from attention_contract.schemas.modules import ModuleConfig
 from attention_service.core.cost import Rates, Roofline, executed_flops, flops, gradient_peak_bytes, peak_bytes
 from attention_service.core.multihead import Sizes, initial_parameters, parameter_shapes
 from attention_service.modules.resident import Module, complete
+from attention_service.runtime import forward, gradients
 from attention_service.runtime.complexity import report
 from attention_service.runtime.complexity.crossing import crossovers, lattice
 from attention_service.runtime.complexity.fitting import largest_within, last
@@ -46,6 +49,22 @@ def refused(**fields):
     with pytest.raises(InvalidRequest) as caught:
         ask(**fields)
     return caught.value.param
+
+
+@pytest.mark.parametrize(
+    "widths", [{"key_width": 12}, {"value_width": 10}, {"key_width": 12, "value_width": 12}], ids=str
+)
+def test_keys_and_values_that_are_no_queries_come_beside_them(widths):
+    """Where a module's widths differ, its tokens alone are no request: the cost is that of one that can be."""
+    of = module(**widths)
+    found = ask(module=of).costs[0].peak_bytes
+    query, key, value = of.sizes.inputs
+    sent = {"query": query} | ({"key": key} if key != query else {}) | ({"value": value} if value != key else {})
+    x = {name: np.zeros((1, 64, width), np.float32) for name, width in sent.items()}
+    told = forward.prepare(of, ForwardRequest(**x), DEVICE, 2**26)
+    assert found.request == told.plan.peak_bytes
+    wanted = gradients.prepare(of, GradientsRequest(**x, wrt=[*x, "parameters"]), DEVICE, 2**26)
+    assert found.gradients == wanted.plan.peak_bytes
 
 
 # ── what-if sizes ────────────────────────────────────────────────────────────────────────────────────────────────────
@@ -125,21 +144,21 @@ def test_the_longest_is_the_last_that_a_plain_search_finds(free, kernel, spec):
     limits = ask(free, kernel=kernel, spec=spec).limits
     subject = Asked(None, raw(kernel=kernel, spec=spec), place(free)).subject
 
-    def needs(length, gradients=False):
+    def needs(length, back=False):
         work = subject.at("length", length)
         names = [kernel] if kernel else KERNELS
-        if gradients:
+        if back:
             return min(gradient_peak_bytes(work, name) for name in names)
         return min(peak_bytes(work, name) for name in names)
 
-    for found, gradients in ((limits.forward.longest, False), (limits.gradients.longest, True)):
+    for found, back in ((limits.forward.longest, False), (limits.gradients.longest, True)):
         assert found.bound == "memory"
         if not found.size:
-            assert needs(1, gradients) > free
+            assert needs(1, back) > free
             assert found.kernel is None
             continue
-        assert needs(found.size, gradients) <= found.peak_bytes <= free
-        assert needs(found.size + 1, gradients) > free
+        assert needs(found.size, back) <= found.peak_bytes <= free
+        assert needs(found.size + 1, back) > free
         assert found.kernel == (kernel or found.kernel)
 
 

@@ -43,6 +43,7 @@ def complexity(
         list[str] | None,
         typer.Option(metavar="JSON|FILE", help="What else to cost, as in '{\"num_kv_heads\": 2}'; may be repeated."),
     ] = None,
+    measure: Annotated[bool, typer.Option("--measure", help="Also run both near where one becomes faster.")] = False,
     hardware: Annotated[str | None, typer.Option(help="A device that is not here.")] = None,
     memory_bytes: Annotated[int | None, typer.Option(help="Suppose this much memory is free.")] = None,
     picture: Annotated[
@@ -65,6 +66,7 @@ def complexity(
         queries = varied["values"][0]
     shape = {"batch": batch, "queries": queries, "past": past} | ({} if keys is None else {"keys": keys})
     options: dict[str, Any] = {"return_": returned, "kernel": kernel, "version": version, "hardware": hardware}
+    options |= {"measure": measure or None}
     options |= {"memory_bytes": memory_bytes, "compare": [files.read_json(one, "compare") for one in compare or []]}
     raw: dict[str, Any] = {
         "num_heads": num_heads,

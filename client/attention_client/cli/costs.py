@@ -123,7 +123,9 @@ def _crossover(found: Crossover) -> str:
     if found.of != "time":
         return told
     low = "any" if found.low is None else str(found.low)
-    return f"{told}: perhaps from {low}, surely {f'only beyond {last}' if found.high is None else f'from {found.high}'}"
+    sure = f"only beyond {last}" if found.high is None else f"from {found.high}"
+    ran = "" if found.measured is None else f"; when run, from {found.measured}"
+    return f"{told}: perhaps from {low}, surely {sure}{ran}"
 
 
 def hardware(reply: HardwareList) -> None:

@@ -80,6 +80,9 @@ class ComplexityRequest(WireModel):
     server's own."""
     compare: Listed[Alternative] = Field(default_factory=list, max_length=MAX_ALTERNATIVES)
     """What else to give the costs of, over the same shapes, and where one begins to cost less than another."""
+    measure: bool = False
+    """Also run what is compared, near where one is predicted to become faster than another, and say where it does
+    (``crossovers[].measured``). It takes some seconds, a run at a time among other requests."""
     version: str | None = Field(None, max_length=256)
     """Answer only if the module is at this version."""
 

@@ -88,7 +88,7 @@ def _line(time: Axes, memory: Axes, one: Compared, sweep: Sweep, look: dict[str,
 
 def _mark(axes: Axes, crossovers: Sequence[Crossover], values: Sequence[int]) -> list[str]:
     """A line at each size from which on one costs less, where the picture shows it; what is left out, in words."""
-    found = {(one.at, one.cheaper) for one in crossovers if one.at is not None}
+    found = {(one.measured or one.at, one.cheaper) for one in crossovers if one.at is not None}
     inside = sorted((at, cheaper) for at, cheaper in found if min(values) <= at <= max(values))
     if len(inside) > _MOST_MARKS:
         return [f"{len(inside)} crossovers of {'time' if crossovers[0].of == 'time' else 'memory'}"]

@@ -71,6 +71,12 @@ class Sizes:
             spec=config.spec,
         )
 
+    def config(self, dtype: str) -> ModuleConfig:
+        """One that stands for these sizes."""
+        told = {"num_heads": self.heads, "num_kv_heads": self.kv_heads, "bias": self.biases, "dtype": dtype}
+        same = "d_model", "head_dim", "value_dim", "key_width", "value_width", "spec"
+        return ModuleConfig.model_validate(told | {name: getattr(self, name) for name in same})
+
 
 def parameter_shapes(sizes: Sizes) -> dict[str, tuple[int, ...]]:
     """The shape of every parameter by name, in the order of the computation."""

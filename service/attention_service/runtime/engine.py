@@ -234,10 +234,11 @@ class Engine:
     async def complexity(self, name: str | None, request: ComplexityRequest) -> ComplexityReply:
         """What a shape or a sweep of shapes costs."""
         module, room = self._target(name, request), self.budget.room
-        return await self._in_thread(
-            partial(complexity.report, module, request, Place(replace(self.device), room, min(self.budget.free, room))),
-            self._counting,
-        )
+        place = Place(replace(self.device), room, min(self.budget.free, room))
+        reply = await self._in_thread(partial(complexity.report, module, request, place), self._counting)
+        if not request.measure:
+            return reply
+        return await complexity.tried(reply, module, request, place, self.execution.call, self.budget)
 
     def accuracy_report(self) -> AccuracyReply:
         """How the predictions of past requests fared."""

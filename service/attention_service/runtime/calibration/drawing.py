@@ -107,6 +107,24 @@ def draw(
         return None
 
 
+def plainest(kernel: str, work: Workload, dtype: str) -> tuple[Module | None, ForwardRequest]:
+    """A forward request of these sizes, with the taps that they name, that asks for nothing else; and its module.
+
+    Where they have projections, that is one of its own: what its parameters are makes no difference to the time.
+    """
+    rng = np.random.default_rng(0)
+    lengths = Lengths(work.batch, work.queries, work.new_keys, work.past)
+    rest: dict[str, Any] = {"return": sorted(work.taps)}
+    if approximation_of(work.spec) is None:
+        rest["kernel"] = kernel
+    if work.sizes is None:
+        inputs = _raw_inputs(rng, lengths, work.widths, dtype)
+        learned = _learned(rng, work.spec, work.widths, dtype)
+        return None, RawForwardRequest(**inputs, **rest, spec=work.spec, parameters=learned)
+    inputs = _module_inputs(rng, lengths, work.sizes, dtype)
+    return _module(rng, work.sizes.config(dtype)), ForwardRequest(**inputs, **rest)
+
+
 def _sizes(rng: Generator) -> tuple[Lengths, Widths, str]:
     lengths = _lengths(rng)
     heads = int(rng.choice(_HEADS))
@@ -173,34 +191,54 @@ def _config(rng: Generator, widths: Widths, dtype: str, spec: AttentionSpec) -> 
 
 
 def _of_module(rng: Generator, kind: Kind, lengths: Lengths, config: ModuleConfig, *, usual: bool) -> Drawn:
-    sizes, dtype = Sizes.of(config), config.dtype or "float32"
-    parameters = {
-        name: to_torch(_tensor(rng, shape, dtype, scale=0.02)) for name, shape in parameter_shapes(sizes).items()
-    }
-    module = Module.of("drawn", config, parameters, version="0" * 32)
-    inputs = {"query": _tensor(rng, (lengths.batch, lengths.queries, config.d_model), dtype)}
-    if lengths.new_keys != lengths.queries:
-        inputs["key"] = _tensor(rng, (lengths.batch, lengths.new_keys, config.d_model), dtype)
-    inputs |= _past(rng, lengths, sizes.widths, dtype)
+    sizes = Sizes.of(config)
+    inputs = _module_inputs(rng, lengths, sizes, config.dtype or "float32")
     made = {"forward": ForwardRequest, "gradients": GradientsRequest, "weights": WeightsRequest}[kind.purpose]
     wrt = [*inputs, *(["parameters"] if rng.random() < 0.5 else [])]
-    return Drawn(kind, module, made(**inputs, **_rest(rng, kind, lengths, sizes.heads, config.spec, wrt, usual=usual)))
+    rest = _rest(rng, kind, lengths, sizes.heads, config.spec, wrt, usual=usual)
+    return Drawn(kind, _module(rng, config), made(**inputs, **rest))
+
+
+def _module(rng: Generator, config: ModuleConfig) -> Module:
+    shapes = parameter_shapes(Sizes.of(config))
+    dtype = config.dtype or "float32"
+    parameters = {name: to_torch(_tensor(rng, shape, dtype, scale=0.02)) for name, shape in shapes.items()}
+    return Module.of("drawn", config, parameters, version="0" * 32)
+
+
+def _module_inputs(rng: Generator, lengths: Lengths, sizes: Sizes, dtype: str) -> dict[str, Array]:
+    """The tensors of a request to a module, those left out that are others."""
+    inputs = {"query": _tensor(rng, (lengths.batch, lengths.queries, sizes.d_model), dtype)}
+    if lengths.new_keys != lengths.queries or sizes.key_width != sizes.d_model:
+        inputs["key"] = _tensor(rng, (lengths.batch, lengths.new_keys, sizes.key_width), dtype)
+    if sizes.value_width != sizes.key_width:
+        inputs["value"] = _tensor(rng, (lengths.batch, lengths.new_keys, sizes.value_width), dtype)
+    return inputs | _past(rng, lengths, sizes.widths, dtype)
 
 
 def _raw(
     rng: Generator, kind: Kind, lengths: Lengths, widths: Widths, dtype: str, spec: AttentionSpec, *, usual: bool
 ) -> Drawn:
+    inputs = _raw_inputs(rng, lengths, widths, dtype)
+    learned = _learned(rng, spec, widths, dtype)
+    made = {"forward": RawForwardRequest, "gradients": RawGradientsRequest, "weights": RawWeightsRequest}[kind.purpose]
+    rest = _rest(rng, kind, lengths, widths.heads, spec, list(inputs), usual=usual)
+    return Drawn(kind, None, made(**inputs, **rest, spec=spec, parameters=learned))
+
+
+def _raw_inputs(rng: Generator, lengths: Lengths, widths: Widths, dtype: str) -> dict[str, Array]:
     inputs = {
         "query": _tensor(rng, (lengths.batch, widths.heads, lengths.queries, widths.head_dim), dtype),
         "key": _tensor(rng, (lengths.batch, widths.kv_heads, lengths.new_keys, widths.head_dim), dtype),
         "value": _tensor(rng, (lengths.batch, widths.kv_heads, lengths.new_keys, widths.value_dim), dtype),
-    } | _past(rng, lengths, widths, dtype)
-    learned = {
+    }
+    return inputs | _past(rng, lengths, widths, dtype)
+
+
+def _learned(rng: Generator, spec: AttentionSpec, widths: Widths, dtype: str) -> dict[str, Array]:
+    return {
         name: _tensor(rng, told.shape, dtype, scale=0.02, shift=1.0) for name, told in learned_of(spec, widths).items()
     }
-    made = {"forward": RawForwardRequest, "gradients": RawGradientsRequest, "weights": RawWeightsRequest}[kind.purpose]
-    rest = _rest(rng, kind, lengths, widths.heads, spec, list(inputs), usual=usual)
-    return Drawn(kind, None, made(**inputs, **rest, spec=spec, parameters=learned))
 
 
 def _past(rng: Generator, lengths: Lengths, widths: Widths, dtype: str) -> dict[str, Array]:

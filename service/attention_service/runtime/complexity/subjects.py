@@ -20,6 +20,7 @@ from attention_service.core.cost import (
 )
 from attention_service.core.cost.hardware import HARDWARE, find
 from attention_service.core.methods.limits import check_spec
+from attention_service.core.multihead import Sizes
 from attention_service.core.positions import check_position
 from attention_service.core.types import added_keys
 from attention_service.modules.given import check_widths
@@ -152,7 +153,6 @@ class Asked:
             sizes, raw = None, _raw(self.request)
             heads, head_dim = raw.num_heads, raw.head_dim
             kv_heads, value_dim = raw.num_kv_heads or heads, raw.value_dim or head_dim
-        alone = self.module is not None and self.request.shape.keys is None
         new = shape.queries if shape.keys is None else shape.keys
         return Workload(
             batch=shape.batch,
@@ -166,8 +166,15 @@ class Asked:
             itemsize=TORCH_DTYPES[self._dtype].itemsize,
             spec=spec,
             sizes=sizes,
-            inputs=frozenset({"query"} if alone else {"query", "key", "value"}),
+            inputs=frozenset(self._inputs(sizes)),
         )
+
+    def _inputs(self, sizes: Sizes | None) -> set[str]:
+        """What has to come: without a word on keys, a module's tokens are keys and values too where they fit."""
+        if sizes is None or self.request.shape.keys is not None:
+            return {"query", "key", "value"}
+        query, key, value = sizes.inputs
+        return {"query"} | ({"key"} if key != query else set()) | ({"value"} if value != key else set())
 
     def _place(self, name: str | None, dtype: str, base: Workload) -> Place:
         """The device of this name, with all of its memory that a module's parameters leave; the server's without."""

@@ -1,0 +1,140 @@
+"""From which length on one variant of attention takes less time than another: as answered, and as measured."""
+
+import asyncio
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from time import perf_counter
+from typing import TypeVar
+
+import numpy as np
+
+from attention_contract.schemas.answers import Crossover
+from attention_contract.schemas.attention import KernelName, RawForwardRequest
+from attention_contract.schemas.complexity import Alternative, RawComplexityRequest, Shape
+from attention_contract.spec import AttentionSpec
+from attention_service.runtime import complexity, forward
+from attention_service.runtime.budget import Budget
+from attention_service.runtime.calibration.probing import Probe
+from attention_service.runtime.complexity.subjects import Place
+from attention_service.runtime.device import Device
+
+ROOM = 2**31
+HEADS, WIDTH = 4, 64
+ROUNDS = 11
+ResultT = TypeVar("ResultT")
+
+
+@dataclass(frozen=True)
+class Variant:
+    """One of those that are compared."""
+
+    name: str
+    spec: AttentionSpec
+    kernel: KernelName
+
+
+def _variant(name: str, kernel: KernelName | None, **spec: object) -> Variant:
+    return Variant(name, AttentionSpec.model_validate(spec), kernel)
+
+
+VARIANTS = (
+    _variant("linear", None, method={"name": "linear"}),
+    _variant("fused", "fused"),
+    _variant("fused, causal", "fused", masks=[{"name": "causal"}]),
+    _variant("blocked, window of 512", "blocked", masks=[{"name": "sliding_window", "left": 511, "right": 0}]),
+    _variant("blocked, window of 256", "blocked", masks=[{"name": "sliding_window", "left": 255, "right": 0}]),
+    _variant("materialized", "materialized"),
+    _variant("performer", None, method={"name": "performer", "features": 256}),
+    _variant("nystrom", None, method={"name": "nystrom", "landmarks": 128}),
+)
+"""The first is the request: it names no kernel, which would be that of all that name none."""
+LENGTHS = 64, 16384
+SEARCHED = 1.6, 1.2
+"""A measured crossover is looked for within these factors: first of the predicted one, then of what was found."""
+
+
+def crossovers(device: Device) -> Iterator[str]:
+    """From which length on one of two takes less time: predicted, found by ``measure``, and measured at length."""
+    yield f"Forward, {HEADS} heads of {WIDTH}, float32, by the same calibration. `measure` is what a server finds that"
+    yield "is asked to run both. A measured crossover is found likewise, by more runs: it is where the line through"
+    yield "nine ratios of interleaved medians, close to it, passes 1; before each run the caches are filled with"
+    yield "something else, as they are between two requests."
+    yield ""
+    yield "| the one | the other | measured | predicted | predicted / measured | with `measure` | that / measured |"
+    yield "|---|---|---:|---:|---:|---:|---:|"
+    ratios: dict[str, list[float]] = {"predicted": [], "with `measure`": []}
+    by_name = {variant.name: variant for variant in VARIANTS}
+    for found in _served(device):
+        if found.of != "time" or found.at is None or not LENGTHS[0] <= found.at <= LENGTHS[1]:
+            continue
+        measured = _measured_crossing(by_name[found.between[0]], by_name[found.between[1]], found.at, device)
+        cells = ["none near it" if measured is None else f"{measured:.0f}"]
+        for told, each in zip((found.at, found.measured), ratios.values(), strict=True):
+            cells.append("" if told is None else str(told))
+            if told is not None and measured is not None:
+                each.append(told / measured)
+                cells.append(f"{each[-1]:.2f}")
+            else:
+                cells.append("")
+        yield f"| {' | '.join([*found.between, *cells])} |"
+    yield ""
+    for name, each in ratios.items():
+        far = np.abs(np.log(each))
+        if each:
+            half, most = np.expm1(np.median(far)), np.expm1(far.max())
+            yield f"Of {len(each)}, {name}: half within {half:.0%}, all within {most:.0%}."
+
+
+def _served(device: Device) -> list[Crossover]:
+    """What a server answers."""
+    first, *others = VARIANTS
+    compared = [Alternative(label=each.name, spec=each.spec, kernel=each.kernel) for each in others]
+    request = RawComplexityRequest(
+        shape=Shape(queries=LENGTHS[0]), num_heads=HEADS, head_dim=WIDTH, spec=first.spec, compare=compared
+    )
+    place = Place(device, ROOM, ROOM)
+    budget = Budget(ROOM, ROOM, lambda: 0, 1)
+
+    async def run(work: Callable[[], ResultT]) -> ResultT:
+        return work()
+
+    reply = complexity.report(None, request, place)
+    reply = asyncio.run(complexity.tried(reply, None, request, place, run, budget))
+    names = {"request": first.name}
+    return [
+        found.model_copy(update={"between": tuple(names.get(label, label) for label in found.between)})
+        for found in reply.crossovers
+    ]
+
+
+def _measured_crossing(one: Variant, other: Variant, near: float, device: Device) -> float | None:
+    """Ratios of times at lengths round about, in turn; where the line through their logarithms passes 0."""
+    for factor in SEARCHED:
+        low, high = max(LENGTHS[0], near / factor), min(LENGTHS[1], near * factor)
+        lengths = np.unique(np.round(np.geomspace(low, high, 9))).astype(int)
+        slope, level = np.polyfit(np.log(lengths), np.log([_ratio(one, other, int(n), device) for n in lengths]), 1)
+        if slope == 0:
+            return None
+        near = float(np.exp(-level / slope))
+        if not low / 1.3 <= near <= high * 1.3:
+            return None
+    return near
+
+
+def _ratio(one: Variant, other: Variant, n: int, device: Device) -> float:
+    x = np.random.default_rng(n).standard_normal((1, HEADS, n, WIDTH), np.float32)
+    jobs = []
+    for variant in (one, other):
+        request = RawForwardRequest(query=x, key=x, value=x, spec=variant.spec, kernel=variant.kernel)
+        jobs.append(forward.prepare(None, request, device, ROOM))
+    probe = Probe(device)
+    ratios = []
+    for _ in range(ROUNDS):
+        seconds = []
+        for job in jobs:
+            probe.fill_caches()  # as between two requests
+            started = perf_counter()
+            job.run()
+            seconds.append(perf_counter() - started)
+        ratios.append(seconds[0] / seconds[1])
+    return float(np.median(ratios))

@@ -1,0 +1,188 @@
+"""Crossovers found by running: the search against ratios that are known, and runs against passes of known length."""
+
+import asyncio
+import math
+import time
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+
+from attention_contract.schemas.complexity import ComplexityRequest, RawComplexityRequest
+from attention_contract.schemas.modules import ModuleConfig
+from attention_service.core.cost import Estimate, Rates, Roofline
+from attention_service.core.multihead import Sizes, initial_parameters
+from attention_service.modules.resident import Module, complete
+from attention_service.runtime.budget import Budget
+from attention_service.runtime.calibration.drawing import plainest
+from attention_service.runtime.complexity import report, tried, trying
+from attention_service.runtime.complexity.subjects import Asked, Place
+from attention_service.runtime.device import Device
+
+ROOM = 2**30
+
+
+class Told(Roofline):
+    """Says that fused attention takes a microsecond a token, and the others what they take at 500 tokens."""
+
+    def forward(self, work, kernel):
+        return Estimate.within(1e-6 * (work.queries if kernel == "fused" else 500), 1.2)
+
+
+class Slow(Told):
+    """A thousand times as long."""
+
+    def forward(self, work, kernel):
+        return Estimate.within(1000 * super().forward(work, kernel).median, 1.2)
+
+
+DEVICE = Device(torch.device("cpu"), "a cpu", 2**40, Told(Rates(1e11, 1e10, 1e-5)))
+PLACE = Place(DEVICE, ROOM, ROOM)
+OTHER = {"label": "other", "kernel": "materialized"}
+
+
+def raw(**fields):
+    given = {"shape": {"queries": 64}, "num_heads": 2, "head_dim": 8, "kernel": "fused", "compare": [OTHER]}
+    return RawComplexityRequest.model_validate(given | fields)
+
+
+def search(ratio, near, searched=(1, 2**20)):
+    async def known(size):
+        return ratio(size)
+
+    return asyncio.run(trying.crossing(known, near, searched))
+
+
+def answered(request, module=None, budget=None, place=PLACE):
+    """The reply, how much was held while something ran, and what was run."""
+    budget = budget or Budget(ROOM, ROOM, lambda: 0, 4)
+    held = []
+
+    async def run(work):
+        held.append(budget.in_flight)
+        return work()
+
+    reply = report(module, request, place)
+    reply = asyncio.run(tried(reply, module, request, place, run, budget))
+    assert budget.in_flight == 0
+    return reply, held
+
+
+def times(reply):
+    return {found.between: found.measured for found in reply.crossovers if found.of == "time"}
+
+
+# ── the search ───────────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+@pytest.mark.parametrize("slope", [-2.0, -0.3, 0.5])
+@pytest.mark.parametrize("near", [700, 1000, 1500])
+def test_it_is_where_the_ratio_passes_one(slope, near):
+    rng = np.random.default_rng(near)
+    found = search(lambda size: (size / 1000) ** slope * np.exp(rng.normal(0, 0.01)), near)
+    assert found == pytest.approx(1000, rel=0.1)
+
+
+def test_it_is_found_where_both_grow_in_steps_and_near_the_end_of_what_can_be():
+    assert search(lambda size: (size // 16) / (512 // 16 + 0.5), 600) == pytest.approx(520, rel=0.05)
+    assert search(lambda size: size / 900, 1000, searched=(1, 1024)) == pytest.approx(900, rel=0.01)
+    assert search(lambda size: size / 3, 4) == 3
+
+
+@pytest.mark.parametrize(
+    "ratio", [lambda _: 1.0, lambda _: 2.0, lambda size: size / 1e5, lambda size: 3 + 1e-9 * size], ids=str
+)
+def test_there_is_none_where_the_ratio_does_not_pass_one_near_there(ratio):
+    with np.errstate(all="raise"):
+        assert search(ratio, 1000) is None
+
+
+def test_one_size_alone_has_no_line():
+    assert search(lambda size: size / 1.0, 1, searched=(1, 1)) is None
+
+
+# ── the runs ─────────────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+def test_runs_that_take_a_known_time_cross_where_they_do(monkeypatch):
+    """Predicted at 500 tokens; in truth, fused takes as long as the other at 400."""
+
+    class Slept:
+        def __init__(self, seconds):
+            self.run = lambda: time.sleep(seconds)
+
+    def prepare(module, request, device, room):
+        return Slept(1e-5 * (request.query.shape[-2] if request.kernel == "fused" else 400))
+
+    monkeypatch.setattr(trying.forward, "prepare", prepare)
+    reply, _ = answered(raw())
+    (found,) = (found for found in reply.crossovers if found.of == "time")
+    assert found.at == pytest.approx(500, rel=0.02)
+    assert found.measured == pytest.approx(400, rel=0.1)
+    assert {each.measured for each in reply.crossovers if each.of != "time"} == {None}
+
+
+def test_everything_is_run_as_it_would_be_asked_for_and_its_memory_is_admitted(monkeypatch):
+    """Both are run, at sizes around the predicted one, with kernel, taps, dtype and projections as they are told."""
+    ran = []
+    real = trying.forward.prepare
+
+    def prepare(module, request, device, room):
+        job = real(module, request, device, room)
+        ran.append((module, request, job))
+        return job
+
+    monkeypatch.setattr(trying.forward, "prepare", prepare)
+    monkeypatch.setattr(trying, "_ENOUGH_S", 0.0)
+    config = complete(ModuleConfig(d_model=16, num_heads=2, key_width=12, value_width=10, dtype="float64"))
+    module = Module.of("m", config, initial_parameters(Sizes.of(config), 0, torch.float64))
+    given = {"shape": {"batch": 2, "queries": 64, "past": 3}, "kernel": "fused", "return": ["output", "context"]}
+    request = ComplexityRequest.model_validate(given | {"compare": [OTHER | {"num_heads": 4}]})
+    _, held = answered(request, module)
+    assert {job.plan.kernel for _, _, job in ran} == {"fused", "materialized"}
+    assert {len(request.query) for _, request, _ in ran} == {2}
+    assert {(made.sizes.heads, made.sizes.key_width, made.sizes.value_width) for made, _, _ in ran} == {
+        (2, 12, 10),
+        (4, 12, 10),
+    }
+    lengths = [request.query.shape[1] for _, request, _ in ran]
+    assert min(lengths) < 500 / 1.5
+    assert max(lengths) > 500 * 1.5
+    for made, request, job in ran:
+        assert request.past_key.shape[2] == 3
+        assert job.dtype == "float64"
+        assert set(job.run()) == {"output", "context", "present_key", "present_value"}
+        tensors = [request.query, request.key, request.value, *made.parameters.values()]
+        assert max(held) >= sum(tensor.nbytes for tensor in tensors) + job.plan.peak_bytes
+
+
+@pytest.mark.parametrize("name", ["performer", "linear", "nystrom", "linformer"])
+def test_methods_are_run_too(name):
+    method = {"name": name} | ({"length": 4096, "rank": 32} if name == "linformer" else {})
+    work = Asked(None, raw(kernel=None, spec={"method": method}, compare=[]), PLACE).subject.at("length", 256)
+    module, request = plainest(name, work, "float32")
+    job = trying.forward.prepare(module, request, DEVICE, ROOM)
+    assert (module, job.plan.kernel) == (None, name)
+    assert job.run()["output"].shape == (1, 2, 256, 8)
+
+
+def test_what_cannot_be_tried_is_left_untried(monkeypatch):
+    """Another device, more memory than there is, sizes other than tokens, and what takes too long."""
+    monkeypatch.setattr(trying.forward, "prepare", lambda *_: pytest.fail("it was run"))
+    elsewhere = raw(hardware="H100 SXM", compare=[{"label": "here"}, {"kernel": "blocked"}], dtype="bfloat16")
+    widths = raw(sweep={"dimension": "head_dim", "values": [8, 500, 1000]})
+    for request in (elsewhere, widths):
+        reply, _ = answered(request)
+        assert set(times(reply).values()) == {None}
+    small = Budget(2**16, 2**16, lambda: 0, 4)
+    assert set(times(answered(raw(), budget=small)[0]).values()) == {None}
+    slow = Place(replace(DEVICE, clock=Slow(DEVICE.clock.rates)), ROOM, ROOM)
+    assert set(times(answered(raw(), place=slow)[0]).values()) == {None}
+
+
+def test_sizes_that_stand_for_a_module_are_those_of_its_config():
+    config = complete(ModuleConfig(d_model=24, num_heads=4, num_kv_heads=2, head_dim=10, value_dim=6, key_width=7))
+    sizes = Sizes.of(config)
+    assert Sizes.of(sizes.config("float32")) == sizes
+    assert math.prod((sizes.heads, sizes.head_dim)) != sizes.d_model

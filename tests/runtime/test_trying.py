@@ -98,6 +98,15 @@ def test_there_is_none_where_the_ratio_does_not_pass_one_near_there(ratio):
         assert search(ratio, 1000) is None
 
 
+def test_a_place_that_noise_decides_is_not_told():
+    """Ratios that hardly fall, and lie about the line by more than they fall."""
+    rng = np.random.default_rng(3)
+    noisy = [search(lambda size: (size / 1000) ** -0.05 * np.exp(rng.normal(0, 0.05)), 1000) for _ in range(20)]
+    assert sum(found is None for found in noisy) >= 18
+    steep = [search(lambda size: (size / 1000) ** -1 * np.exp(rng.normal(0, 0.05)), 1000) for _ in range(20)]
+    assert all(found == pytest.approx(1000, rel=0.2) for found in steep)
+
+
 def test_one_size_alone_has_no_line():
     assert search(lambda size: size / 1.0, 1, searched=(1, 1)) is None
 

@@ -7,6 +7,7 @@ from functools import partial
 from statistics import median
 
 import numpy as np
+from numpy.typing import NDArray
 
 from attention_contract.schemas.complexity import ComplexityReply, ComplexityRequest
 from attention_service.core import cost
@@ -21,10 +22,15 @@ from attention_service.runtime.complexity.crossing import TOKENS
 from attention_service.runtime.complexity.subjects import Asked, Place, Subject
 from attention_service.runtime.jobs import Job
 
+Numbers = NDArray[np.float64]
+
 WITHIN = 1.6, 1.2
 """It is looked for within these factors: first of the predicted size, then of what was found."""
 _BEYOND = 1.3
 """How far past the sizes that were run the line through their ratios is believed."""
+_UNSURE = 0.05
+"""Of the logarithm of the size: what the standard error of what is told is at most."""
+_LEVEL = 1e-6
 _SIZES = 7
 _LEAST, _MOST, _ENOUGH_S = 5, 25, 0.03
 """Rounds of each size: how many at least and at most, and after how many seconds they suffice."""
@@ -59,19 +65,29 @@ async def tried(
 async def crossing(ratio: Callable[[int], Awaitable[float]], near: float, searched: tuple[int, int]) -> int | None:
     """Where a ratio of times passes 1: where the line through the logarithms of ratios at sizes near it passes 0.
 
-    None where it does not pass near there.
+    None where it does not pass near there, or so flatly that the place can't be told.
     """
+    unsure = 0.0
     for factor in WITHIN:
         low, high = max(searched[0], near / factor), min(searched[1], near * factor)
         sizes = np.unique(np.round(np.geomspace(low, high, _SIZES))).astype(int)
-        logs = np.log([await ratio(int(size)) for size in sizes])
-        slope, level = np.polyfit(np.log(sizes), logs, 1) if len(sizes) > 1 else (0.0, 0.0)
-        if not abs(slope) * np.log(high * _BEYOND) >= abs(level) or not slope:
+        place, unsure = _root(np.log(sizes), np.log([await ratio(int(size)) for size in sizes]))
+        if not np.log(low / _BEYOND) <= place <= np.log(high * _BEYOND):
             return None
-        near = float(np.exp(-level / slope))
-        if not low / _BEYOND <= near <= high * _BEYOND:
-            return None
-    return round(near)
+        near = float(np.exp(place))
+    return None if unsure > _UNSURE else round(near)
+
+
+def _root(x: Numbers, y: Numbers) -> tuple[float, float]:
+    """Where the line through points is 0, and the standard error of that; infinite for one that is level."""
+    middle, level = x.mean(), y.mean()
+    wide = np.square(x - middle).sum()
+    slope = (x - middle) @ y / wide if wide else 0.0
+    if abs(slope) <= _LEVEL:
+        return np.inf, np.inf
+    place = middle - level / slope
+    off = np.square(y - level - slope * (x - middle)).sum() / max(len(x) - 2, 1)
+    return float(place), float(np.sqrt(off * (1 / len(x) + (place - middle) ** 2 / wide)) / abs(slope))
 
 
 def rounds(jobs: Sequence[Job], probe: Probe) -> list[float]:

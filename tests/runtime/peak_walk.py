@@ -207,6 +207,31 @@ def off_by(planned: int, actual: int) -> float:
     return beyond if planned > actual else -beyond
 
 
+class Walked(NamedTuple):
+    """What is kept of a request once it was run: all of them at a time are more than there is room for."""
+
+    kind: str
+    planned: int
+    actual: int
+    described: str
+
+    @property
+    def ratio(self) -> float:
+        return self.planned / self.actual
+
+    @property
+    def is_off(self) -> bool:
+        return not -0.02 <= off_by(self.planned, self.actual) <= 0.05
+
+
+def walk(chosen: Sequence[Parts], seed: int) -> Iterator[Walked]:
+    """Each of them that can be, in turn."""
+    for start in range(0, len(chosen), _AT_ONCE):
+        some = [each for parts in chosen[start : start + _AT_ONCE] if (each := served(parts, seed)) is not None]
+        for each, actual in zip(some, held(some), strict=True):
+            yield Walked(each.parts.kind.name, each.job.plan.peak_bytes, actual, each.described)
+
+
 def main() -> None:
     """Print the distribution."""
     parser = argparse.ArgumentParser()
@@ -217,26 +242,24 @@ def main() -> None:
     given = parser.parse_args()
     rng = np.random.default_rng(given.seed)
     chosen = [parts for parts in combinations(given.purpose) if rng.random() < given.share]
-    every = [each for parts in chosen if (each := served(parts, given.seed)) is not None]
-    table(every, held(every), given.worst)
+    table([*walk(chosen, given.seed)], given.worst)
 
 
-def table(every: Sequence[Served], measured: Sequence[int], worst: int) -> None:
+def table(walked: Sequence[Walked], worst: int) -> None:
     """By pass and kernel: quantiles of planned over held, and how many are further off than −2 or +5 %."""
     rows = defaultdict(list)
-    for each, actual in zip(every, measured, strict=True):
-        rows[each.parts.kind.name].append((each.job.plan.peak_bytes / actual, actual, each))
+    for each in walked:
+        rows[each.kind].append(each)
     print("| | requests | least | 5 % | median | 95 % | most | further off than −2 or +5 % |")
     print("|---|--:|--:|--:|--:|--:|--:|--:|")
     bad = []
     for name, row in rows.items():
-        ratios = [ratio for ratio, _, _ in row]
-        off = [each for each in row if not -0.02 <= off_by(each[2].job.plan.peak_bytes, each[1]) <= 0.05]
-        quantiles = " | ".join(f"{x:.3f}" for x in np.quantile(ratios, [0, 0.05, 0.5, 0.95, 1]))
+        off = [each for each in row if each.is_off]
+        quantiles = " | ".join(f"{x:.3f}" for x in np.quantile([each.ratio for each in row], [0, 0.05, 0.5, 0.95, 1]))
         print(f"| {name} | {len(row)} | {quantiles} | {len(off)} |")
-        bad += sorted(off, key=lambda each: -abs(np.log(each[0])))[:worst]
-    for ratio, actual, each in bad:
-        print(f"{each.parts.kind.name}: {ratio:.3f} of {actual}: {each.described}"[:900])
+        bad += sorted(off, key=lambda each: -abs(np.log(each.ratio)))[:worst]
+    for each in bad:
+        print(f"{each.kind}: {each.ratio:.3f} of {each.actual}: {each.described}"[:900])
 
 
 if __name__ == "__main__":

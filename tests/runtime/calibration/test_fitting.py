@@ -61,6 +61,32 @@ def test_nine_of_ten_runs_lie_within_the_bounds(noise):
     assert 0.87 <= np.mean(covered) <= 0.93
 
 
+def test_what_is_typical_stands_in_for_what_few_points_tell():
+    """Of another processor, whose memory is half as fast where there is much of it, and which is slower throughout."""
+    rng = np.random.default_rng(6)
+
+    def elsewhere(point):
+        factor = 1.5 if point.terms[2].amount > 1e5 else 1.2
+        return Point(point.kind, point.terms, tuple(factor * seconds for seconds in point.seconds))
+
+    typical = fit([elsewhere(point) for point in drawn(rng, 2000)[0]], RATES).curves.logs
+    points, medians = drawn(rng, 400)
+    few = drawn(rng, 10)[0]
+    usual = []
+    for clock in (fit(few, RATES), fit(few, RATES, typical)):
+        errors = np.abs(np.array([clock.of(point.terms, point.kind).median for point in points]) / medians - 1)
+        usual.append(np.quantile(errors, 0.9))
+    assert usual[1] < 0.75 * usual[0]
+
+
+def test_what_was_never_met_takes_what_is_typical():
+    rng = np.random.default_rng(7)
+    points = drawn(rng, 100)[0]
+    clock = fit(points, RATES, {"start sort": 3.0})
+    (sort,) = terms("sort", 1, 1, 64)[:1]
+    assert clock.curves.seconds([sort]) == pytest.approx(np.exp(3.0) * fit(points, RATES).curves.seconds([sort]))
+
+
 def test_disturbed_runs_weigh_little():
     rng = np.random.default_rng(3)
     clock = fit(drawn(rng, 600, disturbed=0.08)[0], RATES)

@@ -5,6 +5,7 @@ import time
 from attention_service.core.cost import Calibrated, Rates
 from attention_service.runtime.calibration.fitting import Point, fit
 from attention_service.runtime.calibration.measuring import Bench
+from attention_service.runtime.calibration.typical import typical
 from attention_service.runtime.device import Device, measure_rates
 
 SECONDS = 60.0
@@ -31,6 +32,7 @@ class Calibration:
         self._rates: Rates = measure_rates(device.torch)
         self._bench = Bench(device, self._rates, self.room, seed)
         self._points: list[Point] = []
+        self._kind = device.torch.type
 
     @property
     def points(self) -> int:
@@ -52,4 +54,4 @@ class Calibration:
                 f"only {self.points} requests could be measured undisturbed, where {FEWEST_POINTS} are needed; "
                 "calibrate while the machine has nothing else to do"
             )
-        return fit(self._points, self._rates)
+        return fit(self._points, self._rates, typical(self._kind))

@@ -2,8 +2,9 @@
 
 import math
 from collections import Counter, defaultdict
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from types import MappingProxyType
 
 import numpy as np
 from numpy.typing import NDArray
@@ -16,6 +17,8 @@ Numbers = NDArray[np.float64]
 _FREE, _CURVED, _MARKED, _SLOPED = 2.0, 0.7, 0.4, 0.35
 """How far, as a natural logarithm, a rate is expected to be from the guess; and what its size and rows, its marks and
 its slopes are expected to make of it."""
+_NEARER = 0.25
+"""As a share of that, how far it is expected to be from what is typical, where that is known."""
 _NOISE, _TAILS = 0.08, 8.0
 """Of a run: the scale of its noise as a natural logarithm, and the degrees of freedom of Student's distribution."""
 _STEPS, _ENOUGH, _LONGEST_STEP = 25, 1e-2, 1.5
@@ -40,31 +43,32 @@ class Point:
         return float(np.median(self.seconds))
 
 
-def fit(points: Sequence[Point], rates: Rates) -> Calibrated:
+def fit(points: Sequence[Point], rates: Rates, typical: Mapping[str, float] = MappingProxyType({})) -> Calibrated:
     """A clock that predicts the medians of these points, and whose bounds hold nine of ten of their runs.
 
     The most probable rates: errors of logarithms have Student's distribution, so that a run that was disturbed weighs
-    little, and logarithms of rates are normal about the guess. Found by Gauss-Newton steps with weights (Lange et al.
-    1989, section 3). The bounds are quantiles of how far runs are from what is predicted without them, the points being
-    left out a few at a time (cross-validation: Stone 1974). Raises ValueError without points.
+    little, and logarithms of rates are normal about what is typical, or about the guess where that is not known. Found
+    by Gauss-Newton steps with weights (Lange et al. 1989, section 3). The bounds are quantiles of how far runs are from
+    what is predicted without them, the points being left out a few at a time (cross-validation: Stone 1974). Raises
+    ValueError without points.
     """
     if not points:
         raise ValueError("there is nothing to fit a clock to; expected at least one point")
-    design = _Design(points, rates)
-    logs = _most_probable(design, np.zeros(len(design.columns)), np.ones(len(points), bool))
+    design = _Design(points, rates, typical)
+    logs = _most_probable(design, design.means, np.ones(len(points), bool))
     predicted = np.empty(len(points))
     folds = np.arange(len(points)) * _FOLDS // len(points)  # side by side in time: disturbances are shared
     for fold in range(_FOLDS):
         out = folds == fold
         predicted[out] = design.predicted(_most_probable(design, logs, ~out, _STEPS_OF_A_FOLD))[out]
-    names = zip(design.columns, logs.tolist(), strict=True)
-    return Calibrated(Curves(rates, dict(names)), _spreads(points, predicted))
+    found = zip(design.columns, logs.tolist(), strict=True)
+    return Calibrated(Curves(rates, {**typical, **dict(found)}), _spreads(points, predicted))
 
 
 class _Design:
     """The points as arrays: entries of a sparse matrix of features, a row for each term."""
 
-    def __init__(self, points: Sequence[Point], rates: Rates) -> None:
+    def __init__(self, points: Sequence[Point], rates: Rates, typical: Mapping[str, float]) -> None:
         self.columns: dict[str, int] = {}
         expected: list[float] = []
         rows: list[int] = []
@@ -77,7 +81,7 @@ class _Design:
                 for name, value in features(term):
                     if name not in self.columns:
                         self.columns[name] = len(self.columns)
-                        expected.append(_expected(name, term))
+                        expected.append(_expected(name, term) * (_NEARER if name in typical else 1.0))
                     rows.append(len(owners))
                     columns.append(self.columns[name])
                     values.append(value)
@@ -86,6 +90,7 @@ class _Design:
         self.rows, self.cols = np.array(rows), np.array(columns)
         self.values, self.owners = np.array(values), np.array(owners)
         self.guesses, self.precision = np.array(guesses), 1 / np.square(expected)
+        self.means = np.array([typical.get(name, 0.0) for name in self.columns])
         self.measured = np.log([point.median for point in points])
 
     def terms(self, logs: Numbers) -> Numbers:
@@ -122,7 +127,7 @@ def _most_probable(design: _Design, logs: Numbers, used: NDArray[np.bool_], step
         weights = (used * (_TAILS + 1) / (_TAILS + np.square(off / _NOISE)) / _NOISE**2).astype(np.float32)
         slopes = design.slopes(logs)
         curvature = (slopes.T * weights) @ slopes + np.diag(design.precision)
-        step = np.linalg.solve(curvature, slopes.T @ (weights * off) - design.precision * logs)
+        step = np.linalg.solve(curvature, slopes.T @ (weights * off) - design.precision * (logs - design.means))
         largest = float(np.abs(step).max())
         logs = logs + step * min(1.0, _LONGEST_STEP / largest)
         if largest < _ENOUGH:

@@ -1,7 +1,9 @@
 """What a pass holds on the CPU, as PyTorch's profiler sees it: requests of workloads, and the peaks of their passes."""
 
+import gc
 from bisect import bisect_left
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import partial
 from itertools import accumulate
@@ -124,7 +126,7 @@ class Request:
 
 def peaks(runs: Sequence[Run]) -> list[int]:
     """The most bytes that each run held at a time. One profile of all of them: to start one takes long."""
-    with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as profiler:
+    with _no_collection(), profile(activities=[ProfilerActivity.CPU], profile_memory=True) as profiler:
         for number, run in enumerate(runs):
             with record_function(f"run|{number}"):
                 run()
@@ -139,9 +141,20 @@ def peaks(runs: Sequence[Run]) -> list[int]:
     return [found[number] for number in range(len(runs))]
 
 
+@contextmanager
+def _no_collection() -> Iterator[None]:
+    """What others left in cycles is given back before: within a run, it would be taken for what the run gave back."""
+    gc.collect()
+    gc.disable()
+    try:
+        yield
+    finally:
+        gc.enable()
+
+
 def held_at_peak(run: Run) -> list[tuple[int, str]]:
     """What one run holds when it holds most: bytes, and the operations in which they were allocated, outermost last."""
-    with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as profiler:
+    with _no_collection(), profile(activities=[ProfilerActivity.CPU], profile_memory=True) as profiler:
         run()
     held: dict[int, tuple[int, str]] = {}
     now = most = 0

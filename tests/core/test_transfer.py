@@ -22,7 +22,8 @@ def test_there_and_back(dtype, shape, device):
     assert (there.device.type, there.dtype, there.shape) == (device, dtype, x.shape)
     assert torch.equal(to_host(there), x)
     if dtype.is_floating_point:
-        assert torch.equal(to_host(to_device(x, torch.device(device), torch.float64)), x.double())
+        for other in (torch.float64, torch.float16):
+            assert torch.equal(to_host(to_device(x, torch.device(device), other)), x.to(other))
 
 
 @pytest.mark.parametrize("device", DEVICES)

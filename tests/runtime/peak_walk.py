@@ -187,7 +187,7 @@ def as_on_a_device() -> Iterator[None]:
     """Tensors are brought there, not shared with the request."""
     shared = directly.to_torch
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(compute, "to_device", lambda x, device, dtype=None: x.clone().to(dtype or x.dtype))
+        patch.setattr(compute, "to_device", lambda x, device, dtype=None: x.to(dtype or x.dtype, copy=True))
         patch.setattr(directly, "to_torch", lambda x: shared(x).clone())
         yield
 

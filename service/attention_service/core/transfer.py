@@ -13,15 +13,20 @@ PIECE = 2**22
 
 
 def to_device(host: Tensor, device: torch.device, dtype: torch.dtype | None = None) -> Tensor:
-    """The tensor on the device, in this dtype or its own; it may still be on its way, which only the device notices."""
+    """The tensor on the device, in this dtype or its own; it may still be on its way, which only the device notices.
+
+    It is converted on the way: the device holds it once.
+    """
     dtype = dtype or host.dtype
     if device.type != "cuda" or host.device.type != "cpu" or not host.numel():
         return host.to(device, dtype)
-    placed = torch.empty(host.shape, dtype=host.dtype, device=device)
-    for source, target in zip(_pieces(host.contiguous()), _pieces(placed), strict=True):
-        pinned = torch.empty(source.shape, dtype=source.dtype, pin_memory=True)
+    placed = torch.empty(host.shape, dtype=dtype, device=device)
+    numbers = max(1, PIECE // dtype.itemsize)
+    pieces = zip(torch.split(host.reshape(-1), numbers), torch.split(placed.view(-1), numbers), strict=True)
+    for source, target in pieces:
+        pinned = torch.empty(source.shape, dtype=dtype, pin_memory=True)
         target.copy_(pinned.copy_(source), non_blocking=True)
-    return placed.to(dtype)
+    return placed
 
 
 def to_host(tensor: Tensor) -> Tensor:
@@ -32,8 +37,3 @@ def to_host(tensor: Tensor) -> Tensor:
     pinned.copy_(tensor, non_blocking=True)
     torch.cuda.current_stream(tensor.device).synchronize()
     return pinned
-
-
-def _pieces(x: Tensor) -> tuple[Tensor, ...]:
-    """Views of a contiguous tensor, one after the other."""
-    return torch.split(x.view(-1), max(1, PIECE // x.element_size()))

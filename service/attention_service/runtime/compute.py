@@ -55,12 +55,12 @@ def converted(array: Array, name: str, device: torch.device, dtype: torch.dtype)
 
     Raises InvalidTensor, which calls it ``name``, where a finite number would become infinite.
     """
-    tensor = to_device(to_torch(array), device)
-    result = tensor.to(dtype)
-    narrowed = torch.finfo(dtype).max < _largest(tensor.dtype)
+    host = to_torch(array)
+    result = to_device(host, device, dtype)
+    narrowed = torch.finfo(dtype).max < _largest(host.dtype)
     # A sum is finite only where all is, and much cheaper than the closer look.
     suspect = narrowed and not math.isfinite(result.sum())
-    if suspect and bool((result.isinf() & ~tensor.isinf()).any()):
+    if suspect and bool((result.isinf().cpu() & ~host.isinf()).any()):
         raise InvalidTensor(f"{name}: a number is too large for {torch_dtype_name(dtype)}", param=name)
     return result
 

@@ -236,7 +236,7 @@ class Engine:
         module, room = self._target(name, request), self.budget.room
         place = Place(replace(self.device), room, min(self.budget.free, room))
         reply = await self._in_thread(partial(complexity.report, module, request, place), self._counting)
-        if not request.measure:
+        if not (request.measure and reply.crossovers):
             return reply
         return await complexity.tried(reply, module, request, place, self.execution.call, self.budget)
 

@@ -45,6 +45,8 @@ class Tile(NamedTuple):
     """Pairs of the largest piece whose limits are laid out for it and not remembered."""
     fresh: int
     """Pairs of the largest piece whose limits are laid out for it."""
+    masked: bool
+    """Whether anything of it is hidden."""
 
 
 class Found(NamedTuple):
@@ -86,7 +88,7 @@ def _dense(work: Workload, tiling: Tiling, *, rows_whole: bool) -> tuple[Found, 
     follows = min(keys, work.keys - keys)
     if follows:
         strips.append(Strip((Piece(keys, keys + follows, masked=False),)))
-    tile = Tile(queries, keys, 1, follows > 0, 0, 0, 0, 0)
+    tile = Tile(queries, keys, 1, follows > 0, 0, 0, 0, 0, masked=False)
     return (Found(tile, work.past, Block(0, queries, tuple(strips))),)
 
 
@@ -101,7 +103,7 @@ def _bounded(work: Workload, tiling: Tiling, *, rows_whole: bool) -> tuple[Found
     edges = sum((band.low is not None) + (band.high is not None) for band in bands)
     limits = min(KEPT * tiling.largest, max(edges, 1) * piece)
     spans, follows = 2 if pattern.bounds.strips else 1, seen.strips > seen.blocks
-    tile = Tile(dense.queries, dense.keys, spans, follows, limits, limits, 0, piece)
+    tile = Tile(dense.queries, dense.keys, spans, follows, limits, limits, 0, piece, masked=True)
     edge = piece // max(dense.queries, 1)
     pieces = [Piece(0, edge, masked=True)]
     if dense.keys > edge:
@@ -163,10 +165,11 @@ def _of_block(block: Block, first: int, likeness: Likeness) -> Iterator[Found]:
                 size = queries * (piece.stop - piece.start)
                 fresh = max(fresh, size if new else 0)
                 passing = max(passing, size if key is None else 0)
-        tile = Tile(queries, strip.width, len(strip.spans), index > 0, before, likeness.held, passing, fresh)
+        masked = any(piece.masked for piece in strip.pieces)
+        tile = Tile(queries, strip.width, len(strip.spans), index > 0, before, likeness.held, passing, fresh, masked)
         yield Found(tile, first, replace(block, strips=block.strips[max(index - 1, 0) : index + 1]))
     if not block.strips:
-        yield Found(Tile(queries, 0, 0, False, likeness.held, likeness.held, 0, 0), first, block)
+        yield Found(Tile(queries, 0, 0, False, likeness.held, likeness.held, 0, 0, masked=False), first, block)
 
 
 def _undominated(found: set[Tile]) -> list[Tile]:

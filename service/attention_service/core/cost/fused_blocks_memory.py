@@ -59,7 +59,9 @@ def _working(work: Workload, together: int, tile: Tile) -> tuple[int, int]:
     copied = each * work.kv_heads * tile.keys if tile.spans > 1 else 0
     repeated = each * work.heads * tile.keys if work.heads != work.kv_heads else 0
     pattern, c = pattern_of(work.spec.masks, work.queries, work.told_keys, work.past), score_itemsize(work)
-    mask = tile.queries * tile.keys + (tile.limits if pattern.laid_out else 0)
-    # What is not remembered is gone once the mask is made; keys that were put together, once they are repeated.
+    mask = tile.queries * tile.keys * tile.masked + (tile.limits if pattern.laid_out else 0)
+    # What is not remembered is gone once the mask is made, after the keys; keys and then values that were put together,
+    # once they are repeated.
     laid_out = (tile.passing * c if pattern.laid_out else 0) + making(pattern, tile.fresh, tile.queries)
-    return mask * c + laid_out, mask * c + (repeated or copied)
+    part = repeated or copied
+    return part + max(mask * c + laid_out, copied // 2 if repeated else 0), mask * c + part

@@ -116,12 +116,8 @@ class _Blocks(Function):
         q, k, v, context, sums = ctx.saved_tensors
         of_q = torch.zeros_like(q)  # of queries that look nowhere, too
         of_k, of_v = (torch.zeros_like(x, dtype=torch.promote_types(x.dtype, torch.float32)) for x in (k, v))
-        for group, block in _blocks(replace(ctx.frame, q=q, k=k, v=v)):
-            if block.strips:
-                at = _rows(group, block)
-                kept = gradient[at], context[at], sums[at]
-                into = of_q[at], of_k[group.sequences], of_v[group.sequences]
-                _differentiate(group, block, ctx.scale, kept, into)
+        problem = replace(ctx.frame, q=q, k=k, v=v)
+        _differentiate_all(problem, ctx.scale, (gradient, context, sums), (of_q, of_k, of_v))
         return None, None, None, of_q, of_k.to(k.dtype), of_v.to(v.dtype)
 
 
@@ -140,6 +136,16 @@ def _attend(group: Group, block: Block, scale: float, into: tuple[Tensor, Tensor
     sums.copy_(found[1])
     if told is not None:
         told.copy_(sums if mask is None else sums.masked_fill(_blind(mask), -torch.inf))
+
+
+def _differentiate_all(problem: Problem, scale: float, kept: Three, into: Three) -> None:
+    """Block by block; what is remembered of masks is gone afterwards."""
+    of_q, of_k, of_v = into
+    for group, block in _blocks(problem):
+        if block.strips:
+            at, sequences = _rows(group, block), group.sequences
+            its_own = kept[0][at], kept[1][at], kept[2][at]
+            _differentiate(group, block, scale, its_own, (of_q[at], of_k[sequences], of_v[sequences]))
 
 
 def _differentiate(group: Group, block: Block, scale: float, kept: Three, into: Three) -> None:

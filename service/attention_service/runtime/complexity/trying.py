@@ -28,6 +28,7 @@ WITHIN = 1.6, 1.2
 """It is looked for within these factors: first of the predicted size, then of what was found."""
 _BEYOND = 1.3
 """How far past the sizes that were run the line through their ratios is believed."""
+_FARTHEST = WITHIN[0] * _BEYOND * WITHIN[1]
 _UNSURE = 0.05
 """Of the logarithm of the size: what the standard error of what is told is at most."""
 _LEVEL = 1e-6
@@ -52,7 +53,7 @@ async def tried(
         where = None
         if found.of == "time" and found.at and found.dimension in TOKENS and here.keys() >= set(found.between):
             trial = _Trial(here[found.between[0]], here[found.between[1]], found.dimension)
-            largest = min(found.searched[1], round(found.at * WITHIN[0]))
+            largest = min(found.searched[1], round(found.at * _FARTHEST))
             seconds = await run(partial(trial.predicted_s, found.at))
             if seconds <= left and await run(partial(trial.need, largest)) <= budget.room:
                 left -= seconds

@@ -5,7 +5,7 @@ What express does not know is handed to uvicorn as if nothing had been kept back
 
 import asyncio
 from dataclasses import dataclass
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
 from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol, RequestResponseCycle
 
@@ -13,6 +13,9 @@ from attention_contract.errors import AttentionError
 from attention_service.api.express import Asked, Express, lines
 from attention_service.api.known import Incoming, Known
 from attention_service.api.observing import given_id
+
+if TYPE_CHECKING:
+    from uvicorn._types import ASGI3Application
 
 _UNHEARD: Final = asyncio.Event()
 """By which uvicorn tells a cycle of messages."""
@@ -61,6 +64,8 @@ class Connection(HttpToolsProtocol):
         """How answers of each status begin, and the headers for which that holds."""
         self._idle_since: float | None = None
         """Since when no request has come; None while one does, or is answered."""
+        self._begun: RequestResponseCycle | None = None
+        """What uvicorn is answering; others may have come behind it."""
 
     # ── what the parser finds ────────────────────────────────────────────────────────────────────────────────────────
 
@@ -86,8 +91,9 @@ class Connection(HttpToolsProtocol):
             return
         try:
             self._kept.add(body)
-        except AttentionError:  # which the ordinary way tells
+        except AttentionError:  # which the ordinary way tells, unless there is memory by then
             self._hand_on()
+            self._pass_on(body)
 
     def on_message_complete(self) -> None:
         """Have a request answered that is known; hand on any other."""
@@ -165,6 +171,10 @@ class Connection(HttpToolsProtocol):
                 cycle.body = bytearray(cycle.body)
         super().on_body(body)
 
+    def _start_asgi_task(self, cycle: RequestResponseCycle, app: "ASGI3Application") -> None:
+        self._begun = cycle
+        super()._start_asgi_task(cycle, app)
+
     # ── what express has to say ──────────────────────────────────────────────────────────────────────────────────────
 
     def answer(self, status: int, *pieces: bytes | memoryview) -> None:
@@ -196,6 +206,7 @@ class Connection(HttpToolsProtocol):
 
     def on_response_complete(self) -> None:
         """As uvicorn, but for the timer."""
+        self._begun = None
         self.server_state.total_requests += 1
         if self.transport.is_closing():
             return
@@ -241,6 +252,9 @@ class Connection(HttpToolsProtocol):
         if asked is not None:
             asked.leave()
         self._hand_on()  # which is told that the rest will never come
+        if self._begun is not None:  # uvicorn tells the one that came last, which may still have to wait for this
+            self._begun.disconnected = True
+            self._begun.message_event.set()
         super().connection_lost(exc)
 
     def shutdown(self) -> None:

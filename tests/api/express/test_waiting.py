@@ -70,6 +70,29 @@ def test_a_caller_who_went_away_is_not_waited_for(url, http, waits, three, gate,
     assert re.search(r"^attention_in_flight_bytes 0.0$", http.get("/metrics").text, re.MULTILINE)
 
 
+def test_who_goes_away_with_requests_behind_one_another_is_given_up(url, http, three, gate, caplog):
+    bodies, answers = three
+    ordinary = [f"{name}: {value}" for name, value in ORDINARY.items()]
+
+    def given_up():
+        text = http.get("/metrics").text
+        found = re.search(r'^attention_requests_total\{operation="forward",status="499"\} (.*)$', text, re.MULTILINE)
+        return 0.0 if found is None else float(found[1])
+
+    before = given_up()
+    gone = Wire(url)
+    gone.send(b"".join(message(body, *ordinary) for body in bodies))
+    assert soon(lambda: len(gate.begun) == 1)
+    gone.close()
+    assert soon(lambda: given_up() == before + 1)
+    gate.set()
+    with Wire(url) as wire:
+        wire.send(message(bodies[0], *ordinary))
+        same(wire.answer(), answers[0])
+    assert gate.begun == [1, 1]
+    assert not [record for record in caplog.records if record.name == "uvicorn.error" and record.exc_info]
+
+
 def test_requests_behind_one_that_waits_keep_their_order(url, taken, three, gate):
     bodies, answers = three
     with Wire(url) as wire:

@@ -6,7 +6,9 @@ import re
 import numpy as np
 import pytest
 
-from tests.api.express.talk import Wire, ask, body_of, message, output_of, same, soon
+from attention_contract.errors import Overloaded
+from attention_service.runtime.budget import Body
+from tests.api.express.talk import ORDINARY, Wire, ask, body_of, message, output_of, same, soon
 
 
 def test_a_request_may_come_in_any_pieces(url, taken, three):
@@ -103,3 +105,24 @@ def test_a_large_body_is_counted_as_long_as_it_is_here(url, http):
             wire.send(whole[-10:])
             assert wire.answer().status_code == 200
             assert soon(lambda: bytes_held() == 0)
+
+
+def test_nothing_is_lost_of_a_body_for_which_there_was_no_memory_for_a_moment(url, http, taken, rng, monkeypatch):
+    large = body_of(rng.standard_normal((2, 700, 8)).astype(np.float32))
+    expected = ask(http, "plain", large, **ORDINARY)
+    real, failed = Body.hold, []
+
+    def once(self, more):
+        if not failed:
+            failed.append(more)
+            raise Overloaded("others have it")
+        real(self, more)
+
+    taken.clear()
+    monkeypatch.setattr(Body, "hold", once)
+    with Wire(url) as wire:
+        at = len(message(large)) - len(large) + 4096
+        wire.send(message(large)[:at], message(large)[at:])
+        same(wire.answer(), expected)
+    assert failed
+    assert taken == [False]

@@ -16,7 +16,9 @@ import uvicorn
 import uvloop
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
+from attention_client.pool.kept import DEFAULT_LIMITS
 from attention_service.api.app import create_app
+from attention_service.api.server import Server
 from attention_service.settings import Settings
 
 
@@ -162,6 +164,12 @@ def test_the_server_stands_on_the_fast_parts_of_uvicorn(tmp_path):
     config.load()
     assert config.http_protocol_class is HttpToolsProtocol
     assert config.get_loop_factory() is uvloop.new_event_loop
+
+
+def test_idle_connections_are_closed_by_those_who_call(tmp_path):
+    settings = Settings(_env_file=None, models_dir=tmp_path)
+    kept = Server(create_app(settings)).config.timeout_keep_alive
+    assert kept >= 2 * max(DEFAULT_LIMITS.keepalive_expiry, httpx.Limits().keepalive_expiry)
 
 
 def test_other_threads_do_not_keep_the_event_loop_waiting_for_long(tmp_path):

@@ -3,12 +3,17 @@
 import signal
 from functools import partial
 from types import FrameType
-from typing import Any
+from typing import Any, Final
 
 import uvicorn
 from fastapi import FastAPI
 
 from attention_service.api.connection import Connection
+
+KEEP_ALIVE_S: Final = 75
+"""Seconds for which a connection stays open on which nothing comes. Longer than whoever calls keeps it (httpx and the
+client of this service 5 s, nginx and the usual load balancers 60 s): one that the server closes just then is lost with
+the request that is on its way."""
 
 
 class Server(uvicorn.Server):
@@ -18,6 +23,7 @@ class Server(uvicorn.Server):
         """``settings``: of ``uvicorn.Config``."""
         # Middleware that somebody added must see every request, so there is no express past it.
         http: Any = "auto" if app.user_middleware else partial(Connection, app.state.express)
+        settings = {"timeout_keep_alive": KEEP_ALIVE_S} | settings
         super().__init__(
             uvicorn.Config(app, http=http, log_config=None, access_log=False, server_header=False, **settings)
         )

@@ -108,7 +108,7 @@ def _bounded(work: Workload, tiling: Tiling, *, rows_whole: bool) -> tuple[Found
     pieces = [Piece(0, edge, masked=True)]
     if dense.keys > edge:
         apart = edge + (spans > 1)
-        pieces.append(Piece(apart, apart + dense.keys - edge, masked=False))
+        pieces.append(Piece(apart, min(apart + dense.keys - edge, work.keys), masked=False))
     return (Found(tile, work.past, Block(0, dense.queries, (Strip(tuple(pieces)),) * (1 + follows))),)
 
 

@@ -30,7 +30,8 @@ class Predicted(WireModel):
 
     Earlier keys and values come as ``past_key`` and ``past_value``; to method linear as ``initial_state``, and the step
     gives the next one back (``return_state``), so that it takes as long whatever came before. Null for method nystrom,
-    whose landmarks are means over all queries: a query alone has others, and continues nothing."""
+    whose landmarks are means over all queries: a query alone has others, and continues nothing. Null too where global
+    tokens are projected apart, since a past holds one projection only."""
     transfer: Milliseconds
     """Bringing the forward request's tensors to the device and the reply's back, which is part of ``forward`` where the
     basis is ``calibrated``, and beside it otherwise; 0 where host and device share their memory."""

@@ -12,14 +12,20 @@ from attention_contract.schemas.attention import AttentionInputs, ForwardRequest
 from attention_contract.schemas.gradients import GradientsRequest
 from attention_contract.spec import AttentionSpec
 from attention_contract.tensors import Array, Untyped, dtype_name
-from attention_service.core.apart import separate_positions
 from attention_service.core.methods.limits import check_spec
 from attention_service.core.positions import check_position
 from attention_service.core.types import Dropout, Widths, added_keys
 from attention_service.modules.resident import Module
 from attention_service.runtime.bound import MAX_EMPTY, Bound, Layout, widened, wrong_shape
 from attention_service.runtime.placing import check_as_many, check_reads_positions, check_within
-from attention_service.runtime.raw_binding import check_agreement, check_learned, common_dtype, layout_of, split_shape
+from attention_service.runtime.raw_binding import (
+    check_agreement,
+    check_learned,
+    check_raw_spec,
+    common_dtype,
+    layout_of,
+    split_shape,
+)
 from attention_service.runtime.running import bind_tensors, check_request
 
 
@@ -86,12 +92,6 @@ class _Binder:
         if self.arrays[value_is].shape[1] != new_keys:
             raise wrong_shape("value", f"as many tokens as the keys, {new_keys}", request.value)
         past = self._past(layout, batch, sizes.kv_heads, sizes.head_dim, sizes.value_dim)
-        if past and separate_positions(self.spec.masks):
-            raise InvalidRequest(
-                "past_key: this module projects its global tokens apart, and a past holds one projection only; send "
-                "the whole sequence",
-                param="past_key",
-            )
         dtype = module.config.dtype or "float32"
         return self._finish(
             layout,
@@ -104,12 +104,7 @@ class _Binder:
     # ── raw attention ────────────────────────────────────────────────────────────────────────────────────────────────
 
     def raw(self, request: RawInputs) -> Bound:
-        if separate_positions(self.spec.masks):
-            raise InvalidRequest(
-                "spec.masks: separate projections of global tokens belong to a module, and raw attention has none; say "
-                '"projections": "shared", or create a module',
-                param="spec.masks",
-            )
+        check_raw_spec(self.spec)
         if self.request.version is not None:
             raise InvalidRequest(
                 "version: raw attention has no module and so no version; leave it out", param="version"

@@ -4,7 +4,9 @@ from collections.abc import Mapping
 
 from attention_contract.errors import InvalidRequest, InvalidTensor
 from attention_contract.schemas.attention import AttentionInputs, RawInputs
+from attention_contract.spec import AttentionSpec
 from attention_contract.tensors import Array, Untyped, dtype_name
+from attention_service.core.apart import separate_positions
 from attention_service.core.learned import learned_of
 from attention_service.core.types import Widths
 from attention_service.runtime.bound import Layout, wrong_shape
@@ -12,6 +14,16 @@ from attention_service.runtime.bound import Layout, wrong_shape
 Split = tuple[int, int, int, int]
 """Batch, heads, length and width."""
 _FLOAT_INPUTS = ("query", "key", "value", "past_key", "past_value")
+
+
+def check_raw_spec(spec: AttentionSpec) -> None:
+    """Raise InvalidRequest for a spec that only a module can have."""
+    if separate_positions(spec.masks):
+        raise InvalidRequest(
+            "spec.masks: separate projections of global tokens belong to a module, and raw attention has none; say "
+            '"projections": "shared", or create a module',
+            param="spec.masks",
+        )
 
 
 def layout_of(request: AttentionInputs, num_heads: int | None, num_kv_heads: int | None) -> tuple[Layout, int, int]:

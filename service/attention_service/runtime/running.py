@@ -1,4 +1,4 @@
-"""What a request brings to a method beside q, k and v, and what a method cannot do for it.
+"""What a request brings to a method beside q, k and v, and what a method, or the spec around it, cannot do for it.
 
 Checks allocate nothing.
 """
@@ -10,6 +10,7 @@ from attention_contract.schemas.attention import AttentionInputs
 from attention_contract.schemas.gradients import GradientsRequest
 from attention_contract.spec import AttentionSpec, Linear, Linformer
 from attention_contract.tensors import Array
+from attention_service.core.apart import separate_positions
 from attention_service.core.methods import METHODS, approximation_of
 from attention_service.core.methods.linear import Linear as LinearMethod
 
@@ -22,6 +23,8 @@ def check_request(spec: AttentionSpec, request: AttentionInputs, *, module: bool
 
     keys: how many there are, the past included.
     """
+    if request.past_key is not None and request.past_key.shape[-2]:
+        check_past(spec, "past_key")
     method = spec.method
     sent = [name for name in NAMES if getattr(request, name) is not None]
     reads = _reads(spec, module=module)
@@ -51,14 +54,37 @@ def check_request(spec: AttentionSpec, request: AttentionInputs, *, module: bool
             "or take method exact",
             param="offsets",
         )
-    if isinstance(method, Linformer) and keys > method.length:
-        raise InvalidRequest(
-            f"key: {keys} keys, the past included, are more than the method's length, {method.length}; send fewer",
-            param="key",
-            limit=method.length,
-        )
+    check_keys(spec, keys, "query" if request.key is None else "key")
     if isinstance(method, Linear):
         _check_linear(method, request, reads, module=module)
+
+
+def check_past(spec: AttentionSpec, param: str) -> None:
+    """Raise InvalidRequest, for the field ``param``, where keys and values of earlier tokens continue nothing."""
+    if separate_positions(spec.masks):
+        raise InvalidRequest(
+            f"{param}: global tokens are projected apart, and a past holds one projection only; give the whole "
+            "sequence, without a past",
+            param=param,
+        )
+    if isinstance(spec.method, Linear) and spec.method.rule != "sum":
+        raise InvalidRequest(
+            f"{param}: rule {spec.method.rule} would need the gate or beta of each earlier token; leave it out: what "
+            "was before comes as initial_state, the final_state of an earlier reply",
+            param=param,
+        )
+
+
+def check_keys(spec: AttentionSpec, keys: int, param: str) -> None:
+    """Raise InvalidRequest, for the field ``param``, for more keys, the past included, than the method takes."""
+    method = spec.method
+    if isinstance(method, Linformer) and keys > method.length:
+        raise InvalidRequest(
+            f"{param}: {keys} keys, the past included, are more than the method's length, {method.length}; make them "
+            "fewer",
+            param=param,
+            limit=method.length,
+        )
 
 
 def bind_tensors(
@@ -144,12 +170,6 @@ def _check_linear(method: Linear, request: AttentionInputs, reads: set[str], *, 
     for name in ("gate", "beta"):
         if name in reads and getattr(request, name) is None:
             raise InvalidRequest(f"{name}: rule {method.rule} needs it; send [B, Hkv, Lk]", param=name)
-    if method.rule != "sum" and request.past_key is not None:
-        raise InvalidRequest(
-            f"past_key: rule {method.rule} would need the gate or beta of each earlier token; send initial_state in "
-            "its place, the final_state of an earlier reply",
-            param="past_key",
-        )
     if method.normalized and (request.initial_state is None) != (request.initial_normalizer is None):
         missing = "initial_state" if request.initial_state is None else "initial_normalizer"
         raise InvalidRequest(

@@ -21,7 +21,7 @@ _BEHIND: Final[dict[str, tuple[str, ...]]] = {
     "return": ("spec",),
     "spec": WIDTHS,
     "config": ("spec", *WIDTHS),
-    "shape": ("spec.position.length", *WIDTHS),
+    "shape": ("spec.position.length", "spec.method.length", "spec", *WIDTHS),
 }
 """Where the request's own field is found at fault, which the request alone can be asked for with: what made it so."""
 

@@ -6,7 +6,7 @@ from functools import cached_property
 import torch
 
 from attention_contract.errors import InvalidRequest, KernelUnsuitable
-from attention_contract.schemas.complexity import Alternative, ComplexityRequest, Cost, RawComplexityRequest, Shape
+from attention_contract.schemas.complexity import Alternative, ComplexityRequest, Cost, RawComplexityRequest
 from attention_contract.spec import AttentionSpec
 from attention_service.core.arrays import TORCH_DTYPES
 from attention_service.core.cost import (
@@ -19,15 +19,12 @@ from attention_service.core.cost import (
     sent_always,
 )
 from attention_service.core.cost.hardware import HARDWARE, find
-from attention_service.core.methods.limits import check_spec
 from attention_service.core.multihead import Sizes
-from attention_service.core.positions import check_position
 from attention_service.core.types import added_keys
-from attention_service.modules.given import check_widths
 from attention_service.modules.resident import Module
 from attention_service.runtime.complexity.alternatives import WIDTHS, Given, labels
+from attention_service.runtime.complexity.possible import check, shape_at
 from attention_service.runtime.device import Device
-from attention_service.runtime.placing import check_shape
 from attention_service.runtime.planning import FORWARD, Purpose, able_kernels, choose_kernel
 from attention_service.runtime.selecting import check_taps
 
@@ -124,7 +121,8 @@ class Asked:
         taps = request.return_ if other.return_ is None else other.return_
         dtype = other.dtype or self._dtype
         base = self._base(other.spec or self._spec)
-        base = replace(base, itemsize=TORCH_DTYPES[dtype].itemsize, taps=frozenset(taps), sent=sent_always(base))
+        base = replace(base, itemsize=TORCH_DTYPES[dtype].itemsize, half=dtype == "float16", reply=dtype)
+        base = replace(base, taps=frozenset(taps), sent=sent_always(base))
         base = _resized(base, {name: value for name in WIDTHS if (value := getattr(other, name)) is not None})
         check_taps(taps, base.spec)
         check(base)
@@ -211,18 +209,3 @@ def _resized(work: Workload, widths: dict[str, int]) -> Workload:
     except ValueError as fault:
         name = next(reversed(widths))
         raise InvalidRequest(f"{name}: {fault}", param=name) from None
-
-
-def check(work: Workload) -> None:
-    """Raise InvalidRequest for sizes that the spec has no room for."""
-    check_spec(work.spec)
-    sizes = work.sizes
-    check_position(work.spec, work.widths, () if sizes is None else sizes.inputs)
-    if sizes is not None:
-        check_widths(work.spec, sizes.d_model, sizes.key_width)
-    check_shape(work.spec, shape_at(work))
-
-
-def shape_at(work: Workload) -> Shape:
-    """The shape that a workload has, every default filled in."""
-    return Shape.model_construct(batch=work.batch, queries=work.queries, keys=work.new_keys, past=work.past)

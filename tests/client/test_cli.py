@@ -275,6 +275,10 @@ def test_json_comes_from_standard_input(run, played, text):
         ("forward demo --query q.npy -o nowhere/out.npy", "there is no folder"),
         ("forward demo --query q.npy --raw", "exclude each other"),
         ("forward demo --query q.npy --spec {}", "raw attention"),
+        ("forward demo --query null.json", "holds null"),
+        ("forward demo --query member.json", "holds null"),
+        ("forward demo --inputs member.json", "--query"),
+        ("modules create demo --config []", "expected a JSON object, got list"),
         ("forward --query q.npy --spec {", "not JSON"),
         ("complexity demo", "--queries"),
         ("complexity demo --sweep length=a,b", "--sweep"),
@@ -292,11 +296,36 @@ def test_json_comes_from_standard_input(run, played, text):
 )
 def test_a_wrong_command_line_is_a_usage_error(run, played, tmp_path, command, text):
     (tmp_path / "broken.npy").write_bytes(b"nothing")
+    (tmp_path / "null.json").write_text("null")
+    (tmp_path / "member.json").write_text('{"query": null}')
     np.savez("in.npz", a=X, b=X)
     result = run(*command.split(), code=2)
     assert text in " ".join(result.stderr.replace("│", " ").split())
     assert result.stdout == ""
     assert not played.requests
+
+
+def _cut(archive):
+    return archive[: len(archive) // 2]
+
+
+def _flipped(archive):
+    return archive[:120] + bytes([archive[120] ^ 255]) + archive[121:]
+
+
+def _packed_oddly(archive):
+    at = archive.index(b"PK\1\2") + 10
+    return archive[:8] + b"\x63" + archive[9:at] + b"\x63" + archive[at + 1 :]
+
+
+@pytest.mark.parametrize("save", [np.savez, np.savez_compressed])
+@pytest.mark.parametrize("damage", [_cut, _flipped, _packed_oddly])
+def test_a_damaged_archive_is_not_read(run, tmp_path, save, damage):
+    save("in.npz", query=X)
+    whole = (tmp_path / "in.npz").read_bytes()
+    run("forward", "demo", "--query", "in.npz")
+    (tmp_path / "in.npz").write_bytes(damage(whole))
+    assert "does not read as .npz" in run("forward", "demo", "--query", "in.npz", code=2).stderr
 
 
 def test_a_pickle_is_not_read(run):

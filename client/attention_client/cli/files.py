@@ -5,9 +5,11 @@ A file with several tensors names them by the request field that they stand for;
 """
 
 import sys
+import zlib
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
+from zipfile import BadZipFile
 
 import numpy as np
 import orjson
@@ -24,19 +26,23 @@ _CODES = {"BOOL": "bool", "I32": "int32", "I64": "int64", "F16": "float16", "BF1
     "F32": "float32",
     "F64": "float64",
 }
+_BROKEN = (ValueError, SafetensorError, KeyError, EOFError, BadZipFile, zlib.error, NotImplementedError)
+"""What libraries raise for a file that is not what its suffix says; the last, for a zip that is packed oddly."""
 
 
 def read(source: str, field: str) -> Any:
     """The tensor that a file holds for a request field."""
     source, member = _member(source)
     content = _load(source, field)
-    if not _has_members(content):
-        return content
-    if member is None:
-        member = field if field in content or len(content) > 1 else next(iter(content), field)
-    if member not in content:
-        raise _bad(field, f"{source} holds {', '.join(map(repr, content)) or 'nothing'}, but no {member!r}")
-    return content[member]
+    if _has_members(content):
+        if member is None:
+            member = field if field in content or len(content) > 1 else next(iter(content), field)
+        if member not in content:
+            raise _bad(field, f"{source} holds {', '.join(map(repr, content)) or 'nothing'}, but no {member!r}")
+        content = content[member]
+    if content is None:
+        raise _bad(field, f"{source} holds null where a tensor is expected")
+    return content
 
 
 def read_all(source: str, field: str) -> dict[str, Any]:
@@ -58,6 +64,14 @@ def read_json(text: str, field: str) -> Any:
         raise _bad(field, f"not JSON: {fault}") from None
 
 
+def read_object(text: str, field: str) -> dict[str, Any]:
+    """As ``read_json``, of an object."""
+    content = read_json(text, field)
+    if not isinstance(content, dict):
+        raise _bad(field, f"expected a JSON object, got {type(content).__name__}")
+    return content
+
+
 def _member(source: str) -> tuple[str, str | None]:
     path, colon, member = source.rpartition(":")
     return (path, member) if colon and Path(path).suffix in SUFFIXES else (source, None)
@@ -74,7 +88,8 @@ def _load(source: str, field: str) -> Any:
         if suffix == ".npy":
             return np.load(source, allow_pickle=False)
         if suffix == ".npz":
-            with np.load(source, allow_pickle=False) as archive:
+            # Not by its name: numpy would leave a file open that turns out to be no archive.
+            with Path(source).open("rb") as file, np.load(file, allow_pickle=False) as archive:
                 return dict(archive)
         if suffix == ".safetensors":
             return {name: _array(entry) for name, entry in deserialize(_bytes(source))}  # type: ignore[no-untyped-call]
@@ -82,7 +97,7 @@ def _load(source: str, field: str) -> Any:
             return orjson.loads(_bytes(source))
     except OSError as fault:
         raise _bad(field, f"{source}: {fault.strerror or fault}") from None
-    except (ValueError, SafetensorError, KeyError, EOFError) as fault:
+    except _BROKEN as fault:
         raise _bad(field, f"{source} does not read as {suffix}: {fault}") from None
     raise _bad(field, f"{source}: expected a file that ends in {', '.join(SUFFIXES)}, or - for JSON on standard input")
 

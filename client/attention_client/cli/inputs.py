@@ -50,7 +50,7 @@ def gather(
     fields |= {name: files.read(source, name) for name, source in given.items() if source is not None}
     fields["spec"] = None if spec is None else files.read_json(spec, "spec")
     fields["parameters"] = None if parameters is None else files.read_all(parameters, "parameters")
-    if "query" not in fields:
+    if fields.get("query") is None:
         raise typer.BadParameter("expected a file; or --inputs with one that holds a query", param_hint="--query")
     return {name: value for name, value in fields.items() if value is not None} | {"raw": raw}
 

@@ -68,7 +68,7 @@ def create(
     given: dict[str, Any] = {"d_model": d_model, "num_heads": num_heads, "num_kv_heads": num_kv_heads}
     given |= {"head_dim": head_dim, "value_dim": value_dim, "key_width": key_width, "value_width": value_width}
     given |= {"bias": bias, "dtype": dtype, "spec": None if spec is None else files.read_json(spec, "spec")}
-    whole: dict[str, Any] = {} if config is None else files.read_json(config, "config")
+    whole: dict[str, Any] = {} if config is None else files.read_object(config, "config")
     whole |= {option: value for option, value in given.items() if value is not None}
     tensors = None if parameters is None else files.read_all(parameters, "parameters")
     with client_of(ctx) as client:

@@ -91,7 +91,9 @@ def test_it_is_found_where_both_grow_in_steps_and_near_the_end_of_what_can_be():
 
 
 @pytest.mark.parametrize(
-    "ratio", [lambda _: 1.0, lambda _: 2.0, lambda size: size / 1e5, lambda size: 3 + 1e-9 * size], ids=str
+    "ratio",
+    [lambda _: 1.0, lambda _: 2.0, lambda size: size / 1e5, lambda size: 3 + 1e-9 * size],
+    ids=["one", "two", "far", "level"],
 )
 def test_there_is_none_where_the_ratio_does_not_pass_one_near_there(ratio):
     with np.errstate(all="raise"):

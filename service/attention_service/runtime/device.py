@@ -16,8 +16,9 @@ import psutil
 import torch
 
 from attention_service.core.attention import attend
-from attention_service.core.cost import Clock, Rates, Roofline
+from attention_service.core.cost import Calibrated, Clock, Curves, Rates, Roofline
 from attention_service.core.types import Problem
+from attention_service.runtime.calibration.typical import typical
 from attention_service.runtime.graphs import Graphs
 from attention_service.runtime.plans import Plans
 
@@ -56,7 +57,9 @@ class Device:
         if device.type == "cpu":
             keep_freed_memory()
             _bound_compiled_code()
-        return cls(device, _name(device), _total_bytes(device), Roofline(measure_rates(device)))
+        rates, usual = measure_rates(device), typical(device.type)
+        clock = Calibrated(Curves(rates, usual), {}, "rates") if usual else Roofline(rates)
+        return cls(device, _name(device), _total_bytes(device), clock)
 
     @property
     def model(self) -> str:

@@ -46,7 +46,7 @@ def test_those_that_wait_run_together_and_each_gets_its_own(url, http, waits, rn
         assert mine == theirs
         np.testing.assert_allclose(output_of(answer), output_of(other), rtol=1e-5, atol=1e-6)
     assert batches[0] == 1
-    assert max(batches) == len(batches) - 1
+    assert batches[1] == batches[2] == batches[4] >= 3  # whether one of another length joins them, the clock decides
 
 
 def test_a_caller_who_went_away_is_not_waited_for(url, http, waits, three, gate, capsys):

@@ -43,12 +43,8 @@ class Calibrated:
 
     curves: Curves
     spreads: Mapping[str, Spread]
-    """By kind of pass, as in ``forward fused``."""
-
-    @property
-    def basis(self) -> Basis:
-        """Runs of each kernel."""
-        return "calibrated"
+    """By kind of pass, as in ``forward fused``; none of those that were not run."""
+    basis: Basis = "calibrated"
 
     def forward(self, work: Workload, kernel: str) -> Estimate:
         """By the curves."""

@@ -197,3 +197,17 @@ def test_sizes_that_stand_for_a_module_are_those_of_its_config():
     sizes = Sizes.of(config)
     assert Sizes.of(sizes.config("float32")) == sizes
     assert math.prod((sizes.heads, sizes.head_dim)) != sizes.d_model
+
+
+def test_a_drawn_module_runs_by_its_own_spec():
+    """Also where another of the same sizes was run before it."""
+    device = replace(DEVICE)
+    for spec in ({"qk_norm": {}}, {}, {"masks": [{"name": "causal"}]}):
+        config = complete(ModuleConfig(d_model=16, num_heads=2, spec=spec))
+        module = Module.of("m", config, initial_parameters(Sizes.of(config), 0, torch.float32))
+        asked = ComplexityRequest.model_validate({"shape": {"queries": 64}})
+        work = Asked(module, asked, Place(device, ROOM, ROOM)).subject.at("length", 8)
+        made, request = plainest("materialized", work, "float32")
+        found = trying.forward.prepare(made, request, device, ROOM).run()["output"]
+        alone = trying.forward.prepare(made, request, replace(DEVICE), ROOM).run()["output"]
+        np.testing.assert_array_equal(found, alone)

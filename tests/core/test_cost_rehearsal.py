@@ -115,7 +115,7 @@ LONG["additive"] = replace(
 def test_a_few_of_many_equal_pieces_tell_of_all(name):
     work = LONG[name]
     names = names_of(work)
-    whole = peak_of(tuple(Phase(*each) for each in rehearsed(work, "materialized", names, twice=True).items()))
+    whole = peak_of(tuple(Phase(*each) for each in rehearsed(work, "materialized", tuple(names), True, False).items()))
     assert gradient_peak_bytes(work, "materialized", twice=True) == pytest.approx(whole, rel=0.02)
     if name in {"linear, causal", "delta", "performer, causal", "additive"}:
         assert in_pieces(work, twice=True)

@@ -21,7 +21,7 @@ from attention_service.core.cost.stand_ins import (
     problem_of,
     selection_of,
 )
-from attention_service.core.cost.workload import Workload
+from attention_service.core.cost.workload import Workload, remembered
 from attention_service.core.edits import BoundEdit
 from attention_service.core.kernels.materialized import Materialized
 from attention_service.core.stages import TAPS, stages
@@ -29,6 +29,7 @@ from attention_service.core.types import Problem, Selection
 from attention_service.core.visibility import EVERYTHING, without_padding
 
 
+@remembered
 def rehearsed_forward(work: Workload, kernel: str) -> dict[str, Bytes]:
     """What is held in each phase of one forward pass, by a kernel or, whatever it is called, a method."""
     resident = parameters_of(work) if work.sizes is not None else {}

@@ -3,9 +3,7 @@
 What of a graph is freed when is a matter of the order in which it is gone through, and of a graph of a graph more so.
 """
 
-from collections.abc import Hashable, Sequence
-from dataclasses import dataclass, field
-from functools import lru_cache, partial
+from collections.abc import Sequence
 
 from attention_service.core.cost.approximate import approximated
 from attention_service.core.cost.gradient_rehearsal import rehearsed
@@ -16,22 +14,10 @@ from attention_service.core.cost.rehearsal import LARGEST
 from attention_service.core.cost.stand_ins import long_enough, names_of
 from attention_service.core.cost.tensors import input_bytes
 from attention_service.core.cost.tiles import counted_as
-from attention_service.core.cost.workload import Workload
+from attention_service.core.cost.workload import Workload, remembered
 
 _TIMES = 2
 """What is known at once tells enough where it is so many times the room."""
-
-
-@dataclass(frozen=True)
-class _Asked:
-    """A question, by which its answer is remembered."""
-
-    key: tuple[Hashable, ...]
-    kernel: str
-    names: tuple[str, ...] | None
-    twice: bool
-    checked: bool
-    work: Workload = field(compare=False)
 
 
 def gradient_peak_bytes(
@@ -68,18 +54,20 @@ def gradient_phases(
     differentiated again, along a direction of each; ``checked``: held against central differences in float64. Taps that
     are returned beside the gradients are computed again once the graph is gone.
     """
-    return _found(_Asked(work.key, kernel, None if names is None else tuple(names), twice, checked, work))
+    return _phases(work, kernel, None if names is None else tuple(names), twice, checked)
 
 
-@lru_cache(maxsize=1024)  # kernels are chosen by it, then requests admitted and answered
-def _found(asked: _Asked) -> tuple[Phase, ...]:
-    work = long_enough(asked.work)
-    least = _least(work, asked.kernel)
+@remembered
+def _phases(
+    work: Workload, kernel: str, names: tuple[str, ...] | None, twice: bool, checked: bool
+) -> tuple[Phase, ...]:
+    work = long_enough(work)
+    least = _least(work, kernel)
     if least > _TIMES * LARGEST:
         return (Phase("attention", {"workspace": least}),)
-    names = names_of(work) if asked.names is None else asked.names
-    rehearse = partial(rehearsed, kernel=asked.kernel, names=names, twice=asked.twice, checked=asked.checked)
-    return tuple(Phase(name, held) for name, held in by_pieces(work, rehearse, twice=asked.twice).items())
+    at = names_of(work) if names is None else names
+    held = by_pieces(work, lambda piece: rehearsed(piece, kernel, at, twice, checked), twice=twice)
+    return tuple(Phase(name, tensors) for name, tensors in held.items())
 
 
 def _least(work: Workload, kernel: str) -> int:

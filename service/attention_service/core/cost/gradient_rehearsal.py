@@ -21,16 +21,15 @@ from attention_service.core.cost.stand_ins import (
     problem_of,
     selection_of,
 )
-from attention_service.core.cost.workload import Workload
+from attention_service.core.cost.workload import Workload, remembered
 from attention_service.core.edits import BoundEdit
 from attention_service.core.pullback import pullback
 from attention_service.core.stages import TAPS
 from attention_service.core.types import Selection
 
 
-def rehearsed(
-    work: Workload, kernel: str, names: Collection[str], *, twice: bool = False, checked: bool = False
-) -> dict[str, Bytes]:
+@remembered
+def rehearsed(work: Workload, kernel: str, names: tuple[str, ...], twice: bool, checked: bool) -> dict[str, Bytes]:
     """What is held in each phase of the gradients with respect to these names, as they are answered.
 
     By a kernel or, whatever it is called, a method. ``twice``: they are differentiated again, along a direction of

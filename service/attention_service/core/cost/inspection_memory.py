@@ -1,7 +1,5 @@
 """Peak memory of an inspection, gone through on the meta device: one block of queries, beside what others leave."""
 
-from functools import partial
-
 import torch
 
 from attention_service.core.blocks import rows_at_once
@@ -18,10 +16,11 @@ from attention_service.core.types import Problem, Selection
 @remembered
 def inspection_peak_bytes(work: Workload, named: int) -> int:
     """The most that statistics, the ``named`` most attended keys and what of the weights is returned hold at a time."""
-    phases = by_pieces(work, partial(_rehearsed, named=named))
+    phases = by_pieces(work, lambda piece: _rehearsed(piece, named))
     return max(sum(held.values()) for held in phases.values()) + ROUNDING
 
 
+@remembered
 def _rehearsed(work: Workload, named: int) -> dict[str, Bytes]:
     resident = parameters_of(work) if work.sizes is not None else {}
 

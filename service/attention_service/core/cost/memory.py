@@ -3,8 +3,6 @@
 The order of phases is that of the computation. Each names what is held while it runs; the peak is the largest.
 """
 
-from functools import partial
-
 from attention_service.core.cost.forward_rehearsal import rehearsed_forward
 from attention_service.core.cost.pairs import PAIR_TAPS, fused_masks, masks_of
 from attention_service.core.cost.phases import Phase, peak_of
@@ -31,7 +29,7 @@ def memory_phases(work: Workload, kernel: str) -> tuple[Phase, ...]:
 @remembered
 def _phases(work: Workload, kernel: str) -> tuple[Phase, ...]:
     work = long_enough(work)
-    found = by_pieces(work, partial(rehearsed_forward, kernel=kernel))
+    found = by_pieces(work, lambda piece: rehearsed_forward(piece, kernel))
     return tuple(Phase(name, held) for name, held in found.items())
 
 

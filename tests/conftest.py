@@ -6,6 +6,7 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from unittest.mock import patch
 
 import httpx
 import numpy as np
@@ -21,20 +22,26 @@ def rng() -> np.random.Generator:
 
 @contextmanager
 def live_server(models_dir: Path, **settings: object) -> Iterator[str]:
-    """The base URL of a server that runs in this process, on a free port, until the block ends."""
+    """The base URL of a server that runs in this process, on a free port, until the block ends.
+
+    Its device's rates are those of one machine wherever it runs, so that what is chosen by predicted times is the same.
+    """
     # Imported here: the tests of the contract and of the client run without the server's extra.
     from attention_service.api.app import create_app
     from attention_service.api.server import Server
+    from attention_service.core.cost import Rates
     from attention_service.settings import Settings
 
     app = create_app(Settings(**{"_env_file": None, "models_dir": models_dir, "calibrate": False} | settings))
     server = Server(app, timeout_graceful_shutdown=5)
     listener = socket.create_server(("127.0.0.1", 0))
     thread = threading.Thread(target=server.run, kwargs={"sockets": [listener]}, daemon=True)
-    thread.start()
     url = f"http://127.0.0.1:{listener.getsockname()[1]}"
+    rates = Rates(flops_per_s=1.8e11, bytes_per_s=4.7e10, overhead_s=3.1e-5)
     try:
-        _wait_until_ready(url, thread)
+        with patch("attention_service.runtime.device.measure_rates", lambda _: rates):
+            thread.start()
+            _wait_until_ready(url, thread)
         yield url
     finally:
         server.should_exit = True

@@ -3,7 +3,6 @@
 import asyncio
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from time import perf_counter
 from typing import TypeVar
 
 import numpy as np
@@ -16,6 +15,7 @@ from attention_service.runtime import complexity, forward
 from attention_service.runtime.budget import Budget
 from attention_service.runtime.calibration.probing import Probe
 from attention_service.runtime.complexity.subjects import Place
+from attention_service.runtime.complexity.trying import rounds
 from attention_service.runtime.device import Device
 
 ROOM = 2**31
@@ -30,7 +30,8 @@ class Variant:
 
     name: str
     spec: AttentionSpec
-    kernel: KernelName
+    kernel: KernelName | None
+    """None for a method that approximates."""
 
 
 def _variant(name: str, kernel: KernelName | None, **spec: object) -> Variant:
@@ -128,13 +129,4 @@ def _ratio(one: Variant, other: Variant, n: int, device: Device) -> float:
         request = RawForwardRequest(query=x, key=x, value=x, spec=variant.spec, kernel=variant.kernel)
         jobs.append(forward.prepare(None, request, device, ROOM))
     probe = Probe(device)
-    ratios = []
-    for _ in range(ROUNDS):
-        seconds = []
-        for job in jobs:
-            probe.fill_caches()  # as between two requests
-            started = perf_counter()
-            job.run()
-            seconds.append(perf_counter() - started)
-        ratios.append(seconds[0] / seconds[1])
-    return float(np.median(ratios))
+    return float(np.median([first / second for first, second in (rounds(jobs, probe) for _ in range(ROUNDS))]))

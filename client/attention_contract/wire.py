@@ -16,6 +16,7 @@ import orjson
 from numpy.typing import NDArray
 from pydantic import BaseModel
 
+from attention_contract import lists
 from attention_contract.errors import InvalidTensor, Unreadable
 from attention_contract.reading import read_json
 from attention_contract.tensors import (
@@ -67,11 +68,19 @@ def to_json(model: BaseModel, encoding: Encoding = "list") -> bytes:
 
 def dump_json(value: Any, encoding: Encoding = "list") -> bytes:
     """A value of mappings, lists, numbers and arrays as JSON text, its non-finite numbers as strings."""
-    if type(value) is np.ndarray and encoding == "list" and value.ndim and value.dtype in _AS_IT_IS:
-        text = orjson.dumps(np.ascontiguousarray(value), option=orjson.OPT_SERIALIZE_NUMPY)
-        if b"n" not in text:  # what is not finite, orjson writes as null
-            return text
     return orjson.dumps(_plain(value, encoding), option=orjson.OPT_SERIALIZE_NUMPY)
+
+
+def dump_array(array: NDArray[Any]) -> bytes | memoryview:
+    """An array as nested lists in JSON text, its non-finite numbers as strings."""
+    text = lists.write(array)
+    if text is not None:
+        return text
+    if array.ndim and array.dtype in _AS_IT_IS:
+        plain = orjson.dumps(np.ascontiguousarray(array), option=orjson.OPT_SERIALIZE_NUMPY)
+        if b"n" not in plain:  # what is not finite, orjson writes as null
+            return plain
+    return dump_json(array)
 
 
 def _dump(model: BaseModel) -> dict[str, Any]:
@@ -87,7 +96,10 @@ def _names(model: type[BaseModel]) -> dict[str, str]:
 
 def _plain(value: Any, encoding: Encoding) -> Any:
     if isinstance(value, np.ndarray):
-        return encode(value, "list" if isinstance(value, Untyped) else encoding)
+        if isinstance(value, Untyped):
+            encoding = "list"
+        text = lists.write(value) if encoding == "list" else None
+        return encode(value, encoding) if text is None else orjson.Fragment(bytes(text))
     if isinstance(value, BaseModel):
         value = _dump(value)
     if isinstance(value, dict):
@@ -281,6 +293,7 @@ __all__ = [
     "MEDIA_TYPES",
     "PICTURES",
     "SAFETENSORS",
+    "dump_array",
     "dump_json",
     "from_body",
     "from_json",

@@ -14,6 +14,7 @@ from starlette.responses import FileResponse
 from starlette.staticfiles import StaticFiles
 from starlette.types import ASGIApp
 
+from attention_contract import lists
 from attention_contract.forms import Forms
 from attention_service import __version__
 from attention_service.api import openapi, problems
@@ -77,6 +78,7 @@ def create_app(settings: Settings) -> FastAPI:
 
 
 async def _load(engine: Engine, settings: Settings) -> None:
+    await asyncio.to_thread(lists.load)
     try:
         await engine.start()
     except Exception:

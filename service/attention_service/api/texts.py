@@ -6,19 +6,19 @@ their shapes. Requests with one text differ in their numbers alone, and so do th
 
 from collections.abc import Callable, Hashable
 from dataclasses import dataclass, replace
-from typing import Any, ClassVar, Final, Protocol
+from typing import ClassVar, Final, Protocol
 
 import numpy as np
 import orjson
 
-from attention_contract.errors import InvalidRequest
-from attention_contract.forms import Form, Forms, header_of
-from attention_contract.reading import count_of, read_json
+from attention_contract import lists
+from attention_contract.forms import MAX_HEADER, Form, Forms, header_of
+from attention_contract.reading import joined
 from attention_contract.schemas.attention import ForwardReply, ForwardRequest
 from attention_contract.tensors import Array, TensorFault
 from attention_contract.validation import validate
-from attention_contract.wire import SAFETENSORS, dump_json, to_body, to_json
-from attention_service.api.negotiation import is_quickly_read
+from attention_contract.wire import SAFETENSORS, dump_array, dump_json, to_body, to_json
+from attention_service.api import negotiation
 from attention_service.core.cost import Estimate
 from attention_service.runtime.outlines import inputs_of
 from attention_service.runtime.passes import Ended
@@ -62,8 +62,10 @@ def key_of(body: bytes, media_type: str) -> Hashable:
     if media_type == SAFETENSORS:
         header = header_of(memoryview(body))
         return (header, len(body)) if header else None
-    divided = _divided(body)
-    return None if divided is None else (orjson.dumps(divided[0]), _shapes(divided[1]))
+    divided = lists.divide(body) if negotiation.is_quickly_read(memoryview(body)) else None
+    if divided is None or len(divided.rest) > MAX_HEADER:
+        return None
+    return divided.rest, _shapes(divided)
 
 
 def text_of(body: bytes, media_type: str, forms: Forms) -> tuple[Text, ForwardRequest] | None:
@@ -79,14 +81,18 @@ def text_of(body: bytes, media_type: str, forms: Forms) -> tuple[Text, ForwardRe
         if form is None or form.arrays(view).keys() != inputs_of(request).keys():
             return None
         return Header(header_of(view), len(body), form), request
-    divided = _divided(body)
-    if divided is None:
+    divided = lists.divide(body)
+    data = None if divided is None else joined(divided, ForwardRequest)
+    if divided is None or data is None:
         return None
-    said, arrays = divided
-    request = validate(ForwardRequest, said | arrays, by_name=False)
-    if request.encoding != "list" or arrays.keys() != inputs_of(request).keys():
+    request = validate(ForwardRequest, data, by_name=False)
+    names = inputs_of(request).keys()
+    if request.encoding != "list" or len(divided.arrays) != len(names) or not names <= data.keys():
         return None
-    return Object(orjson.dumps(said), _shapes(arrays), count_of("[", body)), request
+    # A name may come twice: the first says where it is among the others, the last what it is.
+    places = orjson.loads(divided.rest)
+    in_order = sorted(names, key=lambda name: places[name])
+    return Object(divided.rest, tuple(in_order), _shapes(divided)), request
 
 
 # ── safetensors ──────────────────────────────────────────────────────────────────────────────────────────────────────
@@ -141,23 +147,17 @@ class Object:
     """The text of a JSON object."""
 
     writes: ClassVar[bool] = False
-    said: bytes
-    """All but the lists of numbers, as JSON: of Python's values, 1 and true are equal."""
+    rest: bytes
+    """All but the lists of numbers."""
+    names: tuple[str, ...]
     shapes: Hashable
-    brackets: int
-    """How many open a list."""
 
     def inputs(self, body: bytes | bytearray) -> dict[str, Array] | None:
         """The tensors of an object that says the same."""
-        if count_of("[", body) != self.brackets:
+        divided = lists.divide(body)
+        if divided is None or divided.rest != self.rest or _shapes(divided) != self.shapes:
             return None
-        divided = _divided(body, self.brackets)
-        if divided is None:
-            return None
-        rest, arrays = divided
-        if orjson.dumps(rest) != self.said or _shapes(arrays) != self.shapes:
-            return None
-        return {name: array.view(np.ndarray) for name, array in arrays.items()}  # what was stated is known
+        return dict(zip(self.names, divided.arrays, strict=True))
 
     def head(self, reply: Reply, ended: Ended) -> "ObjectOfReply":
         """As of any ``Text``."""
@@ -175,28 +175,11 @@ class ObjectOfReply:
 
     def body(self, ended: Ended) -> Pieces:
         """The object."""
-        return self.before, dump_json(ended.fields["output"]), self.after.text(ended)
+        return self.before, dump_array(ended.fields["output"]), self.after.text(ended)
 
 
-def _divided(body: bytes | bytearray, brackets: int | None = None) -> tuple[dict[str, Any], dict[str, Array]] | None:
-    """What an object says beside its lists of numbers, and these; None where that is not told quickly.
-
-    brackets: how many open a list, where that is known and therefore not too many.
-    """
-    if brackets is None and not is_quickly_read(memoryview(body)):
-        return None
-    try:
-        data = read_json(body, ForwardRequest, brackets)
-    except InvalidRequest:
-        return None
-    if data is None:
-        return None
-    arrays = {name: value for name, value in data.items() if isinstance(value, np.ndarray)}
-    return {name: value for name, value in data.items() if name not in arrays}, arrays
-
-
-def _shapes(arrays: dict[str, Array]) -> Hashable:
-    return tuple((name, array.shape, array.dtype.char) for name, array in arrays.items())
+def _shapes(divided: lists.Divided) -> Hashable:
+    return tuple((array.shape, array.dtype.char) for array in divided.arrays)
 
 
 # ── what differs from reply to reply ─────────────────────────────────────────────────────────────────────────────────

@@ -1,0 +1,173 @@
+"""One number of a JSON text as the double nearest to it, as Python and orjson read it."""
+
+from typing import Final
+
+import numpy as np
+
+from attention_contract.lists.words import (
+    Int,
+    Word,
+    as_double,
+    compiled,
+    digits,
+    high_product,
+    is_decimal,
+    leading_zeros,
+    load,
+    number_of,
+)
+
+BROKEN: Final = 0
+"""Not a number."""
+INTEGER: Final = 1
+DECIMAL: Final = 2
+LATER: Final = 3
+"""A number that is left to Python: it has more than 19 digits, or is very large or very small."""
+EXACT: Final = 2**53
+"""Up to which a double tells integers apart."""
+
+_SMALLEST, _LARGEST = -325, 308
+_EXACT_TENS: Final = 22
+"""Up to which a double holds powers of ten."""
+
+
+def _fives() -> np.ndarray:
+    """128 bits of each power of five from the smallest to the largest, the first of them set; two words each."""
+    words = []
+    for power in range(_SMALLEST, _LARGEST + 1):
+        five = 5 ** abs(power)
+        if power < 0:  # of the reciprocal, rounded up
+            five = 2 ** (2 * five.bit_length() + 128) // five + 1
+        bits = five.bit_length()
+        five = five >> (bits - 128) if bits > 128 else five << (128 - bits)
+        words.append((five >> 64, five % 2**64))
+    return np.array(words, np.uint64)
+
+
+_FIVES = _fives()
+TENS = np.array([10.0**power for power in range(_EXACT_TENS + 1)])
+POWERS = np.array([10**power for power in range(20)], np.uint64)
+
+
+@compiled
+def scaled(number: int, power: int) -> float:
+    """``number`` · 10^``power``, number < 2^64; NaN where it is to be left to Python."""
+    if number < Word(EXACT) and -_EXACT_TENS <= power <= _EXACT_TENS:  # both are exact, so that it is rounded once
+        if power < 0:
+            return np.float64(number) / TENS[Word(-power)]
+        return np.float64(number) * TENS[Word(power)]
+    if power < _SMALLEST or power > _LARGEST:
+        return np.nan
+    return _nearest(number, power)
+
+
+@compiled
+def _nearest(number: int, power: int) -> float:
+    """As ``scaled``, of a number that isn't 0, by 128 bits of the power.
+
+    After Lemire, "Number Parsing at a Gigabyte per Second", 2021 (arXiv:2101.11408), algorithm 1; that they are enough
+    showed Mushtak and Lemire, "Fast Number Parsing Without Fallback", 2022 (arXiv:2212.06644).
+    """
+    shift = leading_zeros(number)
+    number = number << shift
+    place = Int(power) - Int(_SMALLEST)
+    high, low = high_product(number, _FIVES[place, 0]), number * _FIVES[place, 0]
+    if high & Word(0x1FF) == Word(0x1FF):
+        more = high_product(number, _FIVES[place, 1])
+        low = low + more
+        if low < more:
+            high = high + Word(1)
+    top = high >> Word(63)
+    dropped = top + Word(9)
+    mantissa = high >> dropped  # 53 bits, and one to round by
+    # The exponent of 10^power is that of 5^power and power: log2(10) as 217706 / 2^16.
+    exponent = ((Int(217_706) * Int(power)) >> Int(16)) + Int(1086) + Int(top) - Int(shift)
+    if exponent <= 0:
+        return np.nan
+    halfway = low <= Word(1) and -4 <= power <= 23 and mantissa & Word(3) == Word(1)
+    if halfway and mantissa << dropped == high:  # to the even one
+        mantissa = mantissa & ~Word(1)
+    mantissa = (mantissa + (mantissa & Word(1))) >> Word(1)
+    if mantissa >= Word(2**53):
+        mantissa = Word(2**52)
+        exponent += 1
+    if exponent >= 2047:
+        return np.nan
+    bits = (mantissa & Word(2**52 - 1)) | (Word(exponent) << Word(52))
+    return as_double(bits)
+
+
+@compiled
+def number_in(text: np.ndarray, start: int, end: int) -> tuple[float, int]:
+    """The number that the bytes from ``start`` to ``end`` are, beside white space, and what kind it is (see above).
+
+    By the grammar of RFC 8259, section 6.
+    """
+    while start < end and _is_space(text[start]):
+        start += 1
+    while start < end and _is_space(text[end - 1]):
+        end -= 1
+    negative = start < end and text[start] == 45
+    at = start + Int(negative)
+    begin = at
+    number, at, full = _digits(text, at, end, Word(0))
+    power = Int(0)
+    kind = INTEGER
+    if at == begin or (text[begin] == 48 and at > begin + 1):
+        return 0.0, BROKEN
+    if at < end and text[at] == 46:
+        kind = DECIMAL
+        begin = at + 1
+        number, at, more = _digits(text, begin, end, number)
+        if at == begin:
+            return 0.0, BROKEN
+        full |= more
+        power -= at - begin
+    if at < end and text[at] | 32 == 101:
+        kind = DECIMAL
+        at += 1
+        below = at < end and text[at] == 45
+        if at < end and (text[at] == 43 or text[at] == 45):
+            at += 1
+        begin = at
+        exponent, at, more = _digits(text, begin, end, Word(0))
+        if at == begin:
+            return 0.0, BROKEN
+        full |= more or exponent > Word(9999)
+        if not full:
+            power += -Int(exponent) if below else Int(exponent)
+    if at != end:
+        return 0.0, BROKEN
+    if full:
+        return 0.0, LATER
+    if number == Word(0):
+        return -0.0 if negative and kind == DECIMAL else 0.0, kind
+    value = scaled(number, power)
+    if np.isnan(value):
+        return 0.0, LATER
+    return -value if negative else value, kind
+
+
+@compiled
+def _digits(text: np.ndarray, at: int, end: int, number: int) -> tuple[int, int, bool]:
+    """A number with the digits after it that begin at ``at``: the number, where they end, whether it became too large."""
+    while at + 8 <= end and number < Word(10**11):
+        word = digits(load(text, at))
+        if not is_decimal(word):
+            break
+        number = number * Word(10**8) + number_of(word)
+        at += 8
+    full = False
+    while at < end:
+        digit = Word(text[at]) - Word(48)
+        if digit > Word(9):
+            break
+        full |= number >= Word(10**18)
+        number = number * Word(10) + digit
+        at += 1
+    return number, at, full
+
+
+@compiled
+def _is_space(character: int) -> bool:
+    return character == 32 or character == 10 or character == 13 or character == 9

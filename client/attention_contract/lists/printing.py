@@ -17,8 +17,10 @@ SLACK: Final = 32
 """Bytes that may be written to behind the text."""
 
 _AT_ONCE: Final = 256
-_LEAST_TEN: Final = -40
-_TENS = np.array([float(f"1e{power}") for power in range(_LEAST_TEN, 60)])
+_POWER_BY: Final = 78_913
+"""log10(2) · 2^18: by it the power of ten at or below a power of two is found."""
+_TENS = np.array([float(f"1e{8 - ((exponent - 127) * _POWER_BY >> 18)}") for exponent in range(256)])
+"""By the exponent of a float32: what it is multiplied with to have nine digits before the point, or ten."""
 _ROUNDING: Final = 1.5 * 2.0**52
 """Added and taken away again, it leaves the nearest integer."""
 _MARGIN: Final = (1 - 1e-7) * 2.0**-24
@@ -83,36 +85,37 @@ def _ends(row: int, sizes: np.ndarray) -> int:
 @compiled
 def _convert(bits: np.ndarray, first: np.ndarray, others: np.ndarray, powers: np.ndarray) -> None:
     """The first digit of each number, the eight after it (each a byte, the first the lowest), the first one's power."""
+    scales = others.view(np.float64)
+    for place in range(Word(bits.size)):  # by itself: several at once would take longer
+        scales[place] = _TENS[(bits[place] >> Word(23)) & Word(0xFF)]
     for place in range(Word(bits.size)):
         size = Word(bits[place]) & Word(0x7FFFFFFF)
         fraction = size & Word(0x7FFFFF)
         exponent = size >> Word(23)
         unit = as_double((exponent + Word(1023 - 127)) << Word(52))
         value = np.float64(Int(fraction | Word(0x800000))) * 2.0**-23 * unit
-        power = ((Int(exponent) - Int(127)) * Int(78_913)) >> Int(18)  # of ten, log10(2) as 78913 / 2^18
-        ten = _TENS[Word(Int(8 - _LEAST_TEN) - power)]
-        exact = value * ten
-        over = exact >= 1e9  # the number is closer to the power of two above it
+        power = ((Int(exponent) - Int(127)) * Int(_POWER_BY)) >> Int(18)
+        scale = scales[place]
+        exact = value * scale
+        over = exact >= 1e9
         power += Int(over)
-        ten = ten * (0.1 if over else 1.0)
+        scale = scale * (0.1 if over else 1.0)
         exact = exact * (0.1 if over else 1.0)  # from 1e8 to 1e9
-        above = unit * ten * _MARGIN
-        below = above * (0.5 if fraction == Word(0) else 1.0)  # a power of two is half as far from the one below it
+        # Half a unit in the last place; a power of two is half as far from the number below it.
+        near = unit * scale * (_MARGIN / 2 if fraction == Word(0) else _MARGIN)
 
         nearest = (exact + _ROUNDING) - _ROUNDING
         for digit in (0.1, 0.01, 0.001):  # shorter ones; those of five digits and fewer are among the last ones
             shorter = ((exact * digit + _ROUNDING) - _ROUNDING) * (1000.0 if digit == 0.001 else 100.0 if digit == 0.01 else 10.0)
-            difference = shorter - exact
-            nearest = shorter if (difference < above) & (difference > -below) else nearest
+            nearest = shorter if abs(shorter - exact) < near else nearest
         over = nearest >= 1e9
         nearest = 1e8 if over else nearest
         powers[place] = power + Int(over)
 
         leading = Int((nearest + 0.5) * 1e-8)
         rest = nearest - np.float64(leading) * 1e8
-        upper = Int((rest + 0.5) * 1e-4)
-        lower = Word(Int(rest) - upper * Int(10_000)) & Word(0x3FFF)
-        four = Word(upper) & Word(0x3FFF)
+        four = Word(Int((rest + 0.5) * 1e-4)) & Word(0x3FFF)
+        lower = (Word(Int(rest)) - four * Word(10_000)) & Word(0x3FFF)
         # Four digits, pairs, digits: the quotient by 100 and by 10 in the lower half, the remainder in the upper one.
         high, low = (four * Word(10_486)) >> Word(20), (lower * Word(10_486)) >> Word(20)
         pairs = high | (four - high * Word(100)) << Word(16) | low << Word(32) | (lower - low * Word(100)) << Word(48)
@@ -137,16 +140,18 @@ def _print(bits: int, first: int, others: int, power: int, text: np.ndarray, at:
     characters = others | Word(_TEXT)
     if Word(power - _FIXED_FROM) > Word(7 - _FIXED_FROM):
         return _print_far(first, characters, count, power, text, at)
-    # Below 1: "0.", zeros, digits. Else: digits, of which those behind the point are written once more.
-    small = power < 0
-    whole = max(power, Int(0))
-    start = at + (Int(1) - power if small else Int(0))
+    # Below 1: "0.", zeros, digits. Else: digits, of which those behind the point are written once more. Which it is cannot
+    # be foreseen, so that both are computed, and chosen by masks.
+    small = power >> Int(63)
+    whole = power & ~small
+    zeros = (Int(1) - power) & small
+    start = at + zeros
     store(text, at, Word(_ZEROS))
     text[Word(start)] = Int(_ZERO) + first
     store(text, start + 1, characters)
-    store(text, start + 1 + whole + Int(not small), characters >> Word(8 * whole))
+    store(text, start + 2 + whole + small, characters >> Word(8 * whole))
     text[Word(at + 1 + whole)] = _POINT
-    at += Int(1) - power + count if small else max(count, power + 2) + Int(1)
+    at += ((zeros + count) & small) | ((max(count, power + 2) + Int(1)) & ~small)
     text[Word(at)] = _COMMA
     return at + 1
 

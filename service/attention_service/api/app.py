@@ -78,7 +78,10 @@ def create_app(settings: Settings) -> FastAPI:
 
 
 async def _load(engine: Engine, settings: Settings) -> None:
-    await asyncio.to_thread(lists.load)
+    try:
+        await asyncio.to_thread(lists.load)
+    except Exception:
+        log.exception("JSON takes longer: what reads and writes its lists could not be compiled")
     try:
         await engine.start()
     except Exception:

@@ -4,15 +4,17 @@ What express does not know is handed to uvicorn as if nothing had been kept back
 """
 
 import asyncio
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
 
 from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol, RequestResponseCycle
 
 from attention_contract.errors import AttentionError
+from attention_service.api.bodies import UNCOUNTED
 from attention_service.api.express import Asked, Express, lines
 from attention_service.api.known import Incoming, Known
 from attention_service.api.observing import given_id
+from attention_service.api.receiving import Head, Receiver
+from attention_service.runtime.budget import Body
 
 if TYPE_CHECKING:
     from uvicorn._types import ASGI3Application
@@ -32,16 +34,6 @@ class _Cycle:
     response_complete = False
 
 
-@dataclass(frozen=True, slots=True)
-class _Head:
-    """How the last request began, which express knew: all that came before its body."""
-
-    text: bytes
-    length: int
-    """Of the whole request."""
-    known: Known
-
-
 class Connection(HttpToolsProtocol):
     """One connection; its requests come one at a time, or one behind the other."""
 
@@ -55,7 +47,12 @@ class Connection(HttpToolsProtocol):
         """Whether the parser has no part of a request."""
         self._piece = b""
         """What came last, where a request begins with it."""
-        self._head: _Head | None = None
+        self._began = b""
+        """What came with the beginning of a request that may be known."""
+        self._head: Head | None = None
+        """How the last request began, where express knew it, and could know others by it."""
+        self._receiver: Receiver | None = None
+        """What receives in the place of this, or did so last."""
         self._asked: Asked | None = None
         """What express is answering."""
         self._own: _Cycle | None = None
@@ -75,12 +72,14 @@ class Connection(HttpToolsProtocol):
         self.headers = []
         self.expect_100_continue = False
         self._idle_since = None
-        self._between, self._head = False, None
+        self._between = False
 
     def on_headers_complete(self) -> None:
         """Keep back a request that may be known; hand on all others."""
         self._kept = self._expected()
+        self._began = self._piece
         if self._kept is None:
+            self._head, self._began = None, b""
             self._make_scope()
             super().on_headers_complete()
 
@@ -97,33 +96,48 @@ class Connection(HttpToolsProtocol):
 
     def on_message_complete(self) -> None:
         """Have a request answered that is known; hand on any other."""
-        piece, self._piece = self._piece, b""  # a second request in it does not begin with it
+        self._piece = b""  # a second request in it does not begin with it
         self._between, kept = True, self._kept
         asked = None if kept is None else self._express.take(self, self.url, self.headers, kept)
         if kept is None or asked is None:
+            self._head = None
             self._hand_on()
             super().on_message_complete()
             return
         self._kept = None
-        self._remember(asked.known, kept, piece)
+        self._remember(asked.known, kept)
         self._answering(asked)
 
-    def _remember(self, known: Known, kept: Incoming, piece: bytes) -> None:
-        """Remember the head of a small request that came in this piece, and no other with it, unless it has an id."""
-        if known.is_small and piece.endswith(body := kept.whole()) and given_id(self.headers) is None:
-            self._head = _Head(piece[: -len(body)], len(piece), known)
+    def _remember(self, known: Known, kept: Incoming) -> None:
+        """Remember the head of a request, unless it has an id. After two large ones alike, expect others."""
+        began, self._began, last = self._began, b"", self._head
+        first = kept.first()
+        text = began[: -len(first)] if began.endswith(first) else began  # a head may come before its body
+        self._head = None if given_id(self.headers) is not None else Head.of(text, known)
+        if self._head is not None and self._head == last and not known.is_small and self.scheme == "http":
+            self._receiver = Receiver(self, self._head, len(text) + len(kept.whole()))
 
-    def _answers_again(self, data: bytes) -> bool:
-        """Have express answer a whole request that is the last one but for its body; whether it does.
+    def _answers_small(self, data: bytes) -> bool:
+        """Have express answer a whole small request that is the last one but for its body; whether it does.
 
         The parser would find nothing new in it.
         """
         head = self._head
-        if head is None or len(data) != head.length or not self._between or not data.startswith(head.text):
+        if head is None or not self._between or not head.known.is_small:
             return False
+        body = head.body_in(data)
+        if body is None or sum(body) != len(data) or body[1] > UNCOUNTED:
+            return False
+        return self.answers_again(head.known, data[body[0] :])
+
+    def answers_again(self, known: Known, body: bytes | memoryview, memory: Body | None = None) -> bool:
+        """Have express answer a request of which all is known but its body; whether it does.
+
+        memory: what the body holds, where it is counted. It is given back when the request was answered.
+        """
         if self.flow.write_paused or (self.cycle is not None and not self.cycle.response_complete):
             return False
-        asked = self._express.again(self, head.known, data[len(head.text) :])
+        asked = self._express.again(self, known, body, memory)
         if asked is not None:
             self._answering(asked)
         return asked is not None
@@ -220,11 +234,40 @@ class Connection(HttpToolsProtocol):
 
     def data_received(self, data: bytes) -> None:
         """Something comes."""
-        self._idle_since = None
-        if not self._answers_again(data):
+        self.came()
+        if not self._answers_small(data):
             self._piece = data if self._between else b""
             super().data_received(data)
             self._piece = b""
+            if self._receiver is not None and not self.transport.is_closing():
+                self._receive_by(self._receiver)
+
+    def came(self) -> None:
+        """Something came: the connection is not idle."""
+        self._idle_since = None
+
+    # ── requests like the last one ───────────────────────────────────────────────────────────────────────────────────
+
+    def memory(self, size: int) -> Body | None:
+        """Memory for the next request; None where there is none."""
+        return self._express.memory(size)
+
+    def receive_itself(self, came: bytes) -> None:
+        """Receive what comes, and what came already, as any connection does."""
+        self._receiver = self._head = None
+        self._receive_by(self)
+        if came:
+            self.data_received(came)
+
+    def _receive_by(self, protocol: "Connection | Receiver") -> None:
+        """Have another receive what comes; uvloop takes notice of that when reading begins."""
+        transport = self.transport
+        reading = transport.is_reading() and not transport.is_closing()
+        if reading:
+            transport.pause_reading()
+        transport.set_protocol(protocol)
+        if reading:
+            transport.resume_reading()
 
     def timeout_keep_alive_handler(self) -> None:
         """Close a connection on which nothing has come for too long."""
@@ -259,5 +302,7 @@ class Connection(HttpToolsProtocol):
 
     def shutdown(self) -> None:
         """Answer what is here, then close."""
+        if self._receiver is not None:
+            self._receiver.hand_back()
         self._hand_on()  # uvicorn would have begun to answer it
         super().shutdown()

@@ -22,6 +22,7 @@ from attention_service.api.bodies import UNCOUNTED
 from attention_service.api.known import DECIDING, Headers, Incoming, Known, read_of
 from attention_service.api.observing import Watch, given_id, request_id
 from attention_service.api.texts import key_of, text_of
+from attention_service.runtime.budget import Body
 from attention_service.runtime.engine import Engine
 from attention_service.runtime.passes import Ended, Waiting
 from attention_service.runtime.recurring import recurring
@@ -111,8 +112,22 @@ class Express:
         asked = Asked(self._watch, caller, known, incoming, identity or self._watch.new_id(), started)
         return self._begun(asked, inputs)
 
-    def again(self, caller: Caller, known: Known, body: bytes) -> "Asked | None":
-        """As ``take``, of one that is known before its body, has no id, and is small."""
+    def memory(self, size: int) -> Body | None:
+        """Memory for a body of a request that is known; None where there is none."""
+        engine = self._engine()
+        if engine is None:
+            return None
+        memory = engine.budget.body()
+        try:
+            memory.hold(size)
+        except AttentionError:  # which the ordinary way tells
+            return None
+        return memory
+
+    def again(
+        self, caller: Caller, known: Known, body: bytes | memoryview, memory: Body | None
+    ) -> "Asked | None":
+        """As ``take``, of one that is known before its body, and has no id. ``memory``: of the body, if it is counted."""
         started = time.perf_counter()
         try:
             inputs = known.text.inputs(body)
@@ -120,7 +135,7 @@ class Express:
             return None
         if inputs is None:
             return None
-        return self._begun(Asked(self._watch, caller, known, None, self._watch.new_id(), started), inputs)
+        return self._begun(Asked(self._watch, caller, known, memory, self._watch.new_id(), started), inputs)
 
     def _begun(self, asked: "Asked", inputs: dict[str, Array]) -> "Asked | None":
         known = asked.known
@@ -176,6 +191,7 @@ class Express:
         if again is None or (media_type == JSON and not negotiation.is_quickly_written(again.output_bytes)):
             return None
         known = [each for each in headers if each[0] != _ID]
+        text = text.into(again.outline.bound.dtype)
         return Known(key, url, known, read, media_type, text, again, len(body) <= UNCOUNTED)
 
     def _give_up(self, before: Hashable) -> None:
@@ -204,8 +220,8 @@ class Asked:
     watch: Watch
     caller: Caller
     known: Known
-    incoming: Incoming | None
-    """Its body, where that is counted."""
+    held: Incoming | Body | None
+    """What its body holds, where that is counted."""
     identity: str
     started: float
     waiting: Waiting | None = None
@@ -260,8 +276,8 @@ class Asked:
         self._note(status)
 
     def _give_back(self) -> None:
-        if self.incoming is not None:
-            self.incoming.give_back()
+        if self.held is not None:
+            self.held.give_back()
 
     def _note(self, status: int) -> None:
         seconds = time.perf_counter() - self.started

@@ -73,6 +73,10 @@ class Incoming:
             self._memory.hold(self._stated)
         self._pieces.append(piece)
 
+    def first(self) -> bytes:
+        """What came of it first."""
+        return self._pieces[0] if self._pieces else b""
+
     def whole(self) -> bytes:
         """All that came; nothing more comes."""
         return self._pieces[0] if len(self._pieces) == 1 else b"".join(self._pieces)

@@ -6,7 +6,7 @@ their shapes. Requests with one text differ in their numbers alone, and so do th
 
 from collections.abc import Callable, Hashable
 from dataclasses import dataclass, replace
-from typing import ClassVar, Final, Protocol
+from typing import ClassVar, Final, Protocol, Self
 
 import numpy as np
 import orjson
@@ -50,8 +50,11 @@ class Text(Protocol):
     writes: ClassVar[bool]
     """Whether tensors are views of a body, which torch takes sooner where they may be written to."""
 
-    def inputs(self, body: bytes | bytearray) -> dict[str, Array] | None:
+    def inputs(self, body: bytes | bytearray | memoryview) -> dict[str, Array] | None:
         """The tensors of a body by their field; None where its text is another."""
+
+    def into(self, dtype: str) -> Self:
+        """The same, its tensors read as this dtype where the text states none."""
 
     def head(self, reply: Reply, ended: Ended) -> Head:
         """The text of all replies, made of one of them."""
@@ -109,15 +112,19 @@ class Header:
     """Of the whole file."""
     form: Form[ForwardRequest]
 
-    def inputs(self, body: bytes | bytearray) -> dict[str, Array] | None:
+    def inputs(self, body: bytes | bytearray | memoryview) -> dict[str, Array] | None:
         """The tensors of a file with this header."""
-        if len(body) != self.length or not body.startswith(self.header):
+        if len(body) != self.length or body[: len(self.header)] != self.header:
             return None
         copied = isinstance(body, bytes) and len(body) <= _COPIED
         try:
             return self.form.arrays(memoryview(bytearray(body) if copied else body))
         except TensorFault:
             return None
+
+    def into(self, dtype: str) -> Self:
+        """As of any ``Text``: a file states its dtypes."""
+        return self
 
     def head(self, reply: Reply, ended: Ended) -> "HeaderOfReply":
         """As of any ``Text``."""
@@ -151,13 +158,19 @@ class Object:
     """All but the lists of numbers."""
     names: tuple[str, ...]
     shapes: Hashable
+    narrow: bool = False
+    """Whether numbers are read as float32."""
 
-    def inputs(self, body: bytes | bytearray) -> dict[str, Array] | None:
+    def inputs(self, body: bytes | bytearray | memoryview) -> dict[str, Array] | None:
         """The tensors of an object that says the same."""
-        divided = lists.divide(body)
+        divided = lists.divide(body, narrow=self.narrow)
         if divided is None or divided.rest != self.rest or _shapes(divided) != self.shapes:
             return None
         return dict(zip(self.names, divided.arrays, strict=True))
+
+    def into(self, dtype: str) -> Self:
+        """As of any ``Text``."""
+        return replace(self, narrow=dtype == "float32")
 
     def head(self, reply: Reply, ended: Ended) -> "ObjectOfReply":
         """As of any ``Text``."""
@@ -179,7 +192,7 @@ class ObjectOfReply:
 
 
 def _shapes(divided: lists.Divided) -> Hashable:
-    return tuple((array.shape, array.dtype.char) for array in divided.arrays)
+    return tuple((array.shape, array.dtype.kind) for array in divided.arrays)
 
 
 # ── what differs from reply to reply ─────────────────────────────────────────────────────────────────────────────────

@@ -50,12 +50,11 @@ class Direct:
         for name, x in arrays.items():
             # Queries may hold what they like, unless they are to be converted: then a large one must be told from
             # infinity.
-            same = x.dtype == self.dtype
-            tensor = to_torch(x)
-            if (name != "query" or "key" not in arrays or not same) and not _squares(x, tensor) <= self.most:
+            unbounded = name == "query" and "key" in arrays and x.dtype == self.dtype
+            tensor = _loaded(x, self.dtype, math.inf if unbounded else self.most)
+            if tensor is None:
                 return None
-            # torch would take ten times as long to convert a small one.
-            loaded[name] = tensor if same else to_torch(x.astype(self.dtype))
+            loaded[name] = tensor
         q = loaded["query"]
         k = loaded.get("key", q)
         v = loaded.get("value", k)
@@ -104,13 +103,16 @@ def _looks_back(bound: Bound) -> bool:
     return isinstance(band, Band) and band.low is None and band.high == 0
 
 
-def _squares(x: Array, tensor: torch.Tensor) -> float:
-    """Σ x², of an array that also is this tensor; infinite where it overflows."""
+def _loaded(x: Array, dtype: np.dtype[Any], most: float) -> torch.Tensor | None:
+    """An array as a tensor of a dtype; None where Σ x² is more than ``most``, or no number, unless that is infinite."""
     if x.size <= _FEW:
         flat = x.reshape(-1)
-        return float(np.vdot(flat, flat))
-    numbers = tensor.reshape(-1)
-    return float(torch.dot(numbers, numbers))
+        if most < math.inf and not np.vdot(flat, flat) <= most:
+            return None
+        return to_torch(x if x.dtype == dtype else x.astype(dtype))  # torch would take ten times as long
+    tensor = to_torch(x).to(TORCH_DTYPES[dtype.name])
+    flat_tensor = tensor.reshape(-1)
+    return tensor if most == math.inf or float(torch.dot(flat_tensor, flat_tensor)) <= most else None
 
 
 def _most(parameters: Parameters, dtype: torch.dtype) -> float:

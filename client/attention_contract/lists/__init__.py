@@ -7,7 +7,7 @@ safetensors, everything is left to orjson; so is whatever could be read otherwis
 
 import sys
 from dataclasses import dataclass
-from math import prod
+from math import isfinite, prod
 from types import ModuleType
 from typing import Any
 
@@ -25,7 +25,7 @@ class Divided:
     """The text, with ``[0]`` in the place of the first list, ``[1]`` in that of the second. Lists of one integer are
     lists of numbers, so there is no other one like that."""
     arrays: list[NDArray[Any]]
-    """int64 where all numbers are integers, else float64, or float32 where that was asked for."""
+    """int64 where all numbers are integers, else float64."""
 
 
 class _Compiled:
@@ -43,27 +43,22 @@ def load() -> None:
     if sys.byteorder == "little":
         from attention_contract.lists import printing, scanning
 
-        _divide(memoryview(b'{"a": [1.5]}'), False, scanning)
+        _divide(memoryview(b'{"a": [1.5]}'), scanning)
         _write(np.ones(1, np.float32), printing)
         _Compiled.scanning, _Compiled.printing = scanning, printing
 
 
-def divide(text: Text, *, narrow: bool = False) -> Divided | None:
-    """Take an object's lists of numbers out of its text; None where that isn't done. Nothing else of it is checked.
-
-    narrow: have those that are not integers as float32; None where one is too large for that.
-    """
+def divide(text: Text) -> Divided | None:
+    """Take an object's lists of numbers out of its text; None where that isn't done. Nothing else of it is checked."""
     scanning = _Compiled.scanning
-    return None if scanning is None or not len(text) else _divide(memoryview(text).toreadonly(), narrow, scanning)
+    return None if scanning is None or not len(text) else _divide(memoryview(text).toreadonly(), scanning)
 
 
-def _divide(view: memoryview, narrow: bool, scanning: ModuleType) -> Divided | None:
-    most = len(view) // 2 + 1  # memory that is not written to is not taken
-    doubles, singles = np.empty(0 if narrow else most), np.empty(most if narrow else 0, np.float32)
-    numbers = singles if narrow else doubles
+def _divide(view: memoryview, scanning: ModuleType) -> Divided | None:
+    numbers = np.empty(len(view) // 2 + 1)  # memory that is not written to is not taken
     lists = np.empty((scanning.MOST, scanning.ENTRIES), np.int64)
     later = np.empty((scanning.MOST, 3), np.int64)
-    count = scanning.scan(np.frombuffer(view, np.uint8), doubles, singles, lists, later)
+    count = scanning.scan(np.frombuffer(view, np.uint8), numbers, lists, later)
     if count < 0 or not _read_later(view, later, numbers):
         return None
     pieces: list[bytes | memoryview] = []
@@ -77,15 +72,14 @@ def _divide(view: memoryview, narrow: bool, scanning: ModuleType) -> Divided | N
     return Divided(b"".join([*pieces, view[end:]]), arrays)
 
 
-def _read_later(text: memoryview, later: NDArray[np.int64], numbers: NDArray[Any]) -> bool:
+def _read_later(text: memoryview, later: NDArray[np.int64], numbers: NDArray[np.float64]) -> bool:
     """Read what was left to Python; whether that could be done."""
     for start, end, place in later.tolist():
         if start == 0:
             break
         number = bytes(text[start:end]).lower()
         value = float(number)
-        largest = float(np.finfo(numbers.dtype).max)
-        if not abs(value) <= largest or not (b"." in number or b"e" in number):  # an integer that doesn't fit
+        if not isfinite(value) or not (b"." in number or b"e" in number):  # an integer that doesn't fit
             return False
         numbers[place] = value
     return True

@@ -31,7 +31,6 @@ ENTRIES: Final = SIZES + MAX_RANK
 _WINDOW: Final = 2**14
 """Bytes whose commas and closing brackets are found at a time."""
 _BLOCK: Final = 64
-_LARGEST: Final = float(np.finfo(np.float32).max)
 _NOT_NUMBERS, _GIVEN_UP = -1, -2
 
 _QUOTE, _COMMA, _MINUS, _POINT, _OPEN, _ESCAPE, _CLOSE, _OPEN_OBJECT, _CLOSE_OBJECT = map(ord, '",-.[\\]{}')
@@ -51,10 +50,10 @@ _LAST, _MIDDLE, _FIRST = _masks()
 
 
 @compiled
-def scan(text: np.ndarray, numbers: np.ndarray, narrow: np.ndarray, lists: np.ndarray, later: np.ndarray) -> int:
+def scan(text: np.ndarray, numbers: np.ndarray, lists: np.ndarray, later: np.ndarray) -> int:
     """Put the numbers of all lists into ``numbers``, and what is told of each list into ``lists``; how many there are.
 
-    ``narrow``: of float32, where they go instead unless it is empty; then one too large for it doesn't fit. ``later``: for each number that is left to Python its place in the text, its end, and that in ``numbers``; the entry
+    ``later``: for each number that is left to Python its place in the text, its end, and that in ``numbers``; the entry
     behind the last one begins with 0. -1 where something doesn't fit, or an integer is too large for a double.
     Whether the text is JSON is not asked, but of the lists that are found.
     """
@@ -76,7 +75,7 @@ def scan(text: np.ndarray, numbers: np.ndarray, narrow: np.ndarray, lists: np.nd
                     return -1
                 entry = lists[count]
                 entry[FIRST] = state[_FILLED]
-                end = _read(text, at, numbers, narrow, later, state, found, sizes, counts, entry)
+                end = _read(text, at, numbers, later, state, found, sizes, counts, entry)
                 if end == _GIVEN_UP:
                     return -1
                 if end != _NOT_NUMBERS:
@@ -103,7 +102,6 @@ def _read(
     text: np.ndarray,
     at: int,
     numbers: np.ndarray,
-    narrow: np.ndarray,
     later: np.ndarray,
     state: np.ndarray,
     found: np.ndarray,
@@ -171,7 +169,7 @@ def _read(
                     value = np.float64(Int(number)) / TENS[Word(decimals)]
                 else:
                     value = scaled(number, -decimals)
-                value = -value if negative else value
+                numbers[Word(filled)] = -value if negative else value
                 integral = False
             else:
                 value, kind = number_in(text, at, end)
@@ -184,11 +182,6 @@ def _read(
                     left += 1
                     later[left, 0] = 0
                 integral &= kind == INTEGER
-            if narrow.size:
-                if not abs(value) <= _LARGEST:
-                    return _GIVEN_UP
-                narrow[Word(filled)] = value
-            else:
                 numbers[Word(filled)] = value
             filled += 1
             at = end + 1

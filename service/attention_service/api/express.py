@@ -191,7 +191,6 @@ class Express:
         if again is None or (media_type == JSON and not negotiation.is_quickly_written(again.output_bytes)):
             return None
         known = [each for each in headers if each[0] != _ID]
-        text = text.into(again.outline.bound.dtype)
         return Known(key, url, known, read, media_type, text, again, len(body) <= UNCOUNTED)
 
     def _give_up(self, before: Hashable) -> None:

@@ -6,7 +6,7 @@ their shapes. Requests with one text differ in their numbers alone, and so do th
 
 from collections.abc import Callable, Hashable
 from dataclasses import dataclass, replace
-from typing import ClassVar, Final, Protocol, Self
+from typing import ClassVar, Final, Protocol
 
 import numpy as np
 import orjson
@@ -52,9 +52,6 @@ class Text(Protocol):
 
     def inputs(self, body: bytes | bytearray | memoryview) -> dict[str, Array] | None:
         """The tensors of a body by their field; None where its text is another."""
-
-    def into(self, dtype: str) -> Self:
-        """The same, its tensors read as this dtype where the text states none."""
 
     def head(self, reply: Reply, ended: Ended) -> Head:
         """The text of all replies, made of one of them."""
@@ -122,10 +119,6 @@ class Header:
         except TensorFault:
             return None
 
-    def into(self, dtype: str) -> Self:
-        """As of any ``Text``: a file states its dtypes."""
-        return self
-
     def head(self, reply: Reply, ended: Ended) -> "HeaderOfReply":
         """As of any ``Text``."""
         header, _ = to_body(reply(_marked(ended)), SAFETENSORS, "reply")
@@ -158,19 +151,13 @@ class Object:
     """All but the lists of numbers."""
     names: tuple[str, ...]
     shapes: Hashable
-    narrow: bool = False
-    """Whether numbers are read as float32."""
 
     def inputs(self, body: bytes | bytearray | memoryview) -> dict[str, Array] | None:
         """The tensors of an object that says the same."""
-        divided = lists.divide(body, narrow=self.narrow)
+        divided = lists.divide(body)
         if divided is None or divided.rest != self.rest or _shapes(divided) != self.shapes:
             return None
         return dict(zip(self.names, divided.arrays, strict=True))
-
-    def into(self, dtype: str) -> Self:
-        """As of any ``Text``."""
-        return replace(self, narrow=dtype == "float32")
 
     def head(self, reply: Reply, ended: Ended) -> "ObjectOfReply":
         """As of any ``Text``."""
@@ -192,7 +179,7 @@ class ObjectOfReply:
 
 
 def _shapes(divided: lists.Divided) -> Hashable:
-    return tuple((array.shape, array.dtype.kind) for array in divided.arrays)
+    return tuple((array.shape, array.dtype.char) for array in divided.arrays)
 
 
 # ── what differs from reply to reply ─────────────────────────────────────────────────────────────────────────────────

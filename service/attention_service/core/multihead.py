@@ -123,16 +123,26 @@ def side_by_side(parameters: Parameters, sizes: Sizes) -> dict[str, Tensor]:
     """The parameters with the projections of queries, keys and values one behind the other in memory.
 
     As long as all three read inputs of one width; then one product with all of them (``joint_projection``) is made of
-    a token where it has all three roles.
+    a token where it has all three roles. On a CPU the weights lie column by column, unless their numbers are of 16 bits:
+    so MKL reads them sooner, which for few tokens is a tenth of the product.
     """
     laid = dict(parameters)
+    for name in ["o_proj.weight"] if len(set(sizes.inputs)) == 1 else [f"{role}_proj.weight" for role in "qkvo"]:
+        laid[name] = _laid([laid[name]])[0]
     if len(set(sizes.inputs)) == 1:
         for kind in "weight", "bias":
             names = [name for role in "qkv" if (name := f"{role}_proj.{kind}") in parameters]
             if len(names) == len("qkv"):
-                parts = [parameters[name] for name in names]
-                laid |= zip(names, torch.cat(parts).split_with_sizes([len(part) for part in parts]), strict=True)
+                laid |= zip(names, _laid([parameters[name] for name in names]), strict=True)
     return laid
+
+
+def _laid(parts: Sequence[Tensor]) -> list[Tensor]:
+    """Weights or biases one behind the other."""
+    first, sizes = parts[0], [len(part) for part in parts]
+    if first.ndim == 1 or first.is_cuda or first.itemsize < 4:
+        return [*torch.cat([*parts]).split_with_sizes(sizes)]
+    return [part.t() for part in torch.cat([part.t() for part in parts], 1).split_with_sizes(sizes, 1)]
 
 
 def joint_projection(parameters: Parameters) -> Joint | None:
@@ -154,9 +164,9 @@ def _joint(parts: Sequence[Tensor]) -> Tensor | None:
     first, end = parts[0], parts[0].data_ptr()
     for part in parts:
         apart = part.data_ptr() != end or part.untyped_storage().data_ptr() != first.untyped_storage().data_ptr()
-        if apart or part.shape[1:] != first.shape[1:]:
+        if apart or part.shape[1:] != first.shape[1:] or part.stride() != first.stride():
             return None
-        end += part.nbytes
+        end += len(part) * part.stride(0) * part.itemsize
     return first.as_strided((sum(map(len, parts)), *first.shape[1:]), first.stride())
 
 

@@ -1,4 +1,4 @@
-"""JSON read by simdjson gives what it gives read by orjson, for texts of every kind."""
+"""JSON whose lists compiled code reads gives what it gives read by orjson, for texts of every kind."""
 
 import json
 
@@ -7,6 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from attention_contract import lists
 from attention_contract.errors import AttentionError, InvalidRequest
 from attention_contract.reading import read_json
 from attention_contract.schemas.attention import ForwardRequest
@@ -16,7 +17,13 @@ from attention_contract.tensors import Untyped
 from attention_contract.validation import validate
 from attention_contract.wire import JSON, from_body, from_json
 
-pytest.importorskip("simdjson")
+pytest.importorskip("numba")
+
+
+@pytest.fixture(autouse=True, scope="module")
+def loaded():
+    lists.load()
+
 
 numbers = st.one_of(
     st.integers(-(2**66), 2**66), st.integers(-9, 9), st.floats(allow_nan=False, allow_infinity=False), st.just(-0.0)
@@ -110,21 +117,18 @@ def test_a_list_that_is_no_tensor_has_an_end(item):
     assert refusal.value.param == "edits"
 
 
-@pytest.mark.parametrize("more", ["", '"version": "[["', r'"version": "\\n"', '"edits": [3, [4]]'])
+@pytest.mark.parametrize("more", ["", '"version": "[["', r'"version": "\n"', '"edits": [3, [4]]'])
 def test_a_large_text_is_looked_through_to_its_end(more):
     text = b" " * 2**20 + b'{"query": [[1.0, 2.5]],' + b" " * 2**21 + (more or '"version": "v"').encode() + b"}"
     data = read_json(memoryview(text), ForwardRequest)
-    if "\\" in more:
-        assert data is None
-    else:
-        assert data["query"].tolist() == [[1.0, 2.5]]
-        assert {name: data[name] for name in data if name != "query"} == {
-            name: value for name, value in json.loads(text).items() if name != "query"
-        }
+    assert data["query"].tolist() == [[1.0, 2.5]]
+    assert {name: data[name] for name in data if name != "query"} == {
+        name: value for name, value in json.loads(text).items() if name != "query"
+    }
 
 
-@pytest.mark.parametrize("text", [b"\xef\xbb\xbf{}", b"[{}]", b"3", b'{"query": [[3, [4]]]}' + b" " * 2**20])
-def test_what_might_be_read_otherwise_is_left_to_the_other_reader(text):
+@pytest.mark.parametrize("text", [b"\xef\xbb\xbf{}", b"[{}]", b"3", b"[[1.0]]", b'{"query": [[1.0]]', b'{"query" [1.0]}'])
+def test_what_is_no_object_is_left_to_the_other_reader(text):
     assert read_json(text, ForwardRequest) is None
 
 
@@ -134,4 +138,4 @@ def test_among_very_many_names_an_unknown_one_is_told():
         read_json(f'{{"query": [[1.0]], {names}}}'.encode(), ForwardRequest)
     assert refusal.value.param == "f0"
     again = ", ".join(['"average_heads": true'] * 100)
-    assert read_json(f'{{"query": [[1.0]], {again}}}'.encode(), ForwardRequest) is None
+    assert read_json(f'{{"query": [[1.0]], {again}}}'.encode(), ForwardRequest)["average_heads"] is True

@@ -17,7 +17,7 @@ from attention_service.runtime import forward
 from attention_service.runtime.binding import bind
 from attention_service.runtime.compute import TORCH_DTYPES
 from attention_service.runtime.device import Device
-from attention_service.runtime.direct import _most, _squares, direct
+from attention_service.runtime.direct import _loaded, _most, direct
 
 CPU = torch.device("cpu")
 CLOSE = {"float32": 2e-5, "float64": 1e-12}
@@ -289,7 +289,7 @@ def test_up_to_the_bound_all_keys_and_values_are_finite(rng, dtype, size, biased
         weight = parameters[f"{role}_proj.weight"]
         worst = weight[weight.double().norm(dim=1).argmax()].double()
         x = (worst / worst.norm() * math.sqrt(most) * (1 - 1e-6)).to(dtype)  # it points where the product is greatest
-        assert _squares(x.numpy(), x) <= most
+        assert _loaded(x.numpy(), x.numpy().dtype, most) is not None
         assert linear(x, weight, parameters.get(f"{role}_proj.bias")).isfinite().all()
 
 
@@ -297,7 +297,7 @@ def test_up_to_the_bound_all_keys_and_values_are_finite(rng, dtype, size, biased
 @pytest.mark.parametrize("name", ["k_proj.weight", "v_proj.weight", "k_proj.bias", "v_proj.bias"])
 def test_parameters_that_are_no_numbers_are_left_to_the_general_way(rng, name, number):
     here = module(rng)
-    here.parameters[name].view(-1)[3] = number
+    here.parameters[name][..., 3] = number
     assert _most(here.parameters, torch.float32) < 0
     found, _ = both(here, ForwardRequest(query=X))
     assert found is None
@@ -305,14 +305,17 @@ def test_parameters_that_are_no_numbers_are_left_to_the_general_way(rng, name, n
 
 @pytest.mark.parametrize("size", [0, 1, 100, 20_000])
 @pytest.mark.parametrize("dtype", ["float32", "float64"])
-def test_squares_are_added_up_and_overflow_to_infinity(rng, size, dtype):
-    x = rng.standard_normal(size).astype(dtype)
-    assert _squares(x, torch.from_numpy(x)) == pytest.approx(float((x.astype(np.float64) ** 2).sum()), rel=1e-4)
-    if size:
-        x[-1] = np.finfo(dtype).max
-        assert _squares(x, torch.from_numpy(x)) == math.inf
-        x[0] = math.nan
-        assert math.isnan(_squares(x, torch.from_numpy(x)))
+@pytest.mark.parametrize("sent", ["float32", "float64"])
+def test_arrays_are_loaded_as_far_as_their_squares_are_bounded(rng, size, sent, dtype):
+    x = rng.standard_normal(size).astype(sent)
+    squares = float((x.astype(np.float64) ** 2).sum())
+    for most in (squares * 1.001 + 1e-9, math.inf):
+        np.testing.assert_array_equal(_loaded(x, np.dtype(dtype), most).numpy(), x.astype(dtype))
+    assert size == 0 or _loaded(x, np.dtype(dtype), squares * 0.999) is None
+    largest = math.inf if sent == "float32" and dtype == "float64" else np.finfo(sent).max
+    for number in (largest, math.inf, math.nan)[: 3 * size]:
+        x[-1] = number
+        assert _loaded(x, np.dtype(dtype), float(np.finfo(dtype).max)) is None
 
 
 @pytest.mark.parametrize("sent", [np.float64, np.float32])

@@ -31,13 +31,21 @@ _EXACT_TENS: Final = 22
 """Up to which a double holds powers of ten."""
 
 
+_EXACT_FIVES: Final = 27
+"""Up to which a power of five fits into 64 bits: a number divided by it may lie halfway between two doubles."""
+
+
 def _fives() -> np.ndarray:
-    """128 bits of each power of five from the smallest to the largest, the first of them set; two words each."""
+    """128 bits of each power of five from the smallest to the largest, the first of them set; two words each.
+
+    Those of reciprocals are rounded up where a product with them may be exact, so that it is not less than that.
+    """
     words = []
     for power in range(_SMALLEST, _LARGEST + 1):
         five = 5 ** abs(power)
-        if power < 0:  # of the reciprocal, rounded up
-            five = 2 ** (2 * five.bit_length() + 128) // five + 1
+        if power < 0:
+            bits = five.bit_length()
+            five = 2 ** (bits + 127 if -power <= _EXACT_FIVES else 2 * bits + 128) // five + 1
         bits = five.bit_length()
         five = five >> (bits - 128) if bits > 128 else five << (128 - bits)
         words.append((five >> 64, five % 2**64))

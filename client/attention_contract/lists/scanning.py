@@ -84,6 +84,7 @@ def scan(text: np.ndarray, numbers: np.ndarray, lists: np.ndarray, later: np.nda
                     at = end
                     continue
                 state[_FILLED] = entry[FIRST]
+                later[state[_LEFT], 0] = 0
             depth += 1
         elif character == _OPEN_OBJECT:
             depth += 1

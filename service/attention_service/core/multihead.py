@@ -123,13 +123,12 @@ def side_by_side(parameters: Parameters, sizes: Sizes) -> dict[str, Tensor]:
     """The parameters with the projections of queries, keys and values one behind the other in memory.
 
     As long as all three read inputs of one width; then one product with all of them (``joint_projection``) is made of
-    a token where it has all three roles. On a CPU the weights lie column by column, unless their numbers are of 16 bits:
-    so MKL reads them sooner, which for few tokens is a tenth of the product.
+    a token where it has all three roles. On a CPU these weights and that of the output lie column by column, unless their
+    numbers are of 16 bits: so MKL packs them sooner, a tenth of a product with few tokens.
     """
     laid = dict(parameters)
-    for name in ["o_proj.weight"] if len(set(sizes.inputs)) == 1 else [f"{role}_proj.weight" for role in "qkvo"]:
-        laid[name] = _laid([laid[name]])[0]
     if len(set(sizes.inputs)) == 1:
+        laid["o_proj.weight"] = _laid([laid["o_proj.weight"]])[0]
         for kind in "weight", "bias":
             names = [name for role in "qkv" if (name := f"{role}_proj.{kind}") in parameters]
             if len(names) == len("qkv"):

@@ -31,7 +31,8 @@ class Module:
     """With every default filled in."""
     sizes: Sizes
     parameters: Mapping[str, Tensor] = field(repr=False)
-    """On one device, in the module's dtype, contiguous, without gradients; in the order of the computation."""
+    """On one device, in the module's dtype, laid out as ``side_by_side`` says, without gradients; in the order of the
+    computation."""
     version: str
     source: Source | None = None
 

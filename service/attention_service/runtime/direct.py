@@ -107,7 +107,7 @@ def _loaded(x: Array, dtype: np.dtype[Any], most: float) -> torch.Tensor | None:
     """An array as a tensor of a dtype; None where Σ x² is more than ``most``, or no number, unless that is infinite."""
     if x.size <= _FEW:
         flat = x.reshape(-1)
-        if most < math.inf and not np.vdot(flat, flat) <= most:
+        if most < math.inf and not float(np.vdot(flat, flat)) <= most:
             return None
         return to_torch(x if x.dtype == dtype else x.astype(dtype))  # torch would take ten times as long
     tensor = to_torch(x).to(TORCH_DTYPES[dtype.name])

@@ -9,6 +9,7 @@ import numpy as np
 import torch
 from pydantic import BaseModel
 
+from attention_contract import lists
 from attention_contract.schemas.attention import ForwardRequest
 from attention_contract.wire import JSON, SAFETENSORS, from_body, to_body
 from benchmarks.measure import Case, rows
@@ -23,9 +24,10 @@ class Lists(BaseModel):
 
 def cases() -> Iterator[Case]:
     """A request of ``[1, 128, 256]`` in float32 in each media type, read into an array."""
+    lists.load()
     query = np.random.default_rng(0).normal(size=(1, 128, 256)).astype(np.float32)
     request = ForwardRequest(query=query)
-    lists = b"".join(to_body(request, JSON, "request"))
+    nested = b"".join(to_body(request, JSON, "request"))
     packed = b"".join(to_body(request, SAFETENSORS, "request"))
     base64 = b"".join(to_body(request, JSON, "request", "base64"))
     bare = Lists(query=query.tolist()).model_dump_json()
@@ -34,7 +36,7 @@ def cases() -> Iterator[Case]:
         return torch.tensor(Lists.model_validate_json(bare).query)
 
     for name, body, media_type in (
-        ("nested lists", lists, JSON), ("base64", base64, JSON), ("safetensors", packed, SAFETENSORS),
+        ("nested lists", nested, JSON), ("base64", base64, JSON), ("safetensors", packed, SAFETENSORS),
     ):  # fmt: skip
         yield Case(
             f"read {name}, {len(body) // 1024} KiB",

@@ -13,6 +13,7 @@ from typing import TypeVar
 from pydantic import ValidationError
 from pydantic_settings import CliApp, SettingsConfigDict
 
+from attention_contract import lists
 from attention_service.api.app import create_app
 from attention_service.api.observing import configure_logging
 from attention_service.api.server import Server
@@ -59,6 +60,7 @@ def calibrate(arguments: Sequence[str] | None = None) -> int:
     settings = _settings(CalibrateSettings, arguments)
     if settings is None:
         return 2
+    lists.load()  # as a server does: how long it takes to read and write is measured too
     device = Device.open(settings.device, settings.threads)
     budget = settings.memory_budget
     room = int(BUDGET_SHARE * device.free_bytes()) if budget is None else budget

@@ -127,7 +127,9 @@ def test_a_large_text_is_looked_through_to_its_end(more):
     }
 
 
-@pytest.mark.parametrize("text", [b"\xef\xbb\xbf{}", b"[{}]", b"3", b"[[1.0]]", b'{"query": [[1.0]]', b'{"query" [1.0]}'])
+@pytest.mark.parametrize(
+    "text", [b"\xef\xbb\xbf{}", b"[{}]", b"3", b"[[1.0]]", b'{"query": [[1.0]]', b'{"query" [1.0]}']
+)
 def test_what_is_no_object_is_left_to_the_other_reader(text):
     assert read_json(text, ForwardRequest) is None
 

@@ -41,7 +41,7 @@ def load() -> None:
     Raises ImportError where numba is not installed. On machines that store the highest byte first, nothing is done.
     """
     if sys.byteorder == "little":
-        from attention_contract.lists import printing, scanning
+        from attention_contract.lists import printing, scanning  # noqa: PLC0415
 
         _divide(memoryview(b'{"a": [1.5]}'), scanning)
         _write(np.ones(1, np.float32), printing)

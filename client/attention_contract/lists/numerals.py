@@ -5,6 +5,7 @@ from typing import Final
 import numpy as np
 
 from attention_contract.lists.words import (
+    Byte,
     Int,
     Word,
     as_double,
@@ -26,6 +27,7 @@ LATER: Final = 3
 EXACT: Final = 2**53
 """Up to which a double tells integers apart."""
 
+_MINUS, _PLUS, _POINT, _ZERO, _EXPONENT = map(ord, "-+.0e")
 _SMALLEST, _LARGEST = -325, 308
 _EXACT_TENS: Final = 22
 """Up to which a double holds powers of ten."""
@@ -111,54 +113,54 @@ def number_in(text: np.ndarray, start: int, end: int) -> tuple[float, int]:
 
     By the grammar of RFC 8259, section 6.
     """
-    while start < end and _is_space(text[start]):
+    while start < end and is_space(text[start]):
         start += 1
-    while start < end and _is_space(text[end - 1]):
+    while start < end and is_space(text[end - 1]):
         end -= 1
-    negative = start < end and text[start] == 45
-    at = start + Int(negative)
-    begin = at
-    number, at, full = _digits(text, at, end, Word(0))
-    power = Int(0)
-    kind = INTEGER
-    if at == begin or (text[begin] == 48 and at > begin + 1):
-        return 0.0, BROKEN
-    if at < end and text[at] == 46:
+    negative = start < end and text[start] == _MINUS
+    number, power, kind = _parsed(text, start + Int(negative), end)
+    value = 0.0
+    if number != Word(0) and kind in (INTEGER, DECIMAL):
+        value = scaled(number, power)
+        if np.isnan(value):
+            return 0.0, LATER
+    if negative and (value or kind == DECIMAL):
+        value = -value
+    return value, kind
+
+
+@compiled
+def _parsed(text: np.ndarray, start: int, end: int) -> tuple[int, int, int]:
+    """All digits of a number without a sign as one, the power of ten it is to be multiplied with, and the kind."""
+    number, at, full = _digits(text, start, end, Word(0))
+    power, kind = Int(0), INTEGER
+    broken = at == start or (text[start] == _ZERO and at > start + 1)
+    if at < end and text[at] == _POINT:
         kind = DECIMAL
         begin = at + 1
         number, at, more = _digits(text, begin, end, number)
-        if at == begin:
-            return 0.0, BROKEN
+        broken |= at == begin
         full |= more
-        power -= at - begin
-    if at < end and text[at] | 32 == 101:
+        power = begin - at
+    if at < end and text[at] | 32 == _EXPONENT:
         kind = DECIMAL
-        at += 1
-        below = at < end and text[at] == 45
-        if at < end and (text[at] == 43 or text[at] == 45):
-            at += 1
-        begin = at
+        sign = text[at + 1] if at + 1 < end else Byte(0)
+        begin = at + 1 + Int(sign in (_PLUS, _MINUS))
         exponent, at, more = _digits(text, begin, end, Word(0))
-        if at == begin:
-            return 0.0, BROKEN
+        broken |= at == begin
         full |= more or exponent > Word(9999)
         if not full:
-            power += -Int(exponent) if below else Int(exponent)
-    if at != end:
-        return 0.0, BROKEN
-    if full:
-        return 0.0, LATER
-    if number == Word(0):
-        return -0.0 if negative and kind == DECIMAL else 0.0, kind
-    value = scaled(number, power)
-    if np.isnan(value):
-        return 0.0, LATER
-    return -value if negative else value, kind
+            power += -Int(exponent) if sign == _MINUS else Int(exponent)
+    if broken or at != end:
+        kind = BROKEN
+    elif full:
+        kind = LATER
+    return number, power, kind
 
 
 @compiled
 def _digits(text: np.ndarray, at: int, end: int, number: int) -> tuple[int, int, bool]:
-    """A number with the digits after it that begin at ``at``: the number, where they end, whether it became too large."""
+    """A number with the digits after it that begin at ``at``: the number, where they end, and if it is too large."""
     while at + 8 <= end and number < Word(10**11):
         word = digits(load(text, at))
         if not is_decimal(word):
@@ -167,7 +169,7 @@ def _digits(text: np.ndarray, at: int, end: int, number: int) -> tuple[int, int,
         at += 8
     full = False
     while at < end:
-        digit = Word(text[at]) - Word(48)
+        digit = Word(text[at]) - Word(_ZERO)
         if digit > Word(9):
             break
         full |= number >= Word(10**18)
@@ -177,5 +179,6 @@ def _digits(text: np.ndarray, at: int, end: int, number: int) -> tuple[int, int,
 
 
 @compiled
-def _is_space(character: int) -> bool:
-    return character == 32 or character == 10 or character == 13 or character == 9
+def is_space(character: int) -> bool:
+    """Whether a character is white space in JSON."""
+    return character in (0x20, 0x0A, 0x0D, 0x09)

@@ -105,8 +105,8 @@ def _convert(bits: np.ndarray, first: np.ndarray, others: np.ndarray, powers: np
         near = unit * scale * (_MARGIN / 2 if fraction == Word(0) else _MARGIN)
 
         nearest = (exact + _ROUNDING) - _ROUNDING
-        for digit in (0.1, 0.01, 0.001):  # shorter ones; those of five digits and fewer are among the last ones
-            shorter = ((exact * digit + _ROUNDING) - _ROUNDING) * (1000.0 if digit == 0.001 else 100.0 if digit == 0.01 else 10.0)
+        for fewer in (10.0, 100.0, 1000.0):  # those of five digits and fewer are among the last ones
+            shorter = ((exact * (1.0 / fewer) + _ROUNDING) - _ROUNDING) * fewer
             nearest = shorter if abs(shorter - exact) < near else nearest
         over = nearest >= 1e9
         nearest = 1e8 if over else nearest
@@ -140,8 +140,8 @@ def _print(bits: int, first: int, others: int, power: int, text: np.ndarray, at:
     characters = others | Word(_TEXT)
     if Word(power - _FIXED_FROM) > Word(7 - _FIXED_FROM):
         return _print_far(first, characters, count, power, text, at)
-    # Below 1: "0.", zeros, digits. Else: digits, of which those behind the point are written once more. Which it is cannot
-    # be foreseen, so that both are computed, and chosen by masks.
+    # Below 1: "0.", zeros, digits. Else: digits, of which those behind the point are written once more. Which it is
+    # cannot be foreseen, so that both are computed, and chosen by masks.
     small = power >> Int(63)
     whole = power & ~small
     zeros = (Int(1) - power) & small

@@ -1,21 +1,24 @@
 """What compiled code does with eight or 64 bytes of a text at once, and how it is compiled.
 
 Characters are compared, found and converted as the bytes of one machine word, the first one in its lowest byte; after
-Lemire and Langdale, "Parsing Gigabytes of JSON per Second", 2019 (arXiv:1902.08318). Places are not checked here: callers
-keep them within the array.
+Lemire and Langdale, "Parsing Gigabytes of JSON per Second", 2019 (arXiv:1902.08318). Places are not checked here:
+callers keep them within the array.
 """
 
 from collections.abc import Callable, Sequence
 from typing import Any, TypeVar
 
 import numba
+import numba.extending
 from llvmlite import ir
 from numba import types
-from numba.extending import intrinsic
 
 FunctionT = TypeVar("FunctionT", bound=Callable[..., Any])
 
-Byte, Word, Int = numba.uint8, numba.uint64, numba.int64
+Byte: Any = numba.uint8
+Word: Any = numba.uint64
+Int: Any = numba.int64
+_intrinsic: Callable[[Callable[..., Any]], Any] = numba.extending.intrinsic
 
 _BYTE, _WORD, _BLOCK = ir.IntType(8), ir.IntType(64), ir.VectorType(ir.IntType(8), 64)
 _TEXT = 0x3030303030303030
@@ -28,15 +31,15 @@ def compiled(function: FunctionT) -> FunctionT:
     The code is kept on disk where there is a place for it: beside the source, else in the user's folder for such things
     (``NUMBA_CACHE_DIR`` names another).
     """
-    made: FunctionT
+    compiling: Any = numba.njit
     try:
-        made = numba.njit(nogil=True, error_model="numpy", cache=True)(function)
+        made: FunctionT = compiling(nogil=True, error_model="numpy", cache=True)(function)
     except RuntimeError:  # no folder that can be written to
-        made = numba.njit(nogil=True, error_model="numpy")(function)
+        made = compiling(nogil=True, error_model="numpy")(function)
     return made
 
 
-@intrinsic
+@_intrinsic
 def load(typing: Any, array: Any, at: Any) -> Any:
     """The eight bytes of an array of bytes from ``at`` on."""
 
@@ -49,7 +52,7 @@ def load(typing: Any, array: Any, at: Any) -> Any:
     return types.uint64(array, types.int64), generate
 
 
-@intrinsic
+@_intrinsic
 def store(typing: Any, array: Any, at: Any, word: Any) -> Any:
     """Write eight bytes into an array of bytes from ``at`` on."""
 
@@ -61,7 +64,7 @@ def store(typing: Any, array: Any, at: Any, word: Any) -> Any:
     return types.void(array, types.int64, types.uint64), generate
 
 
-@intrinsic
+@_intrinsic
 def places(typing: Any, array: Any, at: Any, one: Any, other: Any) -> Any:
     """Which of the 64 bytes of an array from ``at`` on are one or the other: the first one in the lowest bit."""
 
@@ -75,7 +78,7 @@ def places(typing: Any, array: Any, at: Any, one: Any, other: Any) -> Any:
     return types.uint64(array, types.int64, types.uint8, types.uint8), generate
 
 
-@intrinsic
+@_intrinsic
 def high_product(typing: Any, one: Any, other: Any) -> Any:
     """The upper 64 of the 128 bits of a product."""
 
@@ -87,7 +90,7 @@ def high_product(typing: Any, one: Any, other: Any) -> Any:
     return types.uint64(types.uint64, types.uint64), generate
 
 
-@intrinsic
+@_intrinsic
 def as_double(typing: Any, word: Any) -> Any:
     """The double whose bits these are."""
 
@@ -100,7 +103,7 @@ def as_double(typing: Any, word: Any) -> Any:
 def _counting(name: str) -> Any:
     """A function of one word that LLVM has an instruction for."""
 
-    @intrinsic
+    @_intrinsic
     def count(typing: Any, word: Any) -> Any:
         def generate(context: Any, builder: Any, signature: Any, values: Sequence[Any]) -> Any:
             more = () if name == "ctpop" else (ir.Constant(ir.IntType(1), 0),)  # 64 for a word without ones

@@ -73,6 +73,7 @@ class Connection(HttpToolsProtocol):
         self.expect_100_continue = False
         self._idle_since = None
         self._between = False
+        self._receiver = None
 
     def on_headers_complete(self) -> None:
         """Keep back a request that may be known; hand on all others."""

@@ -124,10 +124,11 @@ class Express:
             return None
         return memory
 
-    def again(
-        self, caller: Caller, known: Known, body: bytes | memoryview, memory: Body | None
-    ) -> "Asked | None":
-        """As ``take``, of one that is known before its body, and has no id. ``memory``: of the body, if it is counted."""
+    def again(self, caller: Caller, known: Known, body: bytes | memoryview, memory: Body | None) -> "Asked | None":
+        """As ``take``, of one that is known before its body, and has no id.
+
+        memory: what the body holds, where it is counted.
+        """
         started = time.perf_counter()
         try:
             inputs = known.text.inputs(body)

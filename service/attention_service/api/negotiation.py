@@ -151,7 +151,7 @@ def is_quickly_read(text: memoryview) -> bool:
     if len(text) > _INLINE_BYTES:
         return False
     characters = np.frombuffer(text, np.uint8)
-    return sum(np.count_nonzero(characters == ord(each)) for each in '["') <= _FEW_ROWS
+    return sum(int(np.count_nonzero(characters == ord(each))) for each in '["') <= _FEW_ROWS
 
 
 def _query(scope: Scope) -> dict[str, str]:

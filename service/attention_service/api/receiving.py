@@ -1,8 +1,8 @@
 """Requests like the last one on their connection: recognized by their head, and received where they will be read.
 
-The usual way of a body is out of the event loop's buffer, out of the parser, and together with its other pieces, which is
-a copy each time. What begins as a request that is known needs no parser: its framing is known, and it can be received into
-one buffer, in which its tensors then lie.
+The usual way of a body is out of the event loop's buffer, out of the parser, and together with its other pieces, which
+is a copy each time. What begins as a request that is known needs no parser: its framing is known, and it can be
+received into one buffer, in which its tensors then lie.
 """
 
 import asyncio
@@ -71,6 +71,18 @@ class Head:
         return fits and self.after.startswith(point + rest)
 
 
+@dataclass(slots=True)
+class _Coming:
+    """A request that is being received."""
+
+    buffer: memoryview
+    memory: Body | None
+    """What it holds; None where there was none, and only a part of it is received."""
+    filled: int = 0
+    body: tuple[int, int] | None = None
+    """Where it begins, and its length."""
+
+
 class Receiver(asyncio.BufferedProtocol):
     """Takes the place of a connection that expects large requests with one head, until something else comes."""
 
@@ -80,53 +92,52 @@ class Receiver(asyncio.BufferedProtocol):
         self._connection = connection
         self._most = size + size // 32 + 1  # numbers in JSON are not all equally long; more than all of it is no end
         self._shift = -(len(head.before) + len(str(size)) + len(head.after)) % _ALIGNED
-        self._buffer: memoryview | None = None
-        self._filled = 0
-        self._memory: Body | None = None
-        self._body: tuple[int, int] | None = None
-        """Where it begins, and its length."""
+        self._coming: _Coming | None = None
 
     # ── what comes ───────────────────────────────────────────────────────────────────────────────────────────────────
 
     def get_buffer(self, sizehint: int) -> memoryview:
         """Where to put what comes next. There is none as long as nothing comes."""
-        if self._buffer is None:
-            self._memory = self._connection.memory(self._most)
-            size = _ASIDE if self._memory is None else self._shift + self._most
-            self._buffer = np.empty(size, np.uint8).data[0 if self._memory is None else self._shift :]
-        return self._buffer[self._filled :]
+        coming = self._coming or self._begin()
+        return coming.buffer[coming.filled :]
+
+    def _begin(self) -> _Coming:
+        memory = self._connection.memory(self._most)
+        buffer = np.empty(_ASIDE if memory is None else self._shift + self._most, np.uint8).data
+        self._coming = _Coming(buffer if memory is None else buffer[self._shift :], memory)
+        return self._coming
 
     def buffer_updated(self, nbytes: int) -> None:
         """So many bytes came."""
-        assert self._buffer is not None
+        coming = self._coming or self._begin()
         self._connection.came()
-        self._filled += nbytes
-        if self._body is None:
-            begin = bytes(self._buffer[: min(self._filled, self.head.longest)])
-            self._body = self.head.body_in(begin)
-            if self._memory is None or (self._body is None and not self.head.may_begin(begin)):
+        coming.filled += nbytes
+        if coming.body is None:
+            begin = bytes(coming.buffer[: min(coming.filled, self.head.longest)])
+            coming.body = self.head.body_in(begin)
+            if coming.memory is None or (coming.body is None and not self.head.may_begin(begin)):
                 self.hand_back()
                 return
-        end = None if self._body is None else sum(self._body)
-        if end == self._filled:
-            self._complete()
-        elif self._filled == len(self._buffer) or (end is not None and not self._filled < end < len(self._buffer)):
+        end = None if coming.body is None else sum(coming.body)
+        if end == coming.filled and self._is_answered(coming):
+            self._coming = None
+        elif coming.filled == len(coming.buffer) or (end is not None and not coming.filled < end < len(coming.buffer)):
             self.hand_back()
 
-    def _complete(self) -> None:
-        assert self._buffer is not None and self._body is not None and self._memory is not None
-        start, length = self._body
-        if self._connection.answers_again(self.head.known, self._buffer[start : start + length], self._memory):
-            self._buffer, self._filled, self._memory, self._body = None, 0, None, None
-        else:
-            self.hand_back()
+    def _is_answered(self, coming: _Coming) -> bool:
+        """Have a whole request answered; whether it is, by and by."""
+        if coming.body is None:
+            return False
+        start, length = coming.body
+        return self._connection.answers_again(self.head.known, coming.buffer[start : start + length], coming.memory)
 
     def hand_back(self) -> None:
         """Let the connection have what came, and what will come."""
-        came = b"" if self._buffer is None else bytes(self._buffer[: self._filled])
-        if self._memory is not None:
-            self._memory.give_back()
-        self._buffer = self._memory = None
+        coming, self._coming = self._coming, None
+        came = b"" if coming is None else bytes(coming.buffer[: coming.filled])
+        if coming is not None and coming.memory is not None:
+            coming.memory.give_back()
+        del coming
         self._connection.receive_itself(came)
 
     # ── all else is the connection's ─────────────────────────────────────────────────────────────────────────────────

@@ -123,8 +123,8 @@ def side_by_side(parameters: Parameters, sizes: Sizes) -> dict[str, Tensor]:
     """The parameters with the projections of queries, keys and values one behind the other in memory.
 
     As long as all three read inputs of one width; then one product with all of them (``joint_projection``) is made of
-    a token where it has all three roles. On a CPU these weights and that of the output lie column by column, unless their
-    numbers are of 16 bits: so MKL packs them sooner, a tenth of a product with few tokens.
+    a token where it has all three roles. On a CPU these weights and that of the output lie column by column, unless
+    their numbers are of 16 bits: so MKL packs them sooner, a tenth of a product with few tokens.
     """
     laid = dict(parameters)
     if len(set(sizes.inputs)) == 1:

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 pytest.importorskip("numba")
 
-from attention_contract.lists import numerals  # noqa: E402
+from attention_contract.lists import numerals
 
 NUMBER = re.compile(r"[ \t\n\r]*-?(0|[1-9]\d*)(\.\d+)?([eE][+-]?\d+)?[ \t\n\r]*")
 

@@ -8,7 +8,7 @@ import pytest
 
 pytest.importorskip("numba")
 
-from attention_contract import lists  # noqa: E402
+from attention_contract import lists
 
 
 @pytest.fixture(autouse=True, scope="module")
@@ -75,7 +75,8 @@ def test_what_everybody_would_look_at():
 
 
 @pytest.mark.parametrize(
-    "shape", [(1,), (5,), (1, 1), (2, 3), (300, 1), (1, 300), (3, 1, 2), (2, 2, 2, 2), (7, 33, 5), (1, 1, 1, 1, 1, 1, 1, 2)]
+    "shape",
+    [(1,), (5,), (1, 1), (2, 3), (300, 1), (1, 300), (3, 1, 2), (2, 2, 2, 2), (7, 33, 5), (1, 1, 1, 1, 1, 1, 1, 2)],
 )
 def test_lists_are_nested_as_the_array_is(rng, shape):
     array = rng.standard_normal(shape).astype(np.float32)

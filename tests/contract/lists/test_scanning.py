@@ -10,8 +10,8 @@ from hypothesis import strategies as st
 
 pytest.importorskip("numba")
 
-from attention_contract import lists  # noqa: E402
-from attention_contract.lists import scanning  # noqa: E402
+from attention_contract import lists
+from attention_contract.lists import scanning
 
 
 @pytest.fixture(autouse=True, scope="module")
@@ -36,10 +36,12 @@ def equal(one, other):
 
 
 leaves = st.one_of(
-    st.floats(allow_nan=False, allow_infinity=False), st.floats(-9, 9), st.integers(-9, 9), st.integers(-(2**70), 2**70),
-    st.sampled_from([None, True, "text", "[1]", '"\\', "}"]),
+    st.floats(allow_nan=False, allow_infinity=False), st.floats(-9, 9), st.integers(-9, 9),
+    st.integers(-(2**70), 2**70), st.sampled_from([None, True, "text", "[1]", '"\\', "}"]),
 )  # fmt: skip
-values = st.recursive(leaves, lambda inner: st.lists(inner, max_size=4) | st.dictionaries(st.text(max_size=3), inner), max_leaves=20)
+values = st.recursive(
+    leaves, lambda inner: st.lists(inner, max_size=4) | st.dictionaries(st.text(max_size=3), inner), max_leaves=20
+)
 regular = st.tuples(st.integers(1, 3), st.integers(1, 3), st.integers(1, 40)).map(
     lambda shape: np.random.default_rng(shape).standard_normal(shape).tolist()
 )
@@ -150,7 +152,9 @@ def test_a_list_that_ends_in_something_else_leaves_nothing_to_python():
     assert divided.arrays[0].tolist() == [0.5]
 
 
-@pytest.mark.parametrize("text", [b"", b"{", b'"', b'{"a": "', b'{"a": [', b'{"a": [1', b'{"a": [1,', b'{"a": "\\', b"[["])
+@pytest.mark.parametrize(
+    "text", [b"", b"{", b'"', b'{"a": "', b'{"a": [', b'{"a": [1', b'{"a": [1,', b'{"a": "\\', b"[["]
+)
 def test_texts_that_end_too_early(text):
     divided = lists.divide(text)
     assert divided is None or (divided.rest, divided.arrays) == (text, [])

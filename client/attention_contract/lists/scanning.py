@@ -87,7 +87,7 @@ def scan(text: np.ndarray, numbers: np.ndarray, lists: np.ndarray, later: np.nda
                 if count == lists.shape[0]:
                     return -1
                 entry = lists[count]
-                entry[FIRST] = state[_FILLED]
+                entry[FIRST], left = state[_FILLED], state[_LEFT]
                 end = _list(text, at, numbers, later, state, found, counts, entry)
                 if end == _GIVEN_UP:
                     return -1
@@ -96,8 +96,8 @@ def scan(text: np.ndarray, numbers: np.ndarray, lists: np.ndarray, later: np.nda
                     count += 1
                     at = end
                     continue
-                state[_FILLED] = entry[FIRST]
-                later[state[_LEFT], 0] = 0
+                state[_FILLED], state[_LEFT] = entry[FIRST], left
+                later[left, 0] = 0
             depth += 1
         elif character == _OPEN_OBJECT:
             depth += 1

@@ -74,7 +74,7 @@ def _divide(view: memoryview, scanning: ModuleType) -> Divided | None:
 
 def _read_later(text: memoryview, later: NDArray[np.int64], numbers: NDArray[np.float64]) -> bool:
     """Read what was left to Python; whether that could be done."""
-    for start, end, place in later.tolist():
+    for start, end, place in later.tolist() if later[0, 0] else ():
         if start == 0:
             break
         number = bytes(text[start:end]).lower()

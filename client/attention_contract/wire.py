@@ -9,6 +9,7 @@ they lie in memory: a safetensors file whose tensors are named by their field (d
 import math
 from collections.abc import Iterator
 from functools import cache
+from itertools import zip_longest
 from typing import Any, Final, Literal, NamedTuple, TypeVar, get_origin
 
 import numpy as np
@@ -55,6 +56,8 @@ _CODES: Final = {
 _FROM_CODES: Final = {code: DTYPES[name] for name, code in _CODES.items()}
 _AS_IT_IS: Final = {np.dtype(np.float32), np.dtype(np.float64)}
 """What orjson writes without being told how."""
+_WRITTEN: Final = b"\x00"
+"""No JSON text has this character."""
 ModelT = TypeVar("ModelT", bound=BaseModel)
 
 
@@ -68,7 +71,19 @@ def to_json(model: BaseModel, encoding: Encoding = "list") -> bytes:
 
 def dump_json(value: Any, encoding: Encoding = "list") -> bytes:
     """A value of mappings, lists, numbers and arrays as JSON text, its non-finite numbers as strings."""
-    return orjson.dumps(_plain(value, encoding), option=orjson.OPT_SERIALIZE_NUMPY)
+    return b"".join(_json_pieces(value, encoding))
+
+
+def _json_pieces(value: Any, encoding: Encoding) -> list[bytes | memoryview]:
+    """The pieces of that text: what ``lists`` writes is not copied."""
+    written: list[memoryview] = []
+    text = orjson.dumps(_plain(value, encoding, written), option=orjson.OPT_SERIALIZE_NUMPY)
+    if not written:
+        return [text]
+    pieces: list[bytes | memoryview] = []
+    for before, numbers in zip_longest(text.split(_WRITTEN), written, fillvalue=b""):
+        pieces += before, numbers
+    return pieces
 
 
 def dump_array(array: NDArray[Any]) -> bytes | memoryview:
@@ -94,18 +109,22 @@ def _names(model: type[BaseModel]) -> dict[str, str]:
     return {name: field.alias or name for name, field in model.model_fields.items()}
 
 
-def _plain(value: Any, encoding: Encoding) -> Any:
+def _plain(value: Any, encoding: Encoding, written: list[memoryview]) -> Any:
+    """What orjson writes, with ``_WRITTEN`` in the place of each text that is added to ``written``."""
     if isinstance(value, np.ndarray):
         if isinstance(value, Untyped):
             encoding = "list"
         text = lists.write(value) if encoding == "list" else None
-        return encode(value, encoding) if text is None else orjson.Fragment(bytes(text))
+        if text is None:
+            return encode(value, encoding)
+        written.append(text)
+        return orjson.Fragment(_WRITTEN)
     if isinstance(value, BaseModel):
         value = _dump(value)
     if isinstance(value, dict):
-        return {key: _plain(item, encoding) for key, item in value.items()}
+        return {key: _plain(item, encoding, written) for key, item in value.items()}
     if isinstance(value, list | tuple):
-        return [_plain(item, encoding) for item in value]
+        return [_plain(item, encoding, written) for item in value]
     return _plain_scalar(value)
 
 
@@ -284,7 +303,7 @@ def from_body(model: type[ModelT], body: bytes | memoryview, media_type: str, en
 
 def to_body(model: BaseModel, media_type: str, entry: Entry, encoding: Encoding = "list") -> list[bytes | memoryview]:
     """The pieces of a model's body in one of the two media types."""
-    return to_safetensors(model, entry) if media_type == SAFETENSORS else [to_json(model, encoding)]
+    return to_safetensors(model, entry) if media_type == SAFETENSORS else _json_pieces(model, encoding)
 
 
 __all__ = [

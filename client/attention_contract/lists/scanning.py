@@ -32,7 +32,7 @@ from attention_contract.lists.words import (
 from attention_contract.tensors import MAX_RANK
 
 MOST: Final = 32
-"""Lists of numbers in one text, and numbers that are left to Python, that are told."""
+"""Lists of one text, and numbers that are left to Python, that are told."""
 
 # What is told of a list, in this order, then its sizes.
 START, END, FIRST, INTEGRAL, RANK, SIZES = range(6)
@@ -74,7 +74,7 @@ def scan(text: np.ndarray, numbers: np.ndarray, lists: np.ndarray, later: np.nda
     found = np.empty(_WINDOW + 8, np.int64)
     counts = np.empty(MAX_RANK, np.int64)
     state = np.zeros(6, np.int64)
-    count = depth = at = Int(0)
+    count = vain = depth = at = Int(0)
     later[0, 0] = 0
     while at < text.size:
         character = text[at]
@@ -84,7 +84,7 @@ def scan(text: np.ndarray, numbers: np.ndarray, lists: np.ndarray, later: np.nda
                 at += 2 if text[at] == _ESCAPE else 1
         elif character == _OPEN:
             if depth == 1:
-                if count == lists.shape[0]:
+                if count + vain == lists.shape[0]:  # each may have been read to the end of the text
                     return -1
                 entry = lists[count]
                 entry[FIRST], left = state[_FILLED], state[_LEFT]
@@ -98,6 +98,7 @@ def scan(text: np.ndarray, numbers: np.ndarray, lists: np.ndarray, later: np.nda
                     continue
                 state[_FILLED], state[_LEFT] = entry[FIRST], left
                 later[left, 0] = 0
+                vain += 1
             depth += 1
         elif character == _OPEN_OBJECT:
             depth += 1
@@ -136,7 +137,7 @@ def _list(
             at += 1
             continue
         leaf = depth if leaf == 0 else leaf
-        if depth != leaf or at == text.size:
+        if depth != leaf or at == text.size or not (text[at] == _MINUS or _ZERO <= text[at] <= _ZERO + 9):
             return _NOT_NUMBERS
         before = state[_FILLED]
         at = _row(text, at, numbers, later, state, found)

@@ -5,7 +5,11 @@ Lemire and Langdale, "Parsing Gigabytes of JSON per Second", 2019 (arXiv:1902.08
 callers keep them within the array.
 """
 
+import os
 from collections.abc import Callable, Sequence
+from contextlib import suppress
+from hashlib import sha256
+from pathlib import Path
 from typing import Any, TypeVar
 
 import numba
@@ -18,6 +22,7 @@ FunctionT = TypeVar("FunctionT", bound=Callable[..., Any])
 Byte: Any = numba.uint8
 Word: Any = numba.uint64
 Int: Any = numba.int64
+_config: Any = numba.config
 _intrinsic: Callable[[Callable[..., Any]], Any] = numba.extending.intrinsic
 
 _BYTE, _WORD, _BLOCK = ir.IntType(8), ir.IntType(64), ir.VectorType(ir.IntType(8), 64)
@@ -25,23 +30,45 @@ _TEXT = 0x3030303030303030
 """Eight times the character 0."""
 
 
-_FEATURES = binding.get_host_cpu_features()
-if _FEATURES.get("avx512f") and numba.config.CPU_FEATURES is None:
-    # Registers of 512 bits, as MKL takes them: to write numbers with halves of them takes an eighth longer.
-    numba.config.CPU_FEATURES = f"{_FEATURES.flatten()},-prefer-256-bit"
+def _prefer_wide_registers() -> None:
+    """Take registers of 512 bits where there are any, as MKL does: with smaller ones, writing takes 20 % longer."""
+    if _config.CPU_FEATURES is None and _config.ENABLE_AVX:
+        with suppress(RuntimeError):  # a processor that LLVM does not know
+            features = binding.get_host_cpu_features()
+            if features.get("avx512f"):
+                _config.CPU_FEATURES = f"{features.flatten()},-prefer-256-bit"
+
+
+def _cache() -> Path | None:
+    """Where compiled code is kept: for these very sources, since numba looks at that of each function alone.
+
+    In ``NUMBA_CACHE_DIR`` if that is set, else beside the sources, else in the user's folder for such things.
+    """
+    here = Path(__file__).parent
+    sources = [*sorted(here.glob("*.py")), here.parent / "tensors.py"]
+    name = f"lists-{sha256(b''.join(source.read_bytes() for source in sources)).hexdigest()[:16]}"
+    with suppress(RuntimeError):  # there is no home
+        folders = [_config.CACHE_DIR] if _config.CACHE_DIR else [here / "__pycache__", Path.home() / ".cache"]
+        for folder in map(Path, folders):
+            with suppress(OSError):
+                (folder / name).mkdir(parents=True, exist_ok=True)
+                if os.access(folder / name, os.W_OK):
+                    return folder / name
+    return None
+
+
+_prefer_wide_registers()
+_CACHE = _cache()
 
 
 def compiled(function: FunctionT) -> FunctionT:
-    """A function that is compiled when it is first called, and runs without the interpreter's lock.
-
-    The code is kept on disk where there is a place for it: beside the source, else in the user's folder for such things
-    (``NUMBA_CACHE_DIR`` names another).
-    """
+    """A function that is compiled when it is first called, and runs without the interpreter's lock."""
     compiling: Any = numba.njit
+    before, _config.CACHE_DIR = _config.CACHE_DIR, str(_CACHE or "")
     try:
-        made: FunctionT = compiling(nogil=True, error_model="numpy", cache=True)(function)
-    except RuntimeError:  # no folder that can be written to
-        made = compiling(nogil=True, error_model="numpy")(function)
+        made: FunctionT = compiling(nogil=True, error_model="numpy", cache=_CACHE is not None)(function)
+    finally:
+        _config.CACHE_DIR = before
     return made
 
 

@@ -117,10 +117,12 @@ class Express:
         engine = self._engine()
         if engine is None:
             return None
+        if engine.budget.bodies + size > engine.budget.room:  # which the ordinary way tells
+            return None
         memory = engine.budget.body()
         try:
             memory.hold(size)
-        except AttentionError:  # which the ordinary way tells
+        except AttentionError:
             return None
         return memory
 
@@ -129,6 +131,8 @@ class Express:
 
         memory: what the body holds, where it is counted.
         """
+        if len(body) > self._most_bytes:
+            return None
         started = time.perf_counter()
         try:
             inputs = known.text.inputs(body)

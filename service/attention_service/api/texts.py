@@ -89,8 +89,10 @@ def text_of(body: bytes, media_type: str, forms: Forms) -> tuple[Text, ForwardRe
     names = inputs_of(request).keys()
     if request.encoding != "list" or len(divided.arrays) != len(names) or not names <= data.keys():
         return None
-    # A name may come twice: the first says where it is among the others, the last what it is.
+    # A name may come twice: the first says where it is among the others, the last what it is, a list or something else.
     places = orjson.loads(divided.rest)
+    if any(type(places[name]) is not list for name in names):
+        return None
     in_order = sorted(names, key=lambda name: places[name])
     return Object(divided.rest, tuple(in_order), _shapes(divided)), request
 

@@ -1,5 +1,6 @@
 """Express answers requests in JSON as the ordinary way does."""
 
+import base64
 import json
 
 import httpx
@@ -110,3 +111,22 @@ def test_requests_that_cannot_be_known_do_not_shut_out_those_that_can(http, take
         for _ in range(15):
             ask_json(other, "plain", good)
         assert taken[-1]
+
+
+def test_of_names_that_come_twice_the_last_one_counts(http, rng):
+    """Also where it is no list of numbers, and the one before it is."""
+    x, other = (rng.standard_normal((1, 3, 8)).astype(np.float32) for _ in range(2))
+    said = {"dtype": "float32", "shape": [1, 3, 8], "base64": base64.b64encode(x.tobytes()).decode()}
+    expected = ask_json(http, "plain", {"query": x.tolist()}).json()["output"]
+    for first in (other.tolist(), [[1.5, 2.5]]):
+        for last in (said, x.tolist()):
+            text = f'{{"query": {json.dumps(first)}, "query": {json.dumps(last)}}}'
+            for _ in range(4):
+                found = ask_json(http, "plain", text)
+                assert found.status_code == 200, found.text
+                np.testing.assert_allclose(found.json()["output"], expected, rtol=1e-5, atol=1e-6)
+    text = (
+        f'{{"key": {json.dumps(other.tolist())}, "query": {json.dumps(x.tolist())}, "key": {json.dumps(x.tolist())}}}'
+    )
+    for _ in range(4):
+        np.testing.assert_allclose(ask_json(http, "plain", text).json()["output"], expected, rtol=1e-5, atol=1e-6)

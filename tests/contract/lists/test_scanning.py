@@ -1,6 +1,7 @@
 """What is taken out of a JSON text, put in again, is what orjson reads in it."""
 
 import json
+import time
 
 import numpy as np
 import orjson
@@ -11,7 +12,7 @@ from hypothesis import strategies as st
 pytest.importorskip("numba")
 
 from attention_contract import lists
-from attention_contract.lists import scanning
+from attention_contract.lists import scanning, words
 
 
 @pytest.fixture(autouse=True, scope="module")
@@ -159,3 +160,24 @@ def test_a_list_that_ends_in_something_else_leaves_nothing_to_python():
 def test_texts_that_end_too_early(text):
     divided = lists.divide(text)
     assert divided is None or (divided.rest, divided.arrays) == (text, [])
+
+
+@pytest.mark.parametrize("piece", [b"[}", b"[1}", b"[],", b'"k":[],', b"[1,{", b"[[", b'["', b"[1e,", b"[-"])
+def test_lists_that_are_none_take_no_time_to_speak_of(piece):
+    text = b"{" + piece * (2**20 // len(piece))
+    started = time.perf_counter()
+    divided = lists.divide(text)
+    assert time.perf_counter() - started < 1  # it would be minutes, were each read to the end of the text
+    assert divided is None or divided.arrays == []
+
+
+def test_compiled_code_is_kept_for_these_sources_alone(tmp_path, monkeypatch):
+    folder = words._cache()
+    assert folder is not None
+    monkeypatch.setattr(words._config, "CACHE_DIR", str(tmp_path))
+    assert words._cache() == tmp_path / folder.name
+    monkeypatch.setattr(words.Path, "read_bytes", lambda path: path.name.encode())
+    assert words._cache().name != folder.name
+    (tmp_path / "file").touch()
+    monkeypatch.setattr(words._config, "CACHE_DIR", str(tmp_path / "file"))
+    assert words._cache() is None

@@ -102,4 +102,4 @@ def _write(array: NDArray[Any], printing: ModuleType) -> memoryview | None:
     return None if size < 0 else text[:size].data
 
 
-__all__ = ["Divided", "divide", "load", "write"]
+__all__ = ["Divided", "Text", "divide", "load", "write"]

@@ -31,8 +31,6 @@ _MINUS, _PLUS, _POINT, _ZERO, _EXPONENT = map(ord, "-+.0e")
 _SMALLEST, _LARGEST = -325, 308
 _EXACT_TENS: Final = 22
 """Up to which a double holds powers of ten."""
-
-
 _EXACT_FIVES: Final = 27
 """Up to which a power of five fits into 64 bits: a number divided by it may lie halfway between two doubles."""
 

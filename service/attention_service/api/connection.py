@@ -116,7 +116,7 @@ class Connection(HttpToolsProtocol):
         text = began[: -len(first)] if began.endswith(first) else began  # a head may come before its body
         self._head = None if given_id(self.headers) is not None else Head.of(text, known)
         if self._head is not None and self._head == last and not known.is_small and self.scheme == "http":
-            self._receiver = Receiver(self, self._head, len(text) + len(kept.whole()))
+            self._receiver = Receiver(self, self._head, len(text) + kept.size())
 
     def _answers_small(self, data: bytes) -> bool:
         """Have express answer a whole small request that is the last one but for its body; whether it does.
@@ -247,6 +247,24 @@ class Connection(HttpToolsProtocol):
         """Something came: the connection is not idle."""
         self._idle_since = None
 
+    def timeout_keep_alive_handler(self) -> None:
+        """Close a connection on which nothing has come for too long."""
+        self.timeout_keep_alive_task = None
+        if self._idle_since is not None:
+            left = self._idle_since + self.timeout_keep_alive - self.loop.time()
+            if left > 0:
+                self._look_again(left)
+            else:
+                super().timeout_keep_alive_handler()
+
+    def _look_again(self, after: float) -> None:
+        self.timeout_keep_alive_task = self.loop.call_later(after, self.timeout_keep_alive_handler)
+
+    def _unset_keepalive_if_required(self) -> None:
+        """Leave the timer alone until the connection ends."""
+        if self.parser is None or self.transport.is_closing():
+            super()._unset_keepalive_if_required()
+
     # ── requests like the last one ───────────────────────────────────────────────────────────────────────────────────
 
     def memory(self, size: int) -> Body | None:
@@ -269,24 +287,6 @@ class Connection(HttpToolsProtocol):
         transport.set_protocol(protocol)
         if reading:
             transport.resume_reading()
-
-    def timeout_keep_alive_handler(self) -> None:
-        """Close a connection on which nothing has come for too long."""
-        self.timeout_keep_alive_task = None
-        if self._idle_since is not None:
-            left = self._idle_since + self.timeout_keep_alive - self.loop.time()
-            if left > 0:
-                self._look_again(left)
-            else:
-                super().timeout_keep_alive_handler()
-
-    def _look_again(self, after: float) -> None:
-        self.timeout_keep_alive_task = self.loop.call_later(after, self.timeout_keep_alive_handler)
-
-    def _unset_keepalive_if_required(self) -> None:
-        """Leave the timer alone until the connection ends."""
-        if self.parser is None or self.transport.is_closing():
-            super()._unset_keepalive_if_required()
 
     # ── how it ends ──────────────────────────────────────────────────────────────────────────────────────────────────
 

@@ -77,6 +77,10 @@ class Incoming:
         """What came of it first."""
         return self._pieces[0] if self._pieces else b""
 
+    def size(self) -> int:
+        """Bytes that came."""
+        return sum(map(len, self._pieces))
+
     def whole(self) -> bytes:
         """All that came; nothing more comes."""
         return self._pieces[0] if len(self._pieces) == 1 else b"".join(self._pieces)

@@ -146,3 +146,15 @@ def message(body, *more, name="plain", version="1.1", length=True):
     ]
     lines += [f"content-length: {len(body)}"] * length
     return "\r\n".join([*lines, "", ""]).encode() + body
+
+
+def in_order(wire, waits, gate, bodies, answers):
+    """Send two requests, the second while the first is held up, and hold both answers against what is expected."""
+    gate.clear()
+    waits.clear()
+    wire.send(message(bodies[0]), pause=0)
+    assert soon(lambda: len(waits) == 1)
+    wire.send(message(bodies[1]))
+    gate.set()
+    for expected in answers:
+        same(wire.answer(), expected)

@@ -6,7 +6,7 @@ import time
 import numpy as np
 import pytest
 
-from tests.api.express.talk import Wire, ask, body_of, introduce, message, output_of, same, soon
+from tests.api.express.talk import Wire, ask, body_of, in_order, introduce, message, output_of, same
 from tests.api.talk import post
 
 HEALTH = b"GET /health/live HTTP/1.1\r\nhost: here\r\n\r\n"
@@ -116,14 +116,7 @@ def test_one_behind_another_that_waits_keeps_its_order(url, waits, parsed, three
     gate.set()
     with Wire(url) as wire:
         asked(wire, message(bodies[0]), answers[0])
-        gate.clear()
-        waits.clear()
-        wire.send(message(bodies[1]), pause=0)
-        assert soon(lambda: len(waits) == 1)
-        wire.send(message(bodies[2]))
-        gate.set()
-        same(wire.answer(), answers[1])
-        same(wire.answer(), answers[2])
+        in_order(wire, waits, gate, bodies[1:3], answers[1:3])
     assert message(bodies[1]) not in parsed  # it was answered without
     assert message(bodies[2]) in parsed  # it had to wait
 

@@ -14,7 +14,7 @@ import uvicorn
 from attention_contract.wire import JSON
 from attention_service.api.connection import Connection
 from attention_service.api.receiving import Head
-from tests.api.express.talk import Wire, ask, body_of, introduce, message, output_of, same, soon
+from tests.api.express.talk import Wire, ask, body_of, in_order, introduce, message, output_of, same, soon
 from tests.api.talk import post
 from tests.conftest import live_server
 
@@ -230,14 +230,7 @@ def test_one_behind_another_that_waits_keeps_its_order(url, large, waits, gate):
     gate.set()
     with Wire(url) as wire:
         begin(wire, large)
-        gate.clear()
-        waits.clear()
-        wire.send(message(bodies[2]), pause=0)
-        assert soon(lambda: len(waits) == 1)
-        wire.send(message(bodies[3]))
-        gate.set()
-        same(wire.answer(), answers[2])
-        same(wire.answer(), answers[3])
+        in_order(wire, waits, gate, bodies[2:], answers[2:])
 
 
 def test_a_module_that_is_gone_is_not_answered_for(url, http, received, rng):

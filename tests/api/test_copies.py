@@ -89,8 +89,15 @@ def test_tensors_are_views_of_the_body_and_the_reply_is_the_output_itself(tmp_pa
 class Transport(asyncio.Transport):
     """Of a connection on which nobody listens."""
 
+    def __init__(self):
+        super().__init__()
+        self.sent = []
+
     def write(self, data):
-        pass
+        self.sent.append(data)
+
+    def writelines(self, pieces):
+        self.sent.extend(pieces)
 
     def pause_reading(self):
         pass
@@ -131,3 +138,25 @@ def test_what_the_parser_finds_reaches_the_application_as_it_is(tmp_path):
     asyncio.run(play())
     assert [message["body"] for message in taken] == [*pieces[:2], pieces[2] + pieces[3]]
     assert all(message["body"] is piece for message, piece in zip(taken[:2], pieces, strict=False))
+
+
+@pytest.mark.parametrize("size", [1000, 100_000])
+@pytest.mark.parametrize("after", [(), (b"}",)])
+def test_what_express_answers_is_joined_where_it_is_small(tmp_path, size, after):
+    async def application(scope, receive, send):
+        raise NotImplementedError
+
+    async def play():
+        config = uvicorn.Config(application, http="httptools", log_config=None)
+        config.load()
+        express = create_app(Settings(models_dir=tmp_path)).state.express
+        connection = Connection(express, config=config, server_state=ServerState(), app_state={})
+        connection.connection_made(transport)
+        connection.answer(200, b"\r\n", output, *after)
+        await asyncio.sleep(0)
+
+    transport, output = Transport(), memoryview(bytes(size))
+    asyncio.run(play())
+    assert b"".join(transport.sent).endswith(b"\r\n\r\n" + bytes(output) + b"".join(after))
+    assert len(transport.sent) == 1 or any(piece is output for piece in transport.sent)
+    assert (len(transport.sent) == 1) is (size == 1000)

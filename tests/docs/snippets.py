@@ -183,7 +183,7 @@ def json_difference(shown: Any, printed: Any, path: str) -> str | None:
     if type(shown) is type(printed) and shown == printed:
         return None
     floats = {type(shown), type(printed)} in ({float}, {int, float})  # two integers are equal or wrong
-    if floats and math.isclose(shown, printed, rel_tol=1e-5, abs_tol=1e-7):
+    if floats and math.isclose(shown, printed, rel_tol=1e-5, abs_tol=1e-6):
         return None
     return f"{path or 'the value'} is {json.dumps(printed)[:200]}, shown as {json.dumps(shown)[:200]}"
 

@@ -8,11 +8,26 @@ safetensors, everything is left to orjson; so is whatever could be read otherwis
 import sys
 from dataclasses import dataclass
 from math import isfinite, prod
-from types import ModuleType
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
+
+from attention_contract.lists.layout import (
+    AT_ONCE,
+    ENTRIES,
+    LATER,
+    MOST,
+    MOST_CHARACTERS,
+    SLACK,
+    SPARE,
+    STATE,
+    WINDOW,
+)
+from attention_contract.tensors import MAX_RANK
+
+if TYPE_CHECKING:
+    from attention_contract.lists.linking import Linked
 
 Text = bytes | bytearray | memoryview
 
@@ -28,37 +43,38 @@ class Divided:
     """int64 where all numbers are integers, else float64."""
 
 
-class _Compiled:
-    """The modules of compiled code, once they are loaded."""
+class _Code:
+    """What is compiled, once it is loaded."""
 
-    scanning: ModuleType | None = None
-    printing: ModuleType | None = None
+    linked: "Linked | None" = None
 
 
 def load() -> None:
-    """Compile the code, or load what was compiled before: some seconds, or a fraction of one.
+    """Get at the compiled code: no time to speak of, but some seconds where it isn't kept from an earlier time.
 
-    Raises ImportError where numba is not installed. On machines that store the highest byte first, nothing is done.
+    Raises ImportError where what compiles is not installed, OSError, RuntimeError or subprocess.SubprocessError where
+    that could not be done. Where a byte's place in a word is another one, or a word is shorter, nothing is done.
     """
-    if sys.byteorder == "little":
-        from attention_contract.lists import printing, scanning  # noqa: PLC0415
+    if _Code.linked is None and sys.byteorder == "little" and sys.maxsize > 2**32:
+        from attention_contract.lists.linking import link  # noqa: PLC0415
 
-        _divide(memoryview(b'{"a": [1.5]}'), scanning)
-        _write(np.ones(1, np.float32), printing)
-        _Compiled.scanning, _Compiled.printing = scanning, printing
+        _Code.linked = link()
 
 
 def divide(text: Text) -> Divided | None:
     """Take an object's lists of numbers out of its text; None where that isn't done. Nothing else of it is checked."""
-    scanning = _Compiled.scanning
-    return None if scanning is None or not len(text) else _divide(memoryview(text).toreadonly(), scanning)
-
-
-def _divide(view: memoryview, scanning: ModuleType) -> Divided | None:
+    linked = _Code.linked
+    if linked is None or not len(text):
+        return None
+    view = memoryview(text).toreadonly()
     numbers = np.empty(len(view) // 2 + 1)  # memory that is not written to is not taken
-    lists = np.empty((scanning.MOST, scanning.ENTRIES), np.int64)
-    later = np.empty((scanning.MOST, 3), np.int64)
-    count = scanning.scan(np.frombuffer(view, np.uint8), numbers, lists, later)
+    lists = np.empty((MOST, ENTRIES), np.int64)
+    later = np.empty((MOST, LATER), np.int64)
+    address = linked.address
+    room = address(np.empty(STATE + MAX_RANK + WINDOW + SPARE, np.int64))
+    counts = room + STATE * numbers.itemsize
+    found = counts + MAX_RANK * numbers.itemsize
+    count = linked.scan(address(view), len(view), address(numbers), address(lists), address(later), room, counts, found)
     if count < 0 or not _read_later(view, later, numbers):
         return None
     pieces: list[bytes | memoryview] = []
@@ -87,18 +103,16 @@ def _read_later(text: memoryview, later: NDArray[np.int64], numbers: NDArray[np.
 
 def write(array: NDArray[Any]) -> memoryview | None:
     """A float32 array as nested lists; None where that is left to orjson."""
-    printing = _Compiled.printing
-    if printing is None or array.dtype != np.float32 or not array.size or not array.ndim:
+    linked = _Code.linked
+    if linked is None or array.dtype != np.float32 or not array.size or not array.ndim:
         return None
-    return _write(np.ascontiguousarray(array), printing)
-
-
-def _write(array: NDArray[Any], printing: ModuleType) -> memoryview | None:
+    array = np.ascontiguousarray(array)
     rows = array.size // array.shape[-1]
-    text = np.empty(printing.MOST_CHARACTERS * array.size + rows * (2 * array.ndim + 1) + printing.SLACK, np.uint8)
-    bits = array.reshape(-1).view(np.uint32)
-    bits.flags.writeable = False
-    size = printing.write(bits, np.array(array.shape, np.int64), text)
+    text = np.empty(MOST_CHARACTERS * array.size + rows * (2 * array.ndim + 1) + SLACK, np.uint8)
+    sizes = np.array(array.shape, np.int64)
+    address = linked.address
+    room = map(address, np.empty((4, AT_ONCE), np.int64))
+    size = linked.write(address(array), array.size, address(sizes), sizes.size, *room, address(text), text.size)
     return None if size < 0 else text[:size].data
 
 

@@ -54,7 +54,6 @@ def _fives() -> np.ndarray:
 
 _FIVES = _fives()
 TENS = np.array([10.0**power for power in range(_EXACT_TENS + 1)])
-POWERS = np.array([10**power for power in range(20)], np.uint64)
 
 
 @compiled
@@ -66,11 +65,11 @@ def scaled(number: int, power: int) -> float:
         return np.float64(number) * TENS[Word(power)]
     if power < _SMALLEST or power > _LARGEST:
         return np.nan
-    return _nearest(number, power)
+    return nearest(number, power)
 
 
 @compiled
-def _nearest(number: int, power: int) -> float:
+def nearest(number: int, power: int) -> float:
     """As ``scaled``, of a number that isn't 0, by 128 bits of the power.
 
     After Lemire, "Number Parsing at a Gigabyte per Second", 2021 (arXiv:2101.11408), algorithm 1; that they are enough

@@ -9,14 +9,9 @@ from typing import Final
 
 import numpy as np
 
+from attention_contract.lists.layout import AT_ONCE
 from attention_contract.lists.words import Int, Word, as_double, compiled, leading_zeros, store
 
-MOST_CHARACTERS: Final = 20
-"""Of a number and a comma."""
-SLACK: Final = 32
-"""Bytes that may be written to behind the text."""
-
-_AT_ONCE: Final = 256
 _POWER_BY: Final = 78_913
 """log10(2) · 2^18: by it the power of ten at or below a power of two is found."""
 _TENS = np.array([float(f"1e{8 - ((exponent - 127) * _POWER_BY >> 18)}") for exponent in range(256)])
@@ -34,21 +29,26 @@ _TEXT: Final = int.from_bytes(b"00000000", "little")
 
 
 @compiled
-def write(bits: np.ndarray, sizes: np.ndarray, text: np.ndarray) -> int:
+def write(
+    bits: np.ndarray,
+    sizes: np.ndarray,
+    scales: np.ndarray,
+    first: np.ndarray,
+    others: np.ndarray,
+    powers: np.ndarray,
+    text: np.ndarray,
+) -> int:
     """Write numbers, given by their bits, as nested lists of these sizes, none of which is 0; how long the text is.
 
-    -1 where a number is not finite, or below the smallest normal one and not 0. ``text`` has room for MOST_CHARACTERS a
-    number, two brackets for each list, a comma for each row, and SLACK.
+    ``scales`` to ``powers`` are for its use. -1 where a number is not finite, or below the smallest normal one and not
+    0. ``text`` has room for MOST_CHARACTERS a number, two brackets for each list, a comma for each row, and SLACK.
     """
-    first = np.empty(_AT_ONCE, np.int64)
-    others = np.empty(_AT_ONCE, np.uint64)
-    powers = np.empty(_AT_ONCE, np.int64)
     width = sizes[-1]
     at = Int(0)
     row, left = Int(0), Int(0)
-    for begin in range(0, bits.size, _AT_ONCE):
-        block = bits[begin : begin + _AT_ONCE]
-        _convert(block, first, others, powers)
+    for begin in range(0, bits.size, AT_ONCE):
+        block = bits[begin : begin + AT_ONCE]
+        _convert(block, scales, first, others, powers)
         for place in range(Word(block.size)):
             if left == 0:
                 for _ in range(_ends(row, sizes) if row else sizes.size):
@@ -83,9 +83,8 @@ def _ends(row: int, sizes: np.ndarray) -> int:
 
 
 @compiled
-def _convert(bits: np.ndarray, first: np.ndarray, others: np.ndarray, powers: np.ndarray) -> None:
+def _convert(bits: np.ndarray, scales: np.ndarray, first: np.ndarray, others: np.ndarray, powers: np.ndarray) -> None:
     """The first digit of each number, the eight after it (each a byte, the first the lowest), the first one's power."""
-    scales = others.view(np.float64)
     for place in range(Word(bits.size)):  # by itself: several at once would take longer
         scales[place] = _TENS[(bits[place] >> Word(23)) & Word(0xFF)]
     for place in range(Word(bits.size)):

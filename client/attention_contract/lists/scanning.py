@@ -4,42 +4,32 @@ from typing import Final
 
 import numpy as np
 
+from attention_contract.lists.layout import END, FIRST, INTEGRAL, RANK, SIZES, SPARE, START, STATE, WINDOW
 from attention_contract.lists.numerals import (
     BROKEN,
     DECIMAL,
     EXACT,
     INTEGER,
     LATER,
-    POWERS,
     TENS,
     is_space,
+    nearest,
     number_in,
-    scaled,
 )
 from attention_contract.lists.words import (
     Byte,
     Int,
     Word,
+    as_double,
+    as_word,
     compiled,
-    digits,
-    is_decimal,
-    load,
-    number_of,
+    numbers_before,
     ones,
     places,
     trailing_zeros,
 )
 from attention_contract.tensors import MAX_RANK
 
-MOST: Final = 32
-"""Lists of one text, and numbers that are left to Python, that are told."""
-
-# What is told of a list, in this order, then its sizes.
-START, END, FIRST, INTEGRAL, RANK, SIZES = range(6)
-ENTRIES: Final = SIZES + MAX_RANK
-
-_WINDOW: Final = 2**14
-"""Bytes whose commas and closing brackets are found at a time."""
 _BLOCK: Final = 64
 _LONGEST: Final = 24
 """Digits behind the point of what is read by eight characters at a time."""
@@ -50,30 +40,38 @@ _SPACE, _QUOTE, _COMMA, _MINUS, _POINT, _ZERO, _OPEN, _ESCAPE, _CLOSE, _OPEN_OBJ
 )
 
 
-def _masks() -> np.ndarray:
-    """Of the last 24 bytes before the end of ``size`` digits, the bytes that are theirs: a word for each eight."""
-    masks = np.zeros((3, 25), np.uint64)
-    for word in range(3):
-        for size in range(25):
-            bits = 8 * min(max(size - 8 * word, 0), 8)
-            masks[word, size] = (2**64 - 1) ^ (2 ** (64 - bits) - 1)
-    return masks
-
-
-_LAST, _MIDDLE, _FIRST = _masks()
+_ROOM: Final = 32
+"""Characters that are looked at before the end of a number."""
+_MASKS = np.array([[255 * (place >= _ROOM - size) for place in range(_ROOM)] for size in range(_LONGEST + 1)], np.uint8)
+"""Of that many characters before the end of so many digits, those that are theirs."""
+_UPPER: Final = 16
+"""Digits that are the lower ones of a number."""
+_TOPS = np.array([10 ** max(size - _UPPER, 0) * (size >= _UPPER) for size in range(_LONGEST + 1)], np.uint64)
+_POWERS = np.array([10**size % 2**64 for size in range(_LONGEST + 1)], np.uint64)
+"""What a digit before so many is worth: without the lower ones, and in all, but for what is beyond 64 bits."""
+_SPACES, _MINUSES = ((np.arange(256) == character).astype(np.uint8) for character in (_SPACE, _MINUS))
+"""Whether a character is one."""
+_SURELY_EXACT: Final = 15
+"""Up to so many decimals a number is below 2^53."""
 
 
 @compiled
-def scan(text: np.ndarray, numbers: np.ndarray, lists: np.ndarray, later: np.ndarray) -> int:
+def scan(
+    text: np.ndarray,
+    numbers: np.ndarray,
+    lists: np.ndarray,
+    later: np.ndarray,
+    state: np.ndarray,
+    counts: np.ndarray,
+    found: np.ndarray,
+) -> int:
     """Put the numbers of all lists into ``numbers``, and what is told of each list into ``lists``; how many there are.
 
     ``later``: for each number that is left to Python its place in the text, its end, and that in ``numbers``; the entry
-    behind the last one begins with 0. -1 where something doesn't fit, or an integer is too large for a double.
-    Whether the text is JSON is not asked, but of the lists that are found.
+    behind the last one begins with 0. The other arrays are for its use. -1 where something doesn't fit, or an integer
+    is too large for a double. Whether the text is JSON is not asked, but of the lists that are found.
     """
-    found = np.empty(_WINDOW + 8, np.int64)
-    counts = np.empty(MAX_RANK, np.int64)
-    state = np.zeros(6, np.int64)
+    state[:] = 0
     count = vain = depth = at = Int(0)
     later[0, 0] = 0
     while at < text.size:
@@ -110,7 +108,7 @@ def scan(text: np.ndarray, numbers: np.ndarray, lists: np.ndarray, later: np.nda
 
 # What is counted from list to list: the numbers there are, those left to Python; and within one: up to where delimiters
 # were found, the next of them, how many were found at once, whether all numbers are integers.
-_FILLED, _LEFT, _AHEAD, _NEXT, _KNOWN, _INTEGRAL = range(6)
+_FILLED, _LEFT, _AHEAD, _NEXT, _KNOWN, _INTEGRAL = range(STATE)
 
 
 @compiled
@@ -173,7 +171,7 @@ def _closed(text: np.ndarray, at: int, depth: int, sizes: np.ndarray, counts: np
 
 
 @compiled
-def _row(  # noqa: PLR0912, PLR0915
+def _row(  # noqa: PLR0912
     text: np.ndarray, at: int, numbers: np.ndarray, later: np.ndarray, state: np.ndarray, found: np.ndarray
 ) -> int:
     """Read the numbers from ``at`` up to the bracket that closes their list: the place behind it, or why not.
@@ -190,37 +188,33 @@ def _row(  # noqa: PLR0912, PLR0915
             if begin >= text.size:
                 return _NOT_NUMBERS
             known, next_ = _delimiters(text, begin, found), Int(0)
-            state[_AHEAD], state[_KNOWN] = begin + _WINDOW, known
+            state[_AHEAD], state[_KNOWN] = begin + WINDOW, known
             continue
         end = found[Word(next_)]
         next_ += 1
-        start = at + Int(text[Word(at)] == _SPACE)
-        negative = text[Word(start)] == _MINUS
+        # What is looked up is not compared: that would write the lowest byte of a register, and so wait for the number
+        # before, which left the others there.
+        start = at + Int(_SPACES[Word(text[Word(at)])])
+        negative = Word(_MINUSES[Word(text[Word(start)])])
         start += Int(negative)
         decimals = end - start - 2
         first = Word(text[Word(start)]) ^ Word(_ZERO)
-        # A digit, the point, and some more: by eight characters at a time.
-        simple = Word(decimals - 1) < Word(_LONGEST) and first < Word(10) and end >= _LONGEST
+        # A digit, the point, and some more: all at once.
+        simple = Word(decimals - 1) < Word(_LONGEST) and first < Word(10) and end >= _ROOM
         simple = simple and text[Word(start + 1)] == _POINT
         number = Word(0)
         if simple:
-            last = digits(load(text, end - 8)) & _LAST[Word(decimals)]
-            middle = digits(load(text, end - 16)) & _MIDDLE[Word(decimals)]
-            simple = is_decimal(last) & is_decimal(middle)
-            number = number_of(middle) * Word(10**8) + number_of(last)
-            if decimals > 16:
-                upper = digits(load(text, end - 24)) & _FIRST[Word(decimals)]
-                first = first * POWERS[Word(decimals - 16)] + number_of(upper)
-                simple = simple & is_decimal(upper) & (first < Word(1844))  # 2^64 is 1844 · 10^16 and more
-                number += first * Word(10**16)
-            else:
-                number += first * POWERS[Word(decimals)]
+            upper, middle, last, decimal = numbers_before(text, end, _MASKS, decimals)
+            # 2^64 is 1844 · 10^16 and more
+            simple = decimal != Word(0) and first * _TOPS[Word(decimals)] + upper < Word(1844)
+            number = first * _POWERS[Word(decimals)] + upper * Word(10**16) + middle * Word(10**8) + last
         if simple:
-            if number < Word(EXACT) and decimals < TENS.size:
+            # By their number, not by what they are, since that could not be foreseen.
+            if decimals < _SURELY_EXACT or number == Word(0):
                 value = np.float64(Int(number)) / TENS[Word(decimals)]
             else:
-                value = scaled(number, -decimals)
-            value = -value if negative else value
+                value = nearest(number, -decimals)
+            value = as_double(as_word(value) ^ (negative << Word(63)))
             kind = DECIMAL
         else:
             value, kind = number_in(text, at, end)
@@ -253,15 +247,15 @@ def _skip(text: np.ndarray, at: int) -> int:
 def _delimiters(text: np.ndarray, begin: int, found: np.ndarray) -> int:
     """Find the commas and closing brackets of a window; how many there are."""
     count = Int(0)
-    end = min(begin + _WINDOW, text.size)
+    end = min(begin + WINDOW, text.size)
     whole = begin + (end - begin) // _BLOCK * _BLOCK
     for at in range(begin, whole, _BLOCK):
         here = places(text, at, Byte(_COMMA), Byte(_CLOSE))
         more = count + Int(ones(here))
-        for place in range(8):  # as many as there mostly are; those too many are overwritten
+        for place in range(SPARE):  # as many as there mostly are; those too many are overwritten
             found[Word(count + place)] = at + Int(trailing_zeros(here))
             here &= here - Word(1)
-        for place in range(count + 8, more):
+        for place in range(count + SPARE, more):
             found[Word(place)] = at + Int(trailing_zeros(here))
             here &= here - Word(1)
         count = more

@@ -1,20 +1,16 @@
-"""What compiled code does with eight or 64 bytes of a text at once, and how it is compiled.
+"""What compiled code does with eight or 64 bytes of a text at once, and what compiles it.
 
 Characters are compared, found and converted as the bytes of one machine word, the first one in its lowest byte; after
 Lemire and Langdale, "Parsing Gigabytes of JSON per Second", 2019 (arXiv:1902.08318). Places are not checked here:
 callers keep them within the array.
 """
 
-import os
 from collections.abc import Callable, Sequence
-from contextlib import suppress
-from hashlib import sha256
-from pathlib import Path
 from typing import Any, TypeVar
 
 import numba
 import numba.extending
-from llvmlite import binding, ir
+from llvmlite import ir
 from numba import types
 
 FunctionT = TypeVar("FunctionT", bound=Callable[..., Any])
@@ -22,53 +18,19 @@ FunctionT = TypeVar("FunctionT", bound=Callable[..., Any])
 Byte: Any = numba.uint8
 Word: Any = numba.uint64
 Int: Any = numba.int64
-_config: Any = numba.config
+_tuple: Any = types.UniTuple
 _intrinsic: Callable[[Callable[..., Any]], Any] = numba.extending.intrinsic
 
-_BYTE, _WORD, _BLOCK = ir.IntType(8), ir.IntType(64), ir.VectorType(ir.IntType(8), 64)
+_BYTE, _WORD = ir.IntType(8), ir.IntType(64)
+_BLOCK, _HALF = ir.VectorType(_BYTE, 64), ir.VectorType(_BYTE, 32)
 _TEXT = 0x3030303030303030
 """Eight times the character 0."""
 
 
-def _prefer_wide_registers() -> None:
-    """Take registers of 512 bits where there are any, as MKL does: with smaller ones, writing takes 20 % longer."""
-    if _config.CPU_FEATURES is None and _config.ENABLE_AVX:
-        with suppress(RuntimeError):  # a processor that LLVM does not know
-            features = binding.get_host_cpu_features()
-            if features.get("avx512f"):
-                _config.CPU_FEATURES = f"{features.flatten()},-prefer-256-bit"
-
-
-def _cache() -> Path | None:
-    """Where compiled code is kept: for these very sources, since numba looks at that of each function alone.
-
-    In ``NUMBA_CACHE_DIR`` if that is set, else beside the sources, else in the user's folder for such things.
-    """
-    here = Path(__file__).parent
-    sources = [*sorted(here.glob("*.py")), here.parent / "tensors.py"]
-    name = f"lists-{sha256(b''.join(source.read_bytes() for source in sources)).hexdigest()[:16]}"
-    with suppress(RuntimeError):  # there is no home
-        folders = [_config.CACHE_DIR] if _config.CACHE_DIR else [here / "__pycache__", Path.home() / ".cache"]
-        for folder in map(Path, folders):
-            with suppress(OSError):
-                (folder / name).mkdir(parents=True, exist_ok=True)
-                if os.access(folder / name, os.W_OK):
-                    return folder / name
-    return None
-
-
-_prefer_wide_registers()
-_CACHE = _cache()
-
-
 def compiled(function: FunctionT) -> FunctionT:
-    """A function that is compiled when it is first called, and runs without the interpreter's lock."""
+    """A function that numba compiles, which raises nothing."""
     compiling: Any = numba.njit
-    before, _config.CACHE_DIR = _config.CACHE_DIR, str(_CACHE or "")
-    try:
-        made: FunctionT = compiling(nogil=True, error_model="numpy", cache=_CACHE is not None)(function)
-    finally:
-        _config.CACHE_DIR = before
+    made: FunctionT = compiling(error_model="numpy")(function)
     return made
 
 
@@ -112,6 +74,43 @@ def places(typing: Any, array: Any, at: Any, one: Any, other: Any) -> Any:
 
 
 @_intrinsic
+def numbers_before(typing: Any, array: Any, end: Any, masks: Any, size: Any) -> Any:
+    """The numbers that each eight of the 24 characters before ``end`` are, and if all that count are digits, else 0.
+
+    ``masks``: for each ``size`` 32 bytes, which of the 32 characters before ``end`` count; eight of them don't, ever.
+    """
+
+    def generate(context: Any, builder: Any, signature: Any, values: Sequence[Any]) -> Any:
+        def loaded(kind: Any, values: Sequence[Any]) -> Any:
+            block = builder.load(builder.bitcast(_place(context, builder, kind, values), _HALF.as_pointer()))
+            block.align = 1
+            return block
+
+        def joined(pairs: Any, bits: int, power: int) -> Any:
+            """Of numbers side by side the first times a power of ten and the second."""
+            lanes = ir.VectorType(ir.IntType(bits), 256 // bits)
+            pairs = builder.bitcast(pairs, lanes)
+
+            def each(value: int) -> Any:
+                return ir.Constant(lanes, [value] * lanes.count)
+
+            high = builder.mul(builder.and_(pairs, each(2 ** (bits // 2) - 1)), each(power))
+            return builder.add(high, builder.lshr(pairs, each(bits // 2)))
+
+        width = ir.Constant(values[1].type, 32)
+        characters = loaded(signature.args[0], (values[0], builder.sub(values[1], width)))
+        counted = loaded(signature.args[2], (values[2], builder.mul(values[3], width)))
+        found = builder.and_(builder.xor(characters, ir.Constant(_HALF, [ord("0")] * 32)), counted)
+        others = builder.icmp_unsigned(">", found, ir.Constant(_HALF, [9] * 32))
+        none = builder.icmp_unsigned("==", builder.bitcast(others, ir.IntType(32)), ir.Constant(ir.IntType(32), 0))
+        lanes = joined(joined(joined(found, 16, 10), 32, 100), 64, 10_000)
+        numbers = [builder.extract_element(lanes, ir.Constant(ir.IntType(32), index)) for index in (1, 2, 3)]
+        return context.make_tuple(builder, signature.return_type, [*numbers, builder.zext(none, _WORD)])
+
+    return _tuple(types.uint64, 4)(array, types.int64, masks, types.int64), generate
+
+
+@_intrinsic
 def high_product(typing: Any, one: Any, other: Any) -> Any:
     """The upper 64 of the 128 bits of a product."""
 
@@ -131,6 +130,16 @@ def as_double(typing: Any, word: Any) -> Any:
         return builder.bitcast(values[0], ir.DoubleType())
 
     return types.float64(types.uint64), generate
+
+
+@_intrinsic
+def as_word(typing: Any, number: Any) -> Any:
+    """The bits of a double."""
+
+    def generate(context: Any, builder: Any, signature: Any, values: Sequence[Any]) -> Any:
+        return builder.bitcast(values[0], _WORD)
+
+    return types.uint64(types.float64), generate
 
 
 def _counting(name: str) -> Any:

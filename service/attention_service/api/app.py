@@ -29,6 +29,8 @@ from attention_service.settings import Settings
 
 log = structlog.get_logger(__name__)
 _WEB = Path(__file__).parent.parent / "web"
+_KEPT = 1.0
+"""Seconds in which compiled code that is kept is there. What must be made takes ten: until then JSON takes longer."""
 
 
 def create_app(settings: Settings) -> FastAPI:
@@ -78,10 +80,8 @@ def create_app(settings: Settings) -> FastAPI:
 
 
 async def _load(engine: Engine, settings: Settings) -> None:
-    try:
-        await asyncio.to_thread(lists.load)
-    except Exception:
-        log.exception("JSON takes longer: what reads and writes its lists could not be compiled")
+    compiling = asyncio.create_task(_compile())
+    await asyncio.wait([compiling], timeout=_KEPT)
     try:
         await engine.start()
     except Exception:
@@ -103,6 +103,14 @@ async def _load(engine: Engine, settings: Settings) -> None:
         models_dir=str(settings.models_dir),
         memory_budget=engine.budget.total,
     )
+    await compiling
+
+
+async def _compile() -> None:
+    try:
+        await asyncio.to_thread(lists.load)
+    except Exception:
+        log.exception("JSON takes longer: what reads and writes its lists could not be compiled")
 
 
 async def _page(_: Request) -> FileResponse:

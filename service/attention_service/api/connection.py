@@ -197,10 +197,10 @@ class Connection(HttpToolsProtocol):
         own, self._own, self._asked = self._own, None, None
         closing = own is not None and not own.keep_alive
         start = self._start(status) + b"connection: close\r\n" if closing else self._start(status)
-        if len(pieces[-1]) <= _JOINED:
+        if max(map(len, pieces)) <= _JOINED:
             self.transport.write(b"".join((start, *pieces)))
         else:
-            self.transport.writelines([b"".join((start, *pieces[:-1])), pieces[-1]])
+            self.transport.writelines((start, *pieces))
         if own is not None:
             own.response_complete = True
         if closing:

@@ -24,8 +24,8 @@ from attention_service.runtime.bound import Bound, strip
 from attention_service.runtime.graphed import asks_for_little
 from attention_service.runtime.jobs import Fields
 
-_DTYPES = {"float32", "float64"}
-"""Those of which a sum of squares says that it overflows."""
+_DTYPES = {np.dtype(name): TORCH_DTYPES[name] for name in ("float32", "float64")}
+"""Those of which a sum of squares says that it overflows; by numpy's own, since it takes long to say their names."""
 _FEW = 2**13
 """Numbers that numpy adds up in less time than it takes to ask torch; with more of them it would begin threads."""
 
@@ -88,11 +88,13 @@ def direct(bound: Bound, request: ForwardRequest, kernel: str, device: torch.dev
     fits = bound.queries and bound.keys and bound.head_dim == bound.value_dim and scale > 0
     if not fits or (causal and not _looks_back(bound)):
         return None
-    read = {bound.dtype, *(array.dtype.name for array in bound.arrays.values())}
-    held_in = bound.dtype if module is None else module.config.dtype
-    if {bound.dtype, bound.reply_dtype, held_in} != {bound.dtype} or not read <= _DTYPES:
-        return None
     dtype = TORCH_DTYPES[bound.dtype]
+    read = {array.dtype for array in bound.arrays.values()}
+    if dtype not in _DTYPES.values() or not read <= _DTYPES.keys():
+        return None
+    held_in = bound.dtype if module is None else module.config.dtype
+    if {bound.dtype, bound.reply_dtype, held_in} != {bound.dtype}:
+        return None
     most = torch.finfo(dtype).max if module is None else _most(module.parameters, dtype)
     return Direct(scale, causal, np.dtype(bound.dtype), most)
 
@@ -110,7 +112,7 @@ def _loaded(x: Array, dtype: np.dtype[Any], most: float) -> torch.Tensor | None:
         if most < math.inf and not float(np.vdot(flat, flat)) <= most:
             return None
         return to_torch(x if x.dtype == dtype else x.astype(dtype))  # torch would take ten times as long
-    tensor = to_torch(x).to(TORCH_DTYPES[dtype.name])
+    tensor = to_torch(x).to(_DTYPES[dtype])
     flat_tensor = tensor.reshape(-1)
     return tensor if most == math.inf or float(torch.dot(flat_tensor, flat_tensor)) <= most else None
 

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 pytest.importorskip("numba")
 
 from attention_contract import lists
-from attention_contract.lists import scanning, words
+from attention_contract.lists import layout
 
 
 @pytest.fixture(autouse=True, scope="module")
@@ -119,7 +119,7 @@ def test_only_members_of_the_object_itself_are_taken_out(text):
 
 def test_names_that_come_twice_and_many_lists():
     assert joined(lists.divide(b'{"a": [1.5], "a": [2.5, 3.5]}'))[0] == {"a": [2.5, 3.5]}
-    few, many = ({f"f{index}": [index] for index in range(count)} for count in (scanning.MOST, scanning.MOST + 1))
+    few, many = ({f"f{index}": [index] for index in range(count)} for count in (layout.MOST, layout.MOST + 1))
     assert joined(lists.divide(orjson.dumps(few)))[0] == few
     assert lists.divide(orjson.dumps(many)) is None
 
@@ -127,7 +127,7 @@ def test_names_that_come_twice_and_many_lists():
 def test_numbers_that_are_left_to_python(rng):
     odd = ["1e-320", "0.1234567890123456789012345", "-4.9e-324", "123456789012345678901.5"]
     assert lists.divide(f'{{"a": [{", ".join(odd)}]}}'.encode()).arrays[0].tolist() == [float(text) for text in odd]
-    many = ", ".join(odd * scanning.MOST)
+    many = ", ".join(odd * layout.MOST)
     assert lists.divide(f'{{"a": [{many}]}}'.encode()) is None
 
 
@@ -142,8 +142,7 @@ def test_a_failed_list_leaves_no_numbers_behind():
 
 
 def test_without_compiled_code_nothing_is_taken_out_or_written(monkeypatch):
-    monkeypatch.setattr(lists._Compiled, "scanning", None)
-    monkeypatch.setattr(lists._Compiled, "printing", None)
+    monkeypatch.setattr(lists._Code, "linked", None)
     assert lists.divide(b'{"a": [1.5]}') is None
     assert lists.write(np.ones(1, np.float32)) is None
 
@@ -169,15 +168,3 @@ def test_lists_that_are_none_take_no_time_to_speak_of(piece):
     divided = lists.divide(text)
     assert time.perf_counter() - started < 1  # it would be minutes, were each read to the end of the text
     assert divided is None or divided.arrays == []
-
-
-def test_compiled_code_is_kept_for_these_sources_alone(tmp_path, monkeypatch):
-    folder = words._cache()
-    assert folder is not None
-    monkeypatch.setattr(words._config, "CACHE_DIR", str(tmp_path))
-    assert words._cache() == tmp_path / folder.name
-    monkeypatch.setattr(words.Path, "read_bytes", lambda path: path.name.encode())
-    assert words._cache().name != folder.name
-    (tmp_path / "file").touch()
-    monkeypatch.setattr(words._config, "CACHE_DIR", str(tmp_path / "file"))
-    assert words._cache() is None

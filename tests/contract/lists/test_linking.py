@@ -1,0 +1,100 @@
+"""Compiled code is kept, whole, for its sources and this processor; where it cannot be made, that is told."""
+
+import os
+import subprocess
+import sys
+
+import pytest
+
+pytest.importorskip("numba")
+
+from attention_contract.lists import linking
+
+
+@pytest.fixture
+def folders(tmp_path, monkeypatch):
+    """Where code is kept: two folders, the first of which can't be written to."""
+    blocked = tmp_path / "file" / "folder"
+    blocked.parent.touch()
+    found = [blocked, tmp_path / "second"]
+    monkeypatch.setattr(linking, "_folders", lambda: iter(found))
+    return found
+
+
+@pytest.fixture
+def made(monkeypatch):
+    """How often code was made; it is that which is kept outside of the test."""
+    code = linking._kept(next(name for name in _names()))
+    times = []
+    monkeypatch.setattr(linking, "_made", lambda cpu, features: times.append((cpu, features)) or code)
+    return times
+
+
+def _names():
+    linking.link()
+    for folder in linking._folders():
+        yield from (path.name for path in sorted(folder.glob("lists-*.o"), key=os.path.getmtime, reverse=True))
+
+
+def test_code_is_made_once_and_kept_where_that_can_be_done(made, folders):
+    for _ in range(2):
+        linking.link()
+    assert len(made) == 1
+    assert [path.suffix for path in folders[1].iterdir()] == [".o"]
+
+
+def test_another_processor_and_other_sources_have_code_of_their_own(made, folders, monkeypatch, tmp_path):
+    linking.link()
+    monkeypatch.setattr(linking, "_features", lambda: "")
+    linking.link()
+    assert [features == "" for _, features in made] == [False, True]
+    (tmp_path / "lists").mkdir()
+    (tmp_path / "tensors.py").touch()
+    monkeypatch.setattr(linking, "_HERE", tmp_path / "lists")
+    linking.link()
+    assert len(made) == 3
+    assert len(list(folders[1].iterdir())) == 3
+
+
+def test_a_file_that_is_not_whole_is_made_anew(made, folders):
+    linking.link()
+    (file,) = folders[1].iterdir()
+    file.write_bytes(file.read_bytes()[:-1])
+    linking.link()
+    assert len(made) == 2
+
+
+@pytest.mark.skipif(not hasattr(os, "geteuid") or os.geteuid() != 0, reason="only root can give files away")
+def test_what_somebody_else_keeps_is_not_run(made, folders):
+    linking.link()
+    (file,) = folders[1].iterdir()
+    os.chown(file, 4711, 4711)
+    linking.link()
+    assert len(made) == 2
+
+
+def test_what_cannot_be_linked_is_not_kept(folders, monkeypatch):
+    monkeypatch.setattr(linking, "_made", lambda cpu, features: b"no object")
+    with pytest.raises(RuntimeError):
+        linking.link()
+    assert not folders[1].exists()
+
+
+def test_where_nothing_can_be_kept_it_is_made_each_time(made, folders):
+    folders.pop()
+    for _ in range(2):
+        linking.link()
+    assert len(made) == 2
+
+
+def test_a_compiler_that_fails_is_told(folders, monkeypatch):
+    monkeypatch.setattr(sys, "executable", "/bin/false")
+    with pytest.raises(subprocess.CalledProcessError):
+        linking.link()
+    assert not folders[1].exists()
+
+
+def test_who_links_imports_no_compiler():
+    program = "import sys; from attention_contract import lists; lists.load(); print('numba' in sys.modules)"
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
+    assert done.stdout == "False\n"

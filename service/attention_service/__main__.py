@@ -60,7 +60,10 @@ def calibrate(arguments: Sequence[str] | None = None) -> int:
     settings = _settings(CalibrateSettings, arguments)
     if settings is None:
         return 2
-    lists.load()  # as a server does: how long it takes to read and write is measured too
+    try:
+        lists.load()  # as a server does: how long it takes to read and write is measured too
+    except Exception as fault:
+        sys.stderr.write(f"JSON is measured without compiled code, which could not be made: {fault}\n")
     device = Device.open(settings.device, settings.threads)
     budget = settings.memory_budget
     room = int(BUDGET_SHARE * device.free_bytes()) if budget is None else budget

@@ -42,12 +42,11 @@ def loading(monkeypatch, work):
 def test_it_is_ready_before_its_code_is_compiled(tmp_path, expected, monkeypatch):
     compiled = threading.Event()
     times = loading(monkeypatch, lambda: compiled.wait(60))
-    try:
-        with live_server(tmp_path) as url:
-            np.testing.assert_allclose(ask(url), expected, rtol=1e-6)
-            compiled.set()
-    finally:
-        compiled.set()
+    monkeypatch.setattr(lists, "give_up", compiled.set)
+    with live_server(tmp_path) as url:
+        np.testing.assert_allclose(ask(url), expected, rtol=1e-6)
+        assert not compiled.is_set()
+    assert compiled.is_set()  # it stops what compiles, and with it itself
     assert len(times) == 2
 
 

@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from attention_contract.lists.layout import (
     AT_ONCE,
     ENTRIES,
-    LATER,
+    LATER_ENTRIES,
     MOST,
     MOST_CHARACTERS,
     SLACK,
@@ -50,7 +50,7 @@ class _Code:
 
 
 def load() -> None:
-    """Get at the compiled code: no time to speak of, but some seconds where it isn't kept from an earlier time.
+    """Get at the compiled code: no time to speak of, but ten seconds where it isn't kept from an earlier time.
 
     Raises ImportError where what compiles is not installed, OSError, RuntimeError or subprocess.SubprocessError where
     that could not be done. Where a byte's place in a word is another one, or a word is shorter, nothing is done.
@@ -61,6 +61,12 @@ def load() -> None:
         _Code.linked = link()
 
 
+def give_up() -> None:
+    """Stop what compiles, if anything does: ``load``, on its thread, then raises subprocess.SubprocessError."""
+    if linking := sys.modules.get("attention_contract.lists.linking"):
+        linking.give_up()
+
+
 def divide(text: Text) -> Divided | None:
     """Take an object's lists of numbers out of its text; None where that isn't done. Nothing else of it is checked."""
     linked = _Code.linked
@@ -69,7 +75,7 @@ def divide(text: Text) -> Divided | None:
     view = memoryview(text).toreadonly()
     numbers = np.empty(len(view) // 2 + 1)  # memory that is not written to is not taken
     lists = np.empty((MOST, ENTRIES), np.int64)
-    later = np.empty((MOST, LATER), np.int64)
+    later = np.empty((MOST, LATER_ENTRIES), np.int64)
     address = linked.address
     room = address(np.empty(STATE + MAX_RANK + WINDOW + SPARE, np.int64))
     counts = room + STATE * numbers.itemsize
@@ -116,4 +122,4 @@ def write(array: NDArray[Any]) -> memoryview | None:
     return None if size < 0 else text[:size].data
 
 
-__all__ = ["Divided", "Text", "divide", "load", "write"]
+__all__ = ["Divided", "Text", "divide", "give_up", "load", "write"]

@@ -1,17 +1,20 @@
-"""Makes the object code that ``linking`` links: ``python -m attention_contract.lists.building CPU FEATURES > FILE``.
+"""Makes the object code that ``linking`` links: ``python -m attention_contract.lists.building CPU FEATURES FILE``.
 
-In a process of its own: what compiles takes more memory than the code will ever need.
+In a process of its own: what compiles takes more memory than the code will ever need. It gives way to all others.
 """
 
+import os
 import sys
 from collections.abc import Callable
+from contextlib import suppress
+from pathlib import Path
 from typing import Any
 
 import numba
 from llvmlite import binding
 from numba import types
 
-from attention_contract.lists.layout import AT_ONCE, ENTRIES, LATER, MOST, SPARE, STATE, WINDOW
+from attention_contract.lists.layout import AT_ONCE, ENTRIES, LATER_ENTRIES, MOST, SPARE, STATE, WINDOW
 from attention_contract.lists.printing import write
 from attention_contract.lists.scanning import scan
 from attention_contract.tensors import MAX_RANK
@@ -29,7 +32,7 @@ def _scan(text: Any, size: int, numbers: Any, lists: Any, later: Any, state: Any
         _array(text, (size,)),
         _array(numbers, (size // 2 + 1,)),
         _array(lists, (MOST, ENTRIES)),
-        _array(later, (MOST, LATER)),
+        _array(later, (MOST, LATER_ENTRIES)),
         _array(state, (STATE,)),
         _array(counts, (MAX_RANK,)),
         _array(found, (WINDOW + SPARE,)),
@@ -84,4 +87,6 @@ def object_code(cpu: str, features: str) -> bytes:
 
 
 if __name__ == "__main__":
-    sys.stdout.buffer.write(object_code(*sys.argv[1:]))
+    with suppress(AttributeError, OSError):  # there is no such thing on Windows
+        os.nice(19)
+    Path(sys.argv[3]).write_bytes(object_code(sys.argv[1], sys.argv[2]))

@@ -11,7 +11,7 @@ MOST: Final = 32
 START, END, FIRST, INTEGRAL, RANK, SIZES = range(6)
 ENTRIES: Final = SIZES + MAX_RANK
 
-LATER: Final = 3
+LATER_ENTRIES: Final = 3
 """What is told of a number that is left to Python: its place in the text, its end, and its place among the numbers."""
 
 STATE: Final = 6

@@ -6,6 +6,7 @@ such things: for these sources, this compiler and this processor.
 """
 
 import os
+import stat
 import subprocess
 import sys
 import tempfile
@@ -26,7 +27,7 @@ _DIGEST: Final = 32
 """Bytes before the code, by which a file that is not whole is told."""
 _SCAN: Final = "void *, int64_t, void *, void *, void *, void *, void *, void *"
 _WRITE: Final = "void *, int64_t, void *, int64_t, void *, void *, void *, void *, void *, int64_t"
-_PATIENCE: Final = 600
+_PATIENCE: Final = 300
 """Seconds after which the compiler is taken to hang."""
 
 
@@ -50,42 +51,78 @@ def link() -> Linked:
     """
     binding.initialize_native_target()
     binding.initialize_native_asmprinter()
-    cpu, features = binding.get_host_cpu_name(), _features()
-    digest = sha256("|".join((version("numba"), version("llvmlite"), cpu, features)).encode())
+    cpu, features = _processor()
+    place = version("numba"), version("llvmlite"), binding.get_process_triple(), cpu, features
+    digest = sha256("|".join(place).encode())
     for source in (*sorted(_HERE.glob("*.py")), _HERE.parent / "tensors.py"):
         digest.update(source.read_bytes())
     name = f"lists-{digest.hexdigest()[:16]}.o"
+    if (code := _kept(name)) is not None:
+        with suppress(RuntimeError):  # it is made anew
+            return _linked(code, cpu, features)
+    code = _made(cpu, features)
+    linked = _linked(code, cpu, features)
+    _keep(name, code)
+    return linked
+
+
+def _linked(code: bytes, cpu: str, features: str) -> Linked:
     machine = binding.Target.from_default_triple().create_target_machine(cpu=cpu, features=features)
-    kept = _kept(name)
-    code = _made(cpu, features) if kept is None else kept
     parts = binding.JITLibraryBuilder().add_object_img(code).add_current_process()
     library = parts.export_symbol("scan").export_symbol("write").link(binding.create_lljit_compiler(machine), "lists")
-    if kept is None:  # and fits, or it would be in the way the next time
-        _keep(name, code)
     ffi = FFI()
     scan = ffi.cast(f"int64_t (*)({_SCAN})", library["scan"])
     write = ffi.cast(f"int64_t (*)({_WRITE})", library["write"])
     return Linked(scan, write, ffi.from_buffer, library)
 
 
-def _features() -> str:
-    """What the processor can do, as LLVM writes it; its registers of 512 bits are to be used.
+def _processor() -> tuple[str, str]:
+    """The processor and what it can do, as LLVM writes them; its registers of 512 bits are to be used.
 
     So does MKL; with smaller ones, writing takes 20 % longer.
     """
-    with suppress(RuntimeError):  # a processor that LLVM does not know
+    try:
         features = binding.get_host_cpu_features()
-        return f"{features.flatten()}{',-prefer-256-bit' if features.get('avx512f') else ''}"
-    return ""
+    except RuntimeError:  # a processor that LLVM does not know
+        return "generic", ""
+    wide = ",-prefer-256-bit" if features.get("avx512f") else ""
+    return binding.get_host_cpu_name(), f"{features.flatten()}{wide}"
+
+
+class _Making:
+    """The process that compiles, while there is one."""
+
+    process: "subprocess.Popen[bytes] | None" = None
 
 
 def _made(cpu: str, features: str) -> bytes:
     """Have the code compiled; what goes wrong is told on standard error."""
-    path = os.pathsep.join(filter(None, (str(_HERE.parents[1]), os.environ.get("PYTHONPATH"))))
-    command = [sys.executable, "-P", "-m", "attention_contract.lists.building", cpu, features]
-    environment = os.environ | {"PYTHONPATH": path}
-    done = subprocess.run(command, env=environment, stdout=subprocess.PIPE, check=True, timeout=_PATIENCE)  # noqa: S603
-    return done.stdout
+    # What numba is told to do otherwise, it is not told here; nor is it interrupted where a server is.
+    environment = {name: value for name, value in os.environ.items() if not name.startswith("NUMBA_")}
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / "lists.o"
+        command = [sys.executable, "-P", "-m", "attention_contract.lists.building", cpu, features, str(path)]
+        _Making.process = process = subprocess.Popen(  # noqa: S603
+            command, env=environment, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, start_new_session=True
+        )
+        try:
+            status = process.wait(_PATIENCE)
+        finally:
+            process.kill()
+            process.wait()
+            _Making.process = None
+        if status:
+            raise subprocess.CalledProcessError(status, command)
+        return path.read_bytes()
+
+
+def give_up() -> None:
+    """Stop what compiles."""
+    if process := _Making.process:
+        process.kill()
+
+
+# ── what is kept ─────────────────────────────────────────────────────────────────────────────────────────────────────
 
 
 def _folders() -> Iterator[Path]:
@@ -95,27 +132,37 @@ def _folders() -> Iterator[Path]:
 
 
 def _kept(name: str) -> bytes | None:
-    """The code, if it is kept, whole, by whom it is run by or installed by: what others put there is not run."""
+    """The code, if it is kept, whole."""
     for folder in _folders():
-        with suppress(OSError), (folder / name).open("rb") as file:
-            if os.fstat(file.fileno()).st_uid in {_owner(), _HERE.stat().st_uid}:
-                kept = file.read()
-                if sha256(kept[_DIGEST:]).digest() == kept[:_DIGEST]:
-                    return kept[_DIGEST:]
+        with suppress(OSError):
+            # Neither somewhere else nor a pipe, which would be waited for.
+            flags = (
+                os.O_RDONLY | getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_BINARY", 0)
+            )
+            with open(os.open(folder / name, flags), "rb") as file:
+                if _is_ours(os.fstat(file.fileno())) and _is_ours(folder.stat()):
+                    kept = file.read()
+                    if sha256(kept[_DIGEST:]).digest() == kept[:_DIGEST]:
+                        return kept[_DIGEST:]
     return None
 
 
-def _owner() -> int:
-    return os.geteuid() if hasattr(os, "geteuid") else 0
+def _is_ours(found: os.stat_result) -> bool:
+    """Whether only who runs or installed this can have written it: what others write is not run."""
+    if not hasattr(os, "geteuid"):
+        return True
+    return found.st_uid in {os.geteuid(), _HERE.stat().st_uid} and not found.st_mode & (stat.S_IWGRP | stat.S_IWOTH)
 
 
 def _keep(name: str, code: bytes) -> None:
-    """Keep the code in the first folder that can be written to; where there is none, it is made at each start."""
+    """Keep the code in the first folder that is ours; where there is none, it is made at each start."""
     for folder in _folders():
         with suppress(OSError):
-            folder.mkdir(parents=True, exist_ok=True)
-            with tempfile.TemporaryDirectory(dir=folder) as aside:
-                whole = Path(aside) / name
-                whole.write_bytes(sha256(code).digest() + code)
-                whole.replace(folder / name)
-            return
+            folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+            if _is_ours(folder.stat()):
+                with tempfile.TemporaryDirectory(dir=folder) as aside:
+                    whole = Path(aside) / name
+                    whole.write_bytes(sha256(code).digest() + code)
+                    whole.chmod(0o644)
+                    whole.replace(folder / name)
+                return

@@ -32,13 +32,12 @@ from attention_contract.tensors import MAX_RANK
 
 _BLOCK: Final = 64
 _LONGEST: Final = 24
-"""Digits behind the point of what is read by eight characters at a time."""
+"""Digits behind the point of what is read at once."""
 _NOT_NUMBERS, _GIVEN_UP = -1, -2
 
 _SPACE, _QUOTE, _COMMA, _MINUS, _POINT, _ZERO, _OPEN, _ESCAPE, _CLOSE, _OPEN_OBJECT, _CLOSE_OBJECT = map(
     ord, ' ",-.0[\\]{}'
 )
-
 
 _ROOM: Final = 32
 """Characters that are looked at before the end of a number."""
@@ -52,7 +51,7 @@ _POWERS = np.array([10**size % 2**64 for size in range(_LONGEST + 1)], np.uint64
 _SPACES, _MINUSES = ((np.arange(256) == character).astype(np.uint8) for character in (_SPACE, _MINUS))
 """Whether a character is one."""
 _SURELY_EXACT: Final = 15
-"""Up to so many decimals a number is below 2^53."""
+"""With fewer decimals than these, and a digit before them, a number is below 2^53."""
 
 
 @compiled
@@ -210,8 +209,10 @@ def _row(  # noqa: PLR0912
             number = first * _POWERS[Word(decimals)] + upper * Word(10**16) + middle * Word(10**8) + last
         if simple:
             # By their number, not by what they are, since that could not be foreseen.
-            if decimals < _SURELY_EXACT or number == Word(0):
+            if decimals < _SURELY_EXACT:
                 value = np.float64(Int(number)) / TENS[Word(decimals)]
+            elif number == Word(0):
+                value = 0.0
             else:
                 value = nearest(number, -decimals)
             value = as_double(as_word(value) ^ (negative << Word(63)))

@@ -1,4 +1,4 @@
-"""What compiled code does with eight or 64 bytes of a text at once, and what compiles it.
+"""What compiled code does with 8, 32 or 64 bytes of a text at once, and what compiles it.
 
 Characters are compared, found and converted as the bytes of one machine word, the first one in its lowest byte; after
 Lemire and Langdale, "Parsing Gigabytes of JSON per Second", 2019 (arXiv:1902.08318). Places are not checked here:

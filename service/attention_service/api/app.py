@@ -48,6 +48,7 @@ def create_app(settings: Settings) -> FastAPI:
         loading = asyncio.create_task(_load(engine, settings))
         yield
         loading.cancel()
+        lists.give_up()
         await engine.stop()
         watch.settle()
         log.info("stopped")
@@ -87,10 +88,6 @@ async def _load(engine: Engine, settings: Settings) -> None:
     except Exception:
         log.exception("the store could not be loaded", models_dir=str(settings.models_dir))
         return
-    if settings.calibrate:
-        engine.recalibration.work = engine.measure_device
-        if engine.calibration is None:
-            engine.recalibration.start()
     # What is there now stays: the collector need not look at it again and again, which takes long with so many imports.
     gc.collect()
     gc.freeze()
@@ -103,7 +100,11 @@ async def _load(engine: Engine, settings: Settings) -> None:
         models_dir=str(settings.models_dir),
         memory_budget=engine.budget.total,
     )
-    await compiling
+    await compiling  # what reads and writes is measured too
+    if settings.calibrate:
+        engine.recalibration.work = engine.measure_device
+        if engine.calibration is None:
+            engine.recalibration.start()
 
 
 async def _compile() -> None:

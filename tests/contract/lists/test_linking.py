@@ -3,11 +3,14 @@
 import os
 import subprocess
 import sys
+import threading
+from hashlib import sha256
 
 import pytest
 
 pytest.importorskip("numba")
 
+from attention_contract import lists
 from attention_contract.lists import linking
 
 
@@ -23,17 +26,15 @@ def folders(tmp_path, monkeypatch):
 
 @pytest.fixture
 def made(monkeypatch):
-    """How often code was made; it is that which is kept outside of the test."""
-    code = linking._kept(next(name for name in _names()))
-    times = []
+    """For which processors code was made; it is that which is kept outside of the test."""
+    asked, times = [], []
+    kept = linking._kept
+    with monkeypatch.context() as patched:
+        patched.setattr(linking, "_kept", lambda name: asked.append(name) or kept(name))
+        linking.link()
+    code = kept(asked[0]) or linking._made(*linking._processor())
     monkeypatch.setattr(linking, "_made", lambda cpu, features: times.append((cpu, features)) or code)
     return times
-
-
-def _names():
-    linking.link()
-    for folder in linking._folders():
-        yield from (path.name for path in sorted(folder.glob("lists-*.o"), key=os.path.getmtime, reverse=True))
 
 
 def test_code_is_made_once_and_kept_where_that_can_be_done(made, folders):
@@ -45,9 +46,9 @@ def test_code_is_made_once_and_kept_where_that_can_be_done(made, folders):
 
 def test_another_processor_and_other_sources_have_code_of_their_own(made, folders, monkeypatch, tmp_path):
     linking.link()
-    monkeypatch.setattr(linking, "_features", lambda: "")
+    monkeypatch.setattr(linking, "_processor", lambda: ("generic", ""))
     linking.link()
-    assert [features == "" for _, features in made] == [False, True]
+    assert [processor == ("generic", "") for processor in made] == [False, True]
     (tmp_path / "lists").mkdir()
     (tmp_path / "tensors.py").touch()
     monkeypatch.setattr(linking, "_HERE", tmp_path / "lists")
@@ -64,13 +65,58 @@ def test_a_file_that_is_not_whole_is_made_anew(made, folders):
     assert len(made) == 2
 
 
-@pytest.mark.skipif(not hasattr(os, "geteuid") or os.geteuid() != 0, reason="only root can give files away")
-def test_what_somebody_else_keeps_is_not_run(made, folders):
+def given_away(file):
+    os.chown(file, 4711, 4711)
+
+
+def open_to_all(file):
+    file.chmod(0o666)
+
+
+def elsewhere(file):
+    file.symlink_to(file.replace(file.with_name("elsewhere")))
+
+
+def a_pipe(file):
+    file.unlink()
+    os.mkfifo(file)
+
+
+def in_an_open_folder(file):
+    file.parent.chmod(0o777)
+
+
+@pytest.mark.skipif(not hasattr(os, "geteuid"), reason="files have no modes here")
+@pytest.mark.parametrize("change", [given_away, open_to_all, elsewhere, a_pipe, in_an_open_folder])
+def test_what_others_may_have_written_is_not_run(made, folders, change):
+    if change is given_away and os.geteuid() != 0:
+        pytest.skip("only root can give files away")
     linking.link()
     (file,) = folders[1].iterdir()
-    os.chown(file, 4711, 4711)
+    change(file)
     linking.link()
     assert len(made) == 2
+
+
+def test_kept_code_that_does_not_fit_is_made_anew(made, folders):
+    linking.link()
+    (file,) = folders[1].iterdir()
+    file.write_bytes(sha256(b"no object").digest() + b"no object")
+    for _ in range(2):
+        linking.link()
+    assert len(made) == 2
+
+
+def test_what_compiles_can_be_stopped(folders, monkeypatch, tmp_path):
+    slow = tmp_path / "slow"
+    slow.write_text("#!/bin/sh\nexec sleep 60\n")
+    slow.chmod(0o755)
+    monkeypatch.setattr(sys, "executable", str(slow))
+    stopped = threading.Timer(0.5, lists.give_up)
+    stopped.start()
+    with pytest.raises(subprocess.CalledProcessError):
+        linking.link()
+    stopped.join()
 
 
 def test_what_cannot_be_linked_is_not_kept(folders, monkeypatch):

@@ -168,3 +168,21 @@ def test_lists_that_are_none_take_no_time_to_speak_of(piece):
     divided = lists.divide(text)
     assert time.perf_counter() - started < 1  # it would be minutes, were each read to the end of the text
     assert divided is None or divided.arrays == []
+
+
+digits = st.text("0123456789", min_size=1, max_size=26)
+zeros = st.integers(1, 26).map(lambda count: "0" * count)
+halfway = st.sampled_from(["8446744073709551615", "8446744073709551616", "8439999999999999999", "844" + "0" * 16])
+decimal = st.tuples(
+    st.sampled_from(["", " ", "-", " -"]), st.sampled_from("0123456789"), digits | zeros | halfway | st.just("0" * 24)
+)
+
+
+@settings(max_examples=500, deadline=None)
+@given(st.lists(decimal, min_size=1, max_size=40))
+def test_decimals_of_any_length_are_read_as_python_reads_them(numbers):
+    texts = [f"{before}{first}.{others}" for before, first, others in numbers]
+    divided = lists.divide(('{"a": "' + "-" * 32 + '", "b": [' + ",".join(texts) + "]}").encode())
+    if divided is not None:  # of too many that are left to Python nothing is told
+        assert divided.arrays[0].tobytes() == np.array([float(text) for text in texts]).tobytes()
+    assert divided is not None or len(numbers) > 30

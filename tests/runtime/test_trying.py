@@ -2,8 +2,8 @@
 
 import asyncio
 import math
-import time
 from dataclasses import replace
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -118,14 +118,13 @@ def test_one_size_alone_has_no_line():
 
 def test_runs_that_take_a_known_time_cross_where_they_do(monkeypatch):
     """Predicted at 500 tokens; in truth, fused takes as long as the other at 400."""
-
-    class Slept:
-        def __init__(self, seconds):
-            self.run = lambda: time.sleep(seconds)
+    now = [0.0]
 
     def prepare(module, request, device, room):
-        return Slept(1e-5 * (request.query.shape[-2] if request.kernel == "fused" else 400))
+        seconds = 1e-5 * (request.query.shape[-2] if request.kernel == "fused" else 400)
+        return SimpleNamespace(run=lambda: now.append(now.pop() + seconds))
 
+    monkeypatch.setattr(trying, "time", SimpleNamespace(perf_counter=lambda: now[0]))
     monkeypatch.setattr(trying.forward, "prepare", prepare)
     reply, _ = answered(raw())
     (found,) = (found for found in reply.crossovers if found.of == "time")

@@ -11,7 +11,7 @@ from attention_service.core.positions import POSITIONS
 from attention_service.core.scores import SCORES
 from attention_service.runtime.calibration.specs import approximations
 
-SHARE = 0.008
+SHARE = 0.012
 """Of all combinations; ``python -m tests.runtime.peak_walk`` goes through each."""
 UNDER, OVER = 0.02, 0.05
 PACKED = 0.08

@@ -17,7 +17,7 @@ import torch
 from numpy.typing import NDArray
 
 from attention_contract import lists
-from attention_service.core.cost import Calibrated
+from attention_service.cost import Calibrated
 from attention_service.runtime.calibration.calibrating import SECONDS, Calibration
 from attention_service.runtime.calibration.fitting import Point
 from attention_service.runtime.calibration.measuring import Bench

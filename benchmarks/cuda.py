@@ -33,9 +33,9 @@ from attention_service.core.multihead import Sizes, initial_parameters
 from attention_service.core.transfer import to_device, to_host
 from attention_service.core.types import Problem
 from attention_service.modules.resident import Module, complete
-from attention_service.runtime import forward
 from attention_service.runtime.device import Device
-from attention_service.runtime.graphs import OFTEN, Graphs
+from attention_service.runtime.operations import forward
+from attention_service.runtime.operations.graphs import OFTEN, Graphs
 from attention_service.settings import Settings
 
 HEADS, WIDTH = 16, 128

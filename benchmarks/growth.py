@@ -20,15 +20,15 @@ from torch.profiler import ProfilerActivity, profile, record_function
 
 from attention_contract.spec import AttentionSpec
 from attention_service.core.attention import attend
-from attention_service.core.cost import Workload, growth
 from attention_service.core.kernels import unsuitable
 from attention_service.core.learned import learned_of
 from attention_service.core.methods import approximation_of
 from attention_service.core.preparing import prepare
 from attention_service.core.registry import variants
 from attention_service.core.types import Problem, Widths
+from attention_service.cost import Workload, growth
 from attention_service.runtime.device import Device
-from attention_service.runtime.planning import choose_kernel
+from attention_service.runtime.planning.planner import choose_kernel
 
 WIDTH = 64
 WINDOW = {"name": "sliding_window", "left": 512, "right": 0}

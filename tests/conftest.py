@@ -30,7 +30,7 @@ def live_server(models_dir: Path, **settings: object) -> Iterator[str]:
     from attention_contract import lists
     from attention_service.api.app import create_app
     from attention_service.api.server import Server
-    from attention_service.core.cost import Rates
+    from attention_service.cost import Rates
     from attention_service.settings import Settings
 
     lists.load()  # a server would be ready before, if it is not kept

@@ -17,7 +17,7 @@ from attention_contract import lists
 from attention_service.api.app import create_app
 from attention_service.api.observing import configure_logging
 from attention_service.api.server import Server
-from attention_service.core.cost import Calibrated
+from attention_service.cost import Calibrated
 from attention_service.runtime.calibration import stored
 from attention_service.runtime.calibration.calibrating import SECONDS, Calibration, TooBusyError
 from attention_service.runtime.device import BUDGET_SHARE, Device, resolve

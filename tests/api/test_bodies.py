@@ -12,7 +12,7 @@ import pytest
 
 from attention_contract.errors import BodyTooLarge, OverBudget, Overloaded, Unreadable
 from attention_service.api.bodies import read_body
-from attention_service.runtime.budget import Budget
+from attention_service.runtime.scheduling.budget import Budget
 from tests.api.talk import received
 from tests.conftest import live_server
 

@@ -20,7 +20,7 @@ from attention_contract import operations
 from attention_contract.errors import NeverFits, OverBudget
 from attention_contract.validation import validate
 from attention_contract.wire import SAFETENSORS, from_body, to_safetensors
-from attention_service.core.cost import Rates, Roofline
+from attention_service.cost import Rates, Roofline
 from attention_service.runtime.device import Device
 from attention_service.runtime.engine import Engine
 from tests.api.talk import problem, received

@@ -16,12 +16,12 @@ from tests.core.peaks import DTYPES, Request, Run, held_at_peak, peaks
 from tests.core.test_cost_memory import ALL_TAPS, GRADIENT_TAPS, KERNELS, SLACK, module, raw
 
 from attention_contract.spec import AnyOf, GlobalTokens, SlidingWindow
-from attention_service.core.cost import Workload, gradient_phases, memory_phases
-from attention_service.core.cost.phases import Phase, peak_of
-from attention_service.core.cost.stand_ins import names_of
 from attention_service.core.edits import BoundEdit
 from attention_service.core.kernels import unsuitable
 from attention_service.core.normalizers import has_lse
+from attention_service.cost import Workload, gradient_phases, memory_phases
+from attention_service.cost.phases import Phase, peak_of
+from attention_service.cost.stand_ins import names_of
 from attention_service.runtime.calibration.specs import Lengths, draw_spec
 
 EDITED_TAPS = ("q", "k", "v", "scores", "capped_scores", "masked_scores", "weights", "context")

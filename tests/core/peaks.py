@@ -12,11 +12,11 @@ import torch
 from torch.profiler import ProfilerActivity, profile, record_function
 
 from attention_service.core.attention import attend, trace
-from attention_service.core.cost import Workload
 from attention_service.core.learned import learned_of
 from attention_service.core.multihead import initial_parameters, project, project_out
 from attention_service.core.preparing import prepare
 from attention_service.core.types import Dropout, Problem, Selection
+from attention_service.cost import Workload
 
 DTYPES = {2: torch.bfloat16, 4: torch.float32, 8: torch.float64}
 Run = Callable[[], object]

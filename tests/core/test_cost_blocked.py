@@ -18,7 +18,11 @@ from attention_contract.spec import (
     Strided,
 )
 from attention_service.core.attention import attend
-from attention_service.core.cost import (
+from attention_service.core.kernels import fused_blocks, tiling
+from attention_service.core.kernels.blocked import _blocks
+from attention_service.core.kernels.tiling import Tiling
+from attention_service.core.types import Problem
+from attention_service.cost import (
     Rates,
     Roofline,
     Workload,
@@ -33,14 +37,10 @@ from attention_service.core.cost import (
     time_order,
     touched,
 )
-from attention_service.core.cost import tiles as counted
-from attention_service.core.cost.tiles import by_fused
-from attention_service.core.kernels import fused_blocks, tiling
-from attention_service.core.kernels.blocked import _blocks
-from attention_service.core.kernels.tiling import Tiling
-from attention_service.core.types import Problem
+from attention_service.cost import tiles as counted
+from attention_service.cost.tiles import by_fused
 from attention_service.runtime.device import Device
-from attention_service.runtime.planning import Purpose, choose_kernel
+from attention_service.runtime.planning.planner import Purpose, choose_kernel
 
 RATES = Rates(flops_per_s=1e11, bytes_per_s=1e10, overhead_s=5e-5)
 DEVICE = Device(torch.device("cpu"), "CPU", 2**40, Roofline(RATES))

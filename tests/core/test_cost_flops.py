@@ -28,11 +28,11 @@ from attention_contract.spec import (
     Strided,
 )
 from attention_service.core.attention import attend
-from attention_service.core.cost import SECOND_PASSES, Workload, backward_flops, flops, pair_count, parameter_count
 from attention_service.core.learned import learned_of
 from attention_service.core.masks import allowed_pairs
 from attention_service.core.multihead import Sizes, initial_parameters, parameter_shapes, project, project_out
 from attention_service.core.types import Problem
+from attention_service.cost import SECOND_PASSES, Workload, backward_flops, flops, pair_count, parameter_count
 
 NO_BIAS = Biases()
 ALL_BIASES = Biases(q_proj=True, k_proj=True, v_proj=True, o_proj=True)

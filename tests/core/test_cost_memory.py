@@ -29,7 +29,9 @@ from attention_contract.spec import (
     Sparsemax,
     Strided,
 )
-from attention_service.core.cost import (
+from attention_service.core.kernels import unsuitable
+from attention_service.core.multihead import Sizes
+from attention_service.cost import (
     Workload,
     gradient_peak_bytes,
     gradient_phases,
@@ -40,9 +42,7 @@ from attention_service.core.cost import (
     output_bytes,
     peak_bytes,
 )
-from attention_service.core.cost.stand_ins import names_of
-from attention_service.core.kernels import unsuitable
-from attention_service.core.multihead import Sizes
+from attention_service.cost.stand_ins import names_of
 
 KERNELS = ("fused", "blocked", "materialized")
 GRADIENT_TAPS = ("q", "k", "v", "scores", "capped_scores", "masked_scores", "weights", "context")

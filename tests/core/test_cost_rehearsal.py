@@ -16,13 +16,13 @@ from tests.core.test_cost_memory import module
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from attention_contract.spec import Additive, AnyOf, AttentionSpec, GlobalTokens, SlidingWindow
-from attention_service.core.cost import gradient_peak_bytes, input_bytes
-from attention_service.core.cost.answers import answer
-from attention_service.core.cost.gradient_rehearsal import rehearsed
-from attention_service.core.cost.phases import Phase, peak_of
-from attention_service.core.cost.pieces import in_pieces
-from attention_service.core.cost.rehearsal import most_held
-from attention_service.core.cost.stand_ins import names_of
+from attention_service.cost import gradient_peak_bytes, input_bytes
+from attention_service.cost.answers import answer
+from attention_service.cost.gradient_rehearsal import rehearsed
+from attention_service.cost.phases import Phase, peak_of
+from attention_service.cost.pieces import in_pieces
+from attention_service.cost.rehearsal import most_held
+from attention_service.cost.stand_ins import names_of
 
 
 class Compared(TorchDispatchMode):
@@ -137,7 +137,7 @@ def test_what_needs_far_too_much_is_told_without_a_rehearsal(kernel, monkeypatch
     spec = METHODS["performer"] if kernel == "performer" else AttentionSpec(masks=[SlidingWindow(left=9)])
     work = method_raw("", spec=spec, queries=3000, keys=3000)
     needed = gradient_peak_bytes(work, kernel)
-    monkeypatch.setattr("attention_service.core.cost.gradient_memory.gradient_phases", None)
+    monkeypatch.setattr("attention_service.cost.gradient_memory.gradient_phases", None)
     least = gradient_peak_bytes(work, kernel, room=2**20)
     assert 2 * 2**20 < input_bytes(work) <= least < needed
 

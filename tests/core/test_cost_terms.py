@@ -9,9 +9,12 @@ import torch
 from attention_contract.positions import Rope
 from attention_contract.schemas.modules import Biases
 from attention_contract.spec import AnyOf, AttentionSpec, Causal, Linear, SlidingWindow
-from attention_service.core.cost import Rates, Workload
-from attention_service.core.cost.curves import Curves, features, guess
-from attention_service.core.cost.terms import (
+from attention_service.core.kernels import KERNELS, unsuitable
+from attention_service.core.multihead import Sizes
+from attention_service.core.registry import variants
+from attention_service.cost import Rates, Workload
+from attention_service.cost.curves import Curves, features, guess
+from attention_service.cost.terms import (
     FORMS,
     Term,
     forward_terms,
@@ -21,9 +24,6 @@ from attention_service.core.cost.terms import (
     retrieval_terms,
     writing_terms,
 )
-from attention_service.core.kernels import KERNELS, unsuitable
-from attention_service.core.multihead import Sizes
-from attention_service.core.registry import variants
 from attention_service.runtime.calibration.specs import Lengths, draw_spec
 
 RATES = Rates(flops_per_s=1e11, bytes_per_s=1e10, overhead_s=4e-5)
@@ -141,7 +141,7 @@ def test_an_inspection_takes_more_where_keys_are_named_and_weights_returned():
 
 
 def test_a_retrieval_takes_as_long_as_its_steps():
-    from attention_service.core.cost import Retrieval
+    from attention_service.cost import Retrieval
 
     def of(steps):
         return Retrieval(2, 4, 64, 512, 32, steps, 4, AttentionSpec())

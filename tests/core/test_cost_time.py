@@ -24,7 +24,8 @@ from attention_contract.spec import (
     Sparsemax,
     Strided,
 )
-from attention_service.core.cost import (
+from attention_service.core.multihead import Sizes
+from attention_service.cost import (
     Calibrated,
     Curves,
     Rates,
@@ -42,7 +43,6 @@ from attention_service.core.cost import (
     predicted_seconds,
     time_order,
 )
-from attention_service.core.multihead import Sizes
 
 KERNELS = ("fused", "materialized")
 SIZES = Sizes(512, 8, 8, 64, 64, 512, 512, Biases())

@@ -7,13 +7,13 @@ from pathlib import Path
 import pytest
 from tests.core.test_cost_traffic import METHODS as EVERY_METHOD
 
-from attention_service.core import cost
-from attention_service.core.cost.letters import LETTERS, explained
-from attention_service.core.cost.phases import Phase
-from attention_service.core.cost.told_tensors import TENSORS, told
+from attention_service import cost
 from attention_service.core.methods import approximation_of
 from attention_service.core.registry import variants
 from attention_service.core.stages import TAPS
+from attention_service.cost.letters import LETTERS, explained
+from attention_service.cost.phases import Phase
+from attention_service.cost.told_tensors import TENSORS, told
 
 SOURCES = sorted(Path(cost.__file__).parent.rglob("*.py"))
 

@@ -21,19 +21,6 @@ from attention_contract.schemas.modules import Biases
 from attention_contract.spec import AttentionSpec, Causal, Dot, GlobalTokens, SlidingWindow, Softmax
 from attention_service.core.apart import separate_positions
 from attention_service.core.attention import attend
-from attention_service.core.cost import (
-    Rates,
-    Roofline,
-    Workload,
-    backward_flops,
-    cost_of,
-    flops,
-    gradient_traffic,
-    touched,
-    traffic,
-)
-from attention_service.core.cost.taps import tap_costs
-from attention_service.core.cost.tiles import by_fused
 from attention_service.core.kernels import KERNELS, unsuitable
 from attention_service.core.kernels.tiling import Layout
 from attention_service.core.learned import learned_of
@@ -47,6 +34,19 @@ from attention_service.core.preparing import prepare
 from attention_service.core.scores import SCORES
 from attention_service.core.tape import Traffic
 from attention_service.core.types import Dropout, Selection, added_keys
+from attention_service.cost import (
+    Rates,
+    Roofline,
+    Workload,
+    backward_flops,
+    cost_of,
+    flops,
+    gradient_traffic,
+    touched,
+    traffic,
+)
+from attention_service.cost.taps import tap_costs
+from attention_service.cost.tiles import by_fused
 
 KERNEL_NAMES = [kernel.name for kernel in KERNELS if kernel.name != "flex"]  # flex counts as blocked does
 DTYPES = {2: torch.bfloat16, 4: torch.float32, 8: torch.float64}

@@ -3,8 +3,8 @@
 import pytest
 
 from attention_contract.spec import AttentionSpec
-from attention_service.core.cost import Datasheet, Rates, Roofline, Workload
-from attention_service.core.cost.hardware import HARDWARE, TABLE, find
+from attention_service.cost import Datasheet, Rates, Roofline, Workload
+from attention_service.cost.hardware import HARDWARE, TABLE, find
 
 each = pytest.mark.parametrize("hardware", TABLE, ids=lambda hardware: hardware.name)
 

@@ -12,14 +12,14 @@ from torch.nn.functional import scaled_dot_product_attention
 from torch.profiler import ProfilerActivity, profile
 
 from attention_service.core import blocks, hopfield
-from attention_service.core.cost import (
+from attention_service.core.hopfield import DOT_PRODUCTS, Memory, retrieve
+from attention_service.cost import (
     Rates,
     Retrieval,
     predicted_retrieval_seconds,
     retrieval_flops,
     retrieval_peak_bytes,
 )
-from attention_service.core.hopfield import DOT_PRODUCTS, Memory, retrieve
 
 
 def drawn(seed=0, batch=2, heads=3, patterns=7, states=5, width=6, masked=False):

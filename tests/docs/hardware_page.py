@@ -1,6 +1,6 @@
 """``docs/hardware.md``, made from the table of hardware: ``python -m tests.docs.hardware_page`` writes it anew."""
 
-from attention_service.core.cost.hardware import BEST, POOR, TABLE, TYPICAL, Hardware
+from attention_service.cost.hardware import BEST, POOR, TABLE, TYPICAL, Hardware
 from tests.docs.snippets import ROOT
 
 PAGE = ROOT / "docs" / "hardware.md"
@@ -25,7 +25,7 @@ FlashAttention-2 up to 73 % of it and 35 % of an H100's (Dao 2023, section 4.1; 
 FlashAttention-3 up to 75 % of an H100's (ibid.); tests hold published times against the bounds. The time to start is
 an assumption. On a device that is here, a server measures instead.
 
-Written by `python -m tests.docs.hardware_page` from `core/cost/hardware.py`.
+Written by `python -m tests.docs.hardware_page` from `cost/hardware.py`.
 
 | name | memory | bandwidth | link | float64 | float32 | float16 | bfloat16 | source |
 |---|---|---|---|---|---|---|---|---|

@@ -1,14 +1,14 @@
 """``docs/cost-names.md``, made from the code that uses them: ``python -m tests.docs.names_page`` writes it anew."""
 
-from attention_service.core.cost.letters import LETTERS
-from attention_service.core.cost.told_tensors import TENSORS
 from attention_service.core.methods import METHODS, Approximation
+from attention_service.cost.letters import LETTERS
+from attention_service.cost.told_tensors import TENSORS
 from tests.docs.snippets import ROOT
 
 PAGE = ROOT / "docs" / "cost-names.md"
 HEAD = """# Names in the answers about cost
 
-Written by `python -m tests.docs.names_page` from `core/cost/letters.py`, the methods, and `core/cost/told_tensors.py`.
+Written by `python -m tests.docs.names_page` from `cost/letters.py`, the methods, and `cost/told_tensors.py`.
 
 ## Letters of orders
 

@@ -23,15 +23,13 @@ from attention_contract.schemas.accuracy import Purpose
 from attention_contract.schemas.attention import Edit, ForwardRequest, Select
 from attention_contract.spec import AttentionSpec
 from attention_service.core.attention import taps_of
-from attention_service.core.cost import Rates, Roofline, Workload, peak_bytes
 from attention_service.core.masks import MASKS
 from attention_service.core.methods import approximation_of
 from attention_service.core.normalizers import NORMALIZERS
 from attention_service.core.positions import POSITIONS
 from attention_service.core.scores import SCORES
+from attention_service.cost import Rates, Roofline, Workload, peak_bytes
 from attention_service.modules.resident import Module
-from attention_service.runtime import compute, forward, gradients, hopfield, inspection
-from attention_service.runtime import direct as directly
 from attention_service.runtime.calibration.drawing import Drawn, Kind, draw, kinds
 from attention_service.runtime.calibration.specs import (
     MASK_OPTIONS,
@@ -42,7 +40,10 @@ from attention_service.runtime.calibration.specs import (
     named,
 )
 from attention_service.runtime.device import Device
-from attention_service.runtime.jobs import Job
+from attention_service.runtime.operations import compute, forward, gradients, hopfield
+from attention_service.runtime.operations import direct as directly
+from attention_service.runtime.operations import weights as inspection
+from attention_service.runtime.scheduling.jobs import Job
 
 SMALLEST, LARGEST = 2**21, 2**24
 """Bytes of a request, as estimated."""

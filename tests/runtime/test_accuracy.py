@@ -15,13 +15,13 @@ from attention_contract.schemas.attention import RawForwardRequest
 from attention_contract.schemas.gradients import RawGradientsRequest
 from attention_contract.schemas.hopfield import HopfieldRequest
 from attention_contract.schemas.weights import RawWeightsRequest
-from attention_service.core.cost import Estimate, Rates, Roofline
-from attention_service.runtime.accuracy import HISTORY, RATIO_EDGES, Accuracy, Run
+from attention_service.cost import Estimate, Rates, Roofline
+from attention_service.runtime.calibration.recalibration import Recalibration
 from attention_service.runtime.device import Device
-from attention_service.runtime.direct import Direct
-from attention_service.runtime.drift import LONGEST_PAUSE_S, PAUSE_S, SPACING_S, Drift
 from attention_service.runtime.engine import Engine
-from attention_service.runtime.recalibration import Recalibration
+from attention_service.runtime.operations.direct import Direct
+from attention_service.runtime.planning.accuracy import HISTORY, RATIO_EDGES, Accuracy, Run
+from attention_service.runtime.planning.drift import LONGEST_PAUSE_S, PAUSE_S, SPACING_S, Drift
 
 X = np.random.default_rng(0).normal(size=(2, 5, 8)).astype(np.float32)
 RATES = Rates(1e10, 1e10, 1e-5)

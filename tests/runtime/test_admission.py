@@ -12,7 +12,7 @@ from collections.abc import Coroutine
 from dataclasses import dataclass, field
 
 from attention_contract.errors import AttentionError
-from attention_service.runtime.budget import Budget
+from attention_service.runtime.scheduling.budget import Budget
 
 TOTAL, DEVICE, MOST_WAITING = 2**30, 3 * 2**30, 64
 

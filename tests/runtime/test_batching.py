@@ -15,14 +15,14 @@ from attention_contract.schemas.attention import ForwardRequest, RawForwardReque
 from attention_contract.schemas.modules import CreateModule, ModuleConfig
 from attention_contract.schemas.weights import WeightsRequest
 from attention_contract.spec import AttentionSpec, Causal, SlidingWindow
-from attention_service.core.cost import Rates, Roofline
-from attention_service.runtime import batching
+from attention_service.cost import Rates, Roofline
 from attention_service.runtime import engine as engine_module
-from attention_service.runtime.batching import Joining
 from attention_service.runtime.device import Device
-from attention_service.runtime.direct import Direct
 from attention_service.runtime.engine import Engine
-from attention_service.runtime.execution import Execution
+from attention_service.runtime.operations.direct import Direct
+from attention_service.runtime.scheduling import batching
+from attention_service.runtime.scheduling.batching import Joining
+from attention_service.runtime.scheduling.execution import Execution
 
 RATES = Rates(flops_per_s=1e11, bytes_per_s=1e10, overhead_s=1e-3)
 """Of a device on which the start is nearly all there is: everything gains by running together."""

@@ -6,7 +6,7 @@ import random
 import pytest
 
 from attention_contract.errors import NeverFits, OverBudget, Overloaded
-from attention_service.runtime.budget import Budget
+from attention_service.runtime.scheduling.budget import Budget
 
 
 def make(total=100, device=1000, resident=0, waiting=8):

@@ -9,10 +9,11 @@ from attention_contract.schemas.complexity import RawComplexityRequest, Shape
 from attention_contract.schemas.gradients import RawGradientsRequest
 from attention_contract.schemas.hopfield import HopfieldRequest
 from attention_contract.schemas.weights import RawWeightsRequest
-from attention_service.core.cost import Calibrated, Curves, Rates, Spread
-from attention_service.runtime import complexity, forward, gradients, hopfield, inspection
-from attention_service.runtime.complexity.subjects import Place
+from attention_service.cost import Calibrated, Curves, Rates, Spread
 from attention_service.runtime.device import Device
+from attention_service.runtime.operations import complexity, forward, gradients, hopfield
+from attention_service.runtime.operations import weights as inspection
+from attention_service.runtime.operations.complexity.subjects import Place
 
 ROOM = 2**40
 CLOCK = Calibrated(Curves(Rates(1e11, 1e10, 5e-5)), {"forward fused": Spread(-0.1, 0.2, 0.01)})

@@ -8,13 +8,13 @@ import torch
 
 from attention_contract.schemas.attention import ForwardRequest
 from attention_contract.schemas.modules import CreateModule, ModuleConfig
-from attention_service.core.cost import Rates, Roofline
-from attention_service.runtime import forward
-from attention_service.runtime.batching import choose
+from attention_service.cost import Rates, Roofline
+from attention_service.runtime.binding.request_signature import inputs_of
 from attention_service.runtime.device import Device
 from attention_service.runtime.engine import Engine
-from attention_service.runtime.joining import Size
-from attention_service.runtime.outlines import inputs_of
+from attention_service.runtime.operations import forward
+from attention_service.runtime.scheduling.batching import choose
+from attention_service.runtime.scheduling.joining import Size
 
 X = np.random.default_rng(0).standard_normal((1, 4, 8)).astype(np.float32)
 RATES = Rates(flops_per_s=1e11, bytes_per_s=1e10, overhead_s=1e-3)

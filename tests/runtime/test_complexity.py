@@ -12,15 +12,15 @@ from attention_contract.schemas.attention import ForwardRequest
 from attention_contract.schemas.complexity import ComplexityRequest, RawComplexityRequest
 from attention_contract.schemas.gradients import GradientsRequest
 from attention_contract.schemas.modules import ModuleConfig
-from attention_service.core.cost import Rates, Roofline, executed_flops, flops, gradient_peak_bytes, peak_bytes
 from attention_service.core.multihead import Sizes, initial_parameters, parameter_shapes
+from attention_service.cost import Rates, Roofline, executed_flops, flops, gradient_peak_bytes, peak_bytes
 from attention_service.modules.resident import Module, complete
-from attention_service.runtime import forward, gradients
-from attention_service.runtime.complexity import report
-from attention_service.runtime.complexity.crossing import crossovers, lattice
-from attention_service.runtime.complexity.fitting import largest_within, last
-from attention_service.runtime.complexity.subjects import GRADIENTS, Asked, Place, Subject
 from attention_service.runtime.device import Device
+from attention_service.runtime.operations import forward, gradients
+from attention_service.runtime.operations.complexity import report
+from attention_service.runtime.operations.complexity.crossing import crossovers, lattice
+from attention_service.runtime.operations.complexity.fitting import largest_within, last
+from attention_service.runtime.operations.complexity.subjects import GRADIENTS, Asked, Place, Subject
 
 DEVICE = Device(torch.device("cpu"), "a cpu", 2**40, Roofline(Rates(1e11, 1e10, 1e-5)))
 WINDOW = {"masks": [{"name": "sliding_window", "left": 32, "right": 32}]}

@@ -2,7 +2,7 @@
 
 import pytest
 
-from attention_service.runtime.crowd import Crowd
+from attention_service.runtime.scheduling.saturation import Crowd
 
 
 def passes(crowd, waiting, arrivals, taken=1):

@@ -10,14 +10,14 @@ from torch.nn.functional import linear
 from attention_contract.schemas.attention import ForwardRequest, RawForwardRequest, Select
 from attention_contract.schemas.modules import ModuleConfig
 from attention_contract.spec import AttentionSpec, Causal
-from attention_service.core.cost import Rates, Roofline
 from attention_service.core.multihead import Sizes, initial_parameters
+from attention_service.cost import Rates, Roofline
 from attention_service.modules.resident import Module, complete
-from attention_service.runtime import forward
-from attention_service.runtime.binding import bind
-from attention_service.runtime.compute import TORCH_DTYPES
+from attention_service.runtime.binding.module_binding import bind
 from attention_service.runtime.device import Device
-from attention_service.runtime.direct import _loaded, _most, direct
+from attention_service.runtime.operations import forward
+from attention_service.runtime.operations.compute import TORCH_DTYPES
+from attention_service.runtime.operations.direct import _loaded, _most, direct
 
 CPU = torch.device("cpu")
 CLOSE = {"float32": 2e-5, "float64": 1e-12}

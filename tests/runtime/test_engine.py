@@ -14,11 +14,11 @@ from attention_contract.schemas.gradients import RawGradientsRequest
 from attention_contract.schemas.modules import CreateModule, ModuleConfig
 from attention_contract.schemas.weights import RawWeightsRequest
 from attention_contract.spec import AllOf, AnyOf, AttentionSpec, Causal, GlobalTokens, RandomBlocks, SlidingWindow
-from attention_service.core.cost import Rates, Roofline
+from attention_service.cost import Rates, Roofline
 from attention_service.runtime import engine as engine_module
 from attention_service.runtime.device import Device
-from attention_service.runtime.direct import Direct
 from attention_service.runtime.engine import Engine
+from attention_service.runtime.operations.direct import Direct
 
 ASK = RawForwardRequest(query=np.eye(2, dtype=np.float32))
 

@@ -11,10 +11,10 @@ from attention_contract.schemas.attention import ForwardRequest
 from attention_contract.schemas.modules import ModuleConfig
 from attention_service.core.multihead import Sizes, initial_parameters
 from attention_service.modules.resident import Module, complete
-from attention_service.runtime import forward, graphed
-from attention_service.runtime.binding import bind
+from attention_service.runtime.binding.module_binding import bind
 from attention_service.runtime.device import Device
-from attention_service.runtime.graphs import MOST, OFTEN, Graphs
+from attention_service.runtime.operations import forward, graphed
+from attention_service.runtime.operations.graphs import MOST, OFTEN, Graphs
 
 on_cuda = pytest.mark.skipif(not torch.cuda.is_available(), reason="there is no CUDA device")
 

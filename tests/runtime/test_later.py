@@ -4,8 +4,8 @@ import asyncio
 
 import pytest
 
-from attention_service.runtime import later
-from attention_service.runtime.later import Later
+from attention_service.runtime.scheduling import later
+from attention_service.runtime.scheduling.later import Later
 
 
 @pytest.fixture(autouse=True)

@@ -12,11 +12,11 @@ from attention_contract.errors import InvalidRequest, ShapeMismatch
 from attention_contract.schemas.attention import ForwardRequest, RawForwardRequest, Select
 from attention_contract.schemas.modules import ModuleConfig
 from attention_contract.tensors import Untyped
-from attention_service.core.cost import Rates, Roofline
 from attention_service.core.multihead import Sizes, initial_parameters
+from attention_service.cost import Rates, Roofline
 from attention_service.modules.resident import Module, complete
-from attention_service.runtime import forward
 from attention_service.runtime.device import Device
+from attention_service.runtime.operations import forward
 
 ROOM = 2**40
 

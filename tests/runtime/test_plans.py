@@ -11,11 +11,12 @@ from attention_contract.schemas.attention import RawForwardRequest
 from attention_contract.schemas.gradients import RawGradientsRequest
 from attention_contract.schemas.modules import Biases
 from attention_contract.spec import AttentionSpec, Causal
-from attention_service.core.cost import Rates, Roofline, Workload
 from attention_service.core.multihead import Sizes
-from attention_service.runtime import forward, gradients, plans
+from attention_service.cost import Rates, Roofline, Workload
 from attention_service.runtime.device import Device
-from attention_service.runtime.plans import Plans
+from attention_service.runtime.operations import forward, gradients
+from attention_service.runtime.planning import plan_cache as plans
+from attention_service.runtime.planning.plan_cache import Plans
 
 RATES = Rates(1e11, 1e10, 1e-5)
 ROOM = 2**40

@@ -9,13 +9,13 @@ from attention_contract.schemas.attention import ForwardRequest, RawForwardReque
 from attention_contract.schemas.complexity import ComplexityRequest, RawComplexityRequest
 from attention_contract.schemas.modules import ModuleConfig
 from attention_contract.tensors import DTYPES
-from attention_service.core.cost import Rates, Roofline
 from attention_service.core.multihead import Sizes, initial_parameters
+from attention_service.cost import Rates, Roofline
 from attention_service.modules.resident import Module, complete
-from attention_service.runtime import forward
-from attention_service.runtime.complexity import report
-from attention_service.runtime.complexity.subjects import Place
 from attention_service.runtime.device import Device
+from attention_service.runtime.operations import forward
+from attention_service.runtime.operations.complexity import report
+from attention_service.runtime.operations.complexity.subjects import Place
 
 DEVICE = Device(torch.device("cpu"), "a cpu", 2**40, Roofline(Rates(1e11, 1e10, 1e-5)))
 ROOM = 2**26

@@ -11,7 +11,7 @@ from starlette.types import Receive
 
 from attention_contract.errors import BodyTooLarge, Unreadable, UnsupportedMediaType
 from attention_service.api.leaving import unless_gone
-from attention_service.runtime.budget import Body
+from attention_service.runtime.scheduling.budget import Body
 
 if sys.version_info >= (3, 14):
     from compression import zstd

@@ -14,7 +14,7 @@ from attention_service.api.express import Asked, Express, lines
 from attention_service.api.known import Incoming, Known
 from attention_service.api.observing import given_id
 from attention_service.api.receiving import Head, Receiver
-from attention_service.runtime.budget import Body
+from attention_service.runtime.scheduling.budget import Body
 
 if TYPE_CHECKING:
     from uvicorn._types import ASGI3Application

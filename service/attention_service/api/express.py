@@ -22,10 +22,10 @@ from attention_service.api.bodies import UNCOUNTED
 from attention_service.api.known import DECIDING, Headers, Incoming, Known, read_of
 from attention_service.api.observing import Watch, given_id, request_id
 from attention_service.api.texts import key_of, text_of
-from attention_service.runtime.budget import Body
 from attention_service.runtime.engine import Engine
-from attention_service.runtime.passes import Ended, Waiting
-from attention_service.runtime.recurring import recurring
+from attention_service.runtime.operations.recurring import recurring
+from attention_service.runtime.scheduling.budget import Body
+from attention_service.runtime.scheduling.passes import Ended, Waiting
 
 MOST_BYTES: Final = 2**20
 """Of a body: larger ones are not worth while, and must not be joined from their pieces."""

@@ -5,9 +5,9 @@ from dataclasses import dataclass
 from typing import Final
 
 from attention_service.api.texts import Head, Text
-from attention_service.runtime.budget import Body
-from attention_service.runtime.passes import Ended
-from attention_service.runtime.recurring import Recurring
+from attention_service.runtime.operations.recurring import Recurring
+from attention_service.runtime.scheduling.budget import Body
+from attention_service.runtime.scheduling.passes import Ended
 
 Headers = list[tuple[bytes, bytes]]
 

@@ -21,7 +21,7 @@ from attention_contract.validation import clip, validate
 from attention_contract.wire import JSON, PICTURES, SAFETENSORS, from_body, to_body
 from attention_service.api.bodies import read_body
 from attention_service.api.pictures import check_drawable
-from attention_service.runtime.budget import Body
+from attention_service.runtime.scheduling.budget import Body
 
 ModelT = TypeVar("ModelT", bound=BaseModel)
 Headers = Mapping[bytes, bytes]

@@ -25,8 +25,8 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from attention_contract.errors import Cancelled
 from attention_service.api.access import AccessLog, Answered
-from attention_service.runtime.accuracy import RATIO_EDGES, Run
-from attention_service.runtime.later import Later
+from attention_service.runtime.planning.accuracy import RATIO_EDGES, Run
+from attention_service.runtime.scheduling.later import Later
 
 if TYPE_CHECKING:
     from attention_service.runtime.engine import Engine

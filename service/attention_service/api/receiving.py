@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Final, Self
 import numpy as np
 
 from attention_service.api.known import Known
-from attention_service.runtime.budget import Body
+from attention_service.runtime.scheduling.budget import Body
 
 if TYPE_CHECKING:
     from attention_service.api.connection import Connection

@@ -26,8 +26,8 @@ from attention_contract.tensors import DTYPES
 from attention_contract.wire import MEDIA_TYPES
 from attention_service import __version__
 from attention_service.api.serving import Call, serve
-from attention_service.core.cost import hardware
 from attention_service.core.registry import variants
+from attention_service.cost import hardware
 from attention_service.settings import Settings
 
 

@@ -19,10 +19,10 @@ from attention_contract.tensors import Array, TensorFault
 from attention_contract.validation import validate
 from attention_contract.wire import SAFETENSORS, dump_array, dump_json, to_body, to_json
 from attention_service.api import negotiation
-from attention_service.core.cost import Estimate
-from attention_service.runtime.outlines import inputs_of
-from attention_service.runtime.passes import Ended
-from attention_service.runtime.planning import Plan
+from attention_service.cost import Estimate
+from attention_service.runtime.binding.request_signature import inputs_of
+from attention_service.runtime.planning.planner import Plan
+from attention_service.runtime.scheduling.passes import Ended
 
 _COPIED: Final = 2**14
 """Up to this size it costs less to copy a body, so that it can be written to, than to tell torch that it can't."""

@@ -16,11 +16,11 @@ import psutil
 import torch
 
 from attention_service.core.attention import attend
-from attention_service.core.cost import Calibrated, Clock, Curves, Rates, Roofline
 from attention_service.core.types import Problem
+from attention_service.cost import Calibrated, Clock, Curves, Rates, Roofline
 from attention_service.runtime.calibration.typical import typical
-from attention_service.runtime.graphs import Graphs
-from attention_service.runtime.plans import Plans
+from attention_service.runtime.operations.graphs import Graphs
+from attention_service.runtime.planning.plan_cache import Plans
 
 _CGROUP_LIMITS = (Path("/sys/fs/cgroup/memory.max"), Path("/sys/fs/cgroup/memory/memory.limit_in_bytes"))
 _PROCESSORS = Path("/proc/cpuinfo")

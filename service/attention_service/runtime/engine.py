@@ -35,21 +35,22 @@ from attention_service.core.arrays import to_numpy
 from attention_service.modules import parameters
 from attention_service.modules.library import Library
 from attention_service.modules.resident import Module, making_bytes
-from attention_service.runtime import complexity, forward, gradients, hopfield, inspection
-from attention_service.runtime.accuracy import Accuracy
-from attention_service.runtime.budget import Budget
 from attention_service.runtime.calibration import stored
 from attention_service.runtime.calibration.background import measured
+from attention_service.runtime.calibration.recalibration import Recalibration
 from attention_service.runtime.calibration.sharing import turn
-from attention_service.runtime.complexity.subjects import Place
 from attention_service.runtime.device import BUDGET_SHARE, Device, give_back_freed_memory, warm_up
-from attention_service.runtime.drift import Drift
-from attention_service.runtime.execution import Execution
-from attention_service.runtime.jobs import Fields, Job
-from attention_service.runtime.later import Later
-from attention_service.runtime.passes import Seen, ran
-from attention_service.runtime.planning import quickly_planned
-from attention_service.runtime.recalibration import Recalibration
+from attention_service.runtime.operations import complexity, forward, gradients, hopfield
+from attention_service.runtime.operations import weights as inspection
+from attention_service.runtime.operations.complexity.subjects import Place
+from attention_service.runtime.planning.accuracy import Accuracy
+from attention_service.runtime.planning.drift import Drift
+from attention_service.runtime.planning.planner import quickly_planned
+from attention_service.runtime.scheduling.budget import Budget
+from attention_service.runtime.scheduling.execution import Execution
+from attention_service.runtime.scheduling.jobs import Fields, Job
+from attention_service.runtime.scheduling.later import Later
+from attention_service.runtime.scheduling.passes import Seen, ran
 
 RequestT = TypeVar("RequestT", bound=AttentionInputs)
 ResultT = TypeVar("ResultT")

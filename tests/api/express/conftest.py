@@ -10,9 +10,9 @@ from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 from attention_service.api import app as app_module
 from attention_service.api.connection import Connection
 from attention_service.api.express import Express
-from attention_service.runtime.direct import Direct
 from attention_service.runtime.engine import Engine
-from attention_service.runtime.execution import Execution
+from attention_service.runtime.operations.direct import Direct
+from attention_service.runtime.scheduling.execution import Execution
 from tests.api.express.talk import CONFIGS, ask, body_of, introduce
 from tests.api.talk import post
 from tests.conftest import live_server

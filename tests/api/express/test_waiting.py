@@ -9,7 +9,7 @@ import numpy as np
 
 from attention_service.api import problems
 from attention_service.api.connection import Connection
-from attention_service.runtime.direct import Direct
+from attention_service.runtime.operations.direct import Direct
 from tests.api.express.talk import ORDINARY, Wire, ask, body_of, introduce, message, output_of, same, soon, told
 from tests.api.talk import post, problem
 from tests.conftest import live_server

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from attention_contract.errors import Overloaded
-from attention_service.runtime.budget import Body
+from attention_service.runtime.scheduling.budget import Body
 from tests.api.express.talk import ORDINARY, Wire, ask, body_of, message, output_of, same, soon
 
 

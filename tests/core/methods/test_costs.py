@@ -13,7 +13,12 @@ from attention_contract.schemas.modules import Biases
 from attention_contract.spec import AttentionSpec
 from attention_service.core.attention import attend
 from attention_service.core.comparison import compare
-from attention_service.core.cost import (
+from attention_service.core.learned import learned_of
+from attention_service.core.methods import approximation_of
+from attention_service.core.methods.linear import rates_of
+from attention_service.core.multihead import Sizes, parameter_shapes, project, project_out
+from attention_service.core.types import Problem, Running
+from attention_service.cost import (
     Rates,
     Roofline,
     Workload,
@@ -27,12 +32,7 @@ from attention_service.core.cost import (
     peak_bytes,
     predicted_seconds,
 )
-from attention_service.core.cost.stand_ins import names_of
-from attention_service.core.learned import learned_of
-from attention_service.core.methods import approximation_of
-from attention_service.core.methods.linear import rates_of
-from attention_service.core.multihead import Sizes, parameter_shapes, project, project_out
-from attention_service.core.types import Problem, Running
+from attention_service.cost.stand_ins import names_of
 
 BIASES = Biases(q_proj=True, k_proj=True, v_proj=True, o_proj=True)
 CAUSAL = [spec.Causal()]

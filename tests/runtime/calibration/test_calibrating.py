@@ -12,13 +12,12 @@ import torch
 
 from attention_contract.schemas.attention import RawForwardRequest
 from attention_service import __main__ as command
-from attention_service.core.cost import Calibrated, Rates, Roofline
 from attention_service.core.masks import MASKS
 from attention_service.core.methods import METHODS
 from attention_service.core.normalizers import NORMALIZERS
 from attention_service.core.positions import POSITIONS
 from attention_service.core.scores import SCORES
-from attention_service.runtime.budget import Budget
+from attention_service.cost import Calibrated, Rates, Roofline
 from attention_service.runtime.calibration import background, calibrating, stored
 from attention_service.runtime.calibration.calibrating import Calibration, TooBusyError
 from attention_service.runtime.calibration.drawing import draw, kinds
@@ -27,6 +26,7 @@ from attention_service.runtime.calibration.recording import Recorder
 from attention_service.runtime.calibration.specs import Lengths, draw_spec
 from attention_service.runtime.device import Device
 from attention_service.runtime.engine import Engine
+from attention_service.runtime.scheduling.budget import Budget
 
 RATES = Rates(flops_per_s=1e10, bytes_per_s=1e10, overhead_s=1e-5)
 ROOM = 2**28
@@ -109,7 +109,7 @@ def test_a_bench_measures_requests_and_bodies():
 
 
 def test_the_recorder_answers_as_the_roofline_does():
-    from attention_service.core.cost import Workload
+    from attention_service.cost import Workload
 
     work, recorder = Workload(1, 64, 64, 2, 2, 16, 16, 4), Recorder(RATES)
     assert recorder.forward(work, "fused") == Roofline(RATES).forward(work, "fused")
@@ -130,7 +130,7 @@ def test_a_calibration_predicts_this_machine(short):
     assert isinstance(clock, Calibrated)
     assert clock.basis == "calibrated"
     here = replace(device(), clock=clock)
-    from attention_service.runtime import forward
+    from attention_service.runtime.operations import forward
 
     x = np.random.default_rng(0).standard_normal((1, 4, 32, 16), np.float32)
     job = forward.prepare(None, RawForwardRequest(query=x, key=x, value=x), here, ROOM)

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from attention_service.core.cost import Rates, Term
+from attention_service.cost import Rates, Term
 from attention_service.runtime.calibration.fitting import Point, fit
 
 RATES = Rates(flops_per_s=1e11, bytes_per_s=1e10, overhead_s=4e-5)

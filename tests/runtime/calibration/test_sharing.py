@@ -11,13 +11,13 @@ from itertools import islice
 import pytest
 import torch
 
-from attention_service.core.cost import Calibrated, Curves, Rates, Roofline
+from attention_service.cost import Calibrated, Curves, Rates, Roofline
 from attention_service.runtime import engine as engines
 from attention_service.runtime.calibration import sharing, stored
 from attention_service.runtime.calibration.calibrating import TooBusyError
+from attention_service.runtime.calibration.recalibration import Recalibration, growing_pauses
 from attention_service.runtime.device import Device
 from attention_service.runtime.engine import Engine
-from attention_service.runtime.recalibration import Recalibration, growing_pauses
 
 RATES = Rates(flops_per_s=1e10, bytes_per_s=1e10, overhead_s=1e-5)
 

@@ -5,8 +5,8 @@ import math
 import numpy as np
 import torch
 
-from attention_service.core.cost import Rates
-from attention_service.core.cost.curves import features
+from attention_service.cost import Rates
+from attention_service.cost.curves import features
 from attention_service.runtime.calibration.measuring import Bench
 from attention_service.runtime.calibration.typical import typical
 from attention_service.runtime.device import Device

@@ -120,7 +120,7 @@ class Approximation(Protocol):
         """Time and memory for one head and sequence of n tokens, as in ``n·d²`` and ``n·d``."""
 
     def letters(self) -> Mapping[str, str]:
-        """What the letters of ``orders`` stand for that mean something else here than in ``core.cost.letters``."""
+        """What the letters of ``orders`` stand for that mean something else here than in ``cost.letters``."""
 
     def carried(self, *, module: bool) -> frozenset[str] | None:
         """What a step of one query is sent, and gives back, in place of past keys and values: as in ``Extent.sent``.

@@ -6,9 +6,9 @@ from collections.abc import Awaitable, Callable
 from functools import partial
 from typing import Protocol, TypeVar
 
-from attention_service.runtime.budget import Budget
 from attention_service.runtime.calibration.calibrating import Calibration
 from attention_service.runtime.device import Device
+from attention_service.runtime.scheduling.budget import Budget
 
 ResultT = TypeVar("ResultT")
 

@@ -2,7 +2,7 @@
 
 import time
 
-from attention_service.core.cost import Calibrated, Rates
+from attention_service.cost import Calibrated, Rates
 from attention_service.runtime.calibration.fitting import Point, fit
 from attention_service.runtime.calibration.measuring import Bench
 from attention_service.runtime.calibration.typical import typical

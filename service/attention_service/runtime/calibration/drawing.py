@@ -20,8 +20,6 @@ from attention_contract.schemas.weights import RawWeightsRequest, WeightsRequest
 from attention_contract.spec import AttentionSpec
 from attention_contract.tensors import Array
 from attention_service.core.arrays import TORCH_DTYPES, to_numpy, to_torch
-from attention_service.core.cost import Workload
-from attention_service.core.cost.tiles import counted_as
 from attention_service.core.kernels import KERNELS, unsuitable
 from attention_service.core.learned import learned_of
 from attention_service.core.methods import approximation_of
@@ -29,6 +27,8 @@ from attention_service.core.methods.limits import check_spec
 from attention_service.core.multihead import Sizes, parameter_shapes
 from attention_service.core.positions import check_position
 from attention_service.core.types import Widths, added_keys
+from attention_service.cost import Workload
+from attention_service.cost.tiles import counted_as
 from attention_service.modules.resident import Module, complete
 from attention_service.runtime.calibration.specs import LONGEST, SHORTEST, Lengths, approximations, between, draw_spec
 

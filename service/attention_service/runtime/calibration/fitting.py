@@ -9,8 +9,8 @@ from types import MappingProxyType
 import numpy as np
 from numpy.typing import NDArray
 
-from attention_service.core.cost import Calibrated, Curves, Rates, Spread, Term
-from attention_service.core.cost.curves import features, guess
+from attention_service.cost import Calibrated, Curves, Rates, Spread, Term
+from attention_service.cost.curves import features, guess
 
 Numbers = NDArray[np.float64]
 

@@ -16,16 +16,17 @@ from attention_contract.schemas.hopfield import HopfieldRequest
 from attention_contract.schemas.weights import WeightsRequest
 from attention_contract.tensors import Encoding
 from attention_contract.wire import JSON, SAFETENSORS, from_body, to_body
-from attention_service.core.cost import Rates, Roofline, Term, Workload
-from attention_service.core.cost.terms import FORMS, Form, reading_terms, transfer_terms, writing_terms
-from attention_service.runtime import forward, gradients, hopfield, inspection
+from attention_service.cost import Rates, Roofline, Term, Workload
+from attention_service.cost.terms import FORMS, Form, reading_terms, transfer_terms, writing_terms
 from attention_service.runtime.calibration.drawing import Drawn, Kind, draw, kinds
 from attention_service.runtime.calibration.fitting import Point
 from attention_service.runtime.calibration.probing import Probe
 from attention_service.runtime.calibration.recording import Recorder
 from attention_service.runtime.calibration.specs import approximations, between
 from attention_service.runtime.device import Device
-from attention_service.runtime.jobs import Job
+from attention_service.runtime.operations import forward, gradients, hopfield
+from attention_service.runtime.operations import weights as inspection
+from attention_service.runtime.scheduling.jobs import Job
 
 RUNS, ENOUGH_S = 3, 0.003
 """Of each request at most, and seconds after which they suffice: more requests tell more than more runs of one."""

@@ -2,8 +2,8 @@
 
 from dataclasses import dataclass, field
 
-from attention_service.core.cost import Estimate, Retrieval, Roofline, Term, Workload
-from attention_service.core.cost.terms import forward_terms, gradient_terms, inspection_terms, retrieval_terms
+from attention_service.cost import Estimate, Retrieval, Roofline, Term, Workload
+from attention_service.cost.terms import forward_terms, gradient_terms, inspection_terms, retrieval_terms
 
 
 @dataclass(frozen=True)

@@ -20,7 +20,7 @@ from typing import Annotated, Any, Final
 import torch
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
-from attention_service.core.cost import Calibrated, Curves, Rates, Spread
+from attention_service.cost import Calibrated, Curves, Rates, Spread
 from attention_service.modules.store import sync
 from attention_service.runtime.device import Device
 

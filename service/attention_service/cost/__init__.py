@@ -1,0 +1,111 @@
+"""The cost model: FLOPs, bytes and seconds of one attention, counted from its sizes before anything is allocated.
+
+The estimate that is reported is the one by which a request is admitted and its kernel chosen.
+"""
+
+from attention_service.core.tape import Traffic
+from attention_service.cost.approximate import decode_step, exactly, plainly, sent_always
+from attention_service.cost.calibrated import Calibrated, Spread
+from attention_service.cost.clock import Basis, Clock, Estimate, Roofline
+from attention_service.cost.curves import Curves
+from attention_service.cost.flops import (
+    SECOND_PASSES,
+    backward_flops,
+    backward_pass,
+    flops,
+    forward_pass,
+    pair_count,
+)
+from attention_service.cost.gradient_memory import (
+    gradient_peak_bytes,
+    gradient_phases,
+)
+from attention_service.cost.growth import growth, memory_order, time_order
+from attention_service.cost.hardware import Datasheet, Hardware
+from attention_service.cost.inspection_memory import inspection_peak_bytes
+from attention_service.cost.letters import LETTERS
+from attention_service.cost.memory import memory_phases, peak_bytes
+from attention_service.cost.phases import Phase
+from attention_service.cost.report import cost_of
+from attention_service.cost.retrieval import (
+    Retrieval,
+    predicted_retrieval_seconds,
+    retrieval_flops,
+)
+from attention_service.cost.retrieval_memory import retrieval_peak_bytes
+from attention_service.cost.tensors import (
+    input_bytes,
+    kv_cache_bytes,
+    kv_cache_bytes_per_token,
+    output_bytes,
+    parameter_count,
+    tap_elements,
+)
+from attention_service.cost.terms import Term
+from attention_service.cost.tiles import touched
+from attention_service.cost.time import (
+    Rates,
+    executed_backward_flops,
+    executed_flops,
+    moved_bytes,
+    predicted_gradient_seconds,
+    predicted_seconds,
+)
+from attention_service.cost.traffic import gradient_traffic, traffic
+from attention_service.cost.workload import DIMENSIONS, Workload
+
+__all__ = [
+    "DIMENSIONS",
+    "LETTERS",
+    "SECOND_PASSES",
+    "Basis",
+    "Calibrated",
+    "Clock",
+    "Curves",
+    "Datasheet",
+    "Estimate",
+    "Hardware",
+    "Phase",
+    "Rates",
+    "Retrieval",
+    "Roofline",
+    "Spread",
+    "Term",
+    "Traffic",
+    "Workload",
+    "backward_flops",
+    "backward_pass",
+    "cost_of",
+    "decode_step",
+    "exactly",
+    "executed_backward_flops",
+    "executed_flops",
+    "flops",
+    "forward_pass",
+    "gradient_peak_bytes",
+    "gradient_phases",
+    "gradient_traffic",
+    "growth",
+    "input_bytes",
+    "inspection_peak_bytes",
+    "kv_cache_bytes",
+    "kv_cache_bytes_per_token",
+    "memory_order",
+    "memory_phases",
+    "moved_bytes",
+    "output_bytes",
+    "pair_count",
+    "parameter_count",
+    "peak_bytes",
+    "plainly",
+    "predicted_gradient_seconds",
+    "predicted_retrieval_seconds",
+    "predicted_seconds",
+    "retrieval_flops",
+    "retrieval_peak_bytes",
+    "sent_always",
+    "tap_elements",
+    "time_order",
+    "touched",
+    "traffic",
+]

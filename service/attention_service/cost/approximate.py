@@ -1,0 +1,125 @@
+"""What a method that approximates costs: its own arithmetic, and around it what every attention has."""
+
+from dataclasses import replace
+
+from attention_contract.schemas.complexity import StageFlops
+from attention_contract.spec import Exact
+from attention_service.core.apart import separate_positions
+from attention_service.core.methods import Approximation, Extent, MethodCost, approximation_of
+from attention_service.cost.encoding import token_flops
+from attention_service.cost.pairs import reach_of, score_cost
+from attention_service.cost.tensors import projections
+from attention_service.cost.workload import Workload
+
+
+def approximated(work: Workload) -> Approximation | None:
+    """What computes a workload's method where that is not exact."""
+    return approximation_of(work.spec)
+
+
+def exactly(work: Workload) -> Workload:
+    """The same attention, exact: what an approximation is compared with. It has no gates, states or learned mixing."""
+    spec = work.spec.model_copy(update={"method": Exact()})
+    sizes = None if work.sizes is None else replace(work.sizes, spec=spec)
+    return replace(work, spec=spec, sizes=sizes, sent=frozenset(), fine_gate=False, reported=False)
+
+
+def plainly(work: Workload) -> Workload:
+    """The same with the output alone returned."""
+    if work.taps == {"output"} and work.selected_heads is None and work.selected_queries is None:
+        return work
+    return replace(work, taps=frozenset({"output"}), selected_heads=None, selected_queries=None)
+
+
+def reach_in(work: Workload) -> int:
+    """Query i sees the keys up to i + reach; K and more where there is no mask."""
+    reach = reach_of(replace(work, batched_offsets=False))  # unequal ones are refused, equal ones unknown beforehand
+    return work.queries + work.keys if reach is None else reach
+
+
+def decode_step(work: Workload) -> Workload | None:
+    """One query and one new key of each sequence, so that as many keys are there at its end; None where none can be.
+
+    Past keys and values come with it, or the state that they left.
+    """
+    method = approximated(work)
+    carried = frozenset() if method is None else method.carried(module=work.sizes is not None)
+    if carried is None or separate_positions(work.spec.masks):  # a past holds one projection only
+        return None
+    return replace(work, queries=1, keys=1, past=0, sent=carried) if carried else work.decode
+
+
+def sent_always(work: Workload) -> frozenset[str]:
+    """What a method needs of every request beside its tokens: gate and β of raw attention."""
+    method = approximated(work)
+    carried = None if method is None else method.carried(module=work.sizes is not None)
+    return (carried or frozenset()) & {"gate", "beta"}
+
+
+def method_cost(work: Workload) -> MethodCost:
+    """What the method itself says."""
+    method = approximated(work)
+    if method is None:
+        raise ValueError("exact attention is counted by its kernels")
+    extent = Extent(
+        batch=work.batch,
+        queries=work.queries,
+        keys=work.keys,
+        heads=work.heads,
+        kv_heads=work.kv_heads,
+        head_dim=work.head_dim,
+        value_dim=work.value_dim,
+        reach=reach_in(work),
+        padded=work.padded,
+        sent=work.sent,
+        fine_gate=work.fine_gate,
+        d_model=None if work.sizes is None else work.sizes.d_model,
+        new_keys=work.new_keys,
+    )
+    return method.cost(extent)
+
+
+def method_flops(work: Workload, *, backward: bool) -> StageFlops:
+    """One pass; ``scores`` are the products with queries and keys, ``normalizer`` what is elementwise."""
+    counted = method_cost(work)
+    one = counted.backward if backward else counted.forward
+    times = 2 if backward else 1
+    products, others = _of_score(work)
+    into, out = projections(work)
+    position = token_flops(work)[backward]
+    return StageFlops(
+        projections=times * (into + counted.projections),
+        position=position,
+        scores=one.scores + times * products,
+        normalizer=one.elementwise + times * others,
+        values=one.values,
+        output_projection=times * out,
+        matmul=times * (into + out + products + counted.projections) + one.scores + one.values,
+        total=times * (into + out + products + others + counted.projections)
+        + position + one.scores + one.values + one.elementwise,
+    )  # fmt: skip
+
+
+def method_order(work: Workload, dimension: str, *, memory: bool) -> str:
+    """The method's own order in the tokens, and the projections'."""
+    method = approximated(work)
+    if method is None:
+        raise ValueError("exact attention has an order of its kernels")
+    tokens = "b·n" if dimension == "batch" else "n"
+    time, held = method.orders()
+    if memory:
+        return f"O({held.replace('n', tokens)} + {tokens}·d)"
+    projecting = f" + {tokens}·d²" if work.sizes is not None and dimension != "past" else ""
+    return f"O({time.replace('n', tokens)}{projecting})"
+
+
+def _of_score(work: Workload) -> tuple[int, int]:
+    """What the score takes for queries and keys: matrix products, and the rest. A linear method has none of its own."""
+    if work.spec.method.name == "linear":
+        return 0, 0
+    score = score_cost(work)
+    queries, keys = work.batch * work.heads * work.queries, work.batch * work.kv_heads * work.keys
+    return (
+        queries * score.query_products + keys * score.key_products,
+        queries * score.query_flops + keys * score.key_flops,
+    )

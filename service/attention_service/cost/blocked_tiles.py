@@ -1,0 +1,181 @@
+"""The tiles of the blocked kernel that may be its largest: found by going through them, before anything is computed."""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from functools import lru_cache
+from operator import ge
+from typing import NamedTuple
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from attention_service.core.bands import Band
+from attention_service.core.kernels.hiding import KEPT, Likeness
+from attention_service.core.kernels.tiling import Block, Layout, Piece, Strip, Tiling
+from attention_service.core.masks import FAR, pattern_of
+from attention_service.cost.tiles import sequences, tiling_of, touched, whole_rows
+from attention_service.cost.workload import Workload
+
+_MOST_BLOCKS = 24
+"""Beyond so many, some of them stand for all: the first and the last, the widest and others between."""
+_FEW = 4
+_LOOKED_AT = 2**15
+"""Cells of all blocks: beyond so many, the widest are not looked for."""
+_MOST_FIRSTS = 8
+"""The same of places at which sequences stand."""
+MOST_CELLS = 1024
+"""Of a block: beyond so many its tiles are bounded, and not gone through."""
+
+
+class Tile(NamedTuple):
+    """What a tile's memory depends on, each the more the larger."""
+
+    queries: int
+    keys: int
+    spans: int
+    """Stretches of keys that do not touch: of more than one, keys and values are put together."""
+    follows: bool
+    """Whether a tile of the same queries came before, whose sums are there."""
+    remembered: int
+    """Pairs whose limits are there from tiles before."""
+    limits: int
+    """Pairs whose limits are there once this one is hidden."""
+    passing: int
+    """Pairs of the largest piece whose limits are laid out for it and not remembered."""
+    fresh: int
+    """Pairs of the largest piece whose limits are laid out for it."""
+    masked: bool
+    """Whether anything of it is hidden."""
+
+
+class Found(NamedTuple):
+    """A tile, and where it is."""
+
+    tile: Tile
+    first: int
+    """Where the first query stands."""
+    block: Block
+    """Of this tile and the one before it alone."""
+
+
+def largest_tiles(work: Workload) -> tuple[int, tuple[Found, ...]]:
+    """The sequences that are looked at together, and the tiles of which none is as large as another in everything."""
+    fitted, rows_whole = tiling_of(work), whole_rows(work)
+    at_once = min(work.batch, sequences(work, fitted))
+    keys = work.met_keys
+    if not work.spec.masks:
+        return at_once, _dense(replace(work, keys=keys + work.extra), fitted, rows_whole=rows_whole)
+    if keys > MOST_CELLS * fitted.cell:
+        return at_once, _bounded(work, fitted, rows_whole=rows_whole)
+    pattern = pattern_of(work.spec.masks, work.queries, work.told_keys, work.past)
+    layout = Layout(pattern, work.past, work.queries, keys, work.extra)
+    firsts = [work.past] * min(2, -(-work.batch // max(at_once, 1)))
+    if work.batched_offsets:  # where they are not known, each is another
+        places = work.offsets or range(work.past, work.past + min(work.batch, _MOST_FIRSTS))
+        firsts = [max(-FAR, min(offset, FAR)) for offset in places]
+    return at_once, _tiles(layout, _seldom(firsts), fitted, rows_whole=rows_whole)
+
+
+def _dense(work: Workload, tiling: Tiling, *, rows_whole: bool) -> tuple[Found, ...]:
+    """Every block looks at every key."""
+    queries, keys = min(tiling.queries, work.queries), work.keys
+    if rows_whole:
+        queries = min(queries, max(1, tiling.scores // max(1, keys)))
+    else:
+        keys = min(keys, tiling.keys)
+    strips = [Strip((Piece(0, keys, masked=False),))] if keys else []
+    follows = min(keys, work.keys - keys)
+    if follows:
+        strips.append(Strip((Piece(keys, keys + follows, masked=False),)))
+    tile = Tile(queries, keys, 1, follows > 0, 0, 0, 0, 0, masked=False)
+    return (Found(tile, work.past, Block(0, queries, tuple(strips))),)
+
+
+def _bounded(work: Workload, tiling: Tiling, *, rows_whole: bool) -> tuple[Found, ...]:
+    """One as large as any can be, where there are too many to go through."""
+    seen = touched(work)
+    ((dense, *_),) = _dense(replace(work, keys=seen.widest), tiling, rows_whole=rows_whole)
+    # Along each edge a piece as wide as the block and a cell more; those of one edge all look the same.
+    piece = min(dense.queries * dense.keys, dense.queries * (dense.queries + tiling.cell))
+    pattern = pattern_of(work.spec.masks, work.queries, work.told_keys, work.past)
+    bands = [part for part in pattern.parts() if isinstance(part, Band)]
+    edges = sum((band.low is not None) + (band.high is not None) for band in bands)
+    limits = min(KEPT * tiling.largest, max(edges, 1) * piece)
+    spans, follows = 2 if pattern.bounds.strips else 1, seen.strips > seen.blocks
+    tile = Tile(dense.queries, dense.keys, spans, follows, limits, limits, 0, piece, masked=True)
+    edge = piece // max(dense.queries, 1)
+    pieces = [Piece(0, edge, masked=True)]
+    if dense.keys > edge:
+        apart = edge + (spans > 1)
+        pieces.append(Piece(apart, min(apart + dense.keys - edge, work.keys), masked=False))
+    return (Found(tile, work.past, Block(0, dense.queries, (Strip(tuple(pieces)),) * (1 + follows))),)
+
+
+def _seldom(firsts: Sequence[int]) -> tuple[int, ...]:
+    """Of equal ones two, since the second finds what the first has left; of many some, the outermost among them."""
+    few = sorted({*firsts})
+    if len(few) > _MOST_FIRSTS:
+        few = [few[index * (len(few) - 1) // (_MOST_FIRSTS - 1)] for index in range(_MOST_FIRSTS)]
+    return tuple(first for first in few for _ in range(min(2, firsts.count(first))))
+
+
+@lru_cache(maxsize=64)
+def _tiles(layout: Layout, firsts: tuple[int, ...], tiling: Tiling, *, rows_whole: bool) -> tuple[Found, ...]:
+    likeness = Likeness(layout.pattern, tiling.largest)
+    found: dict[Tile, Found] = {}
+    starts = range(0, layout.queries, tiling.queries)
+    for index, first in enumerate(firsts):
+        here = replace(layout, first=first)
+        again = index > 0 and first == firsts[index - 1]
+        chosen, kinds = _some(here, tiling, starts[:_FEW] if again else starts)
+        for start, pieces in zip(chosen, here.pieces(kinds, tiling.cell), strict=True):
+            stop = min(start + tiling.queries, layout.queries)
+            for block in here.cut(pieces, start, stop, tiling, whole_rows=rows_whole):
+                found |= {each.tile: each for each in _of_block(block, first, likeness)}
+    return tuple(found[tile] for tile in _undominated({*found}))
+
+
+def _some(layout: Layout, tiling: Tiling, starts: range) -> tuple[list[int], NDArray[np.int8]]:
+    """The first queries of no more blocks than there is time for, and what is known of their cells."""
+    chosen = [*range(len(starts))]
+    whole = len(starts) * -(-layout.keys // tiling.cell) <= _LOOKED_AT
+    kinds = _kinds(layout, tiling, starts) if whole else None
+    if len(starts) > _MOST_BLOCKS:
+        between = [index * len(starts) // _FEW for index in range(_FEW)]
+        widest = [] if kinds is None else np.argsort(-(kinds > 0).sum(1), kind="stable")[:_FEW].tolist()
+        chosen = sorted({*chosen[:_FEW], *chosen[-_FEW:], *between, *widest})
+    if kinds is None:
+        return [starts[index] for index in chosen], _kinds(layout, tiling, [starts[index] for index in chosen])
+    return [starts[index] for index in chosen], kinds[chosen]
+
+
+def _kinds(layout: Layout, tiling: Tiling, starts: Sequence[int]) -> NDArray[np.int8]:
+    return layout.kinds_of(tiling, torch.tensor([*starts], dtype=torch.int64), layout.queries)
+
+
+def _of_block(block: Block, first: int, likeness: Likeness) -> Iterator[Found]:
+    queries = block.stop - block.start
+    rows = block.start + first, block.stop + first
+    for index, strip in enumerate(block.strips):
+        before, fresh, passing = likeness.held, 0, 0
+        for piece in strip.pieces:
+            if piece.masked:
+                key, new, _ = likeness.remember(rows, (piece.start, piece.stop))
+                size = queries * (piece.stop - piece.start)
+                fresh = max(fresh, size if new else 0)
+                passing = max(passing, size if key is None else 0)
+        masked = any(piece.masked for piece in strip.pieces)
+        tile = Tile(queries, strip.width, len(strip.spans), index > 0, before, likeness.held, passing, fresh, masked)
+        yield Found(tile, first, replace(block, strips=block.strips[max(index - 1, 0) : index + 1]))
+    if not block.strips:
+        yield Found(Tile(queries, 0, 0, False, likeness.held, likeness.held, 0, 0, masked=False), first, block)
+
+
+def _undominated(found: set[Tile]) -> list[Tile]:
+    """Those that no other exceeds in everything."""
+    kept: list[Tile] = []
+    for tile in sorted(found, reverse=True):
+        if not any(all(map(ge, other, tile)) for other in kept):
+            kept.append(tile)
+    return kept

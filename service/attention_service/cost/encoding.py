@@ -1,0 +1,77 @@
+"""What position encodings and the norm of queries and keys cost: work on each token, and the bias of each pair."""
+
+from dataclasses import dataclass
+
+from attention_service.core.positions import POSITIONS, PositionCost
+from attention_service.cost.workload import Workload, once
+
+
+@dataclass(frozen=True)
+class Role:
+    """A tensor that an encoding is added to."""
+
+    tokens: int
+    vectors: int
+    """How many vectors it holds: one for each token of the batch, or one for each head of each of them."""
+    width: int
+
+
+@once
+def position_cost(work: Workload, width: int = 0) -> PositionCost:
+    """What the spec's encoding says that it costs; width is that of what it is added to."""
+    return POSITIONS.of(work.spec.position).cost(work.head_dim, width)
+
+
+def roles(work: Workload) -> list[Role]:
+    """The tensors that an encoding is added to: one that stands in several roles at the same places counts once."""
+    apart = not same_places(work)
+    keys = "key" in work.inputs or apart
+    if work.sizes is None:
+        both = [Role(work.queries, work.batch * work.heads * work.queries, work.head_dim)]
+        return both + [Role(work.new_keys, work.batch * work.kv_heads * work.new_keys, work.head_dim)] * keys
+    query, key, value = work.sizes.inputs
+    told = [Role(work.queries, work.batch * work.queries, query)]
+    told += [Role(work.new_keys, work.batch * work.new_keys, key)] * keys
+    return told + [Role(work.new_keys, work.batch * work.new_keys, value)] * ("value" in work.inputs)
+
+
+def same_places(work: Workload) -> bool:
+    """Whether queries and new keys are known to stand at the same places."""
+    return work.queries == work.new_keys and not work.batched_offsets
+
+
+def tabled_places(work: Workload) -> int:
+    """How many places what is turned goes by: those of the queries, and of the new keys where they are others."""
+    rows = work.batch if work.batched_places else 1
+    return rows * (work.queries + (0 if same_places(work) else work.new_keys))
+
+
+def token_traffic(work: Workload) -> int:
+    """Bytes read and written for all tokens: a sum moves three tensors, a norm and a turn take four steps each."""
+    wide = max(work.itemsize, 4)
+    numbers = sum(role.vectors * role.width for role in roles(work) if position_cost(work, role.width).added)
+    made = work.batch * (work.heads * work.queries + work.kv_heads * work.new_keys) * work.head_dim
+    steps = 4 * (work.spec.qk_norm is not None) + 4 * (position_cost(work).turned > 0)
+    return 3 * numbers * work.itemsize + 2 * steps * made * wide
+
+
+def token_flops(work: Workload) -> tuple[int, int]:
+    """For all tokens, forward and backward: adding, norming and turning.
+
+    The norm takes 4 for each number (square, sum, scale, weigh) and 3 for each mean; backward, 8 for each number:
+    its gradient by way of the scale 6, that of the weight 2.
+    """
+    added = 0
+    rows = work.batch if work.batched_places else 1
+    for role in roles(work):
+        cost = position_cost(work, role.width)
+        added += role.vectors * cost.added + (rows * role.tokens * cost.place if cost.added else 0)
+    cost = position_cost(work)
+    vectors = work.batch * (work.heads * work.queries + work.kv_heads * work.new_keys)
+    turned = vectors * cost.turned
+    table = tabled_places(work) * cost.place if cost.turned else 0
+    normed = normed_back = 0
+    if work.spec.qk_norm is not None:
+        means = vectors if work.spec.qk_norm.over == "head" else work.batch * (work.queries + work.new_keys)
+        normed, normed_back = 4 * vectors * work.head_dim + 3 * means, 8 * vectors * work.head_dim
+    return added + normed + table + turned, normed_back + turned

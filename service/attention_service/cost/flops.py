@@ -1,0 +1,152 @@
+"""Floating-point operations by stage, forward and backward.
+
+A matrix product of ``[m, k]`` by ``[k, n]`` is 2·m·k·n. That leaves room for a bias: k products need k − 1 additions,
+and the bias is the k-th. What is left out: the additions by which gradients of one tensor in several roles, or of
+biases, are summed (less than one in the width of the model).
+"""
+
+from attention_contract.schemas.complexity import PassFlops, StageFlops
+from attention_contract.spec import Softmax
+from attention_service.core.masks import allowed_pairs
+from attention_service.cost.approximate import approximated, method_flops
+from attention_service.cost.encoding import position_cost, token_flops
+from attention_service.cost.pairs import normalizer_cost, score_cost
+from attention_service.cost.tensors import projections
+from attention_service.cost.workload import Workload
+
+
+def flops(work: Workload, *, masked: bool) -> StageFlops:
+    """One forward pass, over every pair or over those that the spec's masks allow.
+
+    Scores: the matrix products that the score says it takes for pairs, queries and keys. Queries that are projected
+    apart count twice, with scores and values: once like their neighbours, and once with what they see.
+
+    Normalizer, for each pair of each head: what else the score takes (a scale 1); softcap 3 (divide, tanh, multiply);
+    masks 1 (add); temperature 1 (divide, unless 1); softmax 5 (maximum, subtract, exp, sum, divide), or what another
+    normalizer says that it takes; dropout 1 (divide). And what else the score takes for each query and key.
+
+    Position: what the encoding and the norm of queries and keys take for each token, and a bias for each pair.
+
+    A method that approximates says itself what it takes, whatever ``masked``.
+    """
+    if approximated(work) is not None:
+        return method_flops(work, backward=False)
+    pairs = pair_count(work, masked=masked) * work.heads
+    project_in, project_out = projections(work)
+    products, others = _of_tokens(work)
+    return _stages(
+        projections=project_in,
+        position=token_flops(work)[0] + pairs * position_cost(work).pair,
+        scores=(pairs + _apart_pairs(work)) * score_cost(work).pair_products + products,
+        normalizer=pairs * (_before_normalizer(work) + normalizer_cost(work).flops + work.dropped) + others,
+        values=2 * (pairs + _apart_pairs(work)) * work.value_dim,
+        output_projection=project_out,
+    )
+
+
+def backward_flops(work: Workload, *, masked: bool, fused: bool) -> StageFlops:
+    """The gradients with respect to inputs and parameters: each matrix product of the forward pass becomes two.
+
+    A projection is done once for each of them that gradients are with respect to; what is between always becomes two.
+
+    Normalizer, for each pair of each head: softmax 4 (w·∂w, its sum over the keys, subtract, multiply by w), or what
+    another says that it takes; what the score says, a scale 1; temperature 1; softcap 5 (multiply, square, subtract,
+    multiply, divide); dropout 1. And twice what the score takes for each query and key.
+
+    A fused kernel keeps no weights and recomputes them from the scores: one product, scale, softcap, masks and
+    temperature as in the forward pass, and 2 for exp(s − lse). It finds Σ w·∂w from the output instead, with 2·V for
+    each query, which leaves 2 of the softmax's 4 for each pair. Source: Dao et al. 2022, algorithm 4. Of
+    another normalizer, which no fused kernel here computes, the whole would have to be repeated.
+    """
+    if approximated(work) is not None:
+        return method_flops(work, backward=True)
+    pairs = pair_count(work, masked=masked) * work.heads
+    normalizer = normalizer_cost(work)
+    score = score_cost(work)
+    per_pair = normalizer.backward_flops + score.pair_backward_flops + _tempered(work) + work.dropped
+    per_pair += 5 if work.spec.softcap is not None else 0
+    per_row = 0
+    if fused:
+        per_pair += _before_normalizer(work)
+        if isinstance(work.spec.normalizer, Softmax):
+            per_row = 2 * work.value_dim  # for each pair, the 2 that this saves are spent on exp(s − lse)
+        else:
+            per_pair += normalizer.flops
+    project_in, project_out = projections(work)
+    products, others = _of_tokens(work)
+    backward = score.pair_backward_products
+    backward = 2 * score.pair_products if backward is None else backward
+    again = score.pair_products if fused else 0
+    return _stages(
+        projections=len(work.wrt) * project_in,
+        position=token_flops(work)[1] + pairs * position_cost(work).pair_backward,
+        scores=(pairs + _apart_pairs(work)) * (backward + again) + 2 * products,
+        normalizer=pairs * per_pair + work.batch * work.heads * work.queries * per_row + 2 * others,
+        values=4 * (pairs + _apart_pairs(work)) * work.value_dim,
+        output_projection=(1 + ("parameters" in work.wrt)) * project_out,
+    )
+
+
+SECOND_PASSES = 2
+"""Backward passes that the gradient of gradients is worth. The four products of the attention's own have six factors
+beside ∂L/∂output, which is given, and the way back from the weights to q and k takes two products more."""
+
+
+def forward_pass(work: Workload) -> PassFlops:
+    """The forward pass over all pairs and over the allowed ones."""
+    return PassFlops(dense=flops(work, masked=False), masked=flops(work, masked=True))
+
+
+def backward_pass(work: Workload, *, fused: bool) -> PassFlops:
+    """The backward pass over all pairs and over the allowed ones."""
+    return PassFlops(
+        dense=backward_flops(work, masked=False, fused=fused), masked=backward_flops(work, masked=True, fused=fused)
+    )
+
+
+def pair_count(work: Workload, *, masked: bool) -> int:
+    """Query-key pairs of one head over the batch; ``masked``: those that the spec's masks allow, at the offset P."""
+    if not masked or not work.spec.masks:
+        return work.pairs
+    allowed = allowed_pairs(work.spec.masks, work.queries, work.told_keys, past=work.past)
+    return work.batch * (allowed + work.queries * work.extra)
+
+
+def _apart_pairs(work: Workload) -> int:
+    """Pairs that are gone through once more, for queries that are projected apart."""
+    return work.batch * work.heads * work.apart * work.keys
+
+
+def _of_tokens(work: Workload) -> tuple[int, int]:
+    """What the score takes for queries and keys, whatever the pairs: matrix products, and the rest."""
+    score = score_cost(work)
+    queries = work.batch * work.heads * work.queries
+    keys = work.batch * (work.heads if score.by_query_head else work.kv_heads) * work.keys
+    products = queries * score.query_products + keys * score.key_products
+    return products, queries * score.query_flops + keys * score.key_flops
+
+
+def _tempered(work: Workload) -> int:
+    return int(work.spec.normalizer.temperature != 1)
+
+
+def _before_normalizer(work: Workload) -> int:
+    softcap = 3 if work.spec.softcap is not None else 0
+    masks = int(bool(work.spec.masks) or work.request_mask_elements > 0)
+    return score_cost(work).pair_flops + softcap + masks + _tempered(work)
+
+
+def _stages(
+    *, projections: int, position: int, scores: int, normalizer: int, values: int, output_projection: int
+) -> StageFlops:
+    matmul = projections + scores + values + output_projection
+    return StageFlops(
+        projections=projections,
+        position=position,
+        scores=scores,
+        normalizer=normalizer,
+        values=values,
+        output_projection=output_projection,
+        matmul=matmul,
+        total=matmul + position + normalizer,
+    )

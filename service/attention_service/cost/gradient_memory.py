@@ -1,0 +1,78 @@
+"""Peak memory of gradients: gone through on the meta device, as a server answers them.
+
+What of a graph is freed when is a matter of the order in which it is gone through, and of a graph of a graph more so.
+"""
+
+from collections.abc import Sequence
+
+from attention_service.cost.approximate import approximated
+from attention_service.cost.gradient_rehearsal import rehearsed
+from attention_service.cost.pairs import fused_masks
+from attention_service.cost.phases import Phase, peak_of
+from attention_service.cost.pieces import by_pieces
+from attention_service.cost.rehearsal import LARGEST
+from attention_service.cost.stand_ins import long_enough, names_of
+from attention_service.cost.tensors import input_bytes
+from attention_service.cost.tiles import counted_as
+from attention_service.cost.workload import Workload, remembered
+
+_TIMES = 2
+"""What is known at once tells enough where it is so many times the room."""
+
+
+def gradient_peak_bytes(
+    work: Workload,
+    kernel: str,
+    names: Sequence[str] | None = None,
+    *,
+    twice: bool = False,
+    checked: bool = False,
+    room: int = LARGEST,
+) -> int:
+    """The most that gradients with respect to these names hold at a time, beyond the resident parameters.
+
+    As ``gradient_phases`` has it. Where it is known at once that they need far more than ``room``, in bytes, only that
+    is told.
+    """
+    least = _least(work, kernel)
+    if least > _TIMES * min(room, LARGEST):
+        return least
+    return peak_of(gradient_phases(work, kernel, names, twice=twice, checked=checked))
+
+
+def gradient_phases(
+    work: Workload,
+    kernel: str,
+    names: Sequence[str] | None = None,
+    *,
+    twice: bool = False,
+    checked: bool = False,
+) -> tuple[Phase, ...]:
+    """What is held in each phase of a forward and a backward pass, by a kernel or, whatever it is called, a method.
+
+    names: with respect to what; None for everything that comes in and is learned. ``twice``: the gradients are
+    differentiated again, along a direction of each; ``checked``: held against central differences in float64. Taps that
+    are returned beside the gradients are computed again once the graph is gone.
+    """
+    return _phases(work, kernel, None if names is None else tuple(names), twice, checked)
+
+
+@remembered
+def _phases(
+    work: Workload, kernel: str, names: tuple[str, ...] | None, twice: bool, checked: bool
+) -> tuple[Phase, ...]:
+    work = long_enough(work)
+    least = _least(work, kernel)
+    if least > _TIMES * LARGEST:
+        return (Phase("attention", {"workspace": least}),)
+    at = names_of(work) if names is None else names
+    held = by_pieces(work, lambda piece: rehearsed(piece, kernel, at, twice, checked), twice=twice)
+    return tuple(Phase(name, tensors) for name, tensors in held.items())
+
+
+def _least(work: Workload, kernel: str) -> int:
+    """What is known at once: what is sent, and of an exact kernel a matrix of scores or the masks."""
+    if approximated(work) is not None or counted_as(kernel) == "blocked":
+        return input_bytes(work)
+    masks, scores = fused_masks(work).combined, work.pairs * work.heads * (kernel == "materialized")
+    return input_bytes(work) + work.itemsize * max(masks, scores)

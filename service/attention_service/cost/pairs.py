@@ -1,0 +1,141 @@
+"""Which tensors over query-key pairs a request makes: its masks, and the dtypes of its scores and weights."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from math import prod
+
+from attention_contract.spec import Mask
+from attention_service.core.bands import Band
+from attention_service.core.masks import pattern_of
+from attention_service.core.normalizers import NORMALIZERS, PairCost
+from attention_service.core.patterns import making
+from attention_service.core.scores import SCORES, ScoreCost
+from attention_service.cost.workload import Workload, once
+
+SCORE_TAPS = frozenset({"scores", "capped_scores", "masked_scores"})
+PAIR_TAPS = SCORE_TAPS | {"weights", "lse"}
+"""Taps for which every score of the selected heads and queries is needed."""
+_ITEMSIZE = {"float16": 2, "bfloat16": 2, "float32": 4, "float64": 8}
+
+
+@dataclass(frozen=True)
+class Masks:
+    """Elements of every mask of a request, once it is broadcast; none of them has been made."""
+
+    spec: int
+    """Of what the spec's masks allow: Q · K, for each row of the batch where they stand at different places."""
+    bias: int
+    """Of the request's own mask, where it is added; 0 where it is boolean."""
+    together: int
+    """Of all boolean ones together."""
+    combined: int
+    """Of all together, the bias included."""
+    building: int
+    """The most that are held at a time while the spec's masks are evaluated; 0 where they take none over pairs."""
+    several: bool = False
+    """Whether several boolean masks are put together."""
+
+    @property
+    def any(self) -> bool:
+        """Whether there is a mask at all."""
+        return self.combined > 0
+
+
+NO_MASKS = Masks(0, 0, 0, 0, 0)
+
+
+def masks_of(work: Workload, masks: Sequence[Mask] | None = None) -> Masks:
+    """The masks of a request, of which those of positions may be replaced."""
+    masks = work.spec.masks if masks is None else masks
+    if not masks and not work.request_mask_elements and not work.padded:
+        return NO_MASKS
+    shapes: list[tuple[int, int, int]] = []  # batch, heads, queries; the keys are always all
+    spec = 0
+    if masks:
+        shapes.append((work.batch if work.batched_offsets else 1, 1, work.queries))
+        spec = shapes[0][0] * work.queries * work.keys
+    if work.padded:
+        shapes.append((work.batch, 1, 1))
+    bias = 0
+    own = request_mask(work) if work.request_mask_elements else None
+    if own is not None and work.bool_mask:
+        shapes.append(own)
+    elif own is not None:
+        bias = own[0] * own[1] * own[2] * work.keys
+    together = _broadcast(shapes) * work.keys
+    combined = _broadcast([*shapes, own] if own is not None else shapes) * work.keys
+    pattern, rows = pattern_of(masks, work.queries, work.told_keys, work.past), spec // max(1, work.keys)
+    building = making(pattern, spec, rows)
+    return Masks(spec, bias, together, combined, building, len(shapes) > 1)
+
+
+def fused_masks(work: Workload) -> Masks:
+    """The masks that the fused kernel is given.
+
+    None where it can be told that they are plainly causal, and none of positions where they hide nothing, as from the
+    last query of a decode.
+    """
+    if plainly_causal(work):
+        return NO_MASKS
+    reach = reach_of(work)
+    if reach is not None and reach >= work.told_keys - 1:
+        return masks_of(work, ())
+    return masks_of(work)
+
+
+def plainly_causal(work: Workload) -> bool:
+    """Whether j ≤ i is all that the masks say, which the fused kernel computes without one."""
+    return not work.request_mask_elements and not work.padded and not work.extra and reach_of(work) == 0
+
+
+@once
+def reach_of(work: Workload) -> int | None:
+    """The r for which the spec's masks say j ≤ i + r and nothing else; None where they say something else."""
+    if not work.spec.masks or work.batched_offsets:
+        return None
+    band = pattern_of(work.spec.masks, work.queries, work.told_keys, work.past)
+    if not isinstance(band, Band) or band.low is not None or band.high is None:
+        return None
+    return band.high + work.past
+
+
+def score_itemsize(work: Workload) -> int:
+    """Bytes of a score: half types are scored in float32, or in what the normalizer runs in where that is wider."""
+    return max(work.itemsize, softmax_itemsize(work), 4)
+
+
+@once
+def normalizer_cost(work: Workload) -> PairCost:
+    """What the spec's normalizer says that each pair costs."""
+    return NORMALIZERS.of(work.spec.normalizer).cost(work.keys, softmax_itemsize(work))
+
+
+@once
+def score_cost(work: Workload) -> ScoreCost:
+    """What the spec's score says that queries, keys and pairs cost."""
+    return SCORES.of(work.spec.score).cost(work.widths)
+
+
+def softmax_itemsize(work: Workload) -> int:
+    """Bytes of one element inside the normalizer: a half type is taken as asked, another where it is the wider one."""
+    asked = _ITEMSIZE[work.spec.normalizer.dtype]
+    return asked if asked < 4 else max(asked, work.itemsize)
+
+
+def request_mask(work: Workload) -> tuple[int, int, int]:
+    """Batch, heads and queries of the request's mask: the largest product that its number of elements can stand for."""
+    fits = [
+        (work.request_mask_elements % (b * h * q * work.told_keys) == 0, b * h * q, (b, h, q))
+        for b in {1, work.batch}
+        for h in {1, work.heads}
+        for q in {1, work.queries}
+        if b * h * q <= work.request_mask_elements <= b * h * q * work.told_keys
+    ]
+    # All keys where that is possible; a mask that is shorter hides the rest, and is made as long.
+    return max(fits)[2] if fits else (work.batch, work.heads, work.queries)
+
+
+def _broadcast(shapes: Sequence[tuple[int, int, int]]) -> int:
+    if not shapes:
+        return 0
+    return prod(max(sizes) for sizes in zip(*shapes, strict=True))

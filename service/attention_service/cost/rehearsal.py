@@ -1,0 +1,142 @@
+"""A pass gone through before it is admitted: on PyTorch's meta device, where a tensor has sizes and no memory.
+
+Every operation is dispatched as it would be on the real device, and autograd keeps and frees what it would keep and
+free; of each tensor's storage it is noted when it comes and when it goes. What a CPU's operators take for themselves is
+told beside them.
+"""
+
+import weakref
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from attention_service.cost.answers import answer
+from attention_service.cost.operator_memory import beside
+
+_ADD = torch.ops.aten.add.Tensor
+
+
+Bytes = dict[str, int]
+"""By what the tensors are called."""
+LARGEST = 2**46
+"""Bytes that no device has: nothing of such sizes is rehearsed."""
+
+
+def most_held(
+    run: "Callable[[Account], None]",
+    resident: Iterable[Tensor] = (),
+    *,
+    pairs: tuple[int, int] | None = None,
+    graph: bool = True,
+    threads: int = 1,
+) -> dict[str, Bytes]:
+    """What a pass over meta tensors holds when it holds most, in each of its phases, beside what is ``resident``.
+
+    pairs: the last two sizes of what has a number for each query and key. ``graph``: autograd keeps what it would for
+    the way back. ``threads``: those of a CPU; 0 for a GPU, whose operators take nothing for themselves.
+    """
+    account = Account(resident, pairs, threads)
+    with torch.inference_mode(mode=False), torch.set_grad_enabled(graph), account:
+        run(account)
+    return {phase: {name: size for name, size in held.items() if size} for phase, held in account.most.items()}
+
+
+class Account(TorchDispatchMode):  # type: ignore[no-untyped-call]
+    """Bytes of the storages that are alive, now and at most."""
+
+    @classmethod
+    def _should_skip_dynamo(cls) -> bool:
+        """Nothing is compiled here, and to skip a compiler it would be loaded first: a second, and 60 MB."""
+        return False
+
+    def __init__(self, resident: Iterable[Tensor], pairs: tuple[int, int] | None, threads: int) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self.most: dict[str, Bytes] = {}
+        """By phase."""
+        self._largest = -1
+        self._total = 0
+        self._held: Bytes = {}
+        self._pairs, self._threads = pairs, threads
+        self._phase, self._name, self._over_pairs = "", "made", "pairs"
+        self._alive: dict[int, object] = {_key(x): None for x in resident}
+
+    def begin(self, phase: str) -> None:
+        """What is held from now on counts for this phase, of which there is one of a name."""
+        self._phase, self._largest = phase, -1
+        self.take(0)
+
+    def call(self, name: str, over_pairs: str | None = None) -> None:
+        """What is made from now on is called so, and so what has a number for each query and key."""
+        self._name, self._over_pairs = name, over_pairs or name
+
+    def take(self, more: int) -> None:
+        """So many bytes are worked in, beside what is held."""
+        if self._total + more > self._largest:
+            self._largest = self._total + more
+            self.most[self._phase] = self._held | {"workspace": more}
+
+    def __torch_dispatch__(
+        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Mapping[str, Any] | None = None
+    ) -> Any:
+        kwargs = dict(kwargs or {})
+        if func is _ADD and _accumulates(*args[:2]):
+            return args[0].view(args[0].shape)
+        out = answer(func, args, kwargs)
+        if out is None:
+            out = func(*args, **kwargs)
+        for x in out if isinstance(out, tuple | list) else (out,):
+            if isinstance(x, Tensor):
+                self._come(x)
+        if self._threads and (size := beside(func, args, out, self._threads)):
+            self.take(size)
+        return out
+
+    def _come(self, x: Tensor) -> None:
+        key = _key(x)
+        if key in self._alive:
+            return
+        storage = x.untyped_storage()
+        size = storage.nbytes()
+        name = self._over_pairs if x.shape[-2:] == self._pairs else self._name
+
+        def gone(_: object) -> None:
+            self._total -= size
+            self._held[name] -= size
+            del self._alive[key]
+
+        self._alive[key] = weakref.ref(storage, gone)
+        self._total += size
+        self._held[name] = self._held.get(name, 0) + size
+        self.take(0)
+
+
+def _accumulates(x: Any, y: Any) -> bool:
+    """Whether this is autograd adding a gradient to one that nobody else holds.
+
+    It does so in place, but where operations are looked at; of the references to what came first two are then those of
+    whom it is shown to.
+    """
+    if torch.is_grad_enabled() or torch._C._current_graph_task_id() < 0 or not isinstance(y, Tensor):
+        return False
+    node = torch._C._current_autograd_node()
+    if node is None or not node.name()[-1].isdigit():  # a backward pass that is written in Python adds for itself
+        return False
+    alone = x._use_count() == 4 and torch._C._storage_Use_Count(_key(x)) == 2
+    return alone and x.shape == y.shape and _dense(x)
+
+
+def _dense(x: Tensor) -> bool:
+    """Whether it lies without gaps, in whatever order."""
+    step = 1
+    for stride, size in sorted(zip(x.stride(), x.shape, strict=True)):
+        if size > 1 and stride != step:
+            return False
+        step *= size
+    return True
+
+
+def _key(x: Tensor) -> int:
+    return int(x.untyped_storage()._cdata)

@@ -1,0 +1,107 @@
+"""What a Hopfield retrieval costs: as many attentions as it has steps, in blocks of states.
+
+An iteration until its update is small is counted with every step that it may take.
+"""
+
+from dataclasses import dataclass
+
+from attention_contract.spec import AttentionSpec
+from attention_service.core.blocks import rows_at_once
+from attention_service.cost.flops import flops
+from attention_service.cost.time import Rates, moved_bytes
+from attention_service.cost.workload import Workload
+
+_LSE_FLOPS = 4
+"""For each pair, the log-sum-exp after the last step: maximum, subtract, exp, sum."""
+_ENTROPY_FLOPS = 3
+"""For each pair, the entropy of the last weights: log, product, sum."""
+_STEP_MOVED = 20
+"""Elements for each pair whose traffic takes as long as finding the largest weight of a step, as measured on a CPU."""
+_LAST_MOVED = 50
+"""The same for the last energy and the entropy, whose logarithms and exponentials take longer than their traffic."""
+
+
+@dataclass(frozen=True)
+class Retrieval:
+    """The sizes of one retrieval. Notation as in ``core.hopfield``; V is the width of an output projection."""
+
+    batch: int
+    heads: int
+    states: int
+    patterns: int
+    width: int
+    steps: int
+    """At most."""
+    itemsize: int
+    spec: AttentionSpec
+    """Of the attention by which a state is updated."""
+    masked: bool = False
+    association: bool = False
+    """Whether the weights are returned."""
+    state_width: int | None = None
+    """Input width of the projection of the states; None for no projection."""
+    stored_width: int | None = None
+    output_width: int | None = None
+    """V."""
+    merged: bool = False
+    """Whether states and patterns came with their heads side by side in each of them."""
+    settles: bool = False
+    """Whether each state falls until its update is small, and the others go on without it."""
+    threads: int = 0
+    reply: str = "float32"
+    """The dtype that is answered in."""
+
+    @property
+    def rows(self) -> int:
+        """States of one block."""
+        return min(self.states, rows_at_once(self.batch, self.heads, self.patterns))
+
+    @property
+    def pairs(self) -> int:
+        """State-pattern pairs of all heads."""
+        return self.batch * self.heads * self.states * self.patterns
+
+    def work(self, rows: int) -> Workload:
+        """One update of this many states, as an attention whose tensors are there already."""
+        return Workload(
+            batch=self.batch,
+            queries=rows,
+            keys=self.patterns,
+            heads=self.heads,
+            kv_heads=self.heads,
+            head_dim=self.width,
+            value_dim=self.width,
+            itemsize=self.itemsize,
+            spec=self.spec,
+            taps=frozenset({"masked_scores", "weights", "context"}),
+            padded=self.masked,
+            inputs=frozenset(),
+            threads=self.threads,
+        )
+
+
+def retrieval_flops(r: Retrieval) -> int:
+    """Every step, the energy after the last one, what is said of its weights, and the projections.
+
+    Beside the attention, a step finds each state's largest weight, and takes 8·D for β, energy and change.
+    """
+    each = r.batch * r.heads * r.states * r.width
+    update = flops(r.work(r.states), masked=False).total + r.pairs + 8 * each
+    last = (2 * r.width + _LSE_FLOPS + _ENTROPY_FLOPS) * r.pairs + 12 * each
+    ground = 2 * r.batch * r.heads * r.patterns * r.width
+    return r.steps * update + last + ground + _projecting_flops(r)
+
+
+def _projecting_flops(r: Retrieval) -> int:
+    into = r.batch * r.heads * r.width * (r.states * (r.state_width or 0) + r.patterns * (r.stored_width or 0))
+    return 2 * (into + r.batch * r.heads * r.states * r.width * (r.output_width or 0))
+
+
+def predicted_retrieval_seconds(r: Retrieval, rates: Rates) -> float:
+    """Seconds of every step that it may take, block by block."""
+    blocks = -(-r.states // max(r.rows, 1))
+    moved = r.steps * moved_bytes(r.work(r.states), "materialized")
+    moved += (r.steps * _STEP_MOVED + _LAST_MOVED) * r.pairs * r.itemsize
+    arithmetic = retrieval_flops(r) / rates.flops_per_s + moved / rates.bytes_per_s
+    starts = 2 * blocks * (r.steps + 1) + 1  # an attention, and the work on states around it
+    return arithmetic + starts * rates.overhead_s

@@ -1,0 +1,114 @@
+"""Bytes of the tensors that come in, stay and go out."""
+
+from math import prod
+
+from attention_service.core.learned import learned_of
+from attention_service.core.multihead import parameter_shapes
+from attention_service.cost.workload import Workload, once
+
+
+@once
+def parameter_count(work: Workload) -> int:
+    """Parameters, biases and what the spec learns included: about 4·d_model² where all widths are d_model.
+
+    Raw attention has those alone that its spec learns.
+    """
+    if work.sizes is not None:
+        return sum(prod(shape) for shape in parameter_shapes(work.sizes).values())
+    return sum(prod(learned.shape) for learned in learned_of(work.spec, work.widths).values())
+
+
+def kv_cache_bytes_per_token(work: Workload) -> int:
+    """Keys and values of one token of one sequence: Hkv · (D + V) elements. Source: Shazeer 2019, section 3."""
+    return work.kv_heads * (work.head_dim + work.value_dim) * work.itemsize
+
+
+def kv_cache_bytes(work: Workload) -> int:
+    """Keys and values of all tokens of the batch, past and new."""
+    return work.batch * work.told_keys * kv_cache_bytes_per_token(work)
+
+
+def input_bytes(work: Workload) -> int:
+    """The request's tensors in the dtype that is computed in.
+
+    Query, key and value where they are tensors of their own, past keys and values, the mask, what a running state is
+    given, and what the spec of raw attention learns.
+    """
+    return sum(input_tensors(work).values())
+
+
+@once
+def input_tensors(work: Workload) -> dict[str, int]:
+    """The bytes of ``query``, ``key``, ``value``, ``past``, and of the ``rest``, which stays to the end."""
+    if work.sizes is None:
+        widths = (work.heads * work.head_dim, work.kv_heads * work.head_dim, work.kv_heads * work.value_dim)
+    else:
+        widths = (work.sizes.d_model, work.sizes.key_width, work.sizes.value_width)
+    tokens = (work.queries, work.new_keys, work.new_keys)
+    tensors = {
+        name: work.batch * length * width * work.itemsize if name in work.inputs else 0
+        for name, length, width in zip(("query", "key", "value"), tokens, widths, strict=True)
+    }
+    learned = parameter_count(work) * work.itemsize if work.sizes is None else 0
+    past = work.batch * work.past * kv_cache_bytes_per_token(work)
+    return tensors | {"past": past, "rest": _rest(work) + learned}
+
+
+def _rest(work: Workload) -> int:
+    return mask_bytes(work) + running_bytes(work) + work.edit_elements * work.itemsize
+
+
+def mask_bytes(work: Workload) -> int:
+    """The request's own mask."""
+    return work.request_mask_elements * (1 if work.bool_mask else work.itemsize)
+
+
+def running_bytes(work: Workload) -> int:
+    """Gate, β, state and its normalizer that a request brings."""
+    tokens = work.new_keys * (
+        (("gate" in work.sent) * (work.head_dim if work.fine_gate else 1)) + ("beta" in work.sent)
+    )
+    state = work.head_dim * (work.value_dim * ("initial_state" in work.sent) + ("initial_normalizer" in work.sent))
+    return work.batch * work.kv_heads * (tokens * work.itemsize + state * max(work.itemsize, 4))
+
+
+def projections(work: Workload) -> tuple[int, int]:
+    """FLOPs of the projections of queries, keys and values, and of the output projection."""
+    s = work.sizes
+    if s is None:
+        return 0, 0
+    queries = work.batch * work.queries
+    keys = work.batch * work.new_keys
+    into = queries * s.d_model * s.heads * s.head_dim
+    into += keys * s.kv_heads * (s.key_width * s.head_dim + s.value_width * s.value_dim)
+    into *= 2 if work.apart else 1  # projections apart
+    return 2 * into, 2 * queries * s.heads * s.value_dim * s.d_model
+
+
+def output_bytes(work: Workload) -> int:
+    """The reply's tensors in the dtype that is computed in: the taps, and all keys and values with a past."""
+    present = kv_cache_bytes(work) if work.past else 0
+    return present + sum(tap_elements(work, tap) for tap in work.taps) * work.itemsize
+
+
+def tap_elements(work: Workload, tap: str) -> int:
+    """Elements of one tap, of the selected heads and queries."""
+    heads = work.heads if work.selected_heads is None else work.selected_heads
+    kv_heads = work.kv_heads if work.selected_heads is None else work.selected_heads
+    queries = work.queries if work.selected_queries is None else work.selected_queries
+    if tap == "output":
+        width = work.heads * work.value_dim if work.sizes is None else work.sizes.d_model
+        return work.batch * work.queries * width
+    elements = {
+        "q": heads * queries * work.head_dim,
+        "k": kv_heads * work.keys * work.head_dim,
+        "v": kv_heads * work.keys * work.value_dim,
+        "context": heads * queries * work.value_dim,
+        "lse": heads * queries,
+    }
+    return work.batch * elements.get(tap, heads * queries * work.keys)
+
+
+def output_of(work: Workload) -> int:
+    """Bytes of a module's output."""
+    return tap_elements(work, "output") * work.itemsize

@@ -1,0 +1,146 @@
+"""The work of one pass, cut into terms whose rates can be measured: what a calibrated clock adds up.
+
+Terms name registered entries by their names, so that a new entry has terms of its own; its rates are guessed from the
+device's until they are measured.
+"""
+
+from collections.abc import Iterable, Iterator
+from dataclasses import replace
+
+from attention_service.core.blocks import rows_at_once
+from attention_service.core.plain import is_plain
+from attention_service.cost.approximate import approximated, exactly, method_cost
+from attention_service.cost.flops import SECOND_PASSES
+from attention_service.cost.retrieval import Retrieval
+from attention_service.cost.tensors import tap_elements
+from attention_service.cost.terms.around import around, around_backward, factors, taps
+from attention_service.cost.terms.base import Term, backward, elements, lg, moved, over_pairs, start
+from attention_service.cost.terms.carrying import FORMS, Form, reading_terms, transfer_terms, writing_terms
+from attention_service.cost.terms.kernels import again, of_kernel, stages
+from attention_service.cost.tiles import counted_as
+from attention_service.cost.traffic import own_traffic
+from attention_service.cost.workload import Workload, once
+
+_NOT_KEPT = 25
+"""As a logarithm to base 2: memory of more than 32 MiB goes back to the system when it is freed (glibc's
+``DEFAULT_MMAP_THRESHOLD_MAX``), and is cleared page by page when it is asked for again."""
+
+__all__ = [
+    "FORMS",
+    "Form",
+    "Term",
+    "forward_terms",
+    "gradient_terms",
+    "inspection_terms",
+    "reading_terms",
+    "retrieval_terms",
+    "transfer_terms",
+    "writing_terms",
+]
+
+
+@once
+def forward_terms(work: Workload, kernel: str) -> list[Term]:
+    """One forward pass with this kernel, or by the method, the taps that are computed again included."""
+    return _told(_forward(work, counted_as(kernel)))
+
+
+def gradient_terms(work: Workload, kernel: str, *, twice: bool = False, checks: int = 0) -> list[Term]:
+    """A forward and a backward pass.
+
+    ``twice``: and gradients of gradients; ``checks``: and so many forward passes in float64.
+    """
+    kernel = counted_as(kernel)
+    bare = replace(work, taps=frozenset({"output"}), selected_heads=None, selected_queries=None)
+    back = [start("gradients"), *around_backward(bare), *backward(_core(bare, kernel, gradient=True))]
+    terms = [*_forward(work, kernel), *_times(back, 1 + SECOND_PASSES * twice)]
+    if checks:
+        wide = replace(work, itemsize=8, taps=frozenset({"output"}))
+        terms += _times(_forward(wide, kernel if approximated(work) is not None else "materialized"), checks)
+    return _told(terms)
+
+
+def inspection_terms(work: Workload, *, named: int = 0) -> list[Term]:
+    """Statistics of every row of weights, computed block by block; the weights that are returned, and ``named`` keys.
+
+    Those are looked for in the selected heads and queries, whose rows are computed once more.
+    """
+    whole = replace(work, taps=frozenset({"weights"}), selected_heads=None, selected_queries=None)
+    pairs = work.pairs * work.heads
+    terms = [start("call"), start("inspection"), *around(whole), *stages(whole)]
+    rows = min(work.queries, rows_at_once(work.batch, work.heads, work.keys))
+    terms.append(start("block of statistics", -(-work.queries // max(rows, 1))))
+    at_once = 8 * work.batch * work.heads * rows * work.keys
+    terms.append(over_pairs("statistics", pairs * 8, work, at_once=at_once))
+    if named:
+        part = replace(work, taps=frozenset({"weights"}))
+        terms += [start("top"), *again(part, "fused")]
+        terms.append(elements("top", tap_elements(part, "weights"), marks=("many",) if named > 1 else ()))
+    if "weights" in work.taps:
+        terms += [*again(work, "fused"), *taps(work)]
+    return _told(terms)
+
+
+def retrieval_terms(r: Retrieval) -> list[Term]:
+    """As many updates as a retrieval may have steps, block by block, and what is said of them at the end."""
+    blocks = max(1, -(-r.states // max(r.rows, 1)))
+    update = r.work(r.states)
+    terms = [start("retrieval"), start("step", blocks * (r.steps + 1))]
+    terms += _times([*stages(update), *taps(update)], r.steps)
+    terms.append(over_pairs("step", r.steps * r.pairs * r.itemsize, update, at_once=r.pairs * r.itemsize / blocks))
+    terms.append(over_pairs("energies", r.pairs * r.itemsize, update, at_once=r.pairs * r.itemsize / blocks))
+    terms.append(moved("tokens", (r.batch * r.heads * (2 * r.states + r.patterns)) * r.width * r.itemsize, update))
+    return _told(terms)
+
+
+def _forward(work: Workload, kernel: str) -> Iterator[Term]:
+    if work.reported:  # exact attention, block by block, and the weights that the approximation amounts to
+        yield from _times(stages(exactly(work)), 2)
+    yield start("direct call" if _is_direct(work, kernel) else "call")
+    yield from around(work)
+    yield from _core(work, kernel)
+    if approximated(work) is None:
+        yield from again(work, kernel)
+    yield from taps(work)
+
+
+def _is_direct(work: Workload, kernel: str) -> bool:
+    """Whether a pass is one of those that are computed by as few calls as there can be."""
+    bare = work.taps == {"output"} and not (work.past or work.padded or work.extra or work.edits or work.dropped)
+    alone = bare and not (work.request_mask_elements or work.batched_places or work.reported)
+    here = kernel == "fused" and work.threads > 0 and work.itemsize >= 4
+    return alone and here and work.head_dim == work.value_dim and is_plain(work.spec)
+
+
+def _core(work: Workload, kernel: str, *, gradient: bool = False) -> Iterator[Term]:
+    """From q, k and v to the context."""
+    if approximated(work) is None:
+        yield from of_kernel(work, kernel, gradient=gradient)
+        return
+    name, counted = work.spec.method.name, method_cost(work)
+    one = counted.backward if gradient else counted.forward
+    marks = (f"{8 * work.itemsize} bits", "causal" if work.spec.masks else "full")
+    matrices = work.batch * work.heads
+    yield start(name)
+    yield start(f"step of {name}", counted.steps)
+    yield from factors(work)
+    slopes = (("matrices", lg(matrices) - 3), ("width", lg(work.head_dim) - 6))
+    inner = counted.inner * (2 if gradient else 1)
+    for called, flops in ((name, one.scores + one.values - inner), (f"inside {name}", inner)):
+        of_one = flops / max(matrices * max(counted.steps, 1), 1)
+        yield Term(f"product {called}", "flop", flops, lg(of_one), marks=marks, slopes=slopes)
+    yield elements(name, one.elementwise, marks=marks)
+    found = own_traffic(work, backward=gradient).moved
+    yield Term(f"bytes {name}", "byte", found, lg(found), marks=marks)
+
+
+def _times(terms: Iterable[Term], times: float) -> list[Term]:
+    return [replace(term, amount=times * term.amount) for term in terms]
+
+
+def _told(terms: Iterable[Term]) -> list[Term]:
+    """Those of which there is anything; and what it takes to get memory for tensors so large that it is not kept."""
+    told = [term for term in terms if term.amount > 0]
+    whole = (term for term in told if term.name.startswith(("pairs ", "bytes tokens")))
+    fresh = sum(term.amount for term in whole if (term.size or 0) > _NOT_KEPT)
+    return [*told, Term("bytes of fresh memory", "byte", fresh)] if fresh else told

@@ -1,0 +1,1 @@
+"""Binding: a request becomes sizes and tensors that are checked, before anything is allocated."""

@@ -1,0 +1,260 @@
+"""From a request to one attention with known sizes: every shape and index checked, nothing allocated.
+
+The arrays stay what the wire gave (views into the body); only missing batch and head dimensions are added, as views.
+"""
+
+import math
+
+import numpy as np
+
+from attention_contract.errors import InvalidRequest, ShapeMismatch
+from attention_contract.schemas.attention import AttentionInputs, ForwardRequest, RawInputs
+from attention_contract.schemas.gradients import GradientsRequest
+from attention_contract.spec import AttentionSpec
+from attention_contract.tensors import Array, Untyped, dtype_name
+from attention_service.core.methods.limits import check_spec
+from attention_service.core.positions import check_position
+from attention_service.core.types import Dropout, Widths, added_keys
+from attention_service.modules.resident import Module
+from attention_service.runtime.binding.bound import MAX_EMPTY, Bound, Layout, widened, wrong_shape
+from attention_service.runtime.binding.position_checks import check_as_many, check_reads_positions, check_within
+from attention_service.runtime.binding.raw_binding import (
+    check_agreement,
+    check_learned,
+    check_raw_spec,
+    common_dtype,
+    layout_of,
+    split_shape,
+)
+from attention_service.runtime.operations.recurrent import bind_tensors, check_request
+
+
+def bind(module: Module | None, request: AttentionInputs) -> Bound:
+    """Check a request against its module, or a raw one against itself, and find its sizes.
+
+    Raises InvalidRequest, ShapeMismatch or InvalidTensor, which name the field.
+    """
+    if module is not None:
+        return _Binder(module, module.config.spec, request).module()
+    if not isinstance(request, RawInputs):
+        raise TypeError("a request without a module must bring its spec")
+    check_spec(request.spec)
+    return _Binder(None, request.spec, request).raw(request)
+
+
+class _Binder:
+    """The checks of one request, in the order in which a reader would make them."""
+
+    def __init__(self, module: Module | None, spec: AttentionSpec, request: AttentionInputs) -> None:
+        self.target = module
+        self.spec = spec
+        self.request = request
+        self.arrays: dict[str, Array] = {}
+        self.value_is = "value" if request.value is not None else "key" if request.key is not None else "query"
+        check_reads_positions(spec, request.positions)
+
+    # ── modules ──────────────────────────────────────────────────────────────────────────────────────────────────────
+
+    def module(self) -> Bound:
+        module, request = self.target, self.request
+        assert module is not None  # noqa: S101 - bind() comes here with a module only
+        sizes = module.sizes
+        query = request.query
+        if query.ndim not in {2, 3}:
+            raise wrong_shape("query", "[B, Q, d_model] or [Q, d_model]", query)
+        layout = Layout(batched=query.ndim == 3)
+        rank = query.ndim
+        self.arrays["query"] = widened(query, layout)
+        batch, queries, _ = self.arrays["query"].shape
+        value_is = self.value_is
+        self._width("query", query, sizes.d_model, "d_model")
+        for role, source, width, name in (
+            ("key", "key" if request.key is not None else "query", sizes.key_width, "key_width"),
+            ("value", value_is, sizes.value_width, "value_width"),
+        ):
+            array = getattr(request, source)
+            if source == role:
+                if array.ndim != rank:
+                    raise wrong_shape(role, f"as many dimensions as query, {rank}", array)
+                self.arrays[role] = widened(array, layout)
+                if self.arrays[role].shape[0] != batch:
+                    raise wrong_shape(role, f"the query's batch of {batch}", array)
+                self._width(role, array, width, name)
+            elif array.shape[-1] != width:
+                raise ShapeMismatch(
+                    f"{role}: it was not sent, and {source} has width {array.shape[-1]} where this module's {name} is "
+                    f"{width}; send {role}",
+                    param=role,
+                    expected=width,
+                    actual=array.shape[-1],
+                )
+        new_keys = self.arrays["query" if request.key is None else "key"].shape[1]
+        if self.arrays[value_is].shape[1] != new_keys:
+            raise wrong_shape("value", f"as many tokens as the keys, {new_keys}", request.value)
+        past = self._past(layout, batch, sizes.kv_heads, sizes.head_dim, sizes.value_dim)
+        dtype = module.config.dtype or "float32"
+        return self._finish(
+            layout,
+            (batch, sizes.heads, sizes.kv_heads, queries, past + new_keys, past, sizes.head_dim, sizes.value_dim),
+            dtype,
+            dtype if isinstance(query, Untyped) else dtype_name(query),
+            value_is,
+        )
+
+    # ── raw attention ────────────────────────────────────────────────────────────────────────────────────────────────
+
+    def raw(self, request: RawInputs) -> Bound:
+        check_raw_spec(self.spec)
+        if self.request.version is not None:
+            raise InvalidRequest(
+                "version: raw attention has no module and so no version; leave it out", param="version"
+            )
+        if request.num_kv_heads is not None and request.num_heads is None:
+            raise InvalidRequest(
+                "num_kv_heads: it says how [B, L, H·D] splits, so num_heads is needed too", param="num_kv_heads"
+            )
+        layout, heads, kv_heads = layout_of(self.request, request.num_heads, request.num_kv_heads)
+        value_is = self.value_is
+        rank = self.request.query.ndim
+        for name in ("query", "key", "value"):
+            array = getattr(self.request, name)
+            if array is None:
+                continue
+            if array.ndim != rank:
+                raise wrong_shape(name, f"as many dimensions as query, {rank}", array)
+            self.arrays[name] = widened(array, layout)
+        split = {
+            name: split_shape(name, array, kv_heads if name != "query" else heads, layout)
+            for name, array in self.arrays.items()
+        }
+        query, key, value = split["query"], split.get("key", split["query"]), split[value_is]
+        check_agreement(self.request, query, key, value, value_is)
+        (batch, heads, queries, head_dim), kv_heads = query, key[1]
+        past = self._past(layout, batch, kv_heads, head_dim, value[3])
+        dtype = common_dtype(self.arrays)
+        return self._finish(
+            layout, (batch, heads, kv_heads, queries, past + key[2], past, head_dim, value[3]), dtype, dtype, value_is
+        )
+
+    # ── both ─────────────────────────────────────────────────────────────────────────────────────────────────────────
+
+    def _width(self, name: str, array: Array, width: int, called: str) -> None:
+        if array.shape[-1] != width:
+            raise ShapeMismatch(
+                f"{name}: expected a last dimension of {called} = {width}, got shape {list(array.shape)}",
+                param=name,
+                expected=[*array.shape[:-1], width],
+                actual=list(array.shape),
+            )
+
+    def _past(self, layout: Layout, batch: int, kv_heads: int, head_dim: int, value_dim: int) -> int:
+        """P, once past_key and past_value are known to fit."""
+        request = self.request
+        if (request.past_key is None) != (request.past_value is None):
+            missing = "past_key" if request.past_key is None else "past_value"
+            raise InvalidRequest(f"{missing}: past_key and past_value come together; send both or none", param=missing)
+        length = 0
+        for name, width in (("past_key", head_dim), ("past_value", value_dim)):
+            array = getattr(request, name)
+            if array is None:
+                return 0
+            full = array
+            if not layout.headed:
+                full = full[None] if full.ndim == 2 else full
+            if not layout.batched:
+                full = full[None] if full.ndim == 3 else full
+            if full.ndim != 4 or (full.shape[0], full.shape[1], full.shape[3]) != (batch, kv_heads, width):
+                raise wrong_shape(name, f"[{batch}, {kv_heads}, P, {width}] ([B, Hkv, P, width])", array)
+            if name == "past_value" and full.shape[2] != length:
+                raise wrong_shape(name, f"as many past tokens as past_key, {length}", array)
+            length = full.shape[2]
+            self.arrays[name] = full
+        return length
+
+    def _finish(
+        self,
+        layout: Layout,
+        sizes: tuple[int, int, int, int, int, int, int, int],
+        dtype: str,
+        reply_dtype: str,
+        value_is: str,
+    ) -> Bound:
+        batch, heads, kv_heads, queries, keys, past, head_dim, value_dim = sizes
+        for name, array in self.arrays.items():
+            if not array.size and math.prod(max(size, 1) for size in array.shape) > MAX_EMPTY:
+                raise wrong_shape(name, f"sizes of at most {MAX_EMPTY} elements beside a size of 0", array)
+        self._mask(batch, heads, queries, keys)
+        self._per_sequence("key_mask", (batch, keys), layout)
+        self._per_sequence("key_lengths", (batch,), layout)
+        self._per_sequence("offsets", (batch,), layout)
+        self._method(layout, sizes)
+        lengths = self.arrays.get("key_lengths")
+        if lengths is not None and lengths.size and (lengths.min() < 0 or lengths.max() > keys):
+            raise InvalidRequest(
+                f"key_lengths: expected numbers from 0 to the {keys} keys, got {lengths.min()} to {lengths.max()}",
+                param="key_lengths",
+            )
+        check_as_many(self.request.positions, queries, keys - past)
+        self._per_sequence("positions", (batch, queries), layout)
+        learned: dict[str, Array] = {}
+        if self.target is None and isinstance(self.request, RawInputs):
+            widths = Widths(heads, kv_heads, head_dim, value_dim)
+            check_position(self.spec, widths)
+            learned = check_learned(self.request, widths)
+        key_is = "query" if self.request.key is None else "key"
+        check_within(self.spec, self.arrays, queries, keys - past, past, key_is)
+        keys += added_keys(self.spec)
+        sizes = (batch, heads, kv_heads, queries, keys, past, head_dim, value_dim)
+        asked = getattr(self.request, "dropout", None)  # an inspection drops nothing
+        dropout = None
+        if asked is not None and (asked.p > 0 or asked.return_mask):
+            dropout = Dropout(asked.p, asked.seed)
+        wanted = isinstance(self.request, ForwardRequest) and not isinstance(self.request, GradientsRequest)
+        wanted = wanted and (self.request.initial_state is not None or getattr(self.request, "return_state", False))
+        return Bound(
+            self.target, self.spec, layout, *sizes, dtype, reply_dtype, self.arrays, value_is, dropout, learned, wanted
+        )
+
+    def _method(self, layout: Layout, sizes: tuple[int, int, int, int, int, int, int, int]) -> None:
+        """What the spec's method reads beside q, k and v, once it is known that it can do what is asked."""
+        batch, _, kv_heads, _, keys, past, head_dim, value_dim = sizes
+        check_request(self.spec, self.request, module=self.target is not None, keys=keys)
+        self.arrays |= bind_tensors(
+            self.request,
+            batch=batch,
+            kv_heads=kv_heads,
+            keys=keys - past,
+            head_dim=head_dim,
+            value_dim=value_dim,
+            lead=int(layout.batched) + int(layout.headed),
+        )
+
+    def _mask(self, batch: int, heads: int, queries: int, keys: int) -> None:
+        mask = self.request.mask
+        if mask is None:
+            return
+        full = (batch, heads, queries, keys)
+        fits = 1 <= mask.ndim <= 4 and all(
+            size in {1, want} for size, want in zip(mask.shape[-2::-1], full[-2::-1], strict=False)
+        )
+        if not fits or mask.shape[-1] > max(keys, 1):
+            raise wrong_shape(
+                "mask",
+                f"a shape that broadcasts to [B, H, Q, K] = {list(full)} (its last dimension may be shorter)",
+                mask,
+            )
+        self.arrays["mask"] = mask
+
+    def _per_sequence(self, name: str, shape: tuple[int, ...], layout: Layout) -> None:
+        """A tensor with one entry (or row) for each sequence; one number stands for all of them."""
+        array = getattr(self.request, name)
+        if array is None:
+            return
+        if not layout.batched and array.ndim == len(shape) - 1:
+            array = array[None]
+        if name == "offsets" and array.ndim == 0:
+            array = np.broadcast_to(array, shape)
+        if array.shape != shape:
+            wanted = list(shape if layout.batched else shape[1:])
+            raise wrong_shape(name, f"{wanted}", getattr(self.request, name))
+        self.arrays[name] = array

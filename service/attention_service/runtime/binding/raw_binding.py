@@ -1,0 +1,106 @@
+"""What raw attention says by its tensors: how heads lie in them, in which dtype, and what the spec has learned."""
+
+from collections.abc import Mapping
+
+from attention_contract.errors import InvalidRequest, InvalidTensor
+from attention_contract.schemas.attention import AttentionInputs, RawInputs
+from attention_contract.spec import AttentionSpec
+from attention_contract.tensors import Array, Untyped, dtype_name
+from attention_service.core.apart import separate_positions
+from attention_service.core.learned import learned_of
+from attention_service.core.types import Widths
+from attention_service.runtime.binding.bound import Layout, wrong_shape
+
+Split = tuple[int, int, int, int]
+"""Batch, heads, length and width."""
+_FLOAT_INPUTS = ("query", "key", "value", "past_key", "past_value")
+
+
+def check_raw_spec(spec: AttentionSpec) -> None:
+    """Raise InvalidRequest for a spec that only a module can have."""
+    if separate_positions(spec.masks):
+        raise InvalidRequest(
+            "spec.masks: separate projections of global tokens belong to a module, and raw attention has none; say "
+            '"projections": "shared", or create a module',
+            param="spec.masks",
+        )
+
+
+def layout_of(request: AttentionInputs, num_heads: int | None, num_kv_heads: int | None) -> tuple[Layout, int, int]:
+    """The layout of the query and, where ``num_heads`` says so, how many heads and key/value heads it has (else 0)."""
+    query = request.query
+    if num_heads is not None:
+        if query.ndim not in {2, 3}:
+            raise wrong_shape("query", "[B, L, H·D] or [L, H·D], since num_heads is given", query)
+        kv_heads = num_kv_heads or num_heads
+        if num_heads % kv_heads or (request.key is None and kv_heads != num_heads):
+            raise InvalidRequest(
+                f"num_kv_heads: {kv_heads} must divide num_heads {num_heads}; without key, equal it",
+                param="num_kv_heads",
+            )
+        return Layout(batched=query.ndim == 3, merged=True), num_heads, kv_heads
+    if query.ndim not in {2, 3, 4}:
+        raise wrong_shape("query", "[B, H, Q, D], [H, Q, D] or [Q, D]; for [B, L, H·D] give num_heads", query)
+    return Layout(batched=query.ndim == 4, headed=query.ndim != 2), 0, 0
+
+
+def split_shape(name: str, array: Array, heads: int, layout: Layout) -> Split:
+    """The shape ``[B, heads, L, W]`` that a tensor has once its heads are split."""
+    if not layout.merged:
+        b, h, length, width = array.shape
+        return b, h, length, width
+    if array.shape[-1] % heads:
+        raise wrong_shape(name, f"a last dimension that is a multiple of its {heads} heads", array)
+    return array.shape[0], heads, array.shape[1], array.shape[2] // heads
+
+
+def check_agreement(request: AttentionInputs, query: Split, key: Split, value: Split, value_is: str) -> None:
+    """Raise ShapeMismatch unless the three can attend to one another; each is ``[B, heads, L, W]``."""
+    key_is = "query" if request.key is None else "key"
+    conditions = (
+        ("query", query[1] > 0 and query[3] > 0, "at least one head, of a width of at least 1"),
+        (key_is, key[0] == query[0], f"the query's batch of {query[0]}"),
+        (value_is, value[0] == query[0], f"the query's batch of {query[0]}"),
+        (key_is, key[3] == query[3], f"the query's head width, {query[3]}"),
+        (key_is, key[1] > 0 and query[1] % max(key[1], 1) == 0, f"heads that divide the query's {query[1]}"),
+        (value_is, value[1] == key[1], f"as many heads as key, {key[1]}"),
+        (value_is, value[2] == key[2], f"as many tokens as key, {key[2]}"),
+        (value_is, value[3] > 0, "a width of at least 1"),
+    )
+    for name, holds, expected in conditions:
+        if not holds:
+            raise wrong_shape(name, expected, getattr(request, name))
+
+
+def common_dtype(arrays: Mapping[str, Array]) -> str:
+    """The dtype that all tensors state; float32 where none states one. Raises InvalidTensor where they differ."""
+    named = {
+        name: dtype_name(arrays[name])
+        for name in _FLOAT_INPUTS
+        if name in arrays and not isinstance(arrays[name], Untyped)
+    }
+    if len(set(named.values())) > 1:
+        listed = ", ".join(f"{name} is {dtype}" for name, dtype in named.items())
+        raise InvalidTensor(f"the tensors differ in dtype: {listed}; send them in one", param=list(named)[-1])
+    return next(iter(named.values()), "float32")
+
+
+def check_learned(request: RawInputs, widths: Widths) -> dict[str, Array]:
+    """The request's learned tensors. Raises InvalidRequest unless they are the spec's, ShapeMismatch for a shape."""
+    expected, given = learned_of(request.spec, widths), request.parameters
+    if unknown := [name for name in given if name not in expected]:
+        named = unknown[0][:80]
+        raise InvalidRequest(
+            f"parameters.{named}: this spec has {', '.join(expected) or 'no learned tensors'}; leave it out",
+            param=f"parameters.{named}",
+        )
+    for name, learned in expected.items():
+        if name not in given:
+            raise InvalidRequest(
+                f"parameters.{name}: the spec needs it, of shape {list(learned.shape)}; send it",
+                param=f"parameters.{name}",
+                expected=list(learned.shape),
+            )
+        if given[name].shape != learned.shape:
+            raise wrong_shape(f"parameters.{name}", f"{list(learned.shape)}", given[name])
+    return {name: given[name] for name in expected}

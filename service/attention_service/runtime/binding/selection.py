@@ -1,0 +1,112 @@
+"""Which parts of a request's taps are kept or edited: every index checked against the sizes."""
+
+import math
+from collections.abc import Sequence
+
+import torch
+
+from attention_contract.errors import InvalidRequest
+from attention_contract.schemas.attention import Edit, Select, Tap
+from attention_contract.spec import AttentionSpec
+from attention_service.core.arrays import TORCH_DTYPES
+from attention_service.core.attention import taps_of
+from attention_service.core.edits import AXES
+from attention_service.core.methods import approximation_of
+from attention_service.core.types import Selection
+from attention_service.runtime.binding.bound import Bound, wrong_shape
+
+
+def check_taps(taps: Sequence[Tap], spec: AttentionSpec) -> None:
+    """Raise InvalidRequest for a tap that has no meaning with this spec."""
+    for index, tap in enumerate(taps):
+        check_tap(tap, spec, f"return.{index}")
+
+
+def check_tap(tap: str, spec: AttentionSpec, param: str) -> None:
+    """Raise InvalidRequest, for the field ``param``, where this tap has no meaning with this spec."""
+    if tap == "output" or tap in taps_of(spec):
+        return
+    if approximation_of(spec) is not None:
+        raise InvalidRequest(
+            f"{param}: method {spec.method.name} has no {tap}: it passes {', '.join(taps_of(spec))} and output; take "
+            "method exact, or compare with it by report_error in a forward request",
+            param=param,
+        )
+    raise InvalidRequest(
+        f"{param}: {tap} is the logarithm of a softmax's sum, and the normalizer is {spec.normalizer.name}; "
+        "leave it out",
+        param=param,
+    )
+
+
+def bind_selection(select: Select | None, bound: Bound) -> Selection:
+    """The heads and queries to keep, known to exist. Raises InvalidRequest for an index that is out of range."""
+    if select is None:
+        return Selection()
+    check_indices("select.heads", select.heads, bound.heads, "heads")
+    check_indices("select.queries", select.queries, bound.queries, "queries")
+    return Selection(as_tuple(select.heads), as_tuple(select.queries))
+
+
+def check_indices(param: str, indices: Sequence[int] | None, size: int, what: str) -> None:
+    """Raise InvalidRequest for an index beyond the size."""
+    if indices is not None and (largest := max(indices)) >= size:
+        raise InvalidRequest(
+            f"{param}: {largest} is out of range; there are {size} {what}, numbered from 0", param=param, limit=size
+        )
+
+
+def as_tuple(indices: list[int] | None) -> tuple[int, ...] | None:
+    """Indices as the core takes them; None stays None, and stands for all."""
+    return None if indices is None else tuple(indices)
+
+
+def check_edits(edits: Sequence[Edit], bound: Bound) -> None:
+    """Raise InvalidRequest where an edit names what is not there, or brings a value that does not fit."""
+    dtype = TORCH_DTYPES[bound.dtype]
+    for index, edit in enumerate(edits):
+        param = f"edits.{index}"
+        check_tap(edit.tap, bound.spec, f"{param}.tap")
+        heads = bound.kv_heads if edit.tap in {"k", "v"} else bound.heads
+        sizes: dict[str, tuple[list[int] | None, int]] = {
+            "heads": (edit.heads, heads),
+            "queries": (edit.queries, bound.queries),
+            "keys": (edit.keys, bound.keys),
+        }
+        has = AXES[edit.tap]
+        part: list[int] = [bound.batch]
+        for axis, (indices, size) in sizes.items():
+            if axis not in has:
+                if indices is not None:
+                    raise InvalidRequest(
+                        f"{param}.{axis}: {edit.tap} has no {axis}; leave them out", param=f"{param}.{axis}"
+                    )
+                continue
+            check_indices(f"{param}.{axis}", indices, size, axis)
+            if edit.value is not None and indices is not None and len(set(indices)) < len(indices):
+                raise InvalidRequest(
+                    f"{param}.{axis}: an index is listed twice, so that value would have two numbers for one place; "
+                    "list each once",
+                    param=f"{param}.{axis}",
+                )
+            part.append(size if indices is None else len(indices))
+        widths: dict[str, int] = {
+            "q": bound.head_dim, "k": bound.head_dim, "v": bound.value_dim, "context": bound.value_dim,
+            "output": bound.output_shape[-1],
+        }  # fmt: skip
+        part += [widths[edit.tap]] if edit.tap in widths else []
+        if edit.tap == "output" and bound.module is None and not bound.layout.merged:
+            part.insert(1, bound.heads)
+        if edit.set is not None and math.isfinite(edit.set) and abs(edit.set) > torch.finfo(dtype).max:
+            raise InvalidRequest(
+                f"{param}.set: {edit.set:g} is too large for {bound.dtype}, in which this is computed",
+                param=f"{param}.set",
+            )
+        if edit.value is not None and not _broadcasts(edit.value.shape, part):
+            raise wrong_shape(f"{param}.value", f"a shape that broadcasts to {part}", edit.value)
+
+
+def _broadcasts(shape: tuple[int, ...], target: list[int]) -> bool:
+    if len(shape) > len(target):
+        return False
+    return all(size in {1, want} for size, want in zip(shape[::-1], target[::-1], strict=False))

@@ -1,9 +1,0 @@
-"""Complexity: what a shape or a sweep of shapes would cost, how much fits, and what costs less; without computing.
-
-But for what is asked to be measured beside the prediction.
-"""
-
-from attention_service.runtime.complexity.reporting import report
-from attention_service.runtime.complexity.trying import tried
-
-__all__ = ["report", "tried"]

@@ -1,0 +1,139 @@
+"""From which size on one of two costs less than the other: found on the model, by bisection."""
+
+from collections.abc import Callable, Sequence
+from functools import cache, partial
+from itertools import combinations
+from typing import Literal
+
+from attention_contract.errors import InvalidRequest
+from attention_contract.schemas.answers import Crossover
+from attention_service import cost
+from attention_service.cost import Estimate, Workload
+from attention_service.runtime.operations.complexity.subjects import Subject
+
+STEPS = 64
+"""Places of an octave: neighbours differ by about a hundredth."""
+FAR = {"batch": 2**12}
+"""How far each size is searched at least, where it is not as far as a length."""
+LENGTHS = 2**20
+TOKENS = frozenset({"length", "batch", "queries", "keys", "past"})
+Number = Callable[[int], float]
+Less = Callable[[int], bool]
+
+
+class _Curve:
+    """What one subject costs along a size: each quantity is counted where it is asked for, and once."""
+
+    def __init__(self, subject: Subject, dimension: str) -> None:
+        forward = subject.place.device.clock.forward
+        self.label = subject.label
+        self.work: Callable[[int], Workload] = cache(partial(subject.at, dimension))
+        """Raises InvalidRequest where it can't be."""
+        self.kernel: Callable[[int], str] = cache(lambda size: subject.kernel_of(self.work(size)))
+        self.time: Callable[[int], Estimate] = cache(lambda size: forward(self.work(size), self.kernel(size)))
+        self.peak_bytes: Number = cache(lambda size: cost.peak_bytes(self.work(size), self.kernel(size)))
+        self.flops: Number = cache(lambda size: cost.executed_flops(self.work(size), self.kernel(size)))
+
+    def possible(self, size: int) -> bool:
+        """Whether it can be: a spec may have room for so many tokens."""
+        try:
+            self.work(size)
+        except InvalidRequest:
+            return False
+        return True
+
+
+def crossovers(subjects: Sequence[Subject], dimension: str, values: Sequence[int]) -> list[Crossover]:
+    """Of each two subjects, for time, peak memory and FLOPs of the forward pass.
+
+    Lengths and batches are searched far beyond ``values``, in steps of a hundredth; a width is looked at where
+    ``values`` has it, since most others can't be.
+    """
+    places = lattice(dimension, values)
+    found = []
+    for one, other in combinations([_Curve(subject, dimension) for subject in subjects], 2):
+        if possible := _possible(one, other, places):
+            pair = _Pair(one, other, dimension, possible)
+            found += [pair.of_time(), pair.of_peak_bytes(), pair.of_flops()]
+    return found
+
+
+def lattice(dimension: str, values: Sequence[int]) -> list[int]:
+    """The sizes at which one is compared with another, in order."""
+    if dimension not in TOKENS:
+        return sorted(set(values))
+    last = max(*values, FAR.get(dimension, LENGTHS))
+    places = {round(2 ** (step / STEPS)) for step in range(STEPS * last.bit_length() + 1)}
+    return sorted(place for place in places | {last} if place <= last)
+
+
+def _possible(one: _Curve, other: _Curve, places: list[int]) -> list[int]:
+    """Up to where both can be."""
+
+    def ends(index: int) -> bool:
+        return not (one.possible(places[index]) and other.possible(places[index]))
+
+    return places[: _first(ends, 0, len(places))]
+
+
+class _Pair:
+    """Two curves along the same sizes."""
+
+    def __init__(self, one: _Curve, other: _Curve, dimension: str, places: list[int]) -> None:
+        self._both = one, other
+        self._dimension = dimension
+        self._places = places
+
+    def of_peak_bytes(self) -> Crossover:
+        """Where one begins to need less memory."""
+        return self._crossover("peak_bytes", [curve.peak_bytes for curve in self._both])
+
+    def of_flops(self) -> Crossover:
+        """Where one begins to take fewer FLOPs."""
+        return self._crossover("flops", [curve.flops for curve in self._both])
+
+    def of_time(self) -> Crossover:
+        """Where one begins to be faster, and where it may and must be by the bounds."""
+        medians = [lambda size, curve=curve: curve.time(size).median for curve in self._both]
+        found = self._crossover("time", medians)
+        if found.cheaper is None:
+            return found
+        winner, loser = self._both if found.cheaper == self._both[0].label else self._both[::-1]
+        may = self._onset(lambda size: winner.time(size).low < loser.time(size).high)
+        must = self._onset(lambda size: winner.time(size).high < loser.time(size).low)
+        return found.model_copy(update={"low": self._place(may), "high": self._place(must, everywhere=True)})
+
+    def _crossover(self, what: Literal["time", "peak_bytes", "flops"], numbers: Sequence[Number]) -> Crossover:
+        first, end = self._places[0], self._places[-1]
+        labels = self._both[0].label, self._both[1].label
+        found = Crossover(of=what, between=labels, dimension=self._dimension, searched=(first, end))
+        one, other = (number(end) for number in numbers)
+        if one == other:
+            return found
+        index = 0 if one < other else 1
+        winner, loser = numbers[index], numbers[1 - index]
+        onset = self._onset(lambda size: winner(size) < loser(size))
+        return found.model_copy(update={"cheaper": labels[index], "at": self._place(onset)})
+
+    def _onset(self, less: Less) -> int:
+        """The index from which on it holds at every place looked at; as many as there are where not at the last."""
+        places, holding = self._places, len(self._places)
+        for index in sorted({*range(0, len(places), STEPS // 2), len(places) - 1}, reverse=True):
+            if not less(places[index]):
+                return _first(lambda at: less(places[at]), index + 1, holding)
+            holding = index
+        return 0
+
+    def _place(self, index: int, *, everywhere: bool = False) -> int | None:
+        """The size of an index; None for the first unless that is wanted, and past the last."""
+        if index >= len(self._places) or (index == 0 and not everywhere):
+            return None
+        return self._places[index]
+
+
+def _first(holds: Callable[[int], bool], low: int, high: int) -> int:
+    """The first index from ``low`` on of which it holds, as it does of all above; ``high`` for none below that."""
+    while low < high:
+        middle = (low + high) // 2
+        low, high = (low, middle) if holds(middle) else (middle + 1, high)
+    return low

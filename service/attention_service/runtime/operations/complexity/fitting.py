@@ -1,0 +1,131 @@
+"""How far requests can grow in the memory that is free, by the estimate that admits them."""
+
+from collections.abc import Callable, Sequence
+from functools import partial
+from math import inf, log, sqrt
+from typing import Literal
+
+from attention_contract.errors import InvalidRequest, KernelUnsuitable
+from attention_contract.schemas.answers import CostLimits, Fits, Largest
+from attention_service import cost
+from attention_service.cost import Workload
+from attention_service.runtime.operations.complexity.subjects import GRADIENTS, LARGEST_SIZE, Subject
+from attention_service.runtime.planning.planner import FORWARD, Purpose, able_kernels, bare_peak, choose_kernel
+
+Bound = Literal["memory", "spec", "shape"]
+
+
+def limits(subject: Subject) -> CostLimits:
+    """The longest sequence and the largest batch, of a forward pass and of gradients."""
+    try:
+        gradients = _fits(subject, GRADIENTS)
+    except KernelUnsuitable:
+        gradients = None
+    return CostLimits(free_bytes=subject.place.free, forward=_fits(subject, FORWARD), gradients=gradients)
+
+
+def _fits(subject: Subject, purpose: Purpose) -> Fits:
+    return Fits(longest=_largest(subject, "length", purpose), largest_batch=_largest(subject, "batch", purpose))
+
+
+def _largest(subject: Subject, dimension: str, purpose: Purpose) -> Largest:
+    """Found by search: what a request needs grows with its size, whichever kernel it takes."""
+    free, size = subject.place.free, 0
+
+    def possible(size: int) -> Workload | None:
+        try:
+            return subject.at(dimension, size)
+        except InvalidRequest:
+            return None
+
+    def bare(size: int, kernel: str) -> float:
+        """What a kernel needs, whatever is returned; quick, since no time is predicted."""
+        work = possible(size)
+        return inf if work is None else bare_peak(cost.plainly(work), kernel, purpose, free)
+
+    def planned(size: int) -> float:
+        work = possible(size)
+        return inf if work is None else need(subject, work, purpose)[1]
+
+    start = subject.base.value(dimension)
+    for kernel in able_kernels(subject.base, subject.dtype, subject.place.device, subject.kernel, purpose):
+        size = largest_within(partial(bare, kernel=kernel), free, start, LARGEST_SIZE, least=size)
+    if planned(size) > free:  # what is returned takes more than that
+        size = largest_within(planned, free, size, size)
+    if not size:
+        return Largest(size=0, bound="memory" if possible(1) else "spec")
+    kernel, peak = need(subject, subject.at(dimension, size), purpose)
+    bound: Bound = "shape" if size == LARGEST_SIZE else "memory" if possible(size + 1) else "spec"
+    return Largest(size=size, kernel=kernel, peak_bytes=peak, bound=bound)
+
+
+def need(subject: Subject, work: Workload, purpose: Purpose) -> tuple[str, int]:
+    """The kernel that the planner would take, and the bytes for which the request would be admitted."""
+    place = subject.place
+    kernel = choose_kernel(work, subject.dtype, place.device, subject.kernel, place.free, purpose)
+    if purpose.gradient:
+        return kernel, cost.gradient_peak_bytes(cost.plainly(work), kernel, room=place.free)
+    return kernel, cost.peak_bytes(work, kernel)
+
+
+_FLAT = 0.1
+"""A power of the size with which nothing grows that is worth following."""
+
+
+def largest_within(needs: Callable[[int], float], limit: float, start: int, most: int, *, least: int = 0) -> int:
+    """The largest size up to ``most`` whose need, which grows with it, is within the limit; ``least`` for none beyond.
+
+    An estimate may be slow, and grows nearly as a polynomial of second degree: ``likely`` follows the sizes looked at
+    from ``start`` on. Where that did not halve what is left of the range twice in a row, or double what there is before
+    the end of the range is in sight, bisection does, or doubling.
+    """
+    low, high, idle, ends = least, most + 1, 0, False
+    seen: list[tuple[int, float]] = []
+    guess = min(least + 1 if least else max(start, 1), most)
+    while high - low > 1:
+        before, doubled, needed = high - low, 2 * low, needs(guess)
+        low, high = (guess, high) if needed <= limit else (low, guess)
+        if 0 < needed < inf:
+            seen.append((guess, needed))
+        idle = 0 if 2 * (high - low) <= before or (high > most and low >= doubled) else idle + 1
+        ends = ends if needed <= limit else needed == inf
+        found = likely(seen[-3:], limit) if idle < 2 else None
+        if ends and found is not None and found >= high:  # beyond what can be
+            found = None
+        if found is None:
+            found, idle = (low + high) // 2 if high <= most else 2 * low, 0
+        guess = min(max(int(min(found, most)), low + 1), high - 1)
+    return low
+
+
+def likely(seen: Sequence[tuple[int, float]], limit: float) -> float | None:
+    """The size that needs ``limit``, by up to three sizes and what they need; None where they do not tell.
+
+    On the parabola through three, the power through two, or a power of one and a half through one.
+    """
+    if not seen:
+        return None
+    if len(seen) < 3:
+        (size, needed), power = seen[-1], 1.5
+        if len(seen) == 2:
+            power = log(needed / seen[0][1]) / log(size / seen[0][0])
+        return size * (limit / needed) ** (1 / power) if power > _FLAT and limit > 0 else None
+    (one, at_one), (two, at_two), (three, at_three) = seen
+    rise = (at_two - at_one) / (two - one)
+    bend = ((at_three - at_two) / (three - two) - rise) / (three - one)
+    slope, short = rise - bend * (one + two), limit - at_one + rise * one - bend * one * two
+    inside = slope**2 + 4 * bend * short
+    below = slope + sqrt(inside) if inside >= 0 else 0
+    return 2 * short / below if below > 0 else None
+
+
+def last(holds: Callable[[int], bool], most: int) -> int:
+    """The largest number up to ``most`` of which something holds that holds of all below; 0 for none."""
+    low, high = 0, 1
+    while high <= most and holds(high):
+        low, high = high, 2 * high
+    high = min(high, most + 1)
+    while high - low > 1:
+        middle = (low + high) // 2
+        low, high = (middle, high) if holds(middle) else (low, middle)
+    return low

@@ -1,0 +1,154 @@
+"""The reply: costs along a sweep, growth, limits, and what else they are compared with."""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+from attention_contract.errors import InvalidRequest, KernelUnsuitable
+from attention_contract.schemas.complexity import (
+    Compared,
+    ComplexityReply,
+    ComplexityRequest,
+    Cost,
+    Growth,
+)
+from attention_service import cost
+from attention_service.core.methods import approximation_of
+from attention_service.cost import Workload
+from attention_service.modules.resident import Module
+from attention_service.runtime.operations.complexity.alternatives import renamed
+from attention_service.runtime.operations.complexity.crossing import crossovers
+from attention_service.runtime.operations.complexity.fitting import last, limits
+from attention_service.runtime.operations.complexity.subjects import LARGEST_SIZE, Asked, Place, Subject
+
+MOST_COSTS = 512
+"""Of one reply: values of the sweep, for the request and each alternative."""
+LARGEST_COUNT = 2**63 - 1
+"""What a reader of the reply can hold in a 64-bit integer."""
+
+
+def report(module: Module | None, request: ComplexityRequest, place: Place) -> ComplexityReply:
+    """The costs of every shape asked for, what fits, and the same of everything that the request is compared with.
+
+    Raises InvalidRequest for what can't be: sizes, or taps of the spec.
+    """
+    asked = Asked(module, request, place)
+    subject = asked.subject
+    others = asked.alternatives()
+    _check_alternatives(request)
+    first, *rest = [_compared(each, request) for each in (subject, *others)]
+    dimension, values = swept(request)
+    return ComplexityReply(
+        device_name=first.device_name,
+        parameter_count=first.parameter_count,
+        costs=first.costs,
+        growth=first.growth,
+        limits=first.limits,
+        projections_crossover=_projections_crossover(subject.base),
+        compared=[first, *rest] if rest else [],
+        crossovers=crossovers([subject, *others], dimension, values) if others else [],
+    )
+
+
+def _check_alternatives(request: ComplexityRequest) -> None:
+    """Raise InvalidRequest for alternatives that the sweep leaves nothing of, and for more costs than one reply has."""
+    values = len(request.sweep.values) if request.sweep else 1
+    if values * (1 + len(request.compare)) > MOST_COSTS:
+        raise InvalidRequest(
+            f"sweep.values: {values} values for each of {1 + len(request.compare)} make more than {MOST_COSTS} costs; "
+            "give fewer values, or compare fewer",
+            param="sweep.values",
+            limit=MOST_COSTS,
+        )
+    for index, other in enumerate(request.compare):
+        if request.sweep and getattr(other, request.sweep.dimension, None) is not None:
+            param = f"compare.{index}.{request.sweep.dimension}"
+            raise InvalidRequest(f"{param}: the sweep varies it; leave it out, or sweep something else", param=param)
+
+
+def swept(request: ComplexityRequest) -> tuple[str, list[int]]:
+    """What is varied, over which values; without a sweep the length, over the one there is."""
+    if request.sweep is None:
+        return "length", [request.shape.queries]
+    return request.sweep.dimension, request.sweep.values
+
+
+def _compared(subject: Subject, request: ComplexityRequest) -> Compared:
+    costs = _costs(subject, request)
+    with _named(subject):
+        fits = limits(subject)
+    return Compared(
+        label=subject.label,
+        device_name=subject.place.device.name,
+        parameter_count=cost.parameter_count(subject.base),
+        costs=costs,
+        growth=_growth(subject, request, costs),
+        limits=fits,
+    )
+
+
+def _costs(subject: Subject, request: ComplexityRequest) -> list[Cost]:
+    """One for each value of the sweep. Raises InvalidRequest, naming the field at fault, for one that can't be."""
+    if request.sweep is None:
+        with _named(subject):
+            return [_counted(subject, subject.base)]
+    dimension, costs = request.sweep.dimension, []
+    for index, value in enumerate(request.sweep.values):
+        with _named(subject, f"sweep.values.{index}", f"at {dimension} {value}: "):
+            costs.append(_counted(subject, subject.at(dimension, value)))
+    return costs
+
+
+@contextmanager
+def _named(subject: Subject, param: str | None = None, when: str = "") -> Iterator[None]:
+    """Errors name a field of the request: of an alternative its own, otherwise ``param``, where there is one.
+
+    The request itself has been looked at before any alternative: what it can be asked for with is not at fault.
+    """
+    try:
+        yield
+    except InvalidRequest as fault:
+        if subject.given is not None:
+            raise subject.given.blamed(fault, when) from None
+        if param is not None and not isinstance(fault, KernelUnsuitable):
+            raise renamed(fault, param) from None
+        raise
+
+
+def _growth(subject: Subject, request: ComplexityRequest, costs: list[Cost]) -> Growth:
+    dimension, values = swept(request)
+    kernel = costs[max(range(len(values)), key=values.__getitem__)].kernel
+    try:
+        return cost.growth(subject.base, dimension, values, kernel, subject.place.device.clock)
+    except ValueError as fault:  # one value alone, whose double can't be
+        raise InvalidRequest(f"sweep.values: {fault}; give two different values", param="sweep.values") from None
+
+
+def _projections_crossover(work: Workload) -> int | None:
+    """The length from which on scores and their weighted sum take as many products as the projections."""
+    if work.sizes is None or approximation_of(work.spec) is not None:
+        return None
+
+    def fewer(length: int) -> bool:
+        stages = cost.flops(work.at("length", length), masked=False)
+        return stages.scores + stages.values < stages.projections + stages.output_projection
+
+    below = last(fewer, LARGEST_SIZE)
+    return None if below == LARGEST_SIZE else below + 1
+
+
+def _counted(subject: Subject, work: Workload) -> Cost:
+    """The cost of a workload. Raises InvalidRequest for one whose counts not every reader of JSON has room for."""
+    counted = subject.cost(work)
+    if _largest(counted.model_dump()) > LARGEST_COUNT:
+        told = counted.shape.model_dump(exclude_none=True)
+        param = f"shape.{max(told, key=told.__getitem__)}"
+        sizes = ", ".join(f"{name} {size}" for name, size in told.items())
+        raise InvalidRequest(f"{param}: {sizes}: the counts do not fit 64 bits; ask for smaller sizes", param=param)
+    return counted
+
+
+def _largest(value: Any) -> int:
+    if isinstance(value, dict):
+        return max(map(_largest, value.values()), default=0)
+    return value if isinstance(value, int) else 0

@@ -1,0 +1,151 @@
+"""From a bound request to numbers: load its tensors, attend, project out. Differentiable from end to end."""
+
+import math
+from collections.abc import Iterable, Sequence
+from dataclasses import replace
+from functools import partial
+
+import torch
+from torch import Tensor
+
+from attention_contract.errors import InvalidTensor
+from attention_contract.schemas.attention import Edit
+from attention_contract.spec import Linear
+from attention_contract.tensors import Array
+from attention_service.core import multihead
+from attention_service.core.apart import separate_positions
+from attention_service.core.arrays import TORCH_DTYPES, to_numpy, to_torch, torch_dtype_name
+from attention_service.core.edits import BoundEdit, apply
+from attention_service.core.methods.linear import running
+from attention_service.core.multihead import Parameters
+from attention_service.core.preparing import prepare
+from attention_service.core.transfer import to_device
+from attention_service.core.types import Problem
+from attention_service.runtime.binding.bound import Bound, strip
+from attention_service.runtime.binding.selection import as_tuple
+
+_COMPUTED = ("query", "key", "value", "past_key", "past_value", "gate", "beta")
+_ACCUMULATED = ("initial_state", "initial_normalizer")
+
+
+def load(bound: Bound, device: torch.device, dtype: torch.dtype | None = None) -> dict[str, Tensor]:
+    """The request's tensors on the device: the floating-point ones in the dtype that is computed in.
+
+    Raises InvalidTensor where a finite number would become infinite in that dtype.
+    """
+    dtype = dtype or TORCH_DTYPES[bound.dtype]
+    loaded: dict[str, Tensor] = {}
+    for name, array in bound.arrays.items():
+        if name in _COMPUTED:
+            loaded[name] = converted(array, name, device, dtype)
+            continue
+        if name in _ACCUMULATED:
+            loaded[name] = converted(array, name, device, torch.promote_types(dtype, torch.float32))
+            continue
+        tensor = to_torch(array)
+        if name == "mask" and tensor.dtype != torch.bool:
+            loaded[name] = to_device(tensor, device, dtype)  # what overflows hides its key, as −∞ does
+        else:
+            loaded[name] = to_device(tensor, device)
+    return loaded
+
+
+def converted(array: Array, name: str, device: torch.device, dtype: torch.dtype) -> Tensor:
+    """A tensor of the request on the device and in this dtype.
+
+    Raises InvalidTensor, which calls it ``name``, where a finite number would become infinite.
+    """
+    host = to_torch(array)
+    result = to_device(host, device, dtype)
+    narrowed = torch.finfo(dtype).max < _largest(host.dtype)
+    # A sum is finite only where all is, and much cheaper than the closer look.
+    suspect = narrowed and not math.isfinite(result.sum())
+    if suspect and bool((result.isinf().cpu() & ~host.isinf()).any()):
+        raise InvalidTensor(f"{name}: a number is too large for {torch_dtype_name(dtype)}", param=name)
+    return result
+
+
+def _largest(dtype: torch.dtype) -> float:
+    return float(torch.finfo(dtype).max) if dtype.is_floating_point else float(torch.iinfo(dtype).max)
+
+
+def load_parameters(bound: Bound, device: torch.device, dtype: torch.dtype | None = None) -> dict[str, Tensor]:
+    """The module's parameters, or the learned tensors that came with a raw request, in the dtype computed in.
+
+    Raises InvalidTensor as ``load`` does.
+    """
+    dtype = dtype or TORCH_DTYPES[bound.dtype]
+    if bound.module is not None:
+        held = bound.module.parameters
+        own = bound.module.config.dtype == torch_dtype_name(dtype)
+        return dict(held) if own else {name: value.to(dtype) for name, value in held.items()}
+    return {name: converted(array, f"parameters.{name}", device, dtype) for name, array in bound.learned.items()}
+
+
+def problem(bound: Bound, tensors: dict[str, Tensor], parameters: Parameters) -> Problem:
+    """The attention inside the request. ``parameters`` holds the spec's learned tensors too."""
+    learned = {name: parameters[name] for name in learned_names(bound)}
+
+    def by_head(query: Tensor, key: Tensor, value: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        if bound.module is not None:
+            return multihead.project(parameters, bound.module.sizes, query, key, value)
+        if not bound.layout.merged:
+            return query, key, value
+        q = multihead.split_heads(query, bound.heads)
+        return q, multihead.split_heads(key, bound.kv_heads), multihead.split_heads(value, bound.kv_heads)
+
+    apart = None
+    if bound.module is not None and separate_positions(bound.spec.masks):
+        apart = partial(multihead.project, parameters, bound.module.sizes, by="global")
+    prepared = prepare(bound.spec, tensors, learned, by_head, projected=bound.module is not None, apart=apart)
+    if bound.dropout is None and not isinstance(bound.spec.method, Linear):
+        return prepared
+    tokens = tensors.get("key", tensors["query"])
+    given = running(bound.spec, tensors, parameters, tokens, wanted=bound.state_wanted)
+    return replace(prepared, dropout=bound.dropout, running=given)
+
+
+def learned_names(bound: Bound) -> Iterable[str]:
+    """The names of the spec's learned tensors."""
+    return bound.learned if bound.module is None else bound.module.sizes.learned
+
+
+def output(bound: Bound, parameters: Parameters, context: Tensor, edits: Sequence[BoundEdit] = ()) -> Tensor:
+    """The output from context ``[B, H, Q, V]``, in the query's (batched) layout, edited where the request says so."""
+    if bound.module is None and not bound.layout.merged:  # the output is the context
+        return apply([replace(edit, tap="context") for edit in edits if edit.tap == "output"], "context", context)
+    merge = multihead.merge_heads if bound.module is None else partial(multihead.project_out, parameters)
+    return apply(edits, "output", merge(context))
+
+
+def bind_edits(edits: Sequence[Edit], device: torch.device, dtype: torch.dtype) -> list[BoundEdit]:
+    """The edits with their tensors on the device. Raises InvalidTensor as ``converted`` does."""
+    return [
+        BoundEdit(
+            edit.tap,
+            as_tuple(edit.heads),
+            as_tuple(edit.queries),
+            as_tuple(edit.keys),
+            edit.set,
+            None if edit.value is None else converted(edit.value, f"edits.{index}.value", device, dtype),
+            edit.scale,
+            edit.renormalize,
+        )
+        for index, edit in enumerate(edits)
+    ]
+
+
+def answer(tensor: Tensor, bound: Bound, tap: str | None = None, dtype: str | None = None) -> Array:
+    """A batched result as the reply carries it: on the host, in the reply's dtype (or this) and the query's layout.
+
+    ``tap`` says which tap it is, and so whether heads are its second dimension; None has none.
+    """
+    value = strip(tensor.detach(), bound.layout, heads_axis=tap is not None and has_heads(tap, bound))
+    if value.is_floating_point():
+        value = value.to(TORCH_DTYPES[dtype or bound.reply_dtype])
+    return to_numpy(value)
+
+
+def has_heads(tap: str, bound: Bound) -> bool:
+    """Whether the second dimension of a tap is its heads."""
+    return tap != "output" or (bound.module is None and not bound.layout.merged)

@@ -1,0 +1,55 @@
+"""The forward pass of a module as one that a GPU can be given as a whole (``graphs``): its output, and nothing else."""
+
+import math
+from dataclasses import replace
+
+import torch
+from torch import Tensor
+
+from attention_contract.schemas.attention import ForwardRequest
+from attention_service.core.apart import separate_positions
+from attention_service.core.attention import attend
+from attention_service.core.isolation import told_by
+from attention_service.core.kernels import KERNELS
+from attention_service.core.methods import METHODS
+from attention_service.runtime.binding.bound import Bound
+from attention_service.runtime.device import Device
+from attention_service.runtime.operations import compute
+from attention_service.runtime.operations.graphs import Tensors
+from attention_service.runtime.scheduling.jobs import Fields
+
+_INPUTS = {"query", "key", "value"}
+
+
+def takes(bound: Bound, request: ForwardRequest, kernel: str) -> bool:
+    """Whether a request asks a module for no more than a graph gives."""
+    return bound.module is not None and asks_for_little(bound, request, kernel)
+
+
+def asks_for_little(bound: Bound, request: ForwardRequest, kernel: str) -> bool:
+    """Whether a request asks for the output alone, of inputs alone, by the fused kernel."""
+    plain = list(request.return_) == ["output"] and set(bound.arrays) <= _INPUTS
+    changed = request.edits or request.dropout or request.report_error or bound.state_wanted
+    return kernel == "fused" and plain and not changed and not separate_positions(bound.spec.masks)
+
+
+@torch.inference_mode()
+def run(bound: Bound, kernel: str, need: int, device: Device) -> Fields:
+    """The output as the reply's field; ``need``: the bytes that the pass holds at its peak."""
+    module = bound.module
+    if module is None:
+        raise TypeError("raw attention has no module to keep a graph of; ask `takes` first")
+    parameters = compute.load_parameters(bound, device.torch)
+    sizes = replace(bound, arrays={})  # a graph outlives the request: it may not hold its body
+
+    def passed(tensors: Tensors) -> tuple[Tensor, Tensor]:
+        problem = compute.problem(sizes, dict(tensors), parameters)
+        context = METHODS.of(sizes.spec.method).attend(problem, KERNELS[kernel].make(), (), ())["context"]
+        return compute.output(sizes, parameters, context), told_by(problem.k, problem.v)
+
+    tensors = compute.load(bound, device.torch)
+    output, told = device.graphs.run(module, kernel, need, passed, tensors)
+    if not math.isfinite(told):  # what is not finite harms only those who may look at it
+        problem = compute.problem(sizes, tensors, parameters)
+        output = compute.output(sizes, parameters, attend(problem, (), kernel=kernel).context)
+    return {"output": compute.answer(output, bound, "output")}

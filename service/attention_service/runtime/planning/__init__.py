@@ -1,0 +1,1 @@
+"""Planning: the kernel and the cost of what was bound."""

@@ -1,0 +1,110 @@
+"""Accuracy: what was predicted of past runs, what was measured, and how far apart the two lie.
+
+Used from the event loop only, so nothing here needs a lock.
+"""
+
+from bisect import bisect_left
+from collections import deque
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from statistics import fmean
+
+import numpy as np
+
+from attention_contract.schemas.accuracy import MemoryErrors, PredictionErrors, Purpose, RatioHistogram
+from attention_service.cost import Estimate
+
+HISTORY = 1000
+"""Runs of one kernel and purpose that are kept."""
+RATIO_EDGES = (
+    *(0.1, 0.16, 0.25, 0.28, 0.32, 0.36, 0.4, 0.45, 0.5, 0.56, 0.63, 0.71, 0.8, 0.9, 1.0),
+    *(1.12, 1.25, 1.4, 1.6, 1.8, 2.0, 2.24, 2.5, 2.8, 3.15, 3.55, 4.0, 6.3, 10.0),
+)
+"""Of histograms of measured over predicted: preferred numbers, R20 between a quarter and four, R5 beyond (ISO 3)."""
+
+
+@dataclass(slots=True)
+class Run:
+    """One run that ended well, of one request or of some at once."""
+
+    kernel: str
+    purpose: Purpose
+    predicted: Estimate
+    seconds: float
+    estimated_bytes: int
+    peak_bytes: int | None = None
+    """Measured; None where it can't be."""
+    batch: int = 1
+    """How many requests ran at once."""
+
+    @property
+    def ratio(self) -> float:
+        """Measured over predicted time."""
+        return self.seconds / self.predicted.median
+
+    @property
+    def covered(self) -> bool:
+        """Whether it took as long as nine of ten should."""
+        return self.predicted.low <= self.seconds <= self.predicted.high
+
+
+class Accuracy:
+    """The last runs of each kernel and purpose since the clock was set."""
+
+    def __init__(self) -> None:
+        self.watchers: list[Callable[[Run], None]] = []
+        """Told of every run."""
+        self._runs: dict[tuple[str, Purpose], deque[Run]] = {}
+
+    def restart(self) -> None:
+        """Forget all runs: another clock predicts now."""
+        self._runs.clear()
+
+    def record(self, run: Run) -> None:
+        """Keep one run."""
+        pair = run.kernel, run.purpose
+        if pair not in self._runs:
+            self._runs[pair] = deque(maxlen=HISTORY)
+        self._runs[pair].append(run)
+        for watcher in self.watchers:
+            watcher(run)
+
+    def coverage(self) -> Iterator[tuple[str, Purpose, float]]:
+        """Of each kernel and purpose, the share of runs within their predicted interval."""
+        for (kernel, purpose), runs in self._runs.items():
+            yield kernel, purpose, fmean(run.covered for run in runs)
+
+    def report(self) -> list[PredictionErrors]:
+        """The errors of each kernel and purpose, in the order of their names."""
+        return [_errors(*pair, list(runs)) for pair, runs in sorted(self._runs.items())]
+
+
+def _errors(kernel: str, purpose: Purpose, runs: list[Run]) -> PredictionErrors:
+    errors = np.array([run.ratio for run in runs]) - 1
+    distances = np.abs(errors)
+    return PredictionErrors(
+        kernel=kernel,
+        purpose=purpose,
+        count=len(runs),
+        median_error=float(np.median(errors)),
+        mean_error=float(errors.mean()),
+        median_absolute_error=float(np.median(distances)),
+        p95_absolute_error=float(np.quantile(distances, 0.95)),
+        coverage=fmean(run.covered for run in runs),
+        histogram=_histogram(runs),
+        memory=_memory(runs),
+    )
+
+
+def _histogram(runs: list[Run]) -> RatioHistogram:
+    counts = [0] * (len(RATIO_EDGES) + 1)
+    for run in runs:
+        counts[bisect_left(RATIO_EDGES, run.ratio)] += 1
+    return RatioHistogram(edges=list(RATIO_EDGES), counts=counts)
+
+
+def _memory(runs: list[Run]) -> MemoryErrors | None:
+    errors = [run.peak_bytes / run.estimated_bytes - 1 for run in runs if run.peak_bytes is not None]
+    if not errors:
+        return None
+    return MemoryErrors(count=len(errors), median_error=float(np.median(errors)), largest_error=max(errors))

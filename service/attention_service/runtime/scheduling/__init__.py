@@ -1,0 +1,1 @@
+"""Scheduling: the queue, batches, the memory budget and the device's lane."""

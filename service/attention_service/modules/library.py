@@ -16,9 +16,9 @@ from attention_contract.schemas.modules import CreateModule, ImportModule
 from attention_contract.tensors import Array
 from attention_service.core.arrays import TORCH_DTYPES
 from attention_service.core.multihead import Sizes, initial_parameters
-from attention_service.modules import checkpoints
+from attention_service.modules.checkpoints import import_plan as checkpoints
 from attention_service.modules.faults import reason
-from attention_service.modules.given import config_of, to_parameters
+from attention_service.modules.parameter_input import config_of, to_parameters
 from attention_service.modules.resident import Module, check_shapes, making_bytes
 from attention_service.modules.store import DamagedError, MovedOnError, Store
 

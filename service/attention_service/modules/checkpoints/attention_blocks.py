@@ -6,8 +6,8 @@ from typing import Final
 
 from attention_contract.errors import InvalidCheckpoint, InvalidRequest
 from attention_contract.schemas.modules import ImportModule
-from attention_service.modules.files import Checkpoint
-from attention_service.modules.layouts import LAYOUTS, Layout, Part
+from attention_service.modules.checkpoints.checkpoint_files import Checkpoint
+from attention_service.modules.checkpoints.layouts import LAYOUTS, Layout, Part
 
 _LISTED: Final = 20
 _STACK: Final = re.compile(r"(?:^|\.)(encoder|decoder)(?=\.|$)")

@@ -53,7 +53,7 @@ class Plan:
 
 
 def plan(root: Path, request: ImportModule) -> Plan:
-    """What importing a layer amounts to; nothing is allocated for it.
+    """Decide an import from headers alone; allocate nothing.
 
     Raises CheckpointNotFound, InvalidCheckpoint where no such layer can be read, and InvalidRequest where the request
     must say more (``stack``, ``num_heads``) or contradicts the checkpoint.

@@ -8,7 +8,6 @@ from attention_contract.tensors import Array
 from attention_service.core.types import Selection
 from attention_service.modules.resident import Module
 from attention_service.runtime.binding.bound import Bound, widened
-from attention_service.runtime.operations.direct import Direct
 from attention_service.runtime.planning.planner import Plan
 from attention_service.runtime.scheduling.joining import Kind, Size
 
@@ -28,8 +27,6 @@ class Outline:
     kind: Kind
     watched: bool
     """Whether requests of its kind are among those that a calibration measures."""
-    direct: Direct | None
-    """How they are answered by as few calls as there can be; None for what asks for more."""
     size: Size
     common: tuple[Hashable, ...] | None
     """What those that run together with it share beside the module; None for what runs alone."""

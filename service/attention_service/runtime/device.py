@@ -16,6 +16,7 @@ import psutil
 import torch
 
 from attention_service.core.attention import attend
+from attention_service.core.kernels import KERNELS
 from attention_service.core.types import Problem
 from attention_service.cost import Calibrated, Clock, Curves, Rates, Roofline
 from attention_service.runtime.calibration.typical import typical
@@ -183,7 +184,9 @@ def _total_bytes(device: torch.device) -> int:
 
 def warm_up(device: Device) -> None:
     """Compute something of each kind, so that the first request does not pay for threads and code being loaded."""
-    for kernel in ("fused", "materialized"):
+    for kernel in (entry.make() for entry in KERNELS):
+        if not kernel.automatic:
+            continue
         x = torch.rand(1, 64, 64, device=device.torch, requires_grad=True)
         q = (x @ x).reshape(1, 4, 16, 64)
         attend(Problem(q, q, q), kernel=kernel).context.sum().backward()  # type: ignore[no-untyped-call]

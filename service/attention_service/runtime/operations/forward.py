@@ -10,6 +10,7 @@ from attention_service import cost
 from attention_service.core.arrays import TORCH_DTYPES
 from attention_service.core.attention import attend
 from attention_service.core.comparison import Compared, compare
+from attention_service.core.kernels import is_compiled
 from attention_service.core.methods import approximation_of
 from attention_service.core.multihead import Parameters
 from attention_service.core.stages import kept_weights
@@ -69,7 +70,7 @@ def _outlined(bound: Bound, request: ForwardRequest, device: Device, room: int) 
         lambda: _planned(work, choose_kernel(work, bound.dtype, device, request.kernel, room), bound.dtype, device),
     )
     plan = with_dropout_mask(plan, work, request)
-    watched = not (request.edits or request.report_error or plan.kernel == "flex" or returns_mask(request))
+    watched = not (request.edits or request.report_error or is_compiled(plan.kernel) or returns_mask(request))
     common = None
     if watched and joinable(bound):
         common = kind, in_common(bound), selection, tuple(request.return_), request.average_heads

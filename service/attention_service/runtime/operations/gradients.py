@@ -10,6 +10,7 @@ from attention_contract.schemas.gradients import GradientsRequest
 from attention_contract.tensors import Array
 from attention_service.core.arrays import TORCH_DTYPES, to_numpy
 from attention_service.core.attention import attend
+from attention_service.core.kernels import is_compiled
 from attention_service.core.types import Selection
 from attention_service.modules.resident import Module
 from attention_service.runtime.binding.bound import Bound, strip
@@ -62,7 +63,7 @@ def prepare(module: Module | None, request: GradientsRequest, device: Device, ro
         bound.dtype,
         module,
         lambda: _run(bound, request, selection, targets, plan.kernel, device.torch),
-        watched=not (twice or checks or taps or request.edits or plan.kernel == "flex" or returns_mask(request)),
+        watched=not (twice or checks or taps or request.edits or is_compiled(plan.kernel) or returns_mask(request)),
     )
 
 

@@ -11,6 +11,7 @@ from attention_service import cost
 from attention_service.core.arrays import to_torch
 from attention_service.core.blocks import blocks
 from attention_service.core.inspection import real_queries, top, totals, weights_of
+from attention_service.core.kernels import MATERIALIZED
 from attention_service.core.labour import labour
 from attention_service.core.types import Selection
 from attention_service.cost import Clock, Workload
@@ -77,9 +78,9 @@ def _planned(work: Workload, dtype: str, request: WeightsRequest, device: Device
 
 def _plan(work: Workload, named: int, clock: Clock) -> Plan:
     return Plan(
-        kernel="materialized",
+        kernel=MATERIALIZED,
         # Rows of weights are computed as beside a fused kernel, block by block; the context is not, but is counted.
-        flops=cost.executed_flops(work, "materialized"),
+        flops=cost.executed_flops(work, MATERIALIZED),
         peak_bytes=cost.inspection_peak_bytes(work, named),
         predicted=clock.inspection(work, named=named),
         laborious=labour(work.spec.masks) > QUICK,

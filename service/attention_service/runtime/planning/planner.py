@@ -2,10 +2,11 @@
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from difflib import get_close_matches
 
 import numpy as np
 
-from attention_contract.errors import KernelUnsuitable
+from attention_contract.errors import InvalidRequest, KernelUnsuitable
 from attention_contract.schemas.attention import AttentionInputs, Edit, RawInputs
 from attention_contract.schemas.gradients import GradientsRequest
 from attention_contract.spec import Mask
@@ -134,10 +135,18 @@ FORWARD = Purpose()
 def able_kernels(
     work: Workload, dtype: str, device: Device, wanted: str | None, purpose: Purpose = FORWARD
 ) -> list[str]:
-    """Those that can do it, in the order of their registration; of a method that approximates, its name alone.
+    """Return the kernel that is wanted, or those that may be chosen and can do it; for an approximation, its name.
 
-    Raises KernelUnsuitable where the one asked for can't, or none can.
+    Raises InvalidRequest if the wanted one is not known, and KernelUnsuitable if it cannot do it or none can.
     """
+    if wanted is not None and wanted not in KERNELS:
+        names = [entry.name for entry in KERNELS]
+        near = get_close_matches(wanted, names, 1)
+        raise InvalidRequest(
+            f"kernel: {wanted[:80]!r} is not known; expected one of {', '.join(names)}"
+            + (f"; did you mean {near[0]!r}?" if near else ""),
+            param="kernel",
+        )
     if approximation_of(work.spec) is not None:
         if wanted is not None:
             raise KernelUnsuitable(
@@ -169,7 +178,7 @@ def able_kernels(
         return [wanted]
     if not able:
         raise KernelUnsuitable("; ".join(f"{name}: {reason}" for name, reason in reasons.items()), param="spec")
-    return able
+    return [name for name in able if KERNELS[name].make().automatic]
 
 
 def choose_kernel(

@@ -1,4 +1,4 @@
-"""How time and memory grow with the length: measured exponents of every variant.
+"""Growth of time and memory with the length: measured exponents of every variant.
 
 ``python -m benchmarks.growth`` prints a table in Markdown; ``--output docs/growth.md`` writes the page. One head, width
 64, float32, one thread, forward.
@@ -51,7 +51,7 @@ OPTIONS: dict[str, dict[str, Any]] = {
     "learned": {"length": 2**16},
     "linformer": {"rank": 256, "length": 2**16},
 }
-"""Of those that need some, or do more with them. ``any`` is a Longformer."""
+"""Options of entries that need some. ``any`` is a Longformer."""
 PAGE = """# Growth with the length
 
 Processor time of one thread and peak memory beside the inputs, forward, for one head 64 wide in float32; the best of
@@ -85,7 +85,7 @@ class Measured:
     peak: dict[int, int]
 
     def exponents(self, since: int = 0) -> tuple[float, float]:
-        """Of time and memory from a length on, by least squares on logarithms."""
+        """Return the exponents of time and memory from a length on, by least squares on logarithms."""
         sizes = [n for n in self.seconds if n >= since]
         x = np.log(sizes)
         return tuple(float(np.polyfit(x, np.log([told[n] for n in sizes]), 1)[0]) for told in (self.seconds, self.peak))  # type: ignore[return-value]

@@ -24,7 +24,7 @@ VERSION_DIGITS = 32
 
 @dataclass(frozen=True, eq=False)
 class Module:
-    """A module as it is at one version. A change of its parameters makes another one."""
+    """A module at one version. A change of its parameters makes another object."""
 
     name: str
     config: ModuleConfig
@@ -58,7 +58,7 @@ class Module:
 
     @property
     def device(self) -> torch.device:
-        """Where its parameters are."""
+        """The device of its parameters."""
         return self.parameters["q_proj.weight"].device
 
     @cached_property
@@ -73,7 +73,7 @@ class Module:
 
     @cached_property
     def parameter_count(self) -> int:
-        """How many numbers its parameters hold."""
+        """The number of elements of all parameters."""
         return sum(value.numel() for value in self.parameters.values())
 
     def check_version(self, expected: str | None) -> None:
@@ -88,7 +88,7 @@ class Module:
             )
 
     def info(self) -> ModuleInfo:
-        """What the wire says of it."""
+        """Return the module's description on the wire."""
         return ModuleInfo(
             name=self.name,
             config=self.config,

@@ -7,7 +7,7 @@ import operator
 from dataclasses import dataclass, replace
 
 from attention_contract.schemas.complexity import StageFlops
-from attention_service.core.labour import labour
+from attention_service.core.mask_cost import mask_cost
 from attention_service.cost.approximate import approximated, exactly, method_cost
 from attention_service.cost.flops import backward_flops, flops
 from attention_service.cost.pairs import (
@@ -114,7 +114,7 @@ def _starts(work: Workload, kernel: str, each: tuple[float, float]) -> float:
     """
     if approximated(work) is not None:
         return each[1] * method_cost(work).steps
-    laying = max(labour(work.spec.masks) / _OPERATIONS - 1, 0.0)
+    laying = max(mask_cost(work.spec.masks) / _OPERATIONS - 1, 0.0)
     if kernel != "blocked":
         return laying
     counted = touched(work)

@@ -10,6 +10,7 @@ from torch import Tensor
 from attention_contract.schemas.gradients import GradientCheck, GradientsRequest
 from attention_service.core.attention import attend
 from attention_service.core.edits import BoundEdit
+from attention_service.core.kernels import MATERIALIZED
 from attention_service.core.types import Selection
 from attention_service.runtime.binding.bound import Bound
 from attention_service.runtime.operations import compute
@@ -36,7 +37,7 @@ def check(bound: Bound, request: GradientsRequest, targets: Targets, device: tor
     bound = replace(bound, spec=bound.spec.model_copy(update={"normalizer": normalizer}))
     edits = compute.bind_edits(request.edits, device, double)
     uploaded = Uploaded(compute.load(bound, device, double), compute.load_parameters(bound, device, double), edits)
-    graph = graph_of(bound, targets, uploaded, "materialized")
+    graph = graph_of(bound, targets, uploaded, MATERIALIZED)
     uploaded.tensors.clear()
     upstream = upstream_of(request.upstream, bound, double, device)
     gradients = differentiate(graph, targets, upstream)
@@ -70,7 +71,7 @@ def _probe(
             changed = [*edits, BoundEdit(name, value=value)]
         inputs = tensors | {name: value} if name in INPUTS else tensors
         held = parameters | {name: value} if name in parameters else parameters
-        context = attend(compute.problem(bound, inputs, held), (), Selection(), changed, "materialized").context
+        context = attend(compute.problem(bound, inputs, held), (), Selection(), changed, MATERIALIZED).context
         return compute.output(bound, held, context, edits)
 
     return _Probe(at, output)

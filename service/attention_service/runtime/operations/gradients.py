@@ -11,6 +11,7 @@ from attention_contract.schemas.gradients import GradientsRequest
 from attention_contract.tensors import Array
 from attention_service.core.arrays import TORCH_DTYPES
 from attention_service.core.attention import attend
+from attention_service.core.kernels import is_compiled
 from attention_service.core.types import Selection
 from attention_service.modules.resident import Module
 from attention_service.runtime.binding.bound import Bound, strip
@@ -26,10 +27,10 @@ from attention_service.runtime.operations.differentiation import (
     graph_of,
     hessian_products,
 )
-from attention_service.runtime.operations.forward import dropout_results, returns_mask, tap_results, with_dropout_mask
+from attention_service.runtime.operations.forward import dropout_results, returns_mask, tap_results
 from attention_service.runtime.operations.gradient_check import CHECKED_ELEMENTS, check
 from attention_service.runtime.operations.operation import Fields, Results, Uploaded, on_host
-from attention_service.runtime.planning.planner import Plan, Purpose, choose_kernel, plan_gradients, workload
+from attention_service.runtime.planning.planner import Purpose, Question, edit_actions, plan_request
 from attention_service.runtime.scheduling.jobs import Job
 
 
@@ -45,20 +46,20 @@ def prepare(module: Module | None, request: GradientsRequest, device: Device, ro
     targets = _targets(request.wrt, bound)
     _check_upstream(request.upstream, bound)
     _check_directions(request, targets, bound)
-    work = replace(workload(bound, device, request.return_, selection, edits=request.edits), wrt=_kinds_of(targets))
     taps = bool(targets.taps)
     twice = request.directions is not None
-    purpose = Purpose(keeps_weights=taps, gradient=True, names=targets.names, double_backward=twice)
     checks = 2 * CHECKED_ELEMENTS * len(targets.names) if request.check else 0
-
-    def make() -> Plan:
-        kernel = choose_kernel(work, bound.dtype, device, request.kernel, room, purpose)
-        return plan_gradients(work, kernel, device.clock, purpose, checks=checks, room=room)
-
-    key = "gradients", work.key, bound.dtype, request.kernel, room, purpose, checks
-    plan = with_dropout_mask(device.plans.get(device.clock, key, make), work, request)
+    question = Question(
+        purpose=Purpose("gradients", taps, targets.names, twice, checks),
+        kernel=request.kernel,
+        taps=frozenset(request.return_),
+        returns_dropout_mask=returns_mask(request),
+        edits=edit_actions(request.edits),
+        wrt=_kinds_of(targets),
+    )
+    plan = plan_request(bound, question, device, room, selection, request.edits)
     if request.directions:  # they are on the device from the beginning
-        held = sum(array.size for array in request.directions.values()) * work.itemsize
+        held = sum(array.size for array in request.directions.values()) * TORCH_DTYPES[bound.dtype].itemsize
         plan = replace(plan, peak_bytes=plan.peak_bytes + held)
     return Job(
         "gradients",
@@ -67,7 +68,7 @@ def prepare(module: Module | None, request: GradientsRequest, device: Device, ro
         module,
         Gradients(bound, request, selection, targets, plan.kernel),
         device.torch,
-        watched=not (twice or checks or taps or request.edits or plan.kernel == "flex" or returns_mask(request)),
+        watched=not (twice or checks or taps or request.edits or is_compiled(plan.kernel) or returns_mask(request)),
     )
 
 

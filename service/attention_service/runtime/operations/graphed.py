@@ -27,10 +27,11 @@ def takes(bound: Bound, request: ForwardRequest, kernel: str) -> bool:
 
 
 def asks_for_little(bound: Bound, request: ForwardRequest, kernel: str) -> bool:
-    """Whether a request asks for the output alone, of inputs alone, by the fused kernel."""
+    """Whether a request asks for the output alone, of inputs alone, by one call of the fused kernel."""
     plain = list(request.return_) == ["output"] and set(bound.arrays) <= _INPUTS
+    single_call = kernel in KERNELS and KERNELS[kernel].make().single_call  # a method has no kernel
     changed = request.edits or request.dropout or request.report_error or bound.state_wanted
-    return kernel == "fused" and plain and not changed and not separate_positions(bound.spec.masks)
+    return single_call and plain and not changed and not separate_positions(bound.spec.masks)
 
 
 @dataclass(eq=False, slots=True)

@@ -13,6 +13,7 @@ from attention_service import cost
 from attention_service.core import hopfield, multihead
 from attention_service.core.arrays import TORCH_DTYPES, to_torch
 from attention_service.core.hopfield import Memory, Retrieved
+from attention_service.core.kernels import MATERIALIZED
 from attention_service.runtime.binding.bound import Layout, strip
 from attention_service.runtime.binding.hopfield_binding import Bound, bind
 from attention_service.runtime.device import Device
@@ -26,7 +27,7 @@ def prepare(request: HopfieldRequest, device: Device) -> Job:
     """Bind and plan one retrieval. Raises an InvalidRequest that names the field at fault."""
     bound = bind(request, device)
     plan = Plan(
-        kernel="materialized",
+        kernel=MATERIALIZED,
         flops=cost.retrieval_flops(bound.size),
         peak_bytes=cost.retrieval_peak_bytes(bound.size),
         predicted=device.clock.retrieval(bound.size),

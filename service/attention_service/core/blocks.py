@@ -6,6 +6,7 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
+from attention_service.core.cancellation import checkpoint
 from attention_service.core.types import Problem, Selection
 
 _ELEMENTS = 2**20
@@ -31,6 +32,7 @@ def put_together(parts: Iterator[Tensor], queries: int) -> Tensor:
 
     Of tensors without numbers, which have sizes alone, two are made, beside one as large as all of them.
     """
+    checkpoint()
     found = [next(parts)]
     missing = queries - found[0].shape[2]
     if found[0].is_meta and missing > 0:

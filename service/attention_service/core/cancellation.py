@@ -8,8 +8,8 @@ import torch
 from torch import Tensor
 
 
-class Cancelled(Exception):
-    """The work was given up."""
+class Abandoned(Exception):
+    """Nobody waits for the work any more."""
 
 
 class Cancellation:
@@ -39,10 +39,10 @@ def cancellable(cancellation: Cancellation) -> Iterator[None]:
 
 
 def checkpoint() -> None:
-    """Raise Cancelled if the current work was given up. Call it once per block, tile, step or chunk."""
+    """Raise Abandoned if the current work was given up. Call it once per block, tile, step or chunk."""
     current = _current.get()
     if current is not None and current.cancelled:
-        raise Cancelled
+        raise Abandoned
 
 
 def checked(x: Tensor) -> Tensor:

@@ -267,4 +267,9 @@ def project_jointly(joint: Joint, sizes: Sizes, x: Tensor) -> tuple[Tensor, Tens
 
 def project_out(parameters: Parameters, context: Tensor) -> Tensor:
     """Context ``[B, H, Q, V]`` to the output ``[B, Q, d_model]``."""
-    return linear(merge_heads(context), parameters["o_proj.weight"], parameters.get("o_proj.bias"))
+    return project_merged(parameters, merge_heads(context))
+
+
+def project_merged(parameters: Parameters, merged: Tensor) -> Tensor:
+    """Heads side by side ``[..., H·V]`` to the output ``[..., d_model]``."""
+    return linear(merged, parameters["o_proj.weight"], parameters.get("o_proj.bias"))

@@ -120,9 +120,9 @@ def main() -> None:
     beyond, _ = held_out(Bench(device, rates, ROOM, options.seed + 2, enough_s=ENOUGH_S, longer=LONGER), options.larger)
     lines = [
         f"{device.model}, {device.name}, torch {torch.__version__}, Python {platform.python_version()}.",
-        f"The calibration ran {calibration.points} requests in {taken:.0f} s. The test ran {len(points)} other requests;",
-        f"{dropped} more were dropped because the machine was disturbed. Errors compare the predicted median with the",
-        "median of a request's runs. Bounds are compared with single runs. `run to run` is the difference of two runs",
+        f"The calibration ran {calibration.points} requests in {taken:.0f} s. The test ran {len(points)} other",
+        f"requests; {dropped} more were dropped because the machine was disturbed. Errors compare the predicted median",
+        "with the median of a request's runs. Bounds are compared with single runs. `run to run` is the difference of two runs",
         "of one request, median and 95th percentile.",
         "",
         *tables(points, beyond, clock),

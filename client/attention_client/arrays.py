@@ -1,4 +1,4 @@
-"""Whatever holds numbers, as what the contract's models take: numpy arrays and nested lists."""
+"""Tensors of any library as numpy arrays, which the contract's models take."""
 
 import sys
 from collections.abc import Mapping
@@ -13,12 +13,12 @@ from attention_contract.errors import InvalidTensor
 TensorLike = ArrayLike
 """A numpy array, a torch tensor on any device, anything with ``__array__``, or a nested list of numbers.
 
-Arrays keep their dtype. A nested list states none, and takes that of the module or of the request's other tensors.
+Arrays keep their dtype. A nested list takes the dtype of the module or of the request's other tensors.
 """
 
 
 def plain(value: Any) -> Any:
-    """The value with everything array-like in it as numpy arrays; models and nested lists of numbers stay as they are.
+    """Convert everything array-like in a value to numpy arrays. Models and nested lists of numbers stay as they are.
 
     Raises InvalidTensor for a tensor that numpy cannot hold.
     """
@@ -38,7 +38,7 @@ def plain(value: Any) -> Any:
 
 
 def as_array(value: Any) -> NDArray[Any]:
-    """One array. A torch tensor is detached and brought to the host; shared with it where that needs no copy."""
+    """Return one array. A torch tensor is detached and moved to the host; its memory is shared if possible."""
     torch = sys.modules.get("torch")
     if torch is not None and isinstance(value, torch.Tensor):
         value = value.detach().cpu().resolve_neg()

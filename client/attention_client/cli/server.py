@@ -7,7 +7,7 @@ from attention_client.cli.session import AsJson, client_of, print_json
 
 
 def info(ctx: typer.Context, as_json: AsJson = False) -> None:
-    """What the server is, what it takes, and what it holds."""
+    """Show the server: version, device, limits and memory."""
     with client_of(ctx) as client:
         reply = client.server_info()
     if as_json:
@@ -17,7 +17,7 @@ def info(ctx: typer.Context, as_json: AsJson = False) -> None:
 
 
 def variants(ctx: typer.Context, as_json: AsJson = False) -> None:
-    """Every score, mask, position, normalizer, method and kernel that a spec can name."""
+    """List every score, mask, position, normalizer, method and kernel that a spec can name."""
     with client_of(ctx) as client:
         reply = client.list_variants()
     if as_json:

@@ -5,8 +5,7 @@ errors: a request that cannot have reached the server may be repeated, another o
 """
 
 import asyncio
-from collections.abc import AsyncIterator, Iterator
-from contextlib import contextmanager
+from collections.abc import AsyncIterator
 from typing import Any, Final
 from weakref import WeakKeyDictionary
 
@@ -26,18 +25,14 @@ _ERRORS: Final[tuple[tuple[type[Exception], type[httpx.RequestError]], ...]] = (
     (aiohttp.ClientError, httpx.RemoteProtocolError),
 )
 """httpx's error for each of aiohttp's; the first that fits counts."""
+_FAULTS: Final = (httpx.RequestError, aiohttp.ClientError)
 
 
-@contextmanager
-def _httpx_errors(request: httpx.Request) -> Iterator[None]:
-    try:
-        yield
-    except (httpx.RequestError, aiohttp.ClientError) as fault:
-        cause = fault.__cause__ if isinstance(fault, httpx.RequestError) else fault
-        kind = next((kind for origin, kind in _ERRORS if isinstance(cause, origin)), None)
-        if kind is None:
-            raise
-        raise kind(str(cause) or type(cause).__name__, request=request) from cause
+def _corrected(fault: Exception, request: httpx.Request) -> Exception:
+    """Return httpx's error for one of aiohttp's, which may be the cause of an error that httpx_aiohttp made."""
+    cause = (fault.__cause__ if isinstance(fault, httpx.RequestError) else fault) or fault
+    kind = next((kind for origin, kind in _ERRORS if isinstance(cause, origin)), None)
+    return fault if kind is None else kind(str(cause) or type(cause).__name__, request=request)
 
 
 class _Stream(httpx.AsyncByteStream):
@@ -48,13 +43,17 @@ class _Stream(httpx.AsyncByteStream):
         self._request = request
 
     async def __aiter__(self) -> AsyncIterator[bytes]:
-        with _httpx_errors(self._request):
+        try:
             async for chunk in self._stream:
                 yield chunk
+        except _FAULTS as fault:
+            raise _corrected(fault, self._request) from fault
 
     async def aclose(self) -> None:
-        with _httpx_errors(self._request):
+        try:
             await self._stream.aclose()
+        except _FAULTS as fault:
+            raise _corrected(fault, self._request) from fault
 
 
 class _Connector(aiohttp.TCPConnector):
@@ -102,11 +101,12 @@ class AiohttpTransport(httpx_aiohttp.AiohttpTransport):
         if request.url.userinfo:  # httpx has made it a header, and aiohttp refuses both
             request.url = request.url.copy_with(userinfo=b"")
         try:
-            with _httpx_errors(request):
-                async with asyncio.timeout(request.extensions.get("timeout", {}).get("write")):
-                    response = await super().handle_async_request(request)
+            async with asyncio.timeout(request.extensions.get("timeout", {}).get("write")):
+                response = await super().handle_async_request(request)
         except TimeoutError:
             raise httpx.TimeoutException("", request=request) from None
+        except _FAULTS as fault:
+            raise _corrected(fault, request) from fault
         assert isinstance(response.stream, httpx.AsyncByteStream)  # noqa: S101
         response.stream = _Stream(response.stream, request)
         return response

@@ -64,10 +64,8 @@ def _can_listen(settings: Settings) -> bool:
     try:
         socket.create_server((settings.host, settings.port), family=family).close()
     except OSError as fault:
-        where = f"{settings.host}:{settings.port}"
-        sys.stderr.write(
-            f"--port (ATTENTION_PORT): cannot listen on {where}: {os.strerror(fault.errno or 0).lower()}\n"
-        )
+        reason = str(fault.strerror).partition(" (while")[0].lower()
+        sys.stderr.write(f"--port (ATTENTION_PORT): cannot listen on {settings.host}:{settings.port}: {reason}\n")
         return False
     return True
 

@@ -7,7 +7,7 @@ import typer
 
 from attention_client.cli import files, results, show
 from attention_client.cli.inputs import Fields, Name, Returned, for_target, takes_inputs
-from attention_client.cli.session import AsJson, client_of, print_json
+from attention_client.cli.session import AsJson, client_of, present, print_json
 
 Output = Annotated[
     Path | None,
@@ -136,8 +136,5 @@ def gradients(
         reply = client.raw_gradients(**fields) if name is None else client.gradients(name, **fields)
     if output is not None:
         files.write(output, reply)
-    if as_json:
-        print_json(reply)
-    else:
-        results.gradients(reply)
+    present(reply, as_json, results.gradients)
         results.ran(reply.ran)

@@ -7,7 +7,7 @@ import typer
 
 from attention_client.cli import costs, files, results
 from attention_client.cli.inputs import Name, Returned, Spec
-from attention_client.cli.session import AsJson, client_of, print_json
+from attention_client.cli.session import AsJson, client_of, present, print_json
 from attention_contract.schemas.complexity import Dimension, Sweep
 from attention_contract.wire import PICTURES
 
@@ -114,17 +114,11 @@ def hardware(ctx: typer.Context, as_json: AsJson = False) -> None:
     """List the devices that --hardware may name, with the source of their figures."""
     with client_of(ctx) as client:
         reply = client.list_hardware()
-    if as_json:
-        print_json(reply)
-    else:
-        costs.hardware(reply)
+    present(reply, as_json, costs.hardware)
 
 
 def accuracy(ctx: typer.Context, as_json: AsJson = False) -> None:
     """Show how far the server's predictions of time were from what was measured."""
     with client_of(ctx) as client:
         reply = client.accuracy()
-    if as_json:
-        print_json(reply)
-    else:
-        results.accuracy(reply)
+    present(reply, as_json, results.accuracy)

@@ -6,7 +6,7 @@ from typing import Annotated, Any
 import typer
 
 from attention_client.cli import files, results
-from attention_client.cli.session import AsJson, client_of, print_json
+from attention_client.cli.session import AsJson, client_of, present
 
 
 def _beta(text: str) -> Any:
@@ -55,8 +55,5 @@ def hopfield(
         reply = client.hopfield_retrieve(*tensors, **fields)
     if output is not None:
         files.write(output, reply, "states")
-    if as_json:
-        print_json(reply)
-    else:
-        results.retrieved(reply)
+    present(reply, as_json, results.retrieved)
         results.ran(reply.ran)

@@ -6,7 +6,7 @@ from typing import Annotated, Any, Literal
 import typer
 
 from attention_client.cli import files, show
-from attention_client.cli.session import AsJson, client_of, print_json
+from attention_client.cli.session import AsJson, client_of, present, print_json
 
 app = typer.Typer(help="List, make, describe, change and remove resident modules.", rich_markup_mode="rich")
 Name = Annotated[str, typer.Argument(help="A resident module.")]
@@ -28,10 +28,7 @@ def every(ctx: typer.Context, as_json: AsJson = False) -> None:
     """List every resident module."""
     with client_of(ctx) as client:
         reply = client.list_modules()
-    if as_json:
-        print_json(reply)
-    else:
-        show.modules(reply)
+    present(reply, as_json, show.modules)
 
 
 @app.command("show")
@@ -39,10 +36,7 @@ def one(ctx: typer.Context, name: Name, as_json: AsJson = False) -> None:
     """Show config, version, device and bytes of one module."""
     with client_of(ctx) as client:
         reply = client.get_module(name)
-    if as_json:
-        print_json(reply)
-    else:
-        show.facts(reply)
+    present(reply, as_json, show.facts)
 
 
 @app.command()
@@ -73,10 +67,7 @@ def create(
     tensors = None if parameters is None else files.read_all(parameters, "parameters")
     with client_of(ctx) as client:
         reply = client.create_module(name, whole, seed=seed, parameters=tensors)
-    if as_json:
-        print_json(reply)
-    else:
-        show.facts(reply)
+    present(reply, as_json, show.facts)
 
 
 @app.command()
@@ -91,10 +82,7 @@ def replace(
     tensors = files.read_all(parameters, "parameters")
     with client_of(ctx) as client:
         reply = client.replace_parameters(name, tensors, version=version)
-    if as_json:
-        print_json(reply)
-    else:
-        show.facts(reply)
+    present(reply, as_json, show.facts)
 
 
 @app.command()
@@ -153,7 +141,4 @@ def import_module(
     """Make a module from one attention layer of a checkpoint."""
     with client_of(ctx) as client:
         reply = client.import_module(checkpoint, layer=layer, name=name, part=part, stack=stack, num_heads=num_heads)
-    if as_json:
-        print_json(reply)
-    else:
-        show.facts(reply)
+    present(reply, as_json, show.facts)

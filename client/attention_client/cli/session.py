@@ -1,7 +1,8 @@
 """State and helpers of every command: the client, JSON output, and the end by an error."""
 
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Annotated, Any
+from typing import Annotated, Any, TypeVar
 
 import httpx
 import typer
@@ -12,6 +13,7 @@ from attention_contract.base import WireModel
 from attention_contract.errors import AttentionError
 from attention_contract.wire import to_json
 
+ReplyT = TypeVar("ReplyT", bound=WireModel)
 AsJson = Annotated[bool, typer.Option("--json", help="Print the reply as JSON, and nothing else.")]
 
 
@@ -53,3 +55,8 @@ def client_of(ctx: typer.Context) -> Client:
 def print_json(reply: WireModel) -> None:
     """Print the reply as one line of JSON."""
     typer.echo(to_json(reply))
+
+
+def present(reply: ReplyT, as_json: bool, show: Callable[[ReplyT], None]) -> None:
+    """Print the reply as JSON, or as a table for people."""
+    print_json(reply) if as_json else show(reply)

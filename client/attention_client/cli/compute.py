@@ -137,4 +137,3 @@ def gradients(
     if output is not None:
         files.write(output, reply)
     present(reply, as_json, results.gradients)
-        results.ran(reply.ran)

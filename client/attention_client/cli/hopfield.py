@@ -56,4 +56,3 @@ def hopfield(
     if output is not None:
         files.write(output, reply, "states")
     present(reply, as_json, results.retrieved)
-        results.ran(reply.ran)

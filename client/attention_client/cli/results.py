@@ -95,6 +95,7 @@ def retrieved(reply: HopfieldReply) -> None:
         table.add_row(*map(str, at), str(steps[at]), *fell, str(pattern[at]), weight, distance, mixed, what)
     print_out(table)
     _more(len(lines))
+    ran(reply.ran)
 
 
 def gradients(reply: GradientsReply) -> None:
@@ -111,6 +112,7 @@ def gradients(reply: GradientsReply) -> None:
             row += [*errors, "passed" if check.passed else "[red]failed[/red]"]
         table.add_row(name, str(list(array.shape)), dtype_name(array), *row)
     print_out(table)
+    ran(reply.ran)
 
 
 def accuracy(reply: AccuracyReply) -> None:

@@ -4,6 +4,7 @@ Read the settings; run the server and stop it gracefully, or measure the device.
 """
 
 import math
+import socket
 import sys
 import time
 from collections.abc import Sequence
@@ -43,6 +44,8 @@ def serve(arguments: Sequence[str] | None = None) -> int:
     settings = _settings(Settings, arguments)
     if settings is None:
         return 2
+    if not _can_listen(settings):
+        return 1
     configure_logging(settings.log_level, settings.log_format)
     server = Server(
         create_app(settings),
@@ -53,6 +56,18 @@ def serve(arguments: Sequence[str] | None = None) -> int:
     sys.setswitchinterval(SWITCH_S)
     server.run()
     return 0 if server.started else 1
+
+
+def _can_listen(settings: Settings) -> bool:
+    """Return True if the port is free; if not, say so on standard error."""
+    family = socket.AF_INET6 if ":" in settings.host else socket.AF_INET
+    try:
+        socket.create_server((settings.host, settings.port), family=family).close()
+    except OSError as fault:
+        reason = str(fault.strerror).partition(" (while")[0].lower()
+        sys.stderr.write(f"--port (ATTENTION_PORT): cannot listen on {settings.host}:{settings.port}: {reason}\n")
+        return False
+    return True
 
 
 def calibrate(arguments: Sequence[str] | None = None) -> int:

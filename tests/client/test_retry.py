@@ -1,8 +1,10 @@
-"""What goes over the wire, what is repeated, and when it ends."""
+"""The requests of a call, its repeats and its deadline."""
 
 import asyncio
 import socket
+import threading
 import time
+from contextlib import suppress
 
 import httpx
 import numpy as np
@@ -17,13 +19,13 @@ from attention_client import (
     Loading,
     Overloaded,
     UnexpectedReply,
-    exchange,
+    retry,
 )
 from attention_contract import errors
 from attention_contract.operations import OPERATIONS
 from attention_contract.wire import JSON, SAFETENSORS
 from tests.client.service import EXAMPLES, URL, Played, X, ask
-from tests.client.tcp import stubborn
+from tests.client.tcp import both, read_request, stubborn
 
 
 def refusal(error, **headers):
@@ -96,6 +98,7 @@ def test_a_transient_failure_is_tried_again_with_the_same_body(kind, failure):
 
 
 LASTING = [error for error in errors.error_classes().values() if error.status not in {0, 429, 503}]
+LASTING.append(errors.DeadlineExceeded)
 
 
 @pytest.mark.parametrize("error", LASTING, ids=lambda error: error.code)
@@ -112,6 +115,54 @@ def test_the_last_failure_is_raised_when_the_retries_are_used_up(kind):
     with pytest.raises(Loading):
         ask(kind, played, "server_info", retries=2)
     assert len(played.requests) == 3
+
+
+def test_a_server_that_comes_back_is_waited_for(kind, monkeypatch):
+    """The waits add up to 30 seconds at least, whatever the server asks for, and end before the default timeout."""
+    monkeypatch.undo()
+    for failure in (
+        ConnectionFailed("refused", sent=False),
+        Loading("soon", retry_after=1),
+        Draining("restarting", retry_after=5),
+        errors.Unavailable("a proxy's 503"),
+    ):
+        attempts, waits = retry.Attempts(OPERATIONS[0], 60.0, None), []
+        with suppress(type(failure)):
+            waits.extend(attempts.wait_after(failure) for _ in range(1000))
+        assert 30 <= sum(waits) < 50
+
+
+def test_a_server_that_restarts_answers_in_the_end(kind):
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        address = free.getsockname()
+
+    def serve():
+        time.sleep(0.3)
+        with socket.create_server(address) as listener:
+            connection, _ = listener.accept()
+            with connection:
+                read_request(connection)
+                connection.sendall(b"HTTP/1.1 204 No Content\r\n\r\n")
+
+    thread = threading.Thread(target=serve, daemon=True)
+    thread.start()
+    both(kind, f"http://127.0.0.1:{address[1]}", lambda client: client.delete_module("demo"))
+    thread.join(5)
+
+
+def test_a_request_that_breaks_its_connections_is_not_repeated_for_long(kind):
+    played = Played(*[httpx.ReadError("reset")] * 20)
+    with pytest.raises(ConnectionFailed, match="reset"):
+        ask(kind, played, "forward", "demo", X)
+    assert len(played.requests) == 1 + retry.MAX_BREAKS
+
+
+def test_repeats_are_logged(kind, caplog, capsys):
+    ask(kind, Played(refusal(errors.Loading)), "server_info")
+    (record,) = caplog.records
+    assert (record.name, record.levelname) == ("attention_client", "WARNING")
+    assert "server_info: for the test; trying again in" in record.getMessage()
+    assert capsys.readouterr().out == ""
 
 
 @pytest.mark.parametrize("operation", OPERATIONS, ids=lambda operation: operation.name)
@@ -176,8 +227,8 @@ def test_redirects_without_end_have_no_status_of_their_own():
 
 @pytest.mark.parametrize("seconds", ["0", "0.2"])
 def test_retry_after_is_waited_for(kind, seconds, monkeypatch):
-    monkeypatch.setattr(exchange, "WAIT_INITIAL", 20.0)  # it is waited no longer than asked, whatever is usual
-    monkeypatch.setattr(exchange, "WAIT_MAX", 20.0)
+    monkeypatch.setattr(retry, "WAIT_INITIAL", 20.0)  # only the time asked for counts
+    monkeypatch.setattr(retry, "WAIT_MAX", 20.0)
     played = Played(refusal(errors.Overloaded, retry_after=seconds))
     started = time.monotonic()
     ask(kind, played, "server_info")
@@ -209,7 +260,7 @@ def test_retry_after_may_be_a_date(kind):
 
 
 def test_the_deadline_holds_over_all_attempts(kind, monkeypatch):
-    monkeypatch.setattr(exchange, "WAIT_MAX", 4.0)
+    monkeypatch.setattr(retry, "WAIT_MAX", 4.0)
     played = Played(*[refusal(errors.Loading)] * 1000)
     started = time.monotonic()
     with pytest.raises((DeadlineExceeded, Loading)):

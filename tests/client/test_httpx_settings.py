@@ -1,20 +1,18 @@
-"""What callers set up in httpx holds, and the short way sends what the long one does."""
+"""The settings of httpx: those of a caller's httpx client, of a transport, and of the environment."""
 
 import asyncio
 import logging
 
 import httpx
-import numpy as np
 import pytest
 
 from attention_client import AsyncClient, Client, ConnectionFailed, DeadlineExceeded, UnexpectedReply
-from attention_client.pool import AsyncPool, Pool
 from tests.client.service import URL, Played, X
 from tests.client.tcp import listening, read_request, stubborn
 
 
 def through(kind, ask, *, client=None, **options):
-    """What ``ask`` gives with a client of this kind through an httpx client with these options."""
+    """Return what ``ask`` gives with a client of this kind through an httpx client with these options."""
 
     async def awaited():
         async with httpx.AsyncClient(**options) as http, AsyncClient(http=http, **(client or {})) as mine:
@@ -26,12 +24,8 @@ def through(kind, ask, *, client=None, **options):
         return ask(mine)
 
 
-def pooled(kind):
-    return Pool() if kind == "sync" else AsyncPool()
-
-
-def straight(kind, url, *names, **options):
-    """Call these operations without arguments one after the other, over one client that has its own way."""
+def own(kind, url, *names, **options):
+    """Call these operations one after the other over one client that has its own httpx client."""
 
     async def awaited():
         async with AsyncClient(url, **options) as client:
@@ -117,7 +111,7 @@ def test_timeouts_of_an_httpx_client_hold_before_the_deadline(kind, timeout):
         stubborn(silent) as url,
         pytest.raises(DeadlineExceeded, match="the httpx client's timeout has passed while wai"),
     ):
-        through(kind, lambda client: client.server_info(), base_url=url, timeout=timeout, transport=pooled(kind))
+        through(kind, lambda client: client.server_info(), base_url=url, timeout=timeout)
 
 
 def test_a_timeout_while_connecting_is_tried_again(kind):
@@ -158,46 +152,25 @@ def test_what_is_an_httpx_clients_own_to_set_is_refused_beside_it(given):
         Client(http=http, **given)
 
 
-# ── the short way ────────────────────────────────────────────────────────────────────────────────────────────────────
-
-
-def test_both_ways_send_the_same(kind):
-    with listening() as service:
-        options = {"headers": {"authorization": "Bearer a", "x-b": "c"}}
-        straight(kind, service.url, "forward", "forward", "server_info", **options)
-        longer = httpx.HTTPTransport() if kind == "sync" else httpx.AsyncHTTPTransport()
-        straight(kind, service.url, "forward", "forward", "server_info", transport=longer, **options)
-        short, long = service.requests[:3], service.requests[3:]
-    for one, other in zip(short, long, strict=True):
-        assert (one.method, one.url, one.content) == (other.method, other.url, other.content)
-        assert dict(one.headers) == dict(other.headers)
-
-
-def test_requests_that_are_alike_differ_in_what_they_carry(rng):
-    with listening() as service, Client(service.url) as client:
-        for _ in range(300):  # more than are kept as templates
-            x = rng.standard_normal((1, int(rng.integers(1, 9)), 8)).astype(np.float32)
-            name = f"m{rng.integers(300)}"
-            np.testing.assert_array_equal(client.forward(name, x).output, x)
-            assert service.requests[-1].url.path == f"/v1/modules/{name}/forward"
+# ── a client of its own ───────────────────────────────────────────────────────────────────────────────────────────────
 
 
 def test_cookies_that_the_server_sets_come_back(kind):
     with listening() as service:
         service.extra = {"set-cookie": "lane=7; Path=/"}
-        straight(kind, service.url, "server_info", "forward", "server_info")
+        own(kind, service.url, "server_info", "forward", "server_info")
         assert [request.headers.get("cookie") for request in service.requests] == [None, "lane=7", "lane=7"]
 
 
 def test_a_user_in_the_url_is_authenticated(kind):
     with listening() as service:
-        straight(kind, service.url.replace("://", "://user:secret@"), "server_info")
+        own(kind, service.url.replace("://", "://user:secret@"), "server_info")
         assert service.requests[0].headers["authorization"].startswith("Basic ")
 
 
 def test_httpx_logs_requests_where_its_log_is_wanted(kind, caplog):
     with listening() as service, caplog.at_level(logging.INFO, "httpx"):
-        straight(kind, service.url, "server_info")
+        own(kind, service.url, "server_info")
     assert f"HTTP Request: GET {service.url}/v1" in caplog.text
 
 
@@ -214,7 +187,7 @@ def test_compressed_answers_are_unpacked(kind):
         )
 
     with stubborn(compressed) as url:
-        assert straight(kind, url, "health_live")[0].modules == 1
+        assert own(kind, url, "health_live")[0].modules == 1
 
 
 def test_a_closed_client_sends_nothing(kind):
@@ -252,8 +225,8 @@ def test_the_environment_names_a_proxy_and_hosts_that_are_exempt(kind, variable,
     with stubborn(proxy) as url, listening() as service:
         monkeypatch.setenv(variable, url)
         with pytest.raises(Exception, match="404"):
-            straight(kind, URL, "server_info")
+            own(kind, URL, "server_info")
         assert asked == [f"GET {URL}/v1 HTTP/1.1".encode()]
         monkeypatch.setenv("no_proxy", "localhost")
-        straight(kind, service.url, "server_info")
+        own(kind, service.url, "server_info")
         assert len(service.requests) == len(asked) == 1

@@ -55,8 +55,8 @@ class TextSize:
     def parsed_bytes(self) -> int:
         """Bytes that parsing holds at most, beside the text.
 
-        The parser keeps a copy of the text, 16 bytes a value and 4 bytes a token. A value becomes 8 bytes of an array or
-        up to 64 bytes of a Python object; a list takes up to 160 bytes.
+        The parser keeps a copy of the text, 16 bytes a value and 4 bytes a token. A value becomes 8 bytes of an array
+        or up to 64 bytes of a Python object; a list takes up to 160 bytes.
         """
         objects = min(self.items, MAX_OBJECTS)
         return self.characters + 32 * self.items + 64 * objects + 160 * self.lists
@@ -130,7 +130,7 @@ def _read_by_simdjson(text: Text, model: type[BaseModel], size: TextSize, limit:
     if not isinstance(document, simdjson.Object):
         return None
     _check_names(document, model)
-    values = {name: document[name] for name in document}
+    values: dict[str, Any] = {name: document[name] for name in document}
     if len(values) < len(document):  # a name that comes twice
         return None
     arrays = _find_arrays(values, model)

@@ -1,7 +1,4 @@
-"""``attention serve``, ``attention calibrate`` and ``python -m attention_service``.
-
-Read the settings; run the server and stop it gracefully, or measure the device.
-"""
+"""The commands ``attention serve`` and ``attention calibrate``, and ``python -m attention_service``."""
 
 import math
 import socket
@@ -14,9 +11,8 @@ from typing import TypeVar
 from pydantic import ValidationError
 from pydantic_settings import CliApp, SettingsConfigDict
 
-from attention_contract import lists
 from attention_service.api.app import create_app
-from attention_service.api.observing import configure_logging
+from attention_service.api.log_setup import configure_logging
 from attention_service.api.server import Server
 from attention_service.cost import Calibrated
 from attention_service.runtime.calibration import stored
@@ -26,8 +22,7 @@ from attention_service.settings import Settings
 
 SettingsT = TypeVar("SettingsT", bound=Settings)
 SWITCH_S = 5e-4
-"""For so long a thread that plans or reads may keep the event loop waiting for the interpreter; Python's own choice is
-ten times that, and a request takes several turns."""
+"""Seconds after which a busy thread gives the interpreter to the event loop. Python's default is ten times longer."""
 
 
 class CalibrateSettings(Settings):
@@ -40,7 +35,7 @@ class CalibrateSettings(Settings):
 
 
 def serve(arguments: Sequence[str] | None = None) -> int:
-    """Run the server until it is told to stop. Returns the exit status."""
+    """Run the server until it is stopped. Returns the exit status."""
     settings = _settings(Settings, arguments)
     if settings is None:
         return 2
@@ -75,10 +70,6 @@ def calibrate(arguments: Sequence[str] | None = None) -> int:
     settings = _settings(CalibrateSettings, arguments)
     if settings is None:
         return 2
-    try:
-        lists.load()  # as a server does: how long it takes to read and write is measured too
-    except Exception as fault:
-        sys.stderr.write(f"JSON is measured without compiled code, which could not be made: {fault}\n")
     device = Device.open(settings.device, settings.threads)
     budget = settings.memory_budget
     room = int(BUDGET_SHARE * device.free_bytes()) if budget is None else budget

@@ -5,11 +5,11 @@ import asyncio
 import numpy as np
 import pytest
 import torch
+from attention_service.runtime.binding.request_signature import inputs_of
 
 from attention_contract.schemas.attention import ForwardRequest
 from attention_contract.schemas.modules import CreateModule, ModuleConfig
 from attention_service.cost import Rates, Roofline
-from attention_service.runtime.binding.request_signature import inputs_of
 from attention_service.runtime.device import Device
 from attention_service.runtime.engine import Engine
 from attention_service.runtime.operations import forward

@@ -1,7 +1,6 @@
-"""The log line of each request, as structlog would write it, for a small part of the time that it takes.
+"""The log line of each request, equal to what structlog writes.
 
-Lines are put together without its processors and written some at a time: a line that is written at once costs a request
-more than all else that is observed of it.
+Lines are formatted without structlog's processors and written in groups, which takes a small part of the time.
 """
 
 import logging
@@ -13,14 +12,14 @@ from typing import Literal, NamedTuple
 
 import orjson
 
-_BY_THE_CLOCK = {"health_live", "health_ready", "metrics"}
+_PERIODIC = {"health_live", "health_ready", "metrics"}
 
 
 class Answered(NamedTuple):
-    """A request that was answered."""
+    """One answered request."""
 
     at: float
-    """When, of ``time.time``."""
+    """The time of the answer, of ``time.time``."""
     method: str
     path: str
     operation: str
@@ -45,8 +44,8 @@ class AccessLog:
 
     def _lines(self, answered: Iterable[Answered]) -> Iterator[str]:
         for each in answered:
-            # What asks by the clock would drown what people ask.
-            level = logging.DEBUG if each.operation in _BY_THE_CLOCK else logging.INFO
+            # Health checks and scrapes come all the time.
+            level = logging.DEBUG if each.operation in _PERIODIC else logging.INFO
             if level >= self._least:
                 yield self._line("debug" if level == logging.DEBUG else "info", each)
 
@@ -69,8 +68,8 @@ def _console_line(level: str, answered: Answered) -> str:
 
 @lru_cache(maxsize=256)
 def _console_texts(level: str, method: str, path: str, operation: str, status: int) -> tuple[str, str, str]:
-    """What is before, between and behind what differs from line to line."""
-    shown = path if path.isprintable() and " " not in path else repr(path)  # nobody writes lines of their own here
+    """The parts of a line that are the same for equal requests."""
+    shown = path if path.isprintable() and " " not in path else repr(path)  # no caller forges a line
     return (
         f" [{level:<9}] {'request':<30} method={method} ms=",
         f" operation={operation} path={shown} request_id=",

@@ -1,4 +1,4 @@
-"""Callers who go away before their answer is ready."""
+"""Callers who disconnect before their answer is ready."""
 
 import asyncio
 from collections.abc import Awaitable
@@ -9,15 +9,12 @@ from starlette.types import Receive
 from attention_contract.errors import Cancelled, Draining
 
 ResultT = TypeVar("ResultT")
-_WATCHED_AFTER = 0.01
-"""Seconds after which it is watched whether the caller still waits."""
+_WATCHED_AFTER_S = 0.01
+"""Most work is done sooner than this, so most requests never start the task that watches for a disconnect."""
 
 
 async def unless_gone(receive: Receive, work: Awaitable[ResultT]) -> ResultT:
-    """The result of the work, given up as soon as the caller has gone away. Raises Cancelled then.
-
-    Most work is done before it is worth looking whether somebody still waits for it.
-    """
+    """The result of the work. Cancels the work and raises Cancelled as soon as the caller disconnects."""
     loop, task = asyncio.get_running_loop(), asyncio.current_task()
     watches: list[asyncio.Task[None]] = []
     gone = False
@@ -30,14 +27,14 @@ async def unless_gone(receive: Receive, work: Awaitable[ResultT]) -> ResultT:
         if task is not None:
             task.cancel()
 
-    timer = loop.call_later(_WATCHED_AFTER, lambda: watches.append(loop.create_task(watch())))
+    timer = loop.call_later(_WATCHED_AFTER_S, lambda: watches.append(loop.create_task(watch())))
     try:
         return await work
     except asyncio.CancelledError:
         if gone and task is not None:
             task.uncancel()
             raise Cancelled("the caller went away before the answer was ready") from None
-        # The server gives up what is still running at the end of its grace.
+        # The server cancels what still runs at the end of its drain time.
         raise Draining(
             "the server stopped before the answer was ready; ask another, or this one once it is back"
         ) from None

@@ -1,17 +1,17 @@
-"""The lean lane: the same answers by every way, whether a request was seen before or not."""
+"""Operations that carry tensors: every fault named, the same answer the second time, open to middleware and routes."""
 
 import json
+from typing import ClassVar
 
 import httpx
 import numpy as np
 import pytest
 import safetensors.numpy
-from starlette.middleware.gzip import GZipMiddleware
+from starlette.testclient import TestClient
 
 from attention_contract.operations import OPERATIONS
 from attention_contract.wire import JSON, SAFETENSORS
 from attention_service.api.app import create_app
-from attention_service.api.lane import Lane
 from attention_service.settings import Settings
 from tests.api.talk import post, problem
 
@@ -168,8 +168,46 @@ def test_paths_beside_the_lane_are_what_they_were(lane):
     assert "no such" in spaced["detail"]
 
 
-def test_middleware_that_somebody_adds_sees_every_request(tmp_path):
-    app = create_app(Settings(_env_file=None, models_dir=tmp_path))
-    assert isinstance(app.build_middleware_stack().app, Lane)
-    app.add_middleware(GZipMiddleware)
-    assert not isinstance(app.build_middleware_stack().app, Lane)
+class Seen:
+    """Middleware that notes the paths it sees, and marks the responses."""
+
+    paths: ClassVar[list[str]] = []
+
+    def __init__(self, app):
+        self.app = app
+
+    async def __call__(self, scope, receive, send):
+        async def marked(message):
+            if message["type"] == "http.response.start":
+                message["headers"] = [*message["headers"], (b"x-seen", b"1")]
+            await send(message)
+
+        if scope["type"] == "http":
+            self.paths.append(scope["path"])
+        await self.app(scope, receive, marked)
+
+
+def test_middleware_that_somebody_adds_applies_to_every_operation(tmp_path):
+    app = create_app(Settings(_env_file=None, models_dir=tmp_path, calibrate=False))
+    app.add_middleware(Seen)
+    with TestClient(app) as http:
+        while http.get("/health/ready").status_code != 200:
+            pass
+        for operation in OPERATIONS:
+            path = operation.path.format(name="nobody", parameter="none")
+            answer = http.request(operation.method, path, json=operation.example)
+            assert answer.headers["x-seen"] == "1", operation.name
+            assert "x-request-id" in answer.headers
+            assert Seen.paths[-1] == path
+
+
+def test_a_route_that_somebody_adds_is_documented_and_its_faults_are_problems(tmp_path):
+    app = create_app(Settings(_env_file=None, models_dir=tmp_path, calibrate=False))
+
+    @app.get("/broken")
+    def broken():
+        raise RuntimeError("oh")
+
+    with TestClient(app, raise_server_exceptions=False) as http:
+        assert "/broken" in http.get("/openapi.json").json()["paths"]
+        assert problem(http.get("/broken"))["code"] == "internal_error"

@@ -8,7 +8,7 @@ import time
 import pytest
 import structlog
 
-from attention_service.api.access import AccessLog, Answered
+from attention_service.api.access_log import AccessLog, Answered
 
 FIELDS = ("POST", "/v1/modules/m/forward", "forward", 200, 0.0012341, "id-1")
 NAMED = {"method": "POST", "path": "/v1/modules/m/forward", "operation": "forward", "status": 200, "ms": 1.234,

@@ -1,4 +1,4 @@
-"""JSON whose lists compiled code reads gives what it gives read by orjson, for texts of every kind."""
+"""JSON whose lists simdjson reads gives what orjson gives, for texts of every kind; large texts are bounded."""
 
 import json
 
@@ -7,9 +7,15 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from attention_contract import lists
-from attention_contract.errors import AttentionError, InvalidRequest
-from attention_contract.reading import read_json
+from attention_contract.errors import AttentionError, BodyTooLarge, InvalidRequest, Unreadable
+from attention_contract.json_reading import (
+    MAX_ITEMS,
+    MAX_LISTS,
+    MAX_OBJECTS,
+    check_text,
+    measure_text,
+    read_json,
+)
 from attention_contract.schemas.attention import ForwardRequest
 from attention_contract.schemas.gradients import RawGradientsRequest
 from attention_contract.schemas.hopfield import HopfieldRequest
@@ -17,13 +23,7 @@ from attention_contract.tensors import Untyped
 from attention_contract.validation import validate
 from attention_contract.wire import JSON, from_body, from_json
 
-pytest.importorskip("numba")
-
-
-@pytest.fixture(autouse=True, scope="module")
-def loaded():
-    lists.load()
-
+pytest.importorskip("simdjson")
 
 numbers = st.one_of(
     st.integers(-(2**66), 2**66), st.integers(-9, 9), st.floats(allow_nan=False, allow_infinity=False), st.just(-0.0)
@@ -121,17 +121,18 @@ def test_a_list_that_is_no_tensor_has_an_end(item):
 def test_a_large_text_is_looked_through_to_its_end(more):
     text = b" " * 2**20 + b'{"query": [[1.0, 2.5]],' + b" " * 2**21 + (more or '"version": "v"').encode() + b"}"
     data = read_json(memoryview(text), ForwardRequest)
-    assert data["query"].tolist() == [[1.0, 2.5]]
+    assert np.array_equal(data["query"], [[1.0, 2.5]])
     assert {name: data[name] for name in data if name != "query"} == {
         name: value for name, value in json.loads(text).items() if name != "query"
     }
 
 
 @pytest.mark.parametrize(
-    "text", [b"\xef\xbb\xbf{}", b"[{}]", b"3", b"[[1.0]]", b'{"query": [[1.0]]', b'{"query" [1.0]}']
+    "text", [b"\xef\xbb\xbf{}", b"[{}]", b"3", b"[[1.0]]", b'{"query": [[1.0]]', b'{"query" [1.0]}', b""]
 )
-def test_what_is_no_object_is_left_to_the_other_reader(text):
-    assert read_json(text, ForwardRequest) is None
+def test_a_text_that_is_no_object_is_unreadable(text):
+    with pytest.raises(Unreadable):
+        read_json(text, ForwardRequest)
 
 
 def test_among_very_many_names_an_unknown_one_is_told():
@@ -141,3 +142,45 @@ def test_among_very_many_names_an_unknown_one_is_told():
     assert refusal.value.param == "f0"
     again = ", ".join(['"average_heads": true'] * 100)
     assert read_json(f'{{"query": [[1.0]], {again}}}'.encode(), ForwardRequest)["average_heads"] is True
+
+
+def test_the_tensors_of_a_map_become_arrays():
+    data = read_json(b'{"parameters": {"score.weight": [[1, 2.5]], "odd": [[1], 2]}}', RawGradientsRequest)
+    assert isinstance(data["parameters"]["score.weight"], Untyped)
+    assert data["parameters"]["odd"] == [[1], 2]
+
+
+@pytest.mark.parametrize(
+    ("text", "advises"),
+    [
+        (b'{"query": [NaN]}', True), (b'{"query": [-Infinity]}', True), (b'{"query": [Infinity]}', True),
+        (b'{"query": [1,]}', False), (b'{"query": "NaN", 3}', False), (b'{"query": [nan]}', False), (b"{", False),
+    ],
+)  # fmt: skip
+def test_advice_about_nan_is_given_for_nan_only(text, advises):
+    with pytest.raises(Unreadable) as refusal:
+        from_body(ForwardRequest, text, JSON, "request")
+    assert ("as strings" in refusal.value.detail) is advises
+
+
+def test_the_sizes_of_a_text_are_upper_bounds():
+    size = measure_text(b'{"a": [[1, 2], [3, "x,"]], "b": {}}')
+    assert size.characters == 35
+    assert size.items >= 7
+    assert size.lists == 5
+    assert size.quotes >= 6
+    assert size.parsed_bytes > 35
+
+
+@pytest.mark.parametrize("item", [b"[]", b"{}", b"1", b'""'])
+def test_a_text_of_very_many_values_is_refused_before_it_is_parsed(item):
+    most = MAX_ITEMS if item in {b"1", b'""'} else MAX_LISTS
+    text = b'{"query": [' + b",".join([item] * (most + 1)) + b"]}"
+    with pytest.raises(BodyTooLarge, match=str(most)):
+        check_text(measure_text(text))
+
+
+def test_very_many_values_that_are_no_numbers_are_refused():
+    text = b'{"query": [[1.0]], "mask": [' + b",".join([b"true"] * (MAX_OBJECTS + 1)) + b"]}"
+    with pytest.raises(BodyTooLarge, match="base64"):
+        read_json(text, ForwardRequest, measure_text(text))

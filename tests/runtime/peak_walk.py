@@ -8,7 +8,7 @@ import argparse
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from itertools import product
 from typing import Any, NamedTuple
 
@@ -41,7 +41,6 @@ from attention_service.runtime.calibration.specs import (
 )
 from attention_service.runtime.device import Device
 from attention_service.runtime.operations import compute, forward, gradients, hopfield
-from attention_service.runtime.operations import direct as directly
 from attention_service.runtime.operations import weights as inspection
 from attention_service.runtime.scheduling.jobs import Job
 
@@ -180,16 +179,14 @@ def _planned(drawn: Drawn, request: Any) -> Job:
     prepare: Callable[..., Job] = {
         "forward": forward.prepare, "weights": inspection.prepare, "gradients": gradients.prepare
     }[drawn.kind.purpose]  # fmt: skip
-    return prepare(drawn.module, request, replace(DEVICE), 2**40)
+    return prepare(drawn.module, request, DEVICE.exact(), 2**40)
 
 
 @contextmanager
 def as_on_a_device() -> Iterator[None]:
     """Tensors are brought there, not shared with the request."""
-    shared = directly.to_torch
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(compute, "to_device", lambda x, device, dtype=None: x.to(dtype or x.dtype, copy=True))
-        patch.setattr(directly, "to_torch", lambda x: shared(x).clone())
         yield
 
 

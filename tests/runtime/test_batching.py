@@ -19,7 +19,6 @@ from attention_service.cost import Rates, Roofline
 from attention_service.runtime import engine as engine_module
 from attention_service.runtime.device import Device
 from attention_service.runtime.engine import Engine
-from attention_service.runtime.operations.direct import Direct
 from attention_service.runtime.scheduling import batching
 from attention_service.runtime.scheduling.batching import Joining
 from attention_service.runtime.scheduling.execution import Execution
@@ -362,7 +361,6 @@ def test_a_fault_of_all_together_is_nobody_s_who_runs_well_alone(tmp_path, devic
             return real(bound, *more)
 
         monkeypatch.setattr(engine_module.forward, "run", fails)
-        monkeypatch.setattr(Direct, "run", lambda *_: None)
         found = await together(engine, asks)
         assert isinstance(found.pop(3), ZeroDivisionError)
         same(found, expected[:3] + expected[4:])
@@ -418,7 +416,6 @@ class Gate:
     def __init__(self, monkeypatch):
         self.open, self.passes, self.real = threading.Event(), [], engine_module.forward.run
         monkeypatch.setattr(engine_module.forward, "run", self.run)
-        monkeypatch.setattr(Direct, "run", lambda *_: None)  # the general way is what is held up
 
     def run(self, bound, *more):
         self.passes.append((bound.module.name, bound.batch, threading.current_thread() is threading.main_thread()))
@@ -495,7 +492,6 @@ def test_the_budget_is_never_exceeded_and_everybody_is_answered(tmp_path, device
             return real(*arguments)
 
         monkeypatch.setattr(engine_module.forward, "run", watched)
-        monkeypatch.setattr(Direct, "run", lambda *_: None)
         asks = [of(int(length)) for length in rng.integers(1, 9, 80)]
         found = await together(engine, asks)
         same(found, await alone(engine, asks))

@@ -18,7 +18,6 @@ from attention_service.cost import Rates, Roofline
 from attention_service.runtime import engine as engine_module
 from attention_service.runtime.device import Device
 from attention_service.runtime.engine import Engine
-from attention_service.runtime.operations.direct import Direct
 
 ASK = RawForwardRequest(query=np.eye(2, dtype=np.float32))
 
@@ -120,7 +119,6 @@ def test_what_was_given_up_in_the_queue_never_runs_and_frees_its_memory(tmp_path
             gate.wait(10)
             return real(*arguments)
 
-        monkeypatch.setattr(Direct, "run", lambda *_: None)
         monkeypatch.setattr(engine_module.forward, "run", slow)
         engine.execution.hold_s = 0.0  # nothing stays on the event loop
         tasks = [asyncio.create_task(engine.forward(None, ASK))]
@@ -181,7 +179,6 @@ def test_a_device_that_is_full_after_all_says_so_and_goes_on(tmp_path, device, m
             def full(*_):
                 raise fault
 
-            patch.setattr(Direct, "run", lambda *_: None)
             patch.setattr(engine_module.forward, "run", full)
             with pytest.raises(NeverFits):
                 await engine.forward(None, ASK)

@@ -72,8 +72,7 @@ def come(engine, count=1, length=4):
     for _ in range(count):
         request = ForwardRequest(query=X[:, :length])
         module = engine.library.get("m")
-        outline = forward.outline_of(module, request, engine.device, engine.budget.room)
-        job = forward.job_of(outline, outline.filled(module, inputs_of(request)), request, engine.device)
+        job = forward.prepare(module, request, engine.device, engine.budget.room)
         assert engine.budget.take(job.plan.peak_bytes)
         callers.append(Caller())
         engine.execution.begin(job, callers[-1])

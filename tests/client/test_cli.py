@@ -134,7 +134,8 @@ def test_inputs_of_recurrent_methods_and_dropout_become_request_fields(run, play
     assert (played.asked.dropout.p, played.asked.dropout.seed) == (0.25, 0)
     np.savez("d.npz", query=X, **{"q_proj.weight": X})
     dropout = '{"p": 0.5, "seed": 7, "return_mask": true}'
-    run("gradients", "demo", "--query", "q.npy", "--directions", "d.npz", "--dropout", dropout)
+    shown = run("gradients", "demo", "--query", "q.npy", "--directions", "d.npz", "--dropout", dropout).stdout
+    assert "Hessian-vector products" in shown
     assert sorted(played.asked.directions) == ["q_proj.weight", "query"]
     assert (played.asked.dropout.seed, played.asked.dropout.return_mask) == (7, True)
 

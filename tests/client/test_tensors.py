@@ -116,7 +116,7 @@ def test_lists_of_arrays_are_stacked():
 
 
 class Holder:
-    """What other array libraries offer."""
+    """Stand for an array of another library."""
 
     def __array__(self, dtype=None, copy=None):
         return np.ones((2, 2), np.float32)

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from attention_client import InvalidTensor
-from attention_client.arrays import plain
+from attention_client.array_likes import plain
 from attention_contract.tensors import DTYPES, Untyped
 from tests.client.service import ask, call_of
 

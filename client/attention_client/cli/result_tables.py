@@ -6,7 +6,7 @@ import numpy as np
 from numpy.typing import NDArray
 from rich.text import Text
 
-from attention_client.cli.show import new_table, number, print_out, scaled, tensors
+from attention_client.cli.display import new_table, number, print_out, scaled, tensors
 from attention_contract.schemas.accuracy import AccuracyReply
 from attention_contract.schemas.attention import ApproximationError, Ran
 from attention_contract.schemas.gradients import GradientsReply

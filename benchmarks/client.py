@@ -18,7 +18,7 @@ from tempfile import TemporaryDirectory
 import httpx
 
 from attention_client import AsyncClient, Client
-from attention_client.connection import LIMITS
+from attention_client.connection_settings import LIMITS
 from attention_client.transport import AiohttpClient
 from attention_contract.schemas.attention import ForwardRequest
 from attention_contract.wire import SAFETENSORS, to_body

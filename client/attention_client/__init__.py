@@ -14,7 +14,7 @@
 nested lists; replies are the typed models of ``attention_contract.schemas`` and hold numpy arrays.
 """
 
-from attention_client.arrays import TensorLike
+from attention_client.array_likes import TensorLike
 from attention_client.async_client import AsyncClient
 from attention_client.client import Client
 from attention_client.errors import ConnectionFailed, DeadlineExceeded, UnexpectedReply

@@ -3,7 +3,7 @@
 from collections.abc import Mapping, Sequence
 from typing import Any, Literal
 
-from attention_client.arrays import TensorLike
+from attention_client.array_likes import TensorLike
 from attention_contract.schemas.attention import Dropout, Edit, Select
 from attention_contract.schemas.complexity import Alternative, Shape, Sweep
 from attention_contract.schemas.hopfield import Projections

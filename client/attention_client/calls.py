@@ -11,7 +11,7 @@ from string import Formatter
 from typing import Any, Final, Generic, Literal, TypeVar
 from urllib.parse import quote
 
-from attention_client.arrays import plain
+from attention_client.array_likes import plain
 from attention_contract.base import WireModel
 from attention_contract.errors import InvalidRequest
 from attention_contract.operations import Operation

@@ -26,9 +26,9 @@ from attention_client.arguments import (
     SweepLike,
     TensorMap,
 )
-from attention_client.arrays import TensorLike
+from attention_client.array_likes import TensorLike
 from attention_client.calls import Call, MediaType, Message, ReplyT, call, drawn, sized
-from attention_client.connection import LIMITS, Policy, all_headers, prefix_of, server_url
+from attention_client.connection_settings import LIMITS, Policy, all_headers, prefix_of, server_url
 from attention_client.retry import Attempts
 from attention_contract import operations
 from attention_contract.errors import AttentionError

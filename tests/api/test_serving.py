@@ -16,7 +16,7 @@ import uvicorn
 import uvloop
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
-from attention_client.connection import LIMITS
+from attention_client.connection_settings import LIMITS
 from attention_service.api.app import create_app
 from attention_service.api.server import Server
 from attention_service.settings import Settings

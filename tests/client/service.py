@@ -123,7 +123,9 @@ def reply_to(operation: Operation[Any], request: Any) -> Any:
     if name == "gradients":
         check = GradientCheck(max_absolute_error=1e-9, max_relative_error=1e-8, elements=4, passed=True)
         wrt = dict.fromkeys(request.wrt, HEADS)
-        return GradientsReply(gradients=wrt, check=dict.fromkeys(wrt, check) if request.check else None, ran=RAN)
+        products = dict.fromkeys(wrt, HEADS) if request.directions else None
+        checks = dict.fromkeys(wrt, check) if request.check else None
+        return GradientsReply(gradients=wrt, hessian_products=products, check=checks, ran=RAN)
     if name == "complexity":
         values = request.sweep.values if request.sweep else [request.shape.queries]
         facts = {"device_name": "a cpu", "parameter_count": 288, "growth": GROWTH, "limits": LIMITS}

@@ -13,7 +13,7 @@ import pytest
 import typer
 from typer.testing import CliRunner
 
-from attention_client.cli import app, costs, extensions, files, results
+from attention_client.cli import app, cost_tables, extensions, result_tables, tensor_files
 from attention_client.cli.session import Session
 from attention_contract.errors import PROBLEM_MEDIA_TYPE, ModuleNotFound
 from attention_contract.schemas.accuracy import AccuracyReply
@@ -134,7 +134,8 @@ def test_inputs_of_recurrent_methods_and_dropout_become_request_fields(run, play
     assert (played.asked.dropout.p, played.asked.dropout.seed) == (0.25, 0)
     np.savez("d.npz", query=X, **{"q_proj.weight": X})
     dropout = '{"p": 0.5, "seed": 7, "return_mask": true}'
-    run("gradients", "demo", "--query", "q.npy", "--directions", "d.npz", "--dropout", dropout)
+    shown = run("gradients", "demo", "--query", "q.npy", "--directions", "d.npz", "--dropout", dropout).stdout
+    assert "Hessian-vector products" in shown
     assert sorted(played.asked.directions) == ["q_proj.weight", "query"]
     assert (played.asked.dropout.seed, played.asked.dropout.return_mask) == (7, True)
 
@@ -147,15 +148,15 @@ def test_parameters_are_replaced_at_a_version(run, played):
 
 def test_only_keys_that_are_there_are_named(capsys):
     keys, weights = np.array([[[1, 0, -1, -1]]]), np.array([[[0.75, 0.25, 0, 0]]], np.float32)
-    results.top_keys(TopKeys(keys=keys, weights=weights), None, None)
+    result_tables.top_keys(TopKeys(keys=keys, weights=weights), None, None)
     out = capsys.readouterr().out
     assert "1 (0.750)  0 (0.250)" in out
     assert "-1" not in out
 
 
 def test_an_error_is_one_line(capsys):
-    results.error(ApproximationError(max=0.5, rms=0.125, mean_kl=0.25))
-    results.error(ApproximationError(max=0.5, rms=0.125))
+    result_tables.error(ApproximationError(max=0.5, rms=0.125, mean_kl=0.25))
+    result_tables.error(ApproximationError(max=0.5, rms=0.125))
     first, second = capsys.readouterr().out.splitlines()
     assert "0.5" in first
     assert "0.125, mean KL 0.25" in first
@@ -203,7 +204,7 @@ def test_a_size_that_no_shape_has_has_a_column_of_its_own(run):
 def test_the_first_measurement_is_not_told_as_another_one(capsys):
     for basis, told in (("rates", "it is being measured now"), ("calibrated", "it is being measured again now")):
         reply = AccuracyReply(device="cpu", basis=basis, recalibrating=True, recalibrations=0, predictions=[])
-        results.accuracy(reply)
+        result_tables.accuracy(reply)
         assert told in capsys.readouterr().out
 
 
@@ -221,7 +222,7 @@ def test_crossovers_are_sentences():
         },
     }  # fmt: skip
     for sentence, facts in told.items():
-        assert costs._crossover(Crossover(**both, **facts)) == sentence
+        assert cost_tables._crossover(Crossover(**both, **facts)) == sentence
 
 
 def test_a_module_may_be_made_from_files(run, played, tmp_path):
@@ -268,7 +269,7 @@ def test_a_module_is_deleted_at_a_version(run, played):
 @pytest.mark.parametrize("suffix", [".npy", ".npz", ".safetensors", ".json"])
 def test_what_is_written_can_be_read_again(run, suffix):
     run("forward", "demo", "--query", "q.npy", "-o", f"out{suffix}")
-    np.testing.assert_array_equal(files.read(f"out{suffix}", "output"), X)
+    np.testing.assert_array_equal(tensor_files.read(f"out{suffix}", "output"), X)
 
 
 def test_bfloat16_survives_in_safetensors_and_widens_elsewhere(run, tmp_path):

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from attention_client import InvalidTensor
-from attention_client.arrays import plain
+from attention_client.array_likes import plain
 from attention_contract.tensors import DTYPES, Untyped
 from tests.client.service import ask, call_of
 
@@ -116,7 +116,7 @@ def test_lists_of_arrays_are_stacked():
 
 
 class Holder:
-    """What other array libraries offer."""
+    """Stand for an array of another library."""
 
     def __array__(self, dtype=None, copy=None):
         return np.ones((2, 2), np.float32)

@@ -9,10 +9,10 @@ from typing import Annotated
 
 import typer
 
-from attention_client.cli import compute, cost, hopfield, modules, server
+from attention_client.cli import compute_commands, cost_commands, hopfield_commands, module_commands, server_commands
 from attention_client.cli.extensions import add_extensions
 from attention_client.cli.session import Commands, Session
-from attention_client.connection import DEFAULT_URL
+from attention_client.connection_settings import DEFAULT_URL
 
 app = typer.Typer(
     name="attention",
@@ -51,17 +51,17 @@ def options(
     session.url, session.timeout, session.retries = url, timeout, retries
 
 
-app.add_typer(modules.app, name="modules")
-app.command("import")(modules.import_module)
-app.command()(compute.forward)
-app.command()(compute.weights)
-app.command()(compute.gradients)
-app.command()(cost.complexity)
-app.command()(cost.hardware)
-app.command()(cost.accuracy)
-app.command()(hopfield.hopfield)
-app.command()(server.info)
-app.command()(server.variants)
+app.add_typer(module_commands.app, name="modules")
+app.command("import")(module_commands.import_module)
+app.command()(compute_commands.forward)
+app.command()(compute_commands.weights)
+app.command()(compute_commands.gradients)
+app.command()(cost_commands.complexity)
+app.command()(cost_commands.hardware)
+app.command()(cost_commands.accuracy)
+app.command()(hopfield_commands.hopfield)
+app.command()(server_commands.info)
+app.command()(server_commands.variants)
 add_extensions(app)
 
 

@@ -5,13 +5,15 @@ from typing import Annotated, Any
 
 import typer
 
-from attention_client.cli import files, results, show
+from attention_client.cli import display, result_tables, tensor_files
 from attention_client.cli.inputs import Fields, Name, Returned, for_target, takes_inputs
 from attention_client.cli.session import AsJson, client_of, present, print_json
 
 Output = Annotated[
     Path | None,
-    typer.Option("--output", "-o", callback=files.writable, help="Write the reply: .npy, .npz, .safetensors or .json."),
+    typer.Option(
+        "--output", "-o", callback=tensor_files.writable, help="Write the reply: .npy, .npz, .safetensors or .json."
+    ),
 ]
 Heads = Annotated[list[int] | None, typer.Option("--head", min=0, help="Only this head; may be repeated.")]
 Rows = Annotated[list[int] | None, typer.Option("--row", min=0, help="Only this query; may be repeated.")]
@@ -34,12 +36,12 @@ def _forward_fields(returned: list[str] | None, edits: str | None, dropout: str 
     if returned:
         fields["return_"] = returned
     if edits is not None:
-        fields["edits"] = files.read_json(edits, "edits")
+        fields["edits"] = tensor_files.read_json(edits, "edits")
     if dropout is not None:
         try:
             fields["dropout"] = {"p": float(dropout)}
         except ValueError:
-            fields["dropout"] = files.read_object(dropout, "dropout")
+            fields["dropout"] = tensor_files.read_object(dropout, "dropout")
     return fields
 
 
@@ -67,14 +69,14 @@ def forward(
     with client_of(ctx) as client:
         reply = client.raw_forward(**fields) if name is None else client.forward(name, **fields)
     if output is not None:
-        files.write(output, reply, "output")
+        tensor_files.write(output, reply, "output")
     if as_json:
         print_json(reply)
     else:
-        show.tensors(files.tensors(reply))
+        display.tensors(tensor_files.tensors(reply))
         if reply.error is not None:
-            results.error(reply.error)
-        results.ran(reply.ran)
+            result_tables.error(reply.error)
+        result_tables.ran(reply.ran)
 
 
 @takes_inputs
@@ -94,18 +96,18 @@ def weights(
     fields: dict[str, Any] = for_target(name, inputs) | _select(heads, rows)
     fields |= {"top_k": top_k, "average_heads": average, "return_weights": as_json or output is not None}
     if query_mask is not None:
-        fields["query_mask"] = files.read(query_mask, "query_mask")
+        fields["query_mask"] = tensor_files.read(query_mask, "query_mask")
     with client_of(ctx) as client:
         reply = client.raw_weights(**fields) if name is None else client.weights(name, **fields)
     if output is not None:
-        files.write(output, reply, "weights")
+        tensor_files.write(output, reply, "weights")
     if as_json:
         print_json(reply)
     else:
-        results.heads(reply, heads)
+        result_tables.heads(reply, heads)
         if reply.top is not None:
-            results.top_keys(reply.top, heads, rows)
-        results.ran(reply.ran)
+            result_tables.top_keys(reply.top, heads, rows)
+        result_tables.ran(reply.ran)
 
 
 @takes_inputs
@@ -129,11 +131,11 @@ def gradients(
     fields: dict[str, Any] = for_target(name, inputs) | _forward_fields(returned, edits, dropout)
     fields |= {"wrt": wrt or ["query"], "check": check}
     if directions is not None:
-        fields["directions"] = files.read_all(directions, "directions")
+        fields["directions"] = tensor_files.read_all(directions, "directions")
     if upstream is not None:
-        fields["upstream"] = files.read(upstream, "upstream")
+        fields["upstream"] = tensor_files.read(upstream, "upstream")
     with client_of(ctx) as client:
         reply = client.raw_gradients(**fields) if name is None else client.gradients(name, **fields)
     if output is not None:
-        files.write(output, reply)
-    present(reply, as_json, results.gradients)
+        tensor_files.write(output, reply)
+    present(reply, as_json, result_tables.gradients)

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 
 from rich.text import Text
 
-from attention_client.cli.show import new_table, number, print_out, scaled
+from attention_client.cli.display import new_table, number, print_out, scaled
 from attention_contract.schemas.answers import CostLimits, Crossover, Fits, Largest
 from attention_contract.schemas.complexity import Compared, ComplexityReply, Cost, Growth, Shape, Sweep
 from attention_contract.schemas.hardware import HardwareList

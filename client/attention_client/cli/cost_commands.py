@@ -5,7 +5,7 @@ from typing import Annotated, Any, get_args
 
 import typer
 
-from attention_client.cli import costs, files, results
+from attention_client.cli import cost_tables, result_tables, tensor_files
 from attention_client.cli.inputs import Name, Returned, Spec
 from attention_client.cli.session import AsJson, client_of, present, print_json
 from attention_contract.schemas.complexity import Dimension, Sweep
@@ -66,14 +66,17 @@ def complexity(
     shape = {"batch": batch, "queries": queries, "past": past} | ({} if keys is None else {"keys": keys})
     options: dict[str, Any] = {"kernel": kernel, "version": version, "hardware": hardware, "measure": measure}
     options |= {"return_": returned} if returned else {}
-    options |= {"memory_bytes": memory_bytes, "compare": [files.read_json(one, "compare") for one in compare or []]}
+    options |= {
+        "memory_bytes": memory_bytes,
+        "compare": [tensor_files.read_json(one, "compare") for one in compare or []],
+    }
     raw: dict[str, Any] = {
         "num_heads": num_heads,
         "head_dim": head_dim,
         "num_kv_heads": num_kv_heads,
         "value_dim": value_dim,
     }
-    raw |= {"dtype": dtype, "spec": None if spec is None else files.read_json(spec, "spec")}
+    raw |= {"dtype": dtype, "spec": None if spec is None else tensor_files.read_json(spec, "spec")}
     wrong = [option for option, value in raw.items() if value is not None]
     if name is not None and wrong:
         option = wrong[0].replace("_", "-")
@@ -91,7 +94,7 @@ def complexity(
     if as_json:
         print_json(reply)
     else:
-        costs.costs(reply, None if varied is None else Sweep.model_validate(varied))
+        cost_tables.costs(reply, None if varied is None else Sweep.model_validate(varied))
 
 
 def _draw(ctx: typer.Context, file: Path, name: str | None, asked: tuple[Any, Any], options: dict[str, Any]) -> None:
@@ -114,11 +117,11 @@ def hardware(ctx: typer.Context, as_json: AsJson = False) -> None:
     """List the devices that --hardware may name, with the source of their figures."""
     with client_of(ctx) as client:
         reply = client.list_hardware()
-    present(reply, as_json, costs.hardware)
+    present(reply, as_json, cost_tables.hardware)
 
 
 def accuracy(ctx: typer.Context, as_json: AsJson = False) -> None:
     """Show how far the server's predictions of time were from what was measured."""
     with client_of(ctx) as client:
         reply = client.accuracy()
-    present(reply, as_json, results.accuracy)
+    present(reply, as_json, result_tables.accuracy)

@@ -6,7 +6,7 @@ import numpy as np
 from numpy.typing import NDArray
 from rich.text import Text
 
-from attention_client.cli.show import new_table, number, print_out, scaled
+from attention_client.cli.display import new_table, number, print_out, scaled, tensors
 from attention_contract.schemas.accuracy import AccuracyReply
 from attention_contract.schemas.attention import ApproximationError, Ran
 from attention_contract.schemas.gradients import GradientsReply
@@ -112,6 +112,9 @@ def gradients(reply: GradientsReply) -> None:
             row += [*errors, "passed" if check.passed else "[red]failed[/red]"]
         table.add_row(name, str(list(array.shape)), dtype_name(array), *row)
     print_out(table)
+    if reply.hessian_products is not None:
+        print_out("Hessian-vector products")
+        tensors(reply.hessian_products)
     ran(reply.ran)
 
 

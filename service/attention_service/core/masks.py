@@ -1,4 +1,4 @@
-"""Masks of positions: whether the query at p may look at key j.
+"""Masks as functions of positions: True if the query at p may look at key j.
 
 p is the query's index plus its offset, which is the length of the past unless the request says otherwise.
 """
@@ -22,16 +22,16 @@ from attention_service.core.tilings import Blocks, Leading, Remainder, Segments,
 
 
 class MaskRule(Protocol):
-    """A mask that depends on positions alone."""
+    """Mask that depends only on positions."""
 
     def pattern(self, surplus: int, keys: int) -> Pattern:
-        """The pairs it allows, among so many keys, of which ``surplus`` more are new than there are queries."""
+        """Return the allowed pairs among ``keys`` keys; ``surplus`` is new keys minus queries."""
 
 
 MASKS = Registry[MaskRule]("mask")
 _GRADIENT = "∂s where looking is allowed, 0 elsewhere"
 FAR = 2**61
-"""Offsets are cut off here: beyond any position in a sequence, and small enough that sums with it fit int64."""
+"""Bound of offsets: beyond any position of a sequence, and small enough for sums in int64."""
 
 
 @MASKS.register(
@@ -43,12 +43,12 @@ FAR = 2**61
 )
 @dataclass(frozen=True)
 class Causal:
-    """No look ahead."""
+    """Mask of later keys."""
 
     options: spec.Causal
 
     def pattern(self, surplus: int, keys: int) -> Pattern:
-        """Everything up to the (aligned) diagonal."""
+        """Allow all pairs up to the (aligned) diagonal."""
         return Band(high=surplus if self.options.align == "bottom_right" else 0)
 
 
@@ -61,12 +61,12 @@ class Causal:
 )
 @dataclass(frozen=True)
 class SlidingWindow:
-    """The neighbourhood of the diagonal."""
+    """Neighbourhood of the diagonal."""
 
     options: spec.SlidingWindow
 
     def pattern(self, surplus: int, keys: int) -> Pattern:
-        """One band."""
+        """Allow one band."""
         left = self.options.left
         return Band(low=None if left is None else -left, high=self.options.right)
 
@@ -80,12 +80,12 @@ class SlidingWindow:
 )
 @dataclass(frozen=True)
 class GlobalTokens:
-    """A cross of rows and columns for each position."""
+    """Row and column of each global position."""
 
     options: spec.GlobalTokens
 
     def pattern(self, surplus: int, keys: int) -> Pattern:
-        """Marked queries and marked keys."""
+        """Allow pairs of a global query or a global key."""
         positions = tuple(self.options.positions)
         return AnyOf((Queries(positions), Keys(positions)))
 
@@ -99,12 +99,12 @@ class GlobalTokens:
 )
 @dataclass(frozen=True)
 class PrefixLM:
-    """Causal beyond a prefix that every query sees."""
+    """Causal mask with a prefix that every query sees."""
 
     options: spec.PrefixLM
 
     def pattern(self, surplus: int, keys: int) -> Pattern:
-        """The first keys, and everything up to the diagonal."""
+        """Allow the first keys, and all pairs up to the diagonal."""
         return AnyOf((Leading(self.options.length), Band(high=0)))
 
 
@@ -117,12 +117,12 @@ class PrefixLM:
 )
 @dataclass(frozen=True)
 class Block:
-    """Blocks along the diagonal."""
+    """Blocks of equal size along the diagonal."""
 
     options: spec.Block
 
     def pattern(self, surplus: int, keys: int) -> Pattern:
-        """The query's block and its neighbours."""
+        """Allow the query's block and its neighbours."""
         return Blocks(self.options.size, self.options.neighbours)
 
 
@@ -135,12 +135,12 @@ class Block:
 )
 @dataclass(frozen=True)
 class Strided:
-    """A neighbourhood and stripes beside the diagonal."""
+    """Neighbourhood of the diagonal, and stripes parallel to it."""
 
     options: spec.Strided
 
     def pattern(self, surplus: int, keys: int) -> Pattern:
-        """A band and every so many diagonals."""
+        """Allow a band and every ``stride``-th diagonal."""
         local = self.options.stride if self.options.local is None else self.options.local
         return AnyOf((Band(-local, local), Stripes(self.options.stride)))
 
@@ -159,7 +159,7 @@ class FixedStride:
     options: spec.FixedStride
 
     def pattern(self, surplus: int, keys: int) -> Pattern:
-        """The query's block, and the end of each."""
+        """Allow the query's block, and the end of every block."""
         stride, summary = self.options.stride, self.options.summary
         return AnyOf((Blocks(stride), Remainder(stride, stride - summary)))
 
@@ -173,12 +173,12 @@ class FixedStride:
 )
 @dataclass(frozen=True)
 class RandomBlocks:
-    """A few blocks of keys for each block of queries."""
+    """Random blocks of keys per block of queries."""
 
     options: spec.RandomBlocks
 
     def pattern(self, surplus: int, keys: int) -> Pattern:
-        """Drawn among the blocks of all keys."""
+        """Allow the drawn blocks among the blocks of all keys."""
         return Drawn(self.options.size, self.options.count, self.options.seed, -(-keys // self.options.size))
 
 
@@ -191,12 +191,12 @@ class RandomBlocks:
 )
 @dataclass(frozen=True)
 class Documents:
-    """Blocks of any lengths along the diagonal."""
+    """Blocks of given lengths along the diagonal."""
 
     options: spec.Documents
 
     def pattern(self, surplus: int, keys: int) -> Pattern:
-        """Cut where a document begins, and where the last has ended."""
+        """Allow pairs between the same two document boundaries."""
         return Segments((0, *accumulate(self.options.lengths)))
 
 
@@ -209,12 +209,12 @@ class Documents:
 )
 @dataclass(frozen=True)
 class Union:
-    """What any of several masks allows."""
+    """Union of several masks."""
 
     options: spec.AnyOf
 
     def pattern(self, surplus: int, keys: int) -> Pattern:
-        """The union of theirs."""
+        """Return the union of the masks' patterns."""
         return AnyOf(tuple(MASKS.of(mask).pattern(surplus, keys) for mask in self.options.of))
 
 
@@ -227,17 +227,17 @@ class Union:
 )
 @dataclass(frozen=True)
 class Intersection:
-    """What each of several masks allows."""
+    """Intersection of several masks."""
 
     options: spec.AllOf
 
     def pattern(self, surplus: int, keys: int) -> Pattern:
-        """The intersection of theirs."""
+        """Return the intersection of the masks' patterns."""
         return AllOf(tuple(MASKS.of(mask).pattern(surplus, keys) for mask in self.options.of))
 
 
 def pattern_of(masks: Sequence[spec.Mask], queries: int, keys: int, past: int = 0) -> Pattern:
-    """What all of the masks allow."""
+    """Return the pattern that all masks allow."""
     patterns = tuple(MASKS.of(mask).pattern(keys - past - queries, keys) for mask in masks)
     return patterns[0] if len(patterns) == 1 else AllOf(patterns)
 
@@ -252,9 +252,9 @@ def allowed(
     rows: Tensor | None = None,
     device: torch.device | str = "cpu",
 ) -> Tensor | None:
-    """What all of the masks allow: bool ``[1 or B, 1, Q or len(rows), K]``, or None where there is no mask.
+    """Return the pairs that all masks allow: bool ``[1 or B, 1, Q or len(rows), K]``, or None without masks.
 
-    offsets ``[B]`` or ``[]``, by default the past; rows: the indices of the queries to answer for, by default all.
+    offsets ``[B]`` or ``[]``, by default the past; rows: the indices of the queries, by default all.
     """
     if not masks:
         return None
@@ -268,9 +268,9 @@ def allowed(
 def allowed_pairs(
     masks: Sequence[spec.Mask], queries: int, keys: int, *, past: int = 0, offset: int | None = None
 ) -> int:
-    """How many of the queries × keys pairs all of the masks allow, exactly, without laying them out.
+    """Count exactly the pairs of queries and keys that all masks allow, without a tensor of pairs.
 
-    Raises InvalidRequest where that would take too long (see ``row_counting``).
+    Raises InvalidRequest if the count would take too long (see ``row_counting``).
     """
     first = max(-FAR, min(past if offset is None else offset, FAR))
     pattern = pattern_of(masks, queries, keys, past)

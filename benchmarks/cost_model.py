@@ -16,7 +16,6 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from attention_contract import lists
 from attention_service.cost import Calibrated
 from attention_service.runtime.calibration.calibrating import SECONDS, Calibration
 from attention_service.runtime.calibration.fitting import Point
@@ -107,7 +106,6 @@ def main() -> None:
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--output", type=Path, default=None, help="the page whose tables are replaced")
     options = parser.parse_args()
-    lists.load()  # as a server does
     device = Device.open(options.device, options.threads)
     started = perf_counter()
     calibration = Calibration(device, ROOM, seed=options.seed, seconds=options.seconds)

@@ -6,7 +6,7 @@
     make demo SENTENCE="Time flies like an arrow"
     make demo CHECKPOINT=path/to/folder              any checkpoint with the layout of BERT, as safetensors
     python examples/demo.py --layer 2                every head of layer 2; also --head, --all
-    python examples/demo.py --url http://host:8000 --checkpoint folder
+    make demo ATTENTION_URL=http://host:8000         a running service, whose model repository has the checkpoint
 
 The service computes the attention of every layer; ``transformers`` computes the rest (embeddings, feed-forward,
 LayerNorm). For comparison, ``transformers`` then computes the whole encoder. The exit status is 1 if the weights differ
@@ -39,7 +39,11 @@ def arguments() -> argparse.Namespace:
     say = parser.add_argument
     say("--sentence", default=os.environ.get("SENTENCE") or "The cat sat on the mat")
     say("--checkpoint", type=Path, default=os.environ.get("CHECKPOINT") or None, help="folder; default: MiniLM")
-    say("--url", help="a running service with the checkpoint in its model repository; default: start one")
+    say(
+        "--url",
+        default=os.environ.get("ATTENTION_URL") or None,
+        help="a running service, whose model repository has the checkpoint; default: ATTENTION_URL, else start one",
+    )
     say("--stored-as", metavar="PATH", help="the checkpoint's path in that repository; default: the folder's name")
     say("--layer", type=int, help="show the weights of this layer")
     say("--head", type=int, help="show the weights of this head")

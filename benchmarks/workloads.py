@@ -1,4 +1,4 @@
-"""Workloads: shapes, weights, requests and expected answers."""
+"""What is served: shapes, weights, one request and the answer that it must get."""
 
 from dataclasses import dataclass
 from pathlib import Path
@@ -22,11 +22,11 @@ class Workload:
     """Processor cores of the server."""
     concurrency: tuple[int, ...] = (1, 16, 64)
     seconds: float = 1
-    """Duration of one run of the load generator."""
+    """Of one run of the load generator."""
 
     @property
     def shape(self) -> tuple[int, int, int]:
-        """Shape of the query and of the output."""
+        """Of the query and of the output."""
         return self.batch, self.length, self.width
 
     @property
@@ -57,7 +57,7 @@ class Workload:
         return file
 
     def answer(self, query: Floats) -> NDArray[np.float64]:
-        """Compute attention in float64, step by step."""
+        """What attention gives, in float64 and step by step."""
         weights = {name: value.astype(np.float64) for name, value in self.weights().items()}
         # [B, L, 3, H, D] -> three of [B, H, L, D]
         joint = query.astype(np.float64) @ weights["in_proj_weight"].T + weights["in_proj_bias"]

@@ -1,4 +1,4 @@
-"""Masks as functions of positions: True if the query at p may look at key j.
+"""Masks of positions: whether the query at p may look at key j.
 
 p is the query's index plus its offset, which is the length of the past unless the request says otherwise.
 """
@@ -22,16 +22,16 @@ from attention_service.core.tilings import Blocks, Leading, Remainder, Segments,
 
 
 class MaskRule(Protocol):
-    """Mask that depends only on positions."""
+    """A mask that depends on positions alone."""
 
     def pattern(self, surplus: int, keys: int) -> Pattern:
-        """Return the allowed pairs among ``keys`` keys; ``surplus`` is new keys minus queries."""
+        """The pairs it allows, among so many keys, of which ``surplus`` more are new than there are queries."""
 
 
 MASKS = Registry[MaskRule]("mask")
 _GRADIENT = "∂s where looking is allowed, 0 elsewhere"
 FAR = 2**61
-"""Bound of offsets: beyond any position of a sequence, and small enough for sums in int64."""
+"""Offsets are cut off here: beyond any position in a sequence, and small enough that sums with it fit int64."""
 
 
 @MASKS.register(
@@ -43,12 +43,12 @@ FAR = 2**61
 )
 @dataclass(frozen=True)
 class Causal:
-    """Mask of later keys."""
+    """No look ahead."""
 
     options: spec.Causal
 
     def pattern(self, surplus: int, keys: int) -> Pattern:
-        """Allow all pairs up to the (aligned) diagonal."""
+        """Everything up to the (aligned) diagonal."""
         return Band(high=surplus if self.options.align == "bottom_right" else 0)
 
 
@@ -61,12 +61,12 @@ class Causal:
 )
 @dataclass(frozen=True)
 class SlidingWindow:
-    """Neighbourhood of the diagonal."""
+    """The neighbourhood of the diagonal."""
 
     options: spec.SlidingWindow
 
     def pattern(self, surplus: int, keys: int) -> Pattern:
-        """Allow one band."""
+        """One band."""
         left = self.options.left
         return Band(low=None if left is None else -left, high=self.options.right)
 
@@ -80,12 +80,12 @@ class SlidingWindow:
 )
 @dataclass(frozen=True)
 class GlobalTokens:
-    """Row and column of each global position."""
+    """A cross of rows and columns for each position."""
 
     options: spec.GlobalTokens
 
     def pattern(self, surplus: int, keys: int) -> Pattern:
-        """Allow pairs of a global query or a global key."""
+        """Marked queries and marked keys."""
         positions = tuple(self.options.positions)
         return AnyOf((Queries(positions), Keys(positions)))
 
@@ -99,12 +99,12 @@ class GlobalTokens:
 )
 @dataclass(frozen=True)
 class PrefixLM:
-    """Causal mask with a prefix that every query sees."""
+    """Causal beyond a prefix that every query sees."""
 
     options: spec.PrefixLM
 
     def pattern(self, surplus: int, keys: int) -> Pattern:
-        """Allow the first keys, and all pairs up to the diagonal."""
+        """The first keys, and everything up to the diagonal."""
         return AnyOf((Leading(self.options.length), Band(high=0)))
 
 
@@ -117,12 +117,12 @@ class PrefixLM:
 )
 @dataclass(frozen=True)
 class Block:
-    """Blocks of equal size along the diagonal."""
+    """Blocks along the diagonal."""
 
     options: spec.Block
 
     def pattern(self, surplus: int, keys: int) -> Pattern:
-        """Allow the query's block and its neighbours."""
+        """The query's block and its neighbours."""
         return Blocks(self.options.size, self.options.neighbours)
 
 
@@ -135,12 +135,12 @@ class Block:
 )
 @dataclass(frozen=True)
 class Strided:
-    """Neighbourhood of the diagonal, and stripes parallel to it."""
+    """A neighbourhood and stripes beside the diagonal."""
 
     options: spec.Strided
 
     def pattern(self, surplus: int, keys: int) -> Pattern:
-        """Allow a band and every ``stride``-th diagonal."""
+        """A band and every so many diagonals."""
         local = self.options.stride if self.options.local is None else self.options.local
         return AnyOf((Band(-local, local), Stripes(self.options.stride)))
 
@@ -159,7 +159,7 @@ class FixedStride:
     options: spec.FixedStride
 
     def pattern(self, surplus: int, keys: int) -> Pattern:
-        """Allow the query's block, and the end of every block."""
+        """The query's block, and the end of each."""
         stride, summary = self.options.stride, self.options.summary
         return AnyOf((Blocks(stride), Remainder(stride, stride - summary)))
 
@@ -173,12 +173,12 @@ class FixedStride:
 )
 @dataclass(frozen=True)
 class RandomBlocks:
-    """Random blocks of keys per block of queries."""
+    """A few blocks of keys for each block of queries."""
 
     options: spec.RandomBlocks
 
     def pattern(self, surplus: int, keys: int) -> Pattern:
-        """Allow the drawn blocks among the blocks of all keys."""
+        """Drawn among the blocks of all keys."""
         return Drawn(self.options.size, self.options.count, self.options.seed, -(-keys // self.options.size))
 
 
@@ -191,12 +191,12 @@ class RandomBlocks:
 )
 @dataclass(frozen=True)
 class Documents:
-    """Blocks of given lengths along the diagonal."""
+    """Blocks of any lengths along the diagonal."""
 
     options: spec.Documents
 
     def pattern(self, surplus: int, keys: int) -> Pattern:
-        """Allow pairs between the same two document boundaries."""
+        """Cut where a document begins, and where the last has ended."""
         return Segments((0, *accumulate(self.options.lengths)))
 
 
@@ -209,12 +209,12 @@ class Documents:
 )
 @dataclass(frozen=True)
 class Union:
-    """Union of several masks."""
+    """What any of several masks allows."""
 
     options: spec.AnyOf
 
     def pattern(self, surplus: int, keys: int) -> Pattern:
-        """Return the union of the masks' patterns."""
+        """The union of theirs."""
         return AnyOf(tuple(MASKS.of(mask).pattern(surplus, keys) for mask in self.options.of))
 
 
@@ -227,17 +227,17 @@ class Union:
 )
 @dataclass(frozen=True)
 class Intersection:
-    """Intersection of several masks."""
+    """What each of several masks allows."""
 
     options: spec.AllOf
 
     def pattern(self, surplus: int, keys: int) -> Pattern:
-        """Return the intersection of the masks' patterns."""
+        """The intersection of theirs."""
         return AllOf(tuple(MASKS.of(mask).pattern(surplus, keys) for mask in self.options.of))
 
 
 def pattern_of(masks: Sequence[spec.Mask], queries: int, keys: int, past: int = 0) -> Pattern:
-    """Return the pattern that all masks allow."""
+    """What all of the masks allow."""
     patterns = tuple(MASKS.of(mask).pattern(keys - past - queries, keys) for mask in masks)
     return patterns[0] if len(patterns) == 1 else AllOf(patterns)
 
@@ -252,9 +252,9 @@ def allowed(
     rows: Tensor | None = None,
     device: torch.device | str = "cpu",
 ) -> Tensor | None:
-    """Return the pairs that all masks allow: bool ``[1 or B, 1, Q or len(rows), K]``, or None without masks.
+    """What all of the masks allow: bool ``[1 or B, 1, Q or len(rows), K]``, or None where there is no mask.
 
-    offsets ``[B]`` or ``[]``, by default the past; rows: the indices of the queries, by default all.
+    offsets ``[B]`` or ``[]``, by default the past; rows: the indices of the queries to answer for, by default all.
     """
     if not masks:
         return None
@@ -268,9 +268,9 @@ def allowed(
 def allowed_pairs(
     masks: Sequence[spec.Mask], queries: int, keys: int, *, past: int = 0, offset: int | None = None
 ) -> int:
-    """Count exactly the pairs of queries and keys that all masks allow, without a tensor of pairs.
+    """How many of the queries × keys pairs all of the masks allow, exactly, without laying them out.
 
-    Raises InvalidRequest if the count would take too long (see ``row_counting``).
+    Raises InvalidRequest where that would take too long (see ``row_counting``).
     """
     first = max(-FAR, min(past if offset is None else offset, FAR))
     pattern = pattern_of(masks, queries, keys, past)

@@ -5,7 +5,6 @@ import asyncio
 import numpy as np
 import pytest
 import torch
-from attention_service.runtime.binding.request_signature import inputs_of
 
 from attention_contract.schemas.attention import ForwardRequest
 from attention_contract.schemas.modules import CreateModule, ModuleConfig

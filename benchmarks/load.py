@@ -16,7 +16,7 @@ SCRIPT = Path(__file__).parent / "post.lua"
 
 @dataclass(frozen=True)
 class Load:
-    """What one run of the generator found."""
+    """Results of one run of the load generator."""
 
     requests: int
     seconds: float
@@ -25,7 +25,7 @@ class Load:
     failed: int
     """Requests that got no answer, or one other than 200."""
     processor_seconds: float = 0
-    """That the server computed meanwhile."""
+    """Processor time of the server during the run."""
 
     @property
     def rate(self) -> float:
@@ -34,7 +34,7 @@ class Load:
 
 
 def generator() -> str:
-    """What sends the requests on this machine."""
+    """Return the name of the load generator on this machine."""
     return "wrk" if shutil.which("wrk") else "the project's own loop over sockets (wrk is not installed)"
 
 

@@ -38,13 +38,13 @@ class Cell:
         return [load.rate for load in self.loads]
 
     def ratio(self, other: "Cell") -> float:
-        """Of the rates, round by round; the median. A round in which the other had no answer says nothing."""
+        """Return the median over rounds of the ratio of rates. A round without answers of the other is skipped."""
         return median([a / b for a, b in zip(self.rates, other.rates, strict=False) if b] or [math.nan])
 
 
 @dataclass
 class Comparison:
-    """What was found for one workload."""
+    """Measurements of one workload."""
 
     workload: Workload
     cells: list[Cell]
@@ -59,11 +59,11 @@ class Comparison:
         return None
 
     def of(self, server: Server) -> list[Cell]:
-        """What is still to be measured of a server."""
+        """Return the cells of a server that remain to be measured."""
         return [cell for cell in self.cells if cell.entry.server.name == server.name and not self.failed(cell.entry)]
 
     def failed(self, entry: Entry) -> bool:
-        """Whether it is out."""
+        """Return True if the server has failed."""
         return bool({entry.server.name, entry.label} & self.faults.keys())
 
     @contextmanager

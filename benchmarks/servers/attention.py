@@ -18,7 +18,7 @@ class Attention:
         with np.load(file) as told:
             self.heads = int(told["heads"])
             self.shape = tuple(int(size) for size in told["shape"])
-            """Of one request: ``[B, L, d]``."""
+            """Shape of one request, ``[B, L, d]``."""
             names = ("in_proj_weight", "in_proj_bias", "out_proj.weight", "out_proj.bias")
             self._weights = [torch.from_numpy(told[name]) for name in names]
 

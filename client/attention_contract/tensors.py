@@ -222,7 +222,7 @@ def _from_base64(text: Any, dtype: np.dtype[Any], shape: tuple[int, ...]) -> NDA
             f"the base64 text holds about {len(text) * 3 // 4}"
         )
     try:
-        data = bytearray(base64.b64decode(text, validate=True))  # writable, as an array is expected to be
+        data = bytearray(binascii.a2b_base64(text, strict_mode=True))  # writable, as an array is expected to be
     except (binascii.Error, ValueError):
         raise TensorFault("base64 holds characters outside its alphabet") from None
     return from_buffer(data, dtype, shape)

@@ -189,7 +189,7 @@ class Ran(WireModel):
     queue_ms: float
     """Milliseconds between admission and execution."""
     batch: int
-    """The number of requests that ran together. The times are those of all of them; FLOPs and bytes are this request's."""
+    """The number of requests that ran together. Times are those of all of them; FLOPs and bytes are this request's."""
     peak_bytes: int
     """Peak memory that the request was admitted for, in bytes: the cost model's estimate."""
 

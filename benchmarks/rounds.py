@@ -142,17 +142,15 @@ def _error(entry: Entry, url: str, workload: Workload, index: int) -> float:
     if answer.status != 200:
         raise ServerError(f"{entry.name} answers {entry.form.name} with {answer.status}: {body[:200]!r}")
     expected = workload.answer(query)
-    output = entry.form.read(body, answer.getheader, workload.shape)
+    output = entry.form.read(body, answer.getheader, query.shape)
     return float(np.abs(output - expected).max() / np.abs(expected).max())
 
 
 def _load(cell: Cell, process: Running, workload: Workload, seconds: float, folder: Path) -> Load:
-    request = cell.entry.form.write(workload.query())
-    body = folder / "body"
-    body.write_bytes(request.body)
+    requests = [cell.entry.form.write(workload.query(index)) for index in range(workload.different)]
     _, cores = cores_for(workload.cores)
     before = process.processor_seconds()
-    found = send(process.url + request.path, body, request.headers, cell.connections, seconds, cores)
+    found = send(process.url + requests[0].path, requests, cell.connections, seconds, cores, folder)
     computed = process.processor_seconds() - before
     process.rest()
     return replace(found, processor_seconds=computed)

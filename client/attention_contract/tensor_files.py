@@ -4,6 +4,7 @@ A file is the length of its header in 8 bytes, the header as JSON, and the bytes
 """
 
 import math
+from functools import cache
 from operator import itemgetter
 from typing import Any, Final, Literal, NamedTuple, TypeVar
 
@@ -122,7 +123,7 @@ def from_safetensors(body: bytes | memoryview, entry: Entry, model: type[ModelT]
         raise Unreadable(f"the safetensors metadata is not an object whose entry {entry!r} is text")
     tensors = _read_tensors(view[start:], header)
     if entry == "request" and len(text) <= MAX_TEXT and len(tensors) <= MAX_REMEMBERED:
-        fields = model.model_fields
+        fields = _fields(model)
         if all(name in fields and dtype in _PLAIN for name, dtype, _ in tensors):
             options: ModelT = parsed_options(model, text, tuple([(name, dtype) for name, dtype, _ in tensors]))
             return options.model_copy(update={name: array for name, _, array in tensors})
@@ -133,6 +134,11 @@ def from_safetensors(body: bytes | memoryview, entry: Entry, model: type[ModelT]
     for name, _, array in tensors:
         place_tensor(data, name, array, model)
     return validate(model, data, by_name=False)
+
+
+@cache
+def _fields(model: type[BaseModel]) -> frozenset[str]:
+    return frozenset(model.model_fields)
 
 
 def _read_header(view: memoryview) -> tuple[dict[str, Any], int]:

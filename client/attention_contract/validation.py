@@ -1,4 +1,4 @@
-"""From data to models, and from pydantic's complaints to the contract's errors."""
+"""Data to models, and pydantic's errors to the contract's."""
 
 import re
 from collections.abc import Iterable
@@ -14,11 +14,11 @@ from attention_contract.errors import InvalidRequest, InvalidTensor
 
 ModelT = TypeVar("ModelT", bound=BaseModel)
 _MOST_FAULTS = 1024
-"""Each is gone through before the first is told."""
+"""Errors of one request that are formatted."""
 
 
 def validate(model: type[ModelT], data: Any, *, by_name: bool = True) -> ModelT:
-    """The model that the data stands for. Raises InvalidRequest or InvalidTensor, naming the first field at fault.
+    """Make a model of data. Raises InvalidRequest or InvalidTensor, naming the first field at fault.
 
     ``by_name``: take ``return_`` for ``return``, as Python writes it; the wire knows one spelling.
     """
@@ -31,7 +31,7 @@ def validate(model: type[ModelT], data: Any, *, by_name: bool = True) -> ModelT:
 
 
 def clip(text: str, limit: int = 80) -> str:
-    """The text, cut where it is longer than this: what came is never echoed whole."""
+    """The text, cut at this length. No message repeats a long input."""
     return text if len(text) <= limit else f"{text[:limit]}…"
 
 
@@ -82,7 +82,7 @@ def _alias(kind: Any, name: str) -> str:
 
 
 def _name_of(member: Any) -> Any:
-    """What pydantic calls a member of a union: the tag of a tagged one, else the type's name."""
+    """Pydantic's name of a member of a union: the tag of a tagged one, else the type's name."""
     name = member.model_fields.get("name") if fields_of(member) else None
     return member.__name__ if name is None else name.default
 
@@ -96,7 +96,7 @@ def _place(error: ErrorDetails, model: type[BaseModel]) -> str | None:
 
 
 def _items(told: dict[str, Any]) -> str:
-    """How many there may be, and how many there are where that was counted."""
+    """The allowed number of items, and the actual one if it was counted."""
     most = "max_length" in told
     limit = f"at most {told['max_length']}" if most else f"at least {told['min_length']}"
     return limit if told.get("actual_length") is None else f"{limit}, got {told['actual_length']}"

@@ -95,7 +95,7 @@ def calibrate(arguments: Sequence[str] | None = None) -> int:
 
 
 def _table(clock: Calibrated) -> str:
-    """How far single runs of each kind lie from the prediction."""
+    """A table of the spread of single runs around their prediction, by kind."""
     rows = [
         f"{kind:<24}{math.expm1(spread.low):+8.0%}{math.expm1(spread.high):+8.0%}\n"
         for kind, spread in sorted(clock.spreads.items())

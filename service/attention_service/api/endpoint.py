@@ -36,7 +36,7 @@ Handler = Callable[..., Awaitable[WireModel | None]]
 
 @dataclass(frozen=True, slots=True)
 class Call:
-    """What every handler may need of a request beside its path and its body."""
+    """The engine, the settings and the headers of a request, for its handler."""
 
     engine: Engine
     settings: Settings

@@ -175,7 +175,7 @@ def _edit(rng: np.random.Generator) -> Edit:
 
 def _planned(drawn: Drawn, request: Any) -> Job:
     if drawn.kind.purpose == "hopfield":
-        return hopfield.prepare(request, DEVICE)
+        return hopfield.prepare(request, DEVICE.exact())
     prepare: Callable[..., Job] = {
         "forward": forward.prepare, "weights": inspection.prepare, "gradients": gradients.prepare
     }[drawn.kind.purpose]  # fmt: skip

@@ -260,7 +260,7 @@ class Engine:
     async def retrieve(self, request: HopfieldRequest, deadline: float | None = None) -> HopfieldReply:
         """Let states fall to stored patterns."""
         self.check_ready()
-        fields, said = await self._run(hopfield.prepare(request, self.device), deadline)
+        fields, said = await self._run(hopfield.prepare(request, self.device, self.budget.room), deadline)
         return HopfieldReply(**fields, ran=said)
 
     def _target(self, name: str | None, request: AttentionInputs | ComplexityRequest) -> Module | None:

@@ -11,6 +11,8 @@ from attention_service.runtime.planning.request_sizes import COARSE, FINE
 
 SMALL: Final = 2**25
 """Bytes. A coarse bucket may be admitted for twice what a request needs, which is little up to here."""
+ANY_ROOM: Final = 2**62
+"""Bytes, for plans on which no memory bears."""
 _MOST = 64
 """Exact sizes that one bucket remembers."""
 

@@ -11,7 +11,7 @@ from attention_contract.schemas.attention import RawForwardRequest
 from attention_contract.spec import AttentionSpec
 from attention_service.core import cancellation, multihead
 from attention_service.core.attention import attend
-from attention_service.core.cancellation import Cancellation, Abandoned, cancellable, checkpoint
+from attention_service.core.cancellation import Abandoned, Cancellation, cancellable, checkpoint
 from attention_service.core.kernels import sliced
 from attention_service.core.types import Problem
 

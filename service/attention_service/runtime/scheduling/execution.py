@@ -25,7 +25,7 @@ from attention_service.runtime.scheduling.batches import choose
 from attention_service.runtime.scheduling.budget import Budget
 from attention_service.runtime.scheduling.jobs import Job
 from attention_service.runtime.scheduling.lane import Lane
-from attention_service.runtime.scheduling.passes import Answer, Ended, Gone, Pass, Seen, Waiting, alone, draining
+from attention_service.runtime.scheduling.passes import Ended, Gone, Pass, Seen, Waiting, alone, draining
 
 log = logging.getLogger(__name__)
 ResultT = TypeVar("ResultT")
@@ -89,12 +89,6 @@ class Execution:
         await self._admit(job, deadline)
         ended: Ended = await self._through(job.run, self._short if job.is_short else self._long, job, clock, deadline)
         return ended
-
-    def begin(self, job: Job, answer: Answer) -> Waiting:
-        """Run a job for which the budget's bytes were taken; the answer may be there before this returns."""
-        waiting = Waiting(answer, job.run, job, self._device.clock)
-        self._begin(waiting, self._short if job.is_short else self._long)
-        return waiting
 
     async def call(self, work: Callable[[], ResultT]) -> ResultT:
         """Run other work in the queue of the long jobs."""

@@ -1,10 +1,11 @@
 """A pass: the jobs that run at once, and the answer to each of them, whatever becomes of the others."""
 
+import asyncio
 import time
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 
@@ -18,20 +19,6 @@ from attention_service.runtime.planning.accuracy import Run
 from attention_service.runtime.planning.plan import Plan
 from attention_service.runtime.scheduling.batches import Batch
 from attention_service.runtime.scheduling.jobs import Job
-
-
-class Answer(Protocol):
-    """Receives a result, as an ``asyncio.Future`` does."""
-
-    def done(self) -> bool:
-        """True if nobody waits any more."""
-
-    def set_result(self, result: Any) -> None:
-        """Receive a result."""
-
-    def set_exception(self, exception: BaseException) -> None:
-        """Receive a fault."""
-
 
 # Made for each request, so none is frozen: a frozen one takes five times as long to make.
 
@@ -74,7 +61,7 @@ def ran(own: Plan, dtype: str, version: str | None, ended: Ended, device: Device
 class Waiting:
     """An admitted job, or other work on the device, which has no job."""
 
-    done: Answer
+    done: "asyncio.Future[Any]"
     work: Callable[[], Any]
     job: Job | None
     clock: Clock

@@ -2,7 +2,7 @@
 
 from collections.abc import Collection, Iterator, Sequence
 from dataclasses import replace
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -13,7 +13,7 @@ from attention_contract.spec import AttentionSpec
 from attention_service.core.edits import BoundEdit
 from attention_service.core.kernels import fused_blocks, tiling
 from attention_service.core.kernels.base import KERNELS, Needs
-from attention_service.core.kernels.tiles import Group, groups, scored_in
+from attention_service.core.kernels.tiles import Group, Through, groups, scored_in
 from attention_service.core.kernels.tiling import Block
 from attention_service.core.kernels.totals import Totals
 from attention_service.core.kernels.ways import Streamed, upstreams, way
@@ -31,7 +31,7 @@ from attention_service.core.types import Problem
 class Blocked:
     """Skips tiles that the spec's masks forbid, and never keeps the weights: takes every spec."""
 
-    def __init__(self, through: "Through | None" = None) -> None:
+    def __init__(self, through: Through | None = None) -> None:
         """``through``: the blocks to go through; None for all there are."""
         self._through = through or _blocks
 
@@ -73,7 +73,7 @@ class _Blocked(Function):
     def forward(
         ctx: Any,
         frame: Problem,
-        through: "Through",
+        through: Through,
         names: tuple[str, ...],
         q: Tensor,
         k: Tensor,
@@ -119,13 +119,6 @@ def _filled(
     frame: Problem, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, learned: dict[str, Tensor]
 ) -> Problem:
     return replace(frame, q=q, k=k, v=v, mask=frame.mask if mask is None else mask, learned=learned)
-
-
-class Through(Protocol):
-    """Which blocks of queries are gone through."""
-
-    def __call__(self, problem: Problem, *, whole_rows: bool) -> Iterator[tuple[Group, Block]]:
-        """Each with the group of sequences that it is of."""
 
 
 def _blocks(problem: Problem, *, whole_rows: bool) -> Iterator[tuple[Group, Block]]:

@@ -7,8 +7,6 @@ import torch
 from torch import Tensor
 from torch.autograd import Function
 
-from attention_service.core.tape import Sketch, Tape
-
 BLOCK = 2**20
 """Elements of the hidden layer ``[B, H, queries, keys, N]`` that are held at a time."""
 _FEW = 3
@@ -22,48 +20,6 @@ def additive_scores(a: Tensor, c: Tensor, v: Tensor) -> Tensor:
     """
     scores: Tensor = _Additive.apply(a, c, v)  # type: ignore[no-untyped-call]
     return scores
-
-
-def sketched_sums(tape: Tape, a: Sketch, c: Sketch, v: Sketch) -> Sketch:
-    """``additive_scores``, step by step, in as many blocks as there are on average."""
-    batch, heads, queries, width = a.dims
-    keys, e = c.dims[2], a.itemsize
-    each = max(1, int(batch * heads * width))
-    columns = max(1, min(keys, BLOCK // each))
-    rows = max(1, BLOCK // (each * int(columns)))
-    down, across = -(-queries // rows), -(-keys // columns)
-    scores = Sketch((batch, heads, queries, keys), e, tracked=a.tracked or c.tracked or v.tracked)
-    hidden = scores.size * width * e
-    blocks = down * across
-    entering = a.bytes * across + c.bytes * down  # each block of queries meets each of keys
-    tape.does(entering, hidden, 0, blocks)
-    tape.does(hidden, hidden, scores.size * width, blocks)
-    each_v = v.bytes
-    if batch > 1 and heads > 1:
-        each_v = batch * v.bytes
-        tape.does(v.bytes * blocks, each_v * blocks, 0, blocks)
-    tape.does(hidden + each_v * blocks, scores.bytes, 0, blocks)
-    tape.does(scores.bytes, scores.bytes, 0, blocks)
-
-    def step() -> None:
-        tape.does(0, v.bytes)
-        tape.does(entering, hidden, 0, blocks)
-        tape.does(hidden, hidden, scores.size * width, blocks)
-        tape.does(scores.returned + hidden, batch * v.bytes * blocks, 0, blocks)
-        tape.does(batch * v.bytes * blocks, v.bytes * blocks, 0, blocks)
-        tape.does(2 * v.bytes * blocks, v.bytes * blocks, 0, blocks)
-        tape.does(2 * hidden, 2 * hidden, 0, 2 * blocks)
-        tape.does(hidden + v.bytes * blocks, hidden, 0, blocks)
-        tape.does(hidden + scores.returned, hidden, 0, blocks)
-        for x, others in ((a, across), (c, down)):
-            tape.does(hidden, x.bytes * others, 0, blocks)
-            tape.does(x.bytes * (2 * others - 1), x.bytes * others, 0, blocks)  # the first is added to a number
-            tape.does(x.bytes, x.bytes)
-        tape.give(v, v.size)
-        tape.give(c, c.size)
-        tape.give(a, a.size)
-
-    return tape.later(scores, step) if scores.tracked else scores
 
 
 class _Additive(Function):

@@ -1,9 +1,9 @@
 """Bytes read and written, elementary functions and operations of each pass, counted by running it on meta tensors.
 
-``operation_counter`` has the convention. Counted is a pass from the request's tensors to the output and the taps, or
-the way back from a gradient of the output to the inputs and parameters. Edits of taps, and the way to and from the
-device, are left out. What depends on the data is counted as for finite numbers, and padding as if a mask of keys told it.
-Source of the operations: PyTorch 2.13, on a CPU; on a GPU the masks of the blocked kernel differ.
+``operation_counter`` has the convention. A forward pass leads from the request's tensors to the output and the taps. A
+backward pass leads from a gradient of the output to the inputs and parameters. Edits of taps are left out, and so is
+the way to and from the device. What depends on the data is counted as for finite numbers, and padding as if a mask of
+keys told it. Source of the operations: PyTorch 2.13, on a CPU; on a GPU the masks of the blocked kernel differ.
 """
 
 from collections.abc import Callable

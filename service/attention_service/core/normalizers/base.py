@@ -9,9 +9,7 @@ import torch
 from torch import Tensor
 
 from attention_contract import spec
-from attention_service.core import steps
 from attention_service.core.registry import Registry
-from attention_service.core.tape import Sketch, Tape
 from attention_service.core.types import Learned, Widths
 
 NOTHING: Mapping[str, Tensor] = MappingProxyType({})
@@ -52,9 +50,6 @@ class Normalizer(Protocol):
     def cost(self, keys: int, itemsize: int) -> PairCost:
         """For rows of so many keys, computed in a dtype of so many bytes."""
 
-    def sketched(self, tape: Tape, x: Sketch, itemsize: int, learned: Mapping[str, Sketch], *, padded: bool) -> Sketch:
-        """``weights``, step by step, in a dtype of so many bytes; ``padded``: sequences differ in length."""
-
 
 @runtime_checkable
 class Exponential(Protocol):
@@ -62,9 +57,6 @@ class Exponential(Protocol):
 
     def lse(self, masked_scores: Tensor, learned: Mapping[str, Tensor] = NOTHING) -> Tensor:
         """``[B, H, Q, K]`` to ``[B, H, Q]``: the logarithm of what the weights are divided by."""
-
-    def sketched_lse(self, tape: Tape, x: Sketch, itemsize: int, learned: Mapping[str, Sketch]) -> Sketch:
-        """The same, step by step."""
 
 
 NORMALIZERS = Registry[Normalizer]("normalizer")
@@ -87,12 +79,6 @@ def tempered_scores(masked_scores: Tensor, temperature: float, dtype: torch.dtyp
     """In the dtype that is normalized in, over the temperature."""
     x = masked_scores.to(dtype)
     return x if temperature == 1 else x / temperature
-
-
-def tempered_sketch(tape: Tape, x: Sketch, temperature: float, itemsize: int) -> Sketch:
-    """``tempered_scores``, step by step."""
-    x = steps.cast(tape, x, itemsize)
-    return x if temperature == 1 else steps.scale(tape, x)
 
 
 def widened(dtype: torch.dtype, name: str) -> torch.dtype:

@@ -7,10 +7,8 @@ import torch
 from torch import Tensor
 
 from attention_contract import spec
-from attention_service.core import steps
 from attention_service.core.normalizers.base import NORMALIZERS, NOTHING, PairCost, Plain, widened
-from attention_service.core.projections import entmax15_roots, sketched_roots, sketched_sparsemax, sparsemax
-from attention_service.core.tape import Sketch, Tape
+from attention_service.core.projections import entmax15_roots, sparsemax
 
 
 @NORMALIZERS.register(
@@ -47,10 +45,6 @@ class Sparsemax(Plain):
         """
         held = max(2 * itemsize + 8, 3 * itemsize)
         return PairCost(9 + _levels(keys), 4, held, 4 * itemsize + 1)
-
-    def sketched(self, tape: Tape, x: Sketch, itemsize: int, learned: Mapping[str, Sketch], *, padded: bool) -> Sketch:
-        """As the projection has it."""
-        return sketched_sparsemax(tape, steps.cast(tape, x, itemsize), self.options.temperature)
 
 
 @NORMALIZERS.register(
@@ -91,10 +85,6 @@ class Entmax15(Plain):
         """
         held = max(2 * itemsize + 8, 4 * itemsize)
         return PairCost(19 + _levels(keys), 9, held, 5 * itemsize)
-
-    def sketched(self, tape: Tape, x: Sketch, itemsize: int, learned: Mapping[str, Sketch], *, padded: bool) -> Sketch:
-        """The projection's roots, squared."""
-        return steps.square(tape, sketched_roots(tape, steps.cast(tape, x, itemsize), self.options.temperature))
 
 
 def _levels(keys: int) -> int:

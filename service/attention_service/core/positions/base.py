@@ -10,11 +10,9 @@ from torch import Tensor
 from attention_contract import positions as options
 from attention_service.core.places import Places
 from attention_service.core.registry import Registry
-from attention_service.core.tape import Number, Sketch, Tape
 from attention_service.core.types import Learned, Widths
 
 Tensors = Mapping[str, Tensor]
-Sketches = Mapping[str, Sketch]
 
 
 @dataclass(frozen=True)
@@ -99,17 +97,6 @@ class Position(Protocol):
     def cost(self, head_dim: int, width: int) -> PositionCost:
         """What it costs for heads so wide, and for what it is added to."""
 
-    def sketched_sum(self, tape: Tape, x: Sketch, places: Sketch, learned: Sketches) -> Sketch:
-        """``added``, step by step."""
-
-    def sketched_turn(self, tape: Tape, q: Sketch, k: Sketch, places: tuple[Sketch, Sketch]) -> tuple[Sketch, Sketch]:
-        """``turned``, step by step; places of queries and new keys, one sketch where they are known to be the same."""
-
-    def sketched_bias(
-        self, tape: Tape, queries: Sketch, keys: Sketch, heads: Number, learned: Sketches, itemsize: int
-    ) -> Sketch:
-        """``bias``, step by step, of so many heads."""
-
 
 class Inert:
     """What an encoding does unless it says otherwise: nothing."""
@@ -150,20 +137,6 @@ class Inert:
     def cost(self, head_dim: int, width: int) -> PositionCost:
         """Nothing."""
         return PositionCost()
-
-    def sketched_sum(self, tape: Tape, x: Sketch, places: Sketch, learned: Sketches) -> Sketch:
-        """X as it is."""
-        return x
-
-    def sketched_turn(self, tape: Tape, q: Sketch, k: Sketch, places: tuple[Sketch, Sketch]) -> tuple[Sketch, Sketch]:
-        """Q and k as they are."""
-        return q, k
-
-    def sketched_bias(
-        self, tape: Tape, queries: Sketch, keys: Sketch, heads: Number, learned: Sketches, itemsize: int
-    ) -> Sketch:
-        """There is none: it is not asked for."""
-        raise ValueError("this position encoding has no bias")
 
 
 POSITIONS = Registry[Position]("position")

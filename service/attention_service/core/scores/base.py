@@ -6,16 +6,11 @@ from typing import Protocol
 
 from torch import Tensor
 
-from attention_service.core import steps
 from attention_service.core.groups import product
 from attention_service.core.registry import Registry
-from attention_service.core.tape import Sketch, Tape
 from attention_service.core.types import Learned, Widths
 
 Tensors = Mapping[str, Tensor]
-
-
-Sketches = Mapping[str, Sketch]
 
 
 @dataclass(frozen=True)
@@ -67,9 +62,6 @@ class Score(Protocol):
     def cost(self, widths: Widths) -> ScoreCost:
         """What it costs at these widths."""
 
-    def sketched(self, tape: Tape, q: Sketch, k: Sketch, learned: Sketches) -> Sketch:
-        """``scores``, step by step."""
-
 
 SCORES = Registry[Score]("score")
 
@@ -92,12 +84,3 @@ class Product:
         """(Q · f) Kᵀ, since scaling the queries is D/K of the work of scaling the scores."""
         q, k, factor = self.factors(q, k, learned)
         return product(q if factor == 1 else q * factor, k.mT)
-
-    def sketched_factors(self, tape: Tape, q: Sketch, k: Sketch, learned: Sketches) -> tuple[Sketch, Sketch, float]:
-        """``factors``, step by step."""
-        return q, k, 1.0
-
-    def sketched(self, tape: Tape, q: Sketch, k: Sketch, learned: Sketches) -> Sketch:
-        """Scaled, and multiplied."""
-        q, k, factor = self.sketched_factors(tape, q, k, learned)
-        return steps.product(tape, q if factor == 1 else steps.scale(tape, q), k, turned=True)

@@ -9,6 +9,7 @@ score, the fused kernel one for each pair that it looks at.
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cache
 from math import prod
@@ -64,6 +65,14 @@ class OperationCounter:
     def counted(self) -> Traffic:
         """The sums so far."""
         return Traffic(self._read, self._written, self._functions, self._operations)
+
+    @contextmanager
+    def repeated(self, times: int) -> Iterator[None]:
+        """Count every operation in this block so many times."""
+        before = self.times
+        self.times = before * times
+        yield
+        self.times = before
 
     def count(self, func: Any, args: Sequence[Any], kwargs: Mapping[str, Any], out: Any) -> None:
         """Add one operation, once it has run."""

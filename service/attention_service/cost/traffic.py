@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from attention_service.core.attention import attend
+from attention_service.core.blocks import REPEATED
 from attention_service.core.methods.linear import running
 from attention_service.core.pullback import pullback_where_used
 from attention_service.core.types import Problem
@@ -60,6 +61,13 @@ class _Rehearsal:
 
     def counted(self, *, backward: bool) -> Traffic:
         """The counts of the pass, or of the way back alone."""
+        repeated = REPEATED.set(self._counter.repeated)
+        try:
+            return self._counted(backward=backward)
+        finally:
+            REPEATED.reset(repeated)
+
+    def _counted(self, *, backward: bool) -> Traffic:
         run = self._context if self._own else self._output
         account = Account((), None, 0, self._counter)
         with torch.inference_mode(mode=False), torch.set_grad_enabled(backward), account:

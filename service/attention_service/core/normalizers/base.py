@@ -17,14 +17,10 @@ NOTHING: Mapping[str, Tensor] = MappingProxyType({})
 
 @dataclass(frozen=True)
 class PairCost:
-    """What a normalizer costs for each query-key pair of each head, the division by the temperature left out."""
+    """FLOPs of a normalizer for each query-key pair of each head, without the division by the temperature."""
 
     flops: int
     backward_flops: int
-    held: int
-    """Bytes at the peak of the forward pass, beside the masked scores."""
-    held_backward: int
-    """Bytes at the peak of the backward pass, what the forward pass kept for it included."""
 
 
 class Normalizer(Protocol):
@@ -47,8 +43,8 @@ class Normalizer(Protocol):
         lengths ``[B]``: how many keys of each sequence are no padding; None where all are.
         """
 
-    def cost(self, keys: int, itemsize: int) -> PairCost:
-        """For rows of so many keys, computed in a dtype of so many bytes."""
+    def cost(self, keys: int) -> PairCost:
+        """FLOPs for rows of so many keys."""
 
 
 @runtime_checkable

@@ -59,13 +59,9 @@ class Softmax:
         seeing, blind = self._seeing(masked_scores)
         return seeing.logsumexp(-1).masked_fill(blind.squeeze(-1), -torch.inf)
 
-    def cost(self, keys: int, itemsize: int) -> PairCost:
-        """Forward: maximum, subtract, exp, sum, divide. Backward: w·∂w, its sum, subtract, multiply by w.
-
-        Its input made finite and the exponentials are held at once, then these and the weights; backward, the
-        exponentials, their gradient and that of the scores.
-        """
-        return PairCost(5, 4, 2 * itemsize, 3 * itemsize)
+    def cost(self, keys: int) -> PairCost:
+        """Forward: maximum, subtract, exp, sum, divide. Backward: w·∂w, its sum, subtract, multiply by w."""
+        return PairCost(5, 4)
 
     def _with_sinks(self, masked_scores: Tensor, learned: Mapping[str, Tensor]) -> Tensor:
         """s/T with the score of its head's sink after those of the keys: a query always looks there at least."""
@@ -112,12 +108,9 @@ class Sigmoid(Plain):
         x = x + self._bias(x, lengths)
         return x.sigmoid()
 
-    def cost(self, keys: int, itemsize: int) -> PairCost:
-        """Forward: add the bias, exp, add 1, divide. Backward: 1 − w, times w, times ∂w.
-
-        Held: the biased scores and the weights; backward, the weights and both gradients.
-        """
-        return PairCost(4, 3, 2 * itemsize, 3 * itemsize)
+    def cost(self, keys: int) -> PairCost:
+        """Forward: add the bias, exp, add 1, divide. Backward: 1 − w, times w, times ∂w."""
+        return PairCost(4, 3)
 
     def _bias(self, x: Tensor, lengths: Tensor | None) -> Tensor | float:
         """One number, or ``[B, 1, 1, 1]`` where sequences differ in length; a sequence without a key counts as one."""

@@ -38,20 +38,6 @@ class PositionCost:
     pair: int = 0
     """For each query-key pair of each head."""
     pair_backward: int = 0
-    making: int = 0
-    """Bytes for each place while what belongs to it is made."""
-    table: int = 0
-    """Bytes for each place of what belongs to it, in float64."""
-    table_elements: int = 0
-    """Elements for each place that are taken out of a learned table, in the dtype of the parameters."""
-    pair_making: int = 0
-    """Bytes for each query-key pair while it is found what the biases of all heads depend on."""
-    pair_beside: int = 0
-    """Those of them that are held while the biases themselves are made."""
-    pair_widened: bool = False
-    """Whether that is brought to the dtype of the scores besides."""
-    pair_kept: int = 0
-    """Those of them that autograd keeps."""
 
 
 class Position(Protocol):

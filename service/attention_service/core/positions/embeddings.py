@@ -36,8 +36,8 @@ class Sinusoidal(Inert):
         return _sum(x, waves)
 
     def cost(self, head_dim: int, width: int) -> PositionCost:
-        """An angle for two numbers, a sine or cosine and a sum for each. All are held in float64 at once."""
-        return PositionCost(place=width + (width + 1) // 2, added=width, making=20 * width, table=12 * width)
+        """An angle for two numbers, a sine or cosine and a sum for each."""
+        return PositionCost(place=width + (width + 1) // 2, added=width)
 
 
 @POSITIONS.register(
@@ -76,7 +76,7 @@ class LearnedPosition(Inert):
 
     def cost(self, head_dim: int, width: int) -> PositionCost:
         """A sum for each number."""
-        return PositionCost(added=width, table_elements=width)
+        return PositionCost(added=width)
 
 
 def _sum(x: Tensor, encoding: Tensor) -> Tensor:

@@ -70,9 +70,7 @@ class Rope(Inert):
     def cost(self, head_dim: int, width: int) -> PositionCost:
         """For each pair of dimensions an angle, its cosine and sine; then four products and two sums."""
         pairs = (self.options.dim or head_dim) // 2
-        scaled = isinstance(self.options.scaling, options.YarnScaling | options.LongRopeScaling)
-        making = (40 if scaled else 32) * pairs  # angles, cosines and sines in float64, then times a factor or narrowed
-        return PositionCost(place=3 * pairs, turned=6 * pairs, making=making, table=16 * pairs)
+        return PositionCost(place=3 * pairs, turned=6 * pairs)
 
 
 def _turn(places: Tensor, speed: Tensor, factor: float, dtype: torch.dtype) -> tuple[Tensor, Tensor]:

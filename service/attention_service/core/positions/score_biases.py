@@ -36,9 +36,8 @@ class Alibi(Inert):
         return ahead.to(dtype) * torch.tensor(picked, dtype=dtype, device=keys.device).view(-1, 1, 1)
 
     def cost(self, head_dim: int, width: int) -> PositionCost:
-        """The slope times the distance, and the sum. Absolute distances are made in three steps of int64."""
-        making = 24 if self.options.symmetric else 8
-        return PositionCost(pair=2, pair_making=making, pair_beside=8, pair_widened=True)
+        """The slope times the distance, and the sum."""
+        return PositionCost(pair=2)
 
 
 @lru_cache
@@ -86,9 +85,8 @@ class RelativeBias(Inert):
         return buckets.add_((ahead > 0) * (self.options.num_buckets // 2))
 
     def cost(self, head_dim: int, width: int) -> PositionCost:
-        """The sum; backward, the gradients of a bucket are summed. Distances and buckets are int64, signs bool."""
-        making = 33 if self.options.bidirectional else 24
-        return PositionCost(pair=1, pair_backward=1, pair_making=making, pair_beside=8, pair_kept=8)
+        """The sum; backward, the gradients of a bucket are summed."""
+        return PositionCost(pair=1, pair_backward=1)
 
 
 @lru_cache

@@ -36,18 +36,8 @@ class ScoreCost:
     """Elements made for each query, in place of the query; 0 where the query serves as it is."""
     key_width: int = 0
     """Elements made for each key, in place of the key; 0 where the key serves as it is."""
-    scaled: bool = False
-    """Whether what the query has become is multiplied by a number besides."""
-    query_kept: int = 0
-    """Elements for each query that autograd keeps besides."""
-    key_kept: int = 0
-    key_back: int = 0
-    """Tensors as large as that, on the way back through what is made of the keys."""
     layer: int = 0
     """Elements of a hidden layer for each pair, of which no more than ``additive.BLOCK`` are held at a time."""
-    layers: int = 0
-    """How many tensors of that size are held at a time."""
-    backward_layers: int = 0
 
 
 class Score(Protocol):

@@ -52,7 +52,7 @@ class ScaledDot(Product):
     def cost(self, widths: Widths) -> ScoreCost:
         """The product, and the scale for each pair, as the formula has it."""
         scale = int(self.options.scale != 1)
-        return ScoreCost(2 * widths.head_dim, scale, pair_backward_flops=scale, scaled=scale > 0)
+        return ScoreCost(2 * widths.head_dim, scale, pair_backward_flops=scale)
 
 
 @SCORES.register(

@@ -56,10 +56,7 @@ class Additive:
             by_query_head=True,
             query_width=hidden,
             key_width=hidden,
-            key_kept=d * (widths.heads // widths.kv_heads),
             layer=hidden,
-            layers=3,
-            backward_layers=4,
         )
 
     def _hidden(self, head_dim: int) -> int:

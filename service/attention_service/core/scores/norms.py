@@ -48,11 +48,10 @@ class Gaussian(Product):
 
     def cost(self, widths: Widths) -> ScoreCost:
         """The product of D + 2 columns, and σ; for a query 4·D, for a key 5·D: moved, squared, summed, (averaged)."""
-        d, learned = widths.head_dim, self.options.sigma == "learned"
+        d = widths.head_dim
         return ScoreCost(
             2 * (d + 2), 1, pair_backward_flops=1, query_flops=4 * d, key_flops=5 * d,
-            query_width=d + 2, key_width=d + 2, scaled=not learned and self.options.sigma != 1,
-            query_kept=d + (d + 2) * learned, key_kept=d, key_back=3,
+            query_width=d + 2, key_width=d + 2,
         )  # fmt: skip
 
 
@@ -83,11 +82,10 @@ class Cosine(Product):
 
     def cost(self, widths: Widths) -> ScoreCost:
         """The product and the scale; for a query or a key 3·D: squared, summed, divided."""
-        d, scaled, learned = widths.head_dim, int(self.options.scale != 1), self.options.scale == "learned"
+        d = widths.head_dim
         return ScoreCost(
             2 * d, 1, pair_backward_flops=1, query_flops=3 * d, key_flops=3 * d,
-            query_width=d, key_width=d, scaled=scaled > 0 and not learned,
-            query_kept=d * (1 + learned), key_kept=d, key_back=2,
+            query_width=d, key_width=d,
         )  # fmt: skip
 
 

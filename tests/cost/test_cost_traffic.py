@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from tests.core.op_counting import Counted, count
+from tests.cost.op_counting import Counted, count
 from torch.utils._python_dispatch import _disable_current_modes
 
 from attention_contract import positions, spec

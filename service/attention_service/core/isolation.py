@@ -17,7 +17,7 @@ def unfit_keys(problem: Problem) -> Tensor | None:
 
     One look at the numbers: on a GPU it waits for them.
     """
-    if problem.finite or problem.k.is_meta:
+    if problem.finite:
         return None
     k, v = problem.k.detach(), problem.v.detach()
     if math.isfinite(told_by(k, v)):

@@ -11,8 +11,6 @@ from typing import Protocol
 
 from torch import Tensor
 
-from attention_service.core.tape import Sketch, Tape
-
 
 class Pattern(Hashable, Protocol):
     """A set of pairs (p, j)."""
@@ -22,9 +20,6 @@ class Pattern(Hashable, Protocol):
 
         p ``[…, R, 1]``; j ``[…, 1, K]``, keys side by side in ascending order, or ``[R, K]``, a row of any for each p.
         """
-
-    def sketched(self, tape: Tape, p: Sketch, j: Sketch) -> Sketch:
-        """``allows``, step by step."""
 
     def parts(self) -> "Iterator[Part]":
         """What it is built of."""
@@ -136,10 +131,6 @@ class Part(ABC):
     @abstractmethod
     def allows(self, p: Tensor, j: Tensor) -> Tensor:
         """Bool, broadcastable to the shape of p and j together: whether a pair is in the set."""
-
-    @abstractmethod
-    def sketched(self, tape: Tape, p: Sketch, j: Sketch) -> Sketch:
-        """``allows``, step by step."""
 
     @abstractmethod
     def coverage(self, tiles: Tiles) -> Coverage:

@@ -4,8 +4,6 @@ import torch
 from torch import Tensor
 
 from attention_contract.positions import QKNorm
-from attention_service.core import steps
-from attention_service.core.tape import Sketch, Tape
 from attention_service.core.types import Learned, Widths
 
 NAMES = ("q_norm.weight", "k_norm.weight")
@@ -37,18 +35,3 @@ def normed(x: Tensor, weight: Tensor, norm: QKNorm) -> Tensor:
     if norm.over == "all_heads":
         weight = weight.view(x.shape[1], 1, x.shape[3])
     return (wide * scale * (1 + weight if norm.unit_offset else weight)).to(x.dtype)
-
-
-def sketched(tape: Tape, x: Sketch, weight: Sketch, norm: QKNorm) -> Sketch:
-    """``normed``, step by step."""
-    batch, heads, length, width = x.dims
-    wide = steps.cast(tape, x, max(x.itemsize, 4))
-    whole = norm.over == "all_heads"
-    mean = steps.total(tape, steps.square(tape, wide), (batch, 1 if whole else heads, length, 1), mean=True)
-    scale = steps.rsqrt(tape, steps.shift(tape, mean))
-    weight = steps.cast(tape, weight, wide.itemsize)
-    if whole:
-        weight = steps.view(tape, weight, (heads, 1, width))
-    scaled = steps.multiply(tape, wide, scale)
-    weight = steps.shift(tape, weight) if norm.unit_offset else weight
-    return steps.cast(tape, steps.multiply(tape, scaled, weight), x.itemsize)

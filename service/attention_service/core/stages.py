@@ -15,10 +15,10 @@ from attention_service.core.edits import BoundEdit
 from attention_service.core.groups import head_read_by, product
 from attention_service.core.indices import pick
 from attention_service.core.isolation import poisoned, unfit_keys, without
-from attention_service.core.learned import narrow_learned
 from attention_service.core.normalizers import NORMALIZERS, Exponential, has_lse
 from attention_service.core.pair_bias import pair_bias
 from attention_service.core.scores import SCORES
+from attention_service.core.stage_tensors import narrow_learned
 from attention_service.core.types import Problem, Selection
 from attention_service.core.visibility import EVERYTHING, real_keys, visibility, without_padding
 

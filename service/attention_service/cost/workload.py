@@ -103,10 +103,6 @@ class Workload:
         """Whether some tap is edited."""
         return bool(self.edits)
 
-    def edits_of(self, tap: str) -> list[str]:
-        """What is done to one tap, in this order."""
-        return [does for of, does in self.edits if of == tap]
-
     @property
     def apart(self) -> int:
         """Queries of each sequence that are projected apart, at most."""

@@ -6,16 +6,11 @@ from typing import Protocol
 
 from torch import Tensor
 
-from attention_service.core import steps
 from attention_service.core.groups import product
 from attention_service.core.registry import Registry
-from attention_service.core.tape import Sketch, Tape
 from attention_service.core.types import Learned, Widths
 
 Tensors = Mapping[str, Tensor]
-
-
-Sketches = Mapping[str, Sketch]
 
 
 @dataclass(frozen=True)
@@ -41,18 +36,8 @@ class ScoreCost:
     """Elements made for each query, in place of the query; 0 where the query serves as it is."""
     key_width: int = 0
     """Elements made for each key, in place of the key; 0 where the key serves as it is."""
-    scaled: bool = False
-    """Whether what the query has become is multiplied by a number besides."""
-    query_kept: int = 0
-    """Elements for each query that autograd keeps besides."""
-    key_kept: int = 0
-    key_back: int = 0
-    """Tensors as large as that, on the way back through what is made of the keys."""
     layer: int = 0
     """Elements of a hidden layer for each pair, of which no more than ``additive.BLOCK`` are held at a time."""
-    layers: int = 0
-    """How many tensors of that size are held at a time."""
-    backward_layers: int = 0
 
 
 class Score(Protocol):
@@ -66,9 +51,6 @@ class Score(Protocol):
 
     def cost(self, widths: Widths) -> ScoreCost:
         """What it costs at these widths."""
-
-    def sketched(self, tape: Tape, q: Sketch, k: Sketch, learned: Sketches) -> Sketch:
-        """``scores``, step by step."""
 
 
 SCORES = Registry[Score]("score")
@@ -92,12 +74,3 @@ class Product:
         """(Q · f) Kᵀ, since scaling the queries is D/K of the work of scaling the scores."""
         q, k, factor = self.factors(q, k, learned)
         return product(q if factor == 1 else q * factor, k.mT)
-
-    def sketched_factors(self, tape: Tape, q: Sketch, k: Sketch, learned: Sketches) -> tuple[Sketch, Sketch, float]:
-        """``factors``, step by step."""
-        return q, k, 1.0
-
-    def sketched(self, tape: Tape, q: Sketch, k: Sketch, learned: Sketches) -> Sketch:
-        """Scaled, and multiplied."""
-        q, k, factor = self.sketched_factors(tape, q, k, learned)
-        return steps.product(tape, q if factor == 1 else steps.scale(tape, q), k, turned=True)

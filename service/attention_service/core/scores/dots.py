@@ -5,9 +5,7 @@ from dataclasses import dataclass
 from torch import Tensor
 
 from attention_contract import spec
-from attention_service.core import steps
-from attention_service.core.scores.base import SCORES, Product, ScoreCost, Sketches, Tensors
-from attention_service.core.tape import Sketch, Tape
+from attention_service.core.scores.base import SCORES, Product, ScoreCost, Tensors
 from attention_service.core.types import Learned, Widths
 
 
@@ -48,17 +46,13 @@ class ScaledDot(Product):
         """The scale asked for, or 1/√D."""
         return q, k, self._scale(q.shape[-1])
 
-    def sketched_factors(self, tape: Tape, q: Sketch, k: Sketch, learned: Sketches) -> tuple[Sketch, Sketch, float]:
-        """The scale alone."""
-        return q, k, self._scale(int(q.dims[-1]))
-
     def _scale(self, width: int) -> float:
         return float(width**-0.5) if self.options.scale is None else self.options.scale
 
     def cost(self, widths: Widths) -> ScoreCost:
         """The product, and the scale for each pair, as the formula has it."""
         scale = int(self.options.scale != 1)
-        return ScoreCost(2 * widths.head_dim, scale, pair_backward_flops=scale, scaled=scale > 0)
+        return ScoreCost(2 * widths.head_dim, scale, pair_backward_flops=scale)
 
 
 @SCORES.register(
@@ -81,11 +75,6 @@ class Bilinear(Product):
     def factors(self, q: Tensor, k: Tensor, learned: Tensors) -> tuple[Tensor, Tensor, float]:
         """Wᵀq and k."""
         return q @ learned["score.weight"].to(q.dtype), k, 1.0
-
-    def sketched_factors(self, tape: Tape, q: Sketch, k: Sketch, learned: Sketches) -> tuple[Sketch, Sketch, float]:
-        """The queries through W."""
-        weight = steps.cast(tape, learned["score.weight"], q.itemsize)
-        return steps.by_weight(tape, q, weight, q.dims), k, 1.0
 
     def cost(self, widths: Widths) -> ScoreCost:
         """The queries through W, and the product."""

@@ -5,11 +5,9 @@ from dataclasses import dataclass
 from torch import Tensor
 
 from attention_contract import spec
-from attention_service.core import steps
-from attention_service.core.additive import additive_scores, sketched_sums
+from attention_service.core.additive import additive_scores
 from attention_service.core.groups import one_for_each_query_head
-from attention_service.core.scores.base import SCORES, ScoreCost, Sketches, Tensors
-from attention_service.core.tape import Sketch, Tape
+from attention_service.core.scores.base import SCORES, ScoreCost, Tensors
 from attention_service.core.types import Learned, Widths
 
 
@@ -41,15 +39,6 @@ class Additive:
         into, of_keys, v = (learned[f"score.{name}"].to(q.dtype) for name in ("query_weight", "key_weight", "v"))
         return additive_scores(q @ into.mT, one_for_each_query_head(k, q.shape[1]) @ of_keys.mT, v)
 
-    def sketched(self, tape: Tape, q: Sketch, k: Sketch, learned: Sketches) -> Sketch:
-        """Both through their weights, then the sums over the hidden layer."""
-        names = ("query_weight", "key_weight", "v")
-        into, of_keys, v = (steps.cast(tape, learned[f"score.{name}"], q.itemsize) for name in names)
-        hidden = into.dims[1]
-        a = steps.by_weight(tape, q, into, (*q.dims[:3], hidden))
-        k = steps.for_each_head(tape, k, q.dims[1])
-        return sketched_sums(tape, a, steps.by_weight(tape, k, of_keys, (*k.dims[:3], hidden)), v)
-
     def cost(self, widths: Widths) -> ScoreCost:
         """For each pair: add and tanh, and the product with v.
 
@@ -67,10 +56,7 @@ class Additive:
             by_query_head=True,
             query_width=hidden,
             key_width=hidden,
-            key_kept=d * (widths.heads // widths.kv_heads),
             layer=hidden,
-            layers=3,
-            backward_layers=4,
         )
 
     def _hidden(self, head_dim: int) -> int:

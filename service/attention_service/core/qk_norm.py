@@ -8,6 +8,8 @@ from attention_service.core import steps
 from attention_service.core.tape import Sketch, Tape
 from attention_service.core.types import Learned, Widths
 
+_HUGE = 2.0**60
+"""From here on, a square or a sum of squares may overflow in float32."""
 NAMES = ("q_norm.weight", "k_norm.weight")
 
 
@@ -32,7 +34,10 @@ def normed(x: Tensor, weight: Tensor, norm: QKNorm) -> Tensor:
     """
     wide = x.to(torch.promote_types(x.dtype, torch.float32))
     along = (-1,) if norm.over == "head" else (1, -1)
-    scale = torch.rsqrt(wide.square().mean(along, keepdim=True) + norm.eps)  # [B, 1 or H, L, 1]
+    largest = wide.detach().abs().amax(along, keepdim=True)  # [B, 1 or H, L, 1]
+    unit = largest.masked_fill(largest < _HUGE, 1)  # divided out, so that no square overflows
+    wide = wide / unit
+    scale = torch.rsqrt(wide.square().mean(along, keepdim=True) + norm.eps / unit.square())
     weight = weight.to(wide.dtype)
     if norm.over == "all_heads":
         weight = weight.view(x.shape[1], 1, x.shape[3])

@@ -41,7 +41,10 @@ class Gaussian(Product):
         centre = k.detach().nan_to_num(0, 0, 0).mean(2, keepdim=True) if k.shape[2] else 0
         around = one_for_each_query_head(centre, q.shape[1]) if isinstance(centre, Tensor) else centre
         q, k = q - around, k - centre
-        q = torch.cat([q, _half_square(q), torch.ones_like(q[..., :1])], -1)
+        of_query = _half_square(q)
+        # A query whose square overflows gets NaN: with −∞ it would look nowhere, and its output would be zero.
+        of_query = of_query.masked_fill(of_query == -torch.inf, torch.nan)
+        q = torch.cat([q, of_query, torch.ones_like(q[..., :1])], -1)
         k = torch.cat([k, torch.ones_like(k[..., :1]), _half_square(k)], -1)
         if self.options.sigma != "learned":
             return q, k, self.options.sigma**-2
@@ -177,9 +180,13 @@ def _unit_sketched(tape: Tape, x: Sketch) -> Sketch:
 
 
 def _unit(x: Tensor) -> Tensor:
-    """x/‖x‖; zero, with a gradient of zero, where x is."""
-    zero = torch.linalg.vector_norm(x.detach(), dim=-1, keepdim=True) == 0
-    # Filled before the length is found: its second derivative at zero is NaN.
+    """Divide by the length; a zero vector stays zero, with a gradient of zero.
+
+    The largest element is divided out first, so that no square over- or underflows. The result does not depend on it.
+    """
+    largest = x.detach().abs().amax(-1, keepdim=True)
+    zero = largest == 0
+    x = x / largest.masked_fill(zero, torch.inf)  # whose gradient is zero too
+    # Fill zero vectors before the length is found: its second derivative at zero is NaN.
     length = torch.linalg.vector_norm(x.masked_fill(zero, 1), dim=-1, keepdim=True)
-    inverse: Tensor = (1 / length).masked_fill(zero, 0)
-    return x * inverse
+    return x / length

@@ -27,7 +27,7 @@ from attention_service.runtime.operations.differentiation import (
     upstream_of,
 )
 from attention_service.runtime.operations.forward import dropout_fields, returns_mask, tap_fields, with_dropout_mask
-from attention_service.runtime.operations.gradient_check import CHECKED_ELEMENTS, check
+from attention_service.runtime.operations.gradient_check import CHECK_PASSES, CHECKED_ELEMENTS, check
 from attention_service.runtime.planning.planner import Plan, Purpose, choose_kernel, plan_gradients, workload
 from attention_service.runtime.scheduling.jobs import Fields, Job
 
@@ -48,7 +48,7 @@ def prepare(module: Module | None, request: GradientsRequest, device: Device, ro
     taps = bool(targets.taps)
     twice = request.directions is not None
     purpose = Purpose(keeps_weights=taps, gradient=True, names=targets.names, double_backward=twice)
-    checks = 2 * CHECKED_ELEMENTS * len(targets.names) if request.check else 0
+    checks = CHECK_PASSES * CHECKED_ELEMENTS * len(targets.names) if request.check else 0
 
     def make() -> Plan:
         kernel = choose_kernel(work, bound.dtype, device, request.kernel, room, purpose)

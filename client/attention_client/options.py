@@ -47,6 +47,7 @@ class ForwardOptions(InputOptions, total=False):
 class WeightsOptions(InputOptions, total=False):
     """The fields of WeightsRequest."""
 
+    edits: Sequence[Edit | Mapping[str, Any]]
     top_k: int
     select: Select | Mapping[str, Any] | None
     return_weights: bool

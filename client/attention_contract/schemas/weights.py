@@ -2,14 +2,17 @@
 
 from pydantic import Field
 
-from attention_contract.base import WireModel
-from attention_contract.schemas.attention import AttentionInputs, Ran, RawInputs, Select
+from attention_contract.base import Listed, WireModel
+from attention_contract.schemas.attention import AttentionInputs, Edit, Ran, RawInputs, Select
 from attention_contract.tensors import BoolArray, FloatArray, IntArray
 
 
 class WeightsRequest(AttentionInputs):
     """What each head looks at."""
 
+    edits: Listed[Edit] = Field(default_factory=list, max_length=256)
+    """Applied in the order of the taps, then in the order given; the weights, their statistics and the top keys are
+    those after the edits."""
     top_k: int = Field(0, ge=0, le=1024)
     """How many of the most attended keys to name for each query; 0 for none. At most the number of keys are given."""
     select: Select | None = None

@@ -3,17 +3,34 @@
 Block by block, so that the weights of one block are all that is held of them.
 """
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Sequence
+from functools import partial
 
 import torch
 from torch import Tensor
 
 from attention_service.core.blocks import blocks
-from attention_service.core.stages import stages
+from attention_service.core.edits import BoundEdit
+from attention_service.core.stages import narrow, stages
 from attention_service.core.types import Problem, Selection
 
 Top = tuple[Tensor, Tensor]
 """Weights and indices of keys, ``[B, H, Q, count]``."""
+
+
+Weights = Callable[[Selection], Tensor]
+"""The weights ``[B, H, Q, K]`` of the selected heads and queries."""
+
+
+def weights_after(problem: Problem, edits: Sequence[BoundEdit]) -> Weights:
+    """Make the function that gives the weights after these edits.
+
+    Edits need the whole of every tap, so all weights are computed once; without edits, each selection by itself.
+    """
+    if not edits:
+        return partial(weights_of, problem)
+    whole = dict(stages(problem, ("weights",), edits))["weights"]
+    return lambda selection: narrow(whole, "weights", problem, selection)
 
 
 def weights_of(problem: Problem, selection: Selection) -> Tensor:
@@ -21,14 +38,14 @@ def weights_of(problem: Problem, selection: Selection) -> Tensor:
     return dict(stages(problem, ("weights",), selection=selection))["weights"]
 
 
-def top(problem: Problem, selection: Selection, count: int) -> Top:
+def top(problem: Problem, selection: Selection, count: int, weights: Weights | None = None) -> Top:
     """Weights and indices of the most attended keys of each selected query; −1 for no key."""
-    return together([top_of(problem, block, count) for block in blocks(problem, selection)])
+    return together([top_of(problem, block, count, weights) for block in blocks(problem, selection)])
 
 
-def top_of(problem: Problem, block: Selection, count: int) -> Top:
-    """The same of one block, where what has no weight has an index."""
-    found = weights_of(problem, block).topk(count, dim=-1)
+def top_of(problem: Problem, block: Selection, count: int, weights: Weights | None = None) -> Top:
+    """Weights and indices of one block, in which keys without weight keep their indices."""
+    found = (weights or partial(weights_of, problem))(block).topk(count, dim=-1)
     return found.values, found.indices
 
 
@@ -96,11 +113,12 @@ class Totals:
         return {name: self._sums.get(name, none) / self._looking for name in names}
 
 
-def totals(problem: Problem, real: Tensor, looked_at: Iterable[Selection]) -> Totals:
-    """Over the queries of these blocks, all heads of each, of which ``real`` ``[B, Q]`` count."""
+def totals(problem: Problem, real: Tensor, looked_at: Iterable[Selection], weights: Weights | None = None) -> Totals:
+    """Sum over all heads and those queries of these blocks that are ``real`` ``[B, Q]``."""
+    weights = weights or partial(weights_of, problem)
     batch, heads, _, _ = problem.q.shape
     found, positions = Totals(batch, heads, problem.q.device), positions_of(problem)
     for block in looked_at:
         rows = slice(None) if block.queries is None else list(block.queries)
-        found.add(weights_of(problem, block).double(), real[:, rows], positions[:, rows])
+        found.add(weights(block).double(), real[:, rows], positions[:, rows])
     return found

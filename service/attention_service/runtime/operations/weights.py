@@ -8,16 +8,16 @@ from torch import Tensor
 from attention_contract.errors import ShapeMismatch
 from attention_contract.schemas.weights import WeightsRequest
 from attention_service import cost
-from attention_service.core.arrays import to_torch
+from attention_service.core.arrays import TORCH_DTYPES, to_torch
 from attention_service.core.blocks import blocks
-from attention_service.core.inspection import real_queries, top, totals, weights_of
+from attention_service.core.inspection import real_queries, top, totals, weights_after
 from attention_service.core.labour import labour
 from attention_service.core.types import Selection
 from attention_service.cost import Clock, Workload
 from attention_service.modules.resident import Module
 from attention_service.runtime.binding.bound import Bound
 from attention_service.runtime.binding.module_binding import bind
-from attention_service.runtime.binding.selection import bind_selection, check_tap
+from attention_service.runtime.binding.selection import bind_selection, check_edits, check_tap
 from attention_service.runtime.device import Device
 from attention_service.runtime.operations import compute
 from attention_service.runtime.operations.forward import tap_fields
@@ -44,8 +44,9 @@ def prepare(module: Module | None, request: WeightsRequest, device: Device, room
                 expected=list(expected),
                 actual=list(query_mask.shape),
             )
+    check_edits(request.edits, bound)
     taps = ("weights",) if request.return_weights else ()
-    work = workload(bound, device, taps, selection, averaged=request.average_heads)
+    work = workload(bound, device, taps, selection, edits=request.edits, averaged=request.average_heads)
     kind, plan = device.plans.get(
         device.clock,
         ("weights", work.key, bound.dtype, request.kernel, room, request.top_k),
@@ -60,7 +61,7 @@ def prepare(module: Module | None, request: WeightsRequest, device: Device, room
         key = module, kind, in_common(bound), asked
         return Part(kind, key, bound, size_of([bound]), plan.peak_bytes, passed)
 
-    joins = part if query_mask is None and joinable(bound) else None
+    joins = part if query_mask is None and not request.edits and joinable(bound) else None
     return Job("weights", plan, bound.dtype, module, lambda: passed(bound), make_part=joins)
 
 
@@ -76,11 +77,14 @@ def _planned(work: Workload, dtype: str, request: WeightsRequest, device: Device
 
 
 def _plan(work: Workload, named: int, clock: Clock) -> Plan:
+    peak = cost.inspection_peak_bytes(work, named)
+    if work.edited:  # all weights are computed at once, and stay while they are inspected
+        peak += cost.peak_bytes(replace(cost.plainly(work), taps=frozenset({"weights"})), "materialized")
     return Plan(
         kernel="materialized",
         # Rows of weights are computed as beside a fused kernel, block by block; the context is not, but is counted.
         flops=cost.executed_flops(work, "materialized"),
-        peak_bytes=cost.inspection_peak_bytes(work, named),
+        peak_bytes=peak,
         predicted=clock.inspection(work, named=named),
         laborious=labour(work.spec.masks) > QUICK,
     )
@@ -90,20 +94,21 @@ def _plan(work: Workload, named: int, clock: Clock) -> Plan:
 def _run(bound: Bound, request: WeightsRequest, selection: Selection, device: torch.device) -> Fields:
     problem = compute.problem(bound, compute.load(bound, device), compute.load_parameters(bound, device))
     real = real_queries(problem) if request.query_mask is None else _given(bound, request, device)
-    found = totals(problem, real, blocks(problem, Selection()))
+    weights_by = weights_after(problem, compute.bind_edits(request.edits, device, TORCH_DTYPES[bound.dtype]))
+    found = totals(problem, real, blocks(problem, Selection()), weights_by)
     dtype = "float64" if bound.dtype == "float64" else "float32"
     fields: Fields = {
         "statistics": {name: compute.answer(mean, bound, "weights", dtype) for name, mean in found.means().items()},
         "queries": compute.answer(found.queries, bound),
     }
     if request.top_k:
-        weights, keys = top(problem, selection, min(request.top_k, bound.keys))
+        weights, keys = top(problem, selection, min(request.top_k, bound.keys), weights_by)
         fields["top"] = {
             "keys": compute.answer(keys, bound, "weights"),
             "weights": compute.answer(weights, bound, "weights"),
         }
     if request.return_weights:
-        weights = weights_of(problem, selection)
+        weights = weights_by(selection)
         fields |= tap_fields(bound, {"weights": weights}, average_heads=request.average_heads)
     return fields
 

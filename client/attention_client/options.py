@@ -102,6 +102,7 @@ class RawCostOptions(CostOptions, total=False):
 
     num_kv_heads: int | None
     value_dim: int | None
+    key_dim: int | None
     dtype: str
     spec: AttentionSpec | Mapping[str, Any]
 

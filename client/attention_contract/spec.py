@@ -42,7 +42,7 @@ class ScaledDot(WireModel):
 class Bilinear(WireModel):
     """qᵀ W k, one W for each head (Luong et al. 2015, eq. 8, "general").
 
-    Learned: ``score.weight [H, D, D]``.
+    Learned: ``score.weight [H, D, Dk]``, where Dk is the width of the keys.
     """
 
     name: Literal["bilinear"] = "bilinear"
@@ -51,7 +51,8 @@ class Bilinear(WireModel):
 class Additive(WireModel):
     """vᵀ tanh(W₁ q + W₂ k) (Bahdanau et al. 2015, appendix A.1.2).
 
-    Learned: ``score.query_weight [H, hidden, D]``, ``score.key_weight [H, hidden, D]`` and ``score.v [H, hidden]``.
+    Learned: ``score.query_weight [H, hidden, D]``, ``score.key_weight [H, hidden, Dk]`` and ``score.v [H, hidden]``,
+    where Dk is the width of the keys.
     """
 
     name: Literal["additive"] = "additive"

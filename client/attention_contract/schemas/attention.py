@@ -151,6 +151,7 @@ class RawInputs(WireModel):
 
     Layouts: ``query [B, H, Lq, D]``, ``key [B, Hkv, Lk, D]``, ``value [B, Hkv, Lk, Dv]``; or, with ``num_heads`` given,
     ``[B, L, H·D]``. Without ``num_heads``, ``[Lq, D]`` is one head of one sequence. The reply keeps the query's layout.
+    An additive or bilinear score takes keys of another width than D.
     """
 
     spec: AttentionSpec = Field(default_factory=AttentionSpec)

@@ -20,7 +20,7 @@ def learned_of(spec: AttentionSpec, widths: Widths) -> dict[str, Learned]:
     encoded = POSITIONS.of(spec.position).learned(widths) | qk_norm.learned(spec.qk_norm, widths)
     extra = {}
     if spec.add_bias_kv:
-        extra["bias_k"] = Learned((widths.kv_heads * widths.head_dim,), fill=0.0, heads=None)
+        extra["bias_k"] = Learned((widths.kv_heads * widths.key_dim,), fill=0.0, heads=None)
         extra["bias_v"] = Learned((widths.kv_heads * widths.value_dim,), fill=0.0, heads=None)
     # Imported here, because the exact method's stages import this module.
     from attention_service.core.methods import METHODS  # noqa: PLC0415

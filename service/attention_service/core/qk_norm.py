@@ -19,12 +19,10 @@ def learned(norm: QKNorm | None, widths: Widths) -> dict[str, Learned]:
         return {}
     fill = 0.0 if norm.unit_offset else 1.0
     if norm.over == "head":
-        return {name: Learned((widths.head_dim,), fill=fill, heads=None) for name in NAMES}
-    counts = (widths.heads, widths.kv_heads)
-    return {
-        name: Learned((count * widths.head_dim,), fill=fill, heads=None)
-        for name, count in zip(NAMES, counts, strict=True)
-    }
+        sizes = (widths.head_dim, widths.key_dim)
+    else:
+        sizes = (widths.heads * widths.head_dim, widths.kv_heads * widths.key_dim)
+    return {name: Learned((size,), fill=fill, heads=None) for name, size in zip(NAMES, sizes, strict=True)}
 
 
 def normed(x: Tensor, weight: Tensor, norm: QKNorm) -> Tensor:

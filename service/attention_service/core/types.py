@@ -22,6 +22,13 @@ class Widths:
     value_dim: int
     d_model: int | None = None
     """Of a module; None for raw attention."""
+    own_key_dim: int | None = None
+    """Width of the keys where it differs from ``head_dim``, the width of the queries."""
+
+    @property
+    def key_dim(self) -> int:
+        """Width of the keys."""
+        return self.own_key_dim or self.head_dim
 
 
 @dataclass(frozen=True)
@@ -66,7 +73,8 @@ class Problem:
     q: Tensor
     """``[B, H, Q, D]``, normed and turned as the spec has it."""
     k: Tensor
-    """``[B, Hkv, K, D]``, normed and turned; the past first and what the spec adds last."""
+    """``[B, Hkv, K, D]``, normed and turned; the past first and what the spec adds last. An additive or bilinear score
+    takes keys of another width than D."""
     v: Tensor
     """``[B, Hkv, K, V]``"""
     spec: AttentionSpec = field(default_factory=AttentionSpec)
@@ -96,7 +104,9 @@ class Problem:
     @property
     def widths(self) -> Widths:
         """What the shapes of its learned tensors depend on."""
-        return Widths(self.q.shape[1], self.k.shape[1], self.q.shape[3], self.v.shape[3])
+        return Widths(
+            self.q.shape[1], self.k.shape[1], self.q.shape[3], self.v.shape[3], own_key_dim=self.k.shape[3]
+        )
 
     @property
     def keys(self) -> int:

@@ -58,6 +58,9 @@ class ScoreCost:
 class Score(Protocol):
     """s(q, k) for every query and key."""
 
+    two_widths: bool
+    """Queries and keys may differ in width."""
+
     def learned(self, widths: Widths) -> dict[str, Learned]:
         """Its learned tensors by name."""
 
@@ -77,6 +80,7 @@ SCORES = Registry[Score]("score")
 class Product:
     """A score that is a scaled dot product of tensors made of the queries and of tensors made of the keys."""
 
+    two_widths = False
     plain = False
     """Whether q' and k' are the queries and keys as they are; else a half type would round what is made of them."""
 

@@ -73,10 +73,11 @@ class Bilinear(Product):
     """s = qᵀ W k."""
 
     options: spec.Bilinear
+    two_widths = True
 
     def learned(self, widths: Widths) -> dict[str, Learned]:
         """W."""
-        return {"score.weight": Learned((widths.heads, widths.head_dim, widths.head_dim))}
+        return {"score.weight": Learned((widths.heads, widths.head_dim, widths.key_dim))}
 
     def factors(self, q: Tensor, k: Tensor, learned: Tensors) -> tuple[Tensor, Tensor, float]:
         """Wᵀq and k."""
@@ -85,9 +86,9 @@ class Bilinear(Product):
     def sketched_factors(self, tape: Tape, q: Sketch, k: Sketch, learned: Sketches) -> tuple[Sketch, Sketch, float]:
         """The queries through W."""
         weight = steps.cast(tape, learned["score.weight"], q.itemsize)
-        return steps.by_weight(tape, q, weight, q.dims), k, 1.0
+        return steps.by_weight(tape, q, weight, (*q.dims[:3], weight.dims[2])), k, 1.0
 
     def cost(self, widths: Widths) -> ScoreCost:
         """The queries through W, and the product."""
-        d = widths.head_dim
-        return ScoreCost(2 * d, query_products=2 * d * d, query_width=d)
+        d, e = widths.head_dim, widths.key_dim
+        return ScoreCost(2 * e, query_products=2 * d * e, query_width=e)

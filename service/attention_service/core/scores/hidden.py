@@ -26,13 +26,14 @@ class Additive:
     """s = vᵀ tanh(W₁ q + W₂ k)."""
 
     options: spec.Additive
+    two_widths = True
 
     def learned(self, widths: Widths) -> dict[str, Learned]:
         """W₁, W₂ and v."""
         heads, hidden = widths.heads, self._hidden(widths.head_dim)
         return {
             "score.query_weight": Learned((heads, hidden, widths.head_dim)),
-            "score.key_weight": Learned((heads, hidden, widths.head_dim)),
+            "score.key_weight": Learned((heads, hidden, widths.key_dim)),
             "score.v": Learned((heads, hidden)),
         }
 
@@ -63,11 +64,11 @@ class Additive:
             pair_backward_products=2 * hidden,
             pair_backward_flops=8 * hidden,
             query_products=2 * hidden * d,
-            key_products=2 * hidden * d,
+            key_products=2 * hidden * widths.key_dim,
             by_query_head=True,
             query_width=hidden,
             key_width=hidden,
-            key_kept=d * (widths.heads // widths.kv_heads),
+            key_kept=widths.key_dim * (widths.heads // widths.kv_heads),
             layer=hidden,
             layers=3,
             backward_layers=4,

@@ -58,6 +58,8 @@ class Bound:
     learned: dict[str, Array] = field(default_factory=dict, repr=False)
     """The learned tensors that came with a raw request, by name; those of a module are its own."""
 
+    own_key_dim: int | None = None
+    """Width of a head's keys where it differs from ``head_dim``, that of its queries."""
     state_wanted: bool = False
     """Whether the running state after the last key is part of the reply."""
 
@@ -66,6 +68,11 @@ class Bound:
         made = object.__new__(Bound)
         made.__dict__.update(self.__dict__, **changes)
         return made
+
+    @property
+    def key_dim(self) -> int:
+        """Width of a head's keys."""
+        return self.own_key_dim or self.head_dim
 
     @property
     def extra(self) -> int:

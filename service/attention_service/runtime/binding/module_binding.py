@@ -128,13 +128,13 @@ class _Binder:
             for name, array in self.arrays.items()
         }
         query, key, value = split["query"], split.get("key", split["query"]), split[value_is]
-        check_agreement(self.request, query, key, value, value_is)
+        check_agreement(request, query, key, value, value_is)
         (batch, heads, queries, head_dim), kv_heads = query, key[1]
-        past = self._past(layout, batch, kv_heads, head_dim, value[3])
+        past = self._past(layout, batch, kv_heads, key[3], value[3])
         dtype = common_dtype(self.arrays)
-        return self._finish(
-            layout, (batch, heads, kv_heads, queries, past + key[2], past, head_dim, value[3]), dtype, dtype, value_is
-        )
+        sizes = (batch, heads, kv_heads, queries, past + key[2], past, head_dim, value[3])
+        key_dim = None if key[3] == head_dim else key[3]
+        return self._finish(layout, sizes, dtype, dtype, value_is, key_dim)
 
     # ── both ─────────────────────────────────────────────────────────────────────────────────────────────────────────
 
@@ -147,14 +147,14 @@ class _Binder:
                 actual=list(array.shape),
             )
 
-    def _past(self, layout: Layout, batch: int, kv_heads: int, head_dim: int, value_dim: int) -> int:
+    def _past(self, layout: Layout, batch: int, kv_heads: int, key_dim: int, value_dim: int) -> int:
         """P, once past_key and past_value are known to fit."""
         request = self.request
         if (request.past_key is None) != (request.past_value is None):
             missing = "past_key" if request.past_key is None else "past_value"
             raise InvalidRequest(f"{missing}: past_key and past_value come together; send both or none", param=missing)
         length = 0
-        for name, width in (("past_key", head_dim), ("past_value", value_dim)):
+        for name, width in (("past_key", key_dim), ("past_value", value_dim)):
             array = getattr(request, name)
             if array is None:
                 return 0
@@ -178,6 +178,7 @@ class _Binder:
         dtype: str,
         reply_dtype: str,
         value_is: str,
+        own_key_dim: int | None = None,
     ) -> Bound:
         batch, heads, kv_heads, queries, keys, past, head_dim, value_dim = sizes
         for name, array in self.arrays.items():
@@ -198,7 +199,7 @@ class _Binder:
         self._per_sequence("positions", (batch, queries), layout)
         learned: dict[str, Array] = {}
         if self.target is None and isinstance(self.request, RawInputs):
-            widths = Widths(heads, kv_heads, head_dim, value_dim)
+            widths = Widths(heads, kv_heads, head_dim, value_dim, own_key_dim=own_key_dim)
             check_position(self.spec, widths)
             learned = check_learned(self.request, widths)
         key_is = "query" if self.request.key is None else "key"
@@ -212,8 +213,9 @@ class _Binder:
         wanted = isinstance(self.request, ForwardRequest) and not isinstance(self.request, GradientsRequest)
         wanted = wanted and (self.request.initial_state is not None or getattr(self.request, "return_state", False))
         return Bound(
-            self.target, self.spec, layout, *sizes, dtype, reply_dtype, self.arrays, value_is, dropout, learned, wanted
-        )
+            self.target, self.spec, layout, *sizes, dtype, reply_dtype, self.arrays, value_is, dropout, learned,
+            own_key_dim, wanted,
+        )  # fmt: skip
 
     def _method(self, layout: Layout, sizes: tuple[int, int, int, int, int, int, int, int]) -> None:
         """What the spec's method reads beside q, k and v, once it is known that it can do what is asked."""

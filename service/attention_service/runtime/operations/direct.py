@@ -80,7 +80,7 @@ def direct(bound: Bound, request: ForwardRequest, kernel: str, device: torch.dev
     if device.type != "cpu" or bound.layout.merged or not asks_for_little(bound, request, kernel):
         return None
     score = SCORES.of(spec.score)
-    if not is_plain(spec) or not isinstance(score, Product):
+    if not is_plain(spec) or not isinstance(score, Product) or bound.own_key_dim is not None:
         return None
     nothing = torch.empty(0, bound.head_dim)
     scale = score.factors(nothing, nothing, {})[2] / spec.normalizer.temperature

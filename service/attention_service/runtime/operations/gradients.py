@@ -145,7 +145,7 @@ def _shape(name: str, bound: Bound) -> tuple[int, ...]:
     if name not in TAPS:
         return tuple((bound.learned if bound.module is None else bound.module.parameters)[name].shape)
     heads, keys = (bound.kv_heads if name in {"k", "v"} else bound.heads), bound.keys
-    widths = {"q": bound.head_dim, "k": bound.head_dim, "v": bound.value_dim, "context": bound.value_dim}
+    widths = {"q": bound.head_dim, "k": bound.key_dim, "v": bound.value_dim, "context": bound.value_dim}
     length = keys if name in {"k", "v"} else bound.queries
     whole = torch.empty(bound.batch, heads, length, widths.get(name, keys), device="meta")
     return tuple(strip(whole, bound.layout, heads_axis=True).shape)

@@ -69,6 +69,7 @@ def workload(
         kv_heads=bound.kv_heads,
         head_dim=bound.head_dim,
         value_dim=bound.value_dim,
+        own_key_dim=bound.own_key_dim,
         itemsize=TORCH_DTYPES[bound.dtype].itemsize,
         half=bound.dtype == "float16",
         reply=bound.reply_dtype,

@@ -20,6 +20,7 @@ class InputOptions(TypedDict, total=False):
     mask: TensorLike | None
     key_mask: TensorLike | None
     key_lengths: TensorLike | None
+    global_mask: TensorLike | None
     past_key: TensorLike | None
     past_value: TensorLike | None
     gate: TensorLike | None

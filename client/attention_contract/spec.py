@@ -106,8 +106,8 @@ class GlobalTokens(WireModel):
     """The listed positions see every key and are seen by every query (Beltagy et al. 2020, section 3.1)."""
 
     name: Literal["global_tokens"] = "global_tokens"
-    positions: Listed[Annotated[int, Field(ge=0, lt=2**31)]] = Field(min_length=1, max_length=4096)
-    """Positions in the sequence, from 0, counted with the request's offset."""
+    positions: Listed[Annotated[int, Field(ge=0, lt=2**31)]] = Field(max_length=4096)
+    """Positions in the sequence, from 0, counted with the request's offset; a request's ``global_mask`` adds others."""
     projections: Literal["shared", "separate"] = "shared"
     """``separate``: the queries at these positions, and the keys and values that they see, have projections of their
     own in a module: ``q_global``, ``k_global`` and ``v_global``, in the shapes of ``q_proj`` and the others."""

@@ -22,7 +22,13 @@ LEARNED = {
     },
 }
 SCORES = {"bilinear": {"name": "bilinear"}, "additive": {"name": "additive", "hidden": HIDDEN}}
-KERNELS = [("bilinear", "fused"), ("bilinear", "blocked"), ("bilinear", None), ("additive", "blocked"), ("additive", None)]
+KERNELS = [
+    ("bilinear", "fused"),
+    ("bilinear", "blocked"),
+    ("bilinear", None),
+    ("additive", "blocked"),
+    ("additive", None),
+]
 
 
 def drawn(rng, score, dtype=np.float64):

@@ -28,6 +28,7 @@ def gather(
     mask: Annotated[str | None, _file("true: may look; or floats, added to the scores.")] = None,
     key_mask: Annotated[str | None, _file("batch × keys, true for a real key.")] = None,
     key_lengths: Annotated[str | None, _file("For each sequence: how many keys are real.")] = None,
+    global_mask: Annotated[str | None, _file("batch × keys, true for a global token of its sequence.")] = None,
     past_key: Annotated[str | None, _file("Projected keys of earlier tokens.")] = None,
     past_value: Annotated[str | None, _file("Projected values of earlier tokens.")] = None,
     offsets: Annotated[str | None, _file("For each sequence: added to a query's index.")] = None,
@@ -46,7 +47,13 @@ def gather(
     if inputs is not None:
         fields |= files.read_all(inputs, "inputs")
     given = {"query": query, "key": key, "value": value, "mask": mask, "key_mask": key_mask, "key_lengths": key_lengths}
-    given |= {"past_key": past_key, "past_value": past_value, "offsets": offsets, "positions": positions}
+    given |= {
+        "global_mask": global_mask,
+        "past_key": past_key,
+        "past_value": past_value,
+        "offsets": offsets,
+        "positions": positions,
+    }
     fields |= {name: files.read(source, name) for name, source in given.items() if source is not None}
     fields["spec"] = None if spec is None else files.read_json(spec, "spec")
     fields["parameters"] = None if parameters is None else files.read_all(parameters, "parameters")

@@ -3,28 +3,28 @@
 Source: Beltagy et al. 2020, section 3.1, "Linear projections for global attention".
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
 
-from attention_contract.spec import AllOf, AnyOf, GlobalTokens, Mask
+from attention_contract.spec import Mask
+from attention_service.core.global_tokens import listed as global_tokens
 from attention_service.core.indices import pick
 from attention_service.core.types import Problem, Selection
 
 
+def has_separate(masks: Sequence[Mask]) -> bool:
+    """True if global tokens have projections of their own, whichever tokens they are."""
+    return any(mask.projections == "separate" for mask in global_tokens(masks))
+
+
 def separate_positions(masks: Sequence[Mask]) -> tuple[int, ...]:
     """The positions of the queries that are projected apart, in order."""
-    return tuple(sorted(set(_separate(masks))))
-
-
-def _separate(masks: Sequence[Mask]) -> Iterator[int]:
-    for mask in masks:
-        if isinstance(mask, GlobalTokens) and mask.projections == "separate":
-            yield from mask.positions
-        elif isinstance(mask, AnyOf | AllOf):
-            yield from _separate(mask.of)
+    return tuple(
+        sorted({at for mask in global_tokens(masks) if mask.projections == "separate" for at in mask.positions})
+    )
 
 
 @dataclass(frozen=True)
@@ -49,15 +49,19 @@ def apart_rows(problem: Problem, selection: Selection) -> ApartRows | None:
     if problem.apart is None:
         return None
     device, queries = problem.q.device, problem.q.shape[2]
-    positions = separate_positions(problem.spec.masks)
+    positions = [separate_positions(masks) for masks in problem.sequence_masks or (problem.spec.masks,)]
     offsets = [problem.past] if problem.offsets is None else problem.offsets.flatten().tolist()
+    count = max(len(positions), len(offsets))
+    positions, offsets = (each * count if len(each) == 1 else each for each in (positions, offsets))
     wanted = set(range(queries)) if selection.queries is None else set(selection.queries)
-    indices = {position - offset for position in positions for offset in set(offsets)} & wanted
+    places = set(zip(positions, offsets, strict=True))
+    indices = {position - offset for listed, offset in places for position in listed} & wanted
     selected = tuple(range(queries)) if selection.queries is None else selection.queries
     rows = tuple(row for row, index in enumerate(selected) if index in indices)
     if not rows:
         return None
-    at = torch.tensor([selected[row] for row in rows], device=device) + torch.tensor(offsets, device=device)[:, None]
-    mine = torch.isin(at, torch.tensor(positions, device=device))[:, None, :, None]
+    at = torch.tensor([selected[row] for row in rows])
+    of_each = [torch.isin(at + offset, torch.tensor(listed)) for listed, offset in zip(positions, offsets, strict=True)]
+    mine = torch.stack(of_each).to(device)[:, None, :, None]
     q, k, v = problem.apart
     return ApartRows(rows, mine, replace(problem, q=q, k=k, v=v, apart=None))

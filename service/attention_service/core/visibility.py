@@ -36,11 +36,9 @@ class Visibility:
 
 def visibility(problem: Problem, selection: Selection = EVERYTHING) -> Visibility:
     """The masks of a problem, for the selected heads and queries."""
-    device, queries, keys = problem.q.device, problem.q.shape[2], problem.keys
+    device, keys = problem.q.device, problem.keys
     rows = None if selection.queries is None else torch.tensor(selection.queries, device=device)
-    spec_masks = allowed(
-        problem.spec.masks, queries, keys, past=problem.past, offsets=problem.offsets, rows=rows, device=device
-    )
+    spec_masks = _of_positions(problem, rows)
     if spec_masks is not None:
         spec_masks = _with_added(spec_masks, problem)
     real = real_keys(problem)
@@ -52,6 +50,23 @@ def visibility(problem: Problem, selection: Selection = EVERYTHING) -> Visibilit
         if mask is not None:
             together = mask if together is None else together & mask
     return Visibility(together, bias)
+
+
+def _of_positions(problem: Problem, rows: Tensor | None) -> Tensor | None:
+    """What the masks of positions allow: bool ``[1 or B, 1, Q or len(rows), K]``; None where there is no mask."""
+    device, queries, keys, offsets = problem.q.device, problem.q.shape[2], problem.keys, problem.offsets
+    if problem.sequence_masks is None:
+        masks = problem.spec.masks
+        return allowed(masks, queries, keys, past=problem.past, offsets=offsets, rows=rows, device=device)
+    batch = problem.q.shape[0]
+    found: Tensor | None = None
+    for index, masks in enumerate(problem.sequence_masks):
+        offset = offsets if offsets is None or offsets.ndim == 0 else offsets[index]
+        mine = allowed(masks, queries, keys, past=problem.past, offsets=offset, rows=rows, device=device)
+        if mine is not None:
+            found = mine.new_empty(batch, *mine.shape[1:]) if found is None else found
+            found[index] = mine[0]
+    return found
 
 
 def real_keys(problem: Problem) -> Tensor | None:

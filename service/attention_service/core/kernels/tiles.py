@@ -170,14 +170,18 @@ class Group:
 
 
 def groups(problem: Problem, tiling: Tiling) -> Iterator[Group]:
-    """The sequences of the batch: as many at a time as there is room for, or one, where offsets tell them apart."""
+    """The sequences of the batch: as many at a time as there is room for, or one, where offsets or masks differ."""
     batch, queries = problem.q.shape[0], problem.q.shape[2]
-    pattern = pattern_of(problem.spec.masks, queries, problem.keys, problem.past)
-    limits = Limits(pattern, scored_in(problem), problem.q.device, tiling.largest)
     first, at_once = [problem.past] * batch, tiling.sequences(problem.k.shape[2])
     if problem.offsets is not None and problem.spec.masks:
         first, at_once = problem.offsets.long().clamp(-FAR, FAR).expand(batch).tolist(), 1
+    own = problem.sequence_masks
+    at_once = at_once if own is None else 1
     for start in range(0, batch, at_once):
+        if start == 0 or own is not None:
+            masks = problem.spec.masks if own is None else own[start]
+            pattern = pattern_of(masks, queries, problem.keys, problem.past)
+            limits = Limits(pattern, scored_in(problem), problem.q.device, tiling.largest)
         yield Group(problem, slice(start, min(start + at_once, batch)), first[start], limits, pattern)
 
 
@@ -223,4 +227,5 @@ def _of(problem: Problem, sequences: slice) -> Problem:
         key_lengths=some(problem.key_lengths),
         offsets=some(problem.offsets),
         positions=some(problem.positions),
+        sequence_masks=None if problem.sequence_masks is None else problem.sequence_masks[sequences],
     )

@@ -4,14 +4,16 @@ The arrays stay what the wire gave (views into the body); only missing batch and
 """
 
 import math
+from collections.abc import Sequence
 
 import numpy as np
 
 from attention_contract.errors import InvalidRequest, ShapeMismatch
 from attention_contract.schemas.attention import AttentionInputs, ForwardRequest, RawInputs
 from attention_contract.schemas.gradients import GradientsRequest
-from attention_contract.spec import AttentionSpec
+from attention_contract.spec import MAX_POSITIONS, AttentionSpec, Mask
 from attention_contract.tensors import Array, Untyped, dtype_name
+from attention_service.core.global_tokens import with_global_tokens
 from attention_service.core.methods.limits import check_spec
 from attention_service.core.positions import check_position
 from attention_service.core.types import Dropout, Widths, added_keys
@@ -195,6 +197,7 @@ class _Binder:
                 f"key_lengths: expected numbers from 0 to the {keys} keys, got {lengths.min()} to {lengths.max()}",
                 param="key_lengths",
             )
+        spec, sequence_masks = self._global_tokens(layout, batch, keys)
         check_as_many(self.request.positions, queries, keys - past)
         self._per_sequence("positions", (batch, queries), layout)
         learned: dict[str, Array] = {}
@@ -213,8 +216,8 @@ class _Binder:
         wanted = isinstance(self.request, ForwardRequest) and not isinstance(self.request, GradientsRequest)
         wanted = wanted and (self.request.initial_state is not None or getattr(self.request, "return_state", False))
         return Bound(
-            self.target, self.spec, layout, *sizes, dtype, reply_dtype, self.arrays, value_is, dropout, learned,
-            own_key_dim, wanted,
+            self.target, spec, layout, *sizes, dtype, reply_dtype, self.arrays, value_is, dropout, learned,
+            sequence_masks, own_key_dim, wanted,
         )  # fmt: skip
 
     def _method(self, layout: Layout, sizes: tuple[int, int, int, int, int, int, int, int]) -> None:
@@ -230,6 +233,33 @@ class _Binder:
             value_dim=value_dim,
             lead=int(layout.batched) + int(layout.headed),
         )
+
+    def _global_tokens(
+        self, layout: Layout, batch: int, keys: int
+    ) -> tuple[AttentionSpec, tuple[Sequence[Mask], ...] | None]:
+        """The spec with the global tokens of the request; and the masks of each sequence where they differ."""
+        spec = self.spec
+        if self.request.global_mask is None:
+            return spec, None
+        self._per_sequence("global_mask", (batch, keys), layout)
+        if spec.method.name != "exact":
+            raise InvalidRequest(
+                f"global_mask: method {spec.method.name} takes no masks of positions but causal; leave global_mask "
+                "out, or take method exact",
+                param="global_mask",
+            )
+        positions = [np.flatnonzero(row).tolist() for row in self.arrays["global_mask"]]
+        if (most := max(map(len, positions), default=0)) > MAX_POSITIONS:
+            raise InvalidRequest(
+                f"global_mask: a sequence has {most} global tokens; expected at most {MAX_POSITIONS}",
+                param="global_mask",
+                limit=MAX_POSITIONS,
+            )
+        masks = [with_global_tokens(spec.masks, each) for each in positions]
+        if len(masks) and any(each != masks[0] for each in masks):
+            return spec, tuple(masks)
+        del self.arrays["global_mask"]  # the spec says it all
+        return spec.model_copy(update={"masks": masks[0] if masks else spec.masks}), None
 
     def _mask(self, batch: int, heads: int, queries: int, keys: int) -> None:
         mask = self.request.mask

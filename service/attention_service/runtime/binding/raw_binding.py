@@ -6,7 +6,7 @@ from attention_contract.errors import InvalidRequest, InvalidTensor
 from attention_contract.schemas.attention import AttentionInputs, RawInputs
 from attention_contract.spec import AttentionSpec
 from attention_contract.tensors import Array, Untyped, dtype_name
-from attention_service.core.apart import separate_positions
+from attention_service.core.apart import has_separate
 from attention_service.core.learned import learned_of
 from attention_service.core.positions import POSITIONS
 from attention_service.core.scores import SCORES
@@ -20,7 +20,7 @@ _FLOAT_INPUTS = ("query", "key", "value", "past_key", "past_value")
 
 def check_raw_spec(spec: AttentionSpec) -> None:
     """Raise InvalidRequest for a spec that only a module can have."""
-    if separate_positions(spec.masks):
+    if has_separate(spec.masks):
         raise InvalidRequest(
             "spec.masks: separate projections of global tokens belong to a module, and raw attention has none; say "
             '"projections": "shared", or create a module',

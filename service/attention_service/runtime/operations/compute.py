@@ -95,9 +95,12 @@ def problem(bound: Bound, tensors: dict[str, Tensor], parameters: Parameters) ->
         return q, multihead.split_heads(key, bound.kv_heads), multihead.split_heads(value, bound.kv_heads)
 
     apart = None
-    if bound.module is not None and separate_positions(bound.spec.masks):
+    masks = bound.sequence_masks or (bound.spec.masks,)
+    if bound.module is not None and any(separate_positions(each) for each in masks):
         apart = partial(multihead.project, parameters, bound.module.sizes, by="global")
     prepared = prepare(bound.spec, tensors, learned, by_head, projected=bound.module is not None, apart=apart)
+    if bound.sequence_masks is not None:
+        prepared = replace(prepared, sequence_masks=bound.sequence_masks)
     if bound.dropout is None and not isinstance(bound.spec.method, Linear):
         return prepared
     tokens = tensors.get("key", tensors["query"])

@@ -8,9 +8,10 @@ import numpy as np
 from attention_contract.errors import KernelUnsuitable
 from attention_contract.schemas.attention import AttentionInputs, Edit, RawInputs
 from attention_contract.schemas.gradients import GradientsRequest
-from attention_contract.spec import Mask
+from attention_contract.spec import AttentionSpec, Mask
 from attention_service import cost
 from attention_service.core.arrays import TORCH_DTYPES
+from attention_service.core.global_tokens import with_global_tokens
 from attention_service.core.kernels import KERNELS, unsuitable
 from attention_service.core.kernels.tiling import WHOLE
 from attention_service.core.labour import labour
@@ -60,6 +61,8 @@ def workload(
 ) -> Workload:
     """The sizes of a bound request, as the cost model takes them."""
     mask = bound.arrays.get("mask")
+    own = bound.sequence_masks is not None
+    offsets = bound.arrays["offsets"].tolist() if "offsets" in bound.arrays else [bound.past] * bound.batch * own
     return Workload(
         batch=bound.batch,
         queries=bound.queries,
@@ -73,7 +76,7 @@ def workload(
         itemsize=TORCH_DTYPES[bound.dtype].itemsize,
         half=bound.dtype == "float16",
         reply=bound.reply_dtype,
-        spec=bound.spec,
+        spec=_planned_spec(bound),
         sizes=bound.module.sizes if bound.module is not None else None,
         taps=frozenset(taps),
         selected_heads=None if selection.heads is None else len(selection.heads),
@@ -82,8 +85,8 @@ def workload(
         bool_mask=mask is not None and mask.dtype.kind == "b",
         padded=bool({"key_mask", "key_lengths"} & set(bound.arrays)),
         real_keys=_real_keys(bound),
-        batched_offsets="offsets" in bound.arrays,
-        offsets=tuple(bound.arrays["offsets"].tolist()) if "offsets" in bound.arrays else (),
+        batched_offsets=own or "offsets" in bound.arrays,
+        offsets=tuple(offsets),
         batched_places=bool({"offsets", "positions"} & set(bound.arrays)),
         edits=tuple((edit.tap, _does(edit)) for edit in edits),
         edit_elements=sum(0 if edit.value is None else edit.value.size for edit in edits),
@@ -95,6 +98,18 @@ def workload(
         inputs=frozenset({"query", "key", "value"} & set(bound.arrays)),
         threads=device.threads,
     )
+
+
+def _planned_spec(bound: Bound) -> AttentionSpec:
+    """The spec; if sequences have global tokens of their own, with as many as any has, spread over the keys.
+
+    Which tokens they are bears little on the cost, so that requests that differ in them alone share a plan.
+    """
+    if bound.sequence_masks is None:
+        return bound.spec
+    count, keys = int(bound.arrays["global_mask"].sum(1).max()), bound.keys - bound.extra
+    spread = [index * keys // count for index in range(count)]
+    return bound.spec.model_copy(update={"masks": with_global_tokens(bound.spec.masks, spread)})
 
 
 def _real_keys(bound: Bound) -> int:
@@ -254,6 +269,8 @@ def quickly_planned(module: Module | None, request: AttentionInputs) -> bool:
         masks = request.spec.masks if isinstance(request, RawInputs) else []
     if not masks:
         return True
+    if request.global_mask is not None:
+        return False
     new = [array.shape[-2] for array in (request.query, request.key) if array is not None and array.ndim > 1]
     past = 0 if request.past_key is None or request.past_key.ndim < 2 else request.past_key.shape[-2]
     places = 1 if request.offsets is None else request.offsets.size

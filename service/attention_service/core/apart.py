@@ -52,7 +52,8 @@ def apart_rows(problem: Problem, selection: Selection) -> ApartRows | None:
     positions = [separate_positions(masks) for masks in problem.sequence_masks or (problem.spec.masks,)]
     offsets = [problem.past] if problem.offsets is None else problem.offsets.flatten().tolist()
     count = max(len(positions), len(offsets))
-    positions, offsets = (each * count if len(each) == 1 else each for each in (positions, offsets))
+    positions = positions * count if len(positions) == 1 else positions
+    offsets = offsets * count if len(offsets) == 1 else offsets
     wanted = set(range(queries)) if selection.queries is None else set(selection.queries)
     places = set(zip(positions, offsets, strict=True))
     indices = {position - offset for listed, offset in places for position in listed} & wanted

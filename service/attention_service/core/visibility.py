@@ -56,8 +56,7 @@ def _of_positions(problem: Problem, rows: Tensor | None) -> Tensor | None:
     """What the masks of positions allow: bool ``[1 or B, 1, Q or len(rows), K]``; None where there is no mask."""
     device, queries, keys, offsets = problem.q.device, problem.q.shape[2], problem.keys, problem.offsets
     if problem.sequence_masks is None:
-        masks = problem.spec.masks
-        return allowed(masks, queries, keys, past=problem.past, offsets=offsets, rows=rows, device=device)
+        return allowed(problem.spec.masks, queries, keys, past=problem.past, offsets=offsets, rows=rows, device=device)
     batch = problem.q.shape[0]
     found: Tensor | None = None
     for index, masks in enumerate(problem.sequence_masks):

@@ -189,4 +189,5 @@ def _unit(x: Tensor) -> Tensor:
     x = x / largest.masked_fill(zero, torch.inf)  # whose gradient is zero too
     # Fill zero vectors before the length is found: its second derivative at zero is NaN.
     length = torch.linalg.vector_norm(x.masked_fill(zero, 1), dim=-1, keepdim=True)
-    return x / length
+    unit: Tensor = x / length
+    return unit

@@ -130,7 +130,7 @@ class _Binder:
             for name, array in self.arrays.items()
         }
         query, key, value = split["query"], split.get("key", split["query"]), split[value_is]
-        check_agreement(request, query, key, value, value_is)
+        check_agreement(self.request, self.spec, query, key, value, value_is)
         (batch, heads, queries, head_dim), kv_heads = query, key[1]
         past = self._past(layout, batch, kv_heads, key[3], value[3])
         dtype = common_dtype(self.arrays)
@@ -256,7 +256,7 @@ class _Binder:
                 limit=MAX_POSITIONS,
             )
         masks = [with_global_tokens(spec.masks, each) for each in positions]
-        if len(masks) and any(each != masks[0] for each in masks):
+        if masks and any(each != masks[0] for each in masks):
             return spec, tuple(masks)
         del self.arrays["global_mask"]  # the spec says it all
         return spec.model_copy(update={"masks": masks[0] if masks else spec.masks}), None

@@ -56,7 +56,9 @@ def split_shape(name: str, array: Array, heads: int, layout: Layout) -> Split:
     return array.shape[0], heads, array.shape[1], array.shape[2] // heads
 
 
-def check_agreement(request: RawInputs, query: Split, key: Split, value: Split, value_is: str) -> None:
+def check_agreement(
+    request: AttentionInputs, spec: AttentionSpec, query: Split, key: Split, value: Split, value_is: str
+) -> None:
     """Raise ShapeMismatch unless the three can attend to one another; each is ``[B, heads, L, W]``."""
     key_is = "query" if request.key is None else "key"
     conditions = (
@@ -65,9 +67,9 @@ def check_agreement(request: RawInputs, query: Split, key: Split, value: Split, 
         (value_is, value[0] == query[0], f"the query's batch of {query[0]}"),
         (
             key_is,
-            key[3] == query[3] or two_widths(request.spec),
-            f"the query's head width, {query[3]}, unless the score is additive or bilinear, the position leaves queries "
-            "and keys as they are, and the method is exact",
+            key[3] == query[3] or two_widths(spec),
+            f"the query's head width, {query[3]}, unless the score is additive or bilinear, the method exact, and no "
+            "position is encoded in queries and keys",
         ),
         (key_is, key[3] > 0, "a width of at least 1"),
         (key_is, key[1] > 0 and query[1] % max(key[1], 1) == 0, f"heads that divide the query's {query[1]}"),

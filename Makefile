@@ -20,8 +20,9 @@ INSTALL = $(BIN)/python -m pip install --disable-pip-version-check
 endif
 # More arguments for what the target runs.
 ARGS ?=
+PYTEST = OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n auto --dist loadfile
 
-.PHONY: help serve test check demo bench bench-peers constraints clean
+.PHONY: help serve test test-all check demo bench bench-peers constraints clean
 
 help: ## Print this list
 	@sed -n 's/^\([a-z-]*\):.*## /\1 /p' $(MAKEFILE_LIST) | awk '{printf "make %-12s", $$1; $$1 = ""; print}'
@@ -29,8 +30,11 @@ help: ## Print this list
 serve: $(VENV)/.server ## Start the server on 127.0.0.1:8000 (ATTENTION_* settings and ARGS pass through)
 	@exec $(BIN)/attention serve $(ARGS)
 
-test: $(VENV)/.dev ## Run the tests (ARGS go to pytest)
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n auto --dist loadfile $(ARGS)
+test: $(VENV)/.dev ## Run the tests but for the long walks (ARGS go to pytest)
+	$(PYTEST) -m "not slow" $(ARGS)
+
+test-all: $(VENV)/.dev ## Run every test, the long walks too
+	$(PYTEST) --durations=15 $(ARGS)
 
 check: $(VENV)/.dev ## Check format, lint, types, import layers, Dockerfile and compose file
 	$(BIN)/ruff format --check .

@@ -1,4 +1,4 @@
-"""How long it takes to refuse what is a hundred times over the memory budget.
+"""Time to refuse a request that needs a hundred times the memory budget.
 
 ``python -m benchmarks.admission`` prints the table; ``--output benchmarks/results/admission.md`` writes it.
 """
@@ -24,7 +24,7 @@ from benchmarks.workloads import WORKLOADS
 
 BUDGET = 64 * 2**20
 TIMES = 100
-"""How many times the budget each request needs, at least: as bytes of one matrix of weights in float32."""
+"""Each request needs at least this many times the budget, as bytes of one matrix of weights in float32."""
 LENGTH = math.isqrt(TIMES * BUDGET // 4) + 1
 _WANTED: dict[str, tuple[Operation[Any], dict[str, Any]]] = {
     **{

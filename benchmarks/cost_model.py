@@ -1,4 +1,4 @@
-"""How well predicted times hold: a calibration, and requests that it has not seen.
+"""Accuracy of predicted times: a calibration, and requests that it has not seen.
 
 ``python -m benchmarks.cost_model`` prints the tables in Markdown; ``--output docs/cost-model.md`` puts them where that
 page has the ones before.
@@ -25,27 +25,27 @@ from attention_service.runtime.device import Device
 from benchmarks.crossovers import crossovers
 
 MARK = "<!-- measured -->\n"
-"""What comes after it is written here."""
+"""The results are written after this line."""
 ROOM = 2**31
 LONGER = 0.25, 1.0
 """Seconds that requests beyond the calibrated sizes should take by the device's rates alone; they take up to thrice."""
 ENOUGH_S = 0.5
-"""Of each held-out request there are more runs than a calibration makes: what it takes should be known better."""
+"""Seconds of runs of each held-out request. More than in a calibration, so that the reference is more exact."""
 
 
 @dataclass(frozen=True)
 class Errors:
-    """Of predicted medians against measured ones, and of bounds against single runs."""
+    """Errors of predicted medians against measured ones, and of bounds against single runs."""
 
     signed: NDArray[np.float64]
     covered: NDArray[np.float64]
-    """Of each request, the share of its runs."""
+    """Share of each request's runs within the bounds."""
     again: NDArray[np.float64]
-    """How much two runs of the same request differ."""
+    """Relative difference of two runs of the same request."""
 
     @classmethod
     def of(cls, points: Sequence[Point], clock: Calibrated) -> "Errors":
-        """Of requests that were run."""
+        """Return the errors of requests that were run."""
         told = [clock.of(point.terms, point.kind) for point in points]
         pairs = list(zip(told, points, strict=True))
         covered = [np.mean([each.low <= run <= each.high for run in point.seconds]) for each, point in pairs]
@@ -65,7 +65,7 @@ class Errors:
 
 
 def held_out(bench: Bench, count: int) -> tuple[list[Point], int]:
-    """So many requests, and how many more were dropped because the machine was disturbed or nothing was drawn."""
+    """Return the requests, and the number of those dropped because the machine was disturbed or nothing was drawn."""
     points: list[Point] = []
     dropped = 0
     while len(points) < count:

@@ -87,7 +87,7 @@ def crossovers(device: Device) -> Iterator[str]:
 
 
 def _served(device: Device) -> list[Crossover]:
-    """What a server answers."""
+    """Return the answer of a server."""
     first, *others = VARIANTS
     compared = [Alternative(label=each.name, spec=each.spec, kernel=each.kernel) for each in others]
     request = RawComplexityRequest(

@@ -1,4 +1,4 @@
-"""What needs a GPU: its kernels by its own events, a million tokens, small passes as graphs, and HTTP with its copies.
+"""Measurements that need a GPU: kernels by their own events, a million tokens, CUDA graphs, and HTTP with its copies.
 
 ``python -m benchmarks.cuda`` prints the tables; without a CUDA device it says so and ends. With ``--device cpu`` and
 short ``--lengths`` it shows that it runs.

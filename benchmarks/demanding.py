@@ -42,7 +42,7 @@ def demanding() -> Iterator[Asked]:
 
 
 def drawn(count: int, of: int, size: int = 1, seed: int = 0) -> list[dict[str, Any]]:
-    """So many masks of random blocks."""
+    """Return this many masks of random blocks."""
     return [{"name": "random_blocks", "size": size, "count": of, "seed": seed + index} for index in range(count)]
 
 

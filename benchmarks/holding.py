@@ -1,4 +1,4 @@
-"""How long one request keeps the others waiting: requests that ask for much beside pings on a connection of their own.
+"""Waiting time that one demanding request causes, measured by pings on a connection of their own.
 
 ``python -m benchmarks.holding`` prints the table; ``--only TEXT`` takes the requests whose name has the text.
 """
@@ -21,12 +21,12 @@ PING = Asked("nothing but pings", "GET", "/health/live")
 PAUSE_S = 0.001
 """Between two pings."""
 QUIET_S = 0.5
-"""Of pings alone, before each request."""
+"""Seconds of pings alone, before each request."""
 
 
 @dataclass(frozen=True)
 class Held:
-    """What one request did to the others."""
+    """Effect of one request on the others."""
 
     status: int
     seconds: float

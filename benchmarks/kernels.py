@@ -37,7 +37,7 @@ TEXT = f"""`forward` and `gradients` are what the server runs for a raw request,
 
 
 def heads(length: int) -> int:
-    """Of a case of this length."""
+    """Return the number of heads of a case of this length."""
     return min(8, PAIRS // length)
 
 
@@ -93,7 +93,7 @@ def backwards(lengths: tuple[int, ...], device: Device) -> Iterator[Case]:
 
 
 def taps(lengths: tuple[int, ...], device: Device) -> Iterator[Case]:
-    """What it costs to look at the weights of one row, and to keep them all."""
+    """Cost of returning the weights of one row, and of all rows."""
     for length in lengths:
         problem = Problem(*drawn(length, device))
         one = Selection(heads=(0,), queries=(length - 1,))
@@ -105,7 +105,7 @@ def taps(lengths: tuple[int, ...], device: Device) -> Iterator[Case]:
 
 
 def _served(operation: Any, model: Any, tensors: Three, device: Device, **more: Any) -> Any:
-    """What runs one request, from arrays to arrays."""
+    """Return a function that runs one request, from arrays to arrays."""
     query, key, value = (tensor.cpu().numpy() for tensor in tensors)
     request = model(query=query, key=key, value=value, **more)
     return lambda: operation.prepare(None, request, device, ROOM).run()

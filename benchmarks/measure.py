@@ -10,7 +10,7 @@ import torch
 from benchmarks.tables import short, table
 
 MOST_SECONDS = 60
-"""Of one case; a case that takes long gets fewer rounds."""
+"""Longest time of one case; a slow case gets fewer rounds."""
 FEWEST = 3
 
 

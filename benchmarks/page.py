@@ -1,4 +1,4 @@
-"""What every benchmark's command line has in common: how long, and whether a page is written."""
+"""Options that all benchmarks share: how long to measure, and the page to write."""
 
 import argparse
 from collections.abc import Iterable, Sequence
@@ -24,7 +24,7 @@ def parser(description: str | None, rounds: int) -> argparse.ArgumentParser:
 
 
 def fewer(rounds: int) -> int:
-    """How many are quick."""
+    """Return the number of rounds of a quick run."""
     return max(3, rounds // 4)
 
 

@@ -1,4 +1,4 @@
-"""How the cost of a served request grows with length, width, heads, batch and concurrency.
+"""Growth of the cost of a served request with length, width, heads, batch and concurrency.
 
 ``python -m benchmarks.scaling`` prints the tables; ``--output benchmarks/results/scaling.md`` writes them, and a
 picture beside them.
@@ -33,7 +33,7 @@ class Sweep:
     title: str
     letter: str
     field: str
-    """Of the workload; empty for the number of connections."""
+    """Field of the workload; empty for the number of connections."""
     values: tuple[int, ...]
 
     def runs(self) -> list[tuple[Workload, tuple[int, ...]]]:
@@ -52,7 +52,7 @@ SWEEPS = (
     Sweep("Concurrency", "c", "", (1, 4, 16, 64)),
 )
 Found = dict[str, dict[int, Cell]]
-"""By entry and by value."""
+"""Cells by entry and by value."""
 
 
 def sweep(grown: Sweep, rounds: int, folder: Path) -> Found:

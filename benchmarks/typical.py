@@ -1,4 +1,4 @@
-"""What each kind of work usually takes: measured at length, for calibrations to begin with.
+"""Typical times of each kind of work, measured at length. A calibration starts from them.
 
 ``python -m benchmarks.typical`` writes the file that the server brings along. To be run anew where terms come to mean
 other work, on a machine with nothing else to do.

@@ -23,7 +23,7 @@ DEVICES = ["L4", "A100 SXM 80GB", "H100 SXM", "MI300X"]
 
 
 def variants(client: Client) -> None:
-    """What the variants cost on one device, as a step of decoding goes on."""
+    """Return the cost of each variant on one device as decoding goes on."""
     reply = client.raw_complexity(LENGTHS[0], LENGTHS, compare=VARIANTS, hardware="H100 SXM", dtype="bfloat16", **HEADS)
     print(f"{LAYERS} layers on one {reply.device_name}, by its datasheet")
     for one in reply.compared:

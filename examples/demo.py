@@ -92,7 +92,7 @@ def chosen(served: Encoded, given: argparse.Namespace) -> list[tuple[int, int]]:
 
 
 def compare(served: Encoded, reference: Encoded) -> int:
-    """How far the service is from ``transformers`` (eager attention). Returns the exit status."""
+    """Print the distance of the service from ``transformers`` (eager attention). Return the exit status."""
     pairs = zip(served.weights, reference.weights, strict=True)
     weights = torch.stack([(one - other).abs().max() for one, other in pairs]).max().item()
     hidden = (served.hidden - reference.hidden).abs().max().item()

@@ -24,7 +24,7 @@ FIXED = [0.02, 0.5, 1.0, 2.0]
 
 
 def truth(x: Array) -> Array:
-    """What is measured, without the noise."""
+    """Return the true function, without noise."""
     return np.sin(2 * x) + 0.5 * np.sin(5 * x) + 0.3 * x
 
 

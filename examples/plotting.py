@@ -1,4 +1,4 @@
-"""What the examples that draw a figure share: where it goes, and how it looks."""
+"""Shared by the examples that draw a figure: its file and its style."""
 
 import argparse
 import io

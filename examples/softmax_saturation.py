@@ -20,7 +20,7 @@ SCORES = {"dot": "q·k", "scaled_dot": "q·k / √d"}
 
 
 def measure(client: Client, score: str, width: int, rng: np.random.Generator) -> dict[str, float]:
-    """What one attention over random q, k and v shows, over all heads and queries."""
+    """Return statistics of one attention over random q, k and v, over all heads and queries."""
     q = rng.normal(size=(HEADS, QUERIES, width))
     k, v = rng.normal(size=(HEADS, KEYS, width)), rng.normal(size=(HEADS, KEYS, 1))
     spec = {"score": {"name": score}}

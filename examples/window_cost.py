@@ -1,4 +1,4 @@
-"""What a sliding window saves and what it loses, against dense attention.
+"""Savings and losses of a sliding window against dense attention.
 
 Saved: the FLOPs that the mask leaves, and the milliseconds that every kernel of the server takes, for lengths n at a
 window of 64 keys to either side. Lost: the distance of the output from the dense one, as the window grows, where near
@@ -35,7 +35,7 @@ def took(client: Client, n: int, spec: dict[str, Any], kernel: str, rng: np.rand
 
 
 def times(client: Client, spec: dict[str, Any], kernel: str, rng: np.random.Generator) -> list[float] | None:
-    """Of each length; None where the kernel cannot do it."""
+    """Milliseconds for each length; None if the kernel cannot do it."""
     try:
         return [took(client, n, spec, kernel, rng) for n in LENGTHS]
     except KernelUnsuitable:

@@ -43,7 +43,7 @@ def entries(names: Sequence[str] = ()) -> list[Entry]:
 
 
 def versions() -> str:
-    """What is installed of them."""
+    """Return the installed versions."""
     return ", ".join(sorted({environment.packages[0] for _, environment, *_ in PEERS}))
 
 

@@ -23,7 +23,7 @@ class Environment:
 
     @property
     def folder(self) -> Path:
-        """Where it is."""
+        """Its folder."""
         return CACHE / self.name
 
     @property
@@ -33,7 +33,7 @@ class Environment:
 
     @property
     def site(self) -> Path:
-        """Where its packages are."""
+        """Its site-packages folder."""
         return next((self.folder / "lib").glob("python3.*")) / "site-packages"
 
     def install(self) -> None:

@@ -12,7 +12,7 @@ from benchmarks.servers.attention import Attention
 
 
 class Loaded(litserve.LitAPI):  # type: ignore[misc]
-    """What both routes need."""
+    """State that both routes share."""
 
     def __init__(self, weights: str, threads: str, **options: Any) -> None:
         super().__init__(**options)
@@ -27,7 +27,7 @@ class Bytes(Loaded):
     """Raw float32 at ``/raw``."""
 
     def decode_request(self, request: Annotated[bytes, Body(media_type="application/octet-stream")]) -> bytes:
-        """As it came."""
+        """Return the request unchanged."""
         return request
 
     def predict(self, query: bytes) -> bytes:
@@ -35,7 +35,7 @@ class Bytes(Loaded):
         return bytes(self.attention.of_bytes(query)[0])
 
     def encode_response(self, output: bytes) -> Response:
-        """As it is."""
+        """Return the response unchanged."""
         return Response(output, media_type="application/octet-stream")
 
 

@@ -12,7 +12,7 @@ from benchmarks.servers.attention import Attention
 
 
 class TritonPythonModel:
-    """What the backend calls."""
+    """The class that the backend calls."""
 
     def initialize(self, args: dict[str, str]) -> None:
         """Load the weights."""

@@ -24,7 +24,7 @@ logging.disable_progress_bar()
 
 @dataclass(frozen=True)
 class LayerSeen:
-    """What the service said of one layer."""
+    """The service's reply for one layer."""
 
     module: str
     weights: Tensor
@@ -43,7 +43,7 @@ class Encoded:
     weights: list[Tensor]
     """``[heads, queries, keys]`` of every layer."""
     layers: list[LayerSeen] = field(default_factory=list)
-    """What the service said, where it took part."""
+    """The service's replies, if it took part."""
 
 
 class ServedAttention(nn.Module):
@@ -83,7 +83,7 @@ class Encoder:
 
     @property
     def depth(self) -> int:
-        """How many layers it has."""
+        """The number of layers."""
         return len(self._layers)
 
     def tokens(self, sentence: str) -> list[str]:

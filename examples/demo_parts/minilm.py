@@ -22,7 +22,7 @@ FILES = (
 
 
 def cached() -> Path:
-    """Where the checkpoint is kept."""
+    """Return the folder of the checkpoint."""
     return user_cache_path("attention-service", appauthor=False) / "minilm"
 
 

@@ -17,7 +17,7 @@ WIDEST_LABEL = 10
 
 
 def weights(console: Console, layers: Sequence[LayerSeen], layer: int, head: int, tokens: Sequence[str]) -> None:
-    """What each token looks at in one head: rows look, columns are looked at."""
+    """Draw the weights of one head: a row per query, a column per key."""
     shown = layers[layer].weights[head]
     console.print(Text(f"\nlayer {layer}, head {head}: rows look at columns, in percent", style="bold"))
     _grid(console, tokens, tokens, shown, lambda weight: f"{100 * weight:.0f}", 1.0)
@@ -41,7 +41,7 @@ def statistics(console: Console, layers: Sequence[LayerSeen], tokens: Sequence[s
 
 
 def ran(console: Console, layers: Sequence[LayerSeen]) -> None:
-    """How the service computed each layer."""
+    """Print how the service computed each layer."""
     console.print(Text("\nwhat ran, one forward a layer", style="bold"))
     table = Table(box=None, pad_edge=False, header_style="")
     for column in ("module", "version", "kernel", "device", "dtype"):

@@ -38,7 +38,7 @@ class Settings(BaseSettings):
     """The model repository: modules are kept here, and checkpoints are imported from here."""
 
     device: str = "auto"
-    """Where modules live and run: cpu, cuda, cuda:1, …; auto takes CUDA where there is one."""
+    """Device of the modules: cpu, cuda, cuda:1, …; auto takes CUDA if there is one."""
 
     memory_budget: ByteSize | None = None
     """Bytes that resident modules and running requests may hold together, as in 8GiB; default: 80 % of what is free."""
@@ -47,7 +47,7 @@ class Settings(BaseSettings):
     """The largest request body, as in 64MiB."""
 
     max_queue: int = Field(256, ge=1)
-    """How many requests may wait for the device before others are turned away with 429."""
+    """Requests that may wait for the device; more are refused with 429."""
 
     threads: int | None = Field(None, ge=1)
     """Threads of one computation on the CPU; default: one for each core."""
@@ -57,7 +57,7 @@ class Settings(BaseSettings):
     to what was measured before."""
 
     drain_seconds: int = Field(30, ge=0)
-    """How long a stop waits for requests in flight."""
+    """Seconds that a stop waits for requests in flight."""
 
     log_level: Literal["debug", "info", "warning", "error"] = "info"
     """The least severe event that is logged."""

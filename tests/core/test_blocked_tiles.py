@@ -3,10 +3,10 @@
 import pytest
 
 from attention_contract.spec import AnyOf, AttentionSpec, Documents, Entmax15, SlidingWindow, Strided
+from attention_service.core.kernels.largest_tiles import MOST_CELLS, largest_tiles
 from attention_service.core.kernels.tiling import Tiling
 from attention_service.core.types import added_keys
 from attention_service.cost import Workload, gradient_peak_bytes
-from attention_service.cost.blocked_tiles import MOST_CELLS, largest_tiles
 
 SPECS = {
     "strips beside a band": AttentionSpec(masks=[Strided(stride=3)]),

@@ -19,8 +19,10 @@ from attention_contract.spec import (
 )
 from attention_service.core.attention import attend
 from attention_service.core.kernels import fused_blocks, tiling
+from attention_service.core.kernels import touched as counted
 from attention_service.core.kernels.blocked import _blocks
 from attention_service.core.kernels.tiling import Tiling
+from attention_service.core.kernels.touched import by_fused
 from attention_service.core.types import Problem
 from attention_service.cost import (
     Rates,
@@ -37,8 +39,6 @@ from attention_service.cost import (
     time_order,
     touched,
 )
-from attention_service.cost import tiles as counted
-from attention_service.cost.tiles import by_fused
 from attention_service.runtime.device import Device
 from attention_service.runtime.planning.planner import Purpose, choose_kernel
 

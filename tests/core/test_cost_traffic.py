@@ -23,6 +23,7 @@ from attention_service.core.apart import separate_positions
 from attention_service.core.attention import attend
 from attention_service.core.kernels import KERNELS, unsuitable
 from attention_service.core.kernels.tiling import Layout
+from attention_service.core.kernels.touched import by_fused
 from attention_service.core.learned import learned_of
 from attention_service.core.masks import MASKS
 from attention_service.core.methods import METHODS as METHOD_ENTRIES
@@ -46,7 +47,6 @@ from attention_service.cost import (
     traffic,
 )
 from attention_service.cost.taps import tap_costs
-from attention_service.cost.tiles import by_fused
 
 KERNEL_NAMES = [kernel.name for kernel in KERNELS if kernel.name != "flex"]  # flex counts as blocked does
 DTYPES = {2: torch.bfloat16, 4: torch.float32, 8: torch.float64}

@@ -2,7 +2,8 @@
 
 from dataclasses import replace
 
-from attention_service.cost.workload import Workload, once
+from attention_service.core.memo import once
+from attention_service.cost.workload import Workload
 
 WORK = Workload(batch=1, queries=4, keys=4, heads=2, kv_heads=2, head_dim=8, value_dim=8, itemsize=4)
 

@@ -16,7 +16,8 @@ Tap = Literal["q", "k", "v", "scores", "capped_scores", "masked_scores", "weight
 """The points along one attention, in order."""
 
 EditableTap = Literal["q", "k", "v", "scores", "capped_scores", "masked_scores", "weights", "context", "output"]
-KernelName = Literal["fused", "blocked", "flex", "materialized"]
+KernelName = Annotated[str, Field(min_length=1, max_length=64)]
+"""The name of a registered kernel: ``GET /v1/variants`` lists them, those of installed packages among them."""
 Index = Annotated[int, Field(ge=0, lt=2**31)]
 MAX_INDICES: Final = 65_536
 """Of one list of heads, queries or keys."""

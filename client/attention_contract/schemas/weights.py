@@ -34,7 +34,7 @@ class HeadStatistics(WireModel):
     """Means over the real queries, for each head: ``[B, H]``. NaN for a sequence without a real query.
 
     All but ``max_weight`` are of the shares w / Σ w, which are the weights themselves where those sum to 1, as they do
-    unless the normalizer is a sigmoid.
+    unless the spec uses sinks or a sigmoid.
     """
 
     entropy: FloatArray

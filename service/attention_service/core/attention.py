@@ -14,7 +14,7 @@ from attention_service.core.apart import apart_rows
 from attention_service.core.blocks import blocks, put_together
 from attention_service.core.edits import BoundEdit
 from attention_service.core.isolation import harmed, poisoned_rows, unfit_keys, without
-from attention_service.core.kernels import KERNELS
+from attention_service.core.kernels import KERNELS, MATERIALIZED
 from attention_service.core.kernels.base import Kernel
 from attention_service.core.kernels.materialized import Materialized
 from attention_service.core.methods import METHODS, approximation_of
@@ -55,7 +55,7 @@ def attend(
     if approximation_of(problem.spec) is not None:
         return _approximate(problem, taps, selection, edits)
     if isinstance(kernel, str):
-        kernel = KERNELS["materialized" if edits else kernel].make()
+        kernel = KERNELS[MATERIALIZED if edits else kernel].make()
     by_stages = isinstance(kernel, Materialized)
     unfit = None if by_stages else unfit_keys(problem)
     given = problem if unfit is None else without(unfit, problem)
@@ -75,7 +75,7 @@ def _approximate(problem: Problem, taps: Collection[str], selection: Selection, 
     # Without masks every query meets every key; with them, those before a NaN are kept from it.
     unfit = unfit_keys(problem) if problem.spec.masks and not edits else None
     given = problem if unfit is None else without(unfit, problem)
-    found = METHODS.of(problem.spec.method).attend(given, KERNELS["materialized"].make(), taps, edits)
+    found = METHODS.of(problem.spec.method).attend(given, KERNELS[MATERIALIZED].make(), taps, edits)
     if unfit is not None:
         found |= {"k": problem.k, "v": problem.v}
         found["context"] = found["context"].masked_fill(harmed(unfit, problem), torch.nan)
@@ -112,7 +112,7 @@ def trace(problem: Problem, edits: Sequence[BoundEdit] = ()) -> dict[str, Tensor
     """
     tracked = replace(problem, q=_tracked(problem.q), k=_tracked(problem.k), v=_tracked(problem.v))
     if approximation_of(problem.spec) is not None:
-        found = METHODS.of(problem.spec.method).attend(tracked, KERNELS["materialized"].make(), (), edits)
+        found = METHODS.of(problem.spec.method).attend(tracked, KERNELS[MATERIALIZED].make(), (), edits)
         return {tap: found[tap] for tap in taps_of(problem.spec)}
     return dict(stages(tracked, set(TAPS) - {"lse"}, edits))
 

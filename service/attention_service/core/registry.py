@@ -1,17 +1,19 @@
-"""Where the parts of a spec meet what computes them.
+"""Registries: what computes each part of a spec, by name.
 
 A registry holds the entries of one kind. An entry is a class made from its options, registered beside its formula,
 its asymptotic cost and its source; tests, benchmarks, docs and ``GET /v1/variants`` walk the registries.
 """
 
+import logging
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import cache, cached_property
-from importlib import import_module
+from importlib import import_module, metadata
 from typing import Any, Generic, Literal, TypeVar
 
 from attention_contract.base import WireModel
 
+_LOG = logging.getLogger(__name__)
 Kind = Literal["score", "mask", "position", "normalizer", "method", "kernel"]
 Part = TypeVar("Part")
 Maker = TypeVar("Maker", bound=Callable[..., object])
@@ -44,9 +46,11 @@ class Entry(Generic[Part]):
 class Registry(Generic[Part]):
     """The entries of one kind, by name."""
 
-    def __init__(self, kind: Kind) -> None:
+    def __init__(self, kind: Kind, *, group: str | None = None) -> None:
+        """Create an empty registry. ``group``: the entry points by which installed packages register more."""
         self.kind = kind
         self._entries: dict[str, Entry[Part]] = {}
+        self._group = group
 
     def register(
         self, options: type[WireModel] | str, *, formula: str, gradient: str, cost: str, source: str
@@ -78,10 +82,25 @@ class Registry(Generic[Part]):
         return self[_name(type(options))].make(options)
 
     def __getitem__(self, name: str) -> Entry[Part]:
-        return self._entries[name]
+        return self._all()[name]
+
+    def __contains__(self, name: object) -> bool:
+        return name in self._all()
 
     def __iter__(self) -> Iterator[Entry[Part]]:
-        return iter(self._entries.values())
+        return iter(self._all().values())
+
+    def _all(self) -> dict[str, Entry[Part]]:
+        """Return all entries; the first call imports those of installed packages."""
+        group, self._group = self._group, None
+        for point in metadata.entry_points(group=group) if group else ():
+            try:
+                point.load()  # its module registers it
+                if point.name not in self._entries:
+                    raise LookupError(f"{point.value} registers no {self.kind} of this name")
+            except Exception:  # a package that is broken must not keep the server from starting
+                _LOG.exception("%s %s of an installed package is left out", self.kind, point.name)
+        return self._entries
 
 
 def variants() -> list[Entry[Any]]:

@@ -3,6 +3,7 @@
 The estimate that is reported is the one by which a request is admitted and its kernel chosen.
 """
 
+from attention_service.core.kernels.touched import touched
 from attention_service.core.tape import Traffic
 from attention_service.cost.approximate import decode_step, exactly, plainly, sent_always
 from attention_service.cost.calibrated import Calibrated, Spread
@@ -42,7 +43,6 @@ from attention_service.cost.tensors import (
     tap_elements,
 )
 from attention_service.cost.terms import Term
-from attention_service.cost.tiles import touched
 from attention_service.cost.time import (
     Rates,
     executed_backward_flops,

@@ -5,9 +5,10 @@ from dataclasses import replace
 from attention_contract.schemas.complexity import StageFlops
 from attention_contract.spec import Exact
 from attention_service.core.apart import has_separate
+from attention_service.core.kernels.reach import reach_of
 from attention_service.core.methods import Approximation, Extent, MethodCost, approximation_of
 from attention_service.cost.encoding import token_flops
-from attention_service.cost.pairs import reach_of, score_cost
+from attention_service.cost.pairs import score_cost
 from attention_service.cost.tensors import projections
 from attention_service.cost.workload import Workload
 

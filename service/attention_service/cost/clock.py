@@ -4,6 +4,7 @@ from dataclasses import dataclass, replace
 from typing import Protocol
 
 from attention_contract.schemas import accuracy
+from attention_service.core.kernels.materialized import MATERIALIZED
 from attention_service.cost.curves import Curves
 from attention_service.cost.flops import SECOND_PASSES
 from attention_service.cost.retrieval import Retrieval, predicted_retrieval_seconds
@@ -82,13 +83,13 @@ class Roofline:
         seconds = predicted_gradient_seconds(work, kernel, self.rates)
         seconds += SECOND_PASSES * twice * (seconds - forward)
         if checks:
-            seconds += checks * predicted_seconds(replace(work, itemsize=8), "materialized", self.rates)
+            seconds += checks * predicted_seconds(replace(work, itemsize=8), MATERIALIZED, self.rates)
         return Estimate.within(seconds, self.factor)
 
     def inspection(self, work: Workload, *, named: int = 0) -> Estimate:
         """By the rates: the weights, and for each pair as much traffic again as five statistics take."""
         statistics = 5 * 2 * 8 * work.pairs * work.heads / self.rates.bytes_per_s
-        rows = (1 + (named > 0)) * predicted_seconds(work, "materialized", self.rates)
+        rows = (1 + (named > 0)) * predicted_seconds(work, MATERIALIZED, self.rates)
         return Estimate.within(rows + statistics, self.factor)
 
     def transfer(self, of_bytes: int) -> Estimate:

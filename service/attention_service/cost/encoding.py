@@ -2,8 +2,9 @@
 
 from dataclasses import dataclass
 
+from attention_service.core.memo import once
 from attention_service.core.positions import POSITIONS, PositionCost
-from attention_service.cost.workload import Workload, once
+from attention_service.cost.workload import Workload
 
 
 @dataclass(frozen=True)

@@ -15,7 +15,7 @@ from attention_service.core.stages import TAPS, stages
 from attention_service.core.types import Problem, Selection
 from attention_service.core.visibility import EVERYTHING, without_padding
 from attention_service.cost.approximate import approximated
-from attention_service.cost.kernel_stand_ins import stand_in
+from attention_service.cost.kernels import kernel_of
 from attention_service.cost.rehearsal import Account, Bytes, most_held
 from attention_service.cost.stand_ins import (
     Tensors,
@@ -70,8 +70,8 @@ def prepared(account: Account, work: Workload, resident: Tensors) -> Problem:
 def _attended(account: Account, work: Workload, kernel: str, problem: Problem, edits: Sequence[BoundEdit]) -> Attended:
     account.begin("attention")
     account.call("context", "pairs")
-    by = stand_in(work, kernel, account)
-    if (by == "materialized" and approximated(work) is None) or edits:
+    by = kernel_of(work, kernel).rehearsal(work, account.take)
+    if isinstance(by, Materialized) or edits:
         by = _Stages(account)
     return attend(problem, work.taps & {*taps_of(work.spec)}, selection_of(work), edits, by)
 

@@ -7,13 +7,13 @@ from collections.abc import Sequence
 
 from attention_service.cost.approximate import approximated
 from attention_service.cost.gradient_rehearsal import rehearsed
+from attention_service.cost.kernels import kernel_of
 from attention_service.cost.pairs import fused_masks
 from attention_service.cost.phases import Phase, peak_of
 from attention_service.cost.pieces import by_pieces
 from attention_service.cost.rehearsal import LARGEST
 from attention_service.cost.stand_ins import long_enough, names_of
 from attention_service.cost.tensors import input_bytes
-from attention_service.cost.tiles import counted_as
 from attention_service.cost.workload import Workload, remembered
 
 _TIMES = 2
@@ -72,7 +72,8 @@ def _phases(
 
 def _least(work: Workload, kernel: str) -> int:
     """What is known at once: what is sent, and of an exact kernel a matrix of scores or the masks."""
-    if approximated(work) is not None or counted_as(kernel) == "blocked":
+    holds = kernel_of(work, kernel).holds
+    if approximated(work) is not None or holds == "tiles":
         return input_bytes(work)
-    masks, scores = fused_masks(work).combined, work.pairs * work.heads * (kernel == "materialized")
+    masks, scores = fused_masks(work).combined, work.pairs * work.heads * (holds == "pairs")
     return input_bytes(work) + work.itemsize * max(masks, scores)

@@ -8,11 +8,12 @@ from torch import Tensor
 
 from attention_service.core.attention import attend
 from attention_service.core.edits import BoundEdit
+from attention_service.core.kernels.materialized import MATERIALIZED
 from attention_service.core.pullback import pullback
 from attention_service.core.stages import TAPS
 from attention_service.core.types import Selection
 from attention_service.cost.forward_rehearsal import answered
-from attention_service.cost.kernel_stand_ins import stand_in
+from attention_service.cost.kernels import kernel_of
 from attention_service.cost.rehearsal import Account, Bytes, most_held
 from attention_service.cost.stand_ins import (
     Graph,
@@ -69,7 +70,7 @@ class _Rehearsal:
             account.call("taps")
             with torch.no_grad():
                 problem = problem_of(work, inputs_of(work), self._parameters(work))
-                by = stand_in(work, self._kernel, account)
+                by = kernel_of(work, self._kernel).rehearsal(work, account.take)
                 taps = attend(problem, inner, selection_of(work), edits_of(work), by).taps if inner else {}
             again = problem, taps, [answered(work, x) for x in taps.values()]
         if self._checked:
@@ -92,7 +93,7 @@ class _Rehearsal:
         normalizer = self._work.spec.normalizer.model_copy(update={"dtype": "float64"})
         spec = self._work.spec.model_copy(update={"normalizer": normalizer})
         work = replace(self._work, itemsize=8, spec=spec)
-        graph, upstream = self._graph(account, work, "materialized")
+        graph, upstream = self._graph(account, work, MATERIALIZED)
         account.call("gradients", "of_pairs")
         found = _gradients(graph, upstream, again=False)
         tensors, parameters = inputs_of(work), self._parameters(work)
@@ -123,7 +124,7 @@ def _probe(work: Workload, name: str, at: Tensor, tensors: Tensors, parameters: 
     changed = [*edits, BoundEdit(name, value=moved)] if name in TAPS else edits
     inputs = {each: moved if each == name else x for each, x in tensors.items()}
     held = {each: moved if each == name else x for each, x in parameters.items()}
-    context = attend(problem_of(work, inputs, held), (), Selection(), changed, "materialized").context
+    context = attend(problem_of(work, inputs, held), (), Selection(), changed, MATERIALIZED).context
     output = output_of(work, held, context, edits)
     del context
     (upstream * (before - output)).sum()

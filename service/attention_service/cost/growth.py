@@ -8,9 +8,9 @@ from attention_contract.spec import Entmax15, Sparsemax
 from attention_service.core.masks import pattern_of
 from attention_service.cost.approximate import approximated, method_order
 from attention_service.cost.clock import Clock
+from attention_service.cost.kernels import kernel_of
 from attention_service.cost.letters import explained
 from attention_service.cost.memory import makes_pairs, peak_bytes
-from attention_service.cost.tiles import counted_as
 from attention_service.cost.time import executed_flops
 from attention_service.cost.workload import Workload
 
@@ -68,7 +68,6 @@ def time_order(work: Workload, dimension: str = "length", kernel: str = "fused")
     and the kernel is the blocked one; beside another, the form over the allowed pairs alone is added. Of strips that
     come back after every stride each tile is touched.
     """
-    kernel = counted_as(kernel)
     if approximated(work) is not None:
         return method_order(work, dimension, memory=False)
     projections = f" + {_tokens(dimension)}·d²" if work.sizes is not None and dimension != "past" else ""
@@ -81,7 +80,7 @@ def time_order(work: Workload, dimension: str = "length", kernel: str = "fused")
         sparse = f"O({band}·{width}{projections})"
         return (
             sparse
-            if kernel == "blocked" and bounds.strips <= _SKIPPED
+            if kernel_of(work, kernel).holds == "tiles" and bounds.strips <= _SKIPPED
             else f"{order}; over allowed pairs alone {sparse}"
         )
     return order

@@ -3,13 +3,14 @@
 The order of phases is that of the computation. Each names what is held while it runs; the peak is the largest.
 """
 
+from attention_service.core.memo import once
 from attention_service.cost.forward_rehearsal import rehearsed_forward
+from attention_service.cost.kernels import kernel_of
 from attention_service.cost.pairs import PAIR_TAPS, fused_masks, masks_of
 from attention_service.cost.phases import Phase, peak_of
 from attention_service.cost.pieces import by_pieces
 from attention_service.cost.stand_ins import long_enough
-from attention_service.cost.tiles import counted_as
-from attention_service.cost.workload import Workload, once, remembered
+from attention_service.cost.workload import Workload, remembered
 
 
 def peak_bytes(work: Workload, kernel: str) -> int:
@@ -23,7 +24,7 @@ def peak_bytes(work: Workload, kernel: str) -> int:
 @once
 def memory_phases(work: Workload, kernel: str) -> tuple[Phase, ...]:
     """What is held in each phase of one forward pass, by tensor."""
-    return _phases(work, counted_as(kernel))
+    return _phases(work, kernel)
 
 
 @remembered
@@ -34,10 +35,10 @@ def _phases(work: Workload, kernel: str) -> tuple[Phase, ...]:
 
 
 def makes_pairs(work: Workload, kernel: str) -> tuple[bool, bool]:
-    """Whether the request holds tensors over all pairs: for each head, and such as heads share."""
-    kernel = counted_as(kernel)
-    whole = work.selected_queries is None
-    if kernel == "blocked":
-        return whole and bool(work.taps & (PAIR_TAPS - {"lse"})), False
-    by_head = kernel != "fused" or (whole and bool(work.taps & PAIR_TAPS))
-    return by_head, (fused_masks(work) if kernel == "fused" else masks_of(work)).any
+    """Return two flags: the request holds tensors over all pairs for each head, and tensors that heads share."""
+    facts = kernel_of(work, kernel)
+    again = work.selected_queries is None and bool(work.taps & PAIR_TAPS - facts.keeps)
+    if facts.holds == "tiles":
+        return again, False
+    laid_out = fused_masks(work) if facts.holds == "masks" else masks_of(work)
+    return facts.holds == "pairs" or again, laid_out.any

@@ -5,12 +5,13 @@ from dataclasses import dataclass
 from math import prod
 
 from attention_contract.spec import Mask
-from attention_service.core.bands import Band
+from attention_service.core.kernels.reach import plainly_causal, reach_of
 from attention_service.core.masks import pattern_of
+from attention_service.core.memo import once
 from attention_service.core.normalizers import NORMALIZERS, PairCost
 from attention_service.core.patterns import making
 from attention_service.core.scores import SCORES, ScoreCost
-from attention_service.cost.workload import Workload, once
+from attention_service.cost.workload import Workload
 
 SCORE_TAPS = frozenset({"scores", "capped_scores", "masked_scores"})
 PAIR_TAPS = SCORE_TAPS | {"weights", "lse"}
@@ -81,22 +82,6 @@ def fused_masks(work: Workload) -> Masks:
     if reach is not None and reach >= work.told_keys - 1:
         return masks_of(work, ())
     return masks_of(work)
-
-
-def plainly_causal(work: Workload) -> bool:
-    """Whether j ≤ i is all that the masks say, which the fused kernel computes without one."""
-    return not work.request_mask_elements and not work.padded and not work.extra and reach_of(work) == 0
-
-
-@once
-def reach_of(work: Workload) -> int | None:
-    """The r for which the spec's masks say j ≤ i + r and nothing else; None where they say something else."""
-    if not work.spec.masks or work.batched_offsets:
-        return None
-    band = pattern_of(work.spec.masks, work.queries, work.told_keys, work.past)
-    if not isinstance(band, Band) or band.low is not None or band.high is None:
-        return None
-    return band.high + work.past
 
 
 def score_itemsize(work: Workload) -> int:

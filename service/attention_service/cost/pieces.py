@@ -5,10 +5,10 @@ from dataclasses import replace
 from functools import partial
 
 from attention_service.core.additive import BLOCK as HIDDEN
+from attention_service.core.kernels.largest_tiles import MOST_CELLS
 from attention_service.core.kernels.tiling import Tiling
 from attention_service.core.methods.running import BLOCK, CHUNK, FINE_CHUNK, Segments
 from attention_service.cost.approximate import approximated, method_cost, reach_in
-from attention_service.cost.blocked_tiles import MOST_CELLS
 from attention_service.cost.pairs import request_mask, score_cost
 from attention_service.cost.rehearsal import LARGEST, Bytes
 from attention_service.cost.tensors import input_bytes

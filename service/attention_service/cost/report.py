@@ -2,11 +2,12 @@
 
 from collections.abc import Collection
 from dataclasses import replace
-from typing import Final, Literal
+from typing import Literal
 
 from attention_contract.schemas.answers import Milliseconds, PerToken, Predicted
 from attention_contract.schemas.complexity import Cost, MemoryPhase, PeakBytes, Shape
 from attention_contract.schemas.counts import Executed, PassCounts
+from attention_service.core.kernels import KERNELS
 from attention_service.core.tape import Traffic
 from attention_service.cost.approximate import decode_step, exactly, plainly
 from attention_service.cost.clock import Clock, Estimate
@@ -28,9 +29,6 @@ from attention_service.cost.told_tensors import told
 from attention_service.cost.traffic import gradient_traffic, traffic
 from attention_service.cost.workload import Workload
 
-_ACCOUNTED: Final = ("fused", "blocked", "materialized")
-"""The kernels whose peak memory is told side by side."""
-
 
 def cost_of(
     work: Workload,
@@ -38,19 +36,21 @@ def cost_of(
     kernel: str,
     clock: Clock,
     *,
-    able: Collection[str] = _ACCOUNTED,
+    able: Collection[str] | None = None,
     gradients: str | None = None,
     decode: str | None = None,
 ) -> Cost:
     """Everything that one shape of a workload costs.
 
     ``kernel`` is the one that the planner would take; ``gradients`` and ``decode`` are those for gradients and for
-    ``decode_step``, where there are any. ``able``: which kernels can compute the same attention exactly.
+    ``decode_step``, where there are any. ``able``: the kernels whose memory is told beside it; None for all that a
+    planner may choose.
     """
     work = replace(
         work, batch=shape.batch, queries=shape.queries, past=shape.past, keys=shape.past + new_keys(shape) + work.extra
     )
     plain = plainly(work)
+    beside = [entry.name for entry in KERNELS if entry.make().automatic] if able is None else able
     backward = () if gradients is None else gradient_phases(plain, gradients)
     exact, step = exactly(plain), decode_step(plain) if decode is not None else None
     return Cost(
@@ -75,7 +75,7 @@ def cost_of(
         kv_cache_bytes=kv_cache_bytes(work),
         kv_cache_bytes_per_token=kv_cache_bytes_per_token(work),
         peak_bytes=PeakBytes(
-            **{name: peak_bytes(exact, name) for name in _ACCOUNTED if name in able},
+            **{name: peak_bytes(exact, name) for name in beside},
             request=peak_bytes(work, kernel),
             gradients=peak_of(backward) if backward else None,
         ),

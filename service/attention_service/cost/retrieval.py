@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 from attention_contract.spec import AttentionSpec
 from attention_service.core.blocks import rows_at_once
+from attention_service.core.kernels.materialized import MATERIALIZED
 from attention_service.cost.flops import flops
 from attention_service.cost.time import Rates, moved_bytes
 from attention_service.cost.workload import Workload
@@ -100,7 +101,7 @@ def _projecting_flops(r: Retrieval) -> int:
 def predicted_retrieval_seconds(r: Retrieval, rates: Rates) -> float:
     """Seconds of every step that it may take, block by block."""
     blocks = -(-r.states // max(r.rows, 1))
-    moved = r.steps * moved_bytes(r.work(r.states), "materialized")
+    moved = r.steps * moved_bytes(r.work(r.states), MATERIALIZED)
     moved += (r.steps * _STEP_MOVED + _LAST_MOVED) * r.pairs * r.itemsize
     arithmetic = retrieval_flops(r) / rates.flops_per_s + moved / rates.bytes_per_s
     starts = 2 * blocks * (r.steps + 1) + 1  # an attention, and the work on states around it

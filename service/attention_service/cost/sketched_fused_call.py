@@ -1,9 +1,9 @@
 """PyTorch's fused kernel on sketches: one operation, and what its arguments take."""
 
 from attention_service.core import steps
+from attention_service.core.kernels.reach import plainly_causal, reach_of
 from attention_service.core.scores import SCORES, Product
 from attention_service.core.tape import BOOL, SPLIT, Number, Sketch, Tape
-from attention_service.cost.pairs import plainly_causal, reach_of
 from attention_service.cost.sketched import Sketched, without_padding
 from attention_service.cost.sketched_masks import visible
 from attention_service.cost.sketched_stages import with_size

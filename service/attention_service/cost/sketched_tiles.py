@@ -6,6 +6,7 @@ from dataclasses import dataclass, replace
 from attention_service.core import steps
 from attention_service.core.dropout import sketched_dropped, sketched_keep
 from attention_service.core.kernels.tiling import Layout
+from attention_service.core.kernels.touched import sequences, tiling_of, whole_rows
 from attention_service.core.normalizers import NORMALIZERS
 from attention_service.core.positions import POSITIONS
 from attention_service.core.scores import SCORES
@@ -13,7 +14,6 @@ from attention_service.core.tape import BOOL, CUT_ROWS, CUT_SPLIT, INTEGER, SPLI
 from attention_service.cost.pairs import softmax_itemsize
 from attention_service.cost.sketched import Sketched, key_places, own_mask, placed, real_keys
 from attention_service.cost.strips import Strips, strips_of
-from attention_service.cost.tiles import sequences, tiling_of, whole_rows
 
 
 @dataclass(frozen=True)

@@ -11,13 +11,15 @@ from torch import Tensor
 from attention_contract.spec import Linformer
 from attention_service.core.attention import attend, taps_of, trace
 from attention_service.core.edits import BoundEdit, apply
+from attention_service.core.kernels import Kernel
+from attention_service.core.kernels.materialized import MATERIALIZED
 from attention_service.core.learned import learned_of
 from attention_service.core.methods.linear import running
 from attention_service.core.multihead import parameter_shapes, project, project_out
 from attention_service.core.preparing import prepare
 from attention_service.core.types import Dropout, Problem, Selection
 from attention_service.cost.approximate import approximated
-from attention_service.cost.kernel_stand_ins import stand_in
+from attention_service.cost.kernels import kernel_of
 from attention_service.cost.pairs import request_mask
 from attention_service.cost.rehearsal import Account
 from attention_service.cost.workload import Workload
@@ -85,10 +87,16 @@ def graph_of(
         account.call("output")
         output = output_of(work, parameters, found["context"], edits)
         return Graph(output, leaves | {tap: found[tap] for tap in taps})
-    context = attend(problem, (), Selection(), edits, stand_in(work, kernel, account)).context
+    context = attend(problem, (), Selection(), edits, _rehearsed(work, kernel, account)).context
     del problem  # the graph keeps what of it is needed
     account.call("output")
     return Graph(output_of(work, parameters, context, edits), leaves)
+
+
+def _rehearsed(work: Workload, kernel: str, account: Account) -> Kernel:
+    """Return what computes a pass on meta tensors."""
+    name = MATERIALIZED if work.edited else kernel
+    return kernel_of(work, name).rehearsal(work, account.take)
 
 
 def long_enough(work: Workload) -> Workload:

@@ -6,13 +6,13 @@ from attention_contract.schemas.counts import TapCost
 from attention_service.cost.approximate import approximated
 from attention_service.cost.clock import Clock
 from attention_service.cost.encoding import position_cost
+from attention_service.cost.kernels import kernel_of
 from attention_service.cost.memory import peak_bytes
 from attention_service.cost.pairs import PAIR_TAPS, masks_of, normalizer_cost, score_cost
 from attention_service.cost.tensors import tap_elements
 from attention_service.cost.time import moved_bytes
 from attention_service.cost.workload import Workload
 
-_KEPT = {"materialized": PAIR_TAPS, "blocked": frozenset({"lse"})}
 _ORDER = ("scores", "capped_scores", "masked_scores", "lse", "weights")
 
 
@@ -45,7 +45,7 @@ def tap_flops(work: Workload, kernel: str) -> int:
     For each pair of the selected heads and queries: the score's, the softcap's 3, 1 for masks and what a bias takes,
     and the normalizer's, of which the log-sum-exp needs all but the division; each as far as the last tap needs.
     """
-    missing = work.taps & PAIR_TAPS - _KEPT.get("blocked" if kernel == "flex" else kernel, frozenset())
+    missing = work.taps & PAIR_TAPS - kernel_of(work, kernel).keeps
     if approximated(work) is not None or not missing:
         return 0
     last = max(_ORDER.index(tap) for tap in missing)

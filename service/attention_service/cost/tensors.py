@@ -3,8 +3,9 @@
 from math import prod
 
 from attention_service.core.learned import learned_of
+from attention_service.core.memo import once
 from attention_service.core.multihead import parameter_shapes
-from attention_service.cost.workload import Workload, once
+from attention_service.cost.workload import Workload
 
 
 @once

@@ -3,19 +3,16 @@
 Source: Williams et al. 2009, the roofline model.
 """
 
-import operator
 from dataclasses import dataclass, replace
 
 from attention_contract.schemas.complexity import StageFlops
-from attention_service.core.labour import labour
+from attention_service.core.kernels import Kernel
+from attention_service.core.kernels.materialized import MATERIALIZED
+from attention_service.core.mask_cost import mask_cost
 from attention_service.cost.approximate import approximated, exactly, method_cost
 from attention_service.cost.flops import backward_flops, flops
-from attention_service.cost.pairs import (
-    PAIR_TAPS,
-    plainly_causal,
-    score_cost,
-)
-from attention_service.cost.tiles import counted_as, touched
+from attention_service.cost.kernels import kernel_of
+from attention_service.cost.pairs import PAIR_TAPS, score_cost
 from attention_service.cost.traffic import gradient_traffic, traffic
 from attention_service.cost.workload import Workload
 
@@ -24,8 +21,6 @@ _BACKWARD_STARTS = 5.0, 3.0
 """What a block and a tile of the blocked kernel cost before the first number, in starts of an attention; measured."""
 _OPERATIONS = 8.0
 """Small operations that take as long as a start, and that masks may take before they count."""
-_IN_CACHES = 2 / 3
-"""How long the traffic of tiles takes beside that of whole tensors; measured."""
 
 
 @dataclass(frozen=True)
@@ -41,31 +36,30 @@ class Rates:
     link_bytes_per_s: float | None = None
     """Bytes a second between the host and a device that has memory of its own; None where it has not."""
 
-    def seconds(self, flops: float, moved: float, kernel: str, starts: float = 1) -> float:
-        """Arithmetic and traffic, and so many starts: side by side in a fused kernel, one after the other in stages."""
-        together = max if kernel == "fused" else operator.add
-        moving = moved * (_IN_CACHES if kernel == "blocked" else 1) / self.bytes_per_s
-        return float(together(flops / self.flops_per_s, moving)) + starts * self.overhead_s
+    def seconds(self, flops: float, moved: float, kernel: Kernel, starts: float = 1) -> float:
+        """Return the time of arithmetic, traffic and so many starts, by a kernel."""
+        computing, moving = flops / self.flops_per_s, moved * kernel.traffic / self.bytes_per_s
+        return (max(computing, moving) if kernel.overlaps else computing + moving) + starts * self.overhead_s
 
 
 def predicted_seconds(work: Workload, kernel: str, rates: Rates) -> float:
     """Seconds of one forward pass with this kernel, the taps that are computed again included."""
-    kernel = counted_as(kernel)
     if work.reported:  # exact attention, block by block, and the weights that the approximation amounts to
-        compared = predicted_seconds(exactly(work), "materialized", rates)
+        compared = predicted_seconds(exactly(work), MATERIALIZED, rates)
         return predicted_seconds(replace(work, reported=False), kernel, rates) + 2 * compared
     executed = _executed(flops(work, masked=False), work, kernel) + _flops_again(work, kernel)
-    return rates.seconds(executed, moved_bytes(work, kernel), kernel, 1 + _starts(work, kernel, _STARTS))
+    return rates.seconds(
+        executed, moved_bytes(work, kernel), kernel_of(work, kernel), 1 + _starts(work, kernel, _STARTS)
+    )
 
 
 def predicted_gradient_seconds(work: Workload, kernel: str, rates: Rates) -> float:
     """Seconds of one forward and one backward pass with this kernel."""
-    kernel = counted_as(kernel)
-    stages = backward_flops(work, masked=False, fused=kernel != "materialized")
+    stages = backward_flops(work, masked=False, fused=kernel_of(work, kernel).recomputes)
     moved = gradient_traffic(work, kernel).moved
     starts = 1 + _starts(work, kernel, _BACKWARD_STARTS)
     return predicted_seconds(work, kernel, rates) + rates.seconds(
-        _executed(stages, work, kernel), moved, kernel, starts
+        _executed(stages, work, kernel), moved, kernel_of(work, kernel), starts
     )
 
 
@@ -75,29 +69,18 @@ def moved_bytes(work: Workload, kernel: str) -> int:
 
 
 def executed_share(work: Workload, kernel: str) -> float:
-    """The share of all pairs that a kernel computes.
-
-    The blocked one leaves out tiles in which everything is forbidden; the fused one's causal path ends at the diagonal.
-    """
-    if kernel == "blocked":
-        return touched(work).pairs / max(work.pairs, 1)
-    if kernel != "fused" or not plainly_causal(work):
-        return 1.0
-    square = min(work.queries, work.keys)
-    allowed = square * (square + 1) // 2 + (work.queries - square) * work.keys
-    return allowed / max(work.queries * work.keys, 1)
+    """Return the share of all pairs that a kernel computes."""
+    return kernel_of(work, kernel).executed(work).pairs / work.pairs if work.pairs else 1.0
 
 
 def executed_flops(work: Workload, kernel: str) -> int:
     """FLOPs of one forward pass with this kernel: every pair, but for those that it leaves out."""
-    kernel = counted_as(kernel)
     return _executed(flops(work, masked=False), work, kernel)
 
 
 def executed_backward_flops(work: Workload, kernel: str) -> int:
     """FLOPs of one backward pass with this kernel, what is computed again included."""
-    kernel = counted_as(kernel)
-    return _executed(backward_flops(work, masked=False, fused=kernel != "materialized"), work, kernel)
+    return _executed(backward_flops(work, masked=False, fused=kernel_of(work, kernel).recomputes), work, kernel)
 
 
 def _executed(stages: StageFlops, work: Workload, kernel: str) -> int:
@@ -114,11 +97,11 @@ def _starts(work: Workload, kernel: str, each: tuple[float, float]) -> float:
     """
     if approximated(work) is not None:
         return each[1] * method_cost(work).steps
-    laying = max(labour(work.spec.masks) / _OPERATIONS - 1, 0.0)
-    if kernel != "blocked":
+    laying = max(mask_cost(work.spec.masks) / _OPERATIONS - 1, 0.0)
+    counted = kernel_of(work, kernel).executed(work)
+    if not counted.blocks:
         return laying
-    counted = touched(work)
-    return each[0] * counted.blocks + (each[1] + laying) * counted.strips
+    return each[0] * counted.blocks + (each[1] + laying) * counted.tiles
 
 
 def _flops_again(work: Workload, kernel: str) -> int:
@@ -127,8 +110,7 @@ def _flops_again(work: Workload, kernel: str) -> int:
 
 def _pairs_again(work: Workload, kernel: str) -> int:
     """Pairs for which scores are computed again, for the taps that a kernel does not keep."""
-    kept = frozenset({"lse"}) if kernel == "blocked" else frozenset()
-    if kernel == "materialized" or not work.taps & PAIR_TAPS - kept:
+    if not work.taps & PAIR_TAPS - kernel_of(work, kernel).keeps:
         return 0
     heads = work.heads if work.selected_heads is None else work.selected_heads
     queries = work.queries if work.selected_queries is None else work.selected_queries

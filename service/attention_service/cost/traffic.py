@@ -20,31 +20,33 @@ from dataclasses import dataclass, field, replace
 from functools import lru_cache
 
 from attention_service.core.kernels import tiling
+from attention_service.core.kernels.materialized import MATERIALIZED
+from attention_service.core.kernels.touched import by_fused
 from attention_service.core.tape import Sketch, Tape, Traffic
 from attention_service.cost.approximate import approximated
+from attention_service.cost.kernels import kernel_of
 from attention_service.cost.sketched import Sketched, looked_through, merged, parameters_of, prepared
 from attention_service.cost.sketched_blocks import blocked
 from attention_service.cost.sketched_fused import fused_blocks
 from attention_service.cost.sketched_fused_call import fused
 from attention_service.cost.sketched_methods import approximate, whole
 from attention_service.cost.sketched_stages import stages, tapped, with_apart
-from attention_service.cost.tiles import by_fused, counted_as
 from attention_service.cost.workload import Workload
 
 
 def traffic(work: Workload, kernel: str) -> Traffic:
     """Of one forward pass with this kernel, what it takes to return the taps included."""
-    return _forward(_Asked.of(work, counted_as(kernel)))
+    return _forward(_Asked.of(work, kernel))
 
 
 def gradient_traffic(work: Workload, kernel: str) -> Traffic:
     """Of the backward pass alone: the gradients with respect to inputs and parameters."""
-    return _backward(_Asked.of(replace(work, taps=frozenset({"output"})), counted_as(kernel)))
+    return _backward(_Asked.of(replace(work, taps=frozenset({"output"})), kernel))
 
 
 def own_traffic(work: Workload, *, backward: bool) -> Traffic:
     """Of one pass of a method that approximates, from queries, keys and values to the context."""
-    asked = _Asked.of(replace(work, taps=frozenset({"output"})), "materialized")
+    asked = _Asked.of(replace(work, taps=frozenset({"output"})), MATERIALIZED)
     return _own(asked, backward=backward)
 
 
@@ -83,7 +85,7 @@ def _own(asked: _Asked, *, backward: bool) -> Traffic:
 
 
 def _of_kernel(kernel: str, work: Workload) -> Callable[[Tape, Sketched], Sketch]:
-    if kernel == "fused":
+    if kernel_of(work, kernel).holds == "masks":
         return fused
     return fused_blocks if by_fused(work) else blocked
 
@@ -93,8 +95,8 @@ def _passed(tape: Tape, work: Workload, kernel: str) -> Sketch:
     given = prepared(tape, work, parameters)
     taps = set(work.taps) - {"output"}
     if approximated(work) is not None:
-        context, kernel = approximate(tape, given), "materialized"  # its taps are there, and narrowed
-    elif kernel == "materialized":
+        context, kernel = approximate(tape, given), MATERIALIZED  # its taps are there, and narrowed
+    elif kernel_of(work, kernel).holds == "pairs":
         context = stages(tape, given, {"context"} | taps)
     else:
         looked_through(tape, given.work, given.k, given.v)

@@ -3,7 +3,7 @@
 from collections.abc import Callable, Hashable
 from dataclasses import dataclass, field, fields, replace
 from functools import cached_property, lru_cache, wraps
-from typing import Any, TypeVar, cast
+from typing import TypeVar
 
 import torch
 
@@ -218,26 +218,6 @@ class Workload:
 
 
 _HASHABLE = tuple(each.name for each in fields(Workload) if each.name not in {"spec", "sizes"})
-
-FindT = TypeVar("FindT", bound=Callable[..., Any])
-
-
-def once(find: FindT) -> FindT:
-    """What a function finds of a workload is kept with it: a plan and a report of costs ask for the same many times.
-
-    For what is small and never changed; its other arguments must be hashable.
-    """
-
-    @wraps(find)
-    def found(work: Workload, *args: Hashable, **kwargs: Hashable) -> Any:
-        kept: dict[Hashable, Any] = work.__dict__.setdefault("_found", {})
-        asked = (find, args, *kwargs.items())
-        if asked not in kept:
-            kept[asked] = find(work, *args, **kwargs)
-        return kept[asked]
-
-    return cast("FindT", found)
-
 
 FoundT = TypeVar("FoundT")
 

@@ -1,7 +1,7 @@
-"""The owner of all resident modules: it makes, imports, hands out, replaces and removes them.
+"""The owner of all resident modules. It creates, imports, returns, replaces and deletes them.
 
-What it hands out never changes: a replacement swaps a new module in, and whoever holds the old one keeps it. A change
-is durable before it is seen. Everything here blocks and may be called from any thread.
+A module never changes: a replacement puts a new one in its place, and a request that holds the old one keeps it. A
+change is durable before others see it. Every method blocks and may be called from any thread.
 """
 
 import threading
@@ -16,15 +16,15 @@ from attention_contract.schemas.modules import CreateModule, ImportModule
 from attention_contract.tensors import Array
 from attention_service.core.arrays import TORCH_DTYPES
 from attention_service.core.multihead import Sizes, initial_parameters
-from attention_service.modules import checkpoints
+from attention_service.modules.checkpoints import import_plan as checkpoints
 from attention_service.modules.faults import reason
-from attention_service.modules.given import config_of, to_parameters
+from attention_service.modules.parameter_input import config_of, to_parameters
 from attention_service.modules.resident import Module, check_shapes, making_bytes
 from attention_service.modules.store import DamagedError, MovedOnError, Store
 
 _LISTED = 10
 Problems = list[str]
-"""What could not be loaded, one sentence each."""
+"""Modules that could not be loaded, one sentence each."""
 Modules = list[Module]
 
 
@@ -45,7 +45,7 @@ class Library:
     def load(self, on_loaded: Callable[[Module], object] | None = None) -> Problems:
         """Remove what crashes left in the store, and make its modules resident; ``on_loaded`` is told of each.
 
-        Returns, in words, what could not be read: it is left on the disk as it is, and passed over.
+        Return a sentence for each module that could not be read. Its files stay on the disk unchanged.
         """
         self._store.clean()
         return self.refresh(on_loaded)
@@ -98,7 +98,7 @@ class Library:
         return module
 
     def holds(self, module: Module) -> bool:
-        """Whether this very module is resident still."""
+        """Return True while this module object is resident."""
         return self._modules.get(module.name) is module
 
     def list(self) -> Modules:
@@ -247,7 +247,7 @@ class Library:
 
     @contextmanager
     def _guarded(self, name: str) -> Iterator[None]:
-        """What the store raises, in the contract's words; the table is then brought to what the store holds."""
+        """Translate the store's faults to errors of the contract, and refresh the table from the store."""
         try:
             yield
         except MovedOnError:

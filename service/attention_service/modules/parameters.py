@@ -1,4 +1,4 @@
-"""Parameters as they are read: what their numbers look like, and single heads or slices of them."""
+"""Reading parameters: statistics, single heads and slices."""
 
 import math
 import re
@@ -103,7 +103,7 @@ def _head(value: Tensor, parameter: str, head: int, sizes: Sizes) -> Tensor:
 
 
 def _slices(text: str, shape: torch.Size) -> tuple[int | slice, ...]:
-    """What to index with, as in numpy's basic indexing but without negative steps. Raises InvalidRequest."""
+    """Parse a slice as in numpy's basic indexing, but without negative steps. Raises InvalidRequest."""
     items = [item.strip() for item in text.split(",")]
     if len(items) > len(shape):
         raise InvalidRequest(

@@ -16,7 +16,14 @@ from torch import Tensor
 from attention_contract.errors import InvalidRequest, ShapeMismatch, VersionMismatch
 from attention_contract.schemas.modules import Biases, ModuleConfig, ModuleInfo, Source
 from attention_service.core.arrays import TORCH_DTYPES, to_numpy, torch_dtype_name
-from attention_service.core.multihead import Joint, Sizes, joint_projection, parameter_shapes, side_by_side
+from attention_service.core.multihead import (
+    Joint,
+    Sizes,
+    joint_projection,
+    largest_finite,
+    parameter_shapes,
+    side_by_side,
+)
 from attention_service.core.positions import check_position
 
 VERSION_DIGITS = 32
@@ -24,7 +31,7 @@ VERSION_DIGITS = 32
 
 @dataclass(frozen=True, eq=False)
 class Module:
-    """A module as it is at one version. A change of its parameters makes another one."""
+    """A module at one version. A change of its parameters makes another object."""
 
     name: str
     config: ModuleConfig
@@ -58,7 +65,7 @@ class Module:
 
     @property
     def device(self) -> torch.device:
-        """Where its parameters are."""
+        """The device of its parameters."""
         return self.parameters["q_proj.weight"].device
 
     @cached_property
@@ -67,13 +74,23 @@ class Module:
         return sum(value.nbytes for value in self.parameters.values())
 
     @cached_property
+    def config_json(self) -> str:
+        """The config as canonical JSON: equal for modules that differ in their parameters alone."""
+        return _canonical(self.config.model_dump(mode="json")).decode()
+
+    @cached_property
     def joint(self) -> Joint | None:
         """Its projections of the inputs as one, where they lie side by side."""
         return joint_projection(self.parameters)
 
     @cached_property
+    def largest_finite(self) -> float:
+        """The largest Σ x² of a request's inputs for which every key and value is finite."""
+        return largest_finite(self.parameters)
+
+    @cached_property
     def parameter_count(self) -> int:
-        """How many numbers its parameters hold."""
+        """The number of elements of all parameters."""
         return sum(value.numel() for value in self.parameters.values())
 
     def check_version(self, expected: str | None) -> None:
@@ -88,7 +105,7 @@ class Module:
             )
 
     def info(self) -> ModuleInfo:
-        """What the wire says of it."""
+        """Return the module's description on the wire."""
         return ModuleInfo(
             name=self.name,
             config=self.config,

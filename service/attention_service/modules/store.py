@@ -206,7 +206,7 @@ def _sweep(folder: Path, version: str) -> None:
 
 
 def _described(folder: Path) -> dict[str, Any]:
-    """What config.json says, its outermost shape checked. Raises DamagedError."""
+    """Read config.json and check its outermost structure. Raises DamagedError."""
     try:
         described = json.loads((folder / _CONFIG).read_bytes())
     except FileNotFoundError:

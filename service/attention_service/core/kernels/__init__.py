@@ -4,9 +4,10 @@ import torch
 
 from attention_contract.spec import AttentionSpec
 from attention_service.core.kernels import blocked, flex, fused, materialized  # noqa: F401  # they register themselves
-from attention_service.core.kernels.base import KERNELS, Kernel, Needs
+from attention_service.core.kernels.base import KERNELS, Executed, Kernel, Needs, Sizes
+from attention_service.core.kernels.materialized import MATERIALIZED
 
-__all__ = ["KERNELS", "Kernel", "Needs", "unsuitable"]
+__all__ = ["KERNELS", "MATERIALIZED", "Executed", "Kernel", "Needs", "Sizes", "is_compiled", "unsuitable"]
 
 
 def unsuitable(
@@ -20,9 +21,14 @@ def unsuitable(
     double_backward: bool = False,
     device: str = "cpu",
 ) -> str | None:
-    """Why this kernel cannot do it, in words for the caller; None where it can.
+    """Say why this kernel cannot do it, in words for the caller; None if it can.
 
     dtype is that of q, k and v; the rest is what ``Needs`` says.
     """
     needs = Needs(edits, dropout, taps_gradient, double_backward, device)
     return next(KERNELS[kernel].make().unsuitable(spec, dtype, needs), None)
+
+
+def is_compiled(kernel: str) -> bool:
+    """Return True for a kernel that is compiled for new shapes; a method that approximates is none."""
+    return kernel in KERNELS and KERNELS[kernel].make().compiled

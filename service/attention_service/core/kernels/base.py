@@ -1,8 +1,9 @@
-"""What a kernel is."""
+"""The interface of a kernel: how it computes a context, and what the cost model must know about it."""
 
-from collections.abc import Collection, Iterator, Sequence
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import ClassVar, Literal, Protocol
 
 import torch
 from torch import Tensor
@@ -12,10 +13,13 @@ from attention_service.core.edits import BoundEdit
 from attention_service.core.registry import Registry
 from attention_service.core.types import Problem
 
+PAIR_TAPS = frozenset({"scores", "capped_scores", "masked_scores", "weights", "lse"})
+"""Taps that a kernel may or may not keep."""
+
 
 @dataclass(frozen=True)
 class Needs:
-    """What is asked of a kernel beside the spec."""
+    """What a request asks of a kernel beside the spec."""
 
     edits: bool = False
     """Some tap is edited."""
@@ -29,14 +33,140 @@ class Needs:
     """The type of the device."""
 
 
-class Kernel(Protocol):
-    """One way to compute the context."""
+class Sizes(Protocol):
+    """The sizes of one attention, with the letters of ``core.types``."""
 
+    @property
+    def batch(self) -> int:
+        """B."""
+
+    @property
+    def queries(self) -> int:
+        """Q."""
+
+    @property
+    def keys(self) -> int:
+        """K, the past and the keys that the spec adds included."""
+
+    @property
+    def told_keys(self) -> int:
+        """K without the keys that the spec adds."""
+
+    @property
+    def met_keys(self) -> int:
+        """K without added keys and without what is known to be padding in every sequence."""
+
+    @property
+    def heads(self) -> int:
+        """H."""
+
+    @property
+    def kv_heads(self) -> int:
+        """Hkv."""
+
+    @property
+    def past(self) -> int:
+        """P."""
+
+    @property
+    def extra(self) -> int:
+        """Keys that the spec adds."""
+
+    @property
+    def itemsize(self) -> int:
+        """Bytes of one element of q, k and v."""
+
+    @property
+    def half(self) -> bool:
+        """True if two bytes are a float16, not a bfloat16."""
+
+    @property
+    def spec(self) -> AttentionSpec:
+        """The spec."""
+
+    @property
+    def request_mask_elements(self) -> int:
+        """Elements of the request's own mask; 0 for none."""
+
+    @property
+    def padded(self) -> bool:
+        """The request says which keys are padding."""
+
+    @property
+    def dropped(self) -> bool:
+        """Weights are dropped."""
+
+    @property
+    def batched_offsets(self) -> bool:
+        """Sequences stand at different places."""
+
+    @property
+    def offsets(self) -> tuple[int, ...]:
+        """These places, if they are known."""
+
+    @property
+    def threads(self) -> int:
+        """Threads of the CPU; 0 for a GPU."""
+
+
+@dataclass(frozen=True)
+class Executed:
+    """The part of an attention that a kernel computes."""
+
+    pairs: int
+    """Query-key pairs of one head over the batch."""
+    blocks: int = 0
+    """Blocks of queries that it starts from Python, over all sequences."""
+    tiles: int = 0
+    """Tiles that it starts from Python, over all sequences."""
+
+
+class Kernel(ABC):
+    """One way to compute the context.
+
+    The class attributes tell the cost model how the kernel works. Their defaults fit a kernel of plain PyTorch
+    operations that go over all pairs, one operation after the other.
+    """
+
+    keeps: ClassVar[frozenset[str]] = frozenset()
+    """Taps of ``PAIR_TAPS`` that it has in memory anyway, and returns if they are asked for."""
+    holds: ClassVar[Literal["pairs", "masks", "tiles"]] = "pairs"
+    """Its largest tensors: scores of every head and pair, masks laid out for every pair, or one tile at a time."""
+    recomputes: ClassVar[bool] = False
+    """Its backward pass computes the scores again."""
+    overlaps: ClassVar[bool] = False
+    """Arithmetic and memory traffic run at the same time, as in one fused device function."""
+    traffic: ClassVar[float] = 1.0
+    """The time of its memory traffic beside that of whole tensors; less than 1 if tiles stay in caches."""
+    timed_as: ClassVar[Literal["stages", "fused", "tiles"] | None] = None
+    """The group of measured rates by which a calibrated device predicts its time; None for rates of its own."""
+    automatic: ClassVar[bool] = False
+    """The planner may choose it; otherwise it runs only where a request names it."""
+    compiled: ClassVar[bool] = False
+    """It is compiled for new shapes, so that its times teach the clock nothing and nobody waits for it at the start."""
+    single_call: ClassVar[bool] = False
+    """For a plain softmax it is one call of PyTorch's scaled dot product attention, which may stand in its place."""
+
+    @abstractmethod
     def attend(self, problem: Problem, taps: Collection[str], edits: Sequence[BoundEdit]) -> dict[str, Tensor]:
-        """``context`` ``[B, H, Q, V]``, and those of the taps, whole, that it has in memory anyway."""
+        """Compute ``context`` ``[B, H, Q, V]``, and those of the taps, whole, that the kernel has in memory anyway."""
 
+    @abstractmethod
     def unsuitable(self, spec: AttentionSpec, dtype: torch.dtype, needs: Needs) -> Iterator[str]:
-        """Each reason why it cannot, with q, k and v of this dtype."""
+        """Yield each reason why it cannot do what is asked, with q, k and v of this dtype."""
+
+    def executed(self, sizes: Sizes) -> Executed:
+        """Count the pairs that it computes, and the blocks and tiles that it starts; by default every pair."""
+        return Executed(sizes.batch * sizes.queries * sizes.keys)
+
+    def rehearsal(self, sizes: Sizes, take: Callable[[int], None]) -> "Kernel":
+        """Return a kernel that makes, keeps and frees on meta tensors what this one does on real ones.
+
+        By default the kernel itself. A kernel whose operations have no meta implementation returns another one;
+        ``take(bytes)`` notes memory that is worked in for a moment.
+        """
+        return self
 
 
-KERNELS = Registry[Kernel]("kernel")
+KERNELS = Registry[Kernel]("kernel", group="attention_service.kernels")
+"""The kernels here, and those that installed packages register."""

@@ -1,7 +1,7 @@
 """Attention tile by tile: exact, in memory that grows with the length alone, skipping what the masks forbid."""
 
-from collections.abc import Collection, Iterator, Sequence
-from dataclasses import replace
+from collections.abc import Callable, Collection, Iterator, Sequence
+from dataclasses import dataclass, replace
 from typing import Any, Protocol
 
 import torch
@@ -12,10 +12,13 @@ from torch.autograd.function import once_differentiable
 from attention_contract.spec import AttentionSpec
 from attention_service.core.edits import BoundEdit
 from attention_service.core.kernels import fused_blocks, tiling
-from attention_service.core.kernels.base import KERNELS, Needs
+from attention_service.core.kernels.base import KERNELS, Executed, Kernel, Needs, Sizes
+from attention_service.core.kernels.blocked_rehearsal import LargestTiles
+from attention_service.core.kernels.fused_blocks_rehearsal import rehearsed_blocks
 from attention_service.core.kernels.tiles import Group, groups, scored_in
 from attention_service.core.kernels.tiling import Block
 from attention_service.core.kernels.totals import Totals
+from attention_service.core.kernels.touched import by_fused, touched
 from attention_service.core.kernels.ways import Streamed, upstreams, way
 from attention_service.core.normalizers import NORMALIZERS, Exponential
 from attention_service.core.types import Problem
@@ -24,19 +27,26 @@ from attention_service.core.types import Problem
 @KERNELS.register(
     "blocked",
     formula="o ← o·exp(m − m') + exp(s − m')·v tile by tile, m' the running maximum; divided by the running sum",
-    gradient="tile by tile again, w = exp(s − lse), ∂s = w (∂o·v − ∂o·o); not again differentiable",
-    cost="O(n·w·d) time where masks leave a query w keys side by side, O(n·d) memory",
+    gradient="recomputed tile by tile, w = exp(s − lse), ∂s = w (∂o·v − ∂o·o); not twice differentiable",
+    cost="O(n·w·d) time if the masks leave w adjacent keys a query, O(n·d) memory",
     source="Milakov & Gimelshein 2018, algorithm 3; Rabe & Staats 2021; Dao et al. 2022, algorithm 4 (backward)",
 )
-class Blocked:
+class Blocked(Kernel):
     """Skips tiles that the spec's masks forbid, and never keeps the weights: takes every spec."""
 
+    keeps = frozenset({"lse"})
+    holds = "tiles"
+    recomputes = True
+    traffic = 2 / 3
+    timed_as = "tiles"
+    automatic = True
+
     def __init__(self, through: "Through | None" = None) -> None:
-        """``through``: the blocks to go through; None for all there are."""
+        """Create the kernel. ``through``: the blocks to compute; None for all."""
         self._through = through or _blocks
 
     def attend(self, problem: Problem, taps: Collection[str], edits: Sequence[BoundEdit]) -> dict[str, Tensor]:
-        """The context, with q, k, v and the log-sum-exp, which are there anyway."""
+        """Compute the context, and return q, k, v and the log-sum-exp if they are asked for."""
         q, k, v, mask = problem.q, problem.k, problem.v, problem.mask
         if fused_blocks.takes(problem):
             context, lse = fused_blocks.attend_in_blocks(problem, with_lse="lse" in taps)
@@ -57,13 +67,40 @@ class Blocked:
         return {"context": context} | {tap: x for tap, x in known.items() if tap in taps}
 
     def unsuitable(self, spec: AttentionSpec, dtype: torch.dtype, needs: Needs) -> Iterator[str]:
-        """What needs the weights."""
+        """Yield what needs the weights."""
         if needs.edits:
             yield "edits need every tap in memory, which the blocked kernel does not keep"
         if needs.taps_gradient:
             yield "scores and weights are wanted in memory, where the blocked kernel has one tile of them at a time"
         if needs.double_backward:
             yield "gradients of the blocked kernel cannot be differentiated again"
+
+    def executed(self, sizes: Sizes) -> Executed:
+        """Count the tiles that the masks leave."""
+        found = touched(sizes)
+        return Executed(found.pairs, found.blocks, found.strips)
+
+    def rehearsal(self, sizes: Sizes, take: Callable[[int], None]) -> Kernel:
+        """Return a kernel that computes the largest tiles alone."""
+        return _FusedBlocks(sizes, take) if by_fused(sizes) else Blocked(LargestTiles(sizes))
+
+
+@dataclass(frozen=True)
+class _FusedBlocks(Kernel):
+    """The rehearsal of blocks that PyTorch's fused kernel computes."""
+
+    sizes: Sizes
+    take: Callable[[int], None]
+
+    def attend(self, problem: Problem, taps: Collection[str], edits: Sequence[BoundEdit]) -> dict[str, Tensor]:
+        """Compute the context on meta tensors."""
+        context, sums = rehearsed_blocks(problem, self.sizes, self.take)
+        known = {"q": problem.q, "k": problem.k, "v": problem.v, "lse": sums}
+        return {"context": context} | {tap: x for tap, x in known.items() if tap in taps}
+
+    def unsuitable(self, spec: AttentionSpec, dtype: torch.dtype, needs: Needs) -> Iterator[str]:
+        """Yield what the blocked kernel cannot do."""
+        yield from Blocked().unsuitable(spec, dtype, needs)
 
 
 class _Blocked(Function):

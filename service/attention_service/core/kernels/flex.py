@@ -14,6 +14,7 @@ from attention_service.core.bands import Keys, Queries
 from attention_service.core.drawn import Drawn
 from attention_service.core.edits import BoundEdit
 from attention_service.core.kernels.base import KERNELS, Needs
+from attention_service.core.kernels.blocked import Blocked
 from attention_service.core.kernels.tiling import Layout, Tiling
 from attention_service.core.masks import FAR, pattern_of
 from attention_service.core.normalizers import NORMALIZERS, Softmax
@@ -32,19 +33,23 @@ Mod = Callable[..., Tensor]
 @KERNELS.register(
     "flex",
     formula="softmax(mod(q·k · scale)) · v over the blocks that the masks allow, compiled",
-    cost="O(n·w·d) time where masks leave a query w keys side by side, O(n·d) memory and (n/128)² blocks",
-    gradient="as fused, compiled likewise",
+    cost="O(n·w·d) time if the masks leave w adjacent keys a query, O(n·d) memory and (n/128)² blocks",
+    gradient="as fused, compiled",
     source="Dong et al. 2024",
 )
-class Flex:
+class Flex(Blocked):
     """On a CUDA device, where a request asks for it: dot-product scores, a softcap, a softmax, masks by arithmetic."""
 
+    # It skips the tiles that the blocked kernel skips and is never slower, so that its costs are bounded by that one's.
+    automatic = False
+    compiled = True
+
     def attend(self, problem: Problem, taps: Collection[str], edits: Sequence[BoundEdit]) -> dict[str, Tensor]:
-        """The context, with the log-sum-exp where it is asked for."""
+        """Compute the context, and the log-sum-exp if it is asked for."""
         return flexed(problem, taps, _compiled())
 
     def unsuitable(self, spec: AttentionSpec, dtype: torch.dtype, needs: Needs) -> Iterator[str]:
-        """What needs another device, the weights, or another formula."""
+        """Yield what needs another device, the weights, or another formula."""
         normalizer = NORMALIZERS.of(spec.normalizer)
         if needs.device != "cuda":
             yield "the flex kernel is compiled for CUDA devices"

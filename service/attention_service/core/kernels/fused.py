@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 
 import torch
 from torch import Tensor
@@ -12,33 +13,42 @@ from attention_service.core.bands import Band
 from attention_service.core.edits import BoundEdit
 from attention_service.core.groups import one_for_each_query_head
 from attention_service.core.kernels.backends import fastest
-from attention_service.core.kernels.base import KERNELS, Needs
+from attention_service.core.kernels.base import KERNELS, Executed, Kernel, Needs, Sizes
+from attention_service.core.kernels.fused_rehearsal import rehearsed_call
 from attention_service.core.kernels.one_width import same_width
+from attention_service.core.kernels.reach import plainly_causal
 from attention_service.core.masks import pattern_of
 from attention_service.core.normalizers import NORMALIZERS, Softmax
 from attention_service.core.positions import POSITIONS
 from attention_service.core.scores import SCORES, Product
 from attention_service.core.types import Problem
-from attention_service.core.visibility import real_keys, visibility, without_padding
+from attention_service.core.visibility import is_padded, real_keys, visibility, without_padding
 
 
 @KERNELS.register(
     "fused",
     formula="softmax(q·k · scale / T + mask / T) · v, block by block with a running maximum and sum",
-    gradient="scores again, w = exp(s − lse), ∂s = w (∂o·v − ∂o·o); not again differentiable",
+    gradient="scores recomputed, w = exp(s − lse), ∂s = w (∂o·v − ∂o·o); not twice differentiable",
     cost="O(n²·d) time, O(n·d) memory",
     source="Dao et al. 2022, algorithm 1; Rabe & Staats 2021",
 )
 @dataclass(frozen=True)
-class Fused:
+class Fused(Kernel):
     """Never keeps the weights: takes dot-product scores with a softmax, every mask, and grouped heads."""
+
+    holds = "masks"
+    recomputes = True
+    overlaps = True
+    timed_as = "fused"
+    automatic = True
+    single_call = True
 
     device: str | None = None
     """The type of the device for which the arguments are made; None for that of the tensors."""
     call: Callable[..., Tensor] = scaled_dot_product_attention
 
     def attend(self, problem: Problem, taps: Collection[str], edits: Sequence[BoundEdit]) -> dict[str, Tensor]:
-        """The context alone: one call, its arguments made so that each device takes its fast path."""
+        """Compute the context by one call, its arguments made so that each device takes its fast path."""
         clean = without_padding(problem)
         normalizer = NORMALIZERS.of(problem.spec.normalizer)
         score = SCORES.of(problem.spec.score)
@@ -65,7 +75,7 @@ class Fused:
         return {"context": context if blind is None else context.masked_fill(blind, 0)}
 
     def unsuitable(self, spec: AttentionSpec, dtype: torch.dtype, needs: Needs) -> Iterator[str]:
-        """What needs the weights, or another formula."""
+        """Yield what needs the weights, or another formula."""
         normalizer = NORMALIZERS.of(spec.normalizer)
         score = SCORES.of(spec.score)
         if not isinstance(score, Product):
@@ -95,6 +105,17 @@ class Fused:
         if needs.double_backward:
             yield "gradients of the fused kernel cannot be differentiated again"
 
+    def executed(self, sizes: Sizes) -> Executed:
+        """Count every pair, but for a plainly causal mask only those up to the diagonal."""
+        if not plainly_causal(sizes):
+            return super().executed(sizes)
+        square = min(sizes.queries, sizes.keys)
+        return Executed(sizes.batch * (square * (square + 1) // 2 + (sizes.queries - square) * sizes.keys))
+
+    def rehearsal(self, sizes: Sizes, take: Callable[[int], None]) -> "Fused":
+        """Return one whose call allocates on the meta device as PyTorch's kernels do on this one."""
+        return Fused("cpu" if sizes.threads else "cuda", partial(rehearsed_call, sizes, take))
+
 
 def _mask(problem: Problem, temperature: float, *, on_gpu: bool) -> tuple[Tensor | None, Tensor | None, bool]:
     """The mask to pass, which queries may look nowhere ``[.., .., Q, 1]``, and whether it is plainly causal.
@@ -102,6 +123,8 @@ def _mask(problem: Problem, temperature: float, *, on_gpu: bool) -> tuple[Tensor
     Blind queries are let look everywhere, and their output is zeroed: what a kernel makes of a row of −∞, and of its
     gradient, differs from device to device.
     """
+    if not (problem.spec.masks or problem.mask is not None or is_padded(problem)):
+        return None, None, False
     reach = _reach(problem)
     if reach == 0 and not problem.extra and problem.mask is None and real_keys(problem) is None:
         return None, None, True

@@ -18,7 +18,8 @@ from attention_service.core.bands import Band
 from attention_service.core.combinations import AllOf
 from attention_service.core.groups import one_for_each_query_head
 from attention_service.core.kernels import tiling
-from attention_service.core.kernels.base import KERNELS, Needs
+from attention_service.core.kernels.base import Needs
+from attention_service.core.kernels.fused import Fused
 from attention_service.core.kernels.one_width import same_width
 from attention_service.core.kernels.tiles import Group, gather, groups, scatter_add
 from attention_service.core.kernels.tiling import Block
@@ -40,7 +41,7 @@ def takes_spec(spec: AttentionSpec, dtype: torch.dtype, queries: int, keys: int,
     """
     if not spec.masks or keys > _widest(pattern_of(spec.masks, queries, keys, past)):
         return False
-    return next(KERNELS["fused"].make().unsuitable(spec, dtype, Needs()), None) is None
+    return next(Fused().unsuitable(spec, dtype, Needs()), None) is None
 
 
 def takes(problem: Problem) -> bool:

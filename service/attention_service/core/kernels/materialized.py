@@ -7,25 +7,32 @@ from torch import Tensor
 
 from attention_contract.spec import AttentionSpec
 from attention_service.core.edits import BoundEdit
-from attention_service.core.kernels.base import KERNELS, Needs
+from attention_service.core.kernels.base import KERNELS, PAIR_TAPS, Kernel, Needs
 from attention_service.core.stages import stages
 from attention_service.core.types import Problem
 
+MATERIALIZED = "materialized"
+"""The name of the kernel that can do everything, by which the others are judged."""
+
 
 @KERNELS.register(
-    "materialized",
+    MATERIALIZED,
     formula="softmax(cap(q·k · scale) + mask) · v, stage by stage",
-    gradient="through every stage, of every tap; differentiable again",
+    gradient="through every stage, for every tap; twice differentiable",
     cost="O(n²·d) time, O(n²) memory",
     source="Vaswani et al. 2017, eq. 1",
 )
-class Materialized:
+class Materialized(Kernel):
     """Keeps the whole [B, H, Lq, Lk] of scores and weights: takes every spec, edit and gradient."""
 
+    keeps = PAIR_TAPS
+    timed_as = "stages"
+    automatic = True
+
     def attend(self, problem: Problem, taps: Collection[str], edits: Sequence[BoundEdit]) -> dict[str, Tensor]:
-        """All stages, of which those asked for are kept."""
+        """Compute all stages, and keep those that are asked for."""
         return dict(stages(problem, {*taps, "context"}, edits))
 
     def unsuitable(self, spec: AttentionSpec, dtype: torch.dtype, needs: Needs) -> Iterator[str]:
-        """Nothing is."""
+        """Yield nothing: it can do everything."""
         yield from ()

@@ -8,18 +8,20 @@ from collections.abc import Iterable, Iterator
 from dataclasses import replace
 
 from attention_service.core.blocks import rows_at_once
+from attention_service.core.kernels.materialized import MATERIALIZED
+from attention_service.core.memo import once
 from attention_service.core.plain import is_plain
 from attention_service.cost.approximate import approximated, exactly, method_cost
 from attention_service.cost.flops import SECOND_PASSES
+from attention_service.cost.kernels import kernel_of
 from attention_service.cost.retrieval import Retrieval
 from attention_service.cost.tensors import tap_elements
 from attention_service.cost.terms.around import around, around_backward, factors, taps
 from attention_service.cost.terms.base import Term, backward, elements, lg, moved, over_pairs, start
 from attention_service.cost.terms.carrying import FORMS, Form, reading_terms, transfer_terms, writing_terms
 from attention_service.cost.terms.kernels import again, of_kernel, stages
-from attention_service.cost.tiles import counted_as
 from attention_service.cost.traffic import own_traffic
-from attention_service.cost.workload import Workload, once
+from attention_service.cost.workload import Workload
 
 _NOT_KEPT = 25
 """As a logarithm to base 2: memory of more than 32 MiB goes back to the system when it is freed (glibc's
@@ -42,7 +44,7 @@ __all__ = [
 @once
 def forward_terms(work: Workload, kernel: str) -> list[Term]:
     """One forward pass with this kernel, or by the method, the taps that are computed again included."""
-    return _told(_forward(work, counted_as(kernel)))
+    return _told(_forward(work, kernel))
 
 
 def gradient_terms(work: Workload, kernel: str, *, twice: bool = False, checks: int = 0) -> list[Term]:
@@ -50,13 +52,12 @@ def gradient_terms(work: Workload, kernel: str, *, twice: bool = False, checks: 
 
     ``twice``: and gradients of gradients; ``checks``: and so many forward passes in float64.
     """
-    kernel = counted_as(kernel)
     bare = replace(work, taps=frozenset({"output"}), selected_heads=None, selected_queries=None)
     back = [start("gradients"), *around_backward(bare), *backward(_core(bare, kernel, gradient=True))]
     terms = [*_forward(work, kernel), *_times(back, 1 + SECOND_PASSES * twice)]
     if checks:
         wide = replace(work, itemsize=8, taps=frozenset({"output"}))
-        terms += _times(_forward(wide, kernel if approximated(work) is not None else "materialized"), checks)
+        terms += _times(_forward(wide, kernel if approximated(work) is not None else MATERIALIZED), checks)
     return _told(terms)
 
 
@@ -74,10 +75,10 @@ def inspection_terms(work: Workload, *, named: int = 0) -> list[Term]:
     terms.append(over_pairs("statistics", pairs * 8, work, at_once=at_once))
     if named:
         part = replace(work, taps=frozenset({"weights"}))
-        terms += [start("top"), *again(part, "fused")]
+        terms += [start("top"), *again(part)]
         terms.append(elements("top", tap_elements(part, "weights"), marks=("many",) if named > 1 else ()))
     if "weights" in work.taps:
-        terms += [*again(work, "fused"), *taps(work)]
+        terms += [*again(work), *taps(work)]
     return _told(terms)
 
 
@@ -100,7 +101,7 @@ def _forward(work: Workload, kernel: str) -> Iterator[Term]:
     yield from around(work)
     yield from _core(work, kernel)
     if approximated(work) is None:
-        yield from again(work, kernel)
+        yield from again(work, kernel_of(work, kernel).keeps)
     yield from taps(work)
 
 
@@ -108,7 +109,7 @@ def _is_direct(work: Workload, kernel: str) -> bool:
     """Whether a pass is one of those that are computed by as few calls as there can be."""
     bare = work.taps == {"output"} and not (work.past or work.padded or work.extra or work.edits or work.dropped)
     alone = bare and not (work.request_mask_elements or work.batched_places or work.reported)
-    here = kernel == "fused" and work.threads > 0 and work.itemsize >= 4
+    here = kernel_of(work, kernel).single_call and work.threads > 0 and work.itemsize >= 4
     return alone and here and work.head_dim == work.value_dim and is_plain(work.spec)
 
 

@@ -3,21 +3,23 @@
 from collections.abc import Iterator
 from dataclasses import replace
 
+from attention_service.core.kernels.fused_call import FUSED_KEYS, FusedCall
+from attention_service.core.kernels.reach import plainly_causal
+from attention_service.core.kernels.touched import by_fused, sequences, tiling_of, touched
 from attention_service.core.positions import POSITIONS
-from attention_service.cost.fused_memory import FUSED_KEYS, packed, tile_rows
+from attention_service.cost.kernels import kernel_of
 from attention_service.cost.pairs import (
     PAIR_TAPS,
     fused_masks,
     masks_of,
-    plainly_causal,
     score_cost,
     score_itemsize,
     softmax_itemsize,
 )
 from attention_service.cost.terms.around import factors, masks, masks_of_tiles
 from attention_service.cost.terms.base import Term, elements, lg, moved, over_pairs, product, start
-from attention_service.cost.tiles import by_fused, sequences, tiling_of, touched
 from attention_service.cost.time import executed_share
+from attention_service.cost.traffic import traffic
 from attention_service.cost.workload import Workload
 
 _TASKS = 4
@@ -29,12 +31,25 @@ which takes some time to begin (``mkldnn_bf16_gemm``)."""
 
 
 def of_kernel(work: Workload, kernel: str, *, gradient: bool = False) -> Iterator[Term]:
-    """From q, k and v to the context, or what the way back consists of."""
-    if kernel == "fused":
-        return fused(work, packs=packed(work) and not gradient)
-    if kernel != "blocked":
-        return stages(work)
-    return fused_blocks(work, gradient=gradient) if by_fused(work) else blocked(work)
+    """Yield the terms from q, k and v to the context, or those of the backward pass."""
+    match kernel_of(work, kernel).timed_as:
+        case "stages":
+            return stages(work)
+        case "fused":
+            return fused(work, share=executed_share(work, kernel), packs=FusedCall.of(work).packed and not gradient)
+        case "tiles":
+            return fused_blocks(work, gradient=gradient) if by_fused(work) else blocked(work)
+        case None:
+            return of_other(work, kernel)
+
+
+def of_other(work: Workload, kernel: str) -> Iterator[Term]:
+    """Yield the terms of a kernel with rates of its own: its FLOPs and its traffic."""
+    share, heads = executed_share(work, kernel), work.batch * work.heads
+    flops = (score_cost(work).pair_products + 2 * work.value_dim) * work.pairs * work.heads * share
+    yield start(kernel)
+    yield product(kernel, flops, work.head_dim, work, heads, work.queries)
+    yield moved(kernel, traffic(replace(work, taps=frozenset({"output"})), kernel).moved, work)
 
 
 def stages(work: Workload, *, weighed: bool = True) -> Iterator[Term]:
@@ -73,10 +88,10 @@ def stages(work: Workload, *, weighed: bool = True) -> Iterator[Term]:
     yield product("values", 2 * pairs * work.value_dim, work.value_dim, work, heads, work.queries)
 
 
-def again(work: Workload, kernel: str) -> Iterator[Term]:
-    """The taps that a kernel does not keep, computed again for the selected heads and queries."""
-    wanted = work.taps & (PAIR_TAPS - ({"lse"} if kernel == "blocked" else set()))
-    if kernel == "materialized" or not wanted:
+def again(work: Workload, keeps: frozenset[str] = frozenset()) -> Iterator[Term]:
+    """Yield the terms of taps that a kernel does not keep: computed again for the selected heads and queries."""
+    wanted = work.taps & PAIR_TAPS - keeps
+    if not wanted:
         return
     heads = work.heads if work.selected_heads is None else work.selected_heads
     kv_heads = min(work.kv_heads, heads)
@@ -86,11 +101,11 @@ def again(work: Workload, kernel: str) -> Iterator[Term]:
     yield from stages(part, weighed=bool(wanted & {"weights", "lse"}))
 
 
-def fused(work: Workload, *, packs: bool) -> Iterator[Term]:
+def fused(work: Workload, *, share: float, packs: bool) -> Iterator[Term]:
     """PyTorch's kernel: products and exponentials of a tile at a time; and the mask that it is given."""
     told = fused_masks(work)
     how = "causal" if plainly_causal(work) else "masked" if told.any else "dense"
-    yield from _attended(work, how, executed_share(work, "fused"), packs=packs)
+    yield from _attended(work, how, share, packs=packs)
     yield from factors(work)
     if told.any:
         yield from masks(work)
@@ -107,7 +122,7 @@ def _attended(work: Workload, how: str, share: float, calls: float = 1, *, packs
     """So many calls of PyTorch's kernel, each with these queries, which look at this share of the keys."""
     width = max(work.head_dim, work.value_dim)
     pairs = work.pairs * work.heads * share
-    rows = max(1, tile_rows(work))
+    rows = max(1, FusedCall.of(work).tile_rows)
     tasks = work.batch * work.heads * -(-work.queries // rows)
     tiles = tasks * max(1.0, work.keys * share / FUSED_KEYS)
     name = f"fused, {8 * work.itemsize} bits"  # a path of its own for each type
@@ -133,7 +148,7 @@ def fused_blocks(work: Workload, *, gradient: bool) -> Iterator[Term]:
     yield start("tiles")
     yield start("block of the fused kernel", counted.blocks)
     calls = counted.pairs / max(block.pairs, 1)
-    yield from _attended(block, "masked", 1.0, calls, packs=packed(block) and not gradient)
+    yield from _attended(block, "masked", 1.0, calls, packs=FusedCall.of(block).packed and not gradient)
     yield from factors(work)
     yield from masks_of_tiles(work, counted.blocks)
     hidden = counted.pairs / together  # one mask for all heads and sequences

@@ -60,7 +60,7 @@ class Bound:
     """The learned tensors that came with a raw request, by name; those of a module are its own."""
 
     sequence_masks: tuple[Sequence[Mask], ...] | None = None
-    """The spec's masks of each sequence, where they differ by their global tokens."""
+    """The spec's masks with the request's global tokens: of each sequence, or once if all are the same."""
     own_key_dim: int | None = None
     """Width of a head's keys where it differs from ``head_dim``, that of its queries."""
     state_wanted: bool = False

@@ -197,7 +197,7 @@ class _Binder:
                 f"key_lengths: expected numbers from 0 to the {keys} keys, got {lengths.min()} to {lengths.max()}",
                 param="key_lengths",
             )
-        spec, sequence_masks = self._global_tokens(layout, batch, keys)
+        sequence_masks = self._global_tokens(layout, batch, keys)
         check_as_many(self.request.positions, queries, keys - past)
         self._per_sequence("positions", (batch, queries), layout)
         learned: dict[str, Array] = {}
@@ -216,7 +216,7 @@ class _Binder:
         wanted = isinstance(self.request, ForwardRequest) and not isinstance(self.request, GradientsRequest)
         wanted = wanted and (self.request.initial_state is not None or getattr(self.request, "return_state", False))
         return Bound(
-            self.target, spec, layout, *sizes, dtype, reply_dtype, self.arrays, value_is, dropout, learned,
+            self.target, self.spec, layout, *sizes, dtype, reply_dtype, self.arrays, value_is, dropout, learned,
             sequence_masks, own_key_dim, wanted,
         )  # fmt: skip
 
@@ -234,18 +234,16 @@ class _Binder:
             lead=int(layout.batched) + int(layout.headed),
         )
 
-    def _global_tokens(
-        self, layout: Layout, batch: int, keys: int
-    ) -> tuple[AttentionSpec, tuple[Sequence[Mask], ...] | None]:
-        """The spec with the global tokens of the request; and the masks of each sequence where they differ."""
-        spec = self.spec
+    def _global_tokens(self, layout: Layout, batch: int, keys: int) -> tuple[Sequence[Mask], ...] | None:
+        """The masks of each sequence with its own global tokens, once if all are the same; None if it has none."""
         if self.request.global_mask is None:
-            return spec, None
+            return None
         self._per_sequence("global_mask", (batch, keys), layout)
-        if spec.method.name != "exact":
+        method, masks = self.spec.method.name, self.spec.masks
+        if method != "exact":
             raise InvalidRequest(
-                f"global_mask: method {spec.method.name} takes no masks of positions but causal; leave global_mask "
-                "out, or take method exact",
+                f"global_mask: method {method} takes no masks of positions but causal; leave global_mask out, or take "
+                "method exact",
                 param="global_mask",
             )
         positions = [np.flatnonzero(row).tolist() for row in self.arrays["global_mask"]]
@@ -255,11 +253,9 @@ class _Binder:
                 param="global_mask",
                 limit=MAX_POSITIONS,
             )
-        masks = [with_global_tokens(spec.masks, each) for each in positions]
-        if masks and any(each != masks[0] for each in masks):
-            return spec, tuple(masks)
-        del self.arrays["global_mask"]  # the spec says it all
-        return spec.model_copy(update={"masks": masks[0] if masks else spec.masks}), None
+        if not masks or all(each == positions[0] for each in positions):
+            return (with_global_tokens(masks, positions[0] if positions else ()),)
+        return tuple(with_global_tokens(masks, each) for each in positions)
 
     def _mask(self, batch: int, heads: int, queries: int, keys: int) -> None:
         mask = self.request.mask

@@ -20,7 +20,7 @@ from attention_contract.schemas.weights import RawWeightsRequest, WeightsRequest
 from attention_contract.spec import AttentionSpec
 from attention_contract.tensors import Array
 from attention_service.core.arrays import TORCH_DTYPES, to_numpy, to_torch
-from attention_service.core.kernels import KERNELS, unsuitable
+from attention_service.core.kernels import KERNELS, MATERIALIZED, unsuitable
 from attention_service.core.learned import learned_of
 from attention_service.core.methods import approximation_of
 from attention_service.core.methods.limits import check_spec
@@ -28,7 +28,6 @@ from attention_service.core.multihead import Sizes, parameter_shapes
 from attention_service.core.positions import check_position
 from attention_service.core.types import Widths, added_keys
 from attention_service.cost import Workload
-from attention_service.cost.tiles import counted_as
 from attention_service.modules.resident import Module, complete
 from attention_service.runtime.calibration.specs import LONGEST, SHORTEST, Lengths, approximations, between, draw_spec
 
@@ -64,14 +63,11 @@ class Drawn:
 
 
 def kinds() -> list[Kind]:
-    """Every kernel and every method in every pass that it can do; but for what is counted as another kernel (``flex``).
-
-    That is compiled anew for other shapes, which takes longer than a calibration.
-    """
-    there = [entry.name for entry in KERNELS if counted_as(entry.name) == entry.name] + approximations()
+    """Return every kernel that the planner may choose and every method, in every pass that it can do."""
+    there = [entry.name for entry in KERNELS if entry.make().automatic] + approximations()
     passes: tuple[Purpose, ...] = ("forward", "gradients")
     both = [Kind(purpose, kernel) for purpose in passes for kernel in there]
-    return [*both, Kind("weights", "materialized"), Kind("hopfield", "materialized")]
+    return [*both, Kind("weights", MATERIALIZED), Kind("hopfield", MATERIALIZED)]
 
 
 def draw(

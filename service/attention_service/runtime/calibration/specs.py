@@ -12,6 +12,7 @@ import numpy as np
 from numpy.random import Generator
 
 from attention_contract.spec import AttentionSpec
+from attention_service.core.kernels import KERNELS
 from attention_service.core.masks import MASKS
 from attention_service.core.methods import METHODS, Approximation
 from attention_service.core.normalizers import NORMALIZERS
@@ -57,7 +58,7 @@ def draw_spec(rng: Generator, kernel: str, lengths: Lengths, *, usual: bool = Fa
     method = kernel if kernel in approximations() else None
     spec: Options = {}
     plain = usual or rng.random() < 0.6
-    if usual and kernel == "blocked" and rng.random() < 0.5:
+    if usual and method is None and KERNELS[kernel].make().holds == "tiles" and rng.random() < 0.5:
         spec["masks"] = [{"name": "sliding_window", "left": between(rng, 16, 1024) - 1, "right": 0}]
     elif rng.random() < 0.3:
         spec["masks"] = [{"name": "causal", "align": "bottom_right"}]

@@ -10,6 +10,7 @@ from torch import Tensor
 from attention_contract.schemas.gradients import GradientCheck, GradientsRequest
 from attention_service.core.attention import attend
 from attention_service.core.edits import BoundEdit
+from attention_service.core.kernels import MATERIALIZED
 from attention_service.core.types import Selection
 from attention_service.runtime.binding.bound import Bound
 from attention_service.runtime.operations import compute
@@ -21,6 +22,7 @@ from attention_service.runtime.operations.differentiation import (
     graph_of,
     upstream_of,
 )
+from attention_service.runtime.operations.operation import Uploaded
 
 CHECKED_ELEMENTS = 16
 """Elements of each name that the check compares: half of them those of the largest gradient, half drawn."""
@@ -42,10 +44,10 @@ def check(bound: Bound, request: GradientsRequest, targets: Targets, device: tor
     normalizer = bound.spec.normalizer.model_copy(update={"dtype": "float64"})
     bound = replace(bound, spec=bound.spec.model_copy(update={"normalizer": normalizer}))
     edits = compute.bind_edits(request.edits, device, double)
-    graph = graph_of(bound, targets, edits, "materialized", double, device)
+    tensors, parameters = compute.load(bound, device, double), dict(compute.load_parameters(bound, device, double))
+    graph = graph_of(bound, targets, Uploaded(tensors, parameters, edits), MATERIALIZED)
     upstream = upstream_of(request.upstream, bound, double, device)
     gradients = differentiate(graph, targets, upstream)
-    tensors, parameters = compute.load(bound, device, double), compute.load_parameters(bound, device, double)
     with torch.no_grad():
         size = float((upstream * graph.output).abs().sum())
         probes = {name: _probe(bound, name, graph.at[name].detach(), edits, tensors, parameters) for name in gradients}
@@ -74,7 +76,7 @@ def _probe(
             changed = [*edits, BoundEdit(name, value=value)]
         inputs = tensors | {name: value} if name in INPUTS else tensors
         held = parameters | {name: value} if name in parameters else parameters
-        context = attend(compute.problem(bound, inputs, held), (), Selection(), changed, "materialized").context
+        context = attend(compute.problem(bound, inputs, held), (), Selection(), changed, MATERIALIZED).context
         return compute.output(bound, held, context, edits)
 
     return _Probe(at, output)

@@ -1,29 +1,26 @@
 """Inspection: what each head looks at. Statistics over the real queries, top keys, the weights themselves."""
 
-from dataclasses import replace
+from dataclasses import dataclass
 
 import torch
-from torch import Tensor
 
 from attention_contract.errors import ShapeMismatch
 from attention_contract.schemas.weights import WeightsRequest
-from attention_service import cost
-from attention_service.core.arrays import TORCH_DTYPES, to_torch
+from attention_service.core.arrays import to_torch
 from attention_service.core.blocks import blocks
 from attention_service.core.inspection import real_queries, top, totals, weights_after
-from attention_service.core.labour import labour
 from attention_service.core.types import Selection
-from attention_service.cost import Clock, Workload
 from attention_service.modules.resident import Module
 from attention_service.runtime.binding.bound import Bound
 from attention_service.runtime.binding.module_binding import bind
 from attention_service.runtime.binding.selection import bind_selection, check_edits, check_tap
 from attention_service.runtime.device import Device
 from attention_service.runtime.operations import compute
-from attention_service.runtime.operations.forward import tap_fields
-from attention_service.runtime.planning.planner import QUICK, Plan, Purpose, choose_kernel, workload
-from attention_service.runtime.scheduling.jobs import Fields, Job
-from attention_service.runtime.scheduling.joining import Kind, Part, in_common, joinable, size_of
+from attention_service.runtime.operations.forward import batch_kind, tap_results
+from attention_service.runtime.operations.operation import Fields, Results, Uploaded, execute, on_host
+from attention_service.runtime.planning.planner import Purpose, Question, edit_actions, plan_request
+from attention_service.runtime.scheduling.jobs import Job
+from attention_service.runtime.scheduling.joining import Part, in_common, joinable, size_of
 
 
 def prepare(module: Module | None, request: WeightsRequest, device: Device, room: int) -> Job:
@@ -45,76 +42,69 @@ def prepare(module: Module | None, request: WeightsRequest, device: Device, room
                 actual=list(query_mask.shape),
             )
     check_edits(request.edits, bound)
-    taps = ("weights",) if request.return_weights else ()
-    work = workload(bound, device, taps, selection, edits=request.edits, averaged=request.average_heads)
-    kind, plan = device.plans.get(
-        device.clock,
-        ("weights", work.key, bound.dtype, request.kernel, room, request.top_k),
-        lambda: _planned(work, bound.dtype, request, device, room),
+    question = Question(
+        purpose=Purpose("weights", keeps_weights=True, top_k=request.top_k),
+        kernel=request.kernel,
+        taps=frozenset({"weights"} if request.return_weights else ()),
+        averaged=request.average_heads,
+        edits=edit_actions(request.edits),
     )
-
-    def passed(bound: Bound) -> Fields:
-        return _run(bound, request, selection, device.torch)
+    plan = plan_request(bound, question, device, room, selection, request.edits)
 
     def part() -> Part:
-        asked = selection, request.top_k, request.return_weights, request.average_heads
-        key = module, kind, in_common(bound), asked
-        return Part(kind, key, bound, size_of([bound]), plan.peak_bytes, passed)
+        kind = batch_kind(bound, question, selection, plan.kernel, device)
+        key = module, kind, in_common(bound), selection
+        run = lambda whole: execute(Inspection(whole, request, selection), device.torch)  # noqa: E731
+        return Part(kind, key, bound, size_of([bound]), plan.peak_bytes, run)
 
     joins = part if query_mask is None and not request.edits and joinable(bound) else None
-    return Job("weights", plan, bound.dtype, module, lambda: passed(bound), make_part=joins)
+    operation = Inspection(bound, request, selection)
+    return Job("weights", plan, bound.dtype, module, operation, device.torch, make_part=joins)
 
 
-def _planned(work: Workload, dtype: str, request: WeightsRequest, device: Device, room: int) -> tuple[Kind, Plan]:
-    choose_kernel(work, dtype, device, request.kernel, room, Purpose(keeps_weights=True))
-    clock, named = device.clock, request.top_k
-    alike = replace(work, batch=1, queries=1, keys=1)
+@dataclass(eq=False, slots=True)
+class Inspection:
+    """Statistics of the weights, the top keys and the weights themselves, of one request or of several stacked."""
 
-    def make() -> Kind:
-        return Kind(work, lambda sized: clock.inspection(sized, named=named), lambda sized: _plan(sized, named, clock))
+    bound: Bound
+    request: WeightsRequest
+    selection: Selection
 
-    return device.plans.get(clock, ("weights kind", alike.key, dtype, named), make), _plan(work, named, clock)
+    def upload(self, device: torch.device) -> Uploaded:
+        """Copy the inputs and the query mask to the device."""
+        uploaded = compute.upload(self.bound, device, self.request.edits)
+        if self.request.query_mask is not None:
+            uploaded.tensors["query_mask"] = to_torch(self.request.query_mask).to(device)
+        return uploaded
 
-
-def _plan(work: Workload, named: int, clock: Clock) -> Plan:
-    peak = cost.inspection_peak_bytes(work, named)
-    if work.edited:  # all weights are computed at once, and stay while they are inspected
-        peak += cost.peak_bytes(replace(cost.plainly(work), taps=frozenset({"weights"})), "materialized")
-    return Plan(
-        kernel="materialized",
-        # Rows of weights are computed as beside a fused kernel, block by block; the context is not, but is counted.
-        flops=cost.executed_flops(work, "materialized"),
-        peak_bytes=peak,
-        predicted=clock.inspection(work, named=named),
-        laborious=labour(work.spec.masks) > QUICK,
-    )
-
-
-@torch.inference_mode()
-def _run(bound: Bound, request: WeightsRequest, selection: Selection, device: torch.device) -> Fields:
-    problem = compute.problem(bound, compute.load(bound, device), compute.load_parameters(bound, device))
-    real = real_queries(problem) if request.query_mask is None else _given(bound, request, device)
-    weights_by = weights_after(problem, compute.bind_edits(request.edits, device, TORCH_DTYPES[bound.dtype]))
-    found = totals(problem, real, blocks(problem, Selection()), weights_by)
-    dtype = "float64" if bound.dtype == "float64" else "float32"
-    fields: Fields = {
-        "statistics": {name: compute.answer(mean, bound, "weights", dtype) for name, mean in found.means().items()},
-        "queries": compute.answer(found.queries, bound),
-    }
-    if request.top_k:
-        weights, keys = top(problem, selection, min(request.top_k, bound.keys), weights_by)
-        fields["top"] = {
-            "keys": compute.answer(keys, bound, "weights"),
-            "weights": compute.answer(weights, bound, "weights"),
+    @torch.inference_mode()
+    def launch(self, uploaded: Uploaded) -> Results:
+        """Compute the weights block by block."""
+        bound, request = self.bound, self.request
+        mask = uploaded.tensors.pop("query_mask", None)
+        problem = compute.problem(bound, uploaded.tensors, uploaded.parameters)
+        uploaded.tensors.clear()
+        real = real_queries(problem) if mask is None else mask.reshape(bound.batch, bound.queries)
+        weights_by = weights_after(problem, uploaded.edits)
+        found = totals(problem, real, blocks(problem, Selection()), weights_by)
+        dtype = "float64" if bound.dtype == "float64" else "float32"
+        results: Results = {
+            "statistics": {
+                name: compute.in_reply(mean, bound, "weights", dtype) for name, mean in found.means().items()
+            },
+            "queries": compute.in_reply(found.queries, bound),
         }
-    if request.return_weights:
-        weights = weights_by(selection)
-        fields |= tap_fields(bound, {"weights": weights}, average_heads=request.average_heads)
-    return fields
+        if request.top_k:
+            weights, keys = top(problem, self.selection, min(request.top_k, bound.keys), weights_by)
+            results["top"] = {
+                "keys": compute.in_reply(keys, bound, "weights"),
+                "weights": compute.in_reply(weights, bound, "weights"),
+            }
+        if request.return_weights:
+            weights = weights_by(self.selection)
+            results |= tap_results(bound, {"weights": weights}, average_heads=request.average_heads)
+        return results
 
-
-def _given(bound: Bound, request: WeightsRequest, device: torch.device) -> Tensor:
-    """Bool ``[B, Q]``: the queries that the request says are real."""
-    if request.query_mask is None:
-        raise TypeError("the request has no query_mask")
-    return to_torch(request.query_mask).to(device).reshape(bound.batch, bound.queries)
+    def collect(self, results: Results) -> Fields:
+        """Copy the results to the host."""
+        return on_host(results)

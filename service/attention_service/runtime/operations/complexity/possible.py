@@ -4,7 +4,7 @@ from attention_contract.schemas.complexity import Shape
 from attention_service.core.methods.limits import check_spec
 from attention_service.core.positions import check_position
 from attention_service.cost import Workload
-from attention_service.modules.given import check_widths
+from attention_service.modules.parameter_input import check_widths
 from attention_service.runtime.binding.position_checks import check_shape
 from attention_service.runtime.binding.raw_binding import check_raw_spec
 from attention_service.runtime.operations.recurrent import check_keys, check_past

@@ -1,7 +1,7 @@
 """The families of checkpoints that can be imported, one row each.
 
-A row tells where a family's attention blocks are among the tensor names, which of their tensors is which parameter, and
-what the checkpoint's config.json says of them. A further family is one more row.
+A row says how to find the attention blocks of a family among the tensor names, which tensor holds which parameter, and
+how to read the checkpoint's config.json. A new family is one more row.
 """
 
 import re
@@ -16,28 +16,28 @@ Part = Literal["self", "cross"]
 
 @dataclass(frozen=True)
 class Piece:
-    """Where a parameter lies: a tensor of the block, or the ``part``-th of ``of`` equal parts of its rows."""
+    """The location of a parameter: a tensor of the block, or the ``part``-th of ``of`` equal parts of its rows."""
 
     tensor: str
     part: int = 0
     of: int = 1
     flat: bool = False
-    """Whether it is one row with leading dimensions of 1, which the parameter does not have."""
+    """True if the tensor has leading dimensions of 1 that the parameter lacks."""
 
 
 @dataclass(frozen=True)
 class Layout:
-    """How one family of checkpoints keeps its attention layers."""
+    """The tensor names and config entries with which one family stores its attention layers."""
 
     name: str
     block: re.Pattern[str]
-    """Matches what stands before a block's own tensor names. Groups: ``path``, ``layer`` (0 where absent), ``part``."""
+    """Matches the text before a block's own tensor names. Groups: ``path``, ``layer`` (0 where absent), ``part``."""
     parts: Mapping[str, Part]
-    """What the text of the group ``part`` stands for."""
+    """The meaning of the text in the group ``part``."""
     pieces: Mapping[str, tuple[Piece, ...]]
-    """For each parameter the places where it may lie; the first that exists is taken. Biases may be absent."""
+    """The possible locations of each parameter; the first that exists is taken. Biases may be absent."""
     unsupported: Mapping[str, str] = field(default_factory=dict)
-    """Tensors of a block that mean a computation that modules do not do, and what to call it."""
+    """Tensors that belong to a computation that modules do not support, and its name in messages."""
     model_types: frozenset[str] | None = None
     """The ``model_type`` values of config.json that are known to compute plain attention; None does not ask."""
     required_config: Mapping[str, tuple[Any, ...]] = field(default_factory=dict)
@@ -53,7 +53,7 @@ class Layout:
         return frozenset(piece.tensor for places in self.pieces.values() for piece in places) | set(self.unsupported)
 
     def spec(self, config: Mapping[str, Any], part: Part, parameters: Container[str]) -> AttentionSpec:
-        """What the layer computes, by its config.json and the parameters that it has."""
+        """Return the spec of a layer, from its config.json and the parameters that it has."""
         causal = part == "self" and self.causal_if is not None and bool(config.get(self.causal_if))
         return AttentionSpec(masks=[Causal()] if causal else [], add_bias_kv="bias_k" in parameters)
 

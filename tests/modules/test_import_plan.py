@@ -13,7 +13,7 @@ from attention_contract.errors import CheckpointNotFound, InvalidCheckpoint, Inv
 from attention_contract.schemas.modules import Biases, ImportModule
 from attention_contract.spec import AttentionSpec, Causal
 from attention_service.core.multihead import project, project_out
-from attention_service.modules.checkpoints import default_name
+from attention_service.modules.checkpoints.import_plan import default_name
 from attention_service.modules.resident import making_bytes
 
 with warnings.catch_warnings():

@@ -25,7 +25,7 @@ _INDEX: Final = ".safetensors.index.json"
 
 @dataclass(frozen=True)
 class Header:
-    """What a file's header says of one tensor."""
+    """The header entry of one tensor."""
 
     dtype: str
     """The wire's name."""

@@ -1,4 +1,4 @@
-"""What the blocked kernel goes through: counted from positions alone, as it will do it."""
+"""The blocks and tiles that the blocked kernel computes, counted from positions alone."""
 
 from dataclasses import dataclass, replace
 from functools import lru_cache
@@ -8,10 +8,11 @@ import torch
 
 from attention_service.core import counting
 from attention_service.core.kernels import fused_blocks, tiling
+from attention_service.core.kernels.base import Sizes
 from attention_service.core.kernels.tiling import Layout, Tiling
 from attention_service.core.masks import pattern_of
+from attention_service.core.memo import once
 from attention_service.core.normalizers import NORMALIZERS, has_lse
-from attention_service.cost.workload import Workload, once
 
 _DTYPES = {2: torch.bfloat16, 4: torch.float32, 8: torch.float64}
 _MOST_CELLS = 2**20
@@ -22,7 +23,7 @@ _CELLS_OF_A_BLOCK = 2**14
 
 @dataclass(frozen=True)
 class Touched:
-    """How much of an attention the blocked kernel computes."""
+    """The part of an attention that the blocked kernel computes."""
 
     pairs: int
     """Query-key pairs of one head over the batch."""
@@ -34,56 +35,48 @@ class Touched:
     """The most keys that a block looks at."""
 
 
-def counted_as(kernel: str) -> str:
-    """The kernel whose cost stands for that of another: flex skips what the blocked one does, and is never slower.
-
-    The two being equal to the planner, flex is taken only where a request asks for it.
-    """
-    return "blocked" if kernel == "flex" else kernel
-
-
 @once
-def by_fused(work: Workload) -> bool:
-    """Whether the blocked kernel gives its blocks to the fused one (``kernels.fused_blocks``)."""
-    own = work.request_mask_elements or work.padded or work.dropped
-    if work.threads == 0 or own:
+def by_fused(sizes: Sizes) -> bool:
+    """Return True if the blocked kernel gives its blocks to the fused one (``kernels.fused_blocks``)."""
+    own = sizes.request_mask_elements or sizes.padded or sizes.dropped
+    if sizes.threads == 0 or own:
         return False
-    return fused_blocks.takes_spec(work.spec, _DTYPES[work.itemsize], work.queries, work.told_keys, work.past)
+    return fused_blocks.takes_spec(sizes.spec, _DTYPES[sizes.itemsize], sizes.queries, sizes.told_keys, sizes.past)
 
 
 @once
-def whole_rows(work: Workload) -> bool:
-    """Whether all keys of a block are one strip: a query's weights need all its scores at once."""
-    if by_fused(work):
+def whole_rows(sizes: Sizes) -> bool:
+    """Return True if all keys of a block are one strip: a query's weights need all its scores at once."""
+    if by_fused(sizes):
         return True
-    normalizer = NORMALIZERS.of(work.spec.normalizer)
-    return not has_lse(work.spec.normalizer) and not normalizer.separable
+    normalizer = NORMALIZERS.of(sizes.spec.normalizer)
+    return not has_lse(sizes.spec.normalizer) and not normalizer.separable
 
 
 @once
-def tiling_of(work: Workload) -> Tiling:
+def tiling_of(sizes: Sizes) -> Tiling:
     """The sizes of blocks and strips."""
-    if by_fused(work):
-        return tiling.WHOLE.whole(work.queries)
-    return tiling.TILING.fitted(work.heads, work.queries, work.keys)
+    if by_fused(sizes):
+        return tiling.WHOLE.whole(sizes.queries)
+    return tiling.TILING.fitted(sizes.heads, sizes.queries, sizes.keys)
 
 
-def sequences(work: Workload, fitted: Tiling) -> int:
-    """How many are looked at together."""
-    return 1 if work.batched_offsets and work.spec.masks else max(1, min(work.batch, fitted.sequences(work.keys)))
+def sequences(sizes: Sizes, fitted: Tiling) -> int:
+    """Count the sequences that are looked at together."""
+    return 1 if sizes.batched_offsets and sizes.spec.masks else max(1, min(sizes.batch, fitted.sequences(sizes.keys)))
 
 
 @once
-def touched(work: Workload) -> Touched:
-    """What the blocked kernel goes through, at the offset P, without what is known to be padding in all sequences."""
-    fitted = tiling_of(work)
-    groups = -(-work.batch // sequences(work, fitted))
-    pattern = pattern_of(work.spec.masks, work.queries, work.told_keys, work.past)
-    layout = Layout(pattern, work.past, work.queries, work.met_keys, work.extra)
-    cells = -(-work.queries // fitted.queries) * (-(-work.met_keys // fitted.cell) if work.spec.masks else 1)
+def touched(sizes: Sizes) -> Touched:
+    """Count what the blocked kernel computes at the offset P, without keys known to be padding in all sequences."""
+    fitted = tiling_of(sizes)
+    groups = -(-sizes.batch // sequences(sizes, fitted))
+    pattern = pattern_of(sizes.spec.masks, sizes.queries, sizes.told_keys, sizes.past)
+    layout = Layout(pattern, sizes.past, sizes.queries, sizes.met_keys, sizes.extra)
+    cells = -(-sizes.queries // fitted.queries) * (-(-sizes.met_keys // fitted.cell) if sizes.spec.masks else 1)
     count = _counted if cells <= _MOST_CELLS else _estimated
-    one = count(layout, fitted, whole_rows(work))
-    return Touched(work.batch * one.pairs, groups * one.blocks, groups * one.strips, one.widest)
+    one = count(layout, fitted, whole_rows(sizes))
+    return Touched(sizes.batch * one.pairs, groups * one.blocks, groups * one.strips, one.widest)
 
 
 @lru_cache(maxsize=64)  # one account of costs asks for the same several times

@@ -1,4 +1,4 @@
-"""Which attention block of a checkpoint a request means: found by the names of its tensors."""
+"""The attention blocks of a checkpoint, found by the names of its tensors, and the one that a request means."""
 
 import re
 from dataclasses import dataclass
@@ -6,8 +6,8 @@ from typing import Final
 
 from attention_contract.errors import InvalidCheckpoint, InvalidRequest
 from attention_contract.schemas.modules import ImportModule
-from attention_service.modules.files import Checkpoint
-from attention_service.modules.layouts import LAYOUTS, Layout, Part
+from attention_service.modules.checkpoints.checkpoint_files import Checkpoint
+from attention_service.modules.checkpoints.layouts import LAYOUTS, Layout, Part
 
 _LISTED: Final = 20
 _STACK: Final = re.compile(r"(?:^|\.)(encoder|decoder)(?=\.|$)")
@@ -19,15 +19,15 @@ class Block:
 
     layout: Layout
     prefix: str
-    """What stands before its tensors' names."""
+    """The text before the names of its tensors."""
     layer: int
     part: Part | None
-    """None where the names do not tell, as for a module that stands alone."""
+    """None if the names do not say, as for a module that stands alone."""
     stack: str | None
 
 
 def blocks_of(checkpoint: Checkpoint) -> list[Block]:
-    """Every attention block whose names are those of a known layout, layer by layer."""
+    """Return every attention block with the tensor names of a known layout, layer by layer."""
     found: dict[str, Block] = {}
     for layout in LAYOUTS:
         for name in checkpoint.names:
@@ -46,10 +46,9 @@ def blocks_of(checkpoint: Checkpoint) -> list[Block]:
 
 
 def choose(blocks: list[Block], request: ImportModule) -> Block:
-    """The one that a request means.
+    """Return the block that a request names.
 
-    Raises InvalidCheckpoint where there is none or where several cannot be told apart, InvalidRequest where ``stack``
-    would tell.
+    Raises InvalidCheckpoint if there is none or if several match, InvalidRequest if ``stack`` would decide.
     """
     if not blocks:
         raise InvalidCheckpoint(

@@ -17,9 +17,9 @@ from attention_contract.errors import InvalidCheckpoint, InvalidRequest, ShapeMi
 from attention_contract.schemas.modules import ImportModule, ModuleConfig, Source
 from attention_contract.spec import AttentionSpec
 from attention_service.core.arrays import TORCH_DTYPES
-from attention_service.modules.blocks import Block, blocks_of, choose
-from attention_service.modules.files import Checkpoint, open_checkpoint
-from attention_service.modules.layouts import Layout, Piece
+from attention_service.modules.checkpoints.attention_blocks import Block, blocks_of, choose
+from attention_service.modules.checkpoints.checkpoint_files import Checkpoint, open_checkpoint
+from attention_service.modules.checkpoints.layouts import Layout, Piece
 from attention_service.modules.resident import biases_in, check_shapes, complete
 
 
@@ -53,7 +53,7 @@ class Plan:
 
 
 def plan(root: Path, request: ImportModule) -> Plan:
-    """What importing a layer amounts to; nothing is allocated for it.
+    """Decide an import from headers alone; allocate nothing.
 
     Raises CheckpointNotFound, InvalidCheckpoint where no such layer can be read, and InvalidRequest where the request
     must say more (``stack``, ``num_heads``) or contradicts the checkpoint.

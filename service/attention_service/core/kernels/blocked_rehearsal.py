@@ -1,32 +1,32 @@
-"""The blocked kernel on meta tensors: of its tiles those are gone through of which none is as large as another."""
+"""The blocked kernel on meta tensors: only its Pareto-maximal tiles are computed."""
 
 from collections.abc import Iterator
 
 from torch import Tensor
 from torch.utils._python_dispatch import _disable_current_modes
 
+from attention_service.core.kernels.base import Sizes
 from attention_service.core.kernels.hiding import Limits
+from attention_service.core.kernels.largest_tiles import Tile, largest_tiles
 from attention_service.core.kernels.tiles import Group, scored_in
 from attention_service.core.kernels.tiling import Block
 from attention_service.core.masks import pattern_of
 from attention_service.core.patterns import Pattern
 from attention_service.core.types import Problem
-from attention_service.cost.blocked_tiles import Tile, largest_tiles
-from attention_service.cost.workload import Workload
 
 
 class LargestTiles:
-    """In place of all blocks, those with a tile that may be the largest."""
+    """The blocks with a tile that may hold most, in place of all blocks."""
 
-    def __init__(self, work: Workload) -> None:
-        self._work = work
+    def __init__(self, sizes: Sizes) -> None:
+        self._sizes = sizes
 
     def __call__(self, problem: Problem, *, whole_rows: bool) -> Iterator[tuple[Group, Block]]:
-        """Each in a group of as many sequences as are looked at together, with what is remembered of the masks."""
-        if not self._work.pairs:
+        """Yield each block in a group of as many sequences as are looked at together."""
+        if not self._sizes.batch * self._sizes.queries * self._sizes.keys:
             return
         with _disable_current_modes():  # tiles are found by real numbers
-            together, found = largest_tiles(self._work)
+            together, found = largest_tiles(self._sizes)
         pattern = pattern_of(problem.spec.masks, problem.q.shape[2], problem.keys, problem.past)
         for tile, first, block in found:
             yield Group(problem, slice(0, together), first, _Remembered(pattern, problem, tile), pattern), block

@@ -1,4 +1,4 @@
-"""Parameters that come with a request: what config they make, and their values in a module's dtype."""
+"""Parameters of a request: the config that they imply, and their values in the module's dtype."""
 
 from collections.abc import Mapping
 

@@ -1,4 +1,4 @@
-"""The tiles of the blocked kernel that may be its largest: found by going through them, before anything is computed."""
+"""The tiles of the blocked kernel that may hold most, found from positions before anything is computed."""
 
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
@@ -11,11 +11,11 @@ import torch
 from numpy.typing import NDArray
 
 from attention_service.core.bands import Band
+from attention_service.core.kernels.base import Sizes
 from attention_service.core.kernels.hiding import KEPT, Likeness
 from attention_service.core.kernels.tiling import Block, Layout, Piece, Strip, Tiling
+from attention_service.core.kernels.touched import sequences, tiling_of, touched, whole_rows
 from attention_service.core.masks import FAR, pattern_of
-from attention_service.cost.tiles import sequences, tiling_of, touched, whole_rows
-from attention_service.cost.workload import Workload
 
 _MOST_BLOCKS = 24
 """Beyond so many, some of them stand for all: the first and the last, the widest and others between."""
@@ -29,7 +29,7 @@ MOST_CELLS = 1024
 
 
 class Tile(NamedTuple):
-    """What a tile's memory depends on, each the more the larger."""
+    """The facts on which a tile's memory depends; it grows with each of them."""
 
     queries: int
     keys: int
@@ -59,46 +59,46 @@ class Found(NamedTuple):
     """Of this tile and the one before it alone."""
 
 
-def largest_tiles(work: Workload) -> tuple[int, tuple[Found, ...]]:
-    """The sequences that are looked at together, and the tiles of which none is as large as another in everything."""
-    fitted, rows_whole = tiling_of(work), whole_rows(work)
-    at_once = min(work.batch, sequences(work, fitted))
-    keys = work.met_keys
-    if not work.spec.masks:
-        return at_once, _dense(replace(work, keys=keys + work.extra), fitted, rows_whole=rows_whole)
+def largest_tiles(sizes: Sizes) -> tuple[int, tuple[Found, ...]]:
+    """Return the number of sequences looked at together, and the Pareto-maximal tiles."""
+    fitted, rows_whole = tiling_of(sizes), whole_rows(sizes)
+    at_once = min(sizes.batch, sequences(sizes, fitted))
+    keys = sizes.met_keys
+    if not sizes.spec.masks:
+        return at_once, _dense(sizes, keys + sizes.extra, fitted, rows_whole=rows_whole)
     if keys > MOST_CELLS * fitted.cell:
-        return at_once, _bounded(work, fitted, rows_whole=rows_whole)
-    pattern = pattern_of(work.spec.masks, work.queries, work.told_keys, work.past)
-    layout = Layout(pattern, work.past, work.queries, keys, work.extra)
-    firsts = [work.past] * min(2, -(-work.batch // max(at_once, 1)))
-    if work.batched_offsets:  # where they are not known, each is another
-        places = work.offsets or range(work.past, work.past + min(work.batch, _MOST_FIRSTS))
+        return at_once, _bounded(sizes, fitted, rows_whole=rows_whole)
+    pattern = pattern_of(sizes.spec.masks, sizes.queries, sizes.told_keys, sizes.past)
+    layout = Layout(pattern, sizes.past, sizes.queries, keys, sizes.extra)
+    firsts = [sizes.past] * min(2, -(-sizes.batch // max(at_once, 1)))
+    if sizes.batched_offsets:  # where they are not known, each is another
+        places = sizes.offsets or range(sizes.past, sizes.past + min(sizes.batch, _MOST_FIRSTS))
         firsts = [max(-FAR, min(offset, FAR)) for offset in places]
     return at_once, _tiles(layout, _seldom(firsts), fitted, rows_whole=rows_whole)
 
 
-def _dense(work: Workload, tiling: Tiling, *, rows_whole: bool) -> tuple[Found, ...]:
-    """Every block looks at every key."""
-    queries, keys = min(tiling.queries, work.queries), work.keys
+def _dense(sizes: Sizes, all_keys: int, tiling: Tiling, *, rows_whole: bool) -> tuple[Found, ...]:
+    """Every block looks at every one of these keys."""
+    queries, keys = min(tiling.queries, sizes.queries), all_keys
     if rows_whole:
         queries = min(queries, max(1, tiling.scores // max(1, keys)))
     else:
         keys = min(keys, tiling.keys)
     strips = [Strip((Piece(0, keys, masked=False),))] if keys else []
-    follows = min(keys, work.keys - keys)
+    follows = min(keys, all_keys - keys)
     if follows:
         strips.append(Strip((Piece(keys, keys + follows, masked=False),)))
     tile = Tile(queries, keys, 1, follows > 0, 0, 0, 0, 0, masked=False)
-    return (Found(tile, work.past, Block(0, queries, tuple(strips))),)
+    return (Found(tile, sizes.past, Block(0, queries, tuple(strips))),)
 
 
-def _bounded(work: Workload, tiling: Tiling, *, rows_whole: bool) -> tuple[Found, ...]:
+def _bounded(sizes: Sizes, tiling: Tiling, *, rows_whole: bool) -> tuple[Found, ...]:
     """One as large as any can be, where there are too many to go through."""
-    seen = touched(work)
-    ((dense, *_),) = _dense(replace(work, keys=seen.widest), tiling, rows_whole=rows_whole)
+    seen = touched(sizes)
+    ((dense, *_),) = _dense(sizes, seen.widest, tiling, rows_whole=rows_whole)
     # Along each edge a piece as wide as the block and a cell more; those of one edge all look the same.
     piece = min(dense.queries * dense.keys, dense.queries * (dense.queries + tiling.cell))
-    pattern = pattern_of(work.spec.masks, work.queries, work.told_keys, work.past)
+    pattern = pattern_of(sizes.spec.masks, sizes.queries, sizes.told_keys, sizes.past)
     bands = [part for part in pattern.parts() if isinstance(part, Band)]
     edges = sum((band.low is not None) + (band.high is not None) for band in bands)
     limits = min(KEPT * tiling.largest, max(edges, 1) * piece)
@@ -108,8 +108,8 @@ def _bounded(work: Workload, tiling: Tiling, *, rows_whole: bool) -> tuple[Found
     pieces = [Piece(0, edge, masked=True)]
     if dense.keys > edge:
         apart = edge + (spans > 1)
-        pieces.append(Piece(apart, min(apart + dense.keys - edge, work.keys), masked=False))
-    return (Found(tile, work.past, Block(0, dense.queries, (Strip(tuple(pieces)),) * (1 + follows))),)
+        pieces.append(Piece(apart, min(apart + dense.keys - edge, sizes.keys), masked=False))
+    return (Found(tile, sizes.past, Block(0, dense.queries, (Strip(tuple(pieces)),) * (1 + follows))),)
 
 
 def _seldom(firsts: Sequence[int]) -> tuple[int, ...]:
@@ -173,7 +173,7 @@ def _of_block(block: Block, first: int, likeness: Likeness) -> Iterator[Found]:
 
 
 def _undominated(found: set[Tile]) -> list[Tile]:
-    """Those that no other exceeds in everything."""
+    """Keep the tiles that no other one exceeds in everything."""
     kept: list[Tile] = []
     for tile in sorted(found, reverse=True):
         if not any(all(map(ge, other, tile)) for other in kept):

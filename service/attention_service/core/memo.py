@@ -1,0 +1,25 @@
+"""A memo on the object that a function is asked about."""
+
+from collections.abc import Callable, Hashable
+from functools import wraps
+from typing import Any, TypeVar, cast
+
+FindT = TypeVar("FindT", bound=Callable[..., Any])
+
+
+def once(find: FindT) -> FindT:
+    """Keep what a function finds of its first argument, an immutable object, in that object.
+
+    A plan and a report of costs ask for the same many times. For small results that are never changed; the other
+    arguments must be hashable.
+    """
+
+    @wraps(find)
+    def found(subject: Any, *args: Hashable, **kwargs: Hashable) -> Any:
+        kept: dict[Hashable, Any] = subject.__dict__.setdefault("_found", {})
+        asked = (find, args, *kwargs.items())
+        if asked not in kept:
+            kept[asked] = find(subject, *args, **kwargs)
+        return kept[asked]
+
+    return cast("FindT", found)

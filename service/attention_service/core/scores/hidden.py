@@ -1,4 +1,4 @@
-"""The score that has a hidden layer for each query and key."""
+"""The additive score: a hidden layer for each pair of query and key."""
 
 from dataclasses import dataclass
 
@@ -38,7 +38,7 @@ class Additive:
         }
 
     def scores(self, q: Tensor, k: Tensor, learned: Tensors) -> Tensor:
-        """Block by block, so that what stands between is never held whole."""
+        """Compute the scores in blocks, so that the hidden layer is never in memory as a whole."""
         into, of_keys, v = (learned[f"score.{name}"].to(q.dtype) for name in ("query_weight", "key_weight", "v"))
         return additive_scores(q @ into.mT, one_for_each_query_head(k, q.shape[1]) @ of_keys.mT, v)
 

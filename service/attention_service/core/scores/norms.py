@@ -1,4 +1,4 @@
-"""Scores of products and norms: by distance, and by angle."""
+"""Scores by distance and by angle: Gaussian and cosine."""
 
 from dataclasses import dataclass
 
@@ -13,7 +13,7 @@ from attention_service.core.tape import BOOL, Sketch, Tape
 from attention_service.core.types import Learned, Widths
 
 SMALLEST_SIGMA = 1e-6
-"""A learned bandwidth is taken for this where it is smaller, as one that is given may not be smaller."""
+"""Lower bound of a learned bandwidth; the spec accepts no smaller one."""
 
 
 @SCORES.register(
@@ -30,13 +30,14 @@ class Gaussian(Product):
     options: spec.Gaussian
 
     def learned(self, widths: Widths) -> dict[str, Learned]:
-        """σ, where it is learned."""
+        """Return σ, if it is learned."""
         return {"score.sigma": Learned((widths.heads,), fill=1.0)} if self.options.sigma == "learned" else {}
 
     def factors(self, q: Tensor, k: Tensor, learned: Tensors) -> tuple[Tensor, Tensor, float]:
-        """From (q, −‖q‖²/2, 1)/σ² and (k, 1, −‖k‖²/2), once both are moved so that the keys lie around zero.
+        """Return (q, −‖q‖²/2, 1) and (k, 1, −‖k‖²/2), with 1/σ² as a factor or on the queries.
 
-        No distance changes by that, and less is lost where points are close together and far from zero.
+        The mean of the keys is subtracted first. Distances stay the same, and rounding errors shrink if all points are
+        close together and far from zero.
         """
         centre = k.detach().nan_to_num(0, 0, 0).mean(2, keepdim=True) if k.shape[2] else 0
         around = one_for_each_query_head(centre, q.shape[1]) if isinstance(centre, Tensor) else centre
@@ -66,7 +67,7 @@ class Gaussian(Product):
         return steps.multiply(tape, q, factor), k, 1.0
 
     def cost(self, widths: Widths) -> ScoreCost:
-        """The product of D + 2 columns, and σ; for a query 4·D, for a key 5·D: moved, squared, summed, (averaged)."""
+        """The product of D + 2 columns, and σ; 4·D for a query: subtract, square, sum; 5·D for a key, with the mean."""
         d, learned = widths.head_dim, self.options.sigma == "learned"
         return ScoreCost(
             2 * (d + 2), 1, pair_backward_flops=1, query_flops=4 * d, key_flops=5 * d,
@@ -90,11 +91,11 @@ class Cosine(Product):
     options: spec.Cosine
 
     def learned(self, widths: Widths) -> dict[str, Learned]:
-        """The scale, where it is learned."""
+        """Return the scale, if it is learned."""
         return {"score.scale": Learned((widths.heads,), fill=1.0)} if self.options.scale == "learned" else {}
 
     def factors(self, q: Tensor, k: Tensor, learned: Tensors) -> tuple[Tensor, Tensor, float]:
-        """Both at length 1."""
+        """Return queries and keys of length 1, and the scale."""
         q, k = _unit(q), _unit(k)
         if self.options.scale != "learned":
             return q, k, self.options.scale
@@ -109,7 +110,7 @@ class Cosine(Product):
         return steps.multiply(tape, q, steps.view(tape, scale, (scale.dims[0], 1, 1))), k, 1.0
 
     def cost(self, widths: Widths) -> ScoreCost:
-        """The product and the scale; for a query or a key 3·D: squared, summed, divided."""
+        """The product and the scale; 3·D for each query and key: square, sum, divide."""
         d, scaled, learned = widths.head_dim, int(self.options.scale != 1), self.options.scale == "learned"
         return ScoreCost(
             2 * d, 1, pair_backward_flops=1, query_flops=3 * d, key_flops=3 * d,

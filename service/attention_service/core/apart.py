@@ -1,4 +1,4 @@
-"""Queries with projections of their own: global tokens that see other keys and values than their neighbours do.
+"""Global projections: global tokens with queries, keys and values of their own.
 
 Source: Beltagy et al. 2020, section 3.1, "Linear projections for global attention".
 """
@@ -16,12 +16,12 @@ from attention_service.core.types import Problem, Selection
 
 
 def has_separate(masks: Sequence[Mask]) -> bool:
-    """True if global tokens have projections of their own, whichever tokens they are."""
+    """True if the spec has global projections, even if it lists no position."""
     return any(mask.projections == "separate" for mask in global_tokens(masks))
 
 
 def separate_positions(masks: Sequence[Mask]) -> tuple[int, ...]:
-    """The positions of the queries that are projected apart, in order."""
+    """Return the positions with global projections, in order."""
     return tuple(
         sorted({at for mask in global_tokens(masks) if mask.projections == "separate" for at in mask.positions})
     )
@@ -29,23 +29,23 @@ def separate_positions(masks: Sequence[Mask]) -> tuple[int, ...]:
 
 @dataclass(frozen=True)
 class ApartRows:
-    """Which rows of the selected queries are apart, and what they see."""
+    """The selected queries with global projections."""
 
     rows: tuple[int, ...]
-    """Among the selected queries: those that are apart in some sequence."""
+    """Indices among the selected queries: global in at least one sequence."""
     mine: Tensor
-    """Bool ``[1 or B, 1, R, 1]``: in which sequences they are."""
+    """Bool ``[1 or B, 1, R, 1]``: true in the sequences where the row is global."""
     problem: Problem
-    """With q, k and v of the projections apart, for all queries."""
+    """The problem with q, k and v of the global projections."""
 
     def put(self, x: Tensor, far: Tensor) -> Tensor:
-        """A tap over queries ``[B, H, Q, ...]`` with these rows, ``[B, H, R, ...]``, in their place."""
+        """Replace these rows of a tap ``[B, H, Q, ...]`` by ``far`` ``[B, H, R, ...]``."""
         near = pick(x, 2, self.rows)
         return x.index_copy(2, torch.tensor(self.rows, device=x.device), torch.where(self.mine, far, near))
 
 
 def apart_rows(problem: Problem, selection: Selection) -> ApartRows | None:
-    """The rows that are apart; None where there are none."""
+    """Return the rows with global projections; None if there are none."""
     if problem.apart is None:
         return None
     device, queries = problem.q.device, problem.q.shape[2]

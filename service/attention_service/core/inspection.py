@@ -1,4 +1,4 @@
-"""What each head looks at: statistics over the real queries, and the keys that each query looks at most.
+"""Inspection of weights: statistics over the real queries, and the most attended keys of each query.
 
 Block by block, so that the weights of one block are all that is held of them.
 """
@@ -34,30 +34,30 @@ def weights_after(problem: Problem, edits: Sequence[BoundEdit]) -> Weights:
 
 
 def weights_of(problem: Problem, selection: Selection) -> Tensor:
-    """The weights of the selected heads and queries."""
+    """Compute the weights of the selected heads and queries."""
     return dict(stages(problem, ("weights",), selection=selection))["weights"]
 
 
 def top(problem: Problem, selection: Selection, count: int, weights: Weights | None = None) -> Top:
-    """Weights and indices of the most attended keys of each selected query; −1 for no key."""
+    """Find the most attended keys of each selected query: weights and indices, −1 for no key."""
     return together([top_of(problem, block, count, weights) for block in blocks(problem, selection)])
 
 
 def top_of(problem: Problem, block: Selection, count: int, weights: Weights | None = None) -> Top:
-    """Weights and indices of one block, in which keys without weight keep their indices."""
+    """Find the most attended keys of one block. Keys without weight keep their indices."""
     found = (weights or partial(weights_of, problem))(block).topk(count, dim=-1)
     return found.values, found.indices
 
 
 def together(tops: Iterable[Top]) -> Top:
-    """Those of several blocks."""
+    """Concatenate the results of several blocks."""
     parts = [*tops]
     weights, keys = (torch.cat(each, dim=2) for each in zip(*parts, strict=True))
     return weights, keys.masked_fill(weights == 0, -1)
 
 
 def positions_of(problem: Problem) -> Tensor:
-    """``[B, Q]``: where each query stands among the keys."""
+    """Return the position of each query among the keys, ``[B, Q]``."""
     batch, _, queries, _ = problem.q.shape
     device = problem.q.device
     offset = torch.full((batch,), problem.past, device=device)
@@ -67,7 +67,7 @@ def positions_of(problem: Problem) -> Tensor:
 
 
 def real_queries(problem: Problem) -> Tensor:
-    """Bool ``[B, Q]``: in self-attention the queries whose own key is real, otherwise all."""
+    """Mark the real queries, bool ``[B, Q]``: in self-attention those whose own key is real, otherwise all."""
     batch, _, queries, _ = problem.q.shape
     real = torch.ones(batch, problem.keys, dtype=torch.bool, device=problem.q.device)
     if queries != problem.keys - problem.past:
@@ -88,7 +88,7 @@ class Totals:
         self._sums: dict[str, Tensor] = {}
 
     def add(self, weights: Tensor, real: Tensor, positions: Tensor) -> None:
-        """Count weights ``[B, H, R, K]`` of the queries at positions ``[B, R]``, those that are real ``[B, R]``."""
+        """Add weights ``[B, H, R, K]`` of queries at positions ``[B, R]`` where ``real`` ``[B, R]`` is true."""
         keys = torch.arange(weights.shape[-1], device=weights.device)
         shares = weights / weights.sum(-1, keepdim=True)  # NaN for a query without weights, which is not counted
         distance = (positions[:, None, :, None] - keys).abs()  # [B, 1, R, K]
@@ -107,7 +107,7 @@ class Totals:
         self.queries += looking.any(1).sum(-1)
 
     def means(self) -> dict[str, Tensor]:
-        """The mean of each statistic over its real queries; NaN where there are none."""
+        """Return the mean of each statistic over the real queries; NaN if there are none."""
         names = ("entropy", "max_weight", "mean_distance", "first_key", "own_position")
         none = torch.zeros_like(self._looking)
         return {name: self._sums.get(name, none) / self._looking for name in names}

@@ -1,4 +1,4 @@
-"""The norm of queries and keys: each divided by its root mean square, and weighed."""
+"""RMS norm of queries and keys."""
 
 import torch
 from torch import Tensor
@@ -14,7 +14,7 @@ NAMES = ("q_norm.weight", "k_norm.weight")
 
 
 def learned(norm: QKNorm | None, widths: Widths) -> dict[str, Learned]:
-    """Its weights, which begin with the factor 1."""
+    """Return the weights of the norm, which start at a factor of 1."""
     if norm is None:
         return {}
     fill = 0.0 if norm.unit_offset else 1.0
@@ -26,7 +26,9 @@ def learned(norm: QKNorm | None, widths: Widths) -> dict[str, Learned]:
 
 
 def normed(x: Tensor, weight: Tensor, norm: QKNorm) -> Tensor:
-    """X ``[B, H, L, D]`` over its root mean square, times the weight ``[D]`` or ``[H·D]``; in float32 at least.
+    """Divide x ``[B, H, L, D]`` by its root mean square, and multiply by the weight ``[D]`` or ``[H·D]``.
+
+    The computation runs in float32 at least.
 
     Source: Zhang & Sennrich 2019, eq. 4; of queries and keys: Henry et al. 2020.
     """

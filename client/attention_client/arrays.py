@@ -1,7 +1,8 @@
-"""Whatever holds numbers, as what the contract's models take: numpy arrays and nested lists."""
+"""Tensors of any library as numpy arrays, which the contract's models take."""
 
 import sys
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from types import NoneType
 from typing import Any
 
 import ml_dtypes
@@ -13,32 +14,38 @@ from attention_contract.errors import InvalidTensor
 TensorLike = ArrayLike
 """A numpy array, a torch tensor on any device, anything with ``__array__``, or a nested list of numbers.
 
-Arrays keep their dtype. A nested list states none, and takes that of the module or of the request's other tensors.
+Arrays keep their dtype. A nested list takes the dtype of the module or of the request's other tensors.
 """
 
 
+_SCALARS = frozenset({bool, int, float, str, NoneType})
+
+
 def plain(value: Any) -> Any:
-    """The value with everything array-like in it as numpy arrays; models and nested lists of numbers stay as they are.
+    """Convert everything array-like in a value to numpy arrays. Models and nested lists of numbers stay as they are.
 
     Raises InvalidTensor for a tensor that numpy cannot hold.
     """
+    if type(value) in _SCALARS:
+        return value
     if isinstance(value, np.generic):
         return value.item()
     if _is_array(value):
         return as_array(value)
     if isinstance(value, Mapping):
         return {name: plain(item) for name, item in value.items()}
-    if isinstance(value, list | tuple):
-        leaf = _first_leaf(value)
-        if _is_array(leaf):
-            return np.stack([np.asarray(plain(item)) for item in value])
-        if not isinstance(leaf, bool | int | float | str):
-            return [plain(item) for item in value]
-    return value
+    return _plain_list(value) if isinstance(value, list | tuple) else value
+
+
+def _plain_list(value: Sequence[Any]) -> Any:
+    leaf = _first_leaf(value)
+    if _is_array(leaf):
+        return np.stack([np.asarray(plain(item)) for item in value])
+    return value if isinstance(leaf, bool | int | float | str) else [plain(item) for item in value]
 
 
 def as_array(value: Any) -> NDArray[Any]:
-    """One array. A torch tensor is detached and brought to the host; shared with it where that needs no copy."""
+    """Return one array. A torch tensor is detached and moved to the host; its memory is shared if possible."""
     torch = sys.modules.get("torch")
     if torch is not None and isinstance(value, torch.Tensor):
         value = value.detach().cpu().resolve_neg()

@@ -175,11 +175,16 @@ def _decode_object(value: Mapping[str, Any]) -> NDArray[Any]:
 
 def checked_shape(shape: Any) -> tuple[int, ...]:
     """A shape whose sizes are non-negative integers. Raises TensorFault otherwise."""
-    if not isinstance(shape, list | tuple) or not all(type(size) is int and size >= 0 for size in shape):
+    if not isinstance(shape, list | tuple):
         raise TensorFault("shape is not a list of non-negative integers")
+    count = 1
+    for size in shape:
+        if type(size) is not int or size < 0:
+            raise TensorFault("shape is not a list of non-negative integers")
+        count *= size or 1
     if len(shape) > MAX_RANK:
         raise TensorFault(f"{len(shape)} dimensions; expected at most {MAX_RANK}")
-    if math.prod(max(size, 1) for size in shape) * 8 > MAX_BYTES:
+    if count * 8 > MAX_BYTES:
         raise TensorFault(f"shape of {len(shape)} dimensions overflows")
     return tuple(shape)
 

@@ -1,4 +1,4 @@
-"""A service that is played: it answers every operation of the contract and remembers what it was asked."""
+"""A played service: it answers every operation of the contract and remembers each request."""
 
 import asyncio
 from typing import Any
@@ -89,7 +89,7 @@ def cost(queries: int) -> c.Cost:
 
 
 def retrieved(request: h.HopfieldRequest) -> h.HopfieldReply:
-    """Every state as it came; the first settled at one pattern, the others on their way."""
+    """Return every state as it came; the first settled at one pattern, the others on their way."""
     states = np.asarray(request.states)
     first = np.arange(len(states)) == 0
     numbers = np.where(first, 0.96875, 0.5).astype(np.float32)
@@ -107,7 +107,7 @@ def retrieved(request: h.HopfieldRequest) -> h.HopfieldReply:
 
 
 def reply_to(operation: Operation[Any], request: Any) -> Any:
-    """A reply of the right kind, with the request's own query as output."""
+    """Return a reply of the right kind, with the request's own query as output."""
     name = operation.name.removeprefix("raw_")
     if name == "forward":
         return a.ForwardReply(output=np.asarray(request.query), ran=RAN)
@@ -144,7 +144,8 @@ def reply_to(operation: Operation[Any], request: Any) -> Any:
     return {
         "server_info": s.ServerInfo(
             name="attention-service", version="0", torch="2", device="cpu", device_name="a cpu", dtypes=["float32"],
-            media_types=[JSON], limits=s.Limits(max_body_bytes=1, memory_budget_bytes=1, max_queue=1), modules=1,
+            media_types=[JSON], modules=1,
+            limits=s.Limits(max_body_bytes=1, max_json_bytes=1, memory_budget_bytes=1, max_queue=1),
             memory=s.Memory(resident_bytes=1, in_flight_bytes=0, free_bytes=1),
         ),
         "list_variants": s.VariantList(variants=[
@@ -186,7 +187,7 @@ def reply_to(operation: Operation[Any], request: Any) -> Any:
 
 
 def operation_of(request: httpx.Request) -> Operation[Any]:
-    """The operation that a request is for; of two paths that fit, the one with fewer names in it."""
+    """Return the operation that a request is for; of two paths that fit, the one with fewer names in it."""
     parts = request.url.path.split("/")
     fitting = [
         operation
@@ -199,7 +200,7 @@ def operation_of(request: httpx.Request) -> Operation[Any]:
 
 
 class Played:
-    """Gives the answers of ``first``, one for each request (an exception is raised), and then what was asked for."""
+    """A service that first gives the answers of ``first`` (an exception is raised), and then what was asked for."""
 
     def __init__(self, *first: httpx.Response | Exception) -> None:
         self.first = list(first)
@@ -228,7 +229,7 @@ class Played:
 
 
 def ask(kind: str, played: Played, method: str, *args: Any, **kwargs: Any) -> Any:
-    """The reply that one of the two clients gives."""
+    """Return the reply that one of the two clients gives."""
     options = {name: kwargs.pop(name) for name in ("timeout", "retries", "media_type", "headers") if name in kwargs}
 
     async def awaited() -> Any:
@@ -238,4 +239,15 @@ def ask(kind: str, played: Played, method: str, *args: Any, **kwargs: Any) -> An
     if kind == "async":
         return asyncio.run(awaited())
     with Client(URL, transport=played.transport, **options) as client:
+        return getattr(client, method)(*args, **kwargs)
+
+
+def call_of(method, *args, **kwargs):
+    """Return the call that a method makes, without sending it."""
+
+    class Unsent(Client):
+        def send(self, call):
+            return call
+
+    with Unsent(URL) as client:
         return getattr(client, method)(*args, **kwargs)

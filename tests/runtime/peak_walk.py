@@ -8,7 +8,7 @@ import argparse
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from itertools import product
 from typing import Any, NamedTuple
 
@@ -179,7 +179,7 @@ def _planned(drawn: Drawn, request: Any) -> Job:
     prepare: Callable[..., Job] = {
         "forward": forward.prepare, "weights": inspection.prepare, "gradients": gradients.prepare
     }[drawn.kind.purpose]  # fmt: skip
-    return prepare(drawn.module, request, replace(DEVICE), 2**40)
+    return prepare(drawn.module, request, DEVICE.exact(), 2**40)
 
 
 @contextmanager

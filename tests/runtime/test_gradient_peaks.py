@@ -1,7 +1,6 @@
 """Gradients as they are served against their plans' peak memory, measured by PyTorch's profiler on the CPU."""
 
 from collections.abc import Iterator
-from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -44,7 +43,7 @@ def jobs(kind: Kind, asked: str) -> Iterator[Job]:
         if drawn is None:
             continue
         try:
-            yield gradients.prepare(drawn.module, asking(drawn, asked), replace(DEVICE), 2**40)
+            yield gradients.prepare(drawn.module, asking(drawn, asked), DEVICE.exact(), 2**40)
         except AttentionError:  # parts that do not go together
             continue
         found += 1

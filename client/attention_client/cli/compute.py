@@ -5,34 +5,41 @@ from typing import Annotated, Any
 
 import typer
 
-from attention_client import calls
 from attention_client.cli import files, results, show
-from attention_client.cli.inputs import Fields, Name, for_target, takes_inputs
-from attention_client.cli.session import AsJson, client_of, print_json
+from attention_client.cli.inputs import Fields, Name, Returned, for_target, takes_inputs
+from attention_client.cli.session import AsJson, client_of, present, print_json
 
 Output = Annotated[
     Path | None,
     typer.Option("--output", "-o", callback=files.writable, help="Write the reply: .npy, .npz, .safetensors or .json."),
 ]
-Heads = Annotated[list[int] | None, typer.Option("--head", help="Only this head; may be repeated.")]
-Rows = Annotated[list[int] | None, typer.Option("--row", help="Only this query; may be repeated.")]
+Heads = Annotated[list[int] | None, typer.Option("--head", min=0, help="Only this head; may be repeated.")]
+Rows = Annotated[list[int] | None, typer.Option("--row", min=0, help="Only this query; may be repeated.")]
 Edits = Annotated[str | None, typer.Option(metavar="JSON|FILE", help="Interventions, a list of objects.")]
-Returned = Annotated[list[str] | None, typer.Option("--return", help="A tap to return; may be repeated.")]
+Dropout = Annotated[
+    str | None,
+    typer.Option(metavar="P|JSON", help='Drop weights: a share, or {"p": 0.1, "seed": 0, "return_mask": true}.'),
+]
 Average = Annotated[bool, typer.Option("--average-heads", help="Average the weights over the heads.")]
 
 
 def _select(heads: list[int] | None, rows: list[int] | None) -> Fields:
-    """The request field ``select``, where there is anything to select."""
+    """Return the request field ``select``, if there is anything to select."""
     select = {name: values for name, values in (("heads", heads), ("queries", rows)) if values}
     return {"select": select} if select else {}
 
 
-def _forward_fields(returned: list[str] | None, edits: str | None, average: bool) -> Fields:
-    fields: Fields = {"average_heads": average}
+def _forward_fields(returned: list[str] | None, edits: str | None, dropout: str | None) -> Fields:
+    fields: Fields = {}
     if returned:
         fields["return_"] = returned
     if edits is not None:
         fields["edits"] = files.read_json(edits, "edits")
+    if dropout is not None:
+        try:
+            fields["dropout"] = {"p": float(dropout)}
+        except ValueError:
+            fields["dropout"] = files.read_object(dropout, "dropout")
     return fields
 
 
@@ -46,6 +53,7 @@ def forward(
     rows: Rows = None,
     average: Average = False,
     edits: Edits = None,
+    dropout: Dropout = None,
     return_state: Annotated[bool, typer.Option("--return-state", help="Method linear: the state at the end.")] = False,
     report_error: Annotated[
         bool, typer.Option("--report-error", help="Compare a method with exact attention.")
@@ -53,11 +61,11 @@ def forward(
     output: Output = None,
     as_json: AsJson = False,
 ) -> None:
-    """The output of a module or of raw attention, and any taps."""
-    fields: dict[str, Any] = for_target(name, inputs) | _forward_fields(returned, edits, average) | _select(heads, rows)
-    fields |= {"return_state": return_state, "report_error": report_error}
+    """Compute the output of a module or of raw attention, and any taps."""
+    fields: dict[str, Any] = for_target(name, inputs) | _forward_fields(returned, edits, dropout) | _select(heads, rows)
+    fields |= {"average_heads": average, "return_state": return_state, "report_error": report_error}
     with client_of(ctx) as client:
-        reply = client.send(calls.raw_forward(**fields) if name is None else calls.forward(name, **fields))
+        reply = client.raw_forward(**fields) if name is None else client.forward(name, **fields)
     if output is not None:
         files.write(output, reply, "output")
     if as_json:
@@ -83,7 +91,7 @@ def weights(
     output: Output = None,
     as_json: AsJson = False,
 ) -> None:
-    """What each head looks at: statistics, the most attended keys, and with -o or --json the weights themselves."""
+    """Show each head's weights: statistics, the most attended keys, and with -o or --json the weights themselves."""
     fields: dict[str, Any] = for_target(name, inputs) | _select(heads, rows)
     fields |= {"top_k": top_k, "average_heads": average, "return_weights": as_json or output is not None}
     if edits is not None:
@@ -91,7 +99,7 @@ def weights(
     if query_mask is not None:
         fields["query_mask"] = files.read(query_mask, "query_mask")
     with client_of(ctx) as client:
-        reply = client.send(calls.raw_weights(**fields) if name is None else calls.weights(name, **fields))
+        reply = client.raw_weights(**fields) if name is None else client.weights(name, **fields)
     if output is not None:
         files.write(output, reply, "weights")
     if as_json:
@@ -111,22 +119,24 @@ def gradients(
     wrt: Annotated[list[str] | None, typer.Option(help="An input, a tap, a parameter, or parameters.")] = None,
     upstream: Annotated[str | None, typer.Option(metavar="FILE", help="∂L/∂output; default: ones.")] = None,
     check: Annotated[bool, typer.Option("--check", help="Compare with central differences in float64.")] = False,
+    directions: Annotated[
+        str | None, typer.Option(metavar="FILE", help="Hessian-vector products along these, named as --wrt.")
+    ] = None,
     returned: Returned = None,
     edits: Edits = None,
+    dropout: Dropout = None,
     output: Output = None,
     as_json: AsJson = False,
 ) -> None:
-    """Exact gradients with respect to inputs, taps and parameters."""
-    fields: dict[str, Any] = for_target(name, inputs) | _forward_fields(returned, edits, average=False)
+    """Compute exact gradients with respect to inputs, taps and parameters."""
+    fields: dict[str, Any] = for_target(name, inputs) | _forward_fields(returned, edits, dropout)
     fields |= {"wrt": wrt or ["query"], "check": check}
+    if directions is not None:
+        fields["directions"] = files.read_all(directions, "directions")
     if upstream is not None:
         fields["upstream"] = files.read(upstream, "upstream")
     with client_of(ctx) as client:
-        reply = client.send(calls.raw_gradients(**fields) if name is None else calls.gradients(name, **fields))
+        reply = client.raw_gradients(**fields) if name is None else client.gradients(name, **fields)
     if output is not None:
         files.write(output, reply)
-    if as_json:
-        print_json(reply)
-    else:
-        results.gradients(reply)
-        results.ran(reply.ran)
+    present(reply, as_json, results.gradients)

@@ -5,10 +5,9 @@ from typing import Annotated, Any, get_args
 
 import typer
 
-from attention_client import calls
 from attention_client.cli import costs, files, results
-from attention_client.cli.inputs import Name, Spec
-from attention_client.cli.session import AsJson, client_of, print_json
+from attention_client.cli.inputs import Name, Returned, Spec
+from attention_client.cli.session import AsJson, client_of, present, print_json
 from attention_contract.schemas.complexity import Dimension, Sweep
 from attention_contract.wire import PICTURES
 
@@ -37,7 +36,7 @@ def complexity(
         str | None,
         typer.Option(metavar="DIMENSION=N,N,…", help="Vary length, batch, past, num_heads, …"),
     ] = None,
-    returned: Annotated[list[str] | None, typer.Option("--return", help="A tap that would be returned.")] = None,
+    returned: Returned = None,
     kernel: Annotated[str | None, typer.Option(help="fused, blocked, …; default: the planner's choice.")] = None,
     compare: Annotated[
         list[str] | None,
@@ -59,15 +58,15 @@ def complexity(
     spec: Spec = None,
     as_json: AsJson = False,
 ) -> None:
-    """What an attention costs at a shape or over a sweep of shapes."""
+    """Predict the cost of an attention at a shape or over a sweep of shapes."""
     varied = _sweep(sweep) if sweep is not None else None
     if queries is None:
         if varied is None or varied["dimension"] not in {"length", "queries"}:
             raise typer.BadParameter("expected a number, or a --sweep of length or queries", param_hint="--queries")
         queries = varied["values"][0]
     shape = {"batch": batch, "queries": queries, "past": past} | ({} if keys is None else {"keys": keys})
-    options: dict[str, Any] = {"return_": returned, "kernel": kernel, "version": version, "hardware": hardware}
-    options |= {"measure": measure or None}
+    options: dict[str, Any] = {"kernel": kernel, "version": version, "hardware": hardware, "measure": measure}
+    options |= {"return_": returned} if returned else {}
     options |= {"memory_bytes": memory_bytes, "compare": [files.read_json(one, "compare") for one in compare or []]}
     raw: dict[str, Any] = {
         "num_heads": num_heads,
@@ -86,13 +85,11 @@ def complexity(
     if picture is not None:
         _draw(ctx, picture, name, (shape, varied), options if name is not None else raw | options)
         return
-    call = (
-        calls.raw_complexity(shape, varied, **raw, **options)
-        if name is None
-        else calls.complexity(name, shape, varied, **options)
-    )
     with client_of(ctx) as client:
-        reply = client.send(call)
+        if name is None:
+            reply = client.raw_complexity(shape, varied, **raw, **options)
+        else:
+            reply = client.complexity(name, shape, varied, **options)
     if as_json:
         print_json(reply)
     else:
@@ -100,38 +97,30 @@ def complexity(
 
 
 def _draw(ctx: typer.Context, file: Path, name: str | None, asked: tuple[Any, Any], options: dict[str, Any]) -> None:
-    """Write the picture of an answer into a file, whose ending says of which kind."""
+    """Write the picture of an answer into a file; the suffix states the format."""
     media_type: Any = next((kind for kind, ending in PICTURES.items() if file.suffix.lower() == f".{ending}"), None)
     if media_type is None:
         raise typer.BadParameter(f"expected a file that ends in .svg or .png, got {file.name}", param_hint="--picture")
     if not file.parent.is_dir():
         raise typer.BadParameter(f"there is no folder {file.parent}", param_hint="--picture")
-    call = (
-        calls.raw_complexity_picture(*asked, media_type=media_type, **options)
-        if name is None
-        else calls.complexity_picture(name, *asked, media_type=media_type, **options)
-    )
     with client_of(ctx) as client:
-        drawn = client.send(call)
+        if name is None:
+            drawn = client.raw_complexity_picture(*asked, media_type=media_type, **options)
+        else:
+            drawn = client.complexity_picture(name, *asked, media_type=media_type, **options)
     file.write_bytes(drawn.data)
     typer.echo(f"{file}: {len(drawn.data)} bytes")
 
 
 def hardware(ctx: typer.Context, as_json: AsJson = False) -> None:
-    """Devices whose costs can be asked for though they are not here, with the source of their numbers."""
+    """List the devices that --hardware may name, with the source of their figures."""
     with client_of(ctx) as client:
         reply = client.list_hardware()
-    if as_json:
-        print_json(reply)
-    else:
-        costs.hardware(reply)
+    present(reply, as_json, costs.hardware)
 
 
 def accuracy(ctx: typer.Context, as_json: AsJson = False) -> None:
-    """How far the server's predictions of time were from what was measured."""
+    """Show how far the server's predictions of time were from what was measured."""
     with client_of(ctx) as client:
         reply = client.accuracy()
-    if as_json:
-        print_json(reply)
-    else:
-        results.accuracy(reply)
+    present(reply, as_json, results.accuracy)

@@ -1,4 +1,4 @@
-"""What something costs, as tables for people."""
+"""Predicted costs as tables for people."""
 
 from collections.abc import Sequence
 
@@ -14,7 +14,7 @@ _SAME = {"time": "take the same time", "peak_bytes": "need the same memory", "fl
 
 
 def costs(reply: ComplexityReply, sweep: Sweep | None) -> None:
-    """One row for each shape, of each thing compared; how the cost grows, what fits, and where one costs less."""
+    """Print one row for each shape and alternative; then the growth, the limits and the crossovers."""
     compared = bool(reply.compared)
     shown = reply.series
     beside = _beside_shapes(sweep)
@@ -41,7 +41,7 @@ def costs(reply: ComplexityReply, sweep: Sweep | None) -> None:
 
 
 def _beside_shapes(sweep: Sweep | None) -> dict[str, list[int]]:
-    """The size that a sweep varies, where it is none of the shape's own, which have columns anyway."""
+    """Return the size that a sweep varies, unless it is one of the shape's own, which have columns anyway."""
     if sweep is None or sweep.dimension in {"length", *Shape.model_fields}:
         return {}
     return {sweep.dimension.replace("_", " "): sweep.values}
@@ -78,7 +78,7 @@ def _growth(one: Compared, shapes: int) -> str:
 
 
 def _last(cost: Cost) -> str:
-    """What a token costs in the last row, and what else can be done with its tokens."""
+    """Return a line on the cost of a token in the last row, of a decode step and of gradients."""
     token, predicted = cost.per_token, cost.predicted
     told = [
         f"a token of the last row: {scaled(token.flops, 'FLOP')}, {number(token.predicted_ms)} ms, "
@@ -110,7 +110,7 @@ def _largest(found: Largest) -> tuple[str, str]:
 
 
 def _crossover(found: Crossover) -> str:
-    """One sentence."""
+    """Return a sentence on the size from which one alternative costs less."""
     first, last = found.searched
     if found.cheaper is None:
         one, other = found.between
@@ -129,7 +129,7 @@ def _crossover(found: Crossover) -> str:
 
 
 def hardware(reply: HardwareList) -> None:
-    """One row for each device, with where its numbers are from."""
+    """Print one row for each device, with the source of its figures."""
     dtypes = ("float64", "float32", "float16", "bfloat16")
     table = new_table("hardware", "memory", "GB/s", "link GB/s", *(f"{dtype} TFLOP/s" for dtype in dtypes), "source")
     table.columns[-1].justify = "left"

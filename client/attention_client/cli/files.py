@@ -27,11 +27,11 @@ _CODES = {"BOOL": "bool", "I32": "int32", "I64": "int64", "F16": "float16", "BF1
     "F64": "float64",
 }
 _BROKEN = (ValueError, SafetensorError, KeyError, EOFError, BadZipFile, zlib.error, NotImplementedError)
-"""What libraries raise for a file that is not what its suffix says; the last, for a zip that is packed oddly."""
+"""Errors of the libraries for a file whose content does not fit its suffix; the last, for an unusual zip."""
 
 
 def read(source: str, field: str) -> Any:
-    """The tensor that a file holds for a request field."""
+    """Read the tensor that a file holds for a request field."""
     source, member = _member(source)
     content = _load(source, field)
     if _has_members(content):
@@ -46,7 +46,7 @@ def read(source: str, field: str) -> Any:
 
 
 def read_all(source: str, field: str) -> dict[str, Any]:
-    """Every tensor of a file, by name."""
+    """Read every tensor of a file, by name."""
     content = _load(source, field)
     if not _has_members(content):
         raise _bad(field, f"{source} holds one tensor without a name; expected .npz, .safetensors or a JSON object")
@@ -54,7 +54,7 @@ def read_all(source: str, field: str) -> dict[str, Any]:
 
 
 def read_json(text: str, field: str) -> Any:
-    """JSON that stands in the option itself, or in the file that it names."""
+    """Read JSON from the option itself, or from the file that it names."""
     try:
         content = text.encode() if text.lstrip().startswith(("{", "[")) else _bytes(text)
         return orjson.loads(content)
@@ -65,7 +65,7 @@ def read_json(text: str, field: str) -> Any:
 
 
 def read_object(text: str, field: str) -> dict[str, Any]:
-    """As ``read_json``, of an object."""
+    """Read a JSON object from the option itself, or from the file that it names."""
     content = read_json(text, field)
     if not isinstance(content, dict):
         raise _bad(field, f"expected a JSON object, got {type(content).__name__}")
@@ -78,7 +78,7 @@ def _member(source: str) -> tuple[str, str | None]:
 
 
 def _has_members(content: Any) -> bool:
-    """Whether this names tensors; an object with a dtype and a shape is a tensor itself."""
+    """Return True if the content maps names to tensors; an object with a dtype and a shape is a tensor itself."""
     return isinstance(content, Mapping) and not {"dtype", "shape"} <= set(content)
 
 
@@ -88,7 +88,7 @@ def _load(source: str, field: str) -> Any:
         if suffix == ".npy":
             return np.load(source, allow_pickle=False)
         if suffix == ".npz":
-            # Not by its name: numpy would leave a file open that turns out to be no archive.
+            # Opened here: numpy would leave the file open if it is no archive.
             with Path(source).open("rb") as file, np.load(file, allow_pickle=False) as archive:
                 return dict(archive)
         if suffix == ".safetensors":
@@ -118,7 +118,7 @@ def _bad(field: str, message: str) -> typer.BadParameter:
 
 
 def writable(path: Path | None) -> Path | None:
-    """The path to write to, checked before anything is asked. For use as an option's callback."""
+    """Check the path to write to before anything is asked. An option's callback."""
     if path is not None and path.suffix not in SUFFIXES:
         raise typer.BadParameter(f"expected a file that ends in {', '.join(SUFFIXES)}; got {path}")
     if path is not None and not path.absolute().parent.is_dir():
@@ -127,7 +127,7 @@ def writable(path: Path | None) -> Path | None:
 
 
 def tensors(reply: WireModel) -> dict[str, NDArray[Any]]:
-    """Every tensor of a reply, by its dotted name."""
+    """Return every tensor of a reply, by its dotted name."""
     return dict(_walk(reply.model_dump(by_alias=True), ""))
 
 
@@ -158,5 +158,5 @@ def write(path: Path, reply: WireModel, chief: str | None = None) -> None:
 
 
 def _for_numpy(array: NDArray[Any]) -> NDArray[Any]:
-    """Numpy's files know no bfloat16; float32 holds each of its numbers."""
+    """Widen bfloat16, which numpy's files do not know, to float32."""
     return array.astype(np.float32) if array.dtype == DTYPES["bfloat16"] else array

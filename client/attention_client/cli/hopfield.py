@@ -5,13 +5,12 @@ from typing import Annotated, Any
 
 import typer
 
-from attention_client import calls
 from attention_client.cli import files, results
-from attention_client.cli.session import AsJson, client_of, print_json
+from attention_client.cli.session import AsJson, client_of, present
 
 
 def _beta(text: str) -> Any:
-    """One number, or several with commas between them."""
+    """Parse one number, or several separated by commas."""
     try:
         numbers = [float(part) for part in text.split(",")]
     except ValueError:
@@ -53,11 +52,7 @@ def hopfield(
         fields["projections"] = files.read_all(projections, "projections")
     tensors = files.read(stored, "stored"), files.read(states, "states")
     with client_of(ctx) as client:
-        reply = client.send(calls.hopfield_retrieve(*tensors, **fields))
+        reply = client.hopfield_retrieve(*tensors, **fields)
     if output is not None:
         files.write(output, reply, "states")
-    if as_json:
-        print_json(reply)
-    else:
-        results.retrieved(reply)
-        results.ran(reply.ran)
+    present(reply, as_json, results.retrieved)

@@ -6,15 +6,15 @@ from typing import Annotated, Any, Literal
 import typer
 
 from attention_client.cli import files, show
-from attention_client.cli.session import AsJson, client_of, print_json
+from attention_client.cli.session import AsJson, client_of, present, print_json
 
-app = typer.Typer(help="List, make, describe and remove resident modules.", rich_markup_mode="rich")
+app = typer.Typer(help="List, make, describe, change and remove resident modules.", rich_markup_mode="rich")
 Name = Annotated[str, typer.Argument(help="A resident module.")]
 
 
 @app.callback(invoke_without_command=True)
 def modules(ctx: typer.Context, as_json: AsJson = False) -> None:
-    """List, make, describe and remove resident modules."""
+    """List, make, describe, change and remove resident modules."""
     if ctx.invoked_subcommand is None:
         every(ctx, as_json)
     elif as_json:
@@ -25,30 +25,24 @@ def modules(ctx: typer.Context, as_json: AsJson = False) -> None:
 
 @app.command("list")
 def every(ctx: typer.Context, as_json: AsJson = False) -> None:
-    """Every resident module."""
+    """List every resident module."""
     with client_of(ctx) as client:
         reply = client.list_modules()
-    if as_json:
-        print_json(reply)
-    else:
-        show.modules(reply)
+    present(reply, as_json, show.modules)
 
 
 @app.command("show")
 def one(ctx: typer.Context, name: Name, as_json: AsJson = False) -> None:
-    """Config, version, device and bytes of one module."""
+    """Show config, version, device and bytes of one module."""
     with client_of(ctx) as client:
         reply = client.get_module(name)
-    if as_json:
-        print_json(reply)
-    else:
-        show.facts(reply)
+    present(reply, as_json, show.facts)
 
 
 @app.command()
 def create(
     ctx: typer.Context,
-    name: Annotated[str, typer.Argument(help="What to call it.")],
+    name: Annotated[str, typer.Argument(help="Name of the module.")],
     d_model: Annotated[int | None, typer.Option(help="Width of the query and of the output.")] = None,
     num_heads: Annotated[int | None, typer.Option(help="Query heads.")] = None,
     num_kv_heads: Annotated[int | None, typer.Option(help="Key/value heads; default: as many.")] = None,
@@ -58,7 +52,7 @@ def create(
     value_width: Annotated[int | None, typer.Option(help="Input width of the values; default: d_model.")] = None,
     bias: Annotated[bool | None, typer.Option(help="Biases on all projections, or on none.")] = None,
     dtype: Annotated[str | None, typer.Option(help="float32, bfloat16, float16 or float64.")] = None,
-    spec: Annotated[str | None, typer.Option(metavar="JSON|FILE", help="What is computed.")] = None,
+    spec: Annotated[str | None, typer.Option(metavar="JSON|FILE", help="The attention spec.")] = None,
     config: Annotated[str | None, typer.Option(metavar="JSON|FILE", help="All of the above at once.")] = None,
     seed: Annotated[int | None, typer.Option(help="Draw the parameters from this seed; default: 0.")] = None,
     parameters: Annotated[str | None, typer.Option(metavar="FILE", help="Every parameter: .safetensors, .npz.")] = None,
@@ -73,10 +67,22 @@ def create(
     tensors = None if parameters is None else files.read_all(parameters, "parameters")
     with client_of(ctx) as client:
         reply = client.create_module(name, whole, seed=seed, parameters=tensors)
-    if as_json:
-        print_json(reply)
-    else:
-        show.facts(reply)
+    present(reply, as_json, show.facts)
+
+
+@app.command()
+def replace(
+    ctx: typer.Context,
+    name: Name,
+    parameters: Annotated[str, typer.Option(metavar="FILE", help="Every parameter: .safetensors, .npz.")],
+    version: Annotated[str | None, typer.Option(help="Only if it is still at this version.")] = None,
+    as_json: AsJson = False,
+) -> None:
+    """Replace all parameters of a module, or none."""
+    tensors = files.read_all(parameters, "parameters")
+    with client_of(ctx) as client:
+        reply = client.replace_parameters(name, tensors, version=version)
+    present(reply, as_json, show.facts)
 
 
 @app.command()
@@ -103,7 +109,7 @@ def parameters(
     ] = None,
     as_json: AsJson = False,
 ) -> None:
-    """Names, shapes and statistics of a module's parameters; or one parameter."""
+    """Show names, shapes and statistics of a module's parameters; or one parameter."""
     if parameter is None and (head is not None or part is not None or version is not None or output is not None):
         raise typer.BadParameter("--head, --slice, --version and -o need a PARAMETER")
     with client_of(ctx) as client:
@@ -124,16 +130,15 @@ def import_module(
     ctx: typer.Context,
     checkpoint: Annotated[str, typer.Argument(help="Path inside the server's model repository.")],
     layer: Annotated[int, typer.Option(help="Which attention layer, from 0.")] = 0,
-    name: Annotated[str | None, typer.Option(help="What to call it; default: folder.layer.")] = None,
+    name: Annotated[str | None, typer.Option(help="Name of the module; default: folder.layer.")] = None,
     part: Annotated[Literal["self", "cross"], typer.Option(help="Self- or cross-attention.")] = "self",
-    stack: Annotated[Literal["encoder", "decoder"] | None, typer.Option(help="Where a checkpoint has both.")] = None,
-    num_heads: Annotated[int | None, typer.Option(help="Where the checkpoint does not tell.")] = None,
+    stack: Annotated[
+        Literal["encoder", "decoder"] | None, typer.Option(help="Needed if a checkpoint has both.")
+    ] = None,
+    num_heads: Annotated[int | None, typer.Option(help="Needed if the checkpoint does not tell.")] = None,
     as_json: AsJson = False,
 ) -> None:
     """Make a module from one attention layer of a checkpoint."""
     with client_of(ctx) as client:
         reply = client.import_module(checkpoint, layer=layer, name=name, part=part, stack=stack, num_heads=num_heads)
-    if as_json:
-        print_json(reply)
-    else:
-        show.facts(reply)
+    present(reply, as_json, show.facts)

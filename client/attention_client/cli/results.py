@@ -1,4 +1,4 @@
-"""What was computed, as tables for people."""
+"""Computed results as tables for people."""
 
 from typing import Any
 
@@ -15,11 +15,11 @@ from attention_contract.schemas.weights import HeadStatistics, TopKeys, WeightsR
 from attention_contract.tensors import dtype_name
 
 MAX_ROWS = 64
-"""Of the tables of top keys and of states; --json and -o give all."""
+"""Rows that the tables of top keys and of states show; --json and -o give all."""
 
 
 def ran(reply: Ran) -> None:
-    """One line on what ran."""
+    """Print one line on what ran."""
     at = f" version {reply.version[:12]}" if reply.version else ""
     print_out(
         Text(
@@ -33,18 +33,18 @@ def ran(reply: Ran) -> None:
 
 
 def error(reply: ApproximationError) -> None:
-    """One line on how far a method is from exact attention."""
+    """Print one line on the distance of a method from exact attention."""
     kl = "" if reply.mean_kl is None else f", mean KL {reply.mean_kl:.3g} nats"
     print_out(Text(f"from exact attention: at most {reply.max:.3g}, root mean square {reply.rms:.3g}{kl}"))
 
 
 def _batched(array: NDArray[Any], rank: int) -> NDArray[Any]:
-    """With a batch dimension, which a request without one gives back missing."""
+    """Add the batch dimension if the reply has none."""
     return array if array.ndim == rank else array[None]
 
 
 def heads(reply: WeightsReply, chosen: list[int] | None) -> None:
-    """The statistics of each head; entropy in nats, distance in tokens."""
+    """Print the statistics of each head; entropy in nats, distance in tokens."""
     names = list(HeadStatistics.model_fields)
     table = new_table("sequence", "head", *(name.replace("_", " ") for name in names), left=0)
     columns = [_batched(getattr(reply.statistics, name), 2) for name in names]  # [B, H] each
@@ -55,7 +55,7 @@ def heads(reply: WeightsReply, chosen: list[int] | None) -> None:
 
 
 def top_keys(top: TopKeys, chosen: list[int] | None, rows: list[int] | None) -> None:
-    """The most attended keys of each query, each with its weight."""
+    """Print the most attended keys of each query, each with its weight."""
     keys, weights = _batched(top.keys, 4), _batched(top.weights, 4)  # [B, H, Lq, k]
     table = new_table("sequence", "head", "query", "key (weight), the largest first", left=0)
     table.columns[-1].justify = "left"
@@ -63,7 +63,7 @@ def top_keys(top: TopKeys, chosen: list[int] | None, rows: list[int] | None) -> 
     for sequence, head, query in lines[:MAX_ROWS]:
         pairs = zip(keys[sequence, head, query], weights[sequence, head, query], strict=True)
         named = (str(sequence), str(chosen[head] if chosen else head), str(rows[query] if rows else query))
-        table.add_row(*named, "  ".join(f"{key} ({float(weight):.3f})" for key, weight in pairs))
+        table.add_row(*named, "  ".join(f"{key} ({float(weight):.3f})" for key, weight in pairs if key >= 0))
     print_out(table)
     _more(len(lines))
 
@@ -74,7 +74,7 @@ def _more(rows: int) -> None:
 
 
 def retrieved(reply: HopfieldReply) -> None:
-    """One row for each state: where it ended, how far it fell and what it is."""
+    """Print one row for each state: its energy, its pattern and its kind."""
     reached = reply.reached
     table = new_table(
         "sequence", "head", "state", "steps", "energy before", "after", "pattern", "weight", "distance", "mixture of",
@@ -95,10 +95,11 @@ def retrieved(reply: HopfieldReply) -> None:
         table.add_row(*map(str, at), str(steps[at]), *fell, str(pattern[at]), weight, distance, mixed, what)
     print_out(table)
     _more(len(lines))
+    ran(reply.ran)
 
 
 def gradients(reply: GradientsReply) -> None:
-    """One row for each gradient, with its check where one was asked for."""
+    """Print one row for each gradient, with its check if there is one."""
     checks = reply.check or {}
     extra = ("relative error", "absolute error", "elements", "check") if checks else ()
     table = new_table("∂L/∂", "shape", "dtype", "norm", "largest", *extra, left=3)
@@ -111,10 +112,11 @@ def gradients(reply: GradientsReply) -> None:
             row += [*errors, "passed" if check.passed else "[red]failed[/red]"]
         table.add_row(name, str(list(array.shape)), dtype_name(array), *row)
     print_out(table)
+    ran(reply.ran)
 
 
 def accuracy(reply: AccuracyReply) -> None:
-    """One row for each kernel and purpose; errors are measured over predicted time, less 1."""
+    """Print one row for each kernel and purpose; errors are measured over predicted time, less 1."""
     table = new_table(
         "kernel", "purpose", "requests", "median error", "mean", "median size", "95 % within", "in the interval", left=2
     )

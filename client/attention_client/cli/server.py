@@ -3,24 +3,18 @@
 import typer
 
 from attention_client.cli import show
-from attention_client.cli.session import AsJson, client_of, print_json
+from attention_client.cli.session import AsJson, client_of, present
 
 
 def info(ctx: typer.Context, as_json: AsJson = False) -> None:
-    """What the server is, what it takes, and what it holds."""
+    """Show the server: version, device, limits and memory."""
     with client_of(ctx) as client:
         reply = client.server_info()
-    if as_json:
-        print_json(reply)
-    else:
-        show.facts(reply)
+    present(reply, as_json, show.facts)
 
 
 def variants(ctx: typer.Context, as_json: AsJson = False) -> None:
-    """Every score, mask, position, normalizer, method and kernel that a spec can name."""
+    """List every score, mask, position, normalizer, method and kernel that a spec can name."""
     with client_of(ctx) as client:
         reply = client.list_variants()
-    if as_json:
-        print_json(reply)
-    else:
-        show.variants(reply)
+    present(reply, as_json, show.variants)

@@ -17,12 +17,12 @@ from attention_contract.tensors import dtype_name
 
 
 def print_out(what: Any) -> None:
-    """On standard output, as wide as the terminal or, into a file, as wide as it needs."""
+    """Print to standard output: as wide as the terminal, or 240 columns into a file."""
     Console(width=None if sys.stdout.isatty() else 240, highlight=False, markup=False).print(what)
 
 
 def new_table(*columns: str, left: int = 1) -> Table:
-    """A table whose first columns are text and the others numbers."""
+    """Make a table whose first columns are text and the others numbers."""
     table = Table(box=None, header_style="bold", pad_edge=False)
     for at, column in enumerate(columns):
         table.add_column(column, justify="left" if at < left else "right")
@@ -30,7 +30,7 @@ def new_table(*columns: str, left: int = 1) -> Table:
 
 
 def scaled(value: float, unit: str = "") -> str:
-    """A count with a decimal prefix, as in ``1.07 GFLOP``."""
+    """Format a count with a decimal prefix, as in ``1.07 GFLOP``."""
     for factor, prefix in ((1e15, "P"), (1e12, "T"), (1e9, "G"), (1e6, "M"), (1e3, "k")):
         if value >= factor:
             return f"{value / factor:.3g} {prefix}{unit}"
@@ -38,12 +38,12 @@ def scaled(value: float, unit: str = "") -> str:
 
 
 def number(value: Any) -> str:
-    """A number to four digits."""
+    """Format a number to four digits."""
     return f"{float(value):.4g}"
 
 
 def tensors(found: dict[str, NDArray[Any]]) -> None:
-    """Shape, dtype and statistics of each tensor."""
+    """Print shape, dtype and statistics of each tensor."""
     table = new_table("tensor", "shape", "dtype", "mean", "std", "min", "max", left=3)
     for name, array in found.items():
         finite = array.astype(np.float64)
@@ -54,13 +54,13 @@ def tensors(found: dict[str, NDArray[Any]]) -> None:
 
 
 def values(array: NDArray[Any]) -> None:
-    """The numbers themselves, abridged where there are many."""
+    """Print the numbers themselves, abridged if there are many."""
     print_out(Text(f"{list(array.shape)} {dtype_name(array)}", style="dim"))
     print_out(Text(np.array2string(array.astype(np.float64), precision=4, threshold=200)))
 
 
 def facts(reply: WireModel) -> None:
-    """Every field that is set, nested ones by their dotted name."""
+    """Print every field that is set, nested ones by their dotted name."""
     table = new_table("field", "value", left=2)
     for name, value in _flat(reply.model_dump(by_alias=True, exclude_none=True)):
         table.add_row(name, Text(_value(value)))
@@ -68,7 +68,7 @@ def facts(reply: WireModel) -> None:
 
 
 def _value(value: Any) -> str:
-    """Words as they are, everything else as JSON, as it may be given to an option."""
+    """Format words as they are, everything else as JSON, which options take."""
     if isinstance(value, list) and all(isinstance(item, str) for item in value):
         return ", ".join(value)
     return value if isinstance(value, str) else json.dumps(value, ensure_ascii=False, default=str)
@@ -85,7 +85,7 @@ def _flat(value: dict[str, Any], path: str = "") -> list[tuple[str, Any]]:
 
 
 def modules(reply: ModuleList) -> None:
-    """One row for each module."""
+    """Print one row for each module."""
     table = new_table(
         "module", "version", "device", "dtype", "d_model", "heads", "kv heads", "parameters", "bytes", left=4
     )
@@ -99,7 +99,7 @@ def modules(reply: ModuleList) -> None:
 
 
 def parameters(reply: ParameterList) -> None:
-    """One row for each parameter; a column tells of numbers that are not finite, where there are some."""
+    """Print one row for each parameter; a column counts numbers that are not finite, if there are any."""
     broken = ["not finite"] if any(one.non_finite for one in reply.parameters) else []
     table = new_table("parameter", "shape", "dtype", "mean", "std", "min", "max", "norm", *broken, left=3)
     for one in reply.parameters:
@@ -109,7 +109,7 @@ def parameters(reply: ParameterList) -> None:
 
 
 def variants(reply: VariantList) -> None:
-    """One row for each variant."""
+    """Print one row for each variant."""
     table = new_table("kind", "name", "summary", "cost", left=4)
     for variant in reply.variants:
         table.add_row(variant.kind, variant.name, Text(variant.summary), Text(variant.cost))

@@ -265,3 +265,21 @@ EXAMPLE_INPUTS: dict[str, Any] = {
     "spec": {"score": {"name": "dot"}},
 }
 """A raw attention small enough to follow by hand."""
+EXAMPLE_REPLY: dict[str, Any] = {
+    "weights": [[0.42231882, 0.15536241, 0.42231882], [0.15536241, 0.42231882, 0.42231882]],
+    "output": [[3.0, 4.0], [3.5339131, 4.533913]],
+    "ran": {
+        "kernel": "fused",
+        "device": "cpu",
+        "dtype": "float32",
+        "flops": 78,
+        "predicted_ms": 0.32,
+        "predicted_low_ms": 0.16,
+        "predicted_high_ms": 0.64,
+        "compute_ms": 0.57,
+        "queue_ms": 0.02,
+        "batch": 1,
+        "peak_bytes": 4250,
+    },
+}
+"""The reply to those inputs, with their weights."""

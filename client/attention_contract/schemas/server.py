@@ -10,6 +10,8 @@ class Limits(WireModel):
 
     max_body_bytes: int
     """Bytes of one request body."""
+    max_json_bytes: int
+    """Bytes of one JSON body."""
     memory_budget_bytes: int
     """Bytes that resident modules and running requests may hold together."""
     max_queue: int

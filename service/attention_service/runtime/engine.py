@@ -174,6 +174,7 @@ class Engine:
     async def _add(self, request: CreateModule | ImportModule, add: Callable[[], tuple[Module, bool]]) -> ModuleInfo:
         self.check_ready()
         need = await self._in_thread(partial(self.library.estimate, request))
+        self.budget.check(need, "making the module needs {need} bytes", "Make a smaller one: its config sets its size")
         await self.budget.acquire(need)
         module, _ = await self._holding(need, add)
         return module.info()

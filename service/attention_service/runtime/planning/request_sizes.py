@@ -44,6 +44,11 @@ class RequestSizes(NamedTuple):
         """The lower end of the bucket."""
         return self._end(lambda size: bucket_lower(size, steps), steps)
 
+    def growth(self, low: "RequestSizes") -> float:
+        """How many times the tiles of a kernel may grow from these smaller sizes on: with the batch and the keys."""
+        keys, fewer = self.past + self.new_keys, low.past + low.new_keys
+        return self.batch / max(low.batch, 1) * keys / max(fewer, 1)
+
     def _end(self, end: Callable[[int], int], steps: int) -> "RequestSizes":
         batch, queries, new_keys, past = end(self.batch), end(self.queries), end(self.new_keys), end(self.past)
         if queries == new_keys and self.queries != self.new_keys:  # masks and positions tell the two cases apart

@@ -1,4 +1,4 @@
-"""Sums over the hidden layer of additive attention, in blocks of queries and keys, with a gradient that recomputes."""
+"""Sums over the hidden layer of additive attention, in blocks; the backward pass recomputes the layer."""
 
 from itertools import product
 from typing import Any
@@ -15,10 +15,10 @@ _FEW = 3
 
 
 def additive_scores(a: Tensor, c: Tensor, v: Tensor) -> Tensor:
-    """Σ_n v_n tanh(a_n + c_n) for every query and key.
+    """Compute Σ_n v_n tanh(a_n + c_n) for every query and key.
 
-    a ``[B, H, Q, N]``, c ``[B, H, K, N]`` and v ``[H, N]`` to ``[B, H, Q, K]``. Nothing but these is kept for the
-    backward pass, which can be differentiated again. Source: Bahdanau et al. 2015, appendix A.1.2.
+    a ``[B, H, Q, N]``, c ``[B, H, K, N]`` and v ``[H, N]`` give ``[B, H, Q, K]``. The backward pass keeps only these
+    and can be differentiated again. Source: Bahdanau et al. 2015, appendix A.1.2.
     """
     scores: Tensor = _Additive.apply(a, c, v)  # type: ignore[no-untyped-call]
     return scores

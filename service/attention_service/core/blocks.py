@@ -1,4 +1,4 @@
-"""How much is computed at once where the whole of it is not needed at once."""
+"""Blocks of queries: parts of a computation that need not be in memory at once."""
 
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, nullcontext
@@ -21,12 +21,12 @@ REPEATED: ContextVar[Callable[[int], AbstractContextManager[None]]] = ContextVar
 
 
 def rows_at_once(batch: int, heads: int, keys: int) -> int:
-    """How many queries to look at together: about a million scores ``[batch, heads, rows, keys]``, one row at least."""
+    """Return the queries of a block: about a million scores ``[batch, heads, rows, keys]``, at least one row."""
     return max(1, _ELEMENTS // max(1, batch * heads * keys))
 
 
 def blocks(problem: Problem, selection: Selection) -> list[Selection]:
-    """The selection, cut along its queries into as many as keep the scores of each at that size; never none."""
+    """Divide the selection along its queries into blocks of that size, at least one."""
     batch, heads, queries, _ = problem.q.shape
     rows = rows_at_once(batch, len(selection.heads or range(heads)), problem.k.shape[2])
     wanted = tuple(range(queries)) if selection.queries is None else selection.queries

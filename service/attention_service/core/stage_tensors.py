@@ -17,7 +17,7 @@ def stage_tensors(spec: AttentionSpec, widths: Widths) -> dict[str, Learned]:
     """Every learned tensor beside the projections and those of the method, by name, in the order of the computation."""
     found = POSITIONS.of(spec.position).learned(widths) | qk_norm.learned(spec.qk_norm, widths)
     if spec.add_bias_kv:
-        found["bias_k"] = Learned((widths.kv_heads * widths.head_dim,), fill=0.0, heads=None)
+        found["bias_k"] = Learned((widths.kv_heads * widths.key_dim,), fill=0.0, heads=None)
         found["bias_v"] = Learned((widths.kv_heads * widths.value_dim,), fill=0.0, heads=None)
     return found | SCORES.of(spec.score).learned(widths) | NORMALIZERS.of(spec.normalizer).learned(widths)
 

@@ -26,7 +26,7 @@ class Held:
         """The sizes of a workload."""
         e, projected = work.itemsize, work.sizes is not None
         context = work.batch * work.heads * work.queries * work.value_dim * e
-        key = work.batch * work.kv_heads * work.head_dim * e
+        key = work.batch * work.kv_heads * work.key_dim * e
         value = work.batch * work.kv_heads * work.value_dim * e
         q, kv = work.batch * work.heads * work.queries * work.head_dim * e, work.keys * (key + value)
         far = q + kv if work.apart else 0

@@ -50,7 +50,10 @@ def takes(problem: Problem) -> bool:
     on_cpu = problem.q.device.type == "cpu"
     if not on_cpu or any(x is not None for x in own):
         return False
-    return takes_spec(problem.spec, problem.q.dtype, problem.q.shape[2], problem.keys, problem.past)
+    spec = problem.spec
+    if problem.sequence_masks is not None:
+        spec = spec.model_copy(update={"masks": problem.sequence_masks[0]})
+    return takes_spec(spec, problem.q.dtype, problem.q.shape[2], problem.keys, problem.past)
 
 
 def _widest(pattern: Pattern) -> int:

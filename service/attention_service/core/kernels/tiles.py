@@ -181,16 +181,21 @@ class Through(Protocol):
 
 
 def groups(problem: Problem, tiling: Tiling) -> Iterator[Group]:
-    """The sequences of the batch: as many at a time as there is room for, or one, where offsets tell them apart."""
-    pattern = pattern_of(problem.spec.masks, problem.q.shape[2], problem.keys, problem.past)
-    limits = Limits(pattern, scored_in(problem), problem.q.device, tiling.largest)
+    """Cut the batch into groups of sequences: as many as fit at a time, or one if offsets or masks differ."""
+    batch, queries = problem.q.shape[0], problem.q.shape[2]
     first, at_once = places(problem, tiling)
-    for start in range(0, len(first), at_once):
-        yield Group(problem, slice(start, min(start + at_once, len(first))), first[start], limits, pattern)
+    own = problem.sequence_masks
+    at_once = at_once if own is None else 1
+    for start in range(0, batch, at_once):
+        if start == 0 or own is not None:
+            masks = problem.spec.masks if own is None else own[start]
+            pattern = pattern_of(masks, queries, problem.keys, problem.past)
+            limits = Limits(pattern, scored_in(problem), problem.q.device, tiling.largest)
+        yield Group(problem, slice(start, min(start + at_once, batch)), first[start], limits, pattern)
 
 
 def places(problem: Problem, tiling: Tiling) -> tuple[list[int], int]:
-    """The position of the first query of each sequence, and the number of sequences that are looked at together."""
+    """Return the position of the first query of each sequence, and the number of sequences in a group."""
     batch = problem.q.shape[0]
     if problem.offsets is not None and problem.spec.masks:
         return problem.offsets.long().clamp(-FAR, FAR).expand(batch).tolist(), 1
@@ -239,4 +244,5 @@ def _of(problem: Problem, sequences: slice) -> Problem:
         key_lengths=some(problem.key_lengths),
         offsets=some(problem.offsets),
         positions=some(problem.positions),
+        sequence_masks=None if problem.sequence_masks is None else problem.sequence_masks[sequences],
     )

@@ -1,4 +1,4 @@
-"""Scores that are dot products: bare, scaled, or through a matrix."""
+"""Dot product, scaled dot product and bilinear score."""
 
 from dataclasses import dataclass
 
@@ -43,14 +43,14 @@ class ScaledDot(Product):
     plain = True
 
     def factors(self, q: Tensor, k: Tensor, learned: Tensors) -> tuple[Tensor, Tensor, float]:
-        """The scale asked for, or 1/√D."""
+        """Return q, k and the scale of the spec, by default 1/√D."""
         return q, k, self._scale(q.shape[-1])
 
     def _scale(self, width: int) -> float:
         return float(width**-0.5) if self.options.scale is None else self.options.scale
 
     def cost(self, widths: Widths) -> ScoreCost:
-        """The product, and the scale for each pair, as the formula has it."""
+        """The product, and the scale once for each pair."""
         scale = int(self.options.scale != 1)
         return ScoreCost(2 * widths.head_dim, scale, pair_backward_flops=scale)
 
@@ -67,16 +67,17 @@ class Bilinear(Product):
     """s = qᵀ W k."""
 
     options: spec.Bilinear
+    two_widths = True
 
     def learned(self, widths: Widths) -> dict[str, Learned]:
         """W."""
-        return {"score.weight": Learned((widths.heads, widths.head_dim, widths.head_dim))}
+        return {"score.weight": Learned((widths.heads, widths.head_dim, widths.key_dim))}
 
     def factors(self, q: Tensor, k: Tensor, learned: Tensors) -> tuple[Tensor, Tensor, float]:
-        """Wᵀq and k."""
+        """Return Wᵀq, k and 1."""
         return q @ learned["score.weight"].to(q.dtype), k, 1.0
 
     def cost(self, widths: Widths) -> ScoreCost:
-        """The queries through W, and the product."""
-        d = widths.head_dim
-        return ScoreCost(2 * d, query_products=2 * d * d, query_width=d)
+        """The product of the queries with W, and that of the result with the keys."""
+        d, e = widths.head_dim, widths.key_dim
+        return ScoreCost(2 * e, query_products=2 * d * e, query_width=e)

@@ -1,4 +1,4 @@
-"""The score that has a hidden layer for each query and key."""
+"""The additive score: a hidden layer for each pair of query and key."""
 
 from dataclasses import dataclass
 
@@ -24,18 +24,19 @@ class Additive:
     """s = vᵀ tanh(W₁ q + W₂ k)."""
 
     options: spec.Additive
+    two_widths = True
 
     def learned(self, widths: Widths) -> dict[str, Learned]:
         """W₁, W₂ and v."""
         heads, hidden = widths.heads, self._hidden(widths.head_dim)
         return {
             "score.query_weight": Learned((heads, hidden, widths.head_dim)),
-            "score.key_weight": Learned((heads, hidden, widths.head_dim)),
+            "score.key_weight": Learned((heads, hidden, widths.key_dim)),
             "score.v": Learned((heads, hidden)),
         }
 
     def scores(self, q: Tensor, k: Tensor, learned: Tensors) -> Tensor:
-        """Block by block, so that what stands between is never held whole."""
+        """Compute the scores in blocks, so that the hidden layer is never in memory as a whole."""
         into, of_keys, v = (learned[f"score.{name}"].to(q.dtype) for name in ("query_weight", "key_weight", "v"))
         return additive_scores(q @ into.mT, one_for_each_query_head(k, q.shape[1]) @ of_keys.mT, v)
 
@@ -52,7 +53,7 @@ class Additive:
             pair_backward_products=2 * hidden,
             pair_backward_flops=8 * hidden,
             query_products=2 * hidden * d,
-            key_products=2 * hidden * d,
+            key_products=2 * hidden * widths.key_dim,
             by_query_head=True,
             query_width=hidden,
             key_width=hidden,

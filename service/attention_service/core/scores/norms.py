@@ -1,4 +1,4 @@
-"""Scores of products and norms: by distance, and by angle."""
+"""Scores by distance and by angle: Gaussian and cosine."""
 
 from dataclasses import dataclass
 
@@ -11,7 +11,7 @@ from attention_service.core.scores.base import SCORES, Product, ScoreCost, Tenso
 from attention_service.core.types import Learned, Widths
 
 SMALLEST_SIGMA = 1e-6
-"""A learned bandwidth is taken for this where it is smaller, as one that is given may not be smaller."""
+"""Lower bound of a learned bandwidth; the spec accepts no smaller one."""
 
 
 @SCORES.register(
@@ -28,18 +28,22 @@ class Gaussian(Product):
     options: spec.Gaussian
 
     def learned(self, widths: Widths) -> dict[str, Learned]:
-        """σ, where it is learned."""
+        """Return σ, if it is learned."""
         return {"score.sigma": Learned((widths.heads,), fill=1.0)} if self.options.sigma == "learned" else {}
 
     def factors(self, q: Tensor, k: Tensor, learned: Tensors) -> tuple[Tensor, Tensor, float]:
-        """From (q, −‖q‖²/2, 1)/σ² and (k, 1, −‖k‖²/2), once both are moved so that the keys lie around zero.
+        """Return (q, −‖q‖²/2, 1) and (k, 1, −‖k‖²/2), with 1/σ² as a factor or on the queries.
 
-        No distance changes by that, and less is lost where points are close together and far from zero.
+        The mean of the keys is subtracted first. Distances stay the same, and rounding errors shrink if all points are
+        close together and far from zero.
         """
         centre = k.detach().nan_to_num(0, 0, 0).mean(2, keepdim=True) if k.shape[2] else 0
         around = one_for_each_query_head(centre, q.shape[1]) if isinstance(centre, Tensor) else centre
         q, k = q - around, k - centre
-        q = torch.cat([q, _half_square(q), torch.ones_like(q[..., :1])], -1)
+        of_query = _half_square(q)
+        # A query whose square overflows gets NaN: with −∞ it would look nowhere, and its output would be zero.
+        of_query = of_query.masked_fill(of_query == -torch.inf, torch.nan)
+        q = torch.cat([q, of_query, torch.ones_like(q[..., :1])], -1)
         k = torch.cat([k, torch.ones_like(k[..., :1]), _half_square(k)], -1)
         if self.options.sigma != "learned":
             return q, k, self.options.sigma**-2
@@ -47,7 +51,7 @@ class Gaussian(Product):
         return q * sigma.view(-1, 1, 1) ** -2, k, 1.0
 
     def cost(self, widths: Widths) -> ScoreCost:
-        """The product of D + 2 columns, and σ; for a query 4·D, for a key 5·D: moved, squared, summed, (averaged)."""
+        """The product of D + 2 columns, and σ; 4·D for a query: subtract, square, sum; 5·D for a key, with the mean."""
         d = widths.head_dim
         return ScoreCost(
             2 * (d + 2), 1, pair_backward_flops=1, query_flops=4 * d, key_flops=5 * d,
@@ -70,18 +74,18 @@ class Cosine(Product):
     options: spec.Cosine
 
     def learned(self, widths: Widths) -> dict[str, Learned]:
-        """The scale, where it is learned."""
+        """Return the scale, if it is learned."""
         return {"score.scale": Learned((widths.heads,), fill=1.0)} if self.options.scale == "learned" else {}
 
     def factors(self, q: Tensor, k: Tensor, learned: Tensors) -> tuple[Tensor, Tensor, float]:
-        """Both at length 1."""
+        """Return queries and keys of length 1, and the scale."""
         q, k = _unit(q), _unit(k)
         if self.options.scale != "learned":
             return q, k, self.options.scale
         return q * learned["score.scale"].to(q.dtype).view(-1, 1, 1), k, 1.0
 
     def cost(self, widths: Widths) -> ScoreCost:
-        """The product and the scale; for a query or a key 3·D: squared, summed, divided."""
+        """The product and the scale; 3·D for each query and key: square, sum, divide."""
         d = widths.head_dim
         return ScoreCost(
             2 * d, 1, pair_backward_flops=1, query_flops=3 * d, key_flops=3 * d,
@@ -96,9 +100,14 @@ def _half_square(x: Tensor) -> Tensor:
 
 
 def _unit(x: Tensor) -> Tensor:
-    """x/‖x‖; zero, with a gradient of zero, where x is."""
-    zero = torch.linalg.vector_norm(x.detach(), dim=-1, keepdim=True) == 0
-    # Filled before the length is found: its second derivative at zero is NaN.
+    """Divide by the length; a zero vector stays zero, with a gradient of zero.
+
+    The largest element is divided out first, so that no square over- or underflows. The result does not depend on it.
+    """
+    largest = x.detach().abs().amax(-1, keepdim=True)
+    zero = largest == 0
+    x = x / largest.masked_fill(zero, torch.inf)  # whose gradient is zero too
+    # Fill zero vectors before the length is found: its second derivative at zero is NaN.
     length = torch.linalg.vector_norm(x.masked_fill(zero, 1), dim=-1, keepdim=True)
-    inverse: Tensor = (1 / length).masked_fill(zero, 0)
-    return x * inverse
+    unit: Tensor = x / length
+    return unit

@@ -8,6 +8,7 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
+from attention_service.core.cancellation import checkpoint
 from attention_service.core.types import Problem, Selection
 
 _ELEMENTS = 2**20
@@ -40,6 +41,7 @@ def put_together(parts: Iterator[Tensor], queries: int) -> Tensor:
 
     Of very many parts without numbers, which have sizes alone, the second stands for the rest.
     """
+    checkpoint()
     found = [next(parts)]
     rows = found[0].shape[2]
     missing = queries - rows

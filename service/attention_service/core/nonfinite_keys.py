@@ -7,6 +7,7 @@ import torch
 from torch import Tensor
 
 from attention_service.core.blocks import blocks
+from attention_service.core.cancellation import checkpoint
 from attention_service.core.groups import one_for_each_query_head
 from attention_service.core.types import Problem, Selection
 from attention_service.core.visibility import real_keys, visibility
@@ -65,6 +66,7 @@ def affected_queries(nonfinite: Tensor, problem: Problem) -> Tensor:
     each = _by_query_head(nonfinite, heads)
     rows = []
     for block in blocks(problem, Selection()):
+        checkpoint()
         seen = visibility(problem, block)
         may = each if seen.allowed is None else each & seen.allowed
         may = may if seen.bias is None else may & (seen.bias != -torch.inf)

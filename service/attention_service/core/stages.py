@@ -10,6 +10,7 @@ from attention_contract.spec import AttentionSpec
 from attention_service.core import edits as interventions
 from attention_service.core.apart import apart_rows
 from attention_service.core.blocks import put_together, rows_at_once
+from attention_service.core.cancellation import checked
 from attention_service.core.dropout import dropped, kept
 from attention_service.core.edits import BoundEdit
 from attention_service.core.groups import head_read_by, product
@@ -47,6 +48,7 @@ def stages(
     if not missing:
         return
     for tap, x in _stages(problem, edits, selection, with_lse="lse" in taps):
+        checked(x)
         if tap in missing:
             missing.remove(tap)
             yield tap, x

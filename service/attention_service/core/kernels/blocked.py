@@ -10,6 +10,7 @@ from torch.autograd import Function
 from torch.autograd.function import once_differentiable
 
 from attention_contract.spec import AttentionSpec
+from attention_service.core.cancellation import checkpoint
 from attention_service.core.edits import BoundEdit
 from attention_service.core.kernels import fused_blocks, tiling
 from attention_service.core.kernels.base import KERNELS, Executed, Kernel, Needs, Sizes
@@ -164,4 +165,5 @@ def _blocks(problem: Problem, *, whole_rows: bool) -> Iterator[tuple[Group, Bloc
     fitted = tiling.TILING.fitted(heads, queries, problem.k.shape[2])
     for group in groups(problem, fitted):
         for block in group.blocks(fitted, whole_rows=whole_rows):
+            checkpoint()
             yield group, block

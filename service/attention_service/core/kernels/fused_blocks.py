@@ -15,6 +15,7 @@ from torch.autograd.function import once_differentiable
 
 from attention_contract.spec import AttentionSpec
 from attention_service.core.bands import Band
+from attention_service.core.cancellation import checkpoint
 from attention_service.core.combinations import AllOf
 from attention_service.core.groups import one_for_each_query_head
 from attention_service.core.kernels import tiling
@@ -173,6 +174,7 @@ def every_block(problem: Problem, *, whole_rows: bool) -> Iterator[tuple[Group, 
     cut = tiling.WHOLE.whole(problem.q.shape[2])
     for group in groups(problem, cut):
         for block in group.blocks(cut, whole_rows=whole_rows):
+            checkpoint()
             yield group, block
 
 

@@ -7,6 +7,7 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
+from attention_service.core.cancellation import checkpoint
 from attention_service.core.dropout import kept
 from attention_service.core.kernels.hiding import Limits
 from attention_service.core.kernels.tiling import Block, Layout, Strip, Tiling
@@ -69,6 +70,7 @@ class Group:
 
     def leaves(self, block: Block, strip: Strip) -> Leaves:
         """The parts of q, k, v and the mask that meet in a tile."""
+        checkpoint()
         q, k, v = self.problem.q, self.problem.k, self.problem.v
         k, v = gather(k, 2, strip), gather(v, 2, strip)
         if self.real is not None:

@@ -1,7 +1,7 @@
 """Gradients: ∂L/∂ of inputs, taps and parameters, from a given ∂L/∂output; of second order along directions."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
@@ -26,7 +26,6 @@ from attention_service.runtime.operations.differentiation import (
     differentiate,
     graph_of,
     hessian_products,
-    upstream_of,
 )
 from attention_service.runtime.operations.forward import dropout_results, returns_mask, tap_results
 from attention_service.runtime.operations.gradient_check import CHECK_PASSES, CHECKED_ELEMENTS, check
@@ -59,6 +58,9 @@ def prepare(module: Module | None, request: GradientsRequest, device: Device, ro
         wrt=_kinds_of(targets),
     )
     plan = plan_request(bound, question, device, room, selection, request.edits)
+    if request.directions:  # they are on the device from the beginning
+        held = sum(array.size for array in request.directions.values()) * TORCH_DTYPES[bound.dtype].itemsize
+        plan = replace(plan, peak_bytes=plan.peak_bytes + held)
     return Job(
         "gradients",
         plan,
@@ -169,7 +171,9 @@ class Gradients:
         """Copy the inputs, the edits, ∂L/∂output and the directions to the device."""
         request, dtype = self.request, TORCH_DTYPES[self.bound.dtype]
         uploaded = compute.upload(self.bound, device, request.edits)
-        uploaded.tensors["upstream"] = upstream_of(request.upstream, self.bound, dtype, device)
+        if request.upstream is not None:
+            upstream = compute.converted(request.upstream, "upstream", device, dtype)
+            uploaded.tensors["upstream"] = upstream.reshape(self.bound.output_shape)
         for name, direction in (request.directions or {}).items():
             field = f"directions.{name}"
             uploaded.tensors[field] = compute.converted(direction, field, device, dtype)
@@ -178,13 +182,14 @@ class Gradients:
     def launch(self, uploaded: Uploaded) -> Results:
         """Compute the gradients, then the taps, then the check by central differences."""
         bound, request, edits, tensors = self.bound, self.request, uploaded.edits, uploaded.tensors
-        upstream = tensors.pop("upstream")
+        upstream = tensors.pop("upstream", None)
         directions = {name: tensors.pop(f"directions.{name}") for name in request.directions or {}}
         graph = graph_of(bound, self.targets, uploaded, self.kernel)
         inner = [tap for tap in request.return_ if tap != "output"]
         again = bool(inner) or request.dropout is not None
         if not again:
             tensors.clear()
+        upstream = torch.ones_like(graph.output) if upstream is None else upstream
         gradients = differentiate(graph, self.targets, upstream, again=request.directions is not None)
         results: Results = {"gradients": {name: self._in_reply(name, x) for name, x in gradients.items()}}
         if request.directions is not None:

@@ -175,7 +175,7 @@ def _results(bound: Bound, found: Retrieved, projection: Tensor | None) -> Resul
         states = torch.einsum("bhsd,hvd->bhsv", states, by_heads).to(dtype)
         if not _finite(states):
             raise InvalidRequest(
-                f"projections.output: the projected states overflow {bound.reply_dtype}; scale the weight down",
+                f"projections.output: its product with the states overflows {bound.reply_dtype}; scale it down",
                 param="projections.output",
             )
     states = multihead.merge_heads(states) if layout.merged else states

@@ -16,11 +16,11 @@ from attention_service.runtime.binding.module_binding import bind
 from attention_service.runtime.binding.selection import bind_selection, check_edits, check_tap
 from attention_service.runtime.device import Device
 from attention_service.runtime.operations import compute
-from attention_service.runtime.operations.forward import batch_kind, tap_results
-from attention_service.runtime.operations.operation import Fields, Results, Uploaded, execute, on_host
-from attention_service.runtime.planning.planner import Purpose, Question, edit_actions, plan_request
-from attention_service.runtime.scheduling.jobs import Job
-from attention_service.runtime.scheduling.joining import Part, in_common, joinable, size_of
+from attention_service.runtime.operations.forward import joint_plans, tap_results
+from attention_service.runtime.operations.operation import Fields, Results, Uploaded, on_host
+from attention_service.runtime.planning.planner import Purpose, Question, edit_actions, family_of, plan_request
+from attention_service.runtime.scheduling.batches import in_common, joinable
+from attention_service.runtime.scheduling.jobs import Job, Joins
 
 
 def prepare(module: Module | None, request: WeightsRequest, device: Device, room: int) -> Job:
@@ -51,15 +51,16 @@ def prepare(module: Module | None, request: WeightsRequest, device: Device, room
     )
     plan = plan_request(bound, question, device, room, selection, request.edits)
 
-    def part() -> Part:
-        kind = batch_kind(bound, question, selection, plan.kernel, device)
-        key = module, kind, in_common(bound), selection
-        run = lambda whole: execute(Inspection(whole, request, selection), device.torch)  # noqa: E731
-        return Part(kind, key, bound, size_of([bound]), plan.peak_bytes, run)
+    def operation(bound: Bound) -> Inspection:
+        return Inspection(bound, request, selection)
 
-    joins = part if query_mask is None and not request.edits and joinable(bound) else None
-    operation = Inspection(bound, request, selection)
-    return Job("weights", plan, bound.dtype, module, operation, device.torch, make_part=joins)
+    def joins() -> Joins:
+        of = family_of(bound, question, device) if module is None else module
+        key = of, (bound.queries, bound.keys), question, selection, in_common(bound)
+        return Joins(key, bound, operation, joint_plans(bound, question, selection, plan.kernel, device))
+
+    make_joins = joins if query_mask is None and not request.edits and joinable(bound) else None
+    return Job("weights", plan, bound.dtype, module, operation(bound), device.torch, make_joins=make_joins)
 
 
 @dataclass(eq=False, slots=True)

@@ -14,7 +14,7 @@ from torch.nn.functional import linear as whole_linear
 
 from attention_contract.schemas.modules import Biases, ModuleConfig
 from attention_contract.spec import AttentionSpec
-from attention_service.core.apart import separate_positions
+from attention_service.core.apart import has_separate
 from attention_service.core.cancellation import checked, checkpoint, slice_flops
 from attention_service.core.learned import learned_of
 from attention_service.core.types import Learned, Problem, Widths, added_keys
@@ -89,7 +89,7 @@ def parameter_shapes(sizes: Sizes) -> dict[str, tuple[int, ...]]:
         "o_proj": (sizes.d_model, sizes.heads * sizes.value_dim),
     }
     biases = {name: getattr(sizes.biases, name) for name in weights}
-    if separate_positions(sizes.spec.masks):
+    if has_separate(sizes.spec.masks):
         apart = {f"{role}_global": f"{role}_proj" for role in "qkv"}
         weights |= {name: weights[like] for name, like in apart.items()}
         biases |= {name: biases[like] for name, like in apart.items()}

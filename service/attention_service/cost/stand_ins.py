@@ -160,7 +160,7 @@ def dtype_of(work: Workload) -> torch.dtype:
 def _tokens(work: Workload) -> dict[str, tuple[int, ...]]:
     """Shapes of queries, keys and values, past ones included."""
     sizes, lead = work.sizes, (work.batch, work.kv_heads)
-    widths = (work.head_dim, work.head_dim, work.value_dim) if sizes is None else sizes.inputs
+    widths = (work.head_dim, work.key_dim, work.value_dim) if sizes is None else sizes.inputs
     heads = (work.heads, work.kv_heads, work.kv_heads)
     tokens = (work.queries if "key" in work.inputs else work.new_keys, work.new_keys, work.new_keys)
     shapes: dict[str, tuple[int, ...]] = {
@@ -168,7 +168,7 @@ def _tokens(work: Workload) -> dict[str, tuple[int, ...]]:
         for name, each, length, width in zip(("query", "key", "value"), heads, tokens, widths, strict=True)
         if name in work.inputs
     }
-    past = {"past_key": (*lead, work.past, work.head_dim), "past_value": (*lead, work.past, work.value_dim)}
+    past = {"past_key": (*lead, work.past, work.key_dim), "past_value": (*lead, work.past, work.value_dim)}
     return shapes | past if work.past else shapes
 
 

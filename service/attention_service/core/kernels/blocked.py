@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -16,7 +16,7 @@ from attention_service.core.kernels import fused_blocks, tiling
 from attention_service.core.kernels.base import KERNELS, Executed, Kernel, Needs, Sizes
 from attention_service.core.kernels.blocked_rehearsal import LargestTiles
 from attention_service.core.kernels.fused_blocks_rehearsal import rehearsed_blocks
-from attention_service.core.kernels.tiles import Group, groups, scored_in
+from attention_service.core.kernels.tiles import Group, Through, groups, scored_in
 from attention_service.core.kernels.tiling import Block
 from attention_service.core.kernels.totals import Totals
 from attention_service.core.kernels.touched import by_fused, touched
@@ -42,7 +42,7 @@ class Blocked(Kernel):
     timed_as = "tiles"
     automatic = True
 
-    def __init__(self, through: "Through | None" = None) -> None:
+    def __init__(self, through: Through | None = None) -> None:
         """Create the kernel. ``through``: the blocks to compute; None for all."""
         self._through = through or _blocks
 
@@ -111,7 +111,7 @@ class _Blocked(Function):
     def forward(
         ctx: Any,
         frame: Problem,
-        through: "Through",
+        through: Through,
         names: tuple[str, ...],
         q: Tensor,
         k: Tensor,
@@ -157,13 +157,6 @@ def _filled(
     frame: Problem, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, learned: dict[str, Tensor]
 ) -> Problem:
     return replace(frame, q=q, k=k, v=v, mask=frame.mask if mask is None else mask, learned=learned)
-
-
-class Through(Protocol):
-    """Which blocks of queries are gone through."""
-
-    def __call__(self, problem: Problem, *, whole_rows: bool) -> Iterator[tuple[Group, Block]]:
-        """Each with the group of sequences that it is of."""
 
 
 def _blocks(problem: Problem, *, whole_rows: bool) -> Iterator[tuple[Group, Block]]:

@@ -149,7 +149,7 @@ def _mask(problem: Problem, temperature: float, *, on_gpu: bool) -> tuple[Tensor
 
 def _reach(problem: Problem) -> int | None:
     """The r for which the spec's masks say j ≤ i + r and nothing else; None where that is not what they say."""
-    if not problem.spec.masks:
+    if not problem.spec.masks or problem.sequence_masks is not None:
         return None
     band = pattern_of(problem.spec.masks, problem.q.shape[2], problem.keys, problem.past)
     if not isinstance(band, Band) or band.low is not None or band.high is None:

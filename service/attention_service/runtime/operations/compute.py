@@ -115,14 +115,16 @@ def problem(
         q = multihead.split_heads(query, bound.heads)
         return q, multihead.split_heads(key, bound.kv_heads), multihead.split_heads(value, bound.kv_heads)
 
-    apart = None
-    if bound.module is not None and separate_positions(bound.spec.masks):
+    spec, own, apart = bound.spec, bound.sequence_masks, None
+    if own is not None and len(own) == 1:
+        spec, own = spec.model_copy(update={"masks": [*own[0]]}), None
+    if bound.module is not None and any(separate_positions(masks) for masks in own or (spec.masks,)):
         apart = partial(multihead.project, parameters, bound.module.sizes, by="global")
     finite = simple and _surely_finite(bound, tensors)
-    prepared = prepare(
-        bound.spec, tensors, learned, by_head, projected=bound.module is not None, apart=apart, finite=finite
-    )
-    if bound.dropout is None and not isinstance(bound.spec.method, Linear):
+    prepared = prepare(spec, tensors, learned, by_head, projected=bound.module is not None, apart=apart, finite=finite)
+    if own is not None:
+        prepared = replace(prepared, sequence_masks=own)
+    if bound.dropout is None and not isinstance(spec.method, Linear):
         return prepared
     tokens = tensors.get("key", tensors["query"])
     given = running(bound.spec, tensors, parameters, tokens, wanted=bound.state_wanted)

@@ -9,7 +9,7 @@ from typing import Annotated
 import stamina.instrumentation
 import typer
 
-from attention_client.cli import compute, cost, hopfield, modules, server
+from attention_client.cli import compare, compute, cost, hopfield, modules, server
 from attention_client.cli.extensions import add_extensions
 from attention_client.cli.session import Commands, Session
 from attention_client.route import DEFAULT_URL
@@ -54,6 +54,7 @@ app.command("import")(modules.import_module)
 app.command()(compute.forward)
 app.command()(compute.weights)
 app.command()(compute.gradients)
+app.command()(compare.compare)
 app.command()(cost.complexity)
 app.command()(cost.hardware)
 app.command()(cost.accuracy)

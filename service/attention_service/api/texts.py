@@ -20,7 +20,7 @@ from attention_contract.validation import validate
 from attention_contract.wire import SAFETENSORS, dump_array, dump_json, to_body, to_json
 from attention_service.api import negotiation
 from attention_service.cost import Estimate
-from attention_service.runtime.binding.request_signature import inputs_of
+from attention_service.runtime.operations.recurring import inputs_of
 from attention_service.runtime.planning.planner import Plan
 from attention_service.runtime.scheduling.passes import Ended
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from attention_contract.schemas.complexity import StageFlops
 from attention_service.core.kernels import Kernel
 from attention_service.core.kernels.materialized import MATERIALIZED
-from attention_service.core.labour import labour
+from attention_service.core.mask_cost import mask_cost
 from attention_service.cost.approximate import approximated, exactly, method_cost
 from attention_service.cost.flops import backward_flops, flops
 from attention_service.cost.kernels import kernel_of
@@ -97,7 +97,7 @@ def _starts(work: Workload, kernel: str, each: tuple[float, float]) -> float:
     """
     if approximated(work) is not None:
         return each[1] * method_cost(work).steps
-    laying = max(labour(work.spec.masks) / _OPERATIONS - 1, 0.0)
+    laying = max(mask_cost(work.spec.masks) / _OPERATIONS - 1, 0.0)
     counted = kernel_of(work, kernel).executed(work)
     if not counted.blocks:
         return laying

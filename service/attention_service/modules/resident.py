@@ -67,6 +67,11 @@ class Module:
         return sum(value.nbytes for value in self.parameters.values())
 
     @cached_property
+    def config_json(self) -> str:
+        """The config as canonical JSON: equal for modules that differ in their parameters alone."""
+        return _canonical(self.config.model_dump(mode="json")).decode()
+
+    @cached_property
     def joint(self) -> Joint | None:
         """Its projections of the inputs as one, where they lie side by side."""
         return joint_projection(self.parameters)

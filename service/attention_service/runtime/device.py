@@ -6,11 +6,10 @@ import platform
 import time
 from collections.abc import Callable
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
 from statistics import median
-from typing import Any
 
 import psutil
 import torch
@@ -21,7 +20,7 @@ from attention_service.core.types import Problem
 from attention_service.cost import Calibrated, Clock, Curves, Rates, Roofline
 from attention_service.runtime.calibration.typical import typical
 from attention_service.runtime.operations.graphs import Graphs
-from attention_service.runtime.planning.plan_cache import Plans
+from attention_service.runtime.planning.plan_cache import PlanCache
 
 _CGROUP_LIMITS = (Path("/sys/fs/cgroup/memory.max"), Path("/sys/fs/cgroup/memory/memory.limit_in_bytes"))
 _PROCESSORS = Path("/proc/cpuinfo")
@@ -44,7 +43,7 @@ class Device:
     total_bytes: int
     clock: Clock
     """What predicts times on it; replaced by a better one once there is one."""
-    plans: Plans[Any] = field(default_factory=Plans, init=False, repr=False, compare=False)
+    plans: PlanCache = field(default_factory=PlanCache, init=False, repr=False, compare=False)
     """What was planned by that clock."""
     graphs: Graphs = field(default_factory=Graphs, init=False, repr=False, compare=False)
     """Of passes that a GPU is given as a whole."""
@@ -61,6 +60,12 @@ class Device:
         rates, usual = measure_rates(device), typical(device.type)
         clock = Calibrated(Curves(rates, usual), {}, "rates") if usual else Roofline(rates)
         return cls(device, _name(device), _total_bytes(device), clock)
+
+    def exact(self) -> "Device":
+        """The same device with an empty plan cache that plans the exact sizes of each request."""
+        device = replace(self)
+        device.plans = PlanCache(by_bucket=False)
+        return device
 
     @property
     def model(self) -> str:

@@ -45,7 +45,7 @@ from attention_service.runtime.operations import weights as inspection
 from attention_service.runtime.operations.complexity.subjects import Place
 from attention_service.runtime.planning.accuracy import Accuracy
 from attention_service.runtime.planning.drift import Drift
-from attention_service.runtime.planning.planner import quickly_planned
+from attention_service.runtime.planning.quickness import quickly_planned
 from attention_service.runtime.scheduling.budget import Budget
 from attention_service.runtime.scheduling.execution import Execution
 from attention_service.runtime.scheduling.jobs import Fields, Job

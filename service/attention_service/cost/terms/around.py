@@ -4,8 +4,8 @@ from collections.abc import Iterator
 from dataclasses import replace
 
 from attention_contract.positions import NoPosition
-from attention_service.core.labour import effort, leaves
 from attention_service.core.learned import learned_of
+from attention_service.core.mask_cost import leaves, relative_cost
 from attention_service.core.positions.embeddings import TABLE
 from attention_service.cost.encoding import tabled_places, token_traffic
 from attention_service.cost.held import Held
@@ -81,7 +81,7 @@ def masks(work: Workload) -> Iterator[Term]:
     """What masks of positions and of the request take to be made, for all pairs of one head."""
     made = work.queries * work.keys * (work.batch if work.batched_offsets else 1)
     for mask in leaves(work.spec.masks):
-        yield start(mask.name, effort(mask))
+        yield start(mask.name, relative_cost(mask))
         yield elements(mask.name, made)
     if work.request_mask_elements:
         kind = "boolean mask" if work.bool_mask else "added mask"
@@ -93,7 +93,7 @@ def masks_of_tiles(work: Workload, tiles: float) -> Iterator[Term]:
     """What the masks of positions take to be told of so many tiles, those of one name together."""
     efforts: dict[str, float] = {}
     for mask in leaves(work.spec.masks):
-        efforts[mask.name] = efforts.get(mask.name, 0.0) + effort(mask)
+        efforts[mask.name] = efforts.get(mask.name, 0.0) + relative_cost(mask)
     for name, each in sorted(efforts.items()):
         yield start(f"{name} of a tile", tiles * each)
 

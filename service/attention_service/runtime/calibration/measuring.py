@@ -151,7 +151,7 @@ class Bench:
         return job if job.plan.kernel == drawn.kind.kernel and job.plan.peak_bytes <= self._room else None
 
     def _planned(self, drawn: Drawn) -> Job:
-        device, room = replace(self._device), self._room  # with no plan made: the recorder hears of each
+        device, room = self._device.exact(), self._room  # nothing is cached, so the recorder hears of each request
         module = None if drawn.module is None else drawn.module.on(device.torch)
         match drawn.request:
             case GradientsRequest() as request:

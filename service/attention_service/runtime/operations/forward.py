@@ -1,12 +1,9 @@
 """Forward: the output of one attention, and any taps along it."""
 
-from dataclasses import replace
-
 import torch
 from torch import Tensor
 
 from attention_contract.schemas.attention import ApproximationError, ForwardRequest
-from attention_service import cost
 from attention_service.core.arrays import TORCH_DTYPES
 from attention_service.core.attention import attend
 from attention_service.core.comparison import Compared, compare
@@ -15,16 +12,13 @@ from attention_service.core.methods import approximation_of
 from attention_service.core.multihead import Parameters
 from attention_service.core.stages import kept_weights
 from attention_service.core.types import Problem, Selection
-from attention_service.cost import Workload
 from attention_service.modules.resident import Module
 from attention_service.runtime.binding.bound import Bound
 from attention_service.runtime.binding.module_binding import bind
-from attention_service.runtime.binding.request_signature import Outline, inputs_of, likeness
 from attention_service.runtime.binding.selection import bind_selection, check_edits, check_taps
 from attention_service.runtime.device import Device
 from attention_service.runtime.operations import compute, graphed
-from attention_service.runtime.operations.direct import direct
-from attention_service.runtime.planning.planner import Plan, choose_kernel, plan_forward, workload
+from attention_service.runtime.planning.planner import Question, batch_plans, edit_actions, family_of, plan_request
 from attention_service.runtime.scheduling.jobs import Fields, Job
 from attention_service.runtime.scheduling.joining import Kind, Part, in_common, joinable, size_of
 
@@ -34,76 +28,43 @@ def prepare(module: Module | None, request: ForwardRequest, device: Device, room
 
     ``room``: the bytes that it may need at most, which bear on the kernel.
     """
-    outline = outline_of(module, request, device, room)
-    if outline is None:
-        bound = bind(module, request)
-        return job_of(_outlined(bound, request, device, room), bound, request, device)
-    return job_of(outline, outline.filled(module, inputs_of(request)), request, device)
-
-
-def outline_of(module: Module | None, request: ForwardRequest, device: Device, room: int) -> Outline | None:
-    """The outline of a request, made now unless one like it came before; None for one that is better bound anew.
-
-    Raises as ``prepare`` does.
-    """
-    like = likeness(module, request)
-    if like is None:
-        return None
-
-    def make() -> Outline:
-        outline = _outlined(bind(module, request), request, device, room)
-        return replace(outline, bound=outline.bound.of(module=None, arrays={}))
-
-    found: Outline = device.plans.get(device.clock, ("forward like", like, room), make)
-    return found
-
-
-def _outlined(bound: Bound, request: ForwardRequest, device: Device, room: int) -> Outline:
+    bound = bind(module, request)
     check_taps(request.return_, bound.spec)
     selection = bind_selection(request.select, bound)
     check_edits(request.edits, bound)
-    asked = {"reported": request.report_error, "averaged": request.average_heads}
-    work = workload(bound, device, request.return_, selection, edits=request.edits, **asked)
-    plan, kind = device.plans.get(
-        device.clock,
-        ("forward", work.key, bound.dtype, request.kernel, room),
-        lambda: _planned(work, choose_kernel(work, bound.dtype, device, request.kernel, room), bound.dtype, device),
+    question = Question(
+        kernel=request.kernel,
+        taps=frozenset(request.return_),
+        averaged=request.average_heads,
+        reported=request.report_error,
+        returns_dropout_mask=returns_mask(request),
+        edits=edit_actions(request.edits),
     )
-    plan = with_dropout_mask(plan, work, request)
-    watched = not (request.edits or request.report_error or is_compiled(plan.kernel) or returns_mask(request))
-    common = None
-    if watched and joinable(bound):
-        common = kind, in_common(bound), selection, tuple(request.return_), request.average_heads
-    swift = direct(bound, request, plan.kernel, device.torch)
-    return Outline(bound, selection, plan, kind, watched, swift, size_of([bound]), common)
-
-
-def _planned(work: Workload, kernel: str, dtype: str, device: Device) -> tuple[Plan, Kind]:
-    clock = device.clock
-    alike = replace(work, batch=1, queries=1, keys=1)
-
-    def make() -> Kind:
-        return Kind(work, lambda sized: clock.forward(sized, kernel), lambda sized: plan_forward(sized, kernel, clock))
-
-    return plan_forward(work, kernel, clock), device.plans.get(clock, ("forward kind", alike.key, dtype, kernel), make)
-
-
-def job_of(outline: Outline, bound: Bound, request: ForwardRequest, device: Device) -> Job:
-    """The job of a request that was bound; its outline says all but its numbers."""
-    plan, module = outline.plan, bound.module
+    plan = plan_request(bound, question, device, room, selection, request.edits)
 
     def passed(bound: Bound) -> Fields:
-        if outline.direct is not None and (fields := outline.direct.run(bound)) is not None:
-            return fields
         if device.is_cuda and graphed.takes(bound, request, plan.kernel):
             return graphed.run(bound, plan.kernel, plan.peak_bytes, device)
-        return run(bound, request, outline.selection, plan.kernel, device.torch)
+        return run(bound, request, selection, plan.kernel, device.torch)
 
     def part() -> Part:
-        return Part(outline.kind, (module, outline.common), bound, outline.size, plan.peak_bytes, passed)
+        kind = batch_kind(bound, question, selection, plan.kernel, device)
+        key = module, kind, in_common(bound), selection, tuple(request.return_), request.average_heads
+        return Part(kind, key, bound, size_of([bound]), plan.peak_bytes, passed)
 
-    joins = None if outline.common is None else part
-    return Job("forward", plan, bound.dtype, module, lambda: passed(bound), outline.watched, joins)
+    watched = not (request.edits or request.report_error or is_compiled(plan.kernel) or returns_mask(request))
+    joins = part if watched and joinable(bound) else None
+    return Job("forward", plan, bound.dtype, module, lambda: passed(bound), watched, joins)
+
+
+def batch_kind(bound: Bound, question: Question, selection: Selection, kernel: str, device: Device) -> Kind:
+    """The requests that this one may run together with."""
+
+    def make() -> Kind:
+        plans = batch_plans(bound, question, selection, kernel, device)
+        return Kind(plans.costs.work, plans.predict, plans.plan)
+
+    return device.plans.get(device.clock, ("batch", family_of(bound, question, device), kernel), make)
 
 
 @torch.inference_mode()
@@ -155,16 +116,8 @@ def accumulated(bound: Bound) -> str:
 
 
 def returns_mask(request: ForwardRequest) -> bool:
-    """Whether it is returned which weights are kept."""
+    """True if the request returns the mask of the weights that dropout keeps."""
     return request.dropout is not None and request.dropout.return_mask
-
-
-def with_dropout_mask(plan: Plan, work: Workload, request: ForwardRequest) -> Plan:
-    """A plan with the memory of the mask of the kept weights, which is made in blocks and put together."""
-    if not returns_mask(request):
-        return plan
-    whole = cost.tap_elements(work, "weights")
-    return replace(plan, peak_bytes=plan.peak_bytes + 2 * whole)
 
 
 def dropout_fields(bound: Bound, request: ForwardRequest, problem: Problem, selection: Selection) -> Fields:

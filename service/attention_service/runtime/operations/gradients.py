@@ -1,7 +1,6 @@
 """Gradients: ∂L/∂ of inputs, taps and parameters, from a given ∂L/∂output; of second order along directions."""
 
 from collections.abc import Sequence
-from dataclasses import replace
 
 import torch
 
@@ -27,9 +26,9 @@ from attention_service.runtime.operations.differentiation import (
     hessian_products,
     upstream_of,
 )
-from attention_service.runtime.operations.forward import dropout_fields, returns_mask, tap_fields, with_dropout_mask
+from attention_service.runtime.operations.forward import dropout_fields, returns_mask, tap_fields
 from attention_service.runtime.operations.gradient_check import CHECKED_ELEMENTS, check
-from attention_service.runtime.planning.planner import Plan, Purpose, choose_kernel, plan_gradients, workload
+from attention_service.runtime.planning.planner import Purpose, Question, edit_actions, plan_request
 from attention_service.runtime.scheduling.jobs import Fields, Job
 
 
@@ -45,18 +44,18 @@ def prepare(module: Module | None, request: GradientsRequest, device: Device, ro
     targets = _targets(request.wrt, bound)
     _check_upstream(request.upstream, bound)
     _check_directions(request, targets, bound)
-    work = replace(workload(bound, device, request.return_, selection, edits=request.edits), wrt=_kinds_of(targets))
     taps = bool(targets.taps)
     twice = request.directions is not None
-    purpose = Purpose(keeps_weights=taps, gradient=True, names=targets.names, double_backward=twice)
     checks = 2 * CHECKED_ELEMENTS * len(targets.names) if request.check else 0
-
-    def make() -> Plan:
-        kernel = choose_kernel(work, bound.dtype, device, request.kernel, room, purpose)
-        return plan_gradients(work, kernel, device.clock, purpose, checks=checks, room=room)
-
-    key = "gradients", work.key, bound.dtype, request.kernel, room, purpose, checks
-    plan = with_dropout_mask(device.plans.get(device.clock, key, make), work, request)
+    question = Question(
+        purpose=Purpose("gradients", taps, targets.names, twice, checks),
+        kernel=request.kernel,
+        taps=frozenset(request.return_),
+        returns_dropout_mask=returns_mask(request),
+        edits=edit_actions(request.edits),
+        wrt=_kinds_of(targets),
+    )
+    plan = plan_request(bound, question, device, room, selection, request.edits)
     return Job(
         "gradients",
         plan,

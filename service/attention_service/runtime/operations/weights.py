@@ -1,30 +1,24 @@
 """Inspection: what each head looks at. Statistics over the real queries, top keys, the weights themselves."""
 
-from dataclasses import replace
-
 import torch
 from torch import Tensor
 
 from attention_contract.errors import ShapeMismatch
 from attention_contract.schemas.weights import WeightsRequest
-from attention_service import cost
 from attention_service.core.arrays import to_torch
 from attention_service.core.blocks import blocks
 from attention_service.core.inspection import real_queries, top, totals, weights_of
-from attention_service.core.kernels import MATERIALIZED
-from attention_service.core.labour import labour
 from attention_service.core.types import Selection
-from attention_service.cost import Clock, Workload
 from attention_service.modules.resident import Module
 from attention_service.runtime.binding.bound import Bound
 from attention_service.runtime.binding.module_binding import bind
 from attention_service.runtime.binding.selection import bind_selection, check_tap
 from attention_service.runtime.device import Device
 from attention_service.runtime.operations import compute
-from attention_service.runtime.operations.forward import tap_fields
-from attention_service.runtime.planning.planner import QUICK, Plan, Purpose, choose_kernel, workload
+from attention_service.runtime.operations.forward import batch_kind, tap_fields
+from attention_service.runtime.planning.planner import Purpose, Question, plan_request
 from attention_service.runtime.scheduling.jobs import Fields, Job
-from attention_service.runtime.scheduling.joining import Kind, Part, in_common, joinable, size_of
+from attention_service.runtime.scheduling.joining import Part, in_common, joinable, size_of
 
 
 def prepare(module: Module | None, request: WeightsRequest, device: Device, room: int) -> Job:
@@ -45,46 +39,24 @@ def prepare(module: Module | None, request: WeightsRequest, device: Device, room
                 expected=list(expected),
                 actual=list(query_mask.shape),
             )
-    taps = ("weights",) if request.return_weights else ()
-    work = workload(bound, device, taps, selection, averaged=request.average_heads)
-    kind, plan = device.plans.get(
-        device.clock,
-        ("weights", work.key, bound.dtype, request.kernel, room, request.top_k),
-        lambda: _planned(work, bound.dtype, request, device, room),
+    question = Question(
+        purpose=Purpose("weights", keeps_weights=True, top_k=request.top_k),
+        kernel=request.kernel,
+        taps=frozenset({"weights"} if request.return_weights else ()),
+        averaged=request.average_heads,
     )
+    plan = plan_request(bound, question, device, room, selection)
 
     def passed(bound: Bound) -> Fields:
         return _run(bound, request, selection, device.torch)
 
     def part() -> Part:
-        asked = selection, request.top_k, request.return_weights, request.average_heads
-        key = module, kind, in_common(bound), asked
+        kind = batch_kind(bound, question, selection, plan.kernel, device)
+        key = module, kind, in_common(bound), selection
         return Part(kind, key, bound, size_of([bound]), plan.peak_bytes, passed)
 
     joins = part if query_mask is None and joinable(bound) else None
     return Job("weights", plan, bound.dtype, module, lambda: passed(bound), make_part=joins)
-
-
-def _planned(work: Workload, dtype: str, request: WeightsRequest, device: Device, room: int) -> tuple[Kind, Plan]:
-    choose_kernel(work, dtype, device, request.kernel, room, Purpose(keeps_weights=True))
-    clock, named = device.clock, request.top_k
-    alike = replace(work, batch=1, queries=1, keys=1)
-
-    def make() -> Kind:
-        return Kind(work, lambda sized: clock.inspection(sized, named=named), lambda sized: _plan(sized, named, clock))
-
-    return device.plans.get(clock, ("weights kind", alike.key, dtype, named), make), _plan(work, named, clock)
-
-
-def _plan(work: Workload, named: int, clock: Clock) -> Plan:
-    return Plan(
-        kernel=MATERIALIZED,
-        # Rows of weights are computed as beside a fused kernel, block by block; the context is not, but is counted.
-        flops=cost.executed_flops(work, MATERIALIZED),
-        peak_bytes=cost.inspection_peak_bytes(work, named),
-        predicted=clock.inspection(work, named=named),
-        laborious=labour(work.spec.masks) > QUICK,
-    )
 
 
 @torch.inference_mode()

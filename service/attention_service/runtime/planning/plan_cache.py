@@ -1,42 +1,45 @@
-"""Plans that were made: the same request, by its sizes, is planned once."""
+"""The one cache of plans: a bucket of sizes is planned once for as long as the same clock predicts."""
 
 from collections import OrderedDict
 from collections.abc import Callable, Hashable
 from threading import Lock
-from typing import Generic, TypeVar
+from typing import Any, Final, TypeVar
 
 from attention_service.cost import Clock
 
-PlanT = TypeVar("PlanT")
+ValueT = TypeVar("ValueT")
 
-MOST = 4096
-"""The plans that are kept; those that were not asked for the longest go first."""
+MOST: Final = 4096
+"""Entries that are kept; the least recently used go first."""
 
 
-class Plans(Generic[PlanT]):
-    """Remembers plans for as long as the same clock predicts. Threads may share it."""
+class PlanCache:
+    """Remembers what was planned by one clock. Threads may share it."""
 
-    def __init__(self) -> None:
-        self._made: OrderedDict[Hashable, PlanT] = OrderedDict()
+    def __init__(self, *, by_bucket: bool = True) -> None:
+        """``by_bucket=False``: plan the exact sizes of every request."""
+        self.by_bucket = by_bucket
+        self._entries: OrderedDict[Hashable, Any] = OrderedDict()
         self._clock: Clock | None = None
         self._changing = Lock()
 
     def __len__(self) -> int:
-        return len(self._made)
+        return len(self._entries)
 
-    def get(self, clock: Clock, key: Hashable, make: Callable[[], PlanT]) -> PlanT:
-        """The plan of this key, made now unless it was before. What ``make`` raises is not remembered."""
+    def get(self, clock: Clock, key: Hashable, make: Callable[[], ValueT]) -> ValueT:
+        """The entry of this key, made now unless it was before. What ``make`` raises is not remembered."""
         with self._changing:
             if clock is not self._clock:
-                self._made.clear()
+                self._entries.clear()
                 self._clock = clock
-            if key in self._made:
-                self._made.move_to_end(key)
-                return self._made[key]
+            if key in self._entries:
+                self._entries.move_to_end(key)
+                found: ValueT = self._entries[key]
+                return found
         made = make()
         with self._changing:
-            if clock is self._clock:  # another may have been set since
-                self._made[key] = made
-                if len(self._made) > MOST:
-                    self._made.popitem(last=False)
+            if clock is self._clock:  # another clock may have been set meanwhile
+                self._entries[key] = made
+                if len(self._entries) > MOST:
+                    self._entries.popitem(last=False)
         return made

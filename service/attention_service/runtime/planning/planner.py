@@ -1,71 +1,185 @@
 """From a bound request to a plan: which kernel, at what cost. Nothing is allocated here."""
 
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from collections.abc import Hashable, Sequence
+from dataclasses import dataclass, replace
 from difflib import get_close_matches
+from typing import NamedTuple
 
 import numpy as np
 
 from attention_contract.errors import InvalidRequest, KernelUnsuitable
-from attention_contract.schemas.attention import AttentionInputs, Edit, RawInputs
-from attention_contract.schemas.gradients import GradientsRequest
-from attention_contract.spec import Mask
+from attention_contract.schemas import accuracy
+from attention_contract.schemas.attention import Edit
 from attention_service import cost
 from attention_service.core.arrays import TORCH_DTYPES
 from attention_service.core.kernels import KERNELS, unsuitable
 from attention_service.core.kernels.tiling import WHOLE
-from attention_service.core.labour import labour
+from attention_service.core.mask_cost import CHEAP, mask_cost
 from attention_service.core.methods import approximation_of
 from attention_service.core.types import Selection
 from attention_service.cost import Clock, Estimate, Workload
-from attention_service.modules.resident import Module
 from attention_service.runtime.binding.bound import Bound
 from attention_service.runtime.device import Device
 from attention_service.runtime.operations.recurrent import NAMES
+from attention_service.runtime.planning.buckets import plan_by_bucket, time_by_bucket
+from attention_service.runtime.planning.plan import Plan
+from attention_service.runtime.planning.request_sizes import RequestSizes
 
-QUICK = 64.0
-"""Operations that take no longer than what else there is to plan."""
-_CELLS = 2**12
-"""Tiles of which is told in one operation about as quickly as of one."""
+__all__ = [
+    "FORWARD",
+    "Plan",
+    "Purpose",
+    "Question",
+    "able_kernels",
+    "bare_peak",
+    "choose_kernel",
+    "plan_request",
+    "workload",
+]
+
+_EVERYTHING = Selection()
+_CARRIED = frozenset(NAMES)
+_ANY_ROOM = 2**62
+"""Bytes, for plans that no room bears on."""
 
 
 @dataclass(frozen=True)
-class Plan:
-    """What will run, and what it is expected to cost."""
+class Purpose:
+    """The computation that a kernel is chosen for."""
 
-    kernel: str
-    flops: int
-    peak_bytes: int
-    predicted: Estimate
-    laborious: bool = False
-    """Whether it consists of so many small operations that its time can't be told from its size."""
+    operation: accuracy.Purpose = "forward"
+    keeps_weights: bool = False
+    """True if the weights must be in memory, as for inspections and for gradients with respect to taps."""
+    names: tuple[str, ...] | None = None
+    """The targets of gradients; None for everything that comes in and is learned."""
+    double_backward: bool = False
+    """True if gradients are differentiated again."""
+    checks: int = 0
+    """Forward passes in float64 of a gradient check."""
+    top_k: int = 0
+    """Keys that an inspection names for each query."""
+
+    @property
+    def gradient(self) -> bool:
+        """True if there is a backward pass."""
+        return self.operation == "gradients"
 
 
-def is_quick(masks: Sequence[Mask], queries: int, keys: int, places: int = 1) -> bool:
-    """Whether a request is planned about as soon as one without masks. ``places``: sequences that stand elsewhere."""
-    if not masks:
-        return True
-    tiles = -(-queries // WHOLE.queries) * -(-keys // WHOLE.cell)
-    return labour(masks) * places * (1 + tiles / _CELLS) <= QUICK
+FORWARD = Purpose()
 
 
-def workload(
+class Question(NamedTuple):
+    """Everything that a request asks for and that bears on its plan, beside its tensors."""
+
+    purpose: Purpose = FORWARD
+    kernel: str | None = None
+    """The kernel that the request forces."""
+    taps: frozenset[str] = frozenset({"output"})
+    averaged: bool = False
+    reported: bool = False
+    returns_dropout_mask: bool = False
+    edits: tuple[tuple[str, str], ...] = ()
+    """As ``Workload.edits``."""
+    wrt: frozenset[str] = frozenset({"inputs", "parameters"})
+
+
+def plan_request(
     bound: Bound,
+    question: Question,
     device: Device,
-    taps: Iterable[str],
-    selection: Selection,
-    *,
+    room: int,
+    select: Selection = _EVERYTHING,
     edits: Sequence[Edit] = (),
-    reported: bool = False,
-    averaged: bool = False,
-) -> Workload:
-    """The sizes of a bound request, as the cost model takes them."""
-    mask = bound.arrays.get("mask")
+) -> Plan:
+    """The plan of a bound request.
+
+    room: bytes that it may need at most, which bear on the kernel. Raises KernelUnsuitable where the kernel that the
+    request forces cannot compute it, or none can.
+    """
+    sizes = _sizes(bound, select, edits)
+
+    def costs() -> RequestCosts:
+        return RequestCosts(workload(bound, question, sizes, device.threads), question, bound.dtype, device)
+
+    family = family_of(bound, question, device)
+    return plan_by_bucket(device.plans, device.clock, family, sizes, room, costs)
+
+
+@dataclass(frozen=True)
+class RequestCosts:
+    """The costs of requests that differ in their sizes alone."""
+
+    work: Workload
+    """Of one of them."""
+    question: Question
+    dtype: str
+    device: Device
+
+    @property
+    def laborious(self) -> bool:
+        """As ``Plan.laborious``."""
+        return mask_cost(self.work.spec.masks) > CHEAP
+
+    def kernel(self, sizes: RequestSizes, room: int) -> str:
+        """The fastest kernel within ``room`` bytes, or where there is none the one that needs the least."""
+        work = sizes.of(self.work)
+        return choose_kernel(work, self.dtype, self.device, self.question.kernel, room, self.question.purpose)
+
+    def peak_bytes(self, sizes: RequestSizes, kernel: str, room: int) -> int:
+        """Peak memory; a lower bound where that is far above ``room`` bytes."""
+        work, purpose = sizes.of(self.work), self.question.purpose
+        # The mask of the kept weights is made in blocks and put together.
+        dropout_mask = 2 * cost.tap_elements(work, "weights") if self.question.returns_dropout_mask else 0
+        return dropout_mask + _peak_bytes(work, kernel, purpose, room)
+
+    def flops(self, sizes: RequestSizes, kernel: str) -> int:
+        """FLOPs of the computation."""
+        return _flops(sizes.of(self.work), kernel, self.question.purpose)
+
+    def predicted(self, sizes: RequestSizes, kernel: str) -> Estimate:
+        """The time of the computation."""
+        return _predicted(sizes.of(self.work), kernel, self.question.purpose, self.device.clock)
+
+
+@dataclass(frozen=True)
+class BatchPlans:
+    """Plans and times of passes that join several requests of one family, by one kernel."""
+
+    costs: RequestCosts
+    family: Hashable
+
+    def plan(self, work: Workload) -> Plan:
+        """The plan of a pass with the sizes of a workload."""
+        device, costs = self.costs.device, replace(self.costs, work=work)
+        return plan_by_bucket(
+            device.plans, device.clock, (self.family, work.padded), RequestSizes.within(work), _ANY_ROOM, lambda: costs
+        )
+
+    def predict(self, work: Workload) -> Estimate:
+        """The time of a pass with the sizes of a workload."""
+        device, costs = self.costs.device, replace(self.costs, work=work)
+        return time_by_bucket(
+            device.plans, device.clock, (self.family, work.padded), RequestSizes.within(work), _ANY_ROOM, lambda: costs
+        )
+
+
+def batch_plans(bound: Bound, question: Question, select: Selection, kernel: str, device: Device) -> BatchPlans:
+    """The plans of passes that join requests like this one."""
+    question = question._replace(kernel=kernel)
+    sizes = _sizes(bound, select, ())
+    work = workload(bound, question, sizes, device.threads)
+    return BatchPlans(RequestCosts(work, question, bound.dtype, device), family_of(bound, question, device))
+
+
+def workload(bound: Bound, question: Question, sizes: RequestSizes, threads: int) -> Workload:
+    """A bound request as the cost model takes it."""
+    arrays = bound.arrays
+    mask, gate = arrays.get("mask"), arrays.get("gate")
     return Workload(
-        batch=bound.batch,
-        queries=bound.queries,
+        batch=sizes.batch,
+        queries=sizes.queries,
         keys=bound.keys,
-        past=bound.past,
+        past=sizes.past,
         heads=bound.heads,
         kv_heads=bound.kv_heads,
         head_dim=bound.head_dim,
@@ -75,25 +189,80 @@ def workload(
         reply=bound.reply_dtype,
         spec=bound.spec,
         sizes=bound.module.sizes if bound.module is not None else None,
-        taps=frozenset(taps),
-        selected_heads=None if selection.heads is None else len(selection.heads),
-        selected_queries=None if selection.queries is None else len(selection.queries),
+        taps=question.taps,
+        selected_heads=sizes.selected_heads,
+        selected_queries=sizes.selected_queries,
         request_mask_elements=0 if mask is None else mask.size,
         bool_mask=mask is not None and mask.dtype.kind == "b",
-        padded=bool({"key_mask", "key_lengths"} & set(bound.arrays)),
-        real_keys=_real_keys(bound),
-        batched_offsets="offsets" in bound.arrays,
-        offsets=tuple(bound.arrays["offsets"].tolist()) if "offsets" in bound.arrays else (),
-        batched_places=bool({"offsets", "positions"} & set(bound.arrays)),
-        edits=tuple((edit.tap, _does(edit)) for edit in edits),
-        edit_elements=sum(0 if edit.value is None else edit.value.size for edit in edits),
+        padded="key_mask" in arrays or "key_lengths" in arrays,
+        real_keys=sizes.real_keys,
+        batched_offsets="offsets" in arrays,
+        offsets=sizes.offsets,
+        batched_places="offsets" in arrays or "positions" in arrays,
+        edits=question.edits,
+        edit_elements=sizes.edit_elements,
         dropped=bound.dropout is not None,
-        sent=frozenset(NAMES) & set(bound.arrays) | ({"return_state"} if bound.state_wanted else set()),
-        fine_gate="gate" in bound.arrays and bound.arrays["gate"].ndim == 4,
-        reported=reported,
-        averaged=averaged,
-        inputs=frozenset({"query", "key", "value"} & set(bound.arrays)),
-        threads=device.threads,
+        sent=frozenset((_CARRIED & arrays.keys()) | ({"return_state"} if bound.state_wanted else set())),
+        fine_gate=gate is not None and gate.ndim == 4,
+        reported=question.reported,
+        averaged=question.averaged,
+        inputs=frozenset({"query", "key", "value"} & arrays.keys()),
+        wrt=question.wrt,
+        threads=threads,
+    )
+
+
+def edit_actions(edits: Sequence[Edit]) -> tuple[tuple[str, str], ...]:
+    """The tap of each edit and the action on it, as ``Workload.edits``."""
+    return tuple((edit.tap, _action(edit)) for edit in edits) if edits else ()
+
+
+def _action(edit: Edit) -> str:
+    if edit.renormalize:
+        return "renormalize"
+    return "value" if edit.value is not None else "scale" if edit.scale is not None else "set"
+
+
+def family_of(bound: Bound, question: Question, device: Device) -> Hashable:
+    """Equal for requests that differ in their sizes and numbers alone."""
+    module, arrays = bound.module, bound.arrays
+    mask, gate = arrays.get("mask"), arrays.get("gate")
+    return (
+        (bound.spec.model_dump_json(), bound.heads, bound.kv_heads, bound.head_dim, bound.value_dim)
+        if module is None
+        else module.config_json,
+        bound.dtype,
+        bound.reply_dtype,
+        bound.state_wanted,
+        bound.dropout is not None,
+        mask is not None and mask.dtype.kind == "b",
+        gate is not None and gate.ndim == 4,
+        question,
+        device.threads,
+        *arrays,
+    )
+
+
+_PLAIN = frozenset({"query", "key", "value", "past_key", "past_value"})
+
+
+def _sizes(bound: Bound, select: Selection, edits: Sequence[Edit]) -> RequestSizes:
+    arrays = bound.arrays
+    batch, queries, new_keys, past = bound.batch, bound.queries, bound.new_keys, bound.past
+    if arrays.keys() <= _PLAIN and not edits and select == _EVERYTHING:
+        return RequestSizes(batch, queries, new_keys, past)
+    mask, offsets = arrays.get("mask"), arrays.get("offsets")
+    return RequestSizes(
+        batch,
+        queries,
+        new_keys,
+        past,
+        () if mask is None else (1,) * (4 - mask.ndim) + mask.shape,
+        _real_keys(bound),
+        () if offsets is None else tuple(offsets.tolist()),
+        None if select.heads is None else len(select.heads),
+        None if select.queries is None else len(select.queries),
+        sum(0 if edit.value is None else edit.value.size for edit in edits),
     )
 
 
@@ -104,32 +273,9 @@ def _real_keys(bound: Bound) -> int:
         return 0
     last = 2**62 if lengths is None else int(lengths.max())
     if mask is not None:
-        seen = np.flatnonzero(mask.any(0))
-        last = min(last, int(seen[-1]) + 1 if len(seen) else 0)
+        real = np.flatnonzero(mask.any(0))
+        last = min(last, int(real[-1]) + 1 if len(real) else 0)
     return -(-max(last, 1) // WHOLE.cell) * WHOLE.cell
-
-
-def _does(edit: Edit) -> str:
-    if edit.renormalize:
-        return "renormalize"
-    return "value" if edit.value is not None else "scale" if edit.scale is not None else "set"
-
-
-@dataclass(frozen=True)
-class Purpose:
-    """What a kernel is chosen for."""
-
-    keeps_weights: bool = False
-    """What is asked needs them in memory, as looking at them and gradients with respect to taps do."""
-    gradient: bool = False
-    """There is a backward pass."""
-    names: tuple[str, ...] | None = None
-    """With respect to what it is; None for everything that comes in and is learned."""
-    double_backward: bool = False
-    """Gradients are differentiated again."""
-
-
-FORWARD = Purpose()
 
 
 def able_kernels(
@@ -184,17 +330,15 @@ def able_kernels(
 def choose_kernel(
     work: Workload, dtype: str, device: Device, wanted: str | None, room: int, purpose: Purpose = FORWARD
 ) -> str:
-    """The kernel that was asked for, or the one of least predicted time among those that can do it.
+    """The wanted kernel, or the one of least predicted time among those that can compute a workload.
 
-    Of a method that approximates, its name: no kernel computes it.
-
-    Where some would need more than ``room``, in bytes, they are passed over while another does not. Raises
-    KernelUnsuitable where the one asked for can't, or none can.
+    Kernels that would need more than ``room`` bytes are passed over while another does not. Raises as
+    ``able_kernels`` does.
     """
     able = able_kernels(work, dtype, device, wanted, purpose)
     if len(able) == 1:
         return able[0]
-    # Without the taps: asking to see them must not change which kernel makes the output.
+    # Without the taps: the tap that a request returns must not change which kernel computes the output.
     bare = cost.plainly(work)
     predict = device.clock.gradients if purpose.gradient else device.clock.forward
 
@@ -206,63 +350,34 @@ def choose_kernel(
 
 
 def bare_peak(work: Workload, kernel: str, purpose: Purpose, room: int) -> int:
-    """The bytes by which kernels are passed over: of one pass without taps; of far more than ``room`` at least that."""
+    """The peak by which kernels are passed over: of one pass without taps. Far above ``room`` it is a lower bound."""
     if purpose.gradient:
         return cost.gradient_peak_bytes(work, kernel, purpose.names, room=room)
     return cost.peak_bytes(work, kernel)
 
 
-def plan_forward(work: Workload, kernel: str, clock: Clock) -> Plan:
-    """The cost of one forward pass."""
-    compared = cost.flops(cost.exactly(work), masked=False).total if work.reported else 0
-    return Plan(
-        kernel=kernel,
-        flops=cost.executed_flops(work, kernel) + compared,
-        peak_bytes=cost.peak_bytes(work, kernel),
-        predicted=clock.forward(work, kernel),
-        laborious=labour(work.spec.masks) > QUICK,
-    )
+def _flops(work: Workload, kernel: str, purpose: Purpose) -> int:
+    forward = cost.executed_flops(work, kernel)
+    if purpose.gradient:
+        backward = cost.executed_backward_flops(work, kernel)
+        return forward + backward * (1 + cost.SECOND_PASSES * purpose.double_backward)
+    return forward + (cost.flops(cost.exactly(work), masked=False).total if work.reported else 0)
 
 
-def plan_gradients(
-    work: Workload,
-    kernel: str,
-    clock: Clock,
-    purpose: Purpose,
-    *,
-    checks: int,
-    room: int,
-) -> Plan:
-    """The cost of a forward and a backward pass, and of as many forward passes in float64 as a check makes.
-
-    Where they need far more than ``room``, in bytes, at least that is told of memory.
-    """
-    twice = purpose.double_backward
-    peak = cost.gradient_peak_bytes(work, kernel, purpose.names, twice=twice, checked=checks > 0, room=room)
-    backward = cost.executed_backward_flops(work, kernel)
-    return Plan(
-        kernel=kernel,
-        flops=cost.executed_flops(work, kernel) + backward * (1 + cost.SECOND_PASSES * twice),
-        peak_bytes=peak,
-        predicted=clock.gradients(work, kernel, twice=twice, checks=checks),
-        laborious=labour(work.spec.masks) > QUICK,
-    )
+def _peak_bytes(work: Workload, kernel: str, purpose: Purpose, room: int) -> int:
+    match purpose.operation:
+        case "gradients":
+            twice, checked = purpose.double_backward, purpose.checks > 0
+            return cost.gradient_peak_bytes(work, kernel, purpose.names, twice=twice, checked=checked, room=room)
+        case "weights":
+            return cost.inspection_peak_bytes(work, purpose.top_k)
+    return cost.peak_bytes(work, kernel)
 
 
-def quickly_planned(module: Module | None, request: AttentionInputs) -> bool:
-    """Whether a request is planned about as soon as one without masks.
-
-    By the lengths that its tensors seem to have: they are checked when it is bound.
-    """
-    if isinstance(request, GradientsRequest) and (request.check or request.directions or request.edits):
-        return False  # it is rehearsed
-    if module is not None:
-        masks = module.config.spec.masks
-    else:
-        masks = request.spec.masks if isinstance(request, RawInputs) else []
-    if not masks:
-        return True
-    new = [array.shape[-2] for array in (request.query, request.key) if array is not None and array.ndim > 1]
-    past = 0 if request.past_key is None or request.past_key.ndim < 2 else request.past_key.shape[-2]
-    places = 1 if request.offsets is None else request.offsets.size
-    return is_quick(masks, max(new, default=0), max(new, default=0) + past, places)
+def _predicted(work: Workload, kernel: str, purpose: Purpose, clock: Clock) -> Estimate:
+    match purpose.operation:
+        case "gradients":
+            return clock.gradients(work, kernel, twice=purpose.double_backward, checks=purpose.checks)
+        case "weights":
+            return clock.inspection(work, named=purpose.top_k)
+    return clock.forward(work, kernel)

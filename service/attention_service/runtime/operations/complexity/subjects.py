@@ -28,7 +28,7 @@ from attention_service.runtime.operations.complexity.alternatives import WIDTHS,
 from attention_service.runtime.operations.complexity.possible import check, shape_at
 from attention_service.runtime.planning.planner import FORWARD, Purpose, able_kernels, choose_kernel
 
-GRADIENTS = Purpose(gradient=True)
+GRADIENTS = Purpose("gradients")
 LARGEST_SIZE = 2**31 - 1
 """Of one dimension of a shape."""
 

@@ -1,36 +1,39 @@
-"""How many operations masks consist of, told from their options alone."""
+"""The number of small operations that masks consist of, counted from their options alone."""
 
 from collections.abc import Iterator, Sequence
+from typing import Final
 
 from attention_contract.spec import AllOf, AnyOf, Documents, GlobalTokens, Mask, RandomBlocks
 
 _LEAF, _DRAWING, _DRAW, _LISTED = 4.0, 40.0, 3.0, 0.02
-"""Operations that a mask takes; one that draws, and for each draw; and for each position that is listed."""
+"""Operations of a mask; of one that draws, and for each draw; and for each position that is listed."""
 _USUAL_DRAWS = 2
+CHEAP: Final = 64.0
+"""Operations of masks that take no longer than the rest of planning."""
 
 
 def leaves(masks: Sequence[Mask]) -> Iterator[Mask]:
-    """All masks, those that others are made of before those."""
+    """All masks, the parts of a combination before the combination."""
     for mask in masks:
         if isinstance(mask, AnyOf | AllOf):
             yield from leaves(mask.of)
         yield mask
 
 
-def labour(masks: Sequence[Mask]) -> float:
-    """About how many operations it takes to say what masks allow, of pairs or of tiles, however many there are."""
-    return sum(map(_labour, leaves(masks)))
+def mask_cost(masks: Sequence[Mask]) -> float:
+    """About how many operations evaluate masks once, for any number of pairs or tiles."""
+    return sum(map(_cost, leaves(masks))) if masks else 0.0
 
 
-def effort(mask: Mask) -> float:
-    """A mask's operations beside those that one of its name usually takes; those of which it is made do not count."""
+def relative_cost(mask: Mask) -> float:
+    """The operations of a mask beside those of a usual mask of its name, without those of its parts."""
     if isinstance(mask, AnyOf | AllOf):
         return 1.0
     usual = _DRAWING + _DRAW * _USUAL_DRAWS if isinstance(mask, RandomBlocks) else _LEAF
-    return _labour(mask) / usual
+    return _cost(mask) / usual
 
 
-def _labour(mask: Mask) -> float:
+def _cost(mask: Mask) -> float:
     match mask:
         case AnyOf() | AllOf():
             return 0.0

@@ -1,0 +1,143 @@
+"""Plans by bucket: one rehearsal and two predictions serve every request whose sizes lie in the bucket."""
+
+from collections.abc import Callable, Hashable
+from functools import cached_property
+from typing import Final, Generic, Protocol, Self, TypeVar
+
+from attention_service.cost import Clock, Estimate
+from attention_service.runtime.planning.plan import Plan
+from attention_service.runtime.planning.plan_cache import PlanCache
+from attention_service.runtime.planning.request_sizes import COARSE, FINE
+
+SMALL: Final = 2**25
+"""Bytes. A coarse bucket may be admitted for twice what a request needs, which is little up to here."""
+_MOST = 64
+"""Exact sizes that one bucket remembers."""
+
+
+class Rounded(Protocol, Hashable):
+    """Sizes that have buckets."""
+
+    def upper(self, steps: int) -> Self:
+        """The upper end of the bucket, of which there are ``2**steps`` an octave."""
+
+    def lower(self, steps: int) -> Self:
+        """The lower end of the bucket."""
+
+
+SizesT = TypeVar("SizesT", bound=Rounded)
+SizesT_contra = TypeVar("SizesT_contra", bound=Rounded, contravariant=True)
+
+
+class Costs(Protocol[SizesT_contra]):
+    """The costs of requests that differ in their sizes alone, each counted for exact sizes."""
+
+    @property
+    def laborious(self) -> bool:
+        """As ``Plan.laborious``."""
+
+    def kernel(self, sizes: SizesT_contra, room: int) -> str:
+        """The fastest kernel within ``room`` bytes, or where there is none the one that needs the least."""
+
+    def peak_bytes(self, sizes: SizesT_contra, kernel: str, room: int) -> int:
+        """Peak memory; a lower bound where that is far above ``room`` bytes."""
+
+    def flops(self, sizes: SizesT_contra, kernel: str) -> int:
+        """FLOPs of the computation."""
+
+    def predicted(self, sizes: SizesT_contra, kernel: str) -> Estimate:
+        """The time of the computation."""
+
+
+class Bucket(Generic[SizesT]):
+    """The plans of all sizes between a lower and an upper end.
+
+    The kernel and the peak are those of the upper end. FLOPs are exact, and the time is interpolated by them.
+    """
+
+    def __init__(self, costs: Costs[SizesT], low: SizesT, high: SizesT, room: int) -> None:
+        self.kernel = costs.kernel(high, room)
+        self._costs, self._low, self._high, self._room = costs, low, high, room
+        self._plans: dict[SizesT, Plan] = {}
+
+    @cached_property
+    def peak_bytes(self) -> int:
+        """The bound on the memory of every request in the bucket."""
+        return self._costs.peak_bytes(self._high, self.kernel, self._room)
+
+    def plan(self, sizes: SizesT) -> Plan:
+        """The plan of exact sizes within the bucket."""
+        plan = self._plans.get(sizes)
+        if plan is None:
+            flops = self._costs.flops(sizes, self.kernel)
+            plan = Plan(self.kernel, flops, self.peak_bytes, self._time(flops), self._costs.laborious)
+            if len(self._plans) >= _MOST:
+                self._plans.clear()
+            self._plans[sizes] = plan
+        return plan
+
+    def time(self, sizes: SizesT) -> Estimate:
+        """The time of exact sizes within the bucket, found without the peak."""
+        plan = self._plans.get(sizes)
+        return self._time(self._costs.flops(sizes, self.kernel)) if plan is None else plan.predicted
+
+    @cached_property
+    def _ends(self) -> tuple[tuple[int, Estimate], tuple[int, Estimate]]:
+        """FLOPs and time of the lower and the upper end."""
+        costs, kernel = self._costs, self.kernel
+        high = costs.flops(self._high, kernel), costs.predicted(self._high, kernel)
+        if self._low == self._high:
+            return high, high
+        return (costs.flops(self._low, kernel), costs.predicted(self._low, kernel)), high
+
+    def _time(self, flops: int) -> Estimate:
+        (least, low), (most, high) = self._ends
+        if most == least:
+            return high
+        share = min(max((flops - least) / (most - least), 0.0), 1.0)
+        return Estimate(
+            low.median + share * (high.median - low.median),
+            low.low + share * (high.low - low.low),
+            low.high + share * (high.high - low.high),
+        )
+
+
+def plan_by_bucket(
+    cache: PlanCache, clock: Clock, family: Hashable, sizes: SizesT, room: int, costs: Callable[[], Costs[SizesT]]
+) -> Plan:
+    """The plan of a request, made for its bucket of sizes unless that was made before.
+
+    family: equal for requests that differ in their sizes alone; room: bytes that the request may need at most. A
+    request that may not fit, or that a coarse bucket bounds loosely, goes on to a finer bucket, then to its exact
+    sizes: no request is refused for the size of its bucket.
+    """
+    # A bucket is planned for the next power of two, and holds for every room below that holds its peak.
+    ceiling = 1 << room.bit_length()
+    for steps, most in ((COARSE, min(SMALL, room)), (FINE, room)) if cache.by_bucket else ():
+        bucket = _bucket(cache, clock, family, sizes, steps, ceiling, costs)
+        if bucket.peak_bytes <= most:
+            return bucket.plan(sizes)
+        if bucket.peak_bytes > room:
+            break
+    exact: Bucket[SizesT] = cache.get(clock, (family, sizes, None, room), lambda: Bucket(costs(), sizes, sizes, room))
+    return exact.plan(sizes)
+
+
+def time_by_bucket(
+    cache: PlanCache, clock: Clock, family: Hashable, sizes: SizesT, room: int, costs: Callable[[], Costs[SizesT]]
+) -> Estimate:
+    """The time of a request, as ``plan_by_bucket`` has it for small ones, without finding its peak."""
+    return _bucket(cache, clock, family, sizes, COARSE, 1 << room.bit_length(), costs).time(sizes)
+
+
+def _bucket(
+    cache: PlanCache,
+    clock: Clock,
+    family: Hashable,
+    sizes: SizesT,
+    steps: int,
+    ceiling: int,
+    costs: Callable[[], Costs[SizesT]],
+) -> Bucket[SizesT]:
+    high = sizes.upper(steps)
+    return cache.get(clock, (family, high, steps, ceiling), lambda: Bucket(costs(), sizes.lower(steps), high, ceiling))

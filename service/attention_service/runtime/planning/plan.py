@@ -1,0 +1,19 @@
+"""A plan: the kernel that will run, and what it is expected to cost."""
+
+from dataclasses import dataclass
+
+from attention_service.cost import Estimate
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What will run, and what it is expected to cost."""
+
+    kernel: str
+    flops: int
+    """Exact."""
+    peak_bytes: int
+    """An upper bound: the request is admitted for as many bytes."""
+    predicted: Estimate
+    laborious: bool = False
+    """True for masks of so many small operations that sizes do not tell the time."""

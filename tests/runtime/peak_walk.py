@@ -41,7 +41,6 @@ from attention_service.runtime.calibration.specs import (
 )
 from attention_service.runtime.device import Device
 from attention_service.runtime.operations import compute, forward, gradients, hopfield
-from attention_service.runtime.operations import direct as directly
 from attention_service.runtime.operations import weights as inspection
 from attention_service.runtime.scheduling.jobs import Job
 
@@ -186,10 +185,8 @@ def _planned(drawn: Drawn, request: Any) -> Job:
 @contextmanager
 def as_on_a_device() -> Iterator[None]:
     """Tensors are brought there, not shared with the request."""
-    shared = directly.to_torch
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(compute, "to_device", lambda x, device, dtype=None: x.to(dtype or x.dtype, copy=True))
-        patch.setattr(directly, "to_torch", lambda x: shared(x).clone())
         yield
 
 

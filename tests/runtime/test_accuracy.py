@@ -19,7 +19,7 @@ from attention_service.cost import Estimate, Rates, Roofline
 from attention_service.runtime.calibration.recalibration import Recalibration
 from attention_service.runtime.device import Device
 from attention_service.runtime.engine import Engine
-from attention_service.runtime.operations.direct import Direct
+from attention_service.runtime.operations.forward import Forward
 from attention_service.runtime.planning.accuracy import HISTORY, RATIO_EDGES, Accuracy, Run
 from attention_service.runtime.planning.drift import LONGEST_PAUSE_S, PAUSE_S, SPACING_S, Drift
 
@@ -216,7 +216,7 @@ def test_what_was_refused_failed_or_was_given_up_is_not_recorded(tmp_path, devic
         given_up = asyncio.create_task(engine.forward(None, RawForwardRequest(query=X)))
         await asyncio.sleep(0)
         given_up.cancel()
-        monkeypatch.setattr(Direct, "run", lambda *_: 1 / 0)
+        monkeypatch.setattr(Forward, "launch", lambda *_: 1 / 0)
         with pytest.raises(ZeroDivisionError):
             await engine.forward(None, RawForwardRequest(query=X))
         assert engine.accuracy_report().predictions == []

@@ -19,7 +19,7 @@ from attention_service.cost import Rates, Roofline
 from attention_service.runtime import engine as engine_module
 from attention_service.runtime.device import Device
 from attention_service.runtime.engine import Engine
-from attention_service.runtime.operations.direct import Direct
+from attention_service.runtime.operations.forward import Forward
 from attention_service.runtime.scheduling import batching
 from attention_service.runtime.scheduling.batching import Joining
 from attention_service.runtime.scheduling.execution import Execution
@@ -352,17 +352,17 @@ def test_a_fault_of_all_together_is_nobody_s_who_runs_well_alone(tmp_path, devic
         asks = [of(8) for _ in range(6)]
         asks[3] = "plain", ForwardRequest(query=X * 2)
         expected = await alone(engine, asks)
-        real = engine_module.forward.run
+        real = Forward.launch
 
-        def fails(bound, *more):
+        def fails(self, uploaded):
+            bound = self.bound
             if bound.batch > 1:
                 raise MemoryError
             if np.array_equal(bound.arrays["query"], X * 2):
                 raise ZeroDivisionError
-            return real(bound, *more)
+            return real(self, uploaded)
 
-        monkeypatch.setattr(engine_module.forward, "run", fails)
-        monkeypatch.setattr(Direct, "run", lambda *_: None)
+        monkeypatch.setattr(Forward, "launch", fails)
         found = await together(engine, asks)
         assert isinstance(found.pop(3), ZeroDivisionError)
         same(found, expected[:3] + expected[4:])
@@ -416,14 +416,18 @@ class Gate:
     """Holds passes up, and notes which there were."""
 
     def __init__(self, monkeypatch):
-        self.open, self.passes, self.real = threading.Event(), [], engine_module.forward.run
-        monkeypatch.setattr(engine_module.forward, "run", self.run)
-        monkeypatch.setattr(Direct, "run", lambda *_: None)  # the general way is what is held up
+        self.open, self.passes, self.real = threading.Event(), [], Forward.launch
 
-    def run(self, bound, *more):
+        def launch(operation, uploaded):
+            return self.run(operation, uploaded)
+
+        monkeypatch.setattr(Forward, "launch", launch)
+
+    def run(self, operation, uploaded):
+        bound = operation.bound
         self.passes.append((bound.module.name, bound.batch, threading.current_thread() is threading.main_thread()))
         self.open.wait(10)
-        return self.real(bound, *more)
+        return self.real(operation, uploaded)
 
 
 def test_the_first_that_waits_is_never_passed_over(tmp_path, device, monkeypatch):
@@ -488,14 +492,13 @@ def test_the_budget_is_never_exceeded_and_everybody_is_answered(tmp_path, device
         await modules(engine)
         one = await engine.forward(*of(8))
         engine.budget.total = engine.library.resident_bytes + 5 * one.ran.peak_bytes // 2
-        real = engine_module.forward.run
+        real = Forward.launch
 
         def watched(*arguments):
             most.append(engine.budget.in_flight + engine.library.resident_bytes)
             return real(*arguments)
 
-        monkeypatch.setattr(engine_module.forward, "run", watched)
-        monkeypatch.setattr(Direct, "run", lambda *_: None)
+        monkeypatch.setattr(Forward, "launch", watched)
         asks = [of(int(length)) for length in rng.integers(1, 9, 80)]
         found = await together(engine, asks)
         same(found, await alone(engine, asks))

@@ -3,6 +3,7 @@
 import asyncio
 import threading
 from dataclasses import replace
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -18,7 +19,7 @@ from attention_service.cost import Rates, Roofline
 from attention_service.runtime import engine as engine_module
 from attention_service.runtime.device import Device
 from attention_service.runtime.engine import Engine
-from attention_service.runtime.operations.direct import Direct
+from attention_service.runtime.operations.forward import Forward
 
 ASK = RawForwardRequest(query=np.eye(2, dtype=np.float32))
 
@@ -80,11 +81,11 @@ def test_what_takes_long_to_plan_or_consists_of_much_is_not_done_on_the_event_lo
         planned.append(threading.get_ident())
         job = prepare(*arguments)
 
-        def run():
+        def upload(_):
             ran.append(threading.get_ident())
             raise Done
 
-        return replace(job, make_part=None, run=run)
+        return replace(job, make_part=None, operation=SimpleNamespace(upload=upload, launch=None, collect=None))
 
     async def play():
         # By its rates, this device does anything in no time.
@@ -113,15 +114,14 @@ def test_what_was_given_up_in_the_queue_never_runs_and_frees_its_memory(tmp_path
     async def play():
         engine = Engine(tmp_path, device)
         await engine.start()
-        real = engine_module.forward.run
+        real = Forward.launch
 
         def slow(*arguments):
             ran.append(1)
             gate.wait(10)
             return real(*arguments)
 
-        monkeypatch.setattr(Direct, "run", lambda *_: None)
-        monkeypatch.setattr(engine_module.forward, "run", slow)
+        monkeypatch.setattr(Forward, "launch", slow)
         engine.execution.hold_s = 0.0  # nothing stays on the event loop
         tasks = [asyncio.create_task(engine.forward(None, ASK))]
         while not ran:
@@ -181,8 +181,7 @@ def test_a_device_that_is_full_after_all_says_so_and_goes_on(tmp_path, device, m
             def full(*_):
                 raise fault
 
-            patch.setattr(Direct, "run", lambda *_: None)
-            patch.setattr(engine_module.forward, "run", full)
+            patch.setattr(Forward, "launch", full)
             with pytest.raises(NeverFits):
                 await engine.forward(None, ASK)
         assert (await engine.forward(None, ASK)).output.shape == (2, 2)

@@ -15,6 +15,7 @@ from attention_service.runtime.binding.module_binding import bind
 from attention_service.runtime.device import Device
 from attention_service.runtime.operations import forward, graphed
 from attention_service.runtime.operations.graphs import MOST, OFTEN, Graphs
+from attention_service.runtime.operations.operation import execute
 
 on_cuda = pytest.mark.skipif(not torch.cuda.is_available(), reason="there is no CUDA device")
 
@@ -148,7 +149,7 @@ def test_the_numbers_of_the_pass_without_a_graph(spec, wrong):
     expected = forward.prepare(of, request, device, 2**40).run()["output"]
     bound = bind(of, request)
     for _ in range(OFTEN + 2):
-        found = graphed.run(bound, "fused", 100, device)["output"]
+        found = execute(graphed.Graphed(bound, "fused", 100, device), device.torch)["output"]
         np.testing.assert_allclose(found, expected, atol=1e-5)
 
 

@@ -17,9 +17,9 @@ def unfit_keys(problem: Problem) -> Tensor | None:
 
     One look at the numbers: on a GPU it waits for them.
     """
-    k, v = problem.k.detach(), problem.v.detach()
-    if k.is_meta:
+    if problem.finite or problem.k.is_meta:
         return None
+    k, v = problem.k.detach(), problem.v.detach()
     if math.isfinite(told_by(k, v)):
         return None
     unfit = ~(k.isfinite().all(-1) & v.isfinite().all(-1))

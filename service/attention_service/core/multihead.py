@@ -3,6 +3,7 @@
 Source: Vaswani et al. 2017, section 3.2.2; grouped heads: Ainslie et al. 2023.
 """
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
@@ -157,6 +158,23 @@ def joint_projection(parameters: Parameters) -> Joint | None:
         return weight, None
     bias = _joint([parameters[f"{role}_proj.bias"] for role in "qkv"])
     return None if bias is None else (weight, bias)
+
+
+def largest_finite(parameters: Parameters) -> float:
+    """The largest Σ x² of a request's inputs for which every key and value is finite; −1 if there is none.
+
+    By |w·x + b| ≤ ‖w‖·‖x‖ + |b| (Cauchy-Schwarz), with a margin for rounding.
+    """
+    dtype = parameters["k_proj.weight"].dtype
+    largest = torch.finfo(dtype).max / 16
+    # Sums, not maxima: Python's max passes over NaN.
+    rows = sum(float(parameters[f"{role}_proj.weight"].double().norm(dim=1).max()) for role in "kv")
+    biases = [bias for role in "kv" if (bias := parameters.get(f"{role}_proj.bias")) is not None]
+    shift = sum(float(bias.double().abs().max()) for bias in biases)
+    if not rows + shift < largest:  # or NaN
+        return -1.0
+    norm = (largest - shift) / max(rows, 1.0)
+    return norm**2 if norm < math.sqrt(largest) else largest
 
 
 def _joint(parts: Sequence[Tensor]) -> Tensor | None:

@@ -24,6 +24,7 @@ def prepare(
     *,
     projected: bool,
     apart: Callable[[Tensor, Tensor, Tensor], Three] | None = None,
+    finite: bool = False,
 ) -> Problem:
     """The problem that a request is about.
 
@@ -31,7 +32,8 @@ def prepare(
     value the key. ``by_head`` makes queries ``[B, H, Q, D]``, keys and values ``[B, Hkv, new, ...]`` of the three.
     ``projected``: it does so by the projections of a module, to whose inputs ``[B, L, ...]`` an encoding is added; to
     raw queries and keys it is added in each head. Past keys are normed and turned already. ``apart`` is like
-    ``by_head``, for the queries that a module projects apart; it takes no past.
+    ``by_head``, for the queries that a module projects apart; it takes no past. ``finite``: all keys and values
+    are known to be finite.
     """
     query = tensors["query"]
     key = tensors.get("key", query)
@@ -57,6 +59,7 @@ def prepare(
         positions=tensors.get("positions"),
         learned=learned,
         apart=far,
+        finite=finite,
     )  # fmt: skip
     return with_added_keys(given)
 

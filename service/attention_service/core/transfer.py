@@ -18,6 +18,8 @@ def to_device(host: Tensor, device: torch.device, dtype: torch.dtype | None = No
     It is converted on the way: the device holds it once.
     """
     dtype = dtype or host.dtype
+    if host.dtype == dtype and host.device == device:
+        return host
     if device.type != "cuda" or host.device.type != "cpu" or not host.numel():
         return host.to(device, dtype)
     placed = torch.empty(host.shape, dtype=dtype, device=device)

@@ -90,6 +90,8 @@ class Problem:
     dropout: Dropout | None = None
     apart: tuple[Tensor, Tensor, Tensor] | None = None
     """Of other projections, in the shapes of q, k and v: what some of the queries are and see (``core.apart``)."""
+    finite: bool = False
+    """True if all keys and values are known to be finite; otherwise their numbers tell."""
     extra: int = 0
     """How many of the keys, the last ones, the spec added: no mask hides them. In masks K counts those before them."""
 

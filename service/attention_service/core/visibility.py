@@ -64,6 +64,11 @@ def real_keys(problem: Problem) -> Tensor | None:
     return real if real is None or not problem.extra else pad(real, (0, problem.extra), value=True)
 
 
+def is_padded(problem: Problem) -> bool:
+    """True if the request says which keys are real."""
+    return problem.key_mask is not None or problem.key_lengths is not None
+
+
 def without_padding(problem: Problem) -> Problem:
     """The problem with zeros for padded keys and values, which may hold anything: 0 · NaN would be NaN."""
     real = real_keys(problem)

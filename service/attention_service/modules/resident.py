@@ -16,7 +16,14 @@ from torch import Tensor
 from attention_contract.errors import InvalidRequest, ShapeMismatch, VersionMismatch
 from attention_contract.schemas.modules import Biases, ModuleConfig, ModuleInfo, Source
 from attention_service.core.arrays import TORCH_DTYPES, to_numpy, torch_dtype_name
-from attention_service.core.multihead import Joint, Sizes, joint_projection, parameter_shapes, side_by_side
+from attention_service.core.multihead import (
+    Joint,
+    Sizes,
+    joint_projection,
+    largest_finite,
+    parameter_shapes,
+    side_by_side,
+)
 from attention_service.core.positions import check_position
 
 VERSION_DIGITS = 32
@@ -75,6 +82,11 @@ class Module:
     def joint(self) -> Joint | None:
         """Its projections of the inputs as one, where they lie side by side."""
         return joint_projection(self.parameters)
+
+    @cached_property
+    def largest_finite(self) -> float:
+        """The largest Σ x² of a request's inputs for which every key and value is finite."""
+        return largest_finite(self.parameters)
 
     @cached_property
     def parameter_count(self) -> int:

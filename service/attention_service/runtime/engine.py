@@ -43,12 +43,13 @@ from attention_service.runtime.device import BUDGET_SHARE, Device, give_back_fre
 from attention_service.runtime.operations import complexity, forward, gradients, hopfield
 from attention_service.runtime.operations import weights as inspection
 from attention_service.runtime.operations.complexity.subjects import Place
+from attention_service.runtime.operations.operation import Fields
 from attention_service.runtime.planning.accuracy import Accuracy
 from attention_service.runtime.planning.drift import Drift
 from attention_service.runtime.planning.quickness import quickly_planned
 from attention_service.runtime.scheduling.budget import Budget
 from attention_service.runtime.scheduling.execution import Execution
-from attention_service.runtime.scheduling.jobs import Fields, Job
+from attention_service.runtime.scheduling.jobs import Job
 from attention_service.runtime.scheduling.later import Later
 from attention_service.runtime.scheduling.passes import Seen, ran
 

@@ -11,7 +11,7 @@ from attention_service.api import app as app_module
 from attention_service.api.connection import Connection
 from attention_service.api.express import Express
 from attention_service.runtime.engine import Engine
-from attention_service.runtime.operations.direct import Direct
+from attention_service.runtime.operations.forward import Forward
 from attention_service.runtime.scheduling.execution import Execution
 from tests.api.express.talk import CONFIGS, ask, body_of, introduce
 from tests.api.talk import post
@@ -95,15 +95,15 @@ def three(http, rng):
 @pytest.fixture
 def gate(monkeypatch):
     """Holds up every pass, on the device's thread, until it is opened."""
-    opened, real = threading.Event(), Direct.run
+    opened, real = threading.Event(), Forward.launch
     opened.begun = []
 
-    def run(self, bound):
-        opened.begun.append(bound.batch)
+    def run(self, uploaded):
+        opened.begun.append(self.bound.batch)
         assert opened.wait(20)
-        return real(self, bound)
+        return real(self, uploaded)
 
-    monkeypatch.setattr(Direct, "run", run)
+    monkeypatch.setattr(Forward, "launch", run)
     monkeypatch.setattr(Execution, "_stays", lambda *_: False)
     yield opened
     opened.set()

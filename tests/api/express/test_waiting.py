@@ -9,7 +9,7 @@ import numpy as np
 
 from attention_service.api import problems
 from attention_service.api.connection import Connection
-from attention_service.runtime.operations.direct import Direct
+from attention_service.runtime.operations.forward import Forward
 from tests.api.express.talk import ORDINARY, Wire, ask, body_of, introduce, message, output_of, same, soon, told
 from tests.api.talk import post, problem
 from tests.conftest import live_server
@@ -113,7 +113,7 @@ def test_a_fault_is_told_as_ever(http, taken, three, monkeypatch):
     logged = []
     with monkeypatch.context() as patched:
         patched.setattr(problems.log, "error", lambda event, **more: logged.append((event, more)), raising=False)
-        patched.setattr(Direct, "run", fails)
+        patched.setattr(Forward, "launch", fails)
         answers = [ask(http, "plain", body), ask(http, "plain", body, **ORDINARY)]
     documents = [problem(answer) for answer in answers]
     assert taken == [True, False]

@@ -22,7 +22,7 @@ from attention_service.core.normalizers import NORMALIZERS, Softmax
 from attention_service.core.positions import POSITIONS
 from attention_service.core.scores import SCORES, Product
 from attention_service.core.types import Problem
-from attention_service.core.visibility import real_keys, visibility, without_padding
+from attention_service.core.visibility import is_padded, real_keys, visibility, without_padding
 
 
 @KERNELS.register(
@@ -123,6 +123,8 @@ def _mask(problem: Problem, temperature: float, *, on_gpu: bool) -> tuple[Tensor
     Blind queries are let look everywhere, and their output is zeroed: what a kernel makes of a row of −∞, and of its
     gradient, differs from device to device.
     """
+    if not (problem.spec.masks or problem.mask is not None or is_padded(problem)):
+        return None, None, False
     reach = _reach(problem)
     if reach == 0 and not problem.extra and problem.mask is None and real_keys(problem) is None:
         return None, None, True

@@ -14,7 +14,7 @@ from attention_contract.spec import Linear
 from attention_contract.tensors import Array
 from attention_service.core import multihead
 from attention_service.core.apart import separate_positions
-from attention_service.core.arrays import TORCH_DTYPES, to_numpy, to_torch, torch_dtype_name
+from attention_service.core.arrays import TORCH_DTYPES, to_torch, torch_dtype_name
 from attention_service.core.edits import BoundEdit, apply
 from attention_service.core.methods.linear import running
 from attention_service.core.multihead import Parameters
@@ -23,6 +23,7 @@ from attention_service.core.transfer import to_device
 from attention_service.core.types import Problem
 from attention_service.runtime.binding.bound import Bound, strip
 from attention_service.runtime.binding.selection import as_tuple
+from attention_service.runtime.operations.operation import Uploaded
 
 _COMPUTED = ("query", "key", "value", "past_key", "past_value", "gate", "beta")
 _ACCUMULATED = ("initial_state", "initial_normalizer")
@@ -57,6 +58,8 @@ def converted(array: Array, name: str, device: torch.device, dtype: torch.dtype)
     """
     host = to_torch(array)
     result = to_device(host, device, dtype)
+    if host.dtype == dtype:
+        return result
     narrowed = torch.finfo(dtype).max < _largest(host.dtype)
     # A sum is finite only where all is, and much cheaper than the closer look.
     suspect = narrowed and not math.isfinite(result.sum())
@@ -69,7 +72,7 @@ def _largest(dtype: torch.dtype) -> float:
     return float(torch.finfo(dtype).max) if dtype.is_floating_point else float(torch.iinfo(dtype).max)
 
 
-def load_parameters(bound: Bound, device: torch.device, dtype: torch.dtype | None = None) -> dict[str, Tensor]:
+def load_parameters(bound: Bound, device: torch.device, dtype: torch.dtype | None = None) -> Parameters:
     """The module's parameters, or the learned tensors that came with a raw request, in the dtype computed in.
 
     Raises InvalidTensor as ``load`` does.
@@ -78,16 +81,22 @@ def load_parameters(bound: Bound, device: torch.device, dtype: torch.dtype | Non
     if bound.module is not None:
         held = bound.module.parameters
         own = bound.module.config.dtype == torch_dtype_name(dtype)
-        return dict(held) if own else {name: value.to(dtype) for name, value in held.items()}
+        return held if own else {name: value.to(dtype) for name, value in held.items()}
     return {name: converted(array, f"parameters.{name}", device, dtype) for name, array in bound.learned.items()}
 
 
-def problem(bound: Bound, tensors: dict[str, Tensor], parameters: Parameters) -> Problem:
-    """The attention inside the request. ``parameters`` holds the spec's learned tensors too."""
+def problem(bound: Bound, tensors: dict[str, Tensor], parameters: Parameters, *, views: bool = False) -> Problem:
+    """The attention inside the request. ``parameters`` holds the spec's learned tensors too.
+
+    views: q, k and v may be views of one tensor, which is faster; use it if none of them outlives the others.
+    """
     learned = {name: parameters[name] for name in learned_names(bound)}
+    joint = _joint(bound, parameters) if views else None
 
     def by_head(query: Tensor, key: Tensor, value: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         if bound.module is not None:
+            if joint is not None and key is query and value is query:
+                return multihead.project_jointly(joint, bound.module.sizes, query)
             return multihead.project(parameters, bound.module.sizes, query, key, value)
         if not bound.layout.merged:
             return query, key, value
@@ -97,12 +106,32 @@ def problem(bound: Bound, tensors: dict[str, Tensor], parameters: Parameters) ->
     apart = None
     if bound.module is not None and separate_positions(bound.spec.masks):
         apart = partial(multihead.project, parameters, bound.module.sizes, by="global")
-    prepared = prepare(bound.spec, tensors, learned, by_head, projected=bound.module is not None, apart=apart)
+    finite = joint is not None and _surely_finite(bound, tensors)
+    prepared = prepare(
+        bound.spec, tensors, learned, by_head, projected=bound.module is not None, apart=apart, finite=finite
+    )
     if bound.dropout is None and not isinstance(bound.spec.method, Linear):
         return prepared
     tokens = tensors.get("key", tensors["query"])
     given = running(bound.spec, tensors, parameters, tokens, wanted=bound.state_wanted)
     return replace(prepared, dropout=bound.dropout, running=given)
+
+
+def _joint(bound: Bound, parameters: Parameters) -> multihead.Joint | None:
+    """The module's projections as one, if nothing replaces q, k or v after them."""
+    module, spec = bound.module, bound.spec
+    replaced = bound.past or bound.extra or spec.qk_norm is not None or spec.position.name != "none"
+    if module is None or parameters is not module.parameters or replaced or bound.head_dim != bound.value_dim:
+        return None
+    return module.joint if module.device.type == "cpu" else None
+
+
+def _surely_finite(bound: Bound, tensors: dict[str, Tensor]) -> bool:
+    """True if the query alone came and its norm bounds all keys and values; one short product tells."""
+    if bound.module is None or len(tensors) > 1:
+        return False
+    numbers = tensors["query"].reshape(-1)
+    return float(numbers.dot(numbers)) <= bound.module.largest_finite
 
 
 def learned_names(bound: Bound) -> Iterable[str]:
@@ -135,15 +164,19 @@ def bind_edits(edits: Sequence[Edit], device: torch.device, dtype: torch.dtype) 
     ]
 
 
-def answer(tensor: Tensor, bound: Bound, tap: str | None = None, dtype: str | None = None) -> Array:
-    """A batched result as the reply carries it: on the host, in the reply's dtype (or this) and the query's layout.
+def upload(bound: Bound, device: torch.device, edits: Sequence[Edit] = ()) -> Uploaded:
+    """Copy a request's tensors and its edits to the device. Raises InvalidTensor as ``load`` does."""
+    bound_edits = bind_edits(edits, device, TORCH_DTYPES[bound.dtype]) if edits else ()
+    return Uploaded(load(bound, device), load_parameters(bound, device), bound_edits)
 
-    ``tap`` says which tap it is, and so whether heads are its second dimension; None has none.
+
+def in_reply(tensor: Tensor, bound: Bound, tap: str | None = None, dtype: str | None = None) -> Tensor:
+    """A batched result in the reply's dtype (or in ``dtype``) and in the query's layout.
+
+    tap: the name of the tap, which tells if heads are its second dimension; None has none.
     """
     value = strip(tensor.detach(), bound.layout, heads_axis=tap is not None and has_heads(tap, bound))
-    if value.is_floating_point():
-        value = value.to(TORCH_DTYPES[dtype or bound.reply_dtype])
-    return to_numpy(value)
+    return value.to(TORCH_DTYPES[dtype or bound.reply_dtype]) if value.is_floating_point() else value
 
 
 def has_heads(tap: str, bound: Bound) -> bool:

@@ -1,6 +1,6 @@
 """One differentiable pass and its gradients, of first and second order."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
 import torch
@@ -8,11 +8,11 @@ from torch import Tensor
 
 from attention_contract.tensors import Array
 from attention_service.core.attention import attend, trace
-from attention_service.core.edits import BoundEdit
 from attention_service.core.pullback import pullback
 from attention_service.core.types import Problem, Selection
 from attention_service.runtime.binding.bound import Bound
 from attention_service.runtime.operations import compute
+from attention_service.runtime.operations.operation import Uploaded
 from attention_service.runtime.operations.recurrent import NAMES
 
 INPUTS = ("query", "key", "value", "mask", "past_key", "past_value", *NAMES)
@@ -48,17 +48,9 @@ def upstream_of(upstream: Array | None, bound: Bound, dtype: torch.dtype, device
     return compute.converted(upstream, "upstream", device, dtype).reshape(bound.output_shape)
 
 
-def graph_of(
-    bound: Bound,
-    targets: Targets,
-    edits: Sequence[BoundEdit],
-    kernel: str,
-    dtype: torch.dtype,
-    device: torch.device,
-) -> Graph:
-    """One pass from fresh leaves; through the trace where a tap is a target, through the kernel otherwise."""
-    tensors = compute.load(bound, device, dtype)
-    parameters = compute.load_parameters(bound, device, dtype)
+def graph_of(bound: Bound, targets: Targets, uploaded: Uploaded, kernel: str) -> Graph:
+    """One pass from fresh leaves: through the trace if a tap is a target, through the kernel otherwise."""
+    tensors, parameters, edits = dict(uploaded.tensors), dict(uploaded.parameters), uploaded.edits
     leaves = {name: tensors[name].detach().requires_grad_() for name in targets.inputs}
     leaves |= {name: parameters[name].detach().requires_grad_() for name in targets.parameters}
     tensors |= {name: leaves[name] for name in targets.inputs}
@@ -91,20 +83,14 @@ def differentiate(graph: Graph, targets: Targets, upstream: Tensor, *, again: bo
 
 
 def hessian_products(
-    graph: Graph, gradients: Mapping[str, Tensor], directions: Mapping[str, Array], dtype: torch.dtype
+    graph: Graph, gradients: Mapping[str, Tensor], directions: Mapping[str, Tensor]
 ) -> dict[str, Tensor]:
     """∂/∂name of Σ ⟨∂L/∂other, d_other⟩ (Pearlmutter 1994, by a second backward pass)."""
     along = graph.output.new_zeros(())
     for name, direction in directions.items():
-        along = along + _along(gradients[name], direction, f"directions.{name}", dtype)
+        along = along + (gradients[name] * direction.reshape(gradients[name].shape)).sum()
     at = [graph.at[name] for name in gradients]
     if not along.requires_grad:  # L is linear in all of them
         return {name: torch.zeros_like(x) for name, x in zip(gradients, at, strict=True)}
     found = torch.autograd.grad(along, at, materialize_grads=True, allow_unused=True)
     return dict(zip(gradients, found, strict=True))
-
-
-def _along(gradient: Tensor, direction: Array, name: str, dtype: torch.dtype) -> Tensor:
-    """⟨gradient, direction⟩, of which nothing else stays."""
-    d = compute.converted(direction, name, gradient.device, dtype)
-    return (gradient * d.reshape(gradient.shape)).sum()

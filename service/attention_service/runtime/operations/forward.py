@@ -1,10 +1,11 @@
 """Forward: the output of one attention, and any taps along it."""
 
+from dataclasses import dataclass
+
 import torch
 from torch import Tensor
 
 from attention_contract.schemas.attention import ApproximationError, ForwardRequest
-from attention_service.core.arrays import TORCH_DTYPES
 from attention_service.core.attention import attend
 from attention_service.core.comparison import Compared, compare
 from attention_service.core.kernels import is_compiled
@@ -18,8 +19,9 @@ from attention_service.runtime.binding.module_binding import bind
 from attention_service.runtime.binding.selection import bind_selection, check_edits, check_taps
 from attention_service.runtime.device import Device
 from attention_service.runtime.operations import compute, graphed
+from attention_service.runtime.operations.operation import Fields, Operation, Results, Uploaded, execute, on_host
 from attention_service.runtime.planning.planner import Question, batch_plans, edit_actions, family_of, plan_request
-from attention_service.runtime.scheduling.jobs import Fields, Job
+from attention_service.runtime.scheduling.jobs import Job
 from attention_service.runtime.scheduling.joining import Kind, Part, in_common, joinable, size_of
 
 
@@ -42,19 +44,20 @@ def prepare(module: Module | None, request: ForwardRequest, device: Device, room
     )
     plan = plan_request(bound, question, device, room, selection, request.edits)
 
-    def passed(bound: Bound) -> Fields:
+    def operation(bound: Bound) -> Operation:
         if device.is_cuda and graphed.takes(bound, request, plan.kernel):
-            return graphed.run(bound, plan.kernel, plan.peak_bytes, device)
-        return run(bound, request, selection, plan.kernel, device.torch)
+            return graphed.Graphed(bound, plan.kernel, plan.peak_bytes, device)
+        return Forward(bound, request, selection, plan.kernel)
 
     def part() -> Part:
         kind = batch_kind(bound, question, selection, plan.kernel, device)
         key = module, kind, in_common(bound), selection, tuple(request.return_), request.average_heads
-        return Part(kind, key, bound, size_of([bound]), plan.peak_bytes, passed)
+        run = lambda whole: execute(operation(whole), device.torch)  # noqa: E731
+        return Part(kind, key, bound, size_of([bound]), plan.peak_bytes, run)
 
     watched = not (request.edits or request.report_error or is_compiled(plan.kernel) or returns_mask(request))
     joins = part if watched and joinable(bound) else None
-    return Job("forward", plan, bound.dtype, module, lambda: passed(bound), watched, joins)
+    return Job("forward", plan, bound.dtype, module, operation(bound), device.torch, watched, joins)
 
 
 def batch_kind(bound: Bound, question: Question, selection: Selection, kernel: str, device: Device) -> Kind:
@@ -67,47 +70,67 @@ def batch_kind(bound: Bound, question: Question, selection: Selection, kernel: s
     return device.plans.get(device.clock, ("batch", family_of(bound, question, device), kernel), make)
 
 
-@torch.inference_mode()
-def run(bound: Bound, request: ForwardRequest, selection: Selection, kernel: str, device: torch.device) -> Fields:
-    """The asked taps as the reply's fields."""
-    parameters = compute.load_parameters(bound, device)
-    edits = compute.bind_edits(request.edits, device, TORCH_DTYPES[bound.dtype])
-    problem = compute.problem(bound, compute.load(bound, device), parameters)
-    inner = [tap for tap in request.return_ if tap != "output"]
-    attended = attend(problem, inner, selection, edits, kernel)
-    fields = tap_fields(bound, attended.taps, average_heads=request.average_heads)
-    fields |= {name: compute.answer(x, bound, "k", accumulated(bound)) for name, x in attended.state.items()}
-    fields |= dropout_fields(bound, request, problem, selection)
-    if bound.past or "past_key" in bound.arrays:
-        fields["present_key"] = compute.answer(problem.k[:, :, : problem.keys], bound, "k")
-        fields["present_value"] = compute.answer(problem.v[:, :, : problem.keys], bound, "v")
-    compared = _compared(bound, problem) if request.report_error else None
-    del problem  # queries, keys and values are not held beside the output
-    if "output" in request.return_:
-        output = compute.output(bound, parameters, attended.context, edits)
-        fields["output"] = compute.answer(output, bound, "output")
-    if compared is not None:
-        fields["error"] = _error(bound, parameters, compared, attended.context)
-    return fields
+@dataclass(eq=False, slots=True)
+class Forward:
+    """One forward pass, or several stacked along the batch."""
+
+    bound: Bound
+    request: ForwardRequest
+    selection: Selection
+    kernel: str
+
+    def upload(self, device: torch.device) -> Uploaded:
+        """Copy the inputs and the tensors of the edits to the device."""
+        return compute.upload(self.bound, device, self.request.edits)
+
+    def launch(self, uploaded: Uploaded) -> Results:
+        """Compute the output and the taps that the request returns.
+
+        No inference mode: nothing requires a gradient, and entering the mode takes longer than autograd's checks.
+        """
+        bound, request, parameters = self.bound, self.request, uploaded.parameters
+        inner = [tap for tap in request.return_ if tap != "output"]
+        problem = compute.problem(bound, uploaded.tensors, parameters, views=not inner)
+        uploaded.tensors.clear()
+        attended = attend(problem, inner, self.selection, uploaded.edits, self.kernel)
+        results = tap_results(bound, attended.taps, average_heads=request.average_heads)
+        results |= {name: compute.in_reply(x, bound, "k", accumulated(bound)) for name, x in attended.state.items()}
+        results |= dropout_results(bound, request, problem, self.selection)
+        if bound.past or "past_key" in bound.arrays:
+            results["present_key"] = compute.in_reply(problem.k[:, :, : problem.keys], bound, "k")
+            results["present_value"] = compute.in_reply(problem.v[:, :, : problem.keys], bound, "v")
+        compared = _compared(bound, problem) if request.report_error else None
+        del problem  # frees queries, keys and values before the output is made
+        if "output" in request.return_:
+            output = compute.output(bound, parameters, attended.context, uploaded.edits)
+            results["output"] = compute.in_reply(output, bound, "output")
+        if compared is not None:
+            results["error"] = _error(bound, parameters, compared, attended.context)
+        return results
+
+    def collect(self, results: Results) -> Fields:
+        """Copy the results to the host."""
+        fields = on_host(results)
+        if (error := fields.get("error")) is not None:
+            fields["error"] = ApproximationError(**{name: None if x is None else float(x) for name, x in error.items()})
+        return fields
 
 
 def _compared(bound: Bound, problem: Problem) -> Compared:
     """Exact attention over the same inputs."""
     method = approximation_of(bound.spec)
     if method is None:
-        raise TypeError("exact attention has no error; it is refused when the request is bound")
+        raise TypeError("exact attention has no error; binding refuses the request")
     return compare(problem, method)
 
 
-def _error(bound: Bound, parameters: Parameters, compared: Compared, context: Tensor) -> ApproximationError:
-    """The output against that of exact attention."""
+def _error(bound: Bound, parameters: Parameters, compared: Compared, context: Tensor) -> Results:
+    """The difference between the output and that of exact attention."""
     exact, output = (compute.output(bound, parameters, each) for each in (compared.context, context))
     difference = (output - exact).double()
     if not difference.numel():
-        return ApproximationError(max=0.0, rms=0.0, mean_kl=compared.mean_kl)
-    return ApproximationError(
-        max=float(difference.abs().amax()), rms=float(difference.square().mean().sqrt()), mean_kl=compared.mean_kl
-    )
+        return {"max": 0.0, "rms": 0.0, "mean_kl": compared.mean_kl}
+    return {"max": difference.abs().amax(), "rms": difference.square().mean().sqrt(), "mean_kl": compared.mean_kl}
 
 
 def accumulated(bound: Bound) -> str:
@@ -120,19 +143,19 @@ def returns_mask(request: ForwardRequest) -> bool:
     return request.dropout is not None and request.dropout.return_mask
 
 
-def dropout_fields(bound: Bound, request: ForwardRequest, problem: Problem, selection: Selection) -> Fields:
-    """Which weights are kept, where the request asks for it."""
+def dropout_results(bound: Bound, request: ForwardRequest, problem: Problem, selection: Selection) -> Results:
+    """The mask of the weights that dropout keeps, if the request returns it."""
     if not returns_mask(request):
         return {}
-    return {"dropout_mask": compute.answer(kept_weights(problem, selection), bound, "weights")}
+    return {"dropout_mask": compute.in_reply(kept_weights(problem, selection), bound, "weights")}
 
 
-def tap_fields(bound: Bound, taps: dict[str, Tensor], *, average_heads: bool) -> Fields:
-    """Taps, without the output, as the reply carries them."""
-    fields: Fields = {}
+def tap_results(bound: Bound, taps: dict[str, Tensor], *, average_heads: bool) -> Results:
+    """Taps, without the output, as the reply has them."""
+    results: Results = {}
     for tap, value in taps.items():
         if tap == "weights" and average_heads:
-            fields[tap] = compute.answer(value.mean(dim=1), bound)
+            results[tap] = compute.in_reply(value.mean(dim=1), bound)
         else:
-            fields[tap] = compute.answer(value, bound, tap)
-    return fields
+            results[tap] = compute.in_reply(value, bound, tap)
+    return results

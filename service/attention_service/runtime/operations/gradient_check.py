@@ -22,6 +22,7 @@ from attention_service.runtime.operations.differentiation import (
     graph_of,
     upstream_of,
 )
+from attention_service.runtime.operations.operation import Uploaded
 
 CHECKED_ELEMENTS = 16
 """Elements of each name that the check compares: half of them those of the largest gradient, half drawn."""
@@ -35,10 +36,12 @@ def check(bound: Bound, request: GradientsRequest, targets: Targets, device: tor
     normalizer = bound.spec.normalizer.model_copy(update={"dtype": "float64"})
     bound = replace(bound, spec=bound.spec.model_copy(update={"normalizer": normalizer}))
     edits = compute.bind_edits(request.edits, device, double)
-    graph = graph_of(bound, targets, edits, MATERIALIZED, double, device)
+    uploaded = Uploaded(compute.load(bound, device, double), compute.load_parameters(bound, device, double), edits)
+    graph = graph_of(bound, targets, uploaded, MATERIALIZED)
+    uploaded.tensors.clear()
     upstream = upstream_of(request.upstream, bound, double, device)
     gradients = differentiate(graph, targets, upstream)
-    tensors, parameters = compute.load(bound, device, double), compute.load_parameters(bound, device, double)
+    tensors, parameters = compute.load(bound, device, double), dict(compute.load_parameters(bound, device, double))
     with torch.no_grad():
         return {
             name: _compare(_probe(bound, name, graph.at[name].detach(), edits, tensors, parameters), gradient, upstream)

@@ -1,13 +1,15 @@
 """Gradients: ∂L/∂ of inputs, taps and parameters, from a given ∂L/∂output; of second order along directions."""
 
 from collections.abc import Sequence
+from dataclasses import dataclass, replace
 
 import torch
+from torch import Tensor
 
 from attention_contract.errors import InvalidRequest, ShapeMismatch
 from attention_contract.schemas.gradients import GradientsRequest
 from attention_contract.tensors import Array
-from attention_service.core.arrays import TORCH_DTYPES, to_numpy
+from attention_service.core.arrays import TORCH_DTYPES
 from attention_service.core.attention import attend
 from attention_service.core.kernels import is_compiled
 from attention_service.core.types import Selection
@@ -24,12 +26,12 @@ from attention_service.runtime.operations.differentiation import (
     differentiate,
     graph_of,
     hessian_products,
-    upstream_of,
 )
-from attention_service.runtime.operations.forward import dropout_fields, returns_mask, tap_fields
+from attention_service.runtime.operations.forward import dropout_results, returns_mask, tap_results
 from attention_service.runtime.operations.gradient_check import CHECKED_ELEMENTS, check
+from attention_service.runtime.operations.operation import Fields, Results, Uploaded, on_host
 from attention_service.runtime.planning.planner import Purpose, Question, edit_actions, plan_request
-from attention_service.runtime.scheduling.jobs import Fields, Job
+from attention_service.runtime.scheduling.jobs import Job
 
 
 def prepare(module: Module | None, request: GradientsRequest, device: Device, room: int) -> Job:
@@ -56,12 +58,16 @@ def prepare(module: Module | None, request: GradientsRequest, device: Device, ro
         wrt=_kinds_of(targets),
     )
     plan = plan_request(bound, question, device, room, selection, request.edits)
+    if request.directions:  # they are on the device from the beginning
+        held = sum(array.size for array in request.directions.values()) * TORCH_DTYPES[bound.dtype].itemsize
+        plan = replace(plan, peak_bytes=plan.peak_bytes + held)
     return Job(
         "gradients",
         plan,
         bound.dtype,
         module,
-        lambda: _run(bound, request, selection, targets, plan.kernel, device.torch),
+        Gradients(bound, request, selection, targets, plan.kernel),
+        device.torch,
         watched=not (twice or checks or taps or request.edits or is_compiled(plan.kernel) or returns_mask(request)),
     )
 
@@ -151,43 +157,67 @@ def _shape(name: str, bound: Bound) -> tuple[int, ...]:
     return tuple(strip(whole, bound.layout, heads_axis=True).shape)
 
 
-def _run(
-    bound: Bound,
-    request: GradientsRequest,
-    selection: Selection,
-    targets: Targets,
-    kernel: str,
-    device: torch.device,
-) -> Fields:
-    dtype = TORCH_DTYPES[bound.dtype]
-    edits = compute.bind_edits(request.edits, device, dtype)
-    graph = graph_of(bound, targets, edits, kernel, dtype, device)
-    upstream = upstream_of(request.upstream, bound, dtype, device)
-    gradients = differentiate(graph, targets, upstream, again=request.directions is not None)
-    fields: Fields = {"gradients": {name: _answer(name, value, bound, request) for name, value in gradients.items()}}
-    if request.directions is not None:
-        products = hessian_products(graph, gradients, request.directions, dtype)
-        fields["hessian_products"] = {name: _answer(name, value, bound, request) for name, value in products.items()}
-        del products
-    if "output" in request.return_:
-        fields["output"] = compute.answer(graph.output, bound, "output")
-    inner = [tap for tap in request.return_ if tap != "output"]
-    if inner or request.dropout is not None:
-        with torch.no_grad():
-            problem = compute.problem(bound, compute.load(bound, device), compute.load_parameters(bound, device))
-            taps = attend(problem, inner, selection, edits, kernel).taps if inner else {}
-        fields |= tap_fields(bound, taps, average_heads=request.average_heads)
-        fields |= dropout_fields(bound, request, problem, selection)
-    if request.check:
-        fields["check"] = check(bound, request, targets, device)
-    return fields
+@dataclass(eq=False, slots=True)
+class Gradients:
+    """A forward and a backward pass of one request."""
 
+    bound: Bound
+    request: GradientsRequest
+    selection: Selection
+    targets: Targets
+    kernel: str
 
-def _answer(name: str, gradient: torch.Tensor, bound: Bound, request: GradientsRequest) -> Array:
-    """A gradient in the shape of what it is with respect to: a tensor as it was sent, a tap as it would be returned."""
-    if name in TAPS:
-        return compute.answer(gradient, bound, name)
-    gradient = gradient.detach()
-    if name not in INPUTS:  # a parameter's is in the dtype that is computed in
-        return to_numpy(gradient)
-    return to_numpy(gradient.to(TORCH_DTYPES[bound.reply_dtype]).reshape(getattr(request, name).shape))
+    def upload(self, device: torch.device) -> Uploaded:
+        """Copy the inputs, the edits, ∂L/∂output and the directions to the device."""
+        request, dtype = self.request, TORCH_DTYPES[self.bound.dtype]
+        uploaded = compute.upload(self.bound, device, request.edits)
+        if request.upstream is not None:
+            upstream = compute.converted(request.upstream, "upstream", device, dtype)
+            uploaded.tensors["upstream"] = upstream.reshape(self.bound.output_shape)
+        for name, direction in (request.directions or {}).items():
+            field = f"directions.{name}"
+            uploaded.tensors[field] = compute.converted(direction, field, device, dtype)
+        return uploaded
+
+    def launch(self, uploaded: Uploaded) -> Results:
+        """Compute the gradients, then the taps, then the check by central differences."""
+        bound, request, edits, tensors = self.bound, self.request, uploaded.edits, uploaded.tensors
+        upstream = tensors.pop("upstream", None)
+        directions = {name: tensors.pop(f"directions.{name}") for name in request.directions or {}}
+        graph = graph_of(bound, self.targets, uploaded, self.kernel)
+        inner = [tap for tap in request.return_ if tap != "output"]
+        again = bool(inner) or request.dropout is not None
+        if not again:
+            tensors.clear()
+        upstream = torch.ones_like(graph.output) if upstream is None else upstream
+        gradients = differentiate(graph, self.targets, upstream, again=request.directions is not None)
+        results: Results = {"gradients": {name: self._in_reply(name, x) for name, x in gradients.items()}}
+        if request.directions is not None:
+            products = hessian_products(graph, gradients, directions)
+            results["hessian_products"] = {name: self._in_reply(name, x) for name, x in products.items()}
+            del products
+        if "output" in request.return_:
+            results["output"] = compute.in_reply(graph.output, bound, "output")
+        if again:
+            with torch.no_grad():
+                problem = compute.problem(bound, tensors, uploaded.parameters)
+                taps = attend(problem, inner, self.selection, edits, self.kernel).taps if inner else {}
+            results |= tap_results(bound, taps, average_heads=request.average_heads)
+            results |= dropout_results(bound, request, problem, self.selection)
+        if request.check:
+            results["check"] = check(bound, request, self.targets, upstream.device)
+        return results
+
+    def collect(self, results: Results) -> Fields:
+        """Copy the results to the host."""
+        return on_host(results)
+
+    def _in_reply(self, name: str, gradient: Tensor) -> Tensor:
+        """A gradient in the shape of its subject: a tensor as it was sent, a tap as it would be returned."""
+        if name in TAPS:
+            return compute.in_reply(gradient, self.bound, name)
+        gradient = gradient.detach()
+        if name not in INPUTS:  # a parameter's gradient has the computing dtype
+            return gradient
+        sent = getattr(self.request, name)
+        return gradient.to(TORCH_DTYPES[self.bound.reply_dtype]).reshape(sent.shape)

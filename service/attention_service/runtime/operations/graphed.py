@@ -1,7 +1,7 @@
 """The forward pass of a module as one that a GPU can be given as a whole (``graphs``): its output, and nothing else."""
 
 import math
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
@@ -16,7 +16,7 @@ from attention_service.runtime.binding.bound import Bound
 from attention_service.runtime.device import Device
 from attention_service.runtime.operations import compute
 from attention_service.runtime.operations.graphs import Tensors
-from attention_service.runtime.scheduling.jobs import Fields
+from attention_service.runtime.operations.operation import Fields, Results, Uploaded, on_host
 
 _INPUTS = {"query", "key", "value"}
 
@@ -34,23 +34,40 @@ def asks_for_little(bound: Bound, request: ForwardRequest, kernel: str) -> bool:
     return single_call and plain and not changed and not separate_positions(bound.spec.masks)
 
 
-@torch.inference_mode()
-def run(bound: Bound, kernel: str, need: int, device: Device) -> Fields:
-    """The output as the reply's field; ``need``: the bytes that the pass holds at its peak."""
-    module = bound.module
-    if module is None:
-        raise TypeError("raw attention has no module to keep a graph of; ask `takes` first")
-    parameters = compute.load_parameters(bound, device.torch)
-    sizes = replace(bound, arrays={})  # a graph outlives the request: it may not hold its body
+@dataclass(eq=False, slots=True)
+class Graphed:
+    """The forward pass of a module, launched as one CUDA graph once its shape has come often."""
 
-    def passed(tensors: Tensors) -> tuple[Tensor, Tensor]:
-        problem = compute.problem(sizes, dict(tensors), parameters)
-        context = METHODS.of(sizes.spec.method).attend(problem, KERNELS[kernel].make(), (), ())["context"]
-        return compute.output(sizes, parameters, context), told_by(problem.k, problem.v)
+    bound: Bound
+    kernel: str
+    need: int
+    """Bytes that the pass holds at its peak."""
+    device: Device
 
-    tensors = compute.load(bound, device.torch)
-    output, told = device.graphs.run(module, kernel, need, passed, tensors)
-    if not math.isfinite(told):  # what is not finite harms only those who may look at it
-        problem = compute.problem(sizes, tensors, parameters)
-        output = compute.output(sizes, parameters, attend(problem, (), kernel=kernel).context)
-    return {"output": compute.answer(output, bound, "output")}
+    def upload(self, device: torch.device) -> Uploaded:
+        """Copy the inputs to the device."""
+        return compute.upload(self.bound, device)
+
+    @torch.inference_mode()
+    def launch(self, uploaded: Uploaded) -> Results:
+        """Replay the graph, or run the pass operation by operation. The next replay overwrites the results."""
+        bound, module, parameters = self.bound, self.bound.module, uploaded.parameters
+        if module is None:
+            raise TypeError("raw attention has no module to keep a graph of; ask `takes` first")
+        sizes = replace(bound, arrays={})  # a graph outlives the request and must not hold its body
+
+        def passed(tensors: Tensors) -> tuple[Tensor, Tensor]:
+            problem = compute.problem(sizes, dict(tensors), parameters)
+            context = METHODS.of(sizes.spec.method).attend(problem, KERNELS[self.kernel].make(), (), ())["context"]
+            return compute.output(sizes, parameters, context), told_by(problem.k, problem.v)
+
+        tensors = uploaded.tensors
+        output, told = self.device.graphs.run(module, self.kernel, self.need, passed, tensors)
+        if not math.isfinite(told):  # only the queries that may look at a key that is not finite give NaN
+            problem = compute.problem(sizes, tensors, parameters)
+            output = compute.output(sizes, parameters, attend(problem, (), kernel=self.kernel).context)
+        return {"output": compute.in_reply(output, bound, "output")}
+
+    def collect(self, results: Results) -> Fields:
+        """Copy the output to the host."""
+        return on_host(results)

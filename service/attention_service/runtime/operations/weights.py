@@ -1,7 +1,8 @@
 """Inspection: what each head looks at. Statistics over the real queries, top keys, the weights themselves."""
 
+from dataclasses import dataclass
+
 import torch
-from torch import Tensor
 
 from attention_contract.errors import ShapeMismatch
 from attention_contract.schemas.weights import WeightsRequest
@@ -15,9 +16,10 @@ from attention_service.runtime.binding.module_binding import bind
 from attention_service.runtime.binding.selection import bind_selection, check_tap
 from attention_service.runtime.device import Device
 from attention_service.runtime.operations import compute
-from attention_service.runtime.operations.forward import batch_kind, tap_fields
+from attention_service.runtime.operations.forward import batch_kind, tap_results
+from attention_service.runtime.operations.operation import Fields, Results, Uploaded, execute, on_host
 from attention_service.runtime.planning.planner import Purpose, Question, plan_request
-from attention_service.runtime.scheduling.jobs import Fields, Job
+from attention_service.runtime.scheduling.jobs import Job
 from attention_service.runtime.scheduling.joining import Part, in_common, joinable, size_of
 
 
@@ -47,42 +49,59 @@ def prepare(module: Module | None, request: WeightsRequest, device: Device, room
     )
     plan = plan_request(bound, question, device, room, selection)
 
-    def passed(bound: Bound) -> Fields:
-        return _run(bound, request, selection, device.torch)
-
     def part() -> Part:
         kind = batch_kind(bound, question, selection, plan.kernel, device)
         key = module, kind, in_common(bound), selection
-        return Part(kind, key, bound, size_of([bound]), plan.peak_bytes, passed)
+        run = lambda whole: execute(Inspection(whole, request, selection), device.torch)  # noqa: E731
+        return Part(kind, key, bound, size_of([bound]), plan.peak_bytes, run)
 
     joins = part if query_mask is None and joinable(bound) else None
-    return Job("weights", plan, bound.dtype, module, lambda: passed(bound), make_part=joins)
+    operation = Inspection(bound, request, selection)
+    return Job("weights", plan, bound.dtype, module, operation, device.torch, make_part=joins)
 
 
-@torch.inference_mode()
-def _run(bound: Bound, request: WeightsRequest, selection: Selection, device: torch.device) -> Fields:
-    problem = compute.problem(bound, compute.load(bound, device), compute.load_parameters(bound, device))
-    real = real_queries(problem) if request.query_mask is None else _given(bound, request, device)
-    found = totals(problem, real, blocks(problem, Selection()))
-    dtype = "float64" if bound.dtype == "float64" else "float32"
-    fields: Fields = {
-        "statistics": {name: compute.answer(mean, bound, "weights", dtype) for name, mean in found.means().items()},
-        "queries": compute.answer(found.queries, bound),
-    }
-    if request.top_k:
-        weights, keys = top(problem, selection, min(request.top_k, bound.keys))
-        fields["top"] = {
-            "keys": compute.answer(keys, bound, "weights"),
-            "weights": compute.answer(weights, bound, "weights"),
+@dataclass(eq=False, slots=True)
+class Inspection:
+    """Statistics of the weights, the top keys and the weights themselves, of one request or of several stacked."""
+
+    bound: Bound
+    request: WeightsRequest
+    selection: Selection
+
+    def upload(self, device: torch.device) -> Uploaded:
+        """Copy the inputs and the query mask to the device."""
+        uploaded = compute.upload(self.bound, device)
+        if self.request.query_mask is not None:
+            uploaded.tensors["query_mask"] = to_torch(self.request.query_mask).to(device)
+        return uploaded
+
+    @torch.inference_mode()
+    def launch(self, uploaded: Uploaded) -> Results:
+        """Compute the weights block by block."""
+        bound, request = self.bound, self.request
+        mask = uploaded.tensors.pop("query_mask", None)
+        problem = compute.problem(bound, uploaded.tensors, uploaded.parameters)
+        uploaded.tensors.clear()
+        real = real_queries(problem) if mask is None else mask.reshape(bound.batch, bound.queries)
+        found = totals(problem, real, blocks(problem, Selection()))
+        dtype = "float64" if bound.dtype == "float64" else "float32"
+        results: Results = {
+            "statistics": {
+                name: compute.in_reply(mean, bound, "weights", dtype) for name, mean in found.means().items()
+            },
+            "queries": compute.in_reply(found.queries, bound),
         }
-    if request.return_weights:
-        weights = weights_of(problem, selection)
-        fields |= tap_fields(bound, {"weights": weights}, average_heads=request.average_heads)
-    return fields
+        if request.top_k:
+            weights, keys = top(problem, self.selection, min(request.top_k, bound.keys))
+            results["top"] = {
+                "keys": compute.in_reply(keys, bound, "weights"),
+                "weights": compute.in_reply(weights, bound, "weights"),
+            }
+        if request.return_weights:
+            weights = weights_of(problem, self.selection)
+            results |= tap_results(bound, {"weights": weights}, average_heads=request.average_heads)
+        return results
 
-
-def _given(bound: Bound, request: WeightsRequest, device: torch.device) -> Tensor:
-    """Bool ``[B, Q]``: the queries that the request says are real."""
-    if request.query_mask is None:
-        raise TypeError("the request has no query_mask")
-    return to_torch(request.query_mask).to(device).reshape(bound.batch, bound.queries)
+    def collect(self, results: Results) -> Fields:
+        """Copy the results to the host."""
+        return on_host(results)

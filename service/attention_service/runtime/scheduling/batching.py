@@ -19,8 +19,8 @@ import numpy as np
 from attention_contract.spec import AttentionSpec
 from attention_service.cost import Estimate
 from attention_service.runtime.binding.bound import Bound, Layout
+from attention_service.runtime.operations.operation import Fields
 from attention_service.runtime.planning.planner import Plan
-from attention_service.runtime.scheduling.jobs import Fields
 from attention_service.runtime.scheduling.joining import Part, Size, run_together, size_of, stacked_bytes
 
 _MANY, _LARGE, _WIDTH, _ROUNDS = 32, 4096, 64, 15

@@ -2,33 +2,38 @@
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
+
+import torch
 
 from attention_contract.schemas.accuracy import Purpose
 from attention_service.modules.resident import Module
+from attention_service.runtime.operations.operation import Fields, Operation, execute
 from attention_service.runtime.planning.planner import Plan
 
 if TYPE_CHECKING:
     from attention_service.runtime.scheduling.joining import Part
 
-Fields = dict[str, Any]
-"""The fields of a reply, but for ``ran``."""
-
 
 @dataclass(eq=False, slots=True)
 class Job:
-    """One piece of planned work. ``run`` loads, computes and brings the answer to the host; it blocks."""
+    """One planned operation on a device."""
 
     purpose: Purpose
     plan: Plan
     dtype: str
     module: Module | None
-    run: Callable[[], Fields]
+    operation: Operation
+    device: torch.device
     watched: bool = True
     """Whether requests of its kind are among those that a calibration measures."""
     make_part: "Callable[[], Part] | None" = None
     """Makes ``part``; None for what is run alone."""
     _part: "Part | None" = None
+
+    def run(self) -> Fields:
+        """Upload, launch and collect; blocks until the reply's fields are on the host."""
+        return execute(self.operation, self.device)
 
     @property
     def part(self) -> "Part | None":

@@ -16,9 +16,9 @@ from attention_service.core.methods import approximation_of
 from attention_service.core.positions import POSITIONS
 from attention_service.cost import Estimate, Workload
 from attention_service.runtime.binding.bound import Bound
+from attention_service.runtime.operations.operation import Fields
 from attention_service.runtime.planning.planner import Plan
 from attention_service.runtime.planning.quickness import is_quick
-from attention_service.runtime.scheduling.jobs import Fields
 
 _STACKED = frozenset(
     {"query", "key", "value", "past_key", "past_value", "key_mask", "key_lengths", "offsets", "positions"}

@@ -12,10 +12,11 @@ from attention_contract.errors import AttentionError, NeverFits
 from attention_contract.schemas.attention import Ran
 from attention_service.cost import Clock
 from attention_service.runtime.device import Device
+from attention_service.runtime.operations.operation import Fields
 from attention_service.runtime.planning.accuracy import Run
 from attention_service.runtime.planning.planner import Plan
 from attention_service.runtime.scheduling.batching import Batch
-from attention_service.runtime.scheduling.jobs import Fields, Job
+from attention_service.runtime.scheduling.jobs import Job
 
 
 class Answer(Protocol):

@@ -42,7 +42,7 @@ from attention_service.cost import (
     output_bytes,
     peak_bytes,
 )
-from attention_service.cost.stand_ins import names_of
+from attention_service.cost.gradient_memory import names_of
 
 KERNELS = ("fused", "blocked", "materialized")
 GRADIENT_TAPS = ("q", "k", "v", "scores", "capped_scores", "masked_scores", "weights", "context")

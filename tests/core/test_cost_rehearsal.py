@@ -7,6 +7,7 @@ from functools import partial
 
 import pytest
 import torch
+from attention_service.cost.gradient_rehearsal import rehearsed
 from tests.core.methods.test_costs import METHODS
 from tests.core.methods.test_costs import Request as MethodRequest
 from tests.core.methods.test_costs import raw as method_raw
@@ -18,11 +19,10 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from attention_contract.spec import Additive, AnyOf, AttentionSpec, GlobalTokens, SlidingWindow
 from attention_service.cost import gradient_peak_bytes, input_bytes
 from attention_service.cost.answers import answer
-from attention_service.cost.gradient_rehearsal import rehearsed
+from attention_service.cost.gradient_memory import names_of
 from attention_service.cost.phases import Phase, peak_of
 from attention_service.cost.pieces import in_pieces
 from attention_service.cost.rehearsal import most_held
-from attention_service.cost.stand_ins import names_of
 
 
 class Compared(TorchDispatchMode):

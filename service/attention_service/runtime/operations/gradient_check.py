@@ -30,7 +30,9 @@ CHECK_FLOOR = 1e-3
 """Below this, errors are taken relative to it: central differences have about ten digits after the point, no more."""
 
 
-def check(bound: Bound, request: GradientsRequest, targets: Targets, device: torch.device) -> dict[str, GradientCheck]:
+def check(
+    bound: Bound, request: GradientsRequest, targets: Targets, device: torch.device, most: int = CHECKED_ELEMENTS
+) -> dict[str, GradientCheck]:
     """Every gradient against central differences, both in float64: (f(x + h) − f(x − h)) / 2h, h = 1e-5·max(1, |x|)."""
     double = torch.float64
     normalizer = bound.spec.normalizer.model_copy(update={"dtype": "float64"})
@@ -44,7 +46,9 @@ def check(bound: Bound, request: GradientsRequest, targets: Targets, device: tor
     tensors, parameters = compute.load(bound, device, double), dict(compute.load_parameters(bound, device, double))
     with torch.no_grad():
         return {
-            name: _compare(_probe(bound, name, graph.at[name].detach(), edits, tensors, parameters), gradient, upstream)
+            name: _compare(
+                _probe(bound, name, graph.at[name].detach(), edits, tensors, parameters), gradient, upstream, most
+            )
             for name, gradient in gradients.items()
         }
 
@@ -77,10 +81,10 @@ def _probe(
     return _Probe(at, output)
 
 
-def _compare(probe: _Probe, gradient: Tensor, upstream: Tensor) -> GradientCheck:
+def _compare(probe: _Probe, gradient: Tensor, upstream: Tensor, most: int) -> GradientCheck:
     flat = gradient.flatten()
     worst = largest = 0.0
-    elements = _sample(flat)
+    elements = _sample(flat)[:most]
     for index in elements:
         at = probe.at.flatten()
         centre = float(at[index])
@@ -109,6 +113,6 @@ def _sample(gradient: Tensor) -> list[int]:
     if count <= CHECKED_ELEMENTS:
         return list(range(count))
     half = CHECKED_ELEMENTS // 2
-    largest = gradient.abs().topk(half).indices.tolist()
+    largest = gradient.abs().topk(half).indices
     drawn = torch.randint(count, (half,), generator=torch.Generator().manual_seed(0)).tolist()
-    return sorted({*largest, *drawn})
+    return sorted({*(int(index) for index in largest), *drawn})

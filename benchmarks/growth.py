@@ -51,15 +51,19 @@ OPTIONS: dict[str, dict[str, Any]] = {
     "learned": {"length": 2**16},
     "linformer": {"rank": 256, "length": 2**16},
 }
-"""Options of entries that need some. ``any`` is a Longformer."""
+"""Options of entries that require some. ``any`` is a Longformer."""
 PAGE = """# Growth with the length
 
-Processor time of one thread and peak memory beside the inputs, forward, for one head 64 wide in float32; the best of
-several runs. Scores, normalizers and positions stand under a causal window of 512 keys, masks and methods alone,
-kernels dense and under the window. Exponents are slopes by least squares on logarithms, over all lengths that were run
-and over those from 4k; beside them, the one that the cost model predicts, and the asymptotic form that it reports. A
-case stops where the next length would take more than a minute or 4 GB. `python -m benchmarks.growth --output
-docs/growth.md` writes this page; [variants.md](variants.md) has the formulas.
+The table shows the processor time of one thread and the exponents of time and memory. Each case is a forward pass of
+one head of width 64 in float32; the time is the best of several runs. Memory is the peak without the inputs.
+
+- Scores, normalizers and positions run under a causal window of 512 keys. Masks and methods run alone. Kernels run
+  without masks and under the window.
+- Exponents are least-squares slopes on logarithms, over all measured lengths and over those from 4k. The next column
+  is the exponent that the cost model predicts, and the last one the asymptotic order that it reports.
+- A case ends before the first length that would take more than a minute or 4 GB.
+
+`python -m benchmarks.growth --output docs/growth.md` writes this page. [variants.md](variants.md) has the formulas.
 
 """
 MOST_BYTES = 4e9
@@ -74,12 +78,12 @@ class Case:
     name: str
     spec: AttentionSpec
     kernel: str | None = None
-    """None for the one that the planner takes at the largest length."""
+    """None for the planner's choice at the largest length."""
 
 
 @dataclass(frozen=True)
 class Measured:
-    """Seconds of the processor (the best of the rounds) and bytes at the peak beside the inputs, by length."""
+    """Processor seconds (the best of the rounds) and peak bytes without the inputs, by length."""
 
     seconds: dict[int, float]
     peak: dict[int, int]
@@ -92,7 +96,10 @@ class Measured:
 
 
 def cases() -> Iterator[Case]:
-    """Every variant: kernels dense and under a window, masks alone, methods without masks, the rest under a window."""
+    """Yield a case for every variant.
+
+    Kernels run dense and under a window, masks alone, methods without masks, and other parts under a window.
+    """
     for entry in variants():
         name, part = f"{entry.kind} {entry.name}", {"name": entry.name} | OPTIONS.get(entry.name, {})
         if entry.kind == "kernel":
@@ -110,7 +117,7 @@ def cases() -> Iterator[Case]:
 
 
 def drawn(spec: AttentionSpec, length: int) -> Callable[[], Problem]:
-    """One head of one sequence and what the spec learns, drawn from a seed; its queries and keys are yet to encode."""
+    """Draw one head of one sequence, before position encodings, and the spec's learned tensors."""
     generator = torch.Generator().manual_seed(length)
     three = torch.randn(3, 1, 1, length, WIDTH, generator=generator)
     tensors = dict(zip(("query", "key", "value"), three, strict=True))
@@ -122,19 +129,19 @@ def drawn(spec: AttentionSpec, length: int) -> Callable[[], Problem]:
 
 
 def workload(spec: AttentionSpec, length: int, device: Device) -> Workload:
-    """The same by its sizes."""
+    """Return the sizes of ``drawn``'s problem."""
     return Workload(1, length, length, 1, 1, WIDTH, WIDTH, 4, spec=spec, threads=device.threads)
 
 
 @torch.inference_mode()
 def measured(case: Case, kernel: str, lengths: list[int], rounds: int, most_seconds: float) -> Measured:
-    """Each length until one takes too long."""
+    """Measure each length until one takes too long."""
     found = Measured({}, {})
     for length in lengths:
         run = _attention(drawn(case.spec, length), kernel)
         found.peak[length] = max(1, _peak(run))
         found.seconds[length] = min(_seconds(run) for _ in range(rounds))
-        # Four times of either comes next, at the most.
+        # The next length takes at most four times as much of either.
         if found.seconds[length] * 4 > most_seconds or found.peak[length] * 4 > MOST_BYTES:
             break
     return found
@@ -151,7 +158,7 @@ def _seconds(run: Callable[[], object]) -> float:
 
 
 def _peak(run: Callable[[], object]) -> int:
-    """The most bytes that the allocator held at a time within one run."""
+    """Return the allocator's peak within one run, in bytes."""
     with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as profiler, record_function("the run"):
         run()
     events = sorted(profiler.profiler.kineto_results.events(), key=lambda event: event.start_ns())  # type: ignore[union-attr]
@@ -163,7 +170,7 @@ def _peak(run: Callable[[], object]) -> int:
 
 
 def row(case: Case, device: Device, lengths: list[int], rounds: int, most_seconds: float) -> str:
-    """One line of the table."""
+    """Return one line of the table."""
     largest = workload(case.spec, lengths[-1], device)
     kernel = case.kernel or choose_kernel(largest, "float32", device, None, 2**62)
     found = measured(case, kernel, lengths, rounds, most_seconds)
@@ -187,9 +194,9 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=3, help="runs of each length (default: 3)")
     parser.add_argument("--most-seconds", type=float, default=60, help="leave out lengths beyond this (default: 60)")
     parser.add_argument("--only", default="", help="cases whose name contains this")
-    parser.add_argument("--output", type=Path, help="where the table is written besides")
+    parser.add_argument("--output", type=Path, help="file to write the page to")
     options = parser.parse_args()
-    device = Device.open("cpu", threads=1)  # of one thread, the processor's time is not lengthened by other programs
+    device = Device.open("cpu", threads=1)  # processor time of one thread excludes other programs
     lengths = [2**power for power in range(10, options.longest.bit_length())]
     lines = HEAD.format(
         lengths=" | ".join(f"ms at {n // 1024}k" for n in lengths), rule="---:|" * len(lengths)

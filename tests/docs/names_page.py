@@ -1,4 +1,4 @@
-"""``docs/cost-names.md``, made from the code that uses them: ``python -m tests.docs.names_page`` writes it anew."""
+"""Generator of ``docs/cost-names.md``: ``python -m tests.docs.names_page`` writes the page."""
 
 from attention_service.core.methods import METHODS, Approximation
 from attention_service.cost.letters import LETTERS
@@ -8,35 +8,35 @@ from tests.docs.snippets import ROOT
 PAGE = ROOT / "docs" / "cost-names.md"
 HEAD = """# Names in the answers about cost
 
-Written by `python -m tests.docs.names_page` from `cost/letters.py`, the methods, and `cost/told_tensors.py`.
+`python -m tests.docs.names_page` writes this page from `cost/letters.py`, the methods, and `cost/told_tensors.py`.
 
 ## Letters of orders
 
-What the letters in `growth.time_order` and `growth.memory_order` stand for, as in `O(n²·d)`. Each reply explains those
-that it uses, in `growth.letters`.
+These letters appear in `growth.time_order` and `growth.memory_order`, as in `O(n²·d)`. Each reply explains its letters
+in `growth.letters`.
 
-| letter | what it stands for |
+| letter | meaning |
 |---|---|
 """
 MEMORY = """
 ## Tensors of memory
 
-The names in `memory`: for each step of a forward pass, and of a forward and a backward pass together, the bytes that
-are held by tensor. Inputs, q, k, v, scores, weights, context and output are those of [conventions.md](conventions.md);
-"intermediates" are what lies between two of them while a step runs. What a step has not got, or no longer, is not
-there. The largest forward step is `peak_bytes.request` and the largest backward one `peak_bytes.gradients`, each less a
-page of 4,096 bytes for what is too small to count.
+`memory` lists the bytes held per tensor, for each step of a forward pass, and of a forward pass with its backward
+pass. Inputs, q, k, v, scores, weights, context and output are those of [conventions.md](conventions.md).
+"Intermediates" exist only while a step runs. A tensor that a step does not hold is absent. The largest forward step is
+`peak_bytes.request`, and the largest backward step is `peak_bytes.gradients`, each less a page of 4,096 bytes for
+small tensors.
 
-| name | what it is |
+| name | meaning |
 |---|---|
 """
 
 
 def render() -> str:
-    """The whole page."""
+    """Return the page."""
     letters = [f"| {letter} | {meaning} |" for letter, meaning in LETTERS.items()]
     for entry in METHODS:
-        method = entry.make(entry.options.model_construct())  # whatever its options are
+        method = entry.make(entry.options.model_construct())  # the letters do not depend on the options
         if isinstance(method, Approximation):
             own = method.letters().items()
             letters += [f"| {letter}, of method `{entry.name}` | {meaning} |" for letter, meaning in own]

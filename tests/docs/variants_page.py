@@ -1,6 +1,6 @@
-"""``docs/variants.md``, made from the registries: ``python -m tests.docs.variants_page`` writes it anew.
+"""Generator of ``docs/variants.md``: ``python -m tests.docs.variants_page`` writes the page from the registries.
 
-The measured growth in it is that of ``docs/growth.md``, which ``python -m benchmarks.growth`` writes.
+The measured growth comes from ``docs/growth.md``, which ``python -m benchmarks.growth`` writes.
 """
 
 from typing import Any
@@ -19,28 +19,29 @@ TITLES = {
     "kernel": "Kernels",
 }
 BAR = r"\|"
-"""A bar inside a cell."""
-HEAD = """# Everything a spec can say
+"""An escaped bar inside a table cell."""
+HEAD = """# Variants of a spec
 
-What `GET /v1/variants` lists, in tables. i counts queries, j keys, p is a place in the sequence (the index plus the
-offset), ∂x stands for ∂L/∂x; n is the length, d the head width, h the number of heads, and other letters are those of
-[cost-names.md](cost-names.md). Gradients are exact, and tests
-hold each against `gradcheck` in float64. "Measured" are the exponents of n, of processor time and of peak memory beside
-the inputs, over n = 1k to 64k on a CPU (shorter where it took too long): see [growth.md](growth.md), which says under
-which masks.
+These tables list the entries of `GET /v1/variants`.
 
-Written by `python -m tests.docs.variants_page` from the registries.
+- i counts queries and j keys. p is a position: the index plus the offset. ∂x stands for ∂L/∂x.
+- n is the length, d the head width, h the number of heads. [cost-names.md](cost-names.md) explains the other letters.
+- Gradients are exact. Tests compare each with `gradcheck` in float64.
+- "measured" gives the exponents of n for processor time and for peak memory without the inputs, from n = 1k to at most
+  64k on a CPU. [growth.md](growth.md) has the measurements and their masks.
+
+`python -m tests.docs.variants_page` writes this page from the registries.
 """
 
 
 def render() -> str:
-    """The whole page."""
+    """Return the page."""
     measured = growth()
     return HEAD + "".join(_section(kind, title, measured) for kind, title in TITLES.items())
 
 
 def growth() -> dict[str, str]:
-    """The exponents of time and memory by the name of a row of the growth table, as in ``1.02 · 0.99``."""
+    """Return the exponents of time and memory, as in ``1.02 · 0.99``, by the row's name in the growth table."""
     rows = [line.strip("| \n").split("|") for line in GROWTH.read_text("utf-8").splitlines() if line.startswith("| ")]
     header = [cell.strip() for cell in rows[0]]
     time, memory = (header.index(f"{name} ∝ n^") for name in ("time", "memory"))
@@ -68,8 +69,8 @@ def _row(entry: Entry[Any], measured: dict[str, str]) -> str:
 
 def _options(entry: Entry[Any]) -> str:
     fields = {} if entry.options is None else entry.options.model_fields
-    told = [f"`{name}`{_default(field)}" for name, field in fields.items() if name != "name"]
-    return ", ".join(told)
+    listed = [f"`{name}`{_default(field)}" for name, field in fields.items() if name != "name"]
+    return ", ".join(listed)
 
 
 def _default(field: Any) -> str:

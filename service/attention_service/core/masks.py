@@ -29,7 +29,7 @@ class MaskRule(Protocol):
 
 
 MASKS = Registry[MaskRule]("mask")
-_GRADIENT = "∂s as it comes where looking is allowed, 0 elsewhere"
+_GRADIENT = "∂s where looking is allowed, 0 elsewhere"
 FAR = 2**61
 """Offsets are cut off here: beyond any position in a sequence, and small enough that sums with it fit int64."""
 
@@ -94,7 +94,7 @@ class GlobalTokens:
     spec.PrefixLM,
     formula="j < length or j ≤ p",
     gradient=_GRADIENT,
-    cost="O(1) a pair; half of the n² pairs remain, and half of the prefix's",
+    cost="O(1) a pair; half of the n² pairs remain, plus half of the prefix's",
     source="Raffel et al. 2020, section 3.2.1",
 )
 @dataclass(frozen=True)

@@ -27,8 +27,8 @@ from attention_service.core.types import Problem
 @KERNELS.register(
     "blocked",
     formula="o ← o·exp(m − m') + exp(s − m')·v tile by tile, m' the running maximum; divided by the running sum",
-    gradient="tile by tile again, w = exp(s − lse), ∂s = w (∂o·v − ∂o·o); not again differentiable",
-    cost="O(n·w·d) time where masks leave a query w keys side by side, O(n·d) memory",
+    gradient="recomputed tile by tile, w = exp(s − lse), ∂s = w (∂o·v − ∂o·o); not twice differentiable",
+    cost="O(n·w·d) time if the masks leave w adjacent keys a query, O(n·d) memory",
     source="Milakov & Gimelshein 2018, algorithm 3; Rabe & Staats 2021; Dao et al. 2022, algorithm 4 (backward)",
 )
 class Blocked(Kernel):

@@ -33,8 +33,8 @@ Mod = Callable[..., Tensor]
 @KERNELS.register(
     "flex",
     formula="softmax(mod(q·k · scale)) · v over the blocks that the masks allow, compiled",
-    cost="O(n·w·d) time where masks leave a query w keys side by side, O(n·d) memory and (n/128)² blocks",
-    gradient="as fused, compiled likewise",
+    cost="O(n·w·d) time if the masks leave w adjacent keys a query, O(n·d) memory and (n/128)² blocks",
+    gradient="as fused, compiled",
     source="Dong et al. 2024",
 )
 class Flex(Blocked):

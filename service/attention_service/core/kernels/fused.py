@@ -28,7 +28,7 @@ from attention_service.core.visibility import is_padded, real_keys, visibility, 
 @KERNELS.register(
     "fused",
     formula="softmax(q·k · scale / T + mask / T) · v, block by block with a running maximum and sum",
-    gradient="scores again, w = exp(s − lse), ∂s = w (∂o·v − ∂o·o); not again differentiable",
+    gradient="scores recomputed, w = exp(s − lse), ∂s = w (∂o·v − ∂o·o); not twice differentiable",
     cost="O(n²·d) time, O(n·d) memory",
     source="Dao et al. 2022, algorithm 1; Rabe & Staats 2021",
 )

@@ -18,7 +18,7 @@ MATERIALIZED = "materialized"
 @KERNELS.register(
     MATERIALIZED,
     formula="softmax(cap(q·k · scale) + mask) · v, stage by stage",
-    gradient="through every stage, of every tap; differentiable again",
+    gradient="through every stage, for every tap; twice differentiable",
     cost="O(n²·d) time, O(n²) memory",
     source="Vaswani et al. 2017, eq. 1",
 )

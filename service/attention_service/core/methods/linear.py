@@ -28,7 +28,7 @@ _FEATURE_FLOPS = {"elu": 3, "relu": 1, "identity": 0, "l2": 3}
 @METHODS.register(
     spec.Linear,
     formula="o_i = φ(q_i) S_i / φ(q_i)·z_i, S_i = Σ_{j ≤ i} φ(k_j) v_jᵀ, z_i = Σ_{j ≤ i} φ(k_j); gated and delta rules",
-    gradient="of the sum: ∂S_j = ∂S_{j+1} + φ(q_j) ∂o_jᵀ, ∂φ(q_j) = S_j ∂o_j, ∂φ(k_j) = ∂S_j v_j, ∂v_j = ∂S_jᵀ φ(k_j)",
+    gradient="rule sum: ∂S_j = ∂S_{j+1} + φ(q_j) ∂o_jᵀ, ∂φ(q_j) = S_j ∂o_j, ∂φ(k_j) = ∂S_j v_j, ∂v_j = ∂S_jᵀ φ(k_j)",
     cost="O(n·d²)",
     source="Katharopoulos et al. 2020, eqs. 4-12; delta: Schlag et al. 2021, eq. 24; gated delta: Yang et al. 2025",
 )

@@ -25,7 +25,7 @@ from attention_service.core.types import Learned, Problem, Widths
 @METHODS.register(
     spec.Linformer,
     formula="o = softmax(Q (E K)ᵀ · scale) (F V), E and F of rank × length, learned",
-    gradient="that of softmax over the projected keys; ∂E = Σ ∂(E K) Kᵀ, ∂F = Σ ∂(F V) Vᵀ",
+    gradient="as softmax over the projected keys; ∂E = Σ ∂(E K) Kᵀ, ∂F = Σ ∂(F V) Vᵀ",
     cost="O(n·r·d), r rank",
     source="Wang et al. 2020, eq. 7",
 )

@@ -36,7 +36,7 @@ from attention_service.core.visibility import real_keys
 @METHODS.register(
     spec.Performer,
     formula="o_i = φ(q_i) S_i / φ(q_i)·z_i, φ(x)_f = exp(ω_f·x − |x|²/2), ω orthogonal, N(0, I) each",
-    gradient="that of linear, through φ; the directions ω have none",
+    gradient="as linear, through φ; the directions ω have no gradient",
     cost="O(n·m·d), m features",
     source="Choromanski et al. 2021, lemma 1 and section 2.4",
 )

@@ -24,7 +24,7 @@ from attention_service.core.types import Learned, Widths
 
 @NORMALIZERS.register(
     spec.Softmax,
-    formula="w_j = exp(s_j/T) / (Σ_k exp(s_k/T) + exp(sink/T)), T = temperature, the sink only where asked for",
+    formula="w_j = exp(s_j/T) / (Σ_k exp(s_k/T) + exp(sink/T)), T = temperature, the sink only with sinks = true",
     gradient="∂s_j = w_j (∂w_j − Σ_k w_k ∂w_k)/T, ∂sink = −w_sink Σ_k w_k ∂w_k / T",
     cost="O(n²)",
     source="Vaswani et al. 2017, eq. 1; temperature: Hinton et al. 2015, eq. 1; sinks: Agarwal et al. 2025, 2.2",

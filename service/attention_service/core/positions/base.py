@@ -171,10 +171,10 @@ POSITIONS = Registry[Position]("position")
 
 @POSITIONS.register(
     options.NoPosition,
-    formula="q, k as they are",
-    gradient="∂q and ∂k as they come",
+    formula="q, k unchanged",
+    gradient="∂q and ∂k unchanged",
     cost="O(1)",
-    source="Vaswani et al. 2017, section 3.5 (what attention is without an encoding)",
+    source="Vaswani et al. 2017, section 3.5 (attention without an encoding)",
 )
 @dataclass(frozen=True)
 class NoPosition(Inert):

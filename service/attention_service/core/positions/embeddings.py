@@ -19,7 +19,7 @@ TABLE = "position.weight"
 @POSITIONS.register(
     options.Sinusoidal,
     formula="x_p + (sin p·f_0, cos p·f_0, sin p·f_1, …), f_c = θ^(−2c/d)",
-    gradient="∂x_p as it comes",
+    gradient="∂x_p unchanged",
     cost="O(n·d)",
     source="Vaswani et al. 2017, section 3.5",
 )
@@ -55,7 +55,7 @@ class Sinusoidal(Inert):
 @POSITIONS.register(
     options.LearnedPosition,
     formula="x_p + E_p",
-    gradient="∂x_p as it comes, ∂E_p = Σ ∂x_p over the sequences",
+    gradient="∂x_p unchanged, ∂E_p = Σ ∂x_p over the sequences",
     cost="O(n·d)",
     source="Gehring et al. 2017, section 3.1",
 )

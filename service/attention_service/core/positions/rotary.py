@@ -18,7 +18,7 @@ from attention_service.core.types import Widths
 @POSITIONS.register(
     options.Rope,
     formula="x_a + i·x_b → (x_a + i·x_b)·exp(i·p·f_c) for each pair c of dimensions, f_c = θ^(−2c/dim)",
-    gradient="turned back: (∂x_a + i·∂x_b)·exp(−i·p·f_c)",
+    gradient="rotated back: (∂x_a + i·∂x_b)·exp(−i·p·f_c)",
     cost="O(n·d)",
     source="Su et al. 2021, section 3.4; scaling: Chen et al. 2023, Peng et al. 2023, Ding et al. 2024",
 )

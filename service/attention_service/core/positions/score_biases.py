@@ -18,7 +18,7 @@ TABLE = "relative_bias.weight"
 @POSITIONS.register(
     options.Alibi,
     formula="s_ij − m_h·|p_i − p_j|, m_h = 2^(−8(h + 1)/H)",
-    gradient="∂s as it comes",
+    gradient="∂s unchanged",
     cost="O(n²·h)",
     source="Press et al. 2022, section 3",
 )
@@ -70,7 +70,7 @@ def slopes(heads: int) -> tuple[float, ...]:
 @POSITIONS.register(
     options.RelativeBias,
     formula="s_ij + b_h[bucket(p_j − p_i)]",
-    gradient="∂s as it comes, ∂b_h[c] = Σ ∂s_ij over the pairs of bucket c",
+    gradient="∂s unchanged, ∂b_h[c] = Σ ∂s_ij over the pairs of bucket c",
     cost="O(n²·h)",
     source="Raffel et al. 2020, section 2.1; buckets: the authors' code",
 )

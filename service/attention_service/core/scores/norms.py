@@ -75,7 +75,7 @@ class Gaussian(Product):
 @SCORES.register(
     spec.Cosine,
     formula="q·k / (‖q‖ ‖k‖) · scale, 0 for a zero vector",
-    gradient="u = q/‖q‖, w = k/‖k‖: ∂q_i = Σ_j ∂s_ij scale (w_j − (u_i·w_j) u_i)/‖q_i‖, ∂k_j alike, "
+    gradient="u = q/‖q‖, w = k/‖k‖: ∂q_i = Σ_j ∂s_ij scale (w_j − (u_i·w_j) u_i)/‖q_i‖, ∂k_j likewise, "
     "∂scale = Σ_ij ∂s_ij u_i·w_j",
     cost="O(n²·d)",
     source="Graves et al. 2014, eq. 6; a learned scale for each head: Liu et al. 2022, section 3.2",

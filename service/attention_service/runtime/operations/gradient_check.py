@@ -38,10 +38,12 @@ def check(
     normalizer = bound.spec.normalizer.model_copy(update={"dtype": "float64"})
     bound = replace(bound, spec=bound.spec.model_copy(update={"normalizer": normalizer}))
     edits = compute.bind_edits(request.edits, device, double)
-    tensors, parameters = compute.load(bound, device, double), dict(compute.load_parameters(bound, device, double))
-    graph = graph_of(bound, targets, Uploaded(tensors, parameters, edits), MATERIALIZED)
+    uploaded = Uploaded(compute.load(bound, device, double), compute.load_parameters(bound, device, double), edits)
+    graph = graph_of(bound, targets, uploaded, MATERIALIZED)
+    uploaded.tensors.clear()
     upstream = upstream_of(request.upstream, bound, double, device)
     gradients = differentiate(graph, targets, upstream)
+    tensors, parameters = compute.load(bound, device, double), dict(compute.load_parameters(bound, device, double))
 
     def probe(name: str) -> _Probe:
         return _probe(bound, name, graph.at[name].detach(), edits, tensors, parameters)

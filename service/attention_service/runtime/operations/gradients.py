@@ -59,9 +59,6 @@ def prepare(module: Module | None, request: GradientsRequest, device: Device, ro
         wrt=_kinds_of(targets),
     )
     plan = plan_request(bound, question, device, room, selection, request.edits)
-    if request.directions:  # they are on the device from the beginning
-        held = sum(array.size for array in request.directions.values()) * TORCH_DTYPES[bound.dtype].itemsize
-        plan = replace(plan, peak_bytes=plan.peak_bytes + held)
     return Job(
         "gradients",
         plan,

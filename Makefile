@@ -28,6 +28,7 @@ help: ## Print this list
 	@sed -n 's/^\([a-z-]*\):.*## /\1 /p' $(MAKEFILE_LIST) | awk '{printf "make %-12s", $$1; $$1 = ""; print}'
 
 serve: $(VENV)/.server ## Start the server on 127.0.0.1:8000 (ATTENTION_* settings and ARGS pass through)
+	@echo 'In another shell: . $(BIN)/activate && attention --help' >&2
 	@exec $(BIN)/attention serve $(ARGS)
 
 test: $(VENV)/.dev ## Run the tests but for the long walks (ARGS go to pytest)
@@ -44,7 +45,7 @@ check: $(VENV)/.dev ## Check format, lint, types, import layers, Dockerfile and 
 	$(BIN)/hadolint Dockerfile
 	$(BIN)/check-jsonschema --builtin-schema vendor.compose-spec docker-compose.yml
 
-demo: $(VENV)/.demo ## Show the attention of a sentence (SENTENCE="…", CHECKPOINT=folder)
+demo: $(VENV)/.demo ## Show the attention of a sentence (SENTENCE="…", CHECKPOINT=folder, ATTENTION_URL=…)
 	$(BIN)/python examples/demo.py $(ARGS)
 
 bench: $(VENV)/.dev ## Measure quickly, each thing beside its baseline (ARGS=--full: at length, into benchmarks/results)

@@ -1,4 +1,4 @@
-"""Who is compared: this project's server, and bare ones as ceilings. How each is started and asked."""
+"""Compared servers: this project's server, and bare servers as ceilings, with their commands and requests."""
 
 import sys
 from collections.abc import Callable, Iterator
@@ -20,7 +20,7 @@ OURS = "attention serve"
 
 @dataclass(frozen=True)
 class Setup:
-    """What a server is started with."""
+    """Settings of a server's start."""
 
     workload: Workload
     weights: Path
@@ -49,7 +49,7 @@ class Server:
     prepare: Callable[[str, Workload], None] = _nothing
     environment: dict[str, str] = field(default_factory=dict)
     peer: bool = False
-    """Whether it is another project's, and started for its turn only: most keep busy while nobody asks."""
+    """True for a server of another project. It runs only during its turn, because most peers compute while idle."""
 
 
 @dataclass(frozen=True)

@@ -1,7 +1,7 @@
-"""Accuracy of predicted times: a calibration, and requests that it has not seen.
+"""Accuracy of predicted times for requests that the calibration has not seen.
 
-``python -m benchmarks.cost_model`` prints the tables in Markdown; ``--output docs/cost-model.md`` puts them where that
-page has the ones before.
+``python -m benchmarks.cost_model`` prints the tables in Markdown; ``--output docs/cost-model.md`` replaces the tables
+of that page.
 """
 
 import argparse
@@ -16,7 +16,6 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from attention_contract import lists
 from attention_service.cost import Calibrated
 from attention_service.runtime.calibration.calibrating import SECONDS, Calibration
 from attention_service.runtime.calibration.fitting import Point
@@ -28,9 +27,9 @@ MARK = "<!-- measured -->\n"
 """The results are written after this line."""
 ROOM = 2**31
 LONGER = 0.25, 1.0
-"""Seconds that requests beyond the calibrated sizes should take by the device's rates alone; they take up to thrice."""
+"""Predicted seconds of requests beyond the calibrated sizes, by peak rates; they take up to three times as long."""
 ENOUGH_S = 0.5
-"""Seconds of runs of each held-out request. More than in a calibration, so that the reference is more exact."""
+"""Seconds of runs per held-out request: more than in a calibration, for a more exact reference."""
 
 
 @dataclass(frozen=True)
@@ -45,9 +44,9 @@ class Errors:
 
     @classmethod
     def of(cls, points: Sequence[Point], clock: Calibrated) -> "Errors":
-        """Return the errors of requests that were run."""
-        told = [clock.of(point.terms, point.kind) for point in points]
-        pairs = list(zip(told, points, strict=True))
+        """Return the errors of measured requests."""
+        predicted = [clock.of(point.terms, point.kind) for point in points]
+        pairs = list(zip(predicted, points, strict=True))
         covered = [np.mean([each.low <= run <= each.high for run in point.seconds]) for each, point in pairs]
         again = [abs(a / b - 1) for point in points for a, b in combinations(point.seconds, 2)]
         return cls(
@@ -55,7 +54,7 @@ class Errors:
         )
 
     def row(self, name: str) -> str:
-        """A line of the table."""
+        """Return a line of the table."""
         far = np.abs(self.signed)
         again = f"{np.median(self.again):.1%} · {np.quantile(self.again, 0.95):.0%}" if len(self.again) else ""
         return (
@@ -78,7 +77,7 @@ def held_out(bench: Bench, count: int) -> tuple[list[Point], int]:
 
 
 def tables(points: Sequence[Point], beyond: Sequence[Point], clock: Calibrated) -> Iterator[str]:
-    """Errors of all, by kind, by time, and beyond what was calibrated."""
+    """Yield tables of errors: all, by kind, by time, and beyond the calibrated sizes."""
     yield "| requests | n | median error | median of \\|error\\| | 95th percentile | runs within bounds | run to run |"
     yield "|---|---:|---:|---:|---:|---:|---:|"
     yield Errors.of(points, clock).row("**all**")
@@ -98,14 +97,15 @@ def main() -> None:
     """Calibrate, measure, print, write."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--requests", type=int, default=600, help="held-out requests (default: 600)")
-    parser.add_argument("--larger", type=int, default=40, help="of those larger than calibrated (default: 40)")
-    parser.add_argument("--seconds", type=float, default=SECONDS, help="of the calibration (default: 60)")
+    parser.add_argument(
+        "--larger", type=int, default=40, help="held-out requests beyond the calibrated sizes (default: 40)"
+    )
+    parser.add_argument("--seconds", type=float, default=SECONDS, help="seconds of the calibration (default: 60)")
     parser.add_argument("--device", default="auto", help="auto, cpu or cuda")
-    parser.add_argument("--threads", type=int, default=None, help="on the CPU; default: one for each core")
+    parser.add_argument("--threads", type=int, default=None, help="threads on the CPU (default: one per core)")
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--output", type=Path, default=None, help="the page whose tables are replaced")
     options = parser.parse_args()
-    lists.load()  # as a server does
     device = Device.open(options.device, options.threads)
     started = perf_counter()
     calibration = Calibration(device, ROOM, seed=options.seed, seconds=options.seconds)
@@ -117,15 +117,15 @@ def main() -> None:
     points, dropped = held_out(Bench(device, rates, ROOM, options.seed + 1, enough_s=ENOUGH_S), options.requests)
     beyond, _ = held_out(Bench(device, rates, ROOM, options.seed + 2, enough_s=ENOUGH_S, longer=LONGER), options.larger)
     lines = [
-        f"{device.model}, {device.name}, torch {torch.__version__}, Python {platform.python_version()}. Calibration:",
-        f"{calibration.points} requests in {taken:.0f} s. Then {len(points)} others; {dropped} more were dropped,",
-        "while the machine was disturbed. Errors are of the predicted median against the median of a request's runs;",
-        "bounds are held against single runs; `run to run` is how much two runs of one request differ, median and",
-        "95th percentile.",
+        f"{device.model}, {device.name}, torch {torch.__version__}, Python {platform.python_version()}.",
+        f"The calibration ran {calibration.points} requests in {taken:.0f} s. The test ran {len(points)} other",
+        f"requests; {dropped} more were dropped because the machine was disturbed. Errors compare the predicted median",
+        "with the median of a request's runs. Bounds are compared with single runs. `run to run` is the difference of",
+        "two runs of one request, median and 95th percentile.",
         "",
         *tables(points, beyond, clock),
         "",
-        "## Where one begins to take less time than another",
+        "## Crossovers",
         "",
         *crossovers(replace(device, clock=clock)),
     ]
@@ -134,7 +134,7 @@ def main() -> None:
     if options.output is not None:
         kept, mark, _ = options.output.read_text("utf-8").partition(MARK)
         if not mark:
-            raise SystemExit(f"{options.output} has no line {MARK.strip()} after which to write")
+            raise SystemExit(f"{options.output} lacks the line {MARK.strip()}, after which the tables belong")
         options.output.write_text(kept + mark + "\n" + text, "utf-8")
 
 

@@ -1,4 +1,4 @@
-"""From which length on one variant of attention takes less time than another: as answered, and as measured."""
+"""Crossover lengths of two variants of attention, from the service and measured."""
 
 import asyncio
 from collections.abc import Callable, Iterator
@@ -26,12 +26,12 @@ ResultT = TypeVar("ResultT")
 
 @dataclass(frozen=True)
 class Variant:
-    """One of those that are compared."""
+    """One of the compared variants."""
 
     name: str
     spec: AttentionSpec
     kernel: KernelName | None
-    """None for a method that approximates."""
+    """None for an approximate method."""
 
 
 def _variant(name: str, kernel: KernelName | None, **spec: object) -> Variant:
@@ -48,20 +48,22 @@ VARIANTS = (
     _variant("performer", None, method={"name": "performer", "features": 256}),
     _variant("nystrom", None, method={"name": "nystrom", "landmarks": 128}),
 )
-"""The first is the request: it names no kernel, which would be that of all that name none."""
+"""The compared variants. The first is the request.
+
+It names no kernel, because its kernel would apply to all variants without one.
+"""
 LENGTHS = 64, 16384
 SEARCHED = 1.6, 1.2
-"""A measured crossover is looked for within these factors: first of the predicted one, then of what was found."""
+"""Factors around which a crossover is searched: first around the predicted one, then around the found one."""
 
 
 def crossovers(device: Device) -> Iterator[str]:
-    """From which length on one of two takes less time: predicted, found by ``measure``, and measured at length."""
-    yield f"Forward, {HEADS} heads of {WIDTH}, float32, by the same calibration. `measure` is what a server finds that"
-    yield "is asked to run both. A measured crossover is found likewise, by more runs: it is where the line through"
-    yield "nine ratios of interleaved medians, close to it, passes 1; before each run the caches are filled with"
-    yield "something else, as they are between two requests."
+    """Yield a table of crossover lengths: predicted, found by ``measure``, and measured thoroughly."""
+    yield f"Forward, {HEADS} heads of {WIDTH}, float32, with the same calibration. For `measure` the server runs both"
+    yield "variants. A measured crossover comes from more runs: the line through nine ratios of interleaved medians"
+    yield "near the crossover passes 1 there. Before each run other data fills the caches, as between two requests."
     yield ""
-    yield "| the one | the other | measured | predicted | predicted / measured | with `measure` | that / measured |"
+    yield "| first | second | measured | predicted | predicted / measured | `measure` | `measure` / measured |"
     yield "|---|---|---:|---:|---:|---:|---:|"
     ratios: dict[str, list[float]] = {"predicted": [], "with `measure`": []}
     by_name = {variant.name: variant for variant in VARIANTS}
@@ -69,11 +71,11 @@ def crossovers(device: Device) -> Iterator[str]:
         if found.of != "time" or found.at is None or not LENGTHS[0] <= found.at <= LENGTHS[1]:
             continue
         measured = _measured_crossing(by_name[found.between[0]], by_name[found.between[1]], found.at, device)
-        cells = ["none near it" if measured is None else f"{measured:.0f}"]
-        for told, each in zip((found.at, found.measured), ratios.values(), strict=True):
-            cells.append("" if told is None else str(told))
-            if told is not None and measured is not None:
-                each.append(told / measured)
+        cells = ["none nearby" if measured is None else f"{measured:.0f}"]
+        for length, each in zip((found.at, found.measured), ratios.values(), strict=True):
+            cells.append("" if length is None else str(length))
+            if length is not None and measured is not None:
+                each.append(length / measured)
                 cells.append(f"{each[-1]:.2f}")
             else:
                 cells.append("")
@@ -87,7 +89,7 @@ def crossovers(device: Device) -> Iterator[str]:
 
 
 def _served(device: Device) -> list[Crossover]:
-    """Return the answer of a server."""
+    """Return the crossovers of a server's answer."""
     first, *others = VARIANTS
     compared = [Alternative(label=each.name, spec=each.spec, kernel=each.kernel) for each in others]
     request = RawComplexityRequest(
@@ -109,7 +111,7 @@ def _served(device: Device) -> list[Crossover]:
 
 
 def _measured_crossing(one: Variant, other: Variant, near: float, device: Device) -> float | None:
-    """Ratios of times at lengths round about, in turn; where the line through their logarithms passes 0."""
+    """Return the length where the line through logarithms of time ratios crosses 0."""
     for factor in SEARCHED:
         low, high = max(LENGTHS[0], near / factor), min(LENGTHS[1], near * factor)
         lengths = np.unique(np.round(np.geomspace(low, high, 9))).astype(int)

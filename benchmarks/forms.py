@@ -21,7 +21,7 @@ Header = Callable[[str], str | None]
 
 @dataclass(frozen=True)
 class Request:
-    """What is sent, by POST."""
+    """Body and headers of a POST request."""
 
     path: str
     headers: dict[str, str]
@@ -34,7 +34,7 @@ class Form:
 
     name: str
     text: bool
-    """Whether numbers travel as text."""
+    """True if numbers are sent as text."""
     write: Callable[[Floats], Request]
     read: Callable[[bytes, Header, tuple[int, ...]], NDArray[np.floating]]
     """The output, from the body, the headers and the shape that is expected."""

@@ -1,6 +1,6 @@
-"""How long it takes to bind, plan and admit a request whose shape was never seen, once the buckets are warm.
+"""Time to bind, plan and admit a request with a new shape, with warm buckets.
 
-``python -m benchmarks.planning`` prints the median microseconds of each stream of requests. Nothing is computed.
+``python -m benchmarks.planning`` prints the median microseconds of each stream of requests. No attention is computed.
 """
 
 import time

@@ -35,7 +35,7 @@ class Running:
 
     @property
     def url(self) -> str:
-        """Where it is asked."""
+        """Address of the server."""
         return f"http://127.0.0.1:{self.port}"
 
     def family(self) -> list[psutil.Process]:

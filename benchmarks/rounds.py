@@ -38,13 +38,13 @@ class Cell:
         return [load.rate for load in self.loads]
 
     def ratio(self, other: "Cell") -> float:
-        """Of the rates, round by round; the median. A round in which the other had no answer says nothing."""
+        """Return the median over rounds of the ratio of rates. A round without answers of the other is skipped."""
         return median([a / b for a, b in zip(self.rates, other.rates, strict=False) if b] or [math.nan])
 
 
 @dataclass
 class Comparison:
-    """What was found for one workload."""
+    """Measurements of one workload."""
 
     workload: Workload
     cells: list[Cell]
@@ -59,11 +59,11 @@ class Comparison:
         return None
 
     def of(self, server: Server) -> list[Cell]:
-        """What is still to be measured of a server."""
+        """Return the cells of a server that remain to be measured."""
         return [cell for cell in self.cells if cell.entry.server.name == server.name and not self.failed(cell.entry)]
 
     def failed(self, entry: Entry) -> bool:
-        """Whether it is out."""
+        """Return True if the server has failed."""
         return bool({entry.server.name, entry.label} & self.faults.keys())
 
     @contextmanager
@@ -142,17 +142,15 @@ def _error(entry: Entry, url: str, workload: Workload, index: int) -> float:
     if answer.status != 200:
         raise ServerError(f"{entry.name} answers {entry.form.name} with {answer.status}: {body[:200]!r}")
     expected = workload.answer(query)
-    output = entry.form.read(body, answer.getheader, workload.shape)
+    output = entry.form.read(body, answer.getheader, query.shape)
     return float(np.abs(output - expected).max() / np.abs(expected).max())
 
 
 def _load(cell: Cell, process: Running, workload: Workload, seconds: float, folder: Path) -> Load:
-    request = cell.entry.form.write(workload.query())
-    body = folder / "body"
-    body.write_bytes(request.body)
+    requests = [cell.entry.form.write(workload.query(index)) for index in range(workload.different)]
     _, cores = cores_for(workload.cores)
     before = process.processor_seconds()
-    found = send(process.url + request.path, body, request.headers, cell.connections, seconds, cores)
+    found = send(process.url + requests[0].path, requests, cell.connections, seconds, cores, folder)
     computed = process.processor_seconds() - before
     process.rest()
     return replace(found, processor_seconds=computed)

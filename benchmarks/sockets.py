@@ -1,7 +1,7 @@
-"""A load generator for machines without ``wrk``: one request, prepared once, over and over on every connection.
+"""A load generator for machines without ``wrk``: prepared requests in turn, on every connection.
 
-``python -m benchmarks.sockets URL CONNECTIONS SECONDS`` with the variables BODY and HEADERS as in ``post.lua``; prints
-the same figures. It takes about twice the processor time of wrk for a request, so that the fastest servers look slower.
+``python -m benchmarks.sockets URL CONNECTIONS SECONDS`` with the variable REQUESTS as in ``post.lua``; prints the same
+figures. It takes about twice the processor time of wrk for a request, so that the fastest servers look slower.
 """
 
 import asyncio
@@ -9,7 +9,9 @@ import json
 import os
 import sys
 import time
+from collections.abc import Iterator
 from contextlib import suppress
+from itertools import cycle
 from pathlib import Path
 from typing import cast
 from urllib.parse import urlsplit
@@ -20,10 +22,10 @@ HEAD_END = b"\r\n\r\n"
 
 
 class Connection(asyncio.Protocol):
-    """Sends the request, reads the answer, sends it again."""
+    """Sends a request, reads the answer, sends the next."""
 
-    def __init__(self, request: bytes, milliseconds: list[float]) -> None:
-        self.request = request
+    def __init__(self, requests: Iterator[bytes], milliseconds: list[float]) -> None:
+        self.requests = requests
         self.milliseconds = milliseconds
         self.failed = 0
         self.head = b""
@@ -38,7 +40,7 @@ class Connection(asyncio.Protocol):
     def send(self) -> None:
         """Ask once more."""
         self.started = time.perf_counter()
-        self.transport.write(self.request)
+        self.transport.write(next(self.requests))
 
     def data_received(self, data: bytes) -> None:
         """Count the answer down; look at no more of it than its status and length."""
@@ -64,18 +66,29 @@ def _length(head: bytes) -> int:
     raise ValueError("an answer without its length")
 
 
-async def load(url: str, body: bytes, headers: str, connections: int, seconds: float) -> dict[str, float]:
+def prepared(file: Path, path: str, host: str) -> list[bytes]:
+    """The requests of a file, as they are sent."""
+    requests = []
+    with file.open("rb") as told:
+        while line := told.readline():
+            head, size = map(int, line.split())
+            headers = told.read(head).decode().splitlines()
+            lines = [f"POST {path} HTTP/1.1", f"Host: {host}", f"Content-Length: {size}", *headers, "", ""]
+            requests.append("\r\n".join(lines).encode() + told.read(size))
+    return requests
+
+
+async def load(url: str, file: Path, connections: int, seconds: float) -> dict[str, float]:
     """The figures of one run."""
     parts = urlsplit(url)
     assert parts.hostname is not None
     assert parts.port is not None
     host, port = parts.hostname, parts.port
-    lines = [f"POST {parts.path} HTTP/1.1", f"Host: {parts.netloc}", f"Content-Length: {len(body)}"]
-    request = "\r\n".join([*lines, *headers.splitlines(), "", ""]).encode() + body
+    requests = cycle(prepared(file, parts.path, parts.netloc))
     milliseconds: list[float] = []
     started = time.perf_counter()
     made = [
-        await asyncio.get_running_loop().create_connection(lambda: Connection(request, milliseconds), host, port)
+        await asyncio.get_running_loop().create_connection(lambda: Connection(requests, milliseconds), host, port)
         for _ in range(connections)
     ]
     await asyncio.sleep(seconds)
@@ -94,8 +107,7 @@ def main(url: str, connections: str, seconds: str) -> None:
         import uvloop  # noqa: PLC0415 - a faster loop where there is one
 
         asyncio.set_event_loop_policy(uvloop.EventLoopPolicy())
-    body = Path(os.environ["BODY"]).read_bytes()
-    found = asyncio.run(load(url, body, os.environ["HEADERS"], int(connections), float(seconds)))
+    found = asyncio.run(load(url, Path(os.environ["REQUESTS"]), int(connections), float(seconds)))
     sys.stdout.write(json.dumps(found) + "\n")
 
 

@@ -8,7 +8,6 @@ import argparse
 import json
 from time import perf_counter
 
-from attention_contract import lists
 from attention_service.runtime.calibration.fitting import Point, fit
 from attention_service.runtime.calibration.measuring import Bench
 from attention_service.runtime.calibration.typical import PATH
@@ -37,7 +36,6 @@ def main() -> None:
     parser.add_argument("--seconds", type=float, default=900.0, help="of measuring (default: 900)")
     parser.add_argument("--seed", type=int, default=1)
     options = parser.parse_args()
-    lists.load()  # as a server does
     logs = measured(Device.open("cpu", 1), options.seconds, options.seed)
     PATH.write_text(json.dumps({"cpu": logs}, indent=0) + "\n", "utf-8")
 

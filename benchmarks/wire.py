@@ -9,7 +9,6 @@ import numpy as np
 import torch
 from pydantic import BaseModel
 
-from attention_contract import lists
 from attention_contract.schemas.attention import ForwardRequest
 from attention_contract.wire import JSON, SAFETENSORS, from_body, to_body
 from benchmarks.measure import Case, rows
@@ -24,7 +23,6 @@ class Lists(BaseModel):
 
 def cases() -> Iterator[Case]:
     """A request of ``[1, 128, 256]`` in float32 in each media type, read into an array."""
-    lists.load()
     query = np.random.default_rng(0).normal(size=(1, 128, 256)).astype(np.float32)
     request = ForwardRequest(query=query)
     nested = b"".join(to_body(request, JSON, "request"))

@@ -23,11 +23,18 @@ class Workload:
     concurrency: tuple[int, ...] = (1, 16, 64)
     seconds: float = 1
     """Of one run of the load generator."""
+    different: int = 1
+    """Different requests that are sent in turn. With more than one, their lengths are drawn from 1 to ``length``."""
+
+    @property
+    def mixed(self) -> bool:
+        """True if the requests have different lengths."""
+        return self.different > 1
 
     @property
     def shape(self) -> tuple[int, int, int]:
-        """Of the query and of the output."""
-        return self.batch, self.length, self.width
+        """The shape of the query and of the output; the length is -1 if it differs."""
+        return self.batch, -1 if self.mixed else self.length, self.width
 
     @property
     def text(self) -> str:
@@ -35,11 +42,14 @@ class Workload:
         size = 4 * self.batch * self.length * self.width
         told = f"{size / 2**20:g} MiB" if size >= 2**20 else f"{size / 2**10:g} KiB"
         cores = "one core" if self.cores == 1 else f"{self.cores} cores"
+        if self.mixed:
+            return f"{self.different} requests of 1 to {self.length} tokens, d{self.width} h{self.heads}, {cores}"
         return f"B{self.batch} L{self.length} d{self.width} h{self.heads}, {told} each way, {cores}"
 
     def query(self, index: int = 0) -> Floats:
         """One of many requests; the first is the one that is timed."""
-        return _normal(index, self.shape)
+        length = int(np.random.default_rng(index).integers(1, self.length + 1)) if self.mixed else self.length
+        return _normal(index, (self.batch, length, self.width))
 
     def weights(self) -> dict[str, Floats]:
         """The parameters by the names of ``torch.nn.MultiheadAttention``."""
@@ -78,5 +88,7 @@ WORKLOADS = {
         Workload("W1", 1, 16, 64, 4),
         Workload("W2", 1, 128, 256, 8),
         Workload("W3", 8, 512, 512, 8, cores=2, concurrency=(1, 4), seconds=4),
+        Workload("mixed", 1, 128, 64, 4, different=512),
+        Workload("mixed-512", 1, 512, 512, 8, different=256, concurrency=(1, 16), seconds=2),
     )
 }

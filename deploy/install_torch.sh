@@ -3,13 +3,13 @@
 #
 #   deploy/install_torch.sh PYTHON [BUILD]
 #
-#   BUILD  auto            the build for this machine's NVIDIA driver; the CPU build where there is none (default)
+#   BUILD  auto            the build for this machine's NVIDIA driver, or the CPU build without one (default)
 #          cpu cu130 ...   that build
-#          index           whatever the package index has: on Linux, several GB of CUDA packages come with it
+#          index           the package index's build: on Linux, it installs several GB of CUDA packages
 #
-# For auto and cpu, a wheel that pip is told of (find-links, in its configuration or in PIP_FIND_LINKS) is taken first.
-# TORCH_INDEX_URL, the address of an index that holds the build, overrides BUILD. Other builds come from PyTorch's own
-# indexes, which uv knows; without uv on PATH it is borrowed for the one download.
+# For auto and cpu, a local wheel from pip's find-links (configuration or PIP_FIND_LINKS) has priority.
+# TORCH_INDEX_URL, the address of an index with the build, overrides BUILD. Other builds come from PyTorch's own
+# indexes, which uv knows. Without uv on PATH, the script installs uv temporarily.
 set -eu
 python=$1
 build=${2:-auto}
@@ -41,7 +41,7 @@ if ! command -v uv >/dev/null; then
     PATH=$borrowed/bin:$PATH
 fi
 uv pip install --python "$python" --no-deps --torch-backend "$build" "$pin" || {
-    echo "The $build build of $pin could not be had. Give the address of an index that holds it as TORCH_INDEX_URL," >&2
-    echo "or take the package index's own build with TORCH=index (on Linux: several GB of CUDA packages)." >&2
+    echo "The $build build of $pin is not available. Set TORCH_INDEX_URL to the address of an index with it," >&2
+    echo "or use the package index's build with TORCH=index (on Linux: several GB of CUDA packages)." >&2
     exit 1
 }

@@ -1,7 +1,7 @@
-"""Does a running server answer, and does it keep what it is given? Needs nothing but Python.
+"""Check that a running server answers, and that it keeps modules. Needs only Python.
 
-python deploy/smoke.py [URL]          make the module `smoke` where it is missing, and run it forward
-python deploy/smoke.py --kept [URL]   the same, but `smoke` must be there already, as after a restart
+python deploy/smoke.py [URL]          create the module `smoke` if it is missing, and run it forward
+python deploy/smoke.py --kept [URL]   the same, but `smoke` must exist already, as after a restart
 """
 
 import argparse
@@ -24,7 +24,7 @@ def call(method: str, url: str, body: object = None) -> Any:
 
 
 def exists(url: str, name: str) -> bool:
-    """Tell whether the server holds a module."""
+    """Return True if the server has a module."""
     try:
         return bool(call("GET", f"{url}/v1/modules/{name}"))
     except HTTPError as error:
@@ -34,7 +34,7 @@ def exists(url: str, name: str) -> bool:
 
 
 def output(url: str, name: str) -> list[float]:
-    """Run the query through a module; the numbers come row after row."""
+    """Run the query through a module and return the numbers, row by row."""
     reply = call("POST", f"{url}/v1/modules/{name}/forward", {"query": QUERY})
     return [number for row in reply["output"] for number in row]
 
@@ -52,7 +52,7 @@ def main() -> None:
     if not found:
         call("POST", f"{options.url}/v1/modules", {"name": "smoke", **MODULE})
 
-    # A second module from the same seed must give the same numbers, whenever the first one was made.
+    # A second module with the same seed must give the same numbers, also after a restart.
     call("POST", f"{options.url}/v1/modules", {"name": "smoke-twin", **MODULE})
     try:
         first, twin = output(options.url, "smoke"), output(options.url, "smoke-twin")
@@ -61,8 +61,8 @@ def main() -> None:
     if len(first) != 4 * 8 or not any(first):
         raise SystemExit(f"not an output of 4 x 8 numbers: {first}")
     if not all(math.isclose(a, b, abs_tol=1e-6) for a, b in zip(first, twin, strict=True)):
-        raise SystemExit("the module `smoke` gives other numbers than one made now from its seed")
-    print(f"{options.url} answers; `smoke` was {'kept' if found else 'made'}, its output begins {first[:3]}")
+        raise SystemExit("the module `smoke` gives other numbers than a new module with the same seed")
+    print(f"{options.url} answers; `smoke` was {'kept' if found else 'created'}, its output begins {first[:3]}")
 
 
 if __name__ == "__main__":

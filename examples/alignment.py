@@ -1,11 +1,12 @@
-"""Learn an alignment: additive attention trained, through the service's gradients, to spell words backwards.
+"""Train additive attention to spell words backwards, with the service's gradients.
 
-Each encoder state is a letter and its position, both one-hot; each decoder state is the position that it is about to
-write. The score vᵀ tanh(W₁ q + W₂ k) (Bahdanau et al. 2015) must learn to look from position t at letter L − 1 − t: the
-alignment matrix becomes anti-diagonal. What is attended to is the letter itself, so the output is a distribution over
-letters, and its cross-entropy is the loss. The service computes output and gradients, numpy does the Adam steps (Kingma
-& Ba 2015). Needs a running service (``attention serve``, or ATTENTION_URL) and the extra ``plot``. Then:
-``python examples/alignment.py``
+An encoder state is a letter and its position, both one-hot. A decoder state is the position to write. The score vᵀ
+tanh(W₁ q + W₂ k) (Bahdanau et al. 2015) must learn to look from position t at letter L − 1 − t, so the alignment
+matrix becomes anti-diagonal. The values are the letters. The output is therefore a distribution over letters, and its
+cross-entropy is the loss. The service computes output and gradients; numpy takes the Adam steps (Kingma & Ba 2015).
+
+Needs a running service (``attention serve``, or ATTENTION_URL) and the extra ``plot``: ``python
+examples/alignment.py``
 """
 
 from typing import Any
@@ -26,7 +27,7 @@ WIDTH = LETTERS + LENGTH
 
 
 def words(rng: np.random.Generator, count: int) -> tuple[Array, Array, Array, Array]:
-    """Random words: query and key ``[B, 1, L, W]``, value ``[B, 1, L, letters]``, and the letters to write, one-hot."""
+    """Draw random words: query and key ``[B, 1, L, W]``, value and letters to write ``[B, 1, L, letters]``."""
     letters = np.eye(LETTERS)[rng.integers(LETTERS, size=(count, LENGTH))]
     positions = np.broadcast_to(np.eye(LENGTH), (count, LENGTH, LENGTH))
     key = np.concatenate([letters, positions], axis=-1)
@@ -35,13 +36,13 @@ def words(rng: np.random.Generator, count: int) -> tuple[Array, Array, Array, Ar
 
 
 def initial(rng: np.random.Generator) -> dict[str, Array]:
-    """Small random parameters of the score."""
+    """Draw small random parameters of the score."""
     shapes = {"query_weight": (1, HIDDEN, WIDTH), "key_weight": (1, HIDDEN, WIDTH), "v": (1, HIDDEN)}
     return {f"score.{name}": 0.3 * rng.normal(size=shape) for name, shape in shapes.items()}
 
 
 def slopes(client: Client, parameters: dict[str, Array], batch: tuple[Array, ...]) -> tuple[float, dict[str, Array]]:
-    """The cross-entropy of a batch for each letter, in nats, and its gradients."""
+    """Return the cross-entropy of a batch per letter, in nats, and its gradients."""
     query, key, value, target = batch
     asked: dict[str, Any] = {"spec": SPEC, "parameters": parameters}
     written = np.maximum(client.raw_forward(query, key, value, **asked).output, 1e-9)
@@ -53,7 +54,7 @@ def slopes(client: Client, parameters: dict[str, Array], batch: tuple[Array, ...
 
 
 def adam(parameters: dict[str, Array], gradients: dict[str, Array], memory: dict[str, Any], step: int) -> None:
-    """One step of Adam, in place."""
+    """Take one step of Adam, in place."""
     for name, gradient in gradients.items():
         mean, square = memory.setdefault(name, (np.zeros_like(gradient), np.zeros_like(gradient)))
         mean += 0.1 * (gradient - mean)
@@ -62,7 +63,7 @@ def adam(parameters: dict[str, Array], gradients: dict[str, Array], memory: dict
 
 
 def look(client: Client, parameters: dict[str, Array], batch: tuple[Array, ...]) -> tuple[float, Array]:
-    """The share of letters written rightly, and the mean alignment ``[position to write, position looked at]``."""
+    """Return the share of correct letters, and the mean alignment ``[position to write, position read]``."""
     query, key, value, target = batch
     reply = client.raw_forward(query, key, value, spec=SPEC, parameters=parameters, return_=["output", "weights"])
     return float((reply.output.argmax(-1) == target.argmax(-1)).mean()), reply.weights.mean((0, 1))

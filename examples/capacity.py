@@ -1,10 +1,12 @@
-"""Plan the capacity for a long-context layer: how long a sequence fits, which variant, what it costs, and where.
+"""Plan the capacity for a long-context layer on several devices: longest sequence, cheapest variant and costs.
 
-The layer is one of Llama-3 8B: 32 query heads of width 128. Compared are a key/value head for each, groups of four as
-the model has them, and a single one; then the same on several devices; then, on the server's own, from which length on
-a window of 256 tokens is faster. Nothing is computed, so it takes a second whatever the sizes are, and the hardware
-need not be there. Needs a running service (``attention serve``, or ATTENTION_URL); with ``--picture FILE.svg`` also one
-with the extra ``plot``. Then: ``python examples/capacity.py``
+The layer is one of Llama-3 8B, with 32 query heads of width 128. The example compares one key/value head per query
+head, one per four query heads (as in the model), and a single one. It then compares devices. Last, it asks from which
+length a window of 256 tokens is faster on the server's own device. The service computes no attention for these
+answers, so they take about a second for all sizes, and the hardware can be absent.
+
+Needs a running service (``attention serve``, or ATTENTION_URL): ``python examples/capacity.py``. ``--picture
+FILE.svg`` needs a service with the extra ``plot``.
 """
 
 import argparse
@@ -23,13 +25,13 @@ DEVICES = ["L4", "A100 SXM 80GB", "H100 SXM", "MI300X"]
 
 
 def variants(client: Client) -> None:
-    """Return the cost of each variant on one device as decoding goes on."""
+    """Return the cost of each variant on one device over the length of the past."""
     reply = client.raw_complexity(LENGTHS[0], LENGTHS, compare=VARIANTS, hardware="H100 SXM", dtype="bfloat16", **HEADS)
     print(f"{LAYERS} layers on one {reply.device_name}, by its datasheet")
     for one in reply.compared:
         for cost in one.costs:
             forward, decode = cost.predicted.forward, cost.predicted.decode
-            assert decode is not None  # exact attention decodes
+            assert decode is not None  # exact attention has a decode step
             cache = LAYERS * cost.kv_cache_bytes / 2**30
             print(
                 f"{one.label:>13} {cost.shape.queries:>6} tokens: cache {cache:5.1f} GiB, "
@@ -39,7 +41,7 @@ def variants(client: Client) -> None:
 
 
 def elsewhere(client: Client) -> None:
-    """The same layer, with grouped heads, on several devices."""
+    """Compare several devices for the layer with grouped heads."""
     print(f"one layer with grouped heads at {LENGTHS[1]} tokens")
     for device in DEVICES:
         reply = client.raw_complexity(LENGTHS[1], num_kv_heads=8, hardware=device, dtype="bfloat16", **HEADS)
@@ -51,7 +53,7 @@ def elsewhere(client: Client) -> None:
 
 
 def window(client: Client) -> None:
-    """From where on a window pays, on the device that is here."""
+    """Find the length from which a window is faster on the server's device."""
     reply = client.raw_complexity(1024, compare=[{"label": "window", "spec": WINDOW}], **HEADS)
     (faster,) = [crossover for crossover in reply.crossovers if crossover.of == "time"]
     surely = "nowhere that was looked" if faster.high is None else f"{faster.high} on"
@@ -64,7 +66,7 @@ def window(client: Client) -> None:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--picture", type=Path, help="draw time and memory of the variants into this .svg")
+    parser.add_argument("--picture", type=Path, help="file (.svg) for a picture of time and memory of the variants")
     picture = parser.parse_args().picture
     with Client() as client:
         variants(client)

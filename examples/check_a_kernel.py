@@ -1,8 +1,9 @@
-"""Check an attention kernel of one's own, forward and backward, against the service's exact numbers in float64.
+"""Check your own attention kernel, forward and backward, against the service's exact numbers in float64.
 
-The kernel here is an online softmax over blocks of keys (Milakov & Gimelshein 2018) with the backward pass that
-recomputes the weights (Dao et al. 2022); put yours in its place. Needs a running service (``attention serve``, or
-ATTENTION_URL). Then: ``python examples/check_a_kernel.py``
+The kernel here is an online softmax over blocks of keys (Milakov & Gimelshein 2018). Its backward pass recomputes the
+weights (Dao et al. 2022). Replace it by your own kernel.
+
+Needs a running service (``attention serve``, or ATTENTION_URL): ``python examples/check_a_kernel.py``
 """
 
 import numpy as np
@@ -15,14 +16,14 @@ BLOCK = 16
 
 
 def scores_of(q: Array, k: Array, start: int, stop: int) -> Array:
-    """Causal scaled scores of every query and a block of keys: ``[B, H, Q, stop − start]``."""
+    """Return the causal scaled scores of every query and a block of keys: ``[B, H, Q, stop − start]``."""
     scores = q @ k[..., start:stop, :].swapaxes(-1, -2) / np.sqrt(q.shape[-1])
     hidden = np.arange(start, stop) > np.arange(q.shape[-2])[:, None]
     return np.where(hidden, -np.inf, scores)
 
 
 def forward(q: Array, k: Array, v: Array) -> tuple[Array, Array]:
-    """Output ``[B, H, Q, V]`` and the log of the sum of exponentials ``[B, H, Q, 1]``."""
+    """Return the output ``[B, H, Q, V]`` and the log of the sum of exponentials ``[B, H, Q, 1]``."""
     highest = np.full((*q.shape[:-1], 1), -np.inf)
     total, output = np.zeros_like(highest), np.zeros((*q.shape[:-1], v.shape[-1]))
     for start in range(0, k.shape[-2], BLOCK):
@@ -36,7 +37,7 @@ def forward(q: Array, k: Array, v: Array) -> tuple[Array, Array]:
 
 
 def backward(q: Array, k: Array, v: Array, output: Array, lse: Array, upstream: Array) -> dict[str, Array]:
-    """The gradients with respect to q, k and v."""
+    """Return the gradients with respect to q, k and v."""
     dq, dk, dv = np.zeros_like(q), np.zeros_like(k), np.zeros_like(v)
     drift = (upstream * output).sum(-1, keepdims=True)
     for start in range(0, k.shape[-2], BLOCK):

@@ -1,15 +1,16 @@
-"""Run a real encoder with its attention in the service, show what each head looks at, and check every number.
+"""Run a real encoder with its attention in the service, show the weights of its heads, and check every number.
 
 ::
 
-    make demo                                        all-MiniLM-L6-v2, fetched once, and a service of its own
+    make demo                                        all-MiniLM-L6-v2, fetched once, and its own service
     make demo SENTENCE="Time flies like an arrow"
     make demo CHECKPOINT=path/to/folder              any checkpoint with the layout of BERT, as safetensors
     python examples/demo.py --layer 2                every head of layer 2; also --head, --all
-    python examples/demo.py --url http://host:8000 --checkpoint folder
+    make demo ATTENTION_URL=http://host:8000         a running service, whose model repository has the checkpoint
 
-The service gets the attention of every layer; ``transformers`` computes the rest (embeddings, feed-forward, LayerNorm)
-here, and afterwards the whole once more, to compare. Exits with 1 if the weights differ by more than 1e-5.
+The service computes the attention of every layer; ``transformers`` computes the rest (embeddings, feed-forward,
+LayerNorm). For comparison, ``transformers`` then computes the whole encoder. The exit status is 1 if the weights differ
+by more than 1e-5.
 It needs the extras ``server`` and ``transformers``.
 """
 
@@ -38,7 +39,11 @@ def arguments() -> argparse.Namespace:
     say = parser.add_argument
     say("--sentence", default=os.environ.get("SENTENCE") or "The cat sat on the mat")
     say("--checkpoint", type=Path, default=os.environ.get("CHECKPOINT") or None, help="folder; default: MiniLM")
-    say("--url", help="a running service, whose model repository has the checkpoint; default: start one")
+    say(
+        "--url",
+        default=os.environ.get("ATTENTION_URL") or None,
+        help="a running service, whose model repository has the checkpoint; default: ATTENTION_URL, else start one",
+    )
     say("--stored-as", metavar="PATH", help="the checkpoint's path in that repository; default: the folder's name")
     say("--layer", type=int, help="show the weights of this layer")
     say("--head", type=int, help="show the weights of this head")
@@ -70,7 +75,7 @@ def main() -> int:
 
 @contextmanager
 def repository(checkpoint: Path, given: argparse.Namespace) -> Iterator[tuple[str, str]]:
-    """A service, and the checkpoint's path in its model repository."""
+    """Yield a service, and the checkpoint's path in its model repository."""
     if given.url:
         yield given.url, given.stored_as or checkpoint.name
     else:
@@ -79,7 +84,7 @@ def repository(checkpoint: Path, given: argparse.Namespace) -> Iterator[tuple[st
 
 
 def chosen(served: Encoded, given: argparse.Namespace) -> list[tuple[int, int]]:
-    """The heads to show, as (layer, head): by default the one that looks most sharply."""
+    """Return the heads to show, as (layer, head): by default the head with the lowest entropy."""
     largest = torch.stack([torch.as_tensor(layer.statistics.max_weight[0]) for layer in served.layers])
     depth, heads = largest.shape
     if not given.all and given.layer is None and given.head is None:

@@ -1,9 +1,11 @@
-"""Complete corrupted letters: modern Hopfield retrieval of one pattern, and the mixtures where β is too small for it.
+"""Complete corrupted letters by modern Hopfield retrieval, and show the mixtures at small β.
 
-26 letters are stored, as images of ±1 less their mean and of one length. A third of the pixels of each is flipped;
-retrieval at a large β gives every letter back. At smaller β the states stop at mixtures of several letters, at last at
-the mean of all (Ramsauer et al. 2021, section 2: metastable states). Needs a running service (``attention serve``, or
-ATTENTION_URL) and the extra ``plot``. Then: ``python examples/hopfield_completion.py``
+The stored patterns are 26 letters as images of ±1, without their mean and of equal norm. A third of the pixels of
+each letter is flipped. At a large β, retrieval returns every letter. At smaller β the states stop at mixtures of
+several letters, and at the smallest at the mean of all letters (Ramsauer et al. 2021, section 2: metastable states).
+
+Needs a running service (``attention serve``, or ATTENTION_URL) and the extra ``plot``: ``python
+examples/hopfield_completion.py``
 """
 
 from string import ascii_uppercase
@@ -19,12 +21,12 @@ from attention_client import Client
 SIDE = 20
 FLIPPED = 1 / 3
 BETAS = np.geomspace(0.1, 100, 31)
-SHARP, BLUNT = 28, 18  # of these β, the two that are shown
+SHARP, BLUNT = 28, 18  # indices of the two β in the figure
 SHOWN = [ascii_uppercase.index(letter) for letter in "AGKRW"]
 
 
 def letter(character: str) -> NDArray[np.float64]:
-    """The letter as ``[SIDE · SIDE]`` pixels: 1 for ink, −1 for paper."""
+    """Return the letter as ``[SIDE · SIDE]`` pixels: 1 for ink, −1 for paper."""
     image = Image.new("L", (SIDE, SIDE))
     ImageDraw.Draw(image).text((SIDE / 2, SIDE / 2), character, 255, ImageFont.load_default(SIDE), anchor="mm")
     return np.where(np.asarray(image, np.float64).ravel() > 127, 1.0, -1.0)
@@ -38,7 +40,7 @@ def main() -> None:
     mean = letters.mean(0)
     stored = letters - mean
     stored /= np.linalg.norm(stored, axis=1, keepdims=True)
-    states = corrupted - (1 - 2 * FLIPPED) * mean  # what is left of the mean in them
+    states = corrupted - (1 - 2 * FLIPPED) * mean  # remove the mean that the flips leave
     states /= np.linalg.norm(states, axis=1, keepdims=True)
 
     with Client() as client:
@@ -46,7 +48,7 @@ def main() -> None:
             client.hopfield_retrieve(stored, states, beta=beta, eps=1e-6, max_steps=1000, return_association=True)
             for beta in BETAS
         ]
-    images = [run.association @ letters for run in runs]  # the mixture that each state is, in pixels
+    images = [run.association @ letters for run in runs]  # the mixture of each state, in pixels
     right = [float((np.sign(image) == letters).mean()) for image in images]
     mixed = [float(run.reached.mixed.mean()) for run in runs]
     sharp = runs[SHARP]

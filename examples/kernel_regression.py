@@ -1,10 +1,12 @@
-"""Attention as kernel regression: learn the bandwidth of a Nadaraya-Watson estimator through the service's gradients.
+"""Learn the bandwidth of a Nadaraya-Watson estimator with the service's gradients.
 
-The score −(q − k)² / 2σ² with a softmax is the Nadaraya-Watson estimator with a Gaussian kernel (Nadaraya 1964; Watson
-1964): queries are where to predict, keys where something was measured, values what was. σ (``score.sigma``) is learned
-by gradient descent on the leave-one-out error: a mask forbids each point to look at itself, or σ would shrink to 0 and
-the noise be learned by heart. Needs a running service (``attention serve``, or ATTENTION_URL) and the extra ``plot``.
-Then: ``python examples/kernel_regression.py``
+The score −(q − k)² / 2σ² with a softmax is the Nadaraya-Watson estimator with a Gaussian kernel (Nadaraya 1964;
+Watson 1964). The queries are the places to predict. The keys are the measured places, and the values the
+measurements. Gradient descent on the leave-one-out error learns σ (``score.sigma``). A mask forbids each point to
+look at itself; without the mask, σ would shrink to 0 and the estimator would learn the noise.
+
+Needs a running service (``attention serve``, or ATTENTION_URL) and the extra ``plot``: ``python
+examples/kernel_regression.py``
 """
 
 from typing import Any
@@ -29,32 +31,32 @@ def truth(x: Array) -> Array:
 
 
 def sample(rng: np.random.Generator, count: int) -> tuple[Array, Array]:
-    """Places ``[count, 1]`` and what was measured there."""
+    """Draw places ``[count, 1]`` and noisy measurements."""
     x = np.sort(rng.uniform(0, 6, (count, 1)), axis=0)
     return x, truth(x) + NOISE * rng.normal(size=x.shape)
 
 
 class Estimator:
-    """The estimator over measured points, computed by the service."""
+    """Nadaraya-Watson estimator over measured points, computed by the service."""
 
     def __init__(self, client: Client, x: Array, y: Array) -> None:
         self.client, self.x, self.y = client, x, y
         self.others = ~np.eye(len(x), dtype=bool)
 
     def predict(self, at: Array, sigma: float) -> Array:
-        """The estimate at these places."""
+        """Estimate the function at these places."""
         reply = self.client.raw_forward(at, self.x, self.y, spec=SPEC, parameters={"score.sigma": [sigma]})
         output: Array = reply.output
         return output
 
     def left_out(self, sigma: float) -> Array:
-        """The estimate at each point from all others."""
+        """Estimate the function at each measured point from all others."""
         asked: dict[str, Any] = {"spec": SPEC, "parameters": {"score.sigma": [sigma]}, "mask": self.others}
         output: Array = self.client.raw_forward(self.x, self.x, self.y, **asked).output
         return output
 
     def slope(self, sigma: float) -> float:
-        """∂/∂σ of the mean squared leave-one-out error: the service's gradient, upstream being that of the error."""
+        """Return ∂/∂σ of the mean squared leave-one-out error. The upstream gradient is that of the error."""
         upstream = 2 * (self.left_out(sigma) - self.y) / len(self.x)
         reply = self.client.raw_gradients(
             self.x, self.x, self.y, spec=SPEC, parameters={"score.sigma": [sigma]}, mask=self.others,
@@ -64,7 +66,7 @@ class Estimator:
 
 
 def learn(estimator: Estimator) -> list[float]:
-    """σ at every step of gradient descent over ln σ, from 1."""
+    """Return σ at every step of gradient descent over ln σ, from 1."""
     path = [1.0]
     for _ in range(STEPS):
         sigma = path[-1]

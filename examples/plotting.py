@@ -1,4 +1,4 @@
-"""Shared by the examples that draw a figure: its file and its style."""
+"""File and style of the examples' figures."""
 
 import argparse
 import io
@@ -6,7 +6,7 @@ from pathlib import Path
 
 import matplotlib as mpl
 
-mpl.use("Agg")  # to files, without a display
+mpl.use("Agg")  # write files without a display
 import matplotlib.pyplot as plt
 from matplotlib.figure import Figure
 from PIL import Image
@@ -25,7 +25,7 @@ STYLE = {
 
 
 def output_folder(description: str | None) -> Path:
-    """The folder that ``--output`` names, made where it is missing."""
+    """Return the folder of ``--output``, and create it if it is missing."""
     parser = argparse.ArgumentParser(description=description, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--output", type=Path, default=HERE, help="folder for the figure; default: %(default)s")
     folder: Path = parser.parse_args().output
@@ -35,7 +35,7 @@ def output_folder(description: str | None) -> Path:
 
 
 def save(figure: Figure, folder: Path, name: str) -> None:
-    """Write the figure as a PNG of few colours, which is small enough to be kept beside the code."""
+    """Write the figure as a PNG with few colours, to keep the file small."""
     path, drawn = folder / f"{name}.png", io.BytesIO()
     figure.savefig(drawn, format="png")
     plt.close(figure)

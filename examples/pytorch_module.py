@@ -1,8 +1,9 @@
-"""Bring a torch.nn.MultiheadAttention into the service: save its state dict, import it, compare.
+"""Save the state dict of a torch.nn.MultiheadAttention, import it into the service, and compare the outputs.
 
-Run it where the service runs, since a checkpoint is imported from the service's model repository: with the same
-ATTENTION_MODELS_DIR, if you set one. Needs a running service (``attention serve``, or ATTENTION_URL) and torch.
-Then: ``python examples/pytorch_module.py``
+Run it on the machine of the service, because the service imports checkpoints from its model repository. Use the same
+ATTENTION_MODELS_DIR, if you set one.
+
+Needs a running service (``attention serve``, or ATTENTION_URL) and torch: ``python examples/pytorch_module.py``
 """
 
 import torch
@@ -13,7 +14,7 @@ from attention_service.settings import Settings
 
 torch.manual_seed(0)
 module = torch.nn.MultiheadAttention(embed_dim=64, num_heads=4, batch_first=True).eval()
-torch.nn.init.normal_(module.in_proj_bias)  # torch starts biases at zero, where a wrong one would not show
+torch.nn.init.normal_(module.in_proj_bias)  # torch initializes biases to zero, which hides errors
 
 folder = Settings().models_dir / "pytorch-module"
 folder.mkdir(parents=True, exist_ok=True)
@@ -25,7 +26,7 @@ with torch.inference_mode():
     output, weights = module(tokens, memory, memory, key_padding_mask=padding, average_attn_weights=False)
 
 with Client() as client:
-    # A state dict does not tell the number of heads.
+    # A state dict does not contain the number of heads.
     imported = client.import_module("pytorch-module", num_heads=4, name="pytorch-module")
     reply = client.forward(imported.name, tokens, memory, key_mask=~padding, return_=["output", "weights"])
 

@@ -1,6 +1,6 @@
-"""The four questions in Python: what a module outputs, looks at, changes by and costs.
+"""Ask a module the four questions in Python: forward, weights, gradients and complexity.
 
-Needs a running service (``attention serve``, or ATTENTION_URL naming one). Then: ``python examples/quickstart.py``
+Needs a running service (``attention serve``, or ATTENTION_URL): ``python examples/quickstart.py``
 """
 
 import numpy as np

@@ -1,6 +1,6 @@
 #!/bin/sh
-# The four questions with curl: what a module outputs, looks at, changes by and costs. Prints the replies, as JSON.
-# Needs a running service: `attention serve`, or ATTENTION_URL naming another one. Then: sh examples/quickstart.sh
+# Ask a module the four questions with curl: forward, weights, gradients and complexity. Prints the replies as JSON.
+# Needs a running service (`attention serve`, or ATTENTION_URL): sh examples/quickstart.sh
 set -eu
 
 ask() { # method, path, body

@@ -1,10 +1,11 @@
-"""Why scores are divided by √d: without it, wide heads look at one key alone and learn next to nothing.
+"""Measure the effect of dividing scores by √d: without it, the softmax of wide heads saturates and loses its gradient.
 
-For q and k of independent standard normal entries, q·k has variance d (Vaswani et al. 2017, footnote 4). Measured here
-at widths from 4 to 1024: that variance, and, with the plain and the scaled dot product, the largest weight, the entropy
-of the weights and the size of the gradient that comes back through the softmax to the scores (of the query in the
-middle: the median). Needs a running service (``attention serve``, or ATTENTION_URL) and the extra ``plot``. Then:
-``python examples/softmax_saturation.py``
+If q and k have independent standard normal entries, q·k has variance d (Vaswani et al. 2017, footnote 4). The example
+measures this variance at widths from 4 to 1024. For the plain and the scaled dot product it also measures the largest
+weight, the entropy of the weights, and the norm of the gradient at the scores (the median over queries).
+
+Needs a running service (``attention serve``, or ATTENTION_URL) and the extra ``plot``: ``python
+examples/softmax_saturation.py``
 """
 
 import matplotlib.pyplot as plt

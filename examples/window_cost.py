@@ -1,10 +1,12 @@
-"""Savings and losses of a sliding window against dense attention.
+"""Compare a sliding window with dense attention: FLOPs, time and error of the output.
 
-Saved: the FLOPs that the mask leaves, and the milliseconds that every kernel of the server takes, for lengths n at a
-window of 64 keys to either side. Lost: the distance of the output from the dense one, as the window grows, where near
-tokens are alike (positions as random Fourier features, so that attention is local) and where nothing is near
-(independent tokens). Needs a running service (``attention serve``, or ATTENTION_URL) and the extra ``plot``. Then:
-``python examples/window_cost.py``
+The FLOPs count the pairs that the mask allows. The time is that of every kernel of the server, for lengths n at a
+window of 64 keys on each side. The error is the distance of the output from the dense output as the window grows. It
+is measured for near tokens that are alike (positions as random Fourier features, so attention is local) and for
+independent tokens.
+
+Needs a running service (``attention serve``, or ATTENTION_URL) and the extra ``plot``: ``python
+examples/window_cost.py``
 """
 
 from typing import Any
@@ -24,18 +26,18 @@ N, HEAD_DIM, HEADS = 1024, 64, 2
 
 
 def window(width: int) -> dict[str, Any]:
-    """A spec: this many keys to either side."""
+    """Return a spec of a window with this many keys on each side."""
     return {"masks": [{"name": "sliding_window", "left": width, "right": width}]}
 
 
 def took(client: Client, n: int, spec: dict[str, Any], kernel: str, rng: np.random.Generator) -> float:
-    """Milliseconds on the device: the best of five."""
+    """Return milliseconds on the device: the best of five."""
     q, k, v = rng.normal(size=(3, HEADS, n, HEAD_DIM)).astype(np.float32)
     return min(client.raw_forward(q, k, v, spec=spec, kernel=kernel).ran.compute_ms for _ in range(5))
 
 
 def times(client: Client, spec: dict[str, Any], kernel: str, rng: np.random.Generator) -> list[float] | None:
-    """Milliseconds for each length; None if the kernel cannot do it."""
+    """Return milliseconds for each length; None if the kernel cannot compute the spec."""
     try:
         return [took(client, n, spec, kernel, rng) for n in LENGTHS]
     except KernelUnsuitable:
@@ -43,14 +45,14 @@ def times(client: Client, spec: dict[str, Any], kernel: str, rng: np.random.Gene
 
 
 def local(rng: np.random.Generator) -> NDArray[np.float64]:
-    """Queries that are keys, alike where positions are near: random Fourier features of a Gaussian of width 16."""
+    """Return tokens that are alike at near positions: random Fourier features of a Gaussian of width 16."""
     frequencies = rng.normal(size=(HEAD_DIM // 2, 1)) / 16
     angles = frequencies * np.arange(N)
     return np.concatenate([np.cos(angles), np.sin(angles)]).T * 1.7
 
 
 def attended(client: Client, q: NDArray[np.float64], v: NDArray[np.float64], width: int | None) -> NDArray[np.float64]:
-    """The output within a window, or the dense one."""
+    """Return the output within a window, or the dense output."""
     reply = client.raw_forward(q, q, v, spec={} if width is None else window(width))
     output: NDArray[np.float64] = reply.output
     return output
@@ -70,8 +72,8 @@ def main() -> None:
             for name, spec in (("dense", {}), ("window", window(WINDOW)))
             if (ms := times(client, spec, kernel, rng)) is not None
         }
-        rng = np.random.default_rng(1)  # anew, whatever the kernels were
-        v = rng.normal(size=(N, 1)).cumsum(0)  # a random walk: a signal in which near tokens are alike
+        rng = np.random.default_rng(1)  # independent of the kernels before
+        v = rng.normal(size=(N, 1)).cumsum(0)  # a random walk: near tokens are alike
         v = (v - v.mean()) / v.std()
         lost = {}
         for name, q in (("near tokens alike", local(rng)), ("independent tokens", rng.normal(size=(N, HEAD_DIM)))):

@@ -27,13 +27,11 @@ def live_server(models_dir: Path, **settings: object) -> Iterator[str]:
     Its device's rates are those of one machine wherever it runs, so that what is chosen by predicted times is the same.
     """
     # Imported here: the tests of the contract and of the client run without the server's extra.
-    from attention_contract import lists
     from attention_service.api.app import create_app
     from attention_service.api.server import Server
     from attention_service.cost import Rates
     from attention_service.settings import Settings
 
-    lists.load()  # a server would be ready before, if it is not kept
     app = create_app(Settings(**{"_env_file": None, "models_dir": models_dir, "calibrate": False} | settings))
     server = Server(app, timeout_graceful_shutdown=5)
     listener = socket.create_server(("127.0.0.1", 0))

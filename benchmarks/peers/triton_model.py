@@ -23,7 +23,13 @@ class TritonPythonModel:
     def execute(self, requests: list[Any]) -> list[Any]:
         """Answer a batch."""
         queries = [backend.get_input_tensor_by_name(request, "query").as_numpy() for request in requests]
+        if len({query.shape[1] for query in queries}) > 1:
+            return [self._answer(query) for query in queries]
         joined = queries[0] if len(queries) == 1 else np.concatenate(queries)
         output = self.attention(torch.from_numpy(joined)).numpy()
         parts = np.split(output, np.cumsum([len(query) for query in queries])[:-1])
         return [backend.InferenceResponse([backend.Tensor("output", part)]) for part in parts]
+
+    def _answer(self, query: np.ndarray[Any, Any]) -> Any:
+        output = self.attention(torch.from_numpy(query)).numpy()
+        return backend.InferenceResponse([backend.Tensor("output", output)])

@@ -18,7 +18,7 @@ class Attention:
         with np.load(file) as told:
             self.heads = int(told["heads"])
             self.shape = tuple(int(size) for size in told["shape"])
-            """Of one request: ``[B, L, d]``."""
+            """Shape of one request, ``[B, L, d]``."""
             names = ("in_proj_weight", "in_proj_bias", "out_proj.weight", "out_proj.bias")
             self._weights = [torch.from_numpy(told[name]) for name in names]
 
@@ -33,9 +33,15 @@ class Attention:
         return linear(context.transpose(1, 2).reshape(batch, length, width), out_weight, out_bias)
 
     def of_bytes(self, *bodies: bytes | memoryview) -> list[memoryview]:
-        """The answers to requests of raw float32, in one batch."""
+        """The answers to requests of raw float32, in one batch if they have one length."""
+        if self.shape[1] < 0:
+            return [self._of_any_length(body) for body in bodies]
         joined = bodies[0] if len(bodies) == 1 else b"".join(bodies)
         x = torch.frombuffer(joined, dtype=torch.float32).view(-1, *self.shape[1:])
         output = self(x).numpy().data.cast("B")
         size = len(output) // len(bodies)
         return [output[start : start + size] for start in range(0, len(output), size)]
+
+    def _of_any_length(self, body: bytes | memoryview) -> memoryview:
+        x = torch.frombuffer(body, dtype=torch.float32).view(self.shape)
+        return self(x).numpy().data.cast("B")

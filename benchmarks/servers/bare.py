@@ -50,7 +50,7 @@ class Together:
 
 
 def routes(attention: Attention) -> dict[str, Route]:
-    """What each path does."""
+    """Handlers by path."""
 
     async def raw(body: bytes) -> memoryview:
         return attention.of_bytes(body)[0]

@@ -1,4 +1,4 @@
-"""What many write first: a FastAPI route whose request and reply are pydantic models of nested lists."""
+"""Common first implementation: a FastAPI route with pydantic models of nested lists."""
 
 import sys
 from pathlib import Path

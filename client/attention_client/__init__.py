@@ -14,8 +14,9 @@
 nested lists; replies are the typed models of ``attention_contract.schemas`` and hold numpy arrays.
 """
 
-from attention_client.arrays import TensorLike
-from attention_client.client import AsyncClient, Client
+from attention_client.array_likes import TensorLike
+from attention_client.async_client import AsyncClient
+from attention_client.client import Client
 from attention_client.errors import ConnectionFailed, DeadlineExceeded, UnexpectedReply
 from attention_contract.errors import (
     AttentionError,

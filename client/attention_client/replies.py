@@ -1,4 +1,4 @@
-"""Responses to replies and errors."""
+"""Read responses: the reply that one holds, or the error."""
 
 import time
 from email.utils import parsedate_to_datetime
@@ -22,10 +22,10 @@ from attention_contract.schemas.answers import Picture
 from attention_contract.wire import MEDIA_TYPES, PICTURES, from_body, from_json
 
 
-def read(operation: Operation[ReplyT], response: httpx.Response, body: bytearray | memoryview) -> ReplyT:
-    """The reply that a response holds. Raises the error that it holds otherwise.
+def read(operation: Operation[ReplyT], response: httpx.Response, body: bytearray) -> ReplyT:
+    """Return the reply that a response holds. Raise the error if it holds one.
 
-    The reply's tensors are views into the body, and writable as it is.
+    The reply's tensors are writable views of the body.
     """
     media_type = response.headers.get("content-type", "").partition(";")[0].strip().lower()
     if not response.is_success:
@@ -46,7 +46,7 @@ def read(operation: Operation[ReplyT], response: httpx.Response, body: bytearray
         ) from fault
 
 
-def _error(response: httpx.Response, media_type: str, body: bytearray | memoryview) -> AttentionError:
+def _error(response: httpx.Response, media_type: str, body: bytearray) -> AttentionError:
     error = _problem(response, body) if media_type == PROBLEM_MEDIA_TYPE else None
     if error is None:
         error = _unexpected(response, media_type, body)
@@ -58,15 +58,15 @@ def _error(response: httpx.Response, media_type: str, body: bytearray | memoryvi
     return error
 
 
-def _problem(response: httpx.Response, body: bytearray | memoryview) -> AttentionError | None:
+def _problem(response: httpx.Response, body: bytearray) -> AttentionError | None:
     try:
         return from_problem(response.status_code, from_json(memoryview(body)))
     except Unreadable:
         return None
 
 
-def _unexpected(response: httpx.Response, media_type: str, body: bytearray | memoryview) -> AttentionError:
-    """The error of an answer that is not the service's: of the class of its status where that says what to do."""
+def _unexpected(response: httpx.Response, media_type: str, body: bytearray) -> AttentionError:
+    """Return the error of an answer that another program gave: of the class of its status, if there is one."""
     status = response.status_code
     url = response.request.url
     begins = bytes(body[:80]).decode("utf-8", "replace").strip()
@@ -80,7 +80,7 @@ def _unexpected(response: httpx.Response, media_type: str, body: bytearray | mem
 
 
 def _retry_after(response: httpx.Response) -> float | None:
-    """Seconds that the header Retry-After asks for, in either of its forms."""
+    """Return the seconds of the header Retry-After, a number or a date."""
     value = response.headers.get("retry-after", "").strip()
     try:
         return max(0.0, float(value)) if value.replace(".", "", 1).isdecimal() else _until(value)

@@ -7,15 +7,15 @@ from pydantic_core import PydanticCustomError
 
 ItemT = TypeVar("ItemT")
 Listed: TypeAlias = Annotated[list[ItemT], Field(fail_fast=True)]
-"""A list in a request: no item is looked at after the first that is wrong, for a refusal names few of them."""
+"""A list in a request. Validation stops at the first item at fault."""
 
 
 AT_FAULT = "field_at_fault"
-"""The type of pydantic's error for what ``at_fault`` makes."""
+"""The type of the errors that ``at_fault`` makes."""
 
 
 def at_fault(field: str, message: str) -> PydanticCustomError:
-    """What a check of several fields raises: the one to change, and why."""
+    """The error of a check of several fields: the field to change, and the reason."""
     return PydanticCustomError(AT_FAULT, "{message}", {"field": field, "message": message})
 
 

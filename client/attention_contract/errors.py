@@ -292,10 +292,14 @@ class Draining(Unavailable):
 
 
 class DeadlineExceeded(Unavailable):
-    """The caller's deadline passed while the request waited; nothing was computed for it."""
+    """The caller's deadline passed before the answer was ready.
+
+    The server raises it for a request that waited too long, the client for a call that did not end in time. A client
+    does not repeat it.
+    """
 
     code = "deadline_exceeded"
-    title = "Not begun in time"
+    title = "The deadline has passed"
 
 
 class NeverFits(AttentionError):

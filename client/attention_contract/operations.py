@@ -1,6 +1,6 @@
 """The table of operations: method, path, request, reply and errors, each stated once.
 
-The server makes its routes and its OpenAPI document from this table, the client its calls.
+The server makes its routes from this table, the client its calls.
 """
 
 from dataclasses import dataclass
@@ -27,7 +27,7 @@ READS_BODY: Final = (
     *ANY_TIME, e.Unreadable, e.BodyTooLarge, e.UnsupportedMediaType, e.InvalidRequest, e.OverBudget, e.Overloaded,
     e.NeverFits,
 )  # fmt: skip
-"""A body needs memory as what is computed of it does."""
+"""A body takes memory, like a computation."""
 OF_MODULE: Final = (e.ModuleNotFound, e.VersionMismatch)
 
 
@@ -39,7 +39,7 @@ class Operation(Generic[ReplyT]):
     method: Method
     path: str
     request: type[WireModel] | None
-    """What the body holds; for a GET, what the query string holds."""
+    """The model of the body, or of a GET's query string."""
     reply: type[ReplyT] | None
     summary: str
     errors: tuple[type[AttentionError], ...] = ANY_TIME
@@ -49,9 +49,11 @@ class Operation(Generic[ReplyT]):
     pictures: bool = False
     """The reply can be asked for as a picture."""
     safe_to_repeat: bool = True
-    """Doing it twice leaves what doing it once leaves, so a lost reply may be asked for again."""
+    """The operation is idempotent, so a client may repeat it after a lost reply."""
     example: dict[str, Any] | None = None
     """A request body that works as it stands."""
+    reply_example: dict[str, Any] | None = None
+    """The reply to it, for the documentation; None for one that is long."""
 
 
 server_info = Operation("server_info", "GET", "/v1", None, s.ServerInfo, "Version, device, dtypes and limits")
@@ -107,7 +109,7 @@ forward = Operation(
 )  # fmt: skip
 weights = Operation(
     "weights", "POST", "/v1/modules/{name}/weights", WeightsRequest, WeightsReply,
-    "What each head of a module looks at",
+    "The keys that each head of a module attends to",
     (*READS_BODY, *OF_MODULE, e.KernelUnsuitable), tensors=True, example=_QUERY | {"top_k": 1},
 )  # fmt: skip
 gradients = Operation(
@@ -118,7 +120,7 @@ gradients = Operation(
 )  # fmt: skip
 complexity = Operation(
     "complexity", "POST", "/v1/modules/{name}/complexity", c.ComplexityRequest, c.ComplexityReply,
-    "What a module costs at a shape or a sweep of shapes",
+    "The cost of a module at a shape or a sweep of shapes",
     (*READS_BODY, *OF_MODULE, e.KernelUnsuitable), pictures=True,
     example={"shape": {"batch": 1, "queries": 512}, "sweep": {"dimension": "length", "values": [512, 1024, 2048]}},
 )  # fmt: skip
@@ -126,45 +128,45 @@ raw_forward = Operation(
     "raw_forward", "POST", "/v1/attention/forward", a.RawForwardRequest, a.ForwardReply,
     "Attention over raw q, k and v",
     (*READS_BODY, e.KernelUnsuitable), tensors=True,
-    example=a.EXAMPLE_INPUTS | {"return": ["output", "weights"]},
+    example=a.EXAMPLE_INPUTS | {"return": ["output", "weights"]}, reply_example=a.EXAMPLE_REPLY,
 )  # fmt: skip
 raw_weights = Operation(
     "raw_weights", "POST", "/v1/attention/weights", RawWeightsRequest, WeightsReply,
-    "What each head of a raw attention looks at",
+    "The keys that each head of raw attention attends to",
     (*READS_BODY, e.KernelUnsuitable), tensors=True, example=a.EXAMPLE_INPUTS | {"top_k": 1},
 )  # fmt: skip
 raw_gradients = Operation(
     "raw_gradients", "POST", "/v1/attention/gradients", RawGradientsRequest, GradientsReply,
-    "Exact gradients of a raw attention",
+    "Exact gradients of raw attention",
     (*READS_BODY, e.KernelUnsuitable), tensors=True,
     example=a.EXAMPLE_INPUTS | {"upstream": [[1.0, 0.0], [0.0, 1.0]], "wrt": ["query", "key", "value", "weights"]},
 )  # fmt: skip
 raw_complexity = Operation(
     "raw_complexity", "POST", "/v1/attention/complexity", c.RawComplexityRequest, c.ComplexityReply,
-    "What a raw attention costs at a shape or a sweep of shapes",
+    "The cost of raw attention at a shape or a sweep of shapes",
     (*READS_BODY, e.KernelUnsuitable), pictures=True,
     example={"shape": {"queries": 512}, "num_heads": 8, "head_dim": 64, "spec": {"masks": [{"name": "causal"}]}},
 )  # fmt: skip
 accuracy = Operation(
     "accuracy", "GET", "/v1/complexity/accuracy", None, y.AccuracyReply,
-    "How far predictions were from what was measured, by kernel and purpose",
+    "Predicted against measured times, by kernel and purpose",
     (*ANY_TIME, e.Loading, e.Draining),
 )  # fmt: skip
 list_hardware = Operation(
     "list_hardware", "GET", "/v1/complexity/hardware", None, w.HardwareList,
-    "Devices whose costs can be asked for though they are not here",
+    "Devices whose costs can be asked for although the server does not have them",
 )  # fmt: skip
 hopfield_retrieve = Operation(
     "hopfield_retrieve", "POST", "/v1/hopfield/retrieve", h.HopfieldRequest, h.HopfieldReply,
-    "Let states fall to stored patterns: modern Hopfield retrieval",
+    "Modern Hopfield retrieval: update states until they reach stored patterns",
     READS_BODY, tensors=True, example=h.EXAMPLE,
 )  # fmt: skip
 health_live = Operation(
-    "health_live", "GET", "/health/live", None, s.Health, "Whether the process answers",
+    "health_live", "GET", "/health/live", None, s.Health, "The process answers",
     (e.NotAcceptable,),
 )  # fmt: skip
 health_ready = Operation(
-    "health_ready", "GET", "/health/ready", None, s.Health, "Whether every module is resident and work is taken",
+    "health_ready", "GET", "/health/ready", None, s.Health, "Every module is resident and the server takes work",
     (e.NotAcceptable, e.Loading, e.Draining),
 )  # fmt: skip
 

@@ -45,7 +45,7 @@ class LearnedPosition(WireModel):
 
     name: Literal["learned"] = "learned"
     length: int = Field(ge=1, le=1_048_576)
-    """How many places have a vector, from 0 on; one outside is refused."""
+    """The number of positions that have a vector, from 0 on. Others are refused."""
 
 
 # ── rotated: the score depends on the distance alone ─────────────────────────────────────────────────────────────────
@@ -125,7 +125,7 @@ class LongRopeScaling(WireModel):
     long_factor: Listed[Divisor] = Field(min_length=1, max_length=8192)
     """For sequences that reach further."""
     factor: Factor
-    """How many times the original length the model is made for."""
+    """The ratio of the model's length to the original one."""
     original_max_position_embeddings: int = Field(ge=2, le=2**31)
     attention_factor: float | None = Field(None, gt=0, le=1e6, allow_inf_nan=False)
     """On the rotated queries and keys alike; null is √(1 + ln factor / ln L) for an original length L."""
@@ -154,9 +154,9 @@ class Rope(WireModel):
     name: Literal["rope"] = "rope"
     theta: Theta = 10_000.0
     dim: int | None = Field(None, ge=2, le=1_048_576, multiple_of=2)
-    """How many of a head's dimensions turn, the first ones; null is all of them. Even, and at most D."""
+    """The number of a head's first dimensions that turn; null is all of them. Even, and at most D."""
     style: Literal["half", "interleaved"] = "half"
-    """Which dimensions pair up: c and c + dim/2 (Llama), or 2c and 2c + 1 (GPT-J, the paper)."""
+    """The pairs of dimensions: c and c + dim/2 (Llama), or 2c and 2c + 1 (GPT-J, the paper)."""
     scaling: RopeScaling | None = None
     """For sequences longer than those of the training; null for none."""
 

@@ -1,4 +1,4 @@
-"""What an attention computes: the spec, as discriminated unions.
+"""The spec of an attention, as discriminated unions.
 
 Each part is chosen by its ``name`` and carries only the options of that name. Every field has a default, so ``{}`` is a
 spec: scaled dot product, no softcap, no position, no masks, softmax, exact. To add an entry, declare its options here,
@@ -120,7 +120,7 @@ class PrefixLM(WireModel):
 
     name: Literal["prefix_lm"] = "prefix_lm"
     length: int = Field(ge=0, lt=2**31)
-    """How many keys every query sees."""
+    """The number of keys that every query sees."""
 
 
 class Block(WireModel):
@@ -130,7 +130,7 @@ class Block(WireModel):
     size: int = Field(ge=1, lt=2**31)
     """Positions in a block; the first block begins at position 0."""
     neighbours: int = Field(0, ge=0, lt=2**31)
-    """How many blocks to each side of its own a query sees besides."""
+    """The number of blocks that a query sees to each side of its own."""
 
 
 class Strided(WireModel):
@@ -156,7 +156,7 @@ class FixedStride(WireModel):
     stride: int = Field(ge=1, lt=2**31)
     """Positions in a block; the first block begins at position 0."""
     summary: int = Field(1, ge=1, lt=2**31)
-    """How many keys at the end of each block every query sees; at most the stride."""
+    """The number of keys at the end of each block that every query sees; at most the stride."""
 
     @model_validator(mode="after")
     def _check(self) -> Self:
@@ -176,7 +176,7 @@ class RandomBlocks(WireModel):
     size: int = Field(ge=1, lt=2**31)
     """Positions in a block, of queries (their offset added) and of keys; the first block begins at position 0."""
     count: int = Field(ge=1, le=64)
-    """How many blocks of keys a query sees; all of them where there are no more."""
+    """The number of blocks of keys that a query sees; all of them if there are fewer."""
     seed: int = Field(0, ge=0, lt=2**31)
 
 
@@ -226,7 +226,7 @@ AllOf.model_rebuild()
 
 
 _NAMED = ConfigDict(json_schema_extra={"required": ["name"]})
-"""Of all but the softmax, so that options without a name fit one JSON Schema of the union."""
+"""The name field of all but the softmax, so that options without a name fit one schema of the union."""
 
 
 class Softmax(WireModel):
@@ -253,7 +253,7 @@ class Sigmoid(WireModel):
     ``key_lengths``) is not, and what the other masks hide is. Every query of a sequence has the same."""
     temperature: Constant = 1.0
     dtype: Literal["float16", "bfloat16", "float32", "float64"] = "float32"
-    """As of the softmax."""
+    """The same as for the softmax."""
 
 
 class Sparsemax(WireModel):
@@ -279,7 +279,7 @@ class Entmax15(WireModel):
 
 
 def _named(default: str, options: Any) -> Any:
-    """What has no name has the default one."""
+    """Give options without a name the default one."""
     return {"name": default, **options} if isinstance(options, Mapping) and "name" not in options else options
 
 
@@ -316,7 +316,7 @@ class Linear(WireModel):
     """φ: elu(x) + 1, max(x, 0), x, or x / √(Σ x² + 10⁻⁶). Null is ``elu`` for the rules ``sum`` and ``gated``, and
     ``l2`` for the delta rules, under which a state can grow without bound where features are longer than 1."""
     rule: Literal["sum", "gated", "delta", "gated_delta"] = "sum"
-    """How a key and its value are written; all but ``sum`` need the mask ``causal``."""
+    """The rule by which a key and its value are written; all but ``sum`` need the mask ``causal``."""
     normalize: bool | None = None
     """Divide by φ(q)·z, z being the sum of φ(k) (faded as S is). Null is true for ``sum`` and ``gated`` with positive
     features (elu, relu), else false."""
@@ -330,7 +330,7 @@ class Linear(WireModel):
 
     @property
     def normalized(self) -> bool:
-        """Whether there is a division by φ(q)·z."""
+        """True if the output is divided by φ(q)·z."""
         return self._divides if self.normalize is None else self.normalize
 
     @property
@@ -360,9 +360,9 @@ class Performer(WireModel):
 
     name: Literal["performer"] = "performer"
     features: int | None = Field(None, ge=1, le=2**16)
-    """How many random directions; null is ⌊D · ln D⌋ for head width D, and 1 at least."""
+    """The number of random directions; null is ⌊D · ln D⌋ for head width D, and 1 at least."""
     seed: int = Field(0, ge=0, lt=2**31)
-    """Of the draw: on the CPU in float64, the same for every head, device and dtype."""
+    """The seed of the draw: on the CPU in float64, the same for every head, device and dtype."""
 
 
 class Linformer(WireModel):
@@ -376,7 +376,7 @@ class Linformer(WireModel):
 
     name: Literal["linformer"] = "linformer"
     rank: int = Field(ge=1, le=2**16)
-    """How many projected keys there are."""
+    """The number of projected keys."""
     length: int = Field(ge=1, le=2**24)
     """The most keys, the past included."""
     shared: bool = False
@@ -394,9 +394,9 @@ class Nystrom(WireModel):
 
     name: Literal["nystrom"] = "nystrom"
     landmarks: int = Field(64, ge=1, le=4096)
-    """How many segments; as many as there are real queries or keys, where those are fewer."""
+    """The number of segments, at most the number of real queries or keys."""
     iterations: int = Field(6, ge=0, le=64)
-    """Of the pseudo-inverse, each about cubing the remaining error."""
+    """Iterations of the pseudo-inverse. Each about cubes the remaining error."""
 
 
 Method = Annotated[
@@ -409,7 +409,7 @@ Method = Annotated[
 
 
 class AttentionSpec(WireModel):
-    """What is computed: score · scale → softcap → bias and masks → normalizer, then the weighted sum of the values."""
+    """The computation: score · scale → softcap → bias and masks → normalizer, then the weighted sum of the values."""
 
     score: Score = Field(default_factory=ScaledDot)
     softcap: Constant | None = None

@@ -40,7 +40,7 @@ FLOATS: Final = frozenset({"float16", "bfloat16", "float32", "float64"})
 INTS: Final = frozenset({"int32", "int64"})
 MAX_RANK: Final = 8
 MAX_BYTES: Final = 2**63 - 1
-"""What a shape may ask for, sizes of 0 counted as 1: the bytes that an address can name."""
+"""The most bytes of a shape, sizes of 0 counted as 1: all that an address can name."""
 
 _EMPTY: Final = {"float": "float64", "mask": "float64", "int": "int64", "bool": "bool"}
 _NON_FINITE: Final = {"NaN": math.nan, "Infinity": math.inf, "-Infinity": -math.inf}
@@ -56,7 +56,7 @@ class Untyped(np.ndarray[Any, Any]):
 
 
 class TensorFault(ValueError):
-    """What is wrong with one tensor, before it is known which field it stands in."""
+    """A fault of one tensor, raised where its field is not known."""
 
     def __init__(self, message: str, **facts: Any) -> None:
         super().__init__(message)
@@ -175,11 +175,16 @@ def _decode_object(value: Mapping[str, Any]) -> NDArray[Any]:
 
 def checked_shape(shape: Any) -> tuple[int, ...]:
     """A shape whose sizes are non-negative integers. Raises TensorFault otherwise."""
-    if not isinstance(shape, list | tuple) or not all(type(size) is int and size >= 0 for size in shape):
+    if not isinstance(shape, list | tuple):
         raise TensorFault("shape is not a list of non-negative integers")
+    count = 1
+    for size in shape:
+        if type(size) is not int or size < 0:
+            raise TensorFault("shape is not a list of non-negative integers")
+        count *= size or 1
     if len(shape) > MAX_RANK:
         raise TensorFault(f"{len(shape)} dimensions; expected at most {MAX_RANK}")
-    if math.prod(max(size, 1) for size in shape) * 8 > MAX_BYTES:
+    if count * 8 > MAX_BYTES:
         raise TensorFault(f"shape of {len(shape)} dimensions overflows")
     return tuple(shape)
 
@@ -217,7 +222,7 @@ def _from_base64(text: Any, dtype: np.dtype[Any], shape: tuple[int, ...]) -> NDA
             f"the base64 text holds about {len(text) * 3 // 4}"
         )
     try:
-        data = bytearray(base64.b64decode(text, validate=True))  # writable, as an array is expected to be
+        data = bytearray(binascii.a2b_base64(text, strict_mode=True))  # writable, as an array is expected to be
     except (binascii.Error, ValueError):
         raise TensorFault("base64 holds characters outside its alphabet") from None
     return from_buffer(data, dtype, shape)

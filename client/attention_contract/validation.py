@@ -1,5 +1,8 @@
-"""From data to models, and from pydantic's complaints to the contract's errors."""
+"""Data to models, and pydantic's errors to the contract's."""
 
+import re
+from collections.abc import Iterable
+from difflib import get_close_matches
 from types import UnionType
 from typing import Annotated, Any, TypeVar, Union, get_args, get_origin
 
@@ -11,11 +14,11 @@ from attention_contract.errors import InvalidRequest, InvalidTensor
 
 ModelT = TypeVar("ModelT", bound=BaseModel)
 _MOST_FAULTS = 1024
-"""Each is gone through before the first is told."""
+"""Errors of one request that are formatted."""
 
 
 def validate(model: type[ModelT], data: Any, *, by_name: bool = True) -> ModelT:
-    """The model that the data stands for. Raises InvalidRequest or InvalidTensor, naming the first field at fault.
+    """Make a model of data. Raises InvalidRequest or InvalidTensor, naming the first field at fault.
 
     ``by_name``: take ``return_`` for ``return``, as Python writes it; the wire knows one spelling.
     """
@@ -28,8 +31,14 @@ def validate(model: type[ModelT], data: Any, *, by_name: bool = True) -> ModelT:
 
 
 def clip(text: str, limit: int = 80) -> str:
-    """The text, cut where it is longer than this: what came is never echoed whole."""
+    """The text, cut at this length. No message repeats a long input."""
     return text if len(text) <= limit else f"{text[:limit]}…"
+
+
+def suggestion(name: str, known: Iterable[str]) -> str:
+    """Advice for a name that is unknown: the one that was probably meant."""
+    close = get_close_matches(name[:80], known, 1)
+    return f"did you mean {close[0]!r}?" if close else "remove it or check its spelling"
 
 
 def members_of(kind: Any) -> list[Any]:
@@ -48,63 +57,100 @@ def fields_of(kind: Any) -> dict[str, Any]:
     return {field.alias or name: field.annotation for name, field in kind.model_fields.items()}
 
 
-def _path(location: tuple[int | str, ...], kind: Any) -> str:
-    """The dotted path of a field. Pydantic also names the member of a union that it tried, which is no field."""
+def _walk(location: tuple[int | str, ...], kind: Any) -> tuple[list[str], Any]:
+    """The parts of a field's path, by its names on the wire, and the type that it leads to.
+
+    Pydantic also names the member of a union that it tried, which is no field, and a field by its name in Python if it
+    was given so.
+    """
     path = []
     for part in location:
         members = members_of(kind)
         if len(members) > 1:
-            labels = {str(_name_of(member)): member for member in members}
-            kind = labels.get(str(part))
+            kind = {str(_name_of(member)): member for member in members}.get(str(part))
             continue
-        path.append(clip(str(part)))
+        path.append(_alias(members[0], str(part)))
         items = get_args(members[0])
-        kind = items[-1] if get_origin(members[0]) in {list, dict} else fields_of(members[0]).get(str(part))
-    return clip(".".join(path), 200)
+        kind = items[-1] if get_origin(members[0]) in {list, dict} else fields_of(members[0]).get(path[-1])
+    return path, kind
+
+
+def _alias(kind: Any, name: str) -> str:
+    """The name on the wire of a field that Python names so."""
+    field = kind.model_fields.get(name) if fields_of(kind) else None
+    return name if field is None else field.alias or name
 
 
 def _name_of(member: Any) -> Any:
-    """What pydantic calls a member of a union: the tag of a tagged one, else the type's name."""
+    """Pydantic's name of a member of a union: the tag of a tagged one, else the type's name."""
     name = member.model_fields.get("name") if fields_of(member) else None
     return member.__name__ if name is None else name.default
 
 
 def _place(error: ErrorDetails, model: type[BaseModel]) -> str | None:
     """The field that one of pydantic's errors is about; None for the whole."""
-    path = [_path(error["loc"], model)]
+    path = [clip(part) for part in _walk(error["loc"], model)[0]]
     if error["type"] == AT_FAULT:
         path.append(error["ctx"]["field"])
-    return ".".join(filter(None, path)) or None
+    return clip(".".join(path), 200) or None
 
 
 def _items(told: dict[str, Any]) -> str:
-    """How many there may be, and how many there are where that was counted."""
+    """The allowed number of items, and the actual one if it was counted."""
     most = "max_length" in told
     limit = f"at most {told['max_length']}" if most else f"at least {told['min_length']}"
     return limit if told.get("actual_length") is None else f"{limit}, got {told['actual_length']}"
 
 
 def _as_contract_error(fault: ValidationError, model: type[BaseModel]) -> InvalidRequest:
-    errors = fault.errors(include_url=False, include_input=False)
+    errors = fault.errors(include_url=False)
     first = errors[0]
     param = _place(first, model)
     others = [place for error in errors[1:9] if (place := _place(error, model))]
     facts: dict[str, Any] = {"also": others} if others else {}
-    message = clip(first["msg"].removeprefix("Value error, "), 300)
-    context = first.get("ctx", {})
-    if first["type"] == "extra_forbidden":
-        message = "there is no such field; remove it or check its spelling"
-    elif first["type"] == "missing":
-        message = "this field is required"
-    elif first["type"] == "union_tag_invalid":
-        message = f"unknown name {clip(str(context['tag']), 40)!r}; expected one of {context['expected_tags']}"
-    elif first["type"] in {"too_short", "too_long"}:
-        message = f"expected {_items(context)}"
-    elif first["type"] in {"model_type", "model_attributes_type"}:
-        message = "expected an object"
-    elif first["type"] == "union_tag_not_found":
-        message = 'expected an object with a "name"'
+    message = _message(first, errors, model)
     detail = f"{param}: {message}" if param else message
     if first["type"] == "invalid_tensor":
         return InvalidTensor(detail, param=param, **facts)
     return InvalidRequest(detail, param=param, **facts)
+
+
+def _message(error: ErrorDetails, errors: list[ErrorDetails], model: type[BaseModel]) -> str:
+    """One of pydantic's errors in the contract's words. What came is never repeated whole."""
+    context = error.get("ctx", {})
+    match error["type"]:
+        case "extra_forbidden":
+            *inside, name = error["loc"]
+            known = fields_of(members_of(_walk(tuple(inside), model)[1])[0])
+            message = f"there is no such field; {suggestion(str(name), known)}"
+        case "missing":
+            message = f"this field is required{_misspelt(error, errors)}"
+        case "literal_error":
+            message = _unknown_value(error["input"], context["expected"])
+        case "union_tag_invalid":
+            message = f"unknown name {clip(str(context['tag']), 40)!r}; expected one of {context['expected_tags']}"
+        case "too_short" | "too_long":
+            message = f"expected {_items(context)}"
+        case "model_type" | "model_attributes_type":
+            message = "expected an object"
+        case "union_tag_not_found":
+            message = 'expected an object with a "name"'
+        case _:
+            message = clip(error["msg"].removeprefix("Value error, "), 300)
+    return message
+
+
+def _misspelt(missing: ErrorDetails, errors: list[ErrorDetails]) -> str:
+    """Advice if an unknown field beside a missing one is spelled like it."""
+    *inside, name = missing["loc"]
+    unknown = [e["loc"][-1] for e in errors if e["type"] == "extra_forbidden" and [*e["loc"][:-1]] == inside]
+    close = get_close_matches(str(name), [clip(str(each)) for each in unknown], 1)
+    return f"; there is no field {close[0]!r}, did you mean {name!r}?" if close else ""
+
+
+def _unknown_value(given: Any, expected: str) -> str:
+    if not isinstance(given, str):
+        return f"expected one of {expected}"
+    close = get_close_matches(given[:80], re.findall(r"'([^']*)'", expected), 1)
+    meant = f"did you mean {close[0]!r}? Expected" if close else "expected"
+    return f"unknown {clip(given, 40)!r}; {meant} one of {expected}"

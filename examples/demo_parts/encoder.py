@@ -1,4 +1,4 @@
-"""A BERT encoder whose attention the service computes, and everything else ``transformers``."""
+"""BERT encoder with attention by the service and all other layers by ``transformers``."""
 
 import os
 from collections.abc import Iterator
@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-os.environ["HF_HUB_OFFLINE"] = "1"  # everything is in the checkpoint's folder
+os.environ["HF_HUB_OFFLINE"] = "1"  # the checkpoint's folder contains all files
 
 import torch
 from torch import Tensor, nn
@@ -39,15 +39,15 @@ class Encoded:
     """One pass of a sentence through the encoder."""
 
     hidden: Tensor
-    """``[tokens, d_model]``: what leaves the last layer."""
+    """Hidden states after the last layer, ``[tokens, d_model]``."""
     weights: list[Tensor]
-    """``[heads, queries, keys]`` of every layer."""
+    """Weights of every layer, ``[heads, queries, keys]``."""
     layers: list[LayerSeen] = field(default_factory=list)
-    """The service's replies, if it took part."""
+    """The service's replies, if it computed the attention."""
 
 
 class ServedAttention(nn.Module):
-    """Stands where a layer's own attention stood: its module in the service, asked over HTTP."""
+    """Replacement of a layer's attention by a module in the service."""
 
     def __init__(self, client: Client, module: str) -> None:
         super().__init__()
@@ -55,7 +55,7 @@ class ServedAttention(nn.Module):
         self.seen: list[LayerSeen] = []
 
     def forward(self, hidden: Tensor, *_: Any, **__: Any) -> tuple[Tensor, Tensor]:
-        """The output for hidden states ``[1, tokens, d_model]``, with the output projection done, and the weights."""
+        """Return the projected output for hidden states ``[1, tokens, d_model]``, and the weights."""
         reply = self.client.forward(self.module, hidden, return_=["output", "weights"])
         asked = self.client.weights(self.module, hidden, return_weights=False, version=reply.ran.version)
         assert reply.output is not None
@@ -66,11 +66,11 @@ class ServedAttention(nn.Module):
 
 
 class Encoder:
-    """A checkpoint with the names of BERT: tokens in, hidden states out."""
+    """Encoder from a checkpoint with BERT's layout: tokens in, hidden states out."""
 
     def __init__(self, checkpoint: Path) -> None:
         if not (checkpoint / "config.json").is_file():
-            raise FileNotFoundError(f"{checkpoint} is no folder with a checkpoint: it has no config.json")
+            raise FileNotFoundError(f"{checkpoint} is not a checkpoint folder: it has no config.json")
         local: dict[str, Any] = {"local_files_only": True}
         self._tokenizer = AutoTokenizer.from_pretrained(checkpoint, **local)
         self._model = AutoModel.from_pretrained(
@@ -79,15 +79,15 @@ class Encoder:
         try:
             self._layers = list(self._model.encoder.layer)
         except AttributeError:
-            raise ValueError(f"{checkpoint} is no encoder with the layout of BERT") from None
+            raise ValueError(f"{checkpoint} is not an encoder with BERT's layout") from None
 
     @property
     def depth(self) -> int:
-        """The number of layers."""
+        """Return the number of layers."""
         return len(self._layers)
 
     def tokens(self, sentence: str) -> list[str]:
-        """The tokens of a sentence, those that the tokenizer adds included."""
+        """Return the tokens of a sentence, including those that the tokenizer adds."""
         ids: list[int] = self._inputs(sentence)["input_ids"][0].tolist()
         tokens: list[str] = self._tokenizer.convert_ids_to_tokens(ids)
         return tokens
@@ -107,7 +107,7 @@ class Encoder:
 
     @contextmanager
     def _served(self, client: Client, modules: list[str]) -> Iterator[list[ServedAttention]]:
-        """Let the service stand in for the attention of every layer: the residual and the LayerNorm stay here."""
+        """Replace the attention of every layer by the service. The residual and the LayerNorm stay."""
         own = [(layer.attention.self, layer.attention.output.dense) for layer in self._layers]
         served = [ServedAttention(client, module) for module in modules]
         try:

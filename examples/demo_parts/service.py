@@ -1,4 +1,4 @@
-"""A service of one's own for the length of a block."""
+"""Temporary service process for the demo."""
 
 import os
 import shutil
@@ -19,7 +19,7 @@ STOPS_WITHIN = 40
 
 @contextmanager
 def serving(checkpoint: Path) -> Iterator[tuple[str, str]]:
-    """The URL of a service whose model repository holds the checkpoint, and the checkpoint's path in it."""
+    """Start a service with the checkpoint in its model repository. Yield its URL and the checkpoint's path."""
     with TemporaryDirectory(prefix="attention-demo-") as models_dir:
         inside = Path("checkpoints", checkpoint.name)
         _put(checkpoint, Path(models_dir, inside))
@@ -28,7 +28,7 @@ def serving(checkpoint: Path) -> Iterator[tuple[str, str]]:
 
 
 def _put(checkpoint: Path, folder: Path) -> None:
-    """The checkpoint's tensors and config.json in another folder: linked where the disk is the same, else copied."""
+    """Link the checkpoint's tensors and config.json into another folder, or copy them to another disk."""
     folder.mkdir(parents=True)
     for file in [*checkpoint.glob("*.safetensors"), *checkpoint.glob("*.index.json"), checkpoint / "config.json"]:
         try:

@@ -1,4 +1,4 @@
-"""Weights, statistics and facts in a terminal: shaded grids, which are plain numbers where there are no colours."""
+"""Tables of weights, statistics and execution in a terminal: shaded grids, or plain numbers without colours."""
 
 import math
 from collections.abc import Callable, Sequence
@@ -24,7 +24,7 @@ def weights(console: Console, layers: Sequence[LayerSeen], layer: int, head: int
 
 
 def statistics(console: Console, layers: Sequence[LayerSeen], tokens: Sequence[str]) -> None:
-    """A number for each head of each layer, by statistic."""
+    """Print each statistic, with a number per head and layer."""
     heads = [str(head) for head in range(layers[0].weights.shape[0])]
     names = [f"layer {index}" for index in range(len(layers))]
     nats, far = math.log(len(tokens)), len(tokens) / 2
@@ -65,7 +65,7 @@ def _grid(
     write: Callable[[float], str],
     full: float,
 ) -> None:
-    """Values ``[rows, columns]``, darkest at ``full``; columns that find no room go below."""
+    """Print values ``[rows, columns]``, darkest at ``full``; columns that do not fit go below."""
     label = max(map(cell_len, rows)) + 1
     cell = min(max(4, *map(cell_len, columns)), WIDEST_LABEL) + 1
     numbers: list[list[float]] = values.tolist()
@@ -84,7 +84,7 @@ def _grid(
 
 
 def _right(text: str, width: int) -> str:
-    """The text at the right end of a cell, with a blank on each side of a number's shade."""
+    """Align the text right in a cell, with a blank on each side."""
     shown = set_cell_size(text, min(cell_len(text), width - 1))
     return " " * (width - cell_len(shown)) + shown
 

@@ -1,9 +1,7 @@
-"""``attention serve``, ``attention calibrate`` and ``python -m attention_service``.
-
-Read the settings; run the server and stop it gracefully, or measure the device.
-"""
+"""The commands ``attention serve`` and ``attention calibrate``, and ``python -m attention_service``."""
 
 import math
+import socket
 import sys
 import time
 from collections.abc import Sequence
@@ -13,9 +11,8 @@ from typing import TypeVar
 from pydantic import ValidationError
 from pydantic_settings import CliApp, SettingsConfigDict
 
-from attention_contract import lists
 from attention_service.api.app import create_app
-from attention_service.api.observing import configure_logging
+from attention_service.api.log_setup import configure_logging
 from attention_service.api.server import Server
 from attention_service.cost import Calibrated
 from attention_service.runtime.calibration import stored
@@ -25,8 +22,7 @@ from attention_service.settings import Settings
 
 SettingsT = TypeVar("SettingsT", bound=Settings)
 SWITCH_S = 5e-4
-"""For so long a thread that plans or reads may keep the event loop waiting for the interpreter; Python's own choice is
-ten times that, and a request takes several turns."""
+"""Seconds after which a busy thread gives the interpreter to the event loop. Python's default is ten times longer."""
 
 
 class CalibrateSettings(Settings):
@@ -39,10 +35,12 @@ class CalibrateSettings(Settings):
 
 
 def serve(arguments: Sequence[str] | None = None) -> int:
-    """Run the server until it is told to stop. Returns the exit status."""
+    """Run the server until it is stopped. Returns the exit status."""
     settings = _settings(Settings, arguments)
     if settings is None:
         return 2
+    if not _can_listen(settings):
+        return 1
     configure_logging(settings.log_level, settings.log_format)
     server = Server(
         create_app(settings),
@@ -55,15 +53,23 @@ def serve(arguments: Sequence[str] | None = None) -> int:
     return 0 if server.started else 1
 
 
+def _can_listen(settings: Settings) -> bool:
+    """Return True if the port is free; if not, say so on standard error."""
+    family = socket.AF_INET6 if ":" in settings.host else socket.AF_INET
+    try:
+        socket.create_server((settings.host, settings.port), family=family).close()
+    except OSError as fault:
+        reason = str(fault.strerror).partition(" (while")[0].lower()
+        sys.stderr.write(f"--port (ATTENTION_PORT): cannot listen on {settings.host}:{settings.port}: {reason}\n")
+        return False
+    return True
+
+
 def calibrate(arguments: Sequence[str] | None = None) -> int:
     """Measure the device and keep what was found. Returns the exit status."""
     settings = _settings(CalibrateSettings, arguments)
     if settings is None:
         return 2
-    try:
-        lists.load()  # as a server does: how long it takes to read and write is measured too
-    except Exception as fault:
-        sys.stderr.write(f"JSON is measured without compiled code, which could not be made: {fault}\n")
     device = Device.open(settings.device, settings.threads)
     budget = settings.memory_budget
     room = int(BUDGET_SHARE * device.free_bytes()) if budget is None else budget
@@ -89,7 +95,7 @@ def calibrate(arguments: Sequence[str] | None = None) -> int:
 
 
 def _table(clock: Calibrated) -> str:
-    """How far single runs of each kind lie from the prediction."""
+    """A table of the spread of single runs around their prediction, by kind."""
     rows = [
         f"{kind:<24}{math.expm1(spread.low):+8.0%}{math.expm1(spread.high):+8.0%}\n"
         for kind, spread in sorted(clock.spreads.items())

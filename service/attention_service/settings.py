@@ -46,6 +46,9 @@ class Settings(BaseSettings):
     max_body_bytes: ByteSize = Field(ByteSize(2**30), ge=1024)
     """The largest request body, as in 64MiB."""
 
+    max_json_bytes: ByteSize = Field(ByteSize(2**26), ge=1024)
+    """The largest JSON body, decompressed; safetensors bodies may be larger."""
+
     max_queue: int = Field(256, ge=1)
     """Requests that may wait for the device; more are refused with 429."""
 

@@ -39,7 +39,7 @@ def test_who_promises_much_and_sends_nothing_takes_nothing_from_others(tmp_path)
         waiting = [begun(url, LIMIT * 3 // 4) for _ in range(4)]
         time.sleep(0.2)
         assert held(http) == 0
-        body = b" " * (LIMIT // 2) + b'{"query": [[1.0, 0.0]]}'
+        body = b" " * (LIMIT // 3) + b'{"query": [[1.0, 0.0]]}'
         answer = http.post(FORWARD, content=body, headers={"content-type": "application/json"})
         assert answer.status_code == 200, answer.text
         for one in waiting:
@@ -48,7 +48,7 @@ def test_who_promises_much_and_sends_nothing_takes_nothing_from_others(tmp_path)
 
 def test_what_comes_is_held_in_steps_until_it_is_answered(tmp_path):
     with live_server(tmp_path, memory_budget=LIMIT) as url, httpx.Client(base_url=url, timeout=20) as http:
-        body = b" " * (LIMIT // 2) + json.dumps({"query": [[1.0, 0.0]]}).encode()
+        body = b" " * (LIMIT // 3) + json.dumps({"query": [[1.0, 0.0]]}).encode()
         with begun(url, len(body)) as raw:
             raw.sendall(body[: LIMIT // 4])
             deadline = time.monotonic() + 10

@@ -122,11 +122,11 @@ def test_others_go_on_while_requests_are_refused(small):
 # ── bodies ───────────────────────────────────────────────────────────────────────────────────────────────────────────
 
 
-def send(url, stated, sent=b"", path="/v1/attention/forward"):
+def send(url, stated, sent=b"", path="/v1/attention/forward", media_type="application/json"):
     """A connection on which a body of the stated length was begun."""
     parts = urlsplit(url)
     connection = socket.create_connection((parts.hostname, parts.port), timeout=30)
-    head = f"POST {path} HTTP/1.1\r\nHost: test\r\nContent-Type: application/json\r\nContent-Length: {stated}\r\n\r\n"
+    head = f"POST {path} HTTP/1.1\r\nHost: test\r\nContent-Type: {media_type}\r\nContent-Length: {stated}\r\n\r\n"
     connection.sendall(head.encode() + sent)
     return connection
 
@@ -144,7 +144,7 @@ def body_bytes(url):
 
 
 def test_a_body_larger_than_the_budget_is_refused_by_its_length_alone(small):
-    with send(small, 2 * BUDGET) as connection:
+    with send(small, 2 * BUDGET, media_type="application/vnd.safetensors") as connection:
         answer = received(connection)
     assert answer.startswith("HTTP/1.1 413")
     assert '"code":"over_budget"' in answer

@@ -16,7 +16,7 @@ import uvicorn
 import uvloop
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
-from attention_client.pool.kept import DEFAULT_LIMITS
+from attention_client.connection_settings import LIMITS
 from attention_service.api.app import create_app
 from attention_service.api.server import Server
 from attention_service.settings import Settings
@@ -159,6 +159,16 @@ def test_every_setting_is_a_flag_with_a_word_of_help(name):
 HELP: list[str] = []
 
 
+@pytest.mark.parametrize("log_format", ["json", "console"])
+def test_a_taken_port_is_one_line(tmp_path, log_format):
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = str(taken.getsockname()[1])
+        command = [sys.executable, "-m", "attention_service", "--port", port, "--models-dir", str(tmp_path)]
+        done = subprocess.run([*command, "--log-format", log_format], capture_output=True, text=True, check=False)
+    assert done.returncode == 1
+    assert done.stderr == f"--port (ATTENTION_PORT): cannot listen on 127.0.0.1:{port}: address already in use\n"
+
+
 def test_the_server_stands_on_the_fast_parts_of_uvicorn(tmp_path):
     config = uvicorn.Config(create_app(Settings(_env_file=None, models_dir=tmp_path)))
     config.load()
@@ -169,7 +179,7 @@ def test_the_server_stands_on_the_fast_parts_of_uvicorn(tmp_path):
 def test_idle_connections_are_closed_by_those_who_call(tmp_path):
     settings = Settings(_env_file=None, models_dir=tmp_path)
     kept = Server(create_app(settings)).config.timeout_keep_alive
-    assert kept >= 2 * max(DEFAULT_LIMITS.keepalive_expiry, httpx.Limits().keepalive_expiry)
+    assert kept >= 2 * max(LIMITS.keepalive_expiry, httpx.Limits().keepalive_expiry)
 
 
 def test_other_threads_do_not_keep_the_event_loop_waiting_for_long(tmp_path):

@@ -11,7 +11,7 @@ from benchmarks.processes import ROOT, ServerError, cores_for, surroundings
 from benchmarks.servers.attention import Attention
 from benchmarks.workloads import WORKLOADS, Workload
 
-from benchmarks import contestants, load, rounds, serving
+from benchmarks import contestants, forms, load, rounds, serving
 
 TINY = Workload("tiny", 2, 5, 8, 2, seconds=0.2)
 
@@ -44,12 +44,11 @@ def test_load_counts_what_was_answered(tmp_path, request, tool):
     elif shutil.which("wrk") is None:
         pytest.skip("wrk is not installed")
     _, cores = cores_for(1)
-    body = tmp_path / "body"
-    body.write_bytes(b"1234")
+    requests = [forms.Request("", {"X-Test": "a b"}, b"1" * size) for size in (4, 0, 7)]
     with contestants.serving(contestants.BARE, TINY, tmp_path) as process:
         url = process.url
-        found = load.send(f"{url}/echo", body, {"X-Test": "a b"}, 2, 1, cores)
-        broken = load.send(f"{url}/nowhere", body, {}, 1, 0.5, cores)
+        found = load.send(f"{url}/echo", requests, 2, 1, cores, tmp_path)
+        broken = load.send(f"{url}/nowhere", requests[:1], 1, 0.5, cores, tmp_path)
         assert process.peak_bytes() > 10 * 2**20
     assert found.failed == 0
     assert found.requests > 20

@@ -2,26 +2,26 @@
 
 import pytest
 
-from attention_client import exchange
+from attention_client import retry
 from tests.client.service import Played
 
 
 @pytest.fixture(params=["sync", "async"])
 def kind(request):
-    """Which of the two clients asks."""
+    """Name one of the two clients."""
     return request.param
 
 
 @pytest.fixture
 def played():
-    """A played service that answers at once."""
+    """Make a played service that answers at once."""
     return Played()
 
 
 @pytest.fixture(autouse=True)
 def short_waits(monkeypatch):
-    """Milliseconds instead of tenths of seconds."""
-    monkeypatch.setattr(exchange, "WAIT_INITIAL", 0.001)
-    monkeypatch.setattr(exchange, "WAIT_JITTER", 0.001)
-    monkeypatch.setattr(exchange, "WAIT_MAX", 0.01)
+    """Wait milliseconds instead of tenths of seconds."""
+    monkeypatch.setattr(retry, "WAIT_INITIAL", 0.001)
+    monkeypatch.setattr(retry, "WAIT_JITTER", 0.001)
+    monkeypatch.setattr(retry, "WAIT_MAX", 0.01)
     monkeypatch.delenv("ATTENTION_URL", raising=False)

@@ -1,4 +1,4 @@
-"""A service that is played: it answers every operation of the contract and remembers what it was asked."""
+"""A played service: it answers every operation of the contract and remembers each request."""
 
 import asyncio
 from typing import Any
@@ -89,7 +89,7 @@ def cost(queries: int) -> c.Cost:
 
 
 def retrieved(request: h.HopfieldRequest) -> h.HopfieldReply:
-    """Every state as it came; the first settled at one pattern, the others on their way."""
+    """Return every state as it came; the first settled at one pattern, the others on their way."""
     states = np.asarray(request.states)
     first = np.arange(len(states)) == 0
     numbers = np.where(first, 0.96875, 0.5).astype(np.float32)
@@ -107,7 +107,7 @@ def retrieved(request: h.HopfieldRequest) -> h.HopfieldReply:
 
 
 def reply_to(operation: Operation[Any], request: Any) -> Any:
-    """A reply of the right kind, with the request's own query as output."""
+    """Return a reply of the right kind, with the request's own query as output."""
     name = operation.name.removeprefix("raw_")
     if name == "forward":
         return a.ForwardReply(output=np.asarray(request.query), ran=RAN)
@@ -123,7 +123,9 @@ def reply_to(operation: Operation[Any], request: Any) -> Any:
     if name == "gradients":
         check = GradientCheck(max_absolute_error=1e-9, max_relative_error=1e-8, elements=4, passed=True)
         wrt = dict.fromkeys(request.wrt, HEADS)
-        return GradientsReply(gradients=wrt, check=dict.fromkeys(wrt, check) if request.check else None, ran=RAN)
+        products = dict.fromkeys(wrt, HEADS) if request.directions else None
+        checks = dict.fromkeys(wrt, check) if request.check else None
+        return GradientsReply(gradients=wrt, hessian_products=products, check=checks, ran=RAN)
     if name == "complexity":
         values = request.sweep.values if request.sweep else [request.shape.queries]
         facts = {"device_name": "a cpu", "parameter_count": 288, "growth": GROWTH, "limits": LIMITS}
@@ -186,7 +188,7 @@ def reply_to(operation: Operation[Any], request: Any) -> Any:
 
 
 def operation_of(request: httpx.Request) -> Operation[Any]:
-    """The operation that a request is for; of two paths that fit, the one with fewer names in it."""
+    """Return the operation that a request is for; of two paths that fit, the one with fewer names in it."""
     parts = request.url.path.split("/")
     fitting = [
         operation
@@ -199,7 +201,7 @@ def operation_of(request: httpx.Request) -> Operation[Any]:
 
 
 class Played:
-    """Gives the answers of ``first``, one for each request (an exception is raised), and then what was asked for."""
+    """A service that first gives the answers of ``first`` (an exception is raised), and then what was asked for."""
 
     def __init__(self, *first: httpx.Response | Exception) -> None:
         self.first = list(first)
@@ -228,7 +230,7 @@ class Played:
 
 
 def ask(kind: str, played: Played, method: str, *args: Any, **kwargs: Any) -> Any:
-    """The reply that one of the two clients gives."""
+    """Return the reply that one of the two clients gives."""
     options = {name: kwargs.pop(name) for name in ("timeout", "retries", "media_type", "headers") if name in kwargs}
 
     async def awaited() -> Any:
@@ -238,4 +240,15 @@ def ask(kind: str, played: Played, method: str, *args: Any, **kwargs: Any) -> An
     if kind == "async":
         return asyncio.run(awaited())
     with Client(URL, transport=played.transport, **options) as client:
+        return getattr(client, method)(*args, **kwargs)
+
+
+def call_of(method, *args, **kwargs):
+    """Return the call that a method makes, without sending it."""
+
+    class Unsent(Client):
+        def send(self, call):
+            return call
+
+    with Unsent(URL) as client:
         return getattr(client, method)(*args, **kwargs)

@@ -1,4 +1,4 @@
-"""Servers on the loopback for the clients' own connections: one that plays the service, and one that misbehaves."""
+"""Servers on the loopback: one that plays the service, and one that misbehaves."""
 
 import asyncio
 import socket
@@ -25,10 +25,10 @@ class Listening(ThreadingHTTPServer):
         super().__init__(("127.0.0.1", 0), Handler)
         self.url = f"http{'s' if tls else ''}://localhost:{self.server_address[1]}"
         self.connections: list[tuple[str, int]] = []
-        """Of each request, the address of the connection that it came by."""
+        """The client's address of each request; one for each connection."""
         self.requests: list[httpx.Request] = []
         self.extra: dict[str, str] = {}
-        """Headers of every answer."""
+        """Headers of every answer, beside its own."""
         self.drops = False
         """Close each connection after its answer, without saying so."""
         self.closed = threading.Semaphore(0)
@@ -73,7 +73,7 @@ class Handler(BaseHTTPRequestHandler):
 
 @contextmanager
 def listening(tls: ssl.SSLContext | None = None) -> Iterator[Listening]:
-    """The played service on a free port."""
+    """Run the played service on a free port."""
     server = Listening(tls)
     thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01}, daemon=True)
     thread.start()
@@ -87,7 +87,7 @@ def listening(tls: ssl.SSLContext | None = None) -> Iterator[Listening]:
 
 @contextmanager
 def stubborn(talk: Callable[[socket.socket, threading.Event], None]) -> Iterator[str]:
-    """The URL of a TCP server that does with each connection, one after the other, what ``talk`` does."""
+    """Run a TCP server that gives each connection, one after the other, to ``talk``. Yields its URL."""
     listener = socket.create_server(("127.0.0.1", 0))
     over = threading.Event()
 
@@ -112,7 +112,7 @@ def stubborn(talk: Callable[[socket.socket, threading.Event], None]) -> Iterator
 
 
 def read_request(connection: socket.socket) -> bytes:
-    """The head of a request, and its body, which is not kept: only its last bytes are."""
+    """Read a request to its end and return its head."""
     received = b""
     while b"\r\n\r\n" not in received:
         received += connection.recv(65536) or _gone()
@@ -130,7 +130,7 @@ def _gone() -> int:
 
 
 def both(kind: str, url: str, ask: Callable[[Any], Any], **options: Any) -> Any:
-    """What ``ask``, a function of a client that makes one call, gives with one of the two clients."""
+    """Return what ``ask``, a function of a client, gives with one of the two clients."""
 
     async def awaited() -> Any:
         async with AsyncClient(url, **options) as client:

@@ -1,22 +1,20 @@
-"""Every operation of the contract is one call, and both clients have it."""
+"""Every operation of the contract is a method of both clients."""
 
 import inspect
-from typing import get_type_hints
+import re
 
 import numpy as np
 import pytest
 
 import attention_client
-from attention_client import AsyncClient, AttentionSpec, Client, InvalidRequest, InvalidTensor, calls, options
-from attention_contract import errors
+from attention_client import AsyncClient, AttentionSpec, Client, DeadlineExceeded, InvalidRequest, InvalidTensor
+from attention_contract import errors, operations
 from attention_contract.operations import OPERATIONS
-from attention_contract.schemas import attention as a
 from attention_contract.schemas import complexity as c
-from attention_contract.schemas.gradients import GradientsRequest, RawGradientsRequest
-from attention_contract.schemas.hopfield import HopfieldRequest
 from attention_contract.schemas.modules import ModuleConfig
-from attention_contract.schemas.weights import RawWeightsRequest, WeightsRequest
-from tests.client.service import CONFIG, EXAMPLES, X, ask
+from tests.client.service import CONFIG, EXAMPLES, X, ask, call_of
+
+BESIDE = {"send", "close", "aclose"}
 
 
 @pytest.mark.parametrize("media_type", ["safetensors", "json"])
@@ -30,14 +28,40 @@ def test_both_clients_have_every_operation(kind, played, operation, media_type):
     assert isinstance(reply, operation.reply or type(None))
 
 
-@pytest.mark.parametrize("operation", OPERATIONS, ids=lambda operation: operation.name)
-def test_a_method_has_the_name_the_text_and_the_arguments_of_its_call(operation):
-    call = getattr(calls, operation.name)
-    assert call.__doc__
-    for client in (Client, AsyncClient):
-        method = getattr(client, operation.name)
-        assert (method.__name__, method.__doc__) == (operation.name, call.__doc__)
-        assert list(inspect.signature(method).parameters) == ["self", *inspect.signature(call).parameters]
+METHODS = {
+    name: method
+    for name, method in vars(Client).items()
+    if inspect.isfunction(method) and not name.startswith("_") and name not in BESIDE
+}
+"""The methods that make a call, by name."""
+
+
+def test_both_clients_say_the_same_word_for_word():
+    """The signature, the documentation and the body."""
+    for name, method in METHODS.items():
+        awaited = inspect.getsource(getattr(AsyncClient, name))
+        blocking = inspect.getsource(method)
+        assert awaited == blocking.replace("    def ", "    async def ").replace("self.send(", "await self.send(")
+    others = {name for name, method in vars(AsyncClient).items() if inspect.iscoroutinefunction(method)}
+    assert set(METHODS) == {name for name in others if not name.startswith("_")} - BESIDE
+
+
+@pytest.mark.parametrize("name", METHODS)
+def test_the_arguments_are_the_fields_of_the_request_with_its_defaults(name):
+    operation = getattr(operations, name.removesuffix("_picture").replace("attend", "raw_forward"))
+    fields = {} if operation.request is None else operation.request.model_fields
+    in_path = set(re.findall(r"{(\w+)}", operation.path))
+    arguments = dict(inspect.signature(METHODS[name]).parameters)
+    for beside in {"self", "media_type"} | in_path | ({"version"} if name == "delete_module" else set()):
+        arguments.pop(beside, None)
+    assert set(arguments) == set(fields) - {"encoding"}
+    for argument in arguments.values():
+        field = fields[argument.name]
+        if argument.default is inspect.Parameter.empty:
+            assert field.is_required()
+        elif argument.default is not None:  # None stands for the field's default
+            default = list(argument.default) if isinstance(argument.default, tuple) else argument.default
+            assert default == field.get_default(call_default_factory=True)
 
 
 def test_raw_attention_is_attend_as_well():
@@ -45,33 +69,18 @@ def test_raw_attention_is_attend_as_well():
     assert AsyncClient.attend is AsyncClient.raw_forward
 
 
-@pytest.mark.parametrize(
-    ("typed", "model", "beside"),
-    [
-        (options.ForwardOptions, a.ForwardRequest, {"query", "key", "value"}),
-        (options.WeightsOptions, WeightsRequest, {"query", "key", "value"}),
-        (options.GradientsOptions, GradientsRequest, {"query", "key", "value"}),
-        (options.RawForwardOptions, a.RawForwardRequest, {"query", "key", "value"}),
-        (options.RawWeightsOptions, RawWeightsRequest, {"query", "key", "value"}),
-        (options.RawGradientsOptions, RawGradientsRequest, {"query", "key", "value"}),
-        (options.CostOptions, c.ComplexityRequest, {"shape", "sweep"}),
-        (options.RawCostOptions, c.RawComplexityRequest, {"shape", "sweep", "num_heads", "head_dim"}),
-        (options.HopfieldOptions, HopfieldRequest, {"stored", "states"}),
-    ],
-)
-def test_keyword_arguments_are_the_fields_of_the_request(typed, model, beside):
-    assert set(get_type_hints(typed)) == set(model.model_fields) - beside - {"encoding"}
-
-
 def test_models_and_plain_values_make_the_same_call():
-    assert calls.create_module("demo", CONFIG).request == calls.create_module("demo", ModuleConfig(**CONFIG)).request
+    assert (
+        call_of("create_module", "demo", CONFIG).request
+        == call_of("create_module", "demo", ModuleConfig(**CONFIG)).request
+    )
     shape, sweep = c.Shape(queries=4), c.Sweep(values=[4, 8])
-    assert calls.complexity("demo", 4, [4, 8]).request == calls.complexity("demo", shape, sweep).request
-    assert calls.complexity("demo", {"queries": 4}, {"values": [4, 8]}).request.sweep == sweep
+    assert call_of("complexity", "demo", 4, [4, 8]).request == call_of("complexity", "demo", shape, sweep).request
+    assert call_of("complexity", "demo", {"queries": 4}, {"values": [4, 8]}).request.sweep == sweep
     spec = {"masks": [{"name": "causal"}]}
-    assert calls.raw_forward(X, spec=spec).request.spec == AttentionSpec(**spec)
+    assert call_of("raw_forward", X, spec=spec).request.spec == AttentionSpec(**spec)
     edit = {"tap": "weights", "heads": [np.int64(0)], "value": np.ones(3, np.float32)}
-    assert calls.forward("demo", X, edits=[edit]).request.edits[0].heads == [0]
+    assert call_of("forward", "demo", X, edits=[edit]).request.edits[0].heads == [0]
 
 
 @pytest.mark.parametrize(
@@ -82,19 +91,22 @@ def test_models_and_plain_values_make_the_same_call():
         ("get_module", ("",), {}, "name"),
         ("get_module", ("..",), {}, "name"),
         ("forward", ("demo", X), {"return_": ["nothing"]}, "return_.0"),
-        ("forward", ("demo", X), {"masks": X}, "masks"),
         ("hopfield_retrieve", (X, X), {"steps": 0}, "steps"),
     ],
 )
 def test_what_cannot_be_asked_is_refused_without_a_request(call, args, kwargs, param):
     with pytest.raises(InvalidRequest) as caught:
-        getattr(calls, call)(*args, **kwargs)
+        call_of(call, *args, **kwargs)
     assert caught.value.param == param
 
 
 def test_a_ragged_list_is_refused_without_a_request():
     with pytest.raises(InvalidTensor, match="ragged"):
-        calls.forward("demo", [[1.0, 2.0], [3.0]])
+        call_of("forward", "demo", [[1.0, 2.0], [3.0]])
+
+
+def test_the_servers_deadline_is_caught_as_the_clients():
+    assert DeadlineExceeded is errors.DeadlineExceeded
 
 
 def test_the_public_names_hold_every_error():

@@ -1,6 +1,9 @@
 """The ``attention`` command against a played service."""
 
 import json
+import socket
+import subprocess
+import sys
 from importlib.metadata import EntryPoint
 
 import httpx
@@ -10,12 +13,13 @@ import pytest
 import typer
 from typer.testing import CliRunner
 
-from attention_client.cli import app, costs, extensions, files, results
+from attention_client.cli import app, cost_tables, extensions, result_tables, tensor_files
 from attention_client.cli.session import Session
 from attention_contract.errors import PROBLEM_MEDIA_TYPE, ModuleNotFound
 from attention_contract.schemas.accuracy import AccuracyReply
 from attention_contract.schemas.answers import Crossover
 from attention_contract.schemas.attention import ApproximationError, ForwardReply
+from attention_contract.schemas.weights import TopKeys
 from attention_contract.wire import from_body, to_safetensors
 from tests.client.service import RAN, URL
 
@@ -24,7 +28,7 @@ X = np.arange(24, dtype=np.float32).reshape(3, 8)
 
 @pytest.fixture
 def run(played, tmp_path, monkeypatch):
-    """Run the command in an empty folder; the result of one that should have worked is checked."""
+    """Return a function that runs the command in an empty folder and checks its exit status."""
     monkeypatch.chdir(tmp_path)
     np.save("q.npy", X)
 
@@ -121,9 +125,38 @@ def test_a_method_may_be_compared_and_its_state_kept(run, played):
     assert played.asked.return_state
 
 
+def test_inputs_of_recurrent_methods_and_dropout_become_request_fields(run, played):
+    names = ("gate", "beta", "initial_state", "initial_normalizer")
+    options = [part for name in names for part in (f"--{name.replace('_', '-')}", "q.npy")]
+    run("forward", "demo", "--query", "q.npy", *options, "--dropout", "0.25")
+    for name in names:
+        np.testing.assert_array_equal(getattr(played.asked, name), X)
+    assert (played.asked.dropout.p, played.asked.dropout.seed) == (0.25, 0)
+    np.savez("d.npz", query=X, **{"q_proj.weight": X})
+    dropout = '{"p": 0.5, "seed": 7, "return_mask": true}'
+    shown = run("gradients", "demo", "--query", "q.npy", "--directions", "d.npz", "--dropout", dropout).stdout
+    assert "Hessian-vector products" in shown
+    assert sorted(played.asked.directions) == ["q_proj.weight", "query"]
+    assert (played.asked.dropout.seed, played.asked.dropout.return_mask) == (7, True)
+
+
+def test_parameters_are_replaced_at_a_version(run, played):
+    np.savez("parameters.npz", **{"q_proj.weight": X})
+    assert "version" in run("modules", "replace", "demo", "--parameters", "parameters.npz", "--version", "abc").stdout
+    assert (list(played.asked.parameters), played.asked.version) == (["q_proj.weight"], "abc")
+
+
+def test_only_keys_that_are_there_are_named(capsys):
+    keys, weights = np.array([[[1, 0, -1, -1]]]), np.array([[[0.75, 0.25, 0, 0]]], np.float32)
+    result_tables.top_keys(TopKeys(keys=keys, weights=weights), None, None)
+    out = capsys.readouterr().out
+    assert "1 (0.750)  0 (0.250)" in out
+    assert "-1" not in out
+
+
 def test_an_error_is_one_line(capsys):
-    results.error(ApproximationError(max=0.5, rms=0.125, mean_kl=0.25))
-    results.error(ApproximationError(max=0.5, rms=0.125))
+    result_tables.error(ApproximationError(max=0.5, rms=0.125, mean_kl=0.25))
+    result_tables.error(ApproximationError(max=0.5, rms=0.125))
     first, second = capsys.readouterr().out.splitlines()
     assert "0.5" in first
     assert "0.125, mean KL 0.25" in first
@@ -171,7 +204,7 @@ def test_a_size_that_no_shape_has_has_a_column_of_its_own(run):
 def test_the_first_measurement_is_not_told_as_another_one(capsys):
     for basis, told in (("rates", "it is being measured now"), ("calibrated", "it is being measured again now")):
         reply = AccuracyReply(device="cpu", basis=basis, recalibrating=True, recalibrations=0, predictions=[])
-        results.accuracy(reply)
+        result_tables.accuracy(reply)
         assert told in capsys.readouterr().out
 
 
@@ -189,7 +222,7 @@ def test_crossovers_are_sentences():
         },
     }  # fmt: skip
     for sentence, facts in told.items():
-        assert costs._crossover(Crossover(**both, **facts)) == sentence
+        assert cost_tables._crossover(Crossover(**both, **facts)) == sentence
 
 
 def test_a_module_may_be_made_from_files(run, played, tmp_path):
@@ -236,7 +269,7 @@ def test_a_module_is_deleted_at_a_version(run, played):
 @pytest.mark.parametrize("suffix", [".npy", ".npz", ".safetensors", ".json"])
 def test_what_is_written_can_be_read_again(run, suffix):
     run("forward", "demo", "--query", "q.npy", "-o", f"out{suffix}")
-    np.testing.assert_array_equal(files.read(f"out{suffix}", "output"), X)
+    np.testing.assert_array_equal(tensor_files.read(f"out{suffix}", "output"), X)
 
 
 def test_bfloat16_survives_in_safetensors_and_widens_elsewhere(run, tmp_path):
@@ -273,6 +306,13 @@ def test_json_comes_from_standard_input(run, played, text):
         ("forward demo --query in.npz:nothing", "no 'nothing'"),
         ("forward demo --query q.npy -o out.txt", "expected a file that ends in"),
         ("forward demo --query q.npy -o nowhere/out.npy", "there is no folder"),
+        ("forward demo --query q.npy --return weigths", "'--return': 'weigths' is none of q, k, v,"),
+        ("forward demo --query q.npy --return weigths", "did you mean 'weights'?"),
+        ("forward demo --query q.npy --head -1", "--head"),
+        ("forward demo --query q.npy --dropout much", "--dropout"),
+        ("gradients demo --query q.npy --directions q.npy", "--directions"),
+        ("modules replace demo", "--parameters"),
+        ("complexity demo --queries 4 --return nothing", "--return"),
         ("forward demo --query q.npy --raw", "exclude each other"),
         ("forward demo --query q.npy --spec {}", "raw attention"),
         ("forward demo --query null.json", "holds null"),
@@ -343,8 +383,21 @@ def test_a_refusal_is_one_paragraph_on_standard_error(run, played):
 
 def test_no_server_is_one_paragraph_on_standard_error(run, played):
     played.first = [httpx.ConnectError("refused")] * 4
-    result = run("modules", code=1)
+    result = run("--retries", "3", "modules", code=1)
     assert (result.stdout, result.stderr) == ("", f"No connection to the server: cannot connect to {URL}: refused\n")
+
+
+def test_repeats_are_told_on_standard_error():
+    command = [sys.executable, "-c", "import attention_client.cli as cli; cli.main()"]
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        url = f"http://127.0.0.1:{free.getsockname()[1]}"
+    options = ["--url", url, "--retries", "1", "modules", "--json"]
+    done = subprocess.run([*command, *options], check=False, capture_output=True, text=True, timeout=60)
+    repeat, failed = done.stderr.splitlines()
+    assert (done.returncode, done.stdout) == (1, "")
+    assert f"list_modules: cannot connect to {url}" in repeat
+    assert "trying again in" in repeat
+    assert failed.startswith("No connection to the server: cannot connect")
 
 
 def test_a_url_that_is_none_is_a_usage_error(run):
@@ -369,6 +422,6 @@ def test_other_packages_contribute_commands(monkeypatch, value, code, text):
 
 
 def contributed(arguments):
-    """What an entry point of the group looks like."""
+    """Stand for an entry point of the group."""
     typer.echo(f"got {arguments}")
     return 3

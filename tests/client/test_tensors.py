@@ -1,4 +1,4 @@
-"""What a caller may pass as a tensor, and what comes back."""
+"""Tensors that a caller may pass, and those of the reply."""
 
 import subprocess
 import sys
@@ -8,21 +8,21 @@ import numpy as np
 import pytest
 import torch
 
-from attention_client import InvalidTensor, calls
-from attention_client.arrays import plain
+from attention_client import InvalidTensor
+from attention_client.array_likes import plain
 from attention_contract.tensors import DTYPES, Untyped
-from tests.client.service import ask
+from tests.client.service import ask, call_of
 
 
 @pytest.fixture(scope="module")
 def imported():
-    """The modules that the client and its command line load."""
+    """Return the modules that the client and its command line load."""
     script = "import sys, attention_client.cli; print(*sys.modules)"
     done = subprocess.run([sys.executable, "-c", script], check=True, capture_output=True, text=True, timeout=60)
     return set(done.stdout.split())
 
 
-@pytest.mark.parametrize("name", ["torch", "transformers", "fastapi", "attention_service"])
+@pytest.mark.parametrize("name", ["torch", "transformers", "fastapi", "aiohttp", "attention_service"])
 def test_the_client_does_not_import(imported, name):
     assert "attention_client.client" in imported
     assert name not in imported
@@ -58,7 +58,7 @@ def test_a_reply_can_be_written_into(kind, played):
 )
 def test_torch_tensors_are_taken_as_they_are(make, dtype):
     x = make(torch.randn(4, 4, generator=torch.Generator().manual_seed(0)).to(dtype))
-    array = calls.forward("demo", x).request.query
+    array = call_of("forward", "demo", x).request.query
     assert array.dtype == DTYPES[str(dtype).removeprefix("torch.")]
     np.testing.assert_array_equal(array.astype(np.float64), x.detach().double().numpy())
 
@@ -67,18 +67,22 @@ def test_torch_tensors_are_taken_as_they_are(make, dtype):
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
 def test_torch_tensors_come_from_the_device():
     x = torch.randn(3, 4, device="cuda", dtype=torch.bfloat16, requires_grad=True)
-    array = calls.forward("demo", x).request.query
+    array = call_of("forward", "demo", x).request.query
     np.testing.assert_array_equal(array.astype(np.float32), x.detach().float().cpu().numpy())
 
 
 def test_a_torch_tensor_that_numpy_cannot_hold_is_refused():
     with pytest.raises(InvalidTensor, match="float8"):
-        calls.forward("demo", torch.ones(2, 2).to(torch.float8_e4m3fn))
+        call_of("forward", "demo", torch.ones(2, 2).to(torch.float8_e4m3fn))
 
 
 def test_torch_masks_and_lengths_keep_their_meaning():
-    request = calls.forward(
-        "demo", torch.ones(2, 3, 4), mask=torch.ones(3, 3, dtype=torch.bool).tril(), key_lengths=torch.tensor([3, 2])
+    request = call_of(
+        "forward",
+        "demo",
+        torch.ones(2, 3, 4),
+        mask=torch.ones(3, 3, dtype=torch.bool).tril(),
+        key_lengths=torch.tensor([3, 2]),
     ).request
     assert (request.mask.dtype, request.key_lengths.dtype) == (np.bool_, np.int64)
 
@@ -91,7 +95,7 @@ def test_a_nested_list_states_no_dtype_on_the_wire(played, media_type):
 
 
 def test_a_nested_list_too_long_for_a_header_goes_as_json(played, monkeypatch):
-    monkeypatch.setattr("attention_client.exchange.MAX_HEADER", 1000)
+    monkeypatch.setattr("attention_client.calls.MAX_HEADER", 1000)
     reply = ask("sync", played, "forward", "demo", [[0.5] * 300])
     assert played.requests[0].headers["content-type"] == "application/json"
     assert reply.output.shape == (1, 300)
@@ -100,7 +104,7 @@ def test_a_nested_list_too_long_for_a_header_goes_as_json(played, monkeypatch):
 @pytest.mark.parametrize("number", [np.float64(0.5), np.float32(0.5), np.int64(2)])
 def test_lists_may_hold_numpys_numbers(number):
     for listed in ([number, number], [number.item(), number]):
-        beta = calls.hopfield_retrieve([[1.0, 2.0]], [[1.0, 2.0]], beta=listed).request.beta
+        beta = call_of("hopfield_retrieve", [[1.0, 2.0]], [[1.0, 2.0]], beta=listed).request.beta
         assert beta.tolist() == [number.item()] * 2
         assert isinstance(beta, Untyped)
 
@@ -112,11 +116,11 @@ def test_lists_of_arrays_are_stacked():
 
 
 class Holder:
-    """What other array libraries offer."""
+    """Stand for an array of another library."""
 
     def __array__(self, dtype=None, copy=None):
         return np.ones((2, 2), np.float32)
 
 
 def test_anything_with_an_array_is_an_array():
-    assert calls.forward("demo", Holder()).request.query.shape == (2, 2)
+    assert call_of("forward", "demo", Holder()).request.query.shape == (2, 2)

@@ -130,7 +130,7 @@ def test_nested_lists_keep_every_number(array):
 @quick
 @given(tensors())
 def test_flat_data_keeps_every_number(array):
-    flat = json.loads(wire.dump_json(array.reshape(-1)))
+    flat = json.loads(wire.to_json(array.reshape(-1)))
     form = {"dtype": dtype_name(array), "shape": list(array.shape), "data": flat}
     back = decode(form)
     assert not isinstance(back, Untyped)

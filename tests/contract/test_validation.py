@@ -304,3 +304,23 @@ def test_lists_are_no_longer_than_anybody_needs(data, param):
 def test_faults_too_many_to_name_are_counted():
     error = refuses(RawForwardRequest, raw(spec={f"f{index}": 0 for index in range(5000)}))
     assert (error.param, error.facts["count"]) == (None, 5000)
+
+
+@pytest.mark.parametrize(
+    ("data", "param", "said"),
+    [
+        ({"qeury": [[1.0]]}, "query", "there is no field 'qeury', did you mean 'query'?"),
+        ({"query": [[1.0]], "retrun": ["output"]}, "retrun", "did you mean 'return'?"),
+        ({"query": [[1.0]], "return": ["weigths"]}, "return.0", "did you mean 'weights'?"),
+        ({"query": [[1.0]], "return_": ["weigths"]}, "return.0", "did you mean 'weights'?"),
+        ({"query": [[1.0]], "select": {"haeds": [0]}}, "select.haeds", "did you mean 'heads'?"),
+        ({"query": [[1.0]], "kernel": "zzz"}, "kernel", "unknown 'zzz'; expected one of"),
+        ({"query": [[1.0]], "zzz": 1}, "zzz", "check its spelling"),
+        ({}, "query", "this field is required"),
+    ],
+)
+def test_a_misspelt_name_is_told_with_the_right_one(data, param, said):
+    with pytest.raises(InvalidRequest) as refusal:
+        validate(ForwardRequest, data, by_name="return_" in data)
+    assert refusal.value.param == param
+    assert said in refusal.value.detail

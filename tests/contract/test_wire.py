@@ -318,6 +318,6 @@ def test_fields_that_are_unset_are_left_out():
 
 
 def test_non_finite_numbers_outside_tensors_are_strings_too():
-    assert wire.dump_json({"a": [float("nan"), float("inf")], "b": -float("inf")}) == (
+    assert wire.to_json({"a": [float("nan"), float("inf")], "b": -float("inf")}) == (
         b'{"a":["NaN","Infinity"],"b":"-Infinity"}'
     )

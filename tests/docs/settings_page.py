@@ -1,4 +1,4 @@
-"""``docs/settings.md``, made from the settings themselves: ``python -m tests.docs.settings_page`` writes it anew."""
+"""Generator of ``docs/settings.md``: ``python -m tests.docs.settings_page`` writes the page."""
 
 from typing import Any, get_args
 
@@ -7,24 +7,26 @@ from tests.docs.snippets import ROOT
 
 PAGE = ROOT / "docs" / "settings.md"
 COMPUTED = {"models_dir": "the user's data folder, on Linux `~/.local/share/attention-service`"}
-"""Defaults that are found when the server starts."""
+"""Defaults that the server computes at its start."""
 HEAD = """# Settings
 
-Each setting is a flag of `attention serve`, an `ATTENTION_*` variable, and a line of `.env` in the working folder; a
-flag wins over a variable, a variable over `.env`. An empty variable counts as unset. Sizes are in bytes or with a unit
-(`512MiB`, `8GB`). `make serve` passes variables through, and flags as `make serve ARGS="--port 9000"`; for Docker see
-[deploy.md](deploy.md). Written by `python -m tests.docs.settings_page` from `attention_service/settings.py`.
+Each setting is a flag of `attention serve`, an `ATTENTION_*` variable, and a line of `.env` in the working folder. A
+flag overrides a variable, and a variable overrides `.env`. An empty variable is ignored. Sizes are in bytes or have a
+unit (`512MiB`, `8GB`). `make serve` passes variables and `ARGS`, as in `make serve ARGS="--port 9000"`. For Docker see
+[deploy.md](deploy.md).
+
+`python -m tests.docs.settings_page` writes this page from `attention_service/settings.py`.
 
 | flag | variable | default | meaning |
 |---|---|---|---|
 """
 TAIL = """
-The client and the `attention` command read one variable, `ATTENTION_URL`: where the server is.
+The client and the `attention` command read one variable, `ATTENTION_URL`, the address of the server.
 """
 
 
 def render() -> str:
-    """The whole page."""
+    """Return the page."""
     rows = [
         f"| `--{name.replace('_', '-')}` | `ATTENTION_{name.upper()}` | {_default(name, field)} | {_meaning(field)} |\n"
         for name, field in Settings.model_fields.items()

@@ -1,13 +1,13 @@
-"""The documents' code blocks: found, run against a server, and compared with the outputs that the documents show.
+"""Runner of the documents' code blocks: finds them, runs them against a server, and compares their outputs.
 
-A ``python`` or ``sh`` block is run; the ``text`` or ``json`` block that follows it directly is its output. Blocks of
-one document run in order; its Python blocks share their names. ``console`` blocks are shown, not run.
+A ``python`` or ``sh`` block is run. The ``text`` or ``json`` block directly after it is its output. The blocks of one
+document run in order, and its Python blocks share their names. ``console`` blocks are not run.
 
-In an output, ``…`` stands for whatever comes. In JSON that is any value, any further elements of a list, and, as a
-key, any further fields of an object; in text it is a part of a line, or, alone on a line, any number of lines. Numbers
-that differ from run to run (``VOLATILE``) are not compared; other decimals may differ in their last digit.
+In an output, ``…`` matches anything. In JSON it matches any value, any further elements of a list, and, as a key, any
+further fields of an object. In text it matches a part of a line, or, alone on a line, any number of lines. Numbers
+that differ from run to run (``VOLATILE``) are not compared. Other decimals may differ in their last digit.
 
-``python -m tests.docs.snippets [DOCUMENT …]`` runs the documents and writes outputs that have changed into them.
+``python -m tests.docs.snippets [DOCUMENT …]`` runs the documents and rewrites changed outputs.
 """
 
 import io
@@ -42,22 +42,22 @@ VOLATILE = frozenset(
 )
 """Fields of replies that depend on the machine, its settings or the moment."""
 SERVER_SETTINGS: dict[str, Any] = {"memory_budget": 2**30, "threads": 1}
-"""How the server that the documents talk to is started."""
+"""Settings of the server that answers the documents' code blocks."""
 
 _RAN = re.compile(r"^(?:fused|materialized) on \S+ (in .*?: [\d.]+ \w*FLOP), .*")
-"""The command's line on what ran: the dtype, the version and the FLOPs are compared, times and bytes are not."""
+"""Match the command's line about the execution. Dtype, version and FLOPs are compared; times and bytes are not."""
 _NUMBER = re.compile(r"(?<![\w.])[-+]?\d+(?:\.\d+)?(?:e[-+]?\d+)?(?![\w…])")
 
 
 @dataclass(frozen=True)
 class Block:
-    """One block of code and, where one follows directly, its output."""
+    """One block of code, with its output if one follows directly."""
 
     document: Path
     language: str
     code: str
     line: int
-    """Of the first line of code, from 1."""
+    """Number of the first line of code, from 1."""
     output: str | None = None
     output_language: str = ""
     output_lines: tuple[int, int] | None = None
@@ -69,11 +69,11 @@ class Block:
 
 
 class SnippetError(AssertionError):
-    """A block failed, or printed something else than the document says."""
+    """A block failed, or its output differs from the document."""
 
 
 def blocks(document: Path) -> Iterator[Block]:
-    """Every block of code of a document that is no output."""
+    """Yield every block of code of a document except outputs."""
     tokens = MarkdownIt().parse(document.read_text("utf-8"))
     at = 0
     while at < len(tokens):
@@ -96,7 +96,7 @@ def blocks(document: Path) -> Iterator[Block]:
 
 @dataclass
 class Session:
-    """What the blocks of one document share: a server, a folder, and Python's names."""
+    """State that the blocks of one document share: a server, a folder, and Python's names."""
 
     url: str
     models_dir: Path
@@ -104,7 +104,7 @@ class Session:
     names: dict[str, Any] = field(default_factory=lambda: {"__name__": "__main__"})
 
     def run(self, block: Block) -> str:
-        """What a block prints. Raises SnippetError where it fails."""
+        """Run a block and return its output. Raises SnippetError if it fails."""
         code = block.code.replace(DEFAULT_URL, self.url)
         printed = self._python(block, code) if block.language == "python" else self._shell(block, code)
         return printed.replace(self.url, DEFAULT_URL)
@@ -119,9 +119,9 @@ class Session:
 
     def _python(self, block: Block, code: str) -> str:
         out = io.StringIO()
-        # Not sys.stdout: the server of a test runs in this process too, and its log lines go there.
+        # Not sys.stdout: a test's server runs in this process and logs to it.
         self.names["print"] = partial(print, file=out)
-        padded = "\n" * (block.line - 1) + code  # so that a traceback names the document's own lines
+        padded = "\n" * (block.line - 1) + code  # so that a traceback names the document's lines
         with mock.patch.dict(os.environ, self._environment), chdir(self.folder):
             try:
                 exec(compile(padded, str(block.document), "exec"), self.names)  # noqa: S102
@@ -146,14 +146,14 @@ class Session:
         return done.stdout
 
     def close(self) -> None:
-        """Close the clients that the Python blocks left open."""
+        """Close clients that the Python blocks left open."""
         for value in self.names.values():
             if isinstance(value, Client):
                 value.close()
 
 
 def check(block: Block, printed: str) -> None:
-    """Raise SnippetError unless a block printed what the document shows."""
+    """Raise SnippetError unless a block's output matches the document."""
     if block.output is None:
         return
     found = (
@@ -173,7 +173,7 @@ def _json(text: str) -> Any:
 
 
 def json_difference(shown: Any, printed: Any, path: str) -> str | None:
-    """Where two JSON values differ, in words; None where they do not."""
+    """Describe the first difference of two JSON values; None if they are equal."""
     if shown == ELISION:
         return None
     if isinstance(shown, Mapping) and isinstance(printed, Mapping):
@@ -231,7 +231,7 @@ def _text_difference(shown: str, printed: str) -> str | None:
 
 
 def _line_matches(shown: str, printed: str) -> bool:
-    """Whether a line is what is shown, up to runs of spaces and the last digit of a decimal."""
+    """Return True if a line matches, except for runs of spaces and the last digit of a decimal."""
     shown, printed = (_RAN.sub(r"ran \1", line) for line in (shown, printed))
     numbers: list[str] = []
 
@@ -301,7 +301,7 @@ def _keeping(shown: Sequence[str], new: str) -> str:
 
 def main(names: Sequence[str]) -> None:
     """Bring the named documents (all of them, where none is named) up to date."""
-    from attention_service.api.observing import configure_logging
+    from attention_service.api.log_setup import configure_logging
     from tests.conftest import live_server
 
     configure_logging("error", "console")

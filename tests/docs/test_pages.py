@@ -1,4 +1,4 @@
-"""What the documents name exists: settings, commands, targets, services, paths, links."""
+"""Settings, commands, targets, services, paths and links of the documents exist."""
 
 import re
 import tomllib
@@ -34,19 +34,19 @@ def console_lines():
                 yield from (line.partition("#")[0].strip() for line in block.code.splitlines())
 
 
-def test_the_page_of_settings_is_what_the_settings_say():
+def test_the_page_of_settings_is_current():
     assert settings_page.PAGE.read_text("utf-8") == settings_page.render(), "run python -m tests.docs.settings_page"
 
 
-def test_the_page_of_variants_is_what_the_registries_say():
+def test_the_page_of_variants_is_current():
     assert variants_page.PAGE.read_text("utf-8") == variants_page.render(), "run python -m tests.docs.variants_page"
 
 
-def test_the_page_of_hardware_is_what_the_table_says():
+def test_the_page_of_hardware_is_current():
     assert hardware_page.PAGE.read_text("utf-8") == hardware_page.render(), "run python -m tests.docs.hardware_page"
 
 
-def test_the_page_of_names_is_what_the_code_says():
+def test_the_page_of_names_is_current():
     assert names_page.PAGE.read_text("utf-8") == names_page.render(), "run python -m tests.docs.names_page"
 
 
@@ -72,7 +72,7 @@ def test_console_blocks_name_targets_services_and_flags_that_exist():
 
 
 @every_page
-def test_blocks_are_of_a_kind_that_is_run_or_declared_not_to_be(page):
+def test_every_block_has_a_known_language(page):
     kinds = {block.language for block in blocks(page)}
     assert kinds <= ({"python", "sh", "console", "text"} if page in DOCUMENTS else {"console", "text"})
 
@@ -85,7 +85,7 @@ def test_variables_and_targets_named_in_prose_exist(page):
 
 
 @every_page
-def test_links_lead_somewhere(page):
+def test_links_have_targets(page):
     for target in re.findall(r"\]\(([^)\s]+)\)", page.read_text("utf-8")):
         if target.startswith("http"):
             continue

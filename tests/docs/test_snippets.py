@@ -1,4 +1,4 @@
-"""Every example of the documents runs, and gives what the document says it gives."""
+"""Every code block of the documents runs and gives the output shown."""
 
 import pytest
 
@@ -40,7 +40,7 @@ def shown(output, language, document=DOCUMENTS[0]):
         ("text", "version 1e7… of demo\n…\nend", "version 1e7ab of demo\na\nb\nend\n"),
     ],
 )
-def test_what_may_differ_between_machines_is_let_pass(language, output, printed):
+def test_differences_between_machines_are_accepted(language, output, printed):
     check(shown(output, language), printed)
 
 
@@ -60,6 +60,6 @@ def test_what_may_differ_between_machines_is_let_pass(language, output, printed)
         ("text", "one\n…\nlast", "one\ntwo"),
     ],
 )
-def test_what_is_wrong_is_found(language, output, printed):
+def test_wrong_outputs_are_detected(language, output, printed):
     with pytest.raises(SnippetError):
         check(shown(output, language), printed)

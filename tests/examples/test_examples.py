@@ -1,4 +1,4 @@
-"""Every example runs as its reader would run it, and what it claims holds."""
+"""Every example runs from the command line, and its claims hold."""
 
 import contextlib
 import os
@@ -38,7 +38,7 @@ def succeed(*command: str | Path, **env: str) -> str:
 
 
 def difference(printed: str, of: str) -> float:
-    """The number that a line of the demo or an example gives for something."""
+    """Return the number in a printed line that contains ``of``."""
     found = re.search(rf"{of}.*?(\d\.\de[+-]\d+)", printed)
     assert found, printed
     return float(found[1])
@@ -47,7 +47,7 @@ def difference(printed: str, of: str) -> float:
 # ── examples that ask a running service ──────────────────────────────────────────────────────────────────────────────
 
 
-def test_the_quickstart_answers_the_four_questions_as_often_as_it_is_run(server):
+def test_the_quickstart_answers_the_four_questions_in_every_run(server):
     for _ in range(2):
         printed = succeed(sys.executable, EXAMPLES / "quickstart.py", ATTENTION_URL=server)
         assert "output (1, 5, 64)" in printed
@@ -55,7 +55,7 @@ def test_the_quickstart_answers_the_four_questions_as_often_as_it_is_run(server)
         assert "O(n²" in printed
 
 
-def test_capacity_is_planned_without_the_hardware(server, tmp_path):
+def test_capacity_plans_for_absent_hardware(server, tmp_path):
     picture = tmp_path / "capacity.svg"
     printed = succeed(sys.executable, EXAMPLES / "capacity.py", "--picture", picture, ATTENTION_URL=server)
     gibs = dict(re.findall(r"(\w+ ?\w* ?\w*) 131072 tokens: cache +([\d.]+) GiB", printed))
@@ -80,7 +80,7 @@ def test_the_quickstart_with_curl_stops_at_a_refusal():
     assert run("sh", EXAMPLES / "quickstart.sh", ATTENTION_URL="http://127.0.0.1:1").returncode != 0
 
 
-def test_a_kernel_of_ones_own_has_the_exact_numbers(server):
+def test_the_example_kernel_has_the_exact_numbers(server):
     printed = succeed(sys.executable, EXAMPLES / "check_a_kernel.py", ATTENTION_URL=server)
     for name in ("output", "lse", "query", "key", "value"):
         assert difference(printed, name) < 1e-12
@@ -147,7 +147,7 @@ def wait_until_ready(url: str, served: subprocess.Popen[bytes]) -> None:
     raise AssertionError("the server did not become ready")
 
 
-def test_a_module_of_pytorch_computes_the_same_in_the_service(tmp_path):
+def test_an_imported_pytorch_module_gives_the_same_numbers(tmp_path):
     with live_server(tmp_path) as url:
         printed = succeed(
             sys.executable, EXAMPLES / "pytorch_module.py", ATTENTION_URL=url, ATTENTION_MODELS_DIR=str(tmp_path)
@@ -161,7 +161,7 @@ def test_a_module_of_pytorch_computes_the_same_in_the_service(tmp_path):
 
 @pytest.fixture(scope="module")
 def tiny_bert(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A random encoder with the layout of BERT, and a tokenizer that knows one sentence."""
+    """Save a random encoder with BERT's layout, and a tokenizer for one sentence."""
     folder = tmp_path_factory.mktemp("checkpoints") / "tiny-bert"
     torch.manual_seed(0)
     config = BertConfig(
@@ -199,8 +199,8 @@ def test_the_demo_agrees_with_transformers(tiny_bert):
     assert "\x1b" not in printed
 
 
-def test_the_demo_asks_a_service_that_runs_already(tiny_bert, tmp_path):
-    """What to encode comes from the environment here, as `make demo` passes it on."""
+def test_the_demo_uses_a_running_service(tiny_bert, tmp_path):
+    """Variables of the environment name the checkpoint and the sentence, as in `make demo`."""
     shutil.copytree(tiny_bert, tmp_path / "kept" / "tiny")
     with live_server(tmp_path) as url:
         printed = agreed(
@@ -212,15 +212,15 @@ def test_the_demo_asks_a_service_that_runs_already(tiny_bert, tmp_path):
     assert printed.count("rows look at columns") == 8
 
 
-def test_the_demo_says_what_is_wrong(tmp_path):
+def test_the_demo_reports_a_missing_config(tmp_path):
     done = demo("--checkpoint", tmp_path)
     assert done.returncode == 1
     assert done.stderr.startswith("demo: ")
     assert "config.json" in done.stderr
 
 
-def test_the_demo_says_when_the_numbers_differ(tiny_bert, tmp_path):
-    """Another encoder's attention, on the service's side, does not pass for this one's."""
+def test_the_demo_fails_if_the_numbers_differ(tiny_bert, tmp_path):
+    """A checkpoint with other weights in the service fails the comparison."""
     other = shutil.copytree(tiny_bert, tmp_path / "tiny-bert")
     torch.manual_seed(1)
     BertModel(BertConfig.from_pretrained(tiny_bert)).save_pretrained(other)

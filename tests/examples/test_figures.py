@@ -1,4 +1,4 @@
-"""The examples with a figure: each runs, draws it, and measures what it claims."""
+"""Every example with a figure draws it and confirms its claims."""
 
 import re
 import sys
@@ -12,7 +12,7 @@ FIGURES = ("alignment", "hopfield_completion", "kernel_regression", "softmax_sat
 
 
 def shown(name: str) -> Block:
-    """What the page of the examples shows as the output of one."""
+    """Return the output that docs/examples.md shows for an example."""
     page = ROOT / "docs" / "examples.md"
     _, _, section = page.read_text("utf-8").partition(f"[{name}.py]")
     return Block(page, "sh", name, 1, section.partition("```text\n")[2].partition("```")[0], "text")
@@ -20,7 +20,7 @@ def shown(name: str) -> Block:
 
 @pytest.fixture
 def draw(server, tmp_path):
-    """Run an example; what it prints, once its figure is checked."""
+    """Run an example, check its figure, and return its output."""
 
     def run(name: str) -> str:
         printed = succeed(sys.executable, EXAMPLES / f"{name}.py", "--output", tmp_path / "new", ATTENTION_URL=server)
@@ -37,13 +37,13 @@ def assert_small_png(content: bytes) -> None:
 
 
 def numbers(printed: str, of: str) -> list[float]:
-    """Every number of the line that begins so, after that beginning."""
+    """Return the numbers of the line with this beginning."""
     line = next(line for line in printed.splitlines() if line.startswith(of)).removeprefix(of)
     return [float(number) for number in re.findall(r"(?<![\w.])-?\d[\d.]*(?:e[+-]?\d+)?", line.replace(",", ""))]
 
 
 @pytest.mark.parametrize("name", FIGURES)
-def test_the_figure_that_is_kept_is_small(name):
+def test_the_committed_figure_is_small(name):
     assert_small_png((EXAMPLES / "figures" / f"{name}.png").read_bytes())
 
 

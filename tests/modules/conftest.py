@@ -19,7 +19,7 @@ def library(root: Path) -> Library:
 
 @pytest.fixture
 def reopen(root: Path):
-    """The library that a new process would find."""
+    """Open the library as a new process would."""
     return lambda: reopened(root)
 
 

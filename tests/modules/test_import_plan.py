@@ -28,7 +28,7 @@ def _seeded():
 
 @pytest.fixture
 def save(root):
-    """Saves tensors and a config as a checkpoint."""
+    """Function that saves tensors and a config as a checkpoint."""
 
     def saved(tensors, config=None, folder="net", file="model.safetensors"):
         (root / folder).mkdir(exist_ok=True)
@@ -42,7 +42,7 @@ def save(root):
 
 @pytest.fixture
 def read(library):
-    """The module of one layer, its estimate checked."""
+    """Import the module of one layer, and check its estimate."""
 
     def imported(checkpoint="net", **options):
         request = ImportModule(checkpoint=checkpoint, **options)
@@ -108,7 +108,7 @@ def torch_parameters(state, prefix):
     return parameters | {f"o_proj.{kind}": state[f"{prefix}out_proj.{kind}"] for kind in ("weight", "bias")}
 
 
-def test_every_layer_of_a_transformer_is_told_by_layer_part_and_stack(save, read):
+def test_layer_part_and_stack_select_every_layer_of_a_transformer(save, read):
     original = nn.Transformer(8, 2, 2, 3, 16, batch_first=True)
     state = original.state_dict()
     save(original, {"nhead": 2})
@@ -133,18 +133,18 @@ def test_a_decoder_gives_the_output_of_its_cross_attention(save, read):
     torch.testing.assert_close(attend(module, query, memory), expected, atol=1e-6, rtol=0)
 
 
-def test_two_stacks_must_be_told_apart(save, read):
+def test_a_request_must_choose_between_two_stacks(save, read):
     save(nn.Transformer(8, 2, 1, 1, 16, batch_first=True), {"nhead": 2})
     with pytest.raises(InvalidRequest, match="of its decoder and its encoder; say which by stack") as caught:
         read()
     assert (caught.value.param, caught.value.facts["stacks"]) == ("stack", ["decoder", "encoder"])
-    assert read(part="cross").source.stack == "decoder"  # only one of them has it
+    assert read(part="cross").source.stack == "decoder"  # only the decoder has cross-attention
     with pytest.raises(InvalidCheckpoint, match="only decoder cross-attention and decoder self-attention and encoder"):
         read(part="cross", stack="encoder")
 
 
 @pytest.mark.parametrize("prefix", ["", "layers.0.self_attn."])
-def test_a_learned_key_and_value_are_taken_over(save, read, prefix):
+def test_a_learned_key_and_value_are_imported(save, read, prefix):
     attention = nn.MultiheadAttention(8, 2, add_bias_kv=True)
     save({prefix + name: value for name, value in attention.state_dict().items()})
     module = read(num_heads=2)
@@ -206,7 +206,7 @@ def bert_parameters(attention):
 
 
 def watched(model, linear, **inputs):
-    """What goes into an attention's query projection and what comes out of its output projection."""
+    """Record the input of an attention's query projection and the output of its output projection."""
     seen = {}
     hooks = [
         linear.self.query.register_forward_hook(lambda _, args, __: seen.update(query=args[0])),
@@ -245,7 +245,7 @@ def test_an_encoder_of_the_bert_family_gives_its_output(model_class, config_clas
     torch.testing.assert_close(attend(module, seen["query"]), seen["output"], atol=1e-6, rtol=0)
 
 
-def test_a_decoder_of_bert_is_causal_and_attends_to_what_it_is_given(read, root):
+def test_a_decoder_of_bert_is_causal_and_has_cross_attention(read, root):
     model = BertModel(BertConfig(**TINY, is_decoder=True, add_cross_attention=True, use_cache=False))
     save_pretrained(model, root / "net")
     layer = model.encoder.layer[0]
@@ -283,7 +283,7 @@ def test_any_prefix_and_the_dtype_of_the_checkpoint(save, read, prefix, dtype):
     )
 
 
-def test_a_pair_of_models_is_told_apart_by_stack_and_reads_its_own_config(save, read):
+def test_each_stack_of_a_pair_of_models_uses_its_own_config(save, read):
     config = {
         "model_type": "encoder-decoder",
         "encoder": {"model_type": "bert", "num_attention_heads": 2},
@@ -304,7 +304,7 @@ def test_a_pair_of_models_is_told_apart_by_stack_and_reads_its_own_config(save, 
         ({"model_type": "roformer"}, "model_type 'roformer', which is not known"),
     ],
 )
-def test_what_computes_something_else_is_refused(save, read, config, words):
+def test_an_unsupported_computation_is_refused(save, read, config, words):
     save(bert_state(), {"num_attention_heads": 2} | config)
     with pytest.raises(InvalidCheckpoint, match=words):
         read()
@@ -320,7 +320,7 @@ def test_global_projections_are_refused(save, read):
     ("layers", "words"),
     [((0, 1, 2), "layers 0 to 2"), ((3,), "in layer 3"), ((0, 4), "layers 0, 4")],
 )
-def test_a_layer_that_is_not_there_names_those_that_are(save, read, layers, words):
+def test_the_error_for_a_missing_layer_names_the_existing_ones(save, read, layers, words):
     state = bert_state(layers=5)
     save({name: value for name, value in state.items() if int(name.split(".")[2]) in layers})
     with pytest.raises(InvalidCheckpoint, match=words) as caught:
@@ -358,7 +358,7 @@ def _changed(**changes):
         ({"something.else": torch.zeros(2)}, "no attention layer in a known layout"),
     ],
 )
-def test_tensors_that_make_no_layer_say_why(save, read, library, state, words):
+def test_the_error_for_incomplete_tensors_gives_the_reason(save, read, library, state, words):
     save(state, {"num_attention_heads": 2})
     with pytest.raises(InvalidCheckpoint, match=words):
         read()
@@ -418,7 +418,7 @@ def test_default_names_are_valid_names(label, layer, name):
     assert ImportModule(checkpoint="x", name=name).name == name
 
 
-def test_importing_the_same_again_makes_nothing(save, read, library, reopen):
+def test_a_repeated_import_changes_nothing(save, read, library, reopen):
     save(bert_state(layers=2), {"num_attention_heads": 2})
     module = read()
     assert library.import_checkpoint(ImportModule(checkpoint="net")) == (module, False)
@@ -432,7 +432,7 @@ def test_a_module_outlives_its_checkpoint(save, read, root):
     module = read()
     before = {name: value.clone() for name, value in module.parameters.items()}
     path = root / "net" / "model.safetensors"
-    path.write_bytes(bytes(path.stat().st_size))  # in place, as seen through a memory map
+    path.write_bytes(bytes(path.stat().st_size))  # in place, so that a memory map would see it
     assert same(module, before)
 
 
@@ -463,7 +463,7 @@ def test_nothing_outside_the_repository_is_read(save, read, root, tmp_path_facto
             read(checkpoint, num_heads=2)
         assert str(root) not in caught.value.detail
     (root / "alias").symlink_to(root / "net")
-    assert read("alias").name == "net.0"  # a link inside is as good as its target
+    assert read("alias").name == "net.0"  # a link inside the repository is allowed
     (root / "config-link").mkdir()
     save(bert_state(), folder="config-link")
     (outside / "config.json").write_text(json.dumps({"num_attention_heads": 4}))
@@ -491,7 +491,7 @@ class Planted:
         ({"a.safetensors.index.json": b'{"weight_map": {"a": "b"}}'}, "'b' of the checkpoint is missing"),
     ],
 )
-def test_files_that_are_no_checkpoint_say_why(root, read, files, words):
+def test_the_error_for_files_without_checkpoint_gives_the_reason(root, read, files, words):
     (root / "net").mkdir()
     for name, content in files.items():
         (root / "net" / name).write_bytes(content)
@@ -500,7 +500,7 @@ def test_files_that_are_no_checkpoint_say_why(root, read, files, words):
     assert str(root) not in caught.value.detail
 
 
-def test_two_files_with_the_same_tensor_are_not_guessed_between(save, read):
+def test_two_files_with_the_same_tensor_are_refused(save, read):
     save(bert_state(), {"num_attention_heads": 2}, file="a.safetensors")
     save(bert_state(), file="b.safetensors")
     with pytest.raises(InvalidCheckpoint, match=r"a\.safetensors and b\.safetensors both hold"):
@@ -509,14 +509,14 @@ def test_two_files_with_the_same_tensor_are_not_guessed_between(save, read):
 
 
 @pytest.mark.parametrize("content", ["{", "[]", '{"a": ' * 100_000])
-def test_a_config_that_cannot_be_read_is_not_ignored(save, read, root, content):
+def test_an_unreadable_config_is_refused(save, read, root, content):
     save(bert_state())
     (root / "net" / "config.json").write_text(content)
     with pytest.raises(InvalidCheckpoint, match=r"config\.json of the checkpoint is not a JSON object"):
         read(num_heads=2)
 
 
-def test_a_checkpoint_that_changes_while_it_is_read_is_refused(save, library, root, monkeypatch):
+def test_a_checkpoint_that_changes_during_the_import_is_refused(save, library, root, monkeypatch):
     save(bert_state(), {"num_attention_heads": 2})
     check = library._check_free
 

@@ -31,7 +31,7 @@ def arrays(module):
     return {name: to_numpy(value).copy() for name, value in module.parameters.items()}
 
 
-def test_a_config_is_completed():
+def test_defaults_complete_a_config():
     config = complete(ModuleConfig(d_model=8, num_heads=2))
     assert config.model_dump(exclude={"spec"}) == {
         "d_model": 8, "num_heads": 2, "num_kv_heads": 2, "head_dim": 4, "value_dim": 4, "key_width": 8,
@@ -44,7 +44,7 @@ def test_a_config_is_completed():
 
 
 @pytest.mark.parametrize("dtype", sorted(FLOATS))
-def test_a_module_of_a_seed_holds_the_initial_parameters_in_its_dtype(library, request_for, dtype):
+def test_a_seeded_module_has_the_initial_parameters_in_its_dtype(library, request_for, dtype):
     request = request_for(seed=3, dtype=dtype, **ODD)
     module, new = library.create(request)
     assert new
@@ -55,7 +55,7 @@ def test_a_module_of_a_seed_holds_the_initial_parameters_in_its_dtype(library, r
     info = module.info()
     assert info.bytes == library.resident_bytes == module.bytes
     largest = max(value.numel() for value in expected.values())
-    more = library.estimate(request) - module.bytes  # while it is drawn in float32 and rounded
+    more = library.estimate(request) - module.bytes  # temporary float32 numbers before rounding
     assert 4 * largest <= more <= (4 + module.parameters["q_proj.weight"].itemsize) * largest
     assert info.parameter_count == sum(value.numel() for value in expected.values())
     assert (info.device, info.source, len(info.version)) == ("cpu", None, 32)
@@ -66,7 +66,9 @@ def test_a_module_of_a_seed_holds_the_initial_parameters_in_its_dtype(library, r
     d_model=st.integers(1, 9), kv=st.integers(1, 3), groups=st.integers(1, 3), head_dim=st.integers(1, 5),
     value_dim=st.integers(1, 5), key_width=st.integers(1, 9), bias=st.booleans(), dtype=st.sampled_from(sorted(FLOATS)),
 )  # fmt: skip
-def test_the_estimate_is_what_the_parameters_take(d_model, kv, groups, head_dim, value_dim, key_width, bias, dtype):
+def test_the_estimate_equals_the_bytes_of_the_parameters(
+    d_model, kv, groups, head_dim, value_dim, key_width, bias, dtype
+):
     config = complete(
         ModuleConfig(
             d_model=d_model,
@@ -111,7 +113,7 @@ def test_given_parameters_are_copied_and_cast(library, request_for):
         assert torch.equal(narrow.parameters[name], value.bfloat16())
 
 
-def test_numbers_from_lists_take_the_dtype_of_the_others_or_float32(library, request_for):
+def test_lists_take_the_dtype_of_the_other_parameters_or_float32(library, request_for):
     typed = {name: value.astype(ml_dtypes.bfloat16) for name, value in
              arrays(library.create(request_for("source"))[0]).items()}  # fmt: skip
     untyped = {name: decode(value.astype(float).tolist()) for name, value in typed.items()}
@@ -121,7 +123,7 @@ def test_numbers_from_lists_take_the_dtype_of_the_others_or_float32(library, req
     assert library.create(request_for("b", parameters=mixed))[0].config.dtype == "bfloat16"
 
 
-def test_parameters_that_do_not_fit_are_refused_before_anything_is_made(library, request_for):
+def test_wrong_parameters_are_refused_before_any_change(library, request_for):
     given = arrays(library.create(request_for("source"))[0])
     cases = [
         (InvalidRequest, "parameters", {n: v for n, v in given.items() if n != "o_proj.weight"}, {}),
@@ -143,7 +145,7 @@ def test_parameters_that_do_not_fit_are_refused_before_anything_is_made(library,
     assert [module.name for module in library.list()] == ["source"]
 
 
-def test_the_facts_of_a_wrong_set_of_names(library, request_for):
+def test_a_problem_lists_missing_and_unknown_names(library, request_for):
     given = arrays(library.create(request_for("source"))[0])
     given["o.weight"] = given.pop("o_proj.weight")
     with pytest.raises(InvalidRequest) as caught:
@@ -152,7 +154,7 @@ def test_the_facts_of_a_wrong_set_of_names(library, request_for):
     assert caught.value.facts["unexpected"] == ["o.weight"]
 
 
-def test_creating_the_same_again_makes_nothing_and_another_is_a_conflict(library, request_for):
+def test_an_equal_creation_changes_nothing_and_a_different_one_conflicts(library, request_for):
     module, _ = library.create(request_for())
     assert library.create(request_for(seed=0)) == (module, False)
     assert library.create(request_for(parameters=arrays(module))) == (module, False)
@@ -163,7 +165,7 @@ def test_creating_the_same_again_makes_nothing_and_another_is_a_conflict(library
     assert library.get("m") is module
 
 
-def test_a_module_that_is_not_there_names_those_that_are(library, request_for):
+def test_the_error_for_a_missing_module_names_the_existing_ones(library, request_for):
     with pytest.raises(ModuleNotFound, match="there is none"):
         library.get("m")
     for i in range(12):
@@ -179,7 +181,9 @@ def test_a_pin_holds_until_the_parameters_change(library, request_for):
     changed = library.replace("m", doubled, module.version)
     assert changed.version != module.version
     assert library.get("m", changed.version) is changed
-    assert library.replace("m", doubled, module.version) is changed  # done already: a lost reply may be asked for again
+    assert (
+        library.replace("m", doubled, module.version) is changed
+    )  # a client that lost the reply can repeat the request
     tripled = {name: value * 3 for name, value in doubled.items()}
     for attempt in (library.get, library.delete, lambda name, version: library.replace(name, tripled, version)):
         with pytest.raises(VersionMismatch) as caught:
@@ -190,7 +194,7 @@ def test_a_pin_holds_until_the_parameters_change(library, request_for):
         library.delete("m")
 
 
-def test_who_holds_a_module_keeps_it_through_a_replacement(library, request_for):
+def test_a_held_module_survives_a_replacement(library, request_for):
     module, _ = library.create(request_for())
     before = arrays(module)
     changed = library.replace("m", {name: value + 1 for name, value in before.items()})
@@ -216,7 +220,7 @@ def test_a_replacement_is_all_or_nothing(library, request_for, reopen):
     changed = library.replace("m", given)
     assert changed.config == module.config
     assert changed.parameters["q_proj.weight"].dtype == torch.float16
-    assert library.replace("m", given) is changed  # nothing new
+    assert library.replace("m", given) is changed  # no change
 
 
 def test_a_version_is_a_function_of_config_and_content():
@@ -233,17 +237,17 @@ def test_a_version_is_a_function_of_config_and_content():
         content_version(config, {"w": values["w"], "c": values["b"]}),
     ]
     assert len({version, *others}) == 6
-    assert version == "97a8d7aac3a5f3cc47365ef3eb52ead3"  # a stored version must mean the same tomorrow
+    assert version == "97a8d7aac3a5f3cc47365ef3eb52ead3"  # stored versions stay valid
 
 
-def test_the_same_name_is_made_once_however_many_ask(library, request_for):
+def test_concurrent_creations_of_one_name_make_one_module(library, request_for):
     with ThreadPoolExecutor(8) as pool:
         made = list(pool.map(lambda _: library.create(request_for()), range(8)))
     assert sum(new for _, new in made) == 1
     assert {id(module) for module, _ in made} == {id(library.get("m"))}
 
 
-def test_readers_always_see_a_whole_module(library, request_for, reopen):
+def test_readers_always_see_a_complete_module(library, request_for, reopen):
     module, _ = library.create(request_for(bias=False))
     levels = [{name: np.full_like(value, level) for name, value in arrays(module).items()} for level in range(4)]
     library.replace("m", levels[0])

@@ -20,8 +20,8 @@ def made(dtype="float32", **config):
 GROUPED = made(num_heads=4, num_kv_heads=2, head_dim=3, value_dim=5)
 
 
-def test_statistics_are_those_of_numpy_in_float64(monkeypatch):
-    monkeypatch.setattr(parameters, "_CHUNK", 7)  # so that a parameter takes many chunks, the last one short
+def test_statistics_equal_numpy_in_float64(monkeypatch):
+    monkeypatch.setattr(parameters, "_CHUNK", 7)  # many chunks per parameter, the last one short
     for dtype in ("float16", "bfloat16", "float32", "float64"):
         module = made(dtype)
         described = parameters.describe(module)
@@ -50,8 +50,8 @@ def test_statistics_of_large_numbers_far_from_zero_keep_their_precision():
     assert (info.mean, info.std) == (1e8, 1.0)
 
 
-def test_statistics_are_of_what_is_finite_and_say_how_much_is_not(monkeypatch):
-    monkeypatch.setattr(parameters, "_CHUNK", 3)  # some chunks without a finite number
+def test_statistics_cover_finite_numbers_and_count_the_others(monkeypatch):
+    monkeypatch.setattr(parameters, "_CHUNK", 3)  # some chunks have no finite number
     values = {name: value.clone() for name, value in made().parameters.items()}
     bias = values["q_proj.bias"]
     bias[:] = torch.tensor([torch.nan, 3.0, -torch.inf, torch.nan, torch.inf, torch.nan, -4.0, 1.0])
@@ -115,7 +115,7 @@ def _text(item):
 
 @settings(max_examples=150, deadline=None)
 @given(st.lists(ITEM, min_size=1, max_size=2))
-def test_a_slice_reads_what_numpy_would(items):
+def test_a_slice_equals_numpy(items):
     module = GROUPED
     value = module.parameters["o_proj.weight"][:8, :8].contiguous()
     small = Module("m", module.config, module.sizes, {"o_proj.weight": value}, "0" * 32)
@@ -139,13 +139,13 @@ def test_a_slice_reads_what_numpy_would(items):
         (":,::0", "step 0; expected 1 or more"),
     ],
 )
-def test_a_slice_that_cannot_be_read_says_why(text, words):
+def test_the_error_for_an_invalid_slice_gives_the_reason(text, words):
     with pytest.raises(InvalidRequest, match=words) as caught:
         parameters.read(GROUPED, "o_proj.weight", ParameterQuery(slice=text))
     assert caught.value.param == "slice"
 
 
-def test_an_unknown_parameter_names_those_there_are():
+def test_the_error_for_an_unknown_parameter_names_the_existing_ones():
     with pytest.raises(ParameterNotFound, match=r"q_proj\.weight, .*, o_proj\.bias") as caught:
         parameters.read(GROUPED, "q", ParameterQuery())
     assert caught.value.facts["names"] == list(GROUPED.parameters)

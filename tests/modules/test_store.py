@@ -28,7 +28,7 @@ def entries(root):
     return sorted(str(path.relative_to(root / "modules")) for path in (root / "modules").rglob("*"))
 
 
-def test_a_new_process_finds_every_module_as_it_was(library, request_for, reopen):
+def test_a_new_process_finds_every_module_unchanged(library, request_for, reopen):
     library.create(request_for("a", seed=1, dtype="bfloat16", spec={"masks": [{"name": "causal"}], "softcap": 30}))
     library.create(request_for("b", bias={"v_proj": True}, num_kv_heads=1, value_dim=3))
     library.replace("b", plus(library.get("b"), 1))
@@ -45,7 +45,7 @@ def test_a_new_process_finds_every_module_as_it_was(library, request_for, reopen
     assert list(state(reopen())) == ["b"]
 
 
-def test_the_files_are_those_of_the_present_version_only(library, request_for, root):
+def test_only_files_of_the_current_version_remain(library, request_for, root):
     module, _ = library.create(request_for())
     assert entries(root) == ["m", "m/config.json", f"m/parameters-{module.version}.safetensors"]
     module = library.replace("m", plus(module, 1))
@@ -54,7 +54,7 @@ def test_the_files_are_those_of_the_present_version_only(library, request_for, r
     assert entries(root) == []
 
 
-def test_other_users_may_read_what_the_umask_lets_them(library, request_for, root):
+def test_the_umask_decides_the_permissions(library, request_for, root):
     library.create(request_for())
     (root / "plain").write_text("")
     modes = {path.stat().st_mode for path in (root / "modules" / "m").iterdir()}
@@ -62,7 +62,7 @@ def test_other_users_may_read_what_the_umask_lets_them(library, request_for, roo
 
 
 class Faults:
-    """Makes the n-th durable step of the store fail, before or after it takes effect."""
+    """Fault in the n-th durable step of the store, before or after its effect."""
 
     def __init__(self, monkeypatch, fail_at, after):
         self.steps = 0
@@ -121,13 +121,13 @@ def test_a_fault_at_any_step_leaves_the_old_or_the_new(change, after, root, requ
         outcomes.append(found)
         library = reopen()
         if found == old:
-            CHANGES[change](library, request_for)  # nothing stands in the way of trying again
+            CHANGES[change](library, request_for)  # a retry is possible
             assert state(reopen()) == new
         leftovers = [entry for entry in entries(root) if entry.startswith(".") or "/." in entry]
         assert leftovers == []
         shutil.rmtree(root / "modules")
     assert len(outcomes) >= 2
-    assert outcomes == sorted(outcomes, key=lambda found: found == new)  # once new, always new
+    assert outcomes == sorted(outcomes, key=lambda found: found == new)  # a later fault never restores the old state
 
 
 KILLED = """
@@ -177,8 +177,8 @@ for attempt in range(8):
 """
 
 
-def test_a_writer_killed_at_any_moment_leaves_whole_modules_no_older_than_its_last_answer(root):
-    # In a process of its own, which is single-threaded and so may fork.
+def test_a_writer_killed_at_any_time_leaves_complete_modules_with_every_answered_change(root):
+    # A separate process is single-threaded, so it can fork.
     command = [sys.executable, "-c", KILLED, str(root)]
     run = subprocess.run(command, check=False, capture_output=True, text=True, timeout=60)
     assert run.returncode == 0, run.stderr
@@ -236,7 +236,7 @@ DAMAGE = {
 
 
 @pytest.mark.parametrize("words", DAMAGE)
-def test_a_damaged_module_is_reported_kept_and_passed_over(words, library, request_for, root, reopen):
+def test_a_damaged_module_is_logged_kept_and_skipped(words, library, request_for, root, reopen):
     library.create(request_for("broken"))
     library.create(request_for("whole"))
     DAMAGE[words](root / "modules" / "broken")
@@ -255,7 +255,7 @@ def test_a_damaged_module_is_reported_kept_and_passed_over(words, library, reque
     assert entries(root) == before
 
 
-def test_a_module_that_breaks_on_the_disk_stays_resident(library, request_for, root):
+def test_a_module_with_damaged_files_stays_resident(library, request_for, root):
     module, _ = library.create(request_for())
     (root / "modules" / "m" / "config.json").write_text("")
     (problem,) = library.refresh()
@@ -265,7 +265,7 @@ def test_a_module_that_breaks_on_the_disk_stays_resident(library, request_for, r
         library.replace("m", plus(module, 1))
 
 
-def test_a_store_that_vanishes_is_a_problem_and_not_an_empty_store(library, request_for, root):
+def test_a_missing_store_folder_is_an_error(library, request_for, root):
     module, _ = library.create(request_for())
     (root / "modules").rename(root / "elsewhere")
     (problem,) = library.refresh()
@@ -273,7 +273,7 @@ def test_a_store_that_vanishes_is_a_problem_and_not_an_empty_store(library, requ
     assert library.get("m") is module
 
 
-def test_what_is_no_module_is_left_alone(library, request_for, root, reopen):
+def test_other_files_stay_untouched(library, request_for, root, reopen):
     library.create(request_for())
     modules = root / "modules"
     (modules / ".DS_Store").write_text("")
@@ -285,7 +285,7 @@ def test_what_is_no_module_is_left_alone(library, request_for, root, reopen):
     assert entries(root) == before
 
 
-def test_leftovers_of_a_crash_are_cleaned(library, request_for, root, reopen):
+def test_incomplete_files_of_a_crash_are_removed(library, request_for, root, reopen):
     module, _ = library.create(request_for())
     modules = root / "modules"
     before = entries(root)
@@ -300,7 +300,7 @@ def test_leftovers_of_a_crash_are_cleaned(library, request_for, root, reopen):
     assert entries(root) == before
 
 
-def test_a_replica_takes_over_what_another_changed(library, request_for, reopen):
+def test_a_replica_takes_over_the_changes_of_another(library, request_for, reopen):
     replica = reopen()
     a, _ = library.create(request_for("a"))
     b, _ = library.create(request_for("b"))
@@ -331,7 +331,7 @@ def test_replicas_do_not_overwrite_each_other(library, request_for, reopen):
 
 
 @pytest.mark.parametrize("change", CHANGES)
-def test_a_change_by_another_between_look_and_write_is_a_conflict(change, library, request_for, reopen, monkeypatch):
+def test_a_change_by_another_process_before_the_write_is_a_conflict(change, library, request_for, reopen, monkeypatch):
     module, _ = library.create(request_for())
     replica = reopen()
     look = replica._refresh
@@ -354,7 +354,7 @@ def state_of(library):
     return {module.name: module.version for module in library.list()}
 
 
-def test_a_full_disk_is_told_without_paths(library, request_for, root, monkeypatch):
+def test_the_error_for_a_full_disk_contains_no_paths(library, request_for, root, monkeypatch):
     def full(*_, **__):
         raise store_module.SafetensorError("I/O error: No space left on device (os error 28)")
 

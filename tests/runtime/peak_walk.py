@@ -8,7 +8,7 @@ import argparse
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from itertools import product
 from typing import Any, NamedTuple
 
@@ -175,18 +175,18 @@ def _edit(rng: np.random.Generator) -> Edit:
 
 def _planned(drawn: Drawn, request: Any) -> Job:
     if drawn.kind.purpose == "hopfield":
-        return hopfield.prepare(request, DEVICE)
+        return hopfield.prepare(request, DEVICE.exact())
     prepare: Callable[..., Job] = {
         "forward": forward.prepare, "weights": inspection.prepare, "gradients": gradients.prepare
     }[drawn.kind.purpose]  # fmt: skip
-    return prepare(drawn.module, request, replace(DEVICE), 2**40)
+    return prepare(drawn.module, request, DEVICE.exact(), 2**40)
 
 
 @contextmanager
 def as_on_a_device() -> Iterator[None]:
     """Tensors are brought there, not shared with the request."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(compute, "to_device", lambda x, device, dtype=None: x.to(dtype or x.dtype, copy=True))
+        patch.setattr(compute, "to_device", lambda x, device, dtype=None: x.to(device, dtype or x.dtype, copy=True))
         yield
 
 

@@ -9,7 +9,6 @@ import torch
 from attention_contract.schemas.attention import ForwardRequest
 from attention_contract.schemas.modules import CreateModule, ModuleConfig
 from attention_service.cost import Rates, Roofline
-from attention_service.runtime.binding.request_signature import inputs_of
 from attention_service.runtime.device import Device
 from attention_service.runtime.engine import Engine
 from attention_service.runtime.operations import forward
@@ -72,8 +71,7 @@ def come(engine, count=1, length=4):
     for _ in range(count):
         request = ForwardRequest(query=X[:, :length])
         module = engine.library.get("m")
-        outline = forward.outline_of(module, request, engine.device, engine.budget.room)
-        job = forward.job_of(outline, outline.filled(module, inputs_of(request)), request, engine.device)
+        job = forward.prepare(module, request, engine.device, engine.budget.room)
         assert engine.budget.take(job.plan.peak_bytes)
         callers.append(Caller())
         engine.execution.begin(job, callers[-1])

@@ -1,7 +1,6 @@
 """Gradients as they are served against their plans' peak memory, measured by PyTorch's profiler on the CPU."""
 
 from collections.abc import Iterator
-from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -28,7 +27,7 @@ KINDS = [kind for kind in kinds() if kind.purpose == "gradients"]
 @pytest.fixture(autouse=True)
 def as_on_a_device(monkeypatch):
     """Tensors are brought there, not shared with the request; and of each name few numbers are checked."""
-    monkeypatch.setattr(compute, "to_device", lambda x, device, dtype=None: x.to(dtype or x.dtype, copy=True))
+    monkeypatch.setattr(compute, "to_device", lambda x, device, dtype=None: x.to(device, dtype or x.dtype, copy=True))
     monkeypatch.setattr(checking, "CHECKED_ELEMENTS", 2)
 
 
@@ -44,7 +43,7 @@ def jobs(kind: Kind, asked: str) -> Iterator[Job]:
         if drawn is None:
             continue
         try:
-            yield gradients.prepare(drawn.module, asking(drawn, asked), replace(DEVICE), 2**40)
+            yield gradients.prepare(drawn.module, asking(drawn, asked), DEVICE.exact(), 2**40)
         except AttentionError:  # parts that do not go together
             continue
         found += 1

@@ -163,7 +163,7 @@ JOBS = {
 
 @pytest.mark.parametrize("name", JOBS)
 def test_the_planned_peak_is_what_the_job_allocates(name):
-    job = hopfield.prepare(JOBS[name](), DEVICE)
+    job = hopfield.prepare(JOBS[name](), DEVICE.exact())
     with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as profiler:
         fields = job.run()
     assert np.isfinite(fields["energy"]).all()

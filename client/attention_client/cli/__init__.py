@@ -1,23 +1,30 @@
-"""The ``attention`` command: the client's calls at the shell, and ``attention serve`` where the server is installed.
+"""The ``attention`` command: the client's calls at the shell, and ``attention serve`` if the server is installed.
 
-Exit status: 0 when it worked, 1 when the service or the connection refused, 2 when the command line is wrong.
+Exit status: 0 for success, 1 if the service or the connection refused, 2 if the command line is wrong.
+Repeated attempts are logged on standard error.
 """
 
 from importlib import metadata
 from typing import Annotated
 
-import stamina.instrumentation
 import typer
 
-from attention_client.cli import compare, compute, cost, hopfield, modules, server
+from attention_client.cli import (
+    compare_commands,
+    compute_commands,
+    cost_commands,
+    hopfield_commands,
+    module_commands,
+    server_commands,
+)
 from attention_client.cli.extensions import add_extensions
 from attention_client.cli.session import Commands, Session
-from attention_client.route import DEFAULT_URL
+from attention_client.connection_settings import DEFAULT_URL
 
 app = typer.Typer(
     name="attention",
     cls=Commands,
-    help="Ask attention modules what they output, look at, change by and cost.",
+    help="Ask attention modules for their output, weights, gradients and cost.",
     no_args_is_help=True,
     pretty_exceptions_enable=False,
     rich_markup_mode="rich",
@@ -35,32 +42,34 @@ def options(
     ctx: typer.Context,
     url: Annotated[
         str | None,
-        typer.Option(envvar="ATTENTION_URL", help=f"Where the server is.  [dim]\\[default: {DEFAULT_URL}][/dim]"),
+        typer.Option(envvar="ATTENTION_URL", help=f"Address of the server.  [dim]\\[default: {DEFAULT_URL}][/dim]"),
     ] = None,
     timeout: Annotated[float, typer.Option(help="Seconds that one call may take, retries included.")] = 60.0,
-    retries: Annotated[int, typer.Option(help="How often to repeat after a transient failure.")] = 3,
+    retries: Annotated[
+        int | None,
+        typer.Option(min=0, help="Repeats after a transient failure.  [dim]\\[default: for 40 seconds][/dim]"),
+    ] = None,
     version: Annotated[
         bool, typer.Option("--version", callback=_print_version, is_eager=True, help="Print the version and leave.")
     ] = False,
 ) -> None:
-    """Ask attention modules what they output, look at, change by and cost."""
+    """Ask attention modules for their output, weights, gradients and cost."""
     session = ctx.ensure_object(Session)
     session.url, session.timeout, session.retries = url, timeout, retries
-    stamina.instrumentation.set_on_retry_hooks([])  # what a retry has to say must not mix with the output
 
 
-app.add_typer(modules.app, name="modules")
-app.command("import")(modules.import_module)
-app.command()(compute.forward)
-app.command()(compute.weights)
-app.command()(compute.gradients)
-app.command()(compare.compare)
-app.command()(cost.complexity)
-app.command()(cost.hardware)
-app.command()(cost.accuracy)
-app.command()(hopfield.hopfield)
-app.command()(server.info)
-app.command()(server.variants)
+app.add_typer(module_commands.app, name="modules")
+app.command("import")(module_commands.import_module)
+app.command()(compute_commands.forward)
+app.command()(compute_commands.weights)
+app.command()(compute_commands.gradients)
+app.command()(compare_commands.compare)
+app.command()(cost_commands.complexity)
+app.command()(cost_commands.hardware)
+app.command()(cost_commands.accuracy)
+app.command()(hopfield_commands.hopfield)
+app.command()(server_commands.info)
+app.command()(server_commands.variants)
 add_extensions(app)
 
 

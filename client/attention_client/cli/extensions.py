@@ -18,7 +18,7 @@ _SUMMARIES = {
 
 
 def add_extensions(app: typer.Typer) -> None:
-    """Give the app every contributed command."""
+    """Add every contributed command to the app."""
     for entry in entry_points(group=GROUP):
         summary = _SUMMARIES.get(entry.name, f"From {entry.value.partition('.')[0]}.")
         app.command(entry.name, help=summary, context_settings=dict(_PASS_ON))(_command(entry))

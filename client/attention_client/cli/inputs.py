@@ -1,20 +1,38 @@
-"""The options that forward, weights and gradients share: what goes into the attention."""
+"""The options that forward, weights and gradients share: the inputs of the attention."""
 
 import inspect
 from collections.abc import Callable
-from typing import Annotated, Any, get_type_hints
+from difflib import get_close_matches
+from typing import Annotated, Any, get_args, get_type_hints
 
 import typer
 
-from attention_client.cli import files
+from attention_client.cli import tensor_files
+from attention_contract.schemas.attention import Tap
 
 Fields = dict[str, Any]
 """Request fields by name."""
 
 _RAW_ONLY = ("spec", "parameters", "num_heads", "num_kv_heads")
 
+
+def _taps(names: list[str] | None) -> list[str] | None:
+    """Check the names of taps; answer a misspelt one with the nearest. An option's callback."""
+    known = get_args(Tap)
+    for name in names or ():
+        if name not in known:
+            near = get_close_matches(name, known, 1)
+            hint = f"; did you mean {near[0]!r}?" if near else ""
+            raise typer.BadParameter(f"{name!r} is none of {', '.join(known)}{hint}")
+    return names
+
+
+Returned = Annotated[
+    list[str] | None,
+    typer.Option("--return", metavar="TAP", callback=_taps, help="A tap to return; may be repeated."),
+]
 Name = Annotated[str | None, typer.Argument(metavar="NAME", help="A resident module. Left out: raw attention.")]
-Spec = Annotated[str | None, typer.Option(metavar="JSON|FILE", help="Raw attention: what is computed.")]
+Spec = Annotated[str | None, typer.Option(metavar="JSON|FILE", help="Raw attention: the attention spec.")]
 
 
 def _file(text: str) -> Any:
@@ -32,6 +50,10 @@ def gather(
     past_value: Annotated[str | None, _file("Projected values of earlier tokens.")] = None,
     offsets: Annotated[str | None, _file("For each sequence: added to a query's index.")] = None,
     positions: Annotated[str | None, _file("batch × queries: the position of each token.")] = None,
+    gate: Annotated[str | None, _file("Method linear: batch × kv heads × keys, in (0, 1].")] = None,
+    beta: Annotated[str | None, _file("Method linear, delta rules: batch × kv heads × keys.")] = None,
+    initial_state: Annotated[str | None, _file("Method linear: the state before the first key.")] = None,
+    initial_normalizer: Annotated[str | None, _file("Method linear: the sum of features that belongs to it.")] = None,
     inputs: Annotated[str | None, _file("One file for all of these, its tensors named by field.")] = None,
     raw: Annotated[bool, typer.Option("--raw", help="Raw attention, as without a NAME.")] = False,
     spec: Spec = None,
@@ -41,22 +63,23 @@ def gather(
     version: Annotated[str | None, typer.Option(help="Answer only if the module is at this version.")] = None,
     kernel: Annotated[str | None, typer.Option(help="fused or materialized; default: the cheapest.")] = None,
 ) -> Fields:
-    """The request fields that these options stand for."""
+    """Return the request fields that these options stand for."""
     fields: Fields = {"version": version, "kernel": kernel, "num_heads": num_heads, "num_kv_heads": num_kv_heads}
     if inputs is not None:
-        fields |= files.read_all(inputs, "inputs")
+        fields |= tensor_files.read_all(inputs, "inputs")
     given = {"query": query, "key": key, "value": value, "mask": mask, "key_mask": key_mask, "key_lengths": key_lengths}
     given |= {"past_key": past_key, "past_value": past_value, "offsets": offsets, "positions": positions}
-    fields |= {name: files.read(source, name) for name, source in given.items() if source is not None}
-    fields["spec"] = None if spec is None else files.read_json(spec, "spec")
-    fields["parameters"] = None if parameters is None else files.read_all(parameters, "parameters")
+    given |= {"gate": gate, "beta": beta, "initial_state": initial_state, "initial_normalizer": initial_normalizer}
+    fields |= {name: tensor_files.read(source, name) for name, source in given.items() if source is not None}
+    fields["spec"] = None if spec is None else tensor_files.read_json(spec, "spec")
+    fields["parameters"] = None if parameters is None else tensor_files.read_all(parameters, "parameters")
     if fields.get("query") is None:
         raise typer.BadParameter("expected a file; or --inputs with one that holds a query", param_hint="--query")
     return {name: value for name, value in fields.items() if value is not None} | {"raw": raw}
 
 
 def takes_inputs(command: Callable[..., None]) -> Callable[..., None]:
-    """Give a command the shared options; it gets what ``gather`` makes of them as its first argument."""
+    """Add the shared options to a command; its first argument is the result of ``gather``."""
     shared = inspect.signature(gather).parameters
     _, *own = inspect.signature(command).parameters.values()
 
@@ -73,7 +96,7 @@ def takes_inputs(command: Callable[..., None]) -> Callable[..., None]:
 
 
 def for_target(name: str | None, fields: Fields) -> Fields:
-    """The fields as they suit a module, or raw attention where there is no name."""
+    """Return the fields for a module, or for raw attention if there is no name."""
     raw = fields.pop("raw")
     if name is not None and raw:
         raise typer.BadParameter("a module's NAME and --raw exclude each other")

@@ -1,7 +1,8 @@
-"""What every command shares: the client, the form of its output, and how an error ends it."""
+"""State and helpers of every command: the client, JSON output, and the end by an error."""
 
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Annotated, Any
+from typing import Annotated, Any, TypeVar
 
 import httpx
 import typer
@@ -12,20 +13,21 @@ from attention_contract.base import WireModel
 from attention_contract.errors import AttentionError
 from attention_contract.wire import to_json
 
+ReplyT = TypeVar("ReplyT", bound=WireModel)
 AsJson = Annotated[bool, typer.Option("--json", help="Print the reply as JSON, and nothing else.")]
 
 
 @dataclass
 class Session:
-    """Where the server is and how to reach it."""
+    """Address of the server, and settings of the client."""
 
     url: str | None = None
     timeout: float = 60.0
-    retries: int = 3
+    retries: int | None = None
     transport: httpx.BaseTransport | None = None
 
     def client(self) -> Client:
-        """A client of that server."""
+        """Make a client of that server."""
         try:
             return Client(self.url, timeout=self.timeout, retries=self.retries, transport=self.transport)
         except ValueError as fault:
@@ -33,7 +35,7 @@ class Session:
 
 
 class Commands(TyperGroup):
-    """Commands that end with one paragraph on standard error where the service refuses."""
+    """Commands that end with one paragraph on standard error if the service refuses."""
 
     def invoke(self, ctx: typer.Context) -> Any:  # type: ignore[override,unused-ignore]
         """Run the command."""
@@ -46,10 +48,15 @@ class Commands(TyperGroup):
 
 
 def client_of(ctx: typer.Context) -> Client:
-    """The client that the global options ask for."""
+    """Make the client that the global options ask for."""
     return ctx.ensure_object(Session).client()
 
 
 def print_json(reply: WireModel) -> None:
-    """The reply as one line of JSON."""
+    """Print the reply as one line of JSON."""
     typer.echo(to_json(reply))
+
+
+def present(reply: ReplyT, as_json: bool, show: Callable[[ReplyT], None]) -> None:
+    """Print the reply as JSON, or as a table for people."""
+    print_json(reply) if as_json else show(reply)

@@ -1,4 +1,4 @@
-"""How far the cost model was off: what it predicted of past requests, beside what was measured."""
+"""The accuracy of the cost model: predicted against measured times of past requests."""
 
 from datetime import datetime
 from typing import Literal
@@ -6,13 +6,13 @@ from typing import Literal
 from attention_contract.base import WireModel
 
 Purpose = Literal["forward", "weights", "gradients", "hopfield"]
-"""What a request asked for."""
+"""The kind of a request."""
 Basis = Literal["calibrated", "rates", "datasheet"]
-"""What predictions of time rest on: runs of each kernel on this device, a few rates of it, or what its maker says."""
+"""The basis of predicted times: runs of each kernel on this device, a few rates of it, or its datasheet."""
 
 
 class RatioHistogram(WireModel):
-    """How many ratios of measured to predicted lie between which bounds."""
+    """A histogram of measured over predicted time."""
 
     edges: list[float]
     """Ascending, in even steps of the logarithm."""
@@ -30,13 +30,13 @@ class MemoryErrors(WireModel):
 
 
 class PredictionErrors(WireModel):
-    """Of one kernel and purpose: measured time over predicted, less 1, over the last requests."""
+    """Measured time over predicted, less 1, over the last requests of one kernel and purpose."""
 
     kernel: str
-    """As in ``ran``: a kernel, or a method that approximates."""
+    """The kernel, or the approximate method, as in ``ran``."""
     purpose: Purpose
     count: int
-    """How many requests this is over: those since the clock was last set, 1,000 at most."""
+    """The number of requests since the clock was last set, 1,000 at most."""
     median_error: float
     mean_error: float
     median_absolute_error: float
@@ -49,15 +49,15 @@ class PredictionErrors(WireModel):
 
 
 class AccuracyReply(WireModel):
-    """How predictions fared on this device."""
+    """The accuracy of predictions on this device."""
 
     device: str
     basis: Basis
     calibrated_at: datetime | None = None
     """When the clock was calibrated; null where it was not."""
     recalibrating: bool
-    """Whether the device is being measured now."""
+    """True while the device is measured."""
     recalibrations: int
-    """How often it was, since the server started."""
+    """The number of finished measurements since the server started."""
     predictions: list[PredictionErrors]
-    """By kernel and purpose, in the order of the alphabet."""
+    """One entry for each kernel and purpose, in alphabetical order."""

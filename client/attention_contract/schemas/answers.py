@@ -1,4 +1,4 @@
-"""What is asked of costs beside the counts: how long, how much fits, per token, and where one beats another."""
+"""Costs beside the counts: times, the sizes that fit, the cost of a token, and crossovers."""
 
 from typing import Literal
 
@@ -9,7 +9,7 @@ from attention_contract.schemas.accuracy import Basis
 
 
 class Milliseconds(WireModel):
-    """How long something should take."""
+    """A predicted time."""
 
     median_ms: float
     low_ms: float
@@ -21,7 +21,7 @@ class Predicted(WireModel):
     """Times that the planner expects, each with the kernel that it would take for it (or the one that is named)."""
 
     basis: Basis
-    """What they rest on: runs of each kernel on the device, rates measured on it, or what the maker says of it."""
+    """The basis of the times: runs of each kernel on the device, rates measured on it, or its datasheet."""
     forward: Milliseconds
     gradients: Milliseconds | None = None
     """A forward and a backward pass; null where the kernel named has none."""
@@ -49,25 +49,24 @@ class PerToken(WireModel):
     """Read and written."""
     predicted_ms: float
     kv_cache_bytes: int
-    """Of each token kept, whatever the queries."""
+    """Bytes of each token that is kept, for any number of queries."""
 
 
 class Largest(WireModel):
     """The largest size that fits."""
 
     size: int
-    """0 where not even 1 does."""
+    """The size; 0 if not even 1 fits."""
     kernel: str | None = None
-    """With which kernel it does."""
+    """The kernel with which it fits."""
     peak_bytes: int | None = None
-    """What it needs at its peak."""
+    """Bytes that it needs at its peak."""
     bound: Literal["memory", "spec", "shape"] = "memory"
-    """What stands in the way of more: memory, a spec that has no room for more tokens, or the largest size of a
-    shape."""
+    """The obstacle to more: memory, a spec without room for more tokens, or the largest size of a shape."""
 
 
 class Fits(WireModel):
-    """How far one kind of request can grow."""
+    """The largest size of one kind of request."""
 
     longest: Largest
     """Queries and new keys together, at the batch of the request's shape."""
@@ -76,36 +75,36 @@ class Fits(WireModel):
 
 
 class CostLimits(WireModel):
-    """What fits into memory, by the estimate that admits requests."""
+    """The sizes that fit into memory, by the estimate that admits requests."""
 
     free_bytes: int
-    """Of the device now, beside resident modules and what is in flight; or as many as the request says."""
+    """Bytes free on the device beside resident modules and running requests, or as many as the request says."""
     forward: Fits
     gradients: Fits | None = None
     """A forward and a backward pass; null where the kernel named has none."""
 
 
 class Crossover(WireModel):
-    """From which value of the varied size one of two begins to cost less than the other."""
+    """The value of the varied size from which one of two costs less than the other."""
 
     of: Literal["time", "peak_bytes", "flops"]
-    """Of a forward pass: the median time, the peak of memory, or the FLOPs that the kernel does."""
+    """The median time, the peak memory or the kernel's FLOPs of a forward pass."""
     between: tuple[str, str]
     """Two labels."""
     dimension: str
     searched: tuple[int, int]
     """The first and the last value that were looked at."""
     cheaper: str | None = None
-    """Which of the two costs less at the last value; null where they cost the same there."""
+    """The one that costs less at the last value; null if they cost the same there."""
     at: int | None = None
     """From here on it costs less, to within a hundredth; null where it does at every value, or they cost the same."""
     low: int | None = None
-    """Of times: from here on it may cost less, by the bounds of both predictions; null where it may at every value."""
+    """For times: it may cost less from here on, by the bounds of both predictions; null if it may at every value."""
     high: int | None = None
-    """Of times: from here on it does, whichever time within its bounds each takes; null where that is beyond the
+    """For times: it costs less from here on, whichever time within its bounds each takes; null where that is beyond the
     last value."""
     measured: int | None = None
-    """Of times, where the request says ``measure``: from here on it took less time when both were run. Null where none
+    """For times, with ``measure``: from here on it took less time when both were run. Null where none
     was found near ``at``, and where it can't be tried: on another device, with more memory than there is, for sizes
     other than tokens, or where it would take too long."""
 
@@ -118,5 +117,5 @@ class Picture(WireModel):
     """The file."""
 
     def _repr_mimebundle_(self, include: object = None, exclude: object = None) -> dict[str, str | bytes]:
-        """What a notebook shows."""
+        """The table that a notebook shows."""
         return {self.media_type: self.data.decode() if self.media_type == "image/svg+xml" else self.data}

@@ -20,18 +20,18 @@ KernelName = Annotated[str, Field(min_length=1, max_length=64)]
 """The name of a registered kernel: ``GET /v1/variants`` lists them, those of installed packages among them."""
 Index = Annotated[int, Field(ge=0, lt=2**31)]
 MAX_INDICES: Final = 65_536
-"""Of one list of heads, queries or keys."""
+"""The most items of one list of heads, queries or keys."""
 MAX_TAPS: Final = 64
-"""Of one list, equal ones counted."""
+"""The most items of one list of taps, repeated ones included."""
 
 
 def output_only() -> list[Tap]:
-    """What a request returns unless it says otherwise."""
+    """The taps that a request returns by default."""
     return ["output"]
 
 
 class Select(WireModel):
-    """Which heads and queries of the returned taps to keep, in the order given.
+    """The heads and queries of the returned taps to keep, in the order given.
 
     ``heads`` narrows every tap that has heads; ``k`` and ``v`` then give one entry for each selected query head: the
     key/value head that it reads. ``queries`` narrows every tap that has queries, except ``output``.
@@ -70,7 +70,7 @@ class Edit(WireModel):
 
 
 class AttentionInputs(WireModel):
-    """What goes into one attention of a module."""
+    """The inputs of one attention of a module."""
 
     query: FloatArray
     """``[B, Lq, d_model]``"""
@@ -111,7 +111,7 @@ class AttentionInputs(WireModel):
     kernel: KernelName | None = None
     """Force this kernel; default: the cheapest that can produce what was asked."""
     encoding: Encoding = "list"
-    """How a JSON reply carries tensors."""
+    """The form of tensors in a JSON reply."""
 
 
 class Dropout(WireModel):
@@ -136,9 +136,9 @@ class ForwardRequest(AttentionInputs):
     edits: Listed[Edit] = Field(default_factory=list, max_length=256)
     """Applied in the order of the taps, then in the order given."""
     return_: Listed[Tap] = Field(default_factory=output_only, alias="return", min_length=1, max_length=MAX_TAPS)
-    """Which taps to return."""
+    """The taps to return."""
     select: Select | None = None
-    """Which heads and queries of those taps; default: all."""
+    """The heads and queries of those taps; default: all."""
     average_heads: bool = False
     """Return ``weights`` averaged over the (selected) heads, without the head dimension."""
     return_state: bool = False
@@ -148,18 +148,18 @@ class ForwardRequest(AttentionInputs):
 
 
 class RawInputs(WireModel):
-    """What raw attention adds: q, k and v come as they are, and the spec comes with them.
+    """The inputs of raw attention: q, k and v as they are, with their spec.
 
     Layouts: ``query [B, H, Lq, D]``, ``key [B, Hkv, Lk, D]``, ``value [B, Hkv, Lk, Dv]``; or, with ``num_heads`` given,
     ``[B, L, H·D]``. Without ``num_heads``, ``[Lq, D]`` is one head of one sequence. The reply keeps the query's layout.
     """
 
     spec: AttentionSpec = Field(default_factory=AttentionSpec)
-    """What is computed."""
+    """The computation."""
     parameters: dict[str, FloatArray] = Field(default_factory=dict)
     """Learned tensors that the spec needs, by name."""
     num_heads: int | None = Field(None, ge=1)
-    """Says that tensors come as ``[B, L, H·D]`` with this H."""
+    """Tensors come as ``[B, L, H·D]`` with this H."""
     num_kv_heads: int | None = Field(None, ge=1)
     """Key/value heads of that layout; default: ``num_heads``."""
 
@@ -169,7 +169,7 @@ class RawForwardRequest(RawInputs, ForwardRequest):
 
 
 class Ran(WireModel):
-    """What ran, and how the prediction compared."""
+    """The run of a request, and its predicted time beside the measured one."""
 
     kernel: str
     """The kernel that produced the output; of a method that approximates, the method."""
@@ -190,8 +190,7 @@ class Ran(WireModel):
     queue_ms: float
     """Milliseconds between admission and execution."""
     batch: int
-    """How many requests ran together. The times predicted and measured are those of all of them; FLOPs and bytes are
-    this request's own."""
+    """The number of requests that ran together. Times are those of all of them; FLOPs and bytes are this request's."""
     peak_bytes: int
     """Peak memory that the request was admitted for, in bytes: the cost model's estimate."""
 
@@ -222,7 +221,7 @@ class Taps(WireModel):
 
 
 class ApproximationError(WireModel):
-    """How far a method's output is from that of exact attention over the same inputs."""
+    """The error of a method's output against exact attention over the same inputs."""
 
     max: float
     """The largest absolute difference."""
@@ -249,7 +248,7 @@ class ForwardReply(Taps):
     final_normalizer: FloatArray | None = None
     """``[B, Hkv, F]``: what belongs to it, where the method divides."""
     error: ApproximationError | None = None
-    """Where ``report_error`` asks for it."""
+    """The error of an approximate method, with ``report_error``."""
     ran: Ran
 
 
@@ -260,3 +259,21 @@ EXAMPLE_INPUTS: dict[str, Any] = {
     "spec": {"score": {"name": "dot"}},
 }
 """A raw attention small enough to follow by hand."""
+EXAMPLE_REPLY: dict[str, Any] = {
+    "weights": [[0.42231882, 0.15536241, 0.42231882], [0.15536241, 0.42231882, 0.42231882]],
+    "output": [[3.0, 4.0], [3.5339131, 4.533913]],
+    "ran": {
+        "kernel": "fused",
+        "device": "cpu",
+        "dtype": "float32",
+        "flops": 78,
+        "predicted_ms": 0.32,
+        "predicted_low_ms": 0.16,
+        "predicted_high_ms": 0.64,
+        "compute_ms": 0.57,
+        "queue_ms": 0.02,
+        "batch": 1,
+        "peak_bytes": 4250,
+    },
+}
+"""The reply to those inputs, with their weights."""

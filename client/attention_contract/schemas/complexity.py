@@ -1,4 +1,4 @@
-"""What an attention costs: counts for one shape or a sweep of shapes.
+"""The cost of an attention: counts for one shape or a sweep of shapes.
 
 A FLOP is one multiplication, addition, comparison, division or elementary function; a matrix product of ``[m, k]`` by
 ``[k, n]`` is 2·m·k·n. ``dense`` counts every query-key pair, ``masked`` those that the spec's masks allow.
@@ -49,7 +49,7 @@ class Alternative(WireModel):
     """Something to compare a request with: the request itself, but for what is said here."""
 
     label: str | None = Field(None, min_length=1, max_length=80, pattern=r"^[^\x00-\x1f\x7f]+$")
-    """What the reply calls it; default: what differs, in words."""
+    """Its name in the reply; default: a description of the difference."""
     spec: AttentionSpec | None = None
     kernel: KernelName | None = None
     return_: Listed[Tap] | None = Field(None, alias="return", min_length=1, max_length=MAX_TAPS)
@@ -79,7 +79,7 @@ class ComplexityRequest(WireModel):
     """Answer for a device of this name, as ``GET /v1/complexity/hardware`` lists them, by its datasheet; default: the
     server's own."""
     compare: Listed[Alternative] = Field(default_factory=list, max_length=MAX_ALTERNATIVES)
-    """What else to give the costs of, over the same shapes, and where one begins to cost less than another."""
+    """Alternatives over the same shapes. The reply gives their costs and crossovers."""
     measure: bool = False
     """Also run what is compared, near where one is predicted to become faster than another, and say where it does
     (``crossovers[].measured``). It takes some seconds, a run at a time among other requests."""
@@ -144,14 +144,14 @@ class PeakBytes(WireModel):
     materialized: int | None = None
     """With the whole ``[B, H, Lq, Lk]`` of scores and weights."""
     request: int
-    """Of the request itself: the kernel and the taps that it names."""
+    """FLOPs of the request itself, with its kernel and taps."""
     gradients: int | None = None
     """Of a forward and a backward pass, with ``gradients_kernel``: the gradients of the output with respect to inputs
     and parameters. Null where the kernel named has none."""
 
 
 class MemoryPhase(WireModel):
-    """What is held at a time on the device during one step of a pass, beyond the resident parameters."""
+    """Bytes held on the device during one step of a pass, beyond the resident parameters."""
 
     direction: Literal["forward", "backward"]
     """``backward``: of a forward and a backward pass together, which keeps what the way back needs."""
@@ -159,7 +159,7 @@ class MemoryPhase(WireModel):
     tensors: dict[str, int]
     """Bytes by name; what the names mean, docs/cost-names.md says."""
     bytes: int
-    """Of all of them."""
+    """Bytes of all of them."""
 
 
 class Cost(WireModel):
@@ -188,14 +188,14 @@ class Cost(WireModel):
     executed_flops: int
     """FLOPs of a forward pass with that kernel: the blocked one leaves out tiles in which everything is forbidden."""
     executed_backward_flops: int | None = None
-    """Of a backward pass with ``gradients_kernel``, what it computes again included."""
+    """FLOPs of a backward pass with ``gradients_kernel``, repeated computation included."""
     executed: Executed
-    """What the passes execute, operation by operation."""
+    """The operations of the passes."""
     taps: dict[str, TapCost] = Field(default_factory=dict)
-    """What returning each of the taps asked for adds to the request without it; the output is always there."""
+    """The cost that each requested tap adds to the request without it; the output is always there."""
     taps_together: TapCost | None = None
-    """What returning all of them adds to the output alone, which is not the sum of what each adds: null where the
-    output alone is asked for.
+    """The cost that all of them together add to the output alone, which is not the sum of what each adds. Null if only
+    the output is asked for.
 
     Taps share what is computed again (the weights need the scores), and what they share is in none of their own costs.
     Peak memory is that of the largest step, which another tap may be held in. ``output_bytes`` do add up."""
@@ -209,7 +209,7 @@ class Cost(WireModel):
     kv_cache_bytes_per_token: int
     peak_bytes: PeakBytes
     memory: list[MemoryPhase] = Field(default_factory=list)
-    """What the request holds, step by step: of its forward pass with the taps that it names, and of the gradients of
+    """The memory of the request, step by step: of its forward pass with the taps that it names, and of the gradients of
     the output. The largest forward one is ``peak_bytes.request``, but for a page for what is too small to count."""
     predicted_ms: float
     """Milliseconds that the planner expects of a forward pass on this device: the median."""
@@ -218,7 +218,7 @@ class Cost(WireModel):
 
 
 class Growth(WireModel):
-    """How the cost grows with the varied size: exponents between the two largest values, and the asymptotic form.
+    """The growth of the cost with the varied size: exponents between the two largest values, and the asymptotic form.
 
     All are those of the kernel that the planner would take for the largest size, or that the request names.
     """
@@ -230,13 +230,13 @@ class Growth(WireModel):
     is there where a cost is 0, as where masks forbid everything."""
     flops_exponent: float | None = None
     time_exponent: float | None = None
-    """Of the median of the predicted time of a forward pass."""
+    """The exponent of the predicted median time of a forward pass."""
     peak_bytes_exponent: float | None = None
     time_order: str
-    """As in ``O(n²·d)``."""
+    """The order of time, such as ``O(n²·d)``."""
     memory_order: str
     letters: dict[str, str]
-    """What each letter in the two orders stands for."""
+    """The meaning of each letter in the two orders."""
 
 
 class Compared(WireModel):
@@ -264,12 +264,12 @@ class ComplexityReply(WireModel):
     """The length from which on attention over all pairs takes as many FLOPs in matrix products as the projections:
     twice ``d_model`` for plain multi-head attention. Null without projections, or where the method approximates."""
     compared: list[Compared] = Field(default_factory=list)
-    """What ``compare`` asks for; the first is the request itself."""
+    """The alternatives of ``compare``; the first is the request itself."""
     crossovers: list[Crossover] = Field(default_factory=list)
-    """Of each two of them, for time, memory and FLOPs, along the sweep's size (the length, without a sweep)."""
+    """Crossovers of each two, for time, memory and FLOPs, along the sweep's size (the length, without a sweep)."""
 
     @property
     def series(self) -> list[Compared]:
-        """What stands side by side: what was compared, or the request alone."""
+        """The compared costs, or those of the request alone."""
         facts = {name: getattr(self, name) for name in Compared.model_fields if name != "label"}
         return self.compared or [Compared(label="request", **facts)]

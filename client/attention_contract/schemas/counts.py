@@ -1,10 +1,10 @@
-"""What a pass executes, operation by operation, and what returning a tap adds to it."""
+"""The operations of a pass, and those that returning a tap adds."""
 
 from attention_contract.base import WireModel
 
 
 class PassCounts(WireModel):
-    """What one pass executes with its kernel.
+    """The operations of one pass with its kernel.
 
     Counted is every operation that PyTorch starts and that does work: it reads each tensor that it is given once, and
     writes its answer. A fused kernel is one operation.
@@ -20,7 +20,7 @@ class PassCounts(WireModel):
 
 
 class Executed(WireModel):
-    """What the passes of one shape execute."""
+    """The operations of the passes of one shape."""
 
     forward: PassCounts
     """With the output alone returned."""
@@ -33,10 +33,10 @@ class Executed(WireModel):
 
 
 class TapCost(WireModel):
-    """What returning one tap adds to the request without it, or several together to the output alone."""
+    """The cost that returning one tap adds to the request without it, or several together to the output alone."""
 
     flops: int
-    """Of what the kernel did not keep and is computed again."""
+    """FLOPs of values that the kernel did not keep, which are computed again."""
     bytes_moved: int
     """Read and written on the device."""
     peak_bytes: int

@@ -40,7 +40,7 @@ class GradientCheck(WireModel):
     """The largest absolute error over the largest magnitude among the compared elements, which counts as 1e-3 at
     least."""
     elements: int
-    """How many elements were compared."""
+    """The number of compared elements."""
     passed: bool
     """The relative error is at most 1e-6."""
 
@@ -52,6 +52,6 @@ class GradientsReply(Taps):
     hessian_products: dict[str, FloatArray] | None = None
     """For each name asked for, of its shape, where ``directions`` were given."""
     dropout_mask: BoolArray | None = None
-    """As in a forward reply."""
+    """The weights that are kept, as in a forward reply."""
     check: dict[str, GradientCheck] | None = None
     ran: Ran

@@ -4,7 +4,7 @@ from attention_contract.base import WireModel
 
 
 class HardwareSource(WireModel):
-    """Where a maker states the numbers."""
+    """The datasheet with the numbers."""
 
     title: str
     url: str
@@ -14,14 +14,14 @@ class HardwareInfo(WireModel):
     """One device as its maker describes it; gigabytes are 10⁹ bytes."""
 
     name: str
-    """What ``hardware`` takes, in any case."""
+    """The name that ``hardware`` takes, in upper or lower case."""
     memory_bytes: int
     bandwidth_gb_s: float
-    """Of its memory."""
+    """Gigabytes a second of its memory."""
     link: str
-    """What joins it to the host."""
+    """The link to the host."""
     link_gb_s: float
-    """In one direction."""
+    """Gigabytes a second of the link, in one direction."""
     tflops: dict[str, float]
     """Peak 10¹² FLOP/s of dense matrix products, by dtype; no rate is stated for one that is missing."""
     note: str = ""

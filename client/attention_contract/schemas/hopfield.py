@@ -17,7 +17,7 @@ from attention_contract.tensors import BoolArray, Encoding, FloatArray, IntArray
 MAX_STEPS: Final = 1000
 """The most steps of one request."""
 DEFAULT_MAX_STEPS: Final = 100
-"""Of an iteration until its update is small, unless ``max_steps`` says otherwise."""
+"""The limit of an iteration with ``eps`` and without ``max_steps``."""
 
 
 class Projections(WireModel):
@@ -59,13 +59,13 @@ class HopfieldRequest(WireModel):
     stored_mask: BoolArray | None = None
     """``[B, N]``, true for a real pattern, false for padding, whatever stands there."""
     projections: Projections | None = None
-    """Of the Hopfield layer; default: none."""
+    """The matrices of a Hopfield layer; default: none."""
     num_heads: int | None = Field(None, ge=1)
     """Says that tensors come as ``[B, L, H·D]`` with this H."""
     return_association: bool = False
     """Return the association weights themselves."""
     encoding: Encoding = "list"
-    """How a JSON reply carries tensors."""
+    """The form of tensors in a JSON reply."""
 
     @model_validator(mode="after")
     def _one_end(self) -> Self:
@@ -77,7 +77,7 @@ class HopfieldRequest(WireModel):
 
 
 class Reached(WireModel):
-    """Where each state ended, by the association weights p of its last update: the state became Σ p_i x_i."""
+    """The end of each state, by the association weights p of its last update: the state became Σ p_i x_i."""
 
     pattern: IntArray
     """``[B, H, S]``: the stored pattern of the largest weight."""
@@ -95,7 +95,7 @@ class Reached(WireModel):
 
 
 class HopfieldReply(WireModel):
-    """What was retrieved, and how the states fell."""
+    """The retrieved patterns, and the way of the states to them."""
 
     states: FloatArray
     """The states after their last update, projected where an output projection came: in the layout of the states."""

@@ -17,7 +17,7 @@ Width = Annotated[int, Field(ge=1, le=1_048_576)]
 
 
 class Biases(WireModel):
-    """Which projections have a bias."""
+    """The projections that have a bias."""
 
     q_proj: bool = False
     k_proj: bool = False
@@ -44,7 +44,7 @@ class ModuleConfig(WireModel):
     bias: bool | Biases | None = None
     """Biases on all projections, on none, or as listed. Default: on all; with given parameters, as they are given."""
     dtype: FloatName | None = None
-    """What the module computes in. Default: float32; with given parameters, their dtype."""
+    """The dtype of the computation. Default: float32; with given parameters, their dtype."""
     spec: AttentionSpec = Field(default_factory=AttentionSpec)
 
     @model_validator(mode="after")
@@ -86,13 +86,13 @@ class ImportModule(WireModel):
     """Default: the checkpoint's folder and the layer, as in ``minilm.0``."""
     part: Literal["self", "cross"] = "self"
     stack: Literal["encoder", "decoder"] | None = None
-    """Which stack, for a checkpoint that has both."""
+    """The stack to read, for a checkpoint that has both."""
     num_heads: int | None = Field(None, ge=1)
     """Needed where neither config.json nor the tensors' shapes tell it, as with ``nn.MultiheadAttention``."""
 
 
 class Source(WireModel):
-    """Where an imported module came from."""
+    """The origin of an imported module."""
 
     checkpoint: str
     layout: str
@@ -142,7 +142,7 @@ class ParameterInfo(WireModel):
     norm: float
     """Euclidean norm."""
     non_finite: int
-    """How many are infinite or NaN."""
+    """The number of infinite or NaN elements."""
 
 
 class ParameterList(WireModel):
@@ -163,7 +163,7 @@ class ReplaceParameters(WireModel):
 
 
 class ParameterQuery(WireModel):
-    """Which part of a parameter to read."""
+    """The part of a parameter to read."""
 
     head: int | None = Field(None, ge=0)
     """Only the rows (of ``o_proj.weight``: the columns) of this head: a query head, or a key/value head of ``k_proj``
@@ -173,7 +173,7 @@ class ParameterQuery(WireModel):
     version: str | None = Field(None, max_length=256)
     """Answer only if the module is at this version."""
     encoding: Encoding = "list"
-    """How a JSON reply carries tensors."""
+    """The form of tensors in a JSON reply."""
 
 
 class Parameter(WireModel):

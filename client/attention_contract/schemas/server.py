@@ -6,10 +6,12 @@ from attention_contract.base import WireModel
 
 
 class Limits(WireModel):
-    """What the server takes."""
+    """The limits of the server."""
 
     max_body_bytes: int
     """Bytes of one request body."""
+    max_json_bytes: int
+    """Bytes of one JSON body."""
     memory_budget_bytes: int
     """Bytes that resident modules and running requests may hold together."""
     max_queue: int
@@ -17,7 +19,7 @@ class Limits(WireModel):
 
 
 class Memory(WireModel):
-    """Where the budget stands."""
+    """The state of the memory budget."""
 
     resident_bytes: int
     in_flight_bytes: int
@@ -25,13 +27,13 @@ class Memory(WireModel):
 
 
 class ServerInfo(WireModel):
-    """What answers."""
+    """The server and its device."""
 
     name: str
     version: str
     torch: str
     device: str
-    """As in ``cpu`` or ``cuda:0``."""
+    """The device, such as ``cpu`` or ``cuda:0``."""
     device_name: str
     dtypes: list[str]
     media_types: list[str]
@@ -48,7 +50,7 @@ class Variant(WireModel):
     summary: str
     formula: str
     gradient: str
-    """What goes back through it, ∂x standing for ∂L/∂x."""
+    """The formula of its gradient, with ∂x for ∂L/∂x."""
     cost: str
     """Asymptotic cost in the sequence length n and the head width d."""
     source: str
@@ -63,7 +65,7 @@ class VariantList(WireModel):
 
 
 class Health(WireModel):
-    """Whether the server lives, and whether it takes work."""
+    """The health of the server."""
 
     status: Literal["live", "ready", "loading", "draining"]
     modules: int

@@ -1,4 +1,4 @@
-"""What heads look at. Notation as in ``attention``."""
+"""Attention weights and their statistics. Notation as in ``attention``."""
 
 from pydantic import Field
 
@@ -8,10 +8,10 @@ from attention_contract.tensors import BoolArray, FloatArray, IntArray
 
 
 class WeightsRequest(AttentionInputs):
-    """What each head looks at."""
+    """Ask for the attention weights of each head."""
 
     top_k: int = Field(0, ge=0, le=1024)
-    """How many of the most attended keys to name for each query; 0 for none. At most the number of keys are given."""
+    """The number of most attended keys to name for each query, at most the number of keys; 0 for none."""
     select: Select | None = None
     """Return the weights of these heads and queries. ``top_k`` covers the same selection; the statistics cover all."""
     return_weights: bool = True
@@ -24,7 +24,7 @@ class WeightsRequest(AttentionInputs):
 
 
 class RawWeightsRequest(RawInputs, WeightsRequest):
-    """What each head of a raw attention looks at."""
+    """Ask for the attention weights of each head of raw attention."""
 
 
 class HeadStatistics(WireModel):
@@ -56,7 +56,7 @@ class TopKeys(WireModel):
 
 
 class WeightsReply(WireModel):
-    """What each head looks at."""
+    """The attention weights of each head."""
 
     statistics: HeadStatistics
     queries: IntArray

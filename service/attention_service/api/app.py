@@ -5,39 +5,35 @@ import gc
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
+from typing import Any
 
 import structlog
 from fastapi import FastAPI
+from fastapi.openapi.utils import get_openapi
 from fastapi_offline import FastAPIOffline
 from starlette.requests import Request
-from starlette.responses import FileResponse
+from starlette.responses import FileResponse, Response
 from starlette.staticfiles import StaticFiles
-from starlette.types import ASGIApp
 
-from attention_contract import lists
-from attention_contract.forms import Forms
 from attention_service import __version__
-from attention_service.api import openapi, problems
-from attention_service.api.access import AccessLog
-from attention_service.api.express import Express
-from attention_service.api.lane import Lane, endpoints_of
-from attention_service.api.observing import Metrics, Observe, Watch
-from attention_service.api.routes import make_router
+from attention_service.api import documentation, problems
+from attention_service.api.access_log import AccessLog
+from attention_service.api.metrics import Metrics
+from attention_service.api.routes import make_routes
+from attention_service.api.telemetry import Observe, RequestLog
 from attention_service.runtime.device import Device, keep_freed_memory
 from attention_service.runtime.engine import Engine
 from attention_service.settings import Settings
 
 log = structlog.get_logger(__name__)
 _WEB = Path(__file__).parent.parent / "web"
-_KEPT = 1.0
-"""Seconds in which compiled code that is kept is there. What must be made takes ten: until then JSON takes longer."""
 
 
 def create_app(settings: Settings) -> FastAPI:
-    """The ASGI application for these settings. Modules are loaded once it has started; until then it is not ready."""
+    """The ASGI application for these settings. It loads its modules after its start and is not ready until then."""
     keep_freed_memory()
     metrics = Metrics()
-    watch = Watch(metrics, AccessLog(settings.log_level, settings.log_format))
+    requests = RequestLog(metrics, AccessLog(settings.log_level, settings.log_format))
 
     @asynccontextmanager
     async def life(app: FastAPI) -> AsyncIterator[None]:
@@ -48,47 +44,53 @@ def create_app(settings: Settings) -> FastAPI:
         loading = asyncio.create_task(_load(engine, settings))
         yield
         loading.cancel()
-        lists.give_up()
         await engine.stop()
-        watch.settle()
+        requests.settle()
         log.info("stopped")
 
     app = FastAPIOffline(
-        title="Attention service", version=__version__, lifespan=life, swagger_ui_parameters={"tryItOutEnabled": True}
+        title="Attention service",
+        version=__version__,
+        description=documentation.DESCRIPTION,
+        lifespan=life,
+        separate_input_output_schemas=False,
+        swagger_ui_parameters={"tryItOutEnabled": True},
     )
     app.state.settings = settings
-    app.state.forms = Forms()
-    app.state.express = Express(
-        lambda: getattr(app.state, "engine", None), app.state.forms, watch, settings.max_body_bytes
-    )
-    router = make_router(settings)
-    app.include_router(router)
-    app.add_api_route("/metrics", metrics.page, name="metrics", include_in_schema=False)
-    app.add_api_route("/", _page, name="page", include_in_schema=False)
+    app.router.routes[:0] = make_routes()
+    app.add_api_route("/metrics", metrics.page, name="metrics", tags=["server"], response_class=_PlainText)
+    app.add_api_route("/", _page, name="page", tags=["server"], response_class=FileResponse)
     app.mount("/web", StaticFiles(directory=_WEB), name="web")
-    document = openapi.document()
-    app.openapi = lambda: document  # type: ignore[method-assign]
+    app.openapi = lambda: _openapi(app)  # type: ignore[method-assign]
+    app.add_middleware(Observe, requests=requests)
     problems.install(app)
-    routed = app.build_middleware_stack
-
-    def outside_in() -> ASGIApp:
-        # Middleware that somebody adds must see every request: with any, there is no lane past it.
-        inner = routed() if app.user_middleware else Lane(routed(), endpoints_of(router))
-        return Observe(inner, watch)
-
-    app.build_middleware_stack = outside_in  # type: ignore[method-assign]
     return app
 
 
+class _PlainText(Response):
+    media_type = "text/plain"
+
+
+def _openapi(app: FastAPI) -> dict[str, Any]:
+    if app.openapi_schema is None:
+        document = get_openapi(
+            title=app.title,
+            version=app.version,
+            description=app.description,
+            routes=app.routes,
+            separate_input_output_schemas=app.separate_input_output_schemas,
+        )
+        app.openapi_schema = documentation.complete(document)
+    return app.openapi_schema
+
+
 async def _load(engine: Engine, settings: Settings) -> None:
-    compiling = asyncio.create_task(_compile())
-    await asyncio.wait([compiling], timeout=_KEPT)
     try:
         await engine.start()
     except Exception:
         log.exception("the store could not be loaded", models_dir=str(settings.models_dir))
         return
-    # What is there now stays: the collector need not look at it again and again, which takes long with so many imports.
+    # The collector passes over what exists now. Going through so many imported objects takes long.
     gc.collect()
     gc.freeze()
     for damage in engine.damaged:
@@ -100,19 +102,12 @@ async def _load(engine: Engine, settings: Settings) -> None:
         models_dir=str(settings.models_dir),
         memory_budget=engine.budget.total,
     )
-    await compiling  # what reads and writes is measured too
     if settings.calibrate:
         engine.recalibration.work = engine.measure_device
         if engine.calibration is None:
             engine.recalibration.start()
 
 
-async def _compile() -> None:
-    try:
-        await asyncio.to_thread(lists.load)
-    except Exception:
-        log.exception("JSON takes longer: what reads and writes its lists could not be compiled")
-
-
 async def _page(_: Request) -> FileResponse:
+    """The built-in page."""
     return FileResponse(_WEB / "index.html")

@@ -1,17 +1,25 @@
-"""Bodies as they arrive: into one buffer, decompressed where they are compressed, within the limit and the memory."""
+"""Request bodies: received into one buffer, decompressed, parsed; within the limits and the memory budget."""
 
 import sys
 import zlib
-from collections.abc import Iterator, Mapping
-from typing import Final
+from collections import Counter
+from collections.abc import Iterator
+from typing import Any, Final
 
 import numpy as np
 from starlette.concurrency import run_in_threadpool
-from starlette.types import Receive
+from starlette.datastructures import QueryParams
+from starlette.types import Receive, Scope
 
-from attention_contract.errors import BodyTooLarge, Unreadable, UnsupportedMediaType
-from attention_service.api.leaving import unless_gone
+from attention_contract.errors import BodyTooLarge, InvalidRequest, Unreadable, UnsupportedMediaType
+from attention_contract.json_reading import TextSize, check_text, measure_text
+from attention_contract.operations import Operation
+from attention_contract.validation import clip, validate
+from attention_contract.wire import JSON, SAFETENSORS, from_body
+from attention_service.api.disconnection import unless_gone
+from attention_service.api.negotiation import MAX_HEADER_BYTES, Headers, content_type
 from attention_service.runtime.scheduling.budget import Body
+from attention_service.settings import Settings
 
 if sys.version_info >= (3, 14):
     from compression import zstd
@@ -19,26 +27,85 @@ else:
     from backports import zstd
 
 UNCOUNTED: Final = 32 * 1024
-"""Bytes of a body that are not worth counting."""
+"""Up to so many bytes, a body is not counted."""
+_INLINE_HEADER: Final = 2**16
+"""A safetensors file with a header of up to so many bytes is read on the event loop; others on a thread."""
+_INLINE_TEXT: Final = 2**16
+"""JSON of up to so many bytes is parsed on the event loop, …"""
+_INLINE_NUMBERS: Final = 2**19
+_INLINE_PARTS: Final = 2**12
+"""… and up to so many, if it has at most so many lists and strings, which take longer to parse than numbers."""
 _COPIED: Final = 2**16
-"""Up to this size a copy that may be written to, as tensors want it, costs less than to do without."""
+"""Up to this size a body is copied into a writable buffer, which torch prefers."""
 _STEP: Final = 2**20
-"""Bytes that are decompressed at a time: between two steps they are counted, and others have their turn."""
+"""Bytes that are decompressed at a time. Between two steps they are counted, and other requests run."""
 _PAGE: Final = 2**21
-"""Bytes of a body for which memory is taken at a time: a page of the system may be as large."""
+"""Bytes of a body for which memory is taken at a time, the size of a huge page."""
 _SLICE: Final = 2**16
-"""Bytes of a compressed body that are looked at at a time."""
+"""Bytes of a compressed body that are given to the decompressor at a time."""
 _MOST_MEMBERS: Final = 1024
-"""Of a gzip file, or frames of zstd: each costs something to begin, also where there is nothing in it."""
+"""Members of a gzip file, or frames of zstd. Each costs time, even an empty one."""
 _WINDOW: Final = 27
-"""The largest window of zstd that is read, as a power of 2 (RFC 8878 recommends 8 MiB; ``zstd --long`` takes this)."""
+"""The largest window of zstd, as a power of 2: that of ``zstd --long`` (RFC 8878 recommends 8 MiB)."""
 
 
-async def read_body(headers: Mapping[bytes, bytes], receive: Receive, limit: int, memory: Body) -> memoryview:
-    """The whole body in one buffer, as it was before it was compressed.
+async def read_request(
+    scope: Scope, headers: Headers, receive: Receive, operation: Operation[Any], settings: Settings, memory: Body
+) -> Any:
+    """The request in a body, or in the query string of a GET.
 
-    It is read and decompressed only as long as it stays within the limit and there is memory for it. Raises
-    UnsupportedMediaType, BodyTooLarge, Unreadable, Cancelled, or what ``memory`` does.
+    Raises UnsupportedMediaType, BodyTooLarge, Unreadable, an InvalidRequest that names the field at fault, or what
+    ``memory`` raises.
+    """
+    model = operation.request
+    if model is None:
+        return None
+    if operation.method == "GET":
+        return validate(model, _query(scope), by_name=False)
+    media_type = content_type(headers)
+    offered = [JSON, SAFETENSORS] if operation.tensors else [JSON]
+    if media_type not in offered:
+        raise UnsupportedMediaType(
+            f"Content-Type: {media_type[:80]!r} is not read here; expected {' or '.join(offered)}", offered=offered
+        )
+    if media_type == SAFETENSORS:
+        body = await read_body(headers, receive, settings.max_body_bytes, memory)
+        if int.from_bytes(body[:8], "little") <= _INLINE_HEADER:
+            return from_body(model, body, media_type, "request")
+        return await run_in_threadpool(from_body, model, body, media_type, "request")
+    body = await read_body(headers, receive, min(settings.max_json_bytes, settings.max_body_bytes), memory)
+    inline = len(body) <= _INLINE_NUMBERS
+    size = measure_text(body) if inline else await run_in_threadpool(measure_text, body)
+    check_text(size)
+    if size.parsed_bytes > UNCOUNTED:
+        memory.hold(size.parsed_bytes)
+    if inline and _is_quickly_parsed(size):
+        return from_body(model, body, media_type, "request", size)
+    return await run_in_threadpool(from_body, model, body, media_type, "request", size)
+
+
+def _is_quickly_parsed(size: TextSize) -> bool:
+    return size.characters <= _INLINE_TEXT or size.lists + size.quotes <= _INLINE_PARTS
+
+
+def _query(scope: Scope) -> dict[str, str]:
+    text = scope["query_string"]
+    if len(text) > MAX_HEADER_BYTES:
+        raise InvalidRequest(
+            f"the query has {len(text)} bytes; expected at most {MAX_HEADER_BYTES}", limit=MAX_HEADER_BYTES
+        )
+    values = QueryParams(text).multi_items()
+    for name, count in Counter(name for name, _ in values).items():
+        if count > 1:
+            raise InvalidRequest(f"{clip(name)}: it came more than once; send it once", param=clip(name))
+    return dict(values)
+
+
+async def read_body(headers: Headers, receive: Receive, limit: int, memory: Body) -> memoryview:
+    """The whole body in one buffer, decompressed.
+
+    Reading stops as soon as the body exceeds the limit or the memory. Raises UnsupportedMediaType, BodyTooLarge,
+    Unreadable, Cancelled, or what ``memory`` raises.
     """
     coding = str(headers.get(b"content-encoding", b"identity"), "latin-1").strip().lower()
     if coding not in {"identity", *_CODINGS}:
@@ -53,7 +120,7 @@ async def read_body(headers: Mapping[bytes, bytes], receive: Receive, limit: int
 
 
 class _Room:
-    """What a body may take up: bytes of one buffer up to the limit, all of them counted."""
+    """The bytes that one body may take: up to the limit, and counted in the budget."""
 
     def __init__(self, limit: int, memory: Body) -> None:
         self.limit = limit
@@ -61,13 +128,13 @@ class _Room:
         self._taken = self._held = 0
 
     def expect(self, size: int) -> None:
-        """Raise what is raised for a body of so many bytes, of which none has come yet."""
+        """Refuse a body whose stated size is too much, before any of it has come."""
         if size > UNCOUNTED or size > self.limit:
             self._check(size)
             self._memory.expect(size)
 
     def take(self, more: int, size: int, stated: int = 0) -> None:
-        """Take so many bytes more for a buffer that then has this size, and is to have the one stated."""
+        """Count more bytes, of a buffer that then has this size and will have the stated one."""
         self._check(size)
         self._taken += more
         if self._taken > max(self._held, UNCOUNTED):
@@ -84,11 +151,10 @@ class _Room:
             )
 
 
-async def _received(headers: Mapping[bytes, bytes], receive: Receive, room: _Room) -> memoryview:
-    """The body as it came: the one message that it came in, or its chunks, each copied once.
+async def _received(headers: Headers, receive: Receive, room: _Room) -> memoryview:
+    """The body as it was sent: the one message that carried it, or a buffer into which each chunk is copied once.
 
-    What is stated is refused at once where it is too much, but takes up memory only as it comes: of a buffer of that
-    size, the system gives a page when it is written to. One that grows would be moved again and again.
+    The buffer has the stated size from the start. The system gives it memory only as it is written to.
     """
     stated = int(headers.get(b"content-length", 0))
     room.expect(stated)

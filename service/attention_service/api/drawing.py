@@ -25,13 +25,13 @@ _STYLE: Any = {
     "svg.hashsalt": "attention",  # the same picture is the same bytes
 }
 _WIDTH_IN, _ROW_IN = 10, 0.2
-"""Of the figure, and of a row of its legend."""
+"""Inches of the figure, and of a row of its legend."""
 _MOST_BANDS, _MOST_MARKS, _MOST_MARKERS, _MOST_LETTERS = 6, 6, 32, 40
 """Beyond which a picture shows less with more."""
 _FEW_POWERS = 100
 """From top to bottom of an axis: below, 2 and 5 of each power of ten have a number too."""
 _NEAR = 0.03
-"""Of the width of an axis: crossovers that are nearer have one text."""
+"""Crossovers that are nearer than this share of an axis have one text."""
 _LOCK = Lock()
 """Matplotlib's settings and fonts are the process's."""
 

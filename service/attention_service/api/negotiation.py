@@ -1,50 +1,38 @@
-"""Bytes to requests and replies to bytes, in the media types that the two sides agree on."""
+"""The media types that the two sides agree on, the headers that say so, and replies as responses."""
 
 import re
-from collections import Counter
 from collections.abc import Mapping, Sequence
 from functools import lru_cache
-from typing import Any, TypeVar
+from typing import Any
 
 import mimeparse
 import numpy as np
 from pydantic import BaseModel
 from starlette.concurrency import run_in_threadpool
-from starlette.datastructures import QueryParams
+from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
-from attention_contract.errors import InvalidRequest, NotAcceptable, UnsupportedMediaType
-from attention_contract.forms import Forms
+from attention_contract.errors import InvalidRequest, NotAcceptable
 from attention_contract.operations import Operation
 from attention_contract.tensors import Encoding
-from attention_contract.validation import clip, validate
-from attention_contract.wire import JSON, PICTURES, SAFETENSORS, from_body, to_body
-from attention_service.api.bodies import read_body
+from attention_contract.wire import JSON, PICTURES, SAFETENSORS, to_body
 from attention_service.api.pictures import check_drawable
-from attention_service.runtime.scheduling.budget import Body
 
-ModelT = TypeVar("ModelT", bound=BaseModel)
 Headers = Mapping[bytes, bytes]
-"""The headers of a request by their name in small letters; of those that came more than once and are no lists, the
-first."""
+"""Headers by their name in lower case. Of a repeated header that is no list, the first counts."""
 _LISTS = frozenset({b"accept", b"content-encoding", b"if-match", b"if-none-match", b"prefer"})
-"""Headers that are lists: several lines of one name are the same as one with commas (RFC 9110, section 5.3)."""
+"""Headers that are lists: repeated lines are joined with commas (RFC 9110, section 5.3)."""
 _WAIT = re.compile(rb"(?:^|[,;\s])wait\s*=\s*(\d{1,9}(?:\.\d{1,9})?)\s*(?:$|[,;])")
-_INLINE_BYTES = 2**20
-"""JSON of up to so many bytes is read and written where it arrives: that takes a few milliseconds, for most of which no
-other thread could run. What is larger is handed to a thread, so that others get their turn between its steps."""
-_FEW_BYTES = 2**16
-"""Any text of so many bytes is read where it arrives, …"""
-_FEW_ROWS = 2**12
-"""… a longer one if it has no more lists and strings than this, which take longer to read than numbers."""
-
-
-MOST_HEADER_BYTES = 2**14
-"""Of one header, and of a query: longer ones take long to understand, and are nothing to remember."""
+_INLINE_TENSOR_BYTES = 2**18
+"""Tensors of up to so many bytes are written as JSON on the event loop; larger ones on a thread."""
+_JOINED_BYTES = 2**16
+"""Up to this size a copy costs less than another message."""
+MAX_HEADER_BYTES = 2**14
+"""Bytes of one header, and of a query string."""
 
 
 def headers_of(scope: Scope) -> Headers:
-    """The headers of a request; lists that came in several lines, as one. Raises InvalidRequest for one too long."""
+    """The headers of a request. Raises InvalidRequest for one that is too long."""
     lines = scope["headers"]
     found = dict(lines)
     if len(found) < len(lines):
@@ -52,11 +40,11 @@ def headers_of(scope: Scope) -> Headers:
         for name in _LISTS & found.keys():
             found[name] = b", ".join(value for other, value in lines if other == name)
     for name, value in found.items():
-        if len(value) > MOST_HEADER_BYTES:
+        if len(value) > MAX_HEADER_BYTES:
             raise InvalidRequest(
-                f"{str(name[:80], 'latin-1')}: the header has {len(value)} bytes; expected at most {MOST_HEADER_BYTES}",
+                f"{str(name[:80], 'latin-1')}: the header has {len(value)} bytes; expected at most {MAX_HEADER_BYTES}",
                 param=str(name[:80], "latin-1"),
-                limit=MOST_HEADER_BYTES,
+                limit=MAX_HEADER_BYTES,
             )
     return found
 
@@ -68,9 +56,9 @@ def header(headers: Headers, name: bytes) -> str | None:
 
 
 def wait(headers: Headers) -> float | None:
-    """Seconds that the caller is prepared to wait, by the preference of RFC 7240, section 4.3; decimals are read too.
+    """Seconds that the caller is prepared to wait, by the preference of RFC 7240, section 4.3, with decimals.
 
-    None where there is no such preference. One that can't be read is ignored, as preferences are.
+    None without such a preference, or with one that cannot be read.
     """
     preferences = headers.get(b"prefer")
     found = None if preferences is None else _WAIT.search(preferences)
@@ -78,7 +66,7 @@ def wait(headers: Headers) -> float | None:
 
 
 def accepted(headers: Headers, operation: Operation[Any]) -> str:
-    """The media type of the reply. Raises NotAcceptable where there is none to agree on.
+    """The media type of the reply. Raises NotAcceptable if the caller takes none of those offered.
 
     Without a preference, a reply that carries tensors comes in the form of the request.
     """
@@ -107,7 +95,7 @@ def _best(wanted: str, tensors: bool, pictures: bool, as_tensors: bool) -> str:
 
 
 def content_type(headers: Headers) -> str:
-    """The body's media type, without its parameters; JSON where none is stated."""
+    """The body's media type, without its parameters; JSON by default."""
     return _media_type(headers.get(b"content-type", b""))
 
 
@@ -116,73 +104,15 @@ def _media_type(value: bytes) -> str:
     return str(value, "latin-1").partition(";")[0].strip().lower() or JSON
 
 
-async def read(
-    scope: Scope, headers: Headers, receive: Receive, operation: Operation[Any], forms: Forms, limit: int, memory: Body
-) -> Any:
-    """The request that the body (of a GET: the query string) holds.
-
-    Raises UnsupportedMediaType, BodyTooLarge, Unreadable, an InvalidRequest that names the field at fault, or what
-    ``memory`` does.
-    """
-    model = operation.request
-    if model is None:
-        return None
-    if operation.method == "GET":
-        return validate(model, _query(scope), by_name=False)
-    media_type = content_type(headers)
-    offered = [JSON, SAFETENSORS] if operation.tensors else [JSON]
-    if media_type not in offered:
-        raise UnsupportedMediaType(
-            f"Content-Type: {media_type[:80]!r} is not read here; expected {' or '.join(offered)}", offered=offered
-        )
-    body = await read_body(headers, receive, limit, memory)
-    if media_type == SAFETENSORS:
-        if int.from_bytes(body[:8], "little") <= _FEW_BYTES:
-            return forms.read(model, body)
-    elif is_quickly_read(body):
-        return from_body(model, body, media_type, "request")
-    return await run_in_threadpool(from_body, model, body, media_type, "request")
-
-
-def is_quickly_read(text: memoryview) -> bool:
-    """Whether JSON text holds little beside numbers, and not too many of them."""
-    if len(text) <= _FEW_BYTES:
-        return True
-    if len(text) > _INLINE_BYTES:
-        return False
-    characters = np.frombuffer(text, np.uint8)
-    return sum(int(np.count_nonzero(characters == ord(each))) for each in '["') <= _FEW_ROWS
-
-
-def _query(scope: Scope) -> dict[str, str]:
-    text = scope["query_string"]
-    if len(text) > MOST_HEADER_BYTES:
-        raise InvalidRequest(
-            f"the query has {len(text)} bytes; expected at most {MOST_HEADER_BYTES}", limit=MOST_HEADER_BYTES
-        )
-    values = QueryParams(text).multi_items()
-    for name, count in Counter(name for name, _ in values).items():
-        if count > 1:
-            raise InvalidRequest(f"{clip(name)}: it came more than once; send it once", param=clip(name))
-    return dict(values)
-
-
 async def render(
     model: BaseModel, media_type: str, *, encoding: Encoding = "list", status: int = 200, headers: Mapping[str, str]
-) -> "Reply":
+) -> Response:
     """The response that carries a reply."""
-    if media_type == SAFETENSORS:  # the tensors' own memory: nothing to convert
-        pieces = to_body(model, media_type, "reply")
-    elif is_quickly_written(_tensor_bytes(model)):
+    if media_type == SAFETENSORS or _tensor_bytes(model) <= _INLINE_TENSOR_BYTES:
         pieces = to_body(model, media_type, "reply", encoding)
     else:
         pieces = await run_in_threadpool(to_body, model, media_type, "reply", encoding)
     return Reply(pieces, media_type, status, headers)
-
-
-def is_quickly_written(tensor_bytes: int) -> bool:
-    """Whether tensors of so many bytes are written as lists where they are, and not on a thread."""
-    return tensor_bytes <= _INLINE_BYTES // 4
 
 
 def _tensor_bytes(value: Any) -> int:
@@ -194,26 +124,24 @@ def _tensor_bytes(value: Any) -> int:
     return sum(map(_tensor_bytes, value.values())) if isinstance(value, dict) else 0
 
 
-class Reply:
-    """A response whose body is sent as it lies in memory, a small one in one piece."""
+class Reply(Response):
+    """A response whose body is sent from the memory of its tensors; a small one as one message."""
+
+    background = None
 
     def __init__(
         self, pieces: Sequence[bytes | memoryview], media_type: str, status: int, headers: Mapping[str, str]
     ) -> None:
         length = sum(map(len, pieces))
-        self._pieces = [b"".join(pieces)] if length <= _JOINED_BYTES else pieces
-        self._status = status
-        self._headers = [(b"content-type", media_type.encode()), (b"content-length", b"%d" % length)]
-        self._headers += [(name.lower().encode(), value.encode("latin-1")) for name, value in headers.items()]
+        self.pieces = [b"".join(pieces)] if length <= _JOINED_BYTES else pieces
+        self.status_code = status
+        self.raw_headers = [(b"content-type", media_type.encode()), (b"content-length", b"%d" % length)]
+        self.raw_headers += [(name.lower().encode(), value.encode("latin-1")) for name, value in headers.items()]
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Send the head, then every piece."""
-        await send({"type": "http.response.start", "status": self._status, "headers": self._headers})
-        *first, last = self._pieces
+        await send({"type": "http.response.start", "status": self.status_code, "headers": self.raw_headers})
+        *first, last = self.pieces
         for piece in first:
             await send({"type": "http.response.body", "body": piece, "more_body": True})
         await send({"type": "http.response.body", "body": last})
-
-
-_JOINED_BYTES = 2**16
-"""Up to this size a copy costs less than another message."""

@@ -1,4 +1,4 @@
-"""Which replies come as a picture, and over which sweep. What draws them needs the extra ``plot``."""
+"""Replies as pictures. Drawing needs the extra ``plot``."""
 
 from importlib.util import find_spec
 

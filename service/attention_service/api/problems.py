@@ -1,5 +1,6 @@
-"""Every error as RFC 9457 problem+json, rendered in this one place."""
+"""Errors as problem documents (RFC 9457). This is the one place that renders them."""
 
+from contextvars import ContextVar
 from http import HTTPStatus
 
 import structlog
@@ -20,10 +21,11 @@ from attention_contract.errors import (
     from_problem,
 )
 from attention_contract.operations import OPERATIONS
-from attention_contract.wire import dump_json
-from attention_service.api.observing import request_id
+from attention_contract.wire import to_json
 
 log = structlog.get_logger(__name__)
+request_id: ContextVar[str | None] = ContextVar("request_id", default=None)
+"""The id of the request that is being answered."""
 
 
 def render(error: AttentionError) -> Response:
@@ -34,11 +36,11 @@ def render(error: AttentionError) -> Response:
         headers["Retry-After"] = str(error.retry_after)
     if isinstance(error, MethodNotAllowed):
         headers["Allow"] = ", ".join(error.facts.get("allowed", ()))
-    return Response(dump_json(error.to_problem()), error.status, headers, PROBLEM_MEDIA_TYPE)
+    return Response(to_json(error.to_problem()), error.status, headers, PROBLEM_MEDIA_TYPE)
 
 
 def install(app: FastAPI) -> None:
-    """Answer every error of the application with a problem document."""
+    """Answer the errors of ordinary routes, of routing and of added middleware with problem documents."""
 
     @app.exception_handler(AttentionError)
     async def known(_: Request, error: AttentionError) -> Response:
@@ -58,15 +60,15 @@ def install(app: FastAPI) -> None:
 
 
 def unexpected(path: str, fault: BaseException) -> InternalError:
-    """The error for a fault of the server's own, which goes into the log."""
+    """Log a fault of the server and make the error that its caller gets."""
     log.error("internal_error", path=path, request_id=request_id.get(), exc_info=fault)
     return InternalError("the server failed; its log has the cause under this request's id")
 
 
 def forget(fault: BaseException | None) -> None:
-    """Let go of the frames that a fault went through, for they hold the request, and some of them the fault itself.
+    """Drop the traceback of a fault, whose frames hold the request, so that its memory is freed now.
 
-    Otherwise both stay until the collector comes across them.
+    Some frames hold the fault itself; such a cycle would stay until the garbage collector runs.
     """
     while fault is not None:
         fault.__traceback__ = None

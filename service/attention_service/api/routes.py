@@ -1,13 +1,18 @@
-"""The routes: each one translates a call of the contract into a call of the engine."""
+"""The operations of the contract. Each handler translates one into a call of the engine."""
+
+from collections.abc import Callable
+from typing import Annotated, Any
 
 import torch
-from fastapi import APIRouter
+from fastapi import Query
+from fastapi.routing import APIRoute
 
 from attention_contract import operations
+from attention_contract.operations import Operation
 from attention_contract.schemas.accuracy import AccuracyReply
-from attention_contract.schemas.attention import ForwardReply, ForwardRequest
-from attention_contract.schemas.complexity import ComplexityReply, ComplexityRequest
-from attention_contract.schemas.gradients import GradientsReply, GradientsRequest
+from attention_contract.schemas.attention import ForwardReply, ForwardRequest, RawForwardRequest
+from attention_contract.schemas.complexity import ComplexityReply, ComplexityRequest, RawComplexityRequest
+from attention_contract.schemas.gradients import GradientsReply, GradientsRequest, RawGradientsRequest
 from attention_contract.schemas.hardware import HardwareList
 from attention_contract.schemas.hopfield import HopfieldReply, HopfieldRequest
 from attention_contract.schemas.modules import (
@@ -21,141 +26,192 @@ from attention_contract.schemas.modules import (
     ReplaceParameters,
 )
 from attention_contract.schemas.server import Health, Limits, Memory, ServerInfo, Variant, VariantList
-from attention_contract.schemas.weights import WeightsReply, WeightsRequest
+from attention_contract.schemas.weights import RawWeightsRequest, WeightsReply, WeightsRequest
 from attention_contract.tensors import DTYPES
 from attention_contract.wire import MEDIA_TYPES
 from attention_service import __version__
-from attention_service.api.serving import Call, serve
+from attention_service.api.endpoint import CallDep, Handler, TensorRoute, read_route
 from attention_service.core.registry import variants
 from attention_service.cost import hardware
-from attention_service.settings import Settings
+
+_HANDLERS: list[tuple[Operation[Any], Handler]] = []
 
 
-def make_router(settings: Settings) -> APIRouter:
-    """Every operation of the contract."""
-    router = APIRouter()
+def make_routes() -> list[APIRoute]:
+    """One route for each operation. A router tries them in order, so the most frequent operations come first."""
+    return [
+        (TensorRoute if operation.request is not None else read_route)(operation, handler)
+        for operation, handler in _HANDLERS
+    ]
 
-    # ── the server ───────────────────────────────────────────────────────────────────────────────────────────────────
 
-    @serve(router, operations.server_info)
-    async def server_info(call: Call[None]) -> ServerInfo:
-        engine = call.engine
-        return ServerInfo(
-            name="attention-service",
-            version=__version__,
-            torch=str(torch.__version__),
-            device=engine.device.place,
-            device_name=engine.device.name,
-            dtypes=list(DTYPES),
-            media_types=list(MEDIA_TYPES),
-            limits=Limits(
-                max_body_bytes=settings.max_body_bytes,
-                memory_budget_bytes=engine.budget.total,
-                max_queue=settings.max_queue,
-            ),
-            memory=Memory(
-                resident_bytes=engine.library.resident_bytes,
-                in_flight_bytes=engine.budget.in_flight,
-                free_bytes=engine.budget.free,
-            ),
-            modules=len(engine.library.list()),
-        )
+def _serve(operation: Operation[Any]) -> Callable[[Handler], Handler]:
+    """Make a function the handler of an operation."""
 
-    @serve(router, operations.list_variants)
-    async def list_variants(call: Call[None]) -> VariantList:
-        return VariantList(
-            variants=[
-                Variant(
-                    kind=entry.kind,
-                    name=entry.name,
-                    summary=entry.summary,
-                    formula=entry.formula,
-                    gradient=entry.gradient,
-                    cost=entry.cost,
-                    source=entry.source,
-                    options=entry.schema,
-                )
-                for entry in variants()
-            ]
-        )
+    def register(handler: Handler) -> Handler:
+        _HANDLERS.append((operation, handler))
+        return handler
 
-    @serve(router, operations.health_live)
-    async def health_live(call: Call[None]) -> Health:
-        return Health(status="live", modules=len(call.engine.library.list()))
+    return register
 
-    @serve(router, operations.health_ready)
-    async def health_ready(call: Call[None]) -> Health:
-        call.engine.check_ready()
-        return Health(status="ready", modules=len(call.engine.library.list()))
 
-    # ── modules ──────────────────────────────────────────────────────────────────────────────────────────────────────
+# ── the four questions, of a module and of raw attention ─────────────────────────────────────────────────────────────
 
-    @serve(router, operations.list_modules)
-    async def list_modules(call: Call[None]) -> ModuleList:
-        return call.engine.modules()
 
-    @serve(router, operations.create_module)
-    async def create_module(call: Call[CreateModule]) -> ModuleInfo:
-        return await call.engine.create(call.body)
+@_serve(operations.forward)
+async def forward(name: str, body: ForwardRequest, call: CallDep) -> ForwardReply:
+    return await call.engine.forward(name, body, call.deadline)
 
-    @serve(router, operations.import_module)
-    async def import_module(call: Call[ImportModule]) -> ModuleInfo:
-        return await call.engine.import_checkpoint(call.body)
 
-    @serve(router, operations.get_module)
-    async def get_module(call: Call[None]) -> ModuleInfo:
-        return call.engine.module(call.name, call.pin).info()
+@_serve(operations.raw_forward)
+async def raw_forward(body: RawForwardRequest, call: CallDep) -> ForwardReply:
+    return await call.engine.forward(None, body, call.deadline)
 
-    @serve(router, operations.delete_module)
-    async def delete_module(call: Call[None]) -> None:
-        await call.engine.delete(call.name, call.pin)
 
-    @serve(router, operations.list_parameters)
-    async def list_parameters(call: Call[None]) -> ParameterList:
-        return await call.engine.parameters(call.name, call.pin)
+@_serve(operations.weights)
+async def weights(name: str, body: WeightsRequest, call: CallDep) -> WeightsReply:
+    return await call.engine.weights(name, body, call.deadline)
 
-    @serve(router, operations.replace_parameters)
-    async def replace_parameters(call: Call[ReplaceParameters]) -> ModuleInfo:
-        return await call.engine.replace(call.name, call.body)
 
-    @serve(router, operations.get_parameter)
-    async def get_parameter(call: Call[ParameterQuery]) -> Parameter:
-        return await call.engine.parameter(call.name, call.path["parameter"], call.body)
+@_serve(operations.raw_weights)
+async def raw_weights(body: RawWeightsRequest, call: CallDep) -> WeightsReply:
+    return await call.engine.weights(None, body, call.deadline)
 
-    # ── the four questions, of a module and of raw attention ─────────────────────────────────────────────────────────
 
-    @serve(router, operations.raw_forward)
-    @serve(router, operations.forward)
-    async def forward(call: Call[ForwardRequest]) -> ForwardReply:
-        return await call.engine.forward(call.path.get("name"), call.body, call.deadline)
+@_serve(operations.gradients)
+async def gradients(name: str, body: GradientsRequest, call: CallDep) -> GradientsReply:
+    return await call.engine.gradients(name, body, call.deadline)
 
-    @serve(router, operations.raw_weights)
-    @serve(router, operations.weights)
-    async def weights(call: Call[WeightsRequest]) -> WeightsReply:
-        return await call.engine.weights(call.path.get("name"), call.body, call.deadline)
 
-    @serve(router, operations.raw_gradients)
-    @serve(router, operations.gradients)
-    async def gradients(call: Call[GradientsRequest]) -> GradientsReply:
-        return await call.engine.gradients(call.path.get("name"), call.body, call.deadline)
+@_serve(operations.raw_gradients)
+async def raw_gradients(body: RawGradientsRequest, call: CallDep) -> GradientsReply:
+    return await call.engine.gradients(None, body, call.deadline)
 
-    @serve(router, operations.raw_complexity)
-    @serve(router, operations.complexity)
-    async def complexity(call: Call[ComplexityRequest]) -> ComplexityReply:
-        return await call.engine.complexity(call.path.get("name"), call.body)
 
-    @serve(router, operations.accuracy)
-    async def accuracy(call: Call[None]) -> AccuracyReply:
-        return call.engine.accuracy_report()
+@_serve(operations.complexity)
+async def complexity(name: str, body: ComplexityRequest, call: CallDep) -> ComplexityReply:
+    return await call.engine.complexity(name, body)
 
-    @serve(router, operations.list_hardware)
-    async def list_hardware(call: Call[None]) -> HardwareList:
-        return hardware.listed()
 
-    # ── Hopfield ─────────────────────────────────────────────────────────────────────────────────────────────────────
+@_serve(operations.raw_complexity)
+async def raw_complexity(body: RawComplexityRequest, call: CallDep) -> ComplexityReply:
+    return await call.engine.complexity(None, body)
 
-    @serve(router, operations.hopfield_retrieve)
-    async def hopfield_retrieve(call: Call[HopfieldRequest]) -> HopfieldReply:
-        return await call.engine.retrieve(call.body, call.deadline)
 
-    return router
+@_serve(operations.hopfield_retrieve)
+async def hopfield_retrieve(body: HopfieldRequest, call: CallDep) -> HopfieldReply:
+    return await call.engine.retrieve(body, call.deadline)
+
+
+# ── modules ──────────────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+@_serve(operations.list_modules)
+async def list_modules(call: CallDep) -> ModuleList:
+    return call.engine.modules()
+
+
+@_serve(operations.create_module)
+async def create_module(body: CreateModule, call: CallDep) -> ModuleInfo:
+    return await call.engine.create(body)
+
+
+@_serve(operations.import_module)
+async def import_module(body: ImportModule, call: CallDep) -> ModuleInfo:
+    return await call.engine.import_checkpoint(body)
+
+
+@_serve(operations.get_module)
+async def get_module(name: str, call: CallDep) -> ModuleInfo:
+    return call.engine.module(name, call.pin).info()
+
+
+@_serve(operations.delete_module)
+async def delete_module(name: str, call: CallDep) -> None:
+    await call.engine.delete(name, call.pin)
+
+
+@_serve(operations.list_parameters)
+async def list_parameters(name: str, call: CallDep) -> ParameterList:
+    return await call.engine.parameters(name, call.pin)
+
+
+@_serve(operations.replace_parameters)
+async def replace_parameters(name: str, body: ReplaceParameters, call: CallDep) -> ModuleInfo:
+    return await call.engine.replace(name, body)
+
+
+@_serve(operations.get_parameter)
+async def get_parameter(
+    name: str, parameter: str, body: Annotated[ParameterQuery, Query()], call: CallDep
+) -> Parameter:
+    return await call.engine.parameter(name, parameter, body)
+
+
+# ── the server ───────────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+@_serve(operations.server_info)
+async def server_info(call: CallDep) -> ServerInfo:
+    engine, settings = call.engine, call.settings
+    return ServerInfo(
+        name="attention-service",
+        version=__version__,
+        torch=str(torch.__version__),
+        device=engine.device.place,
+        device_name=engine.device.name,
+        dtypes=list(DTYPES),
+        media_types=list(MEDIA_TYPES),
+        limits=Limits(
+            max_body_bytes=settings.max_body_bytes,
+            max_json_bytes=settings.max_json_bytes,
+            memory_budget_bytes=engine.budget.total,
+            max_queue=settings.max_queue,
+        ),
+        memory=Memory(
+            resident_bytes=engine.library.resident_bytes,
+            in_flight_bytes=engine.budget.in_flight,
+            free_bytes=engine.budget.free,
+        ),
+        modules=len(engine.library.list()),
+    )
+
+
+@_serve(operations.list_variants)
+async def list_variants(call: CallDep) -> VariantList:
+    return VariantList(
+        variants=[
+            Variant(
+                kind=entry.kind,
+                name=entry.name,
+                summary=entry.summary,
+                formula=entry.formula,
+                gradient=entry.gradient,
+                cost=entry.cost,
+                source=entry.source,
+                options=entry.schema,
+            )
+            for entry in variants()
+        ]
+    )
+
+
+@_serve(operations.accuracy)
+async def accuracy(call: CallDep) -> AccuracyReply:
+    return call.engine.accuracy_report()
+
+
+@_serve(operations.list_hardware)
+async def list_hardware(call: CallDep) -> HardwareList:
+    return hardware.listed()
+
+
+@_serve(operations.health_live)
+async def health_live(call: CallDep) -> Health:
+    return Health(status="live", modules=len(call.engine.library.list()))
+
+
+@_serve(operations.health_ready)
+async def health_ready(call: CallDep) -> Health:
+    call.engine.check_ready()
+    return Health(status="ready", modules=len(call.engine.library.list()))

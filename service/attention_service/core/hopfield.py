@@ -1,4 +1,4 @@
-"""Modern Hopfield retrieval: states fall to stored patterns, each update one softmax attention over them.
+"""Modern Hopfield retrieval: states converge to stored patterns, and each update is one softmax attention over them.
 
 Notation for shapes: B batch, H heads, N stored patterns, S states, D width.
 Source: Ramsauer et al. 2021, "Hopfield Networks is All You Need".
@@ -17,29 +17,29 @@ from attention_service.core.stages import stages
 from attention_service.core.types import Problem
 
 SINGLE = 0.9
-"""The association weight from which on a state is one pattern: what the paper sums weights up to (figure 2)."""
+"""Smallest association weight of a state that is a single pattern: the sum of weights in the paper (figure 2)."""
 DOT_PRODUCTS = AttentionSpec(score=Dot())
-"""The attention of an update; β is in the queries, so that each head may have its own."""
+"""Spec of an update. The queries contain β, so that each head can have its own."""
 
 
 @dataclass(frozen=True)
 class Memory:
-    """What is stored, and how sharply a state is drawn to it."""
+    """Stored patterns and inverse temperature."""
 
     patterns: Tensor
-    """``[B, H, N, D]``, zeros where the mask is false."""
+    """Patterns, ``[B, H, N, D]``; zeros where the mask is false."""
     beta: Tensor
-    """``[H]``, positive."""
+    """Inverse temperature, ``[H]``, positive."""
     mask: Tensor | None = None
-    """Bool ``[B, N]``, true for a real pattern, of which each sequence has at least one; None where all are."""
+    """Bool ``[B, N]``, true for a real pattern; at least one per sequence. None if all are real."""
 
     def attention(self, states: Tensor) -> Problem:
-        """The attention by which states ``[B, H, S, D]`` are updated: softmax(β ξ Xᵀ) X (eq. 3)."""
+        """Return the attention that updates states ``[B, H, S, D]``: softmax(β ξ Xᵀ) X (eq. 3)."""
         queries = states * self.beta[:, None, None]
         return Problem(queries, self.patterns, self.patterns, DOT_PRODUCTS, key_mask=self.mask)
 
     def ground(self) -> Tensor:
-        """``[B, H, 1]``: the constants of the energy, β⁻¹ ln N + ½ max ‖x‖², which keep it from falling below 0."""
+        """Constants of the energy, β⁻¹ ln N + ½ max ‖x‖², ``[B, H, 1]``. With them, the energy is never negative."""
         batch, _, patterns, _ = self.patterns.shape
         count = self.beta.new_full((batch, 1), patterns) if self.mask is None else self.mask.sum(-1, keepdim=True)
         spread: Tensor = count.to(self.beta.dtype).log() / self.beta  # [B, H]
@@ -49,32 +49,32 @@ class Memory:
 
 @dataclass(frozen=True)
 class Retrieved:
-    """Where states ended and how they came there; T is how many updates the slowest of them took."""
+    """Final states and their course; T is the number of updates of the slowest state."""
 
     states: Tensor
-    """``[B, H, S, D]``"""
+    """Final states, ``[B, H, S, D]``."""
     energy: Tensor
-    """``[B, H, S, T + 1]``: before the first update and after each."""
+    """Energy before the first update and after each, ``[B, H, S, T + 1]``."""
     steps: Tensor
-    """Integer ``[B, H, S]``"""
+    """Number of updates, integer ``[B, H, S]``."""
     change: Tensor
-    """``[B, H, S]``: the Euclidean norm of the last update."""
+    """Euclidean norm of the last update, ``[B, H, S]``."""
     pattern: Tensor
-    """Integer ``[B, H, S]``: the pattern of the largest association weight in the last update."""
+    """Pattern with the largest association weight in the last update, integer ``[B, H, S]``."""
     weight: Tensor
-    """``[B, H, S]``: that weight."""
+    """Association weight of ``pattern``, ``[B, H, S]``."""
     similarity: Tensor
-    """``[B, H, S]``: the cosine of the state and that pattern."""
+    """Cosine of the state and ``pattern``, ``[B, H, S]``."""
     distance: Tensor
-    """``[B, H, S]``: how far the state is from it."""
+    """Euclidean distance of the state and ``pattern``, ``[B, H, S]``."""
     mixed: Tensor
-    """``[B, H, S]``: how many patterns the state is a mixture of, exp of the weights' entropy."""
+    """Effective number of mixed patterns, exp of the weights' entropy, ``[B, H, S]``."""
     association: Tensor | None
-    """``[B, H, S, N]``: the weights of the last update."""
+    """Weights of the last update, ``[B, H, S, N]``."""
 
     @classmethod
     def room(cls, states: Tensor, patterns: int, limit: int, *, association: bool) -> "Retrieved":
-        """Room for the results of as many updates as may be needed."""
+        """Allocate the results of at most ``limit`` updates."""
         each = states.shape[:-1]
         steps, pattern = torch.zeros(2, *each, dtype=torch.int64, device=states.device)
         change, weight, similarity, distance, mixed = states.new_empty(5, *each)
@@ -92,13 +92,13 @@ class Retrieved:
         )
 
     def part(self, rows: slice) -> "Retrieved":
-        """The room of some states."""
+        """Return views of the results of some states."""
         here = {name: x[:, :, rows] for name, x in vars(self).items() if x is not None}
         return Retrieved(**{"association": None} | here)
 
 
 def energy(memory: Memory, states: Tensor, lse: Tensor, ground: Tensor) -> Tensor:
-    """E(ξ) = −lse(β, Xᵀξ) + ½ ξᵀξ + β⁻¹ ln N + ½ max ‖x‖², ``[B, H, S]`` (eq. 2).
+    """Return the energy E(ξ) = −lse(β, Xᵀξ) + ½ ξᵀξ + β⁻¹ ln N + ½ max ‖x‖², ``[B, H, S]`` (eq. 2).
 
     lse ``[B, H, S]`` is ln Σ exp(β xᵀξ), and the paper's lse(β, ·) is that over β. ground is ``memory.ground()``.
     """
@@ -124,10 +124,10 @@ def retrieve(
 
 
 def _fall(memory: Memory, x: Tensor, ground: Tensor, out: Retrieved, limit: int, eps: float | None) -> int:
-    """Let one block of states fall, write what is found, and return how many updates its slowest state took."""
+    """Update one block of states, write the results, and return the number of updates of its slowest state."""
     x, weights = x.clone(), x.new_empty(*x.shape[:-1], memory.patterns.shape[2])
     falling = torch.ones(x.shape[:-1], dtype=torch.bool, device=x.device)
-    rows: Tensor | slice = slice(None)  # those of which some head or sequence still falls
+    rows: Tensor | slice = slice(None)  # states that still change in a head or sequence
     taken = 0
     while taken < limit and (eps is None or bool(falling.any())):
         now, still = x[:, :, rows], falling[:, :, rows]
@@ -163,13 +163,13 @@ def _fall(memory: Memory, x: Tensor, ground: Tensor, out: Retrieved, limit: int,
 
 
 def _lse(scores: Tensor, weights: Tensor) -> Tensor:
-    """The log-sum-exp of scores ``[..., N]`` whose softmax is known: s − ln w of any, the largest being safest."""
+    """Return the log-sum-exp of scores ``[..., N]`` with known softmax: s − ln w of the largest weight."""
     largest = weights.max(-1, keepdim=True)
     return (scores.gather(-1, largest.indices) - largest.values.log()).squeeze(-1)
 
 
 def _describe(memory: Memory, x: Tensor, weights: Tensor, out: Retrieved) -> None:
-    """Which pattern each state reached, and how surely."""
+    """Describe the pattern that each state reached."""
     largest = weights.max(-1)
     out.weight.copy_(largest.values)
     out.pattern.copy_(largest.indices)

@@ -174,6 +174,7 @@ class Engine:
     async def _add(self, request: CreateModule | ImportModule, add: Callable[[], tuple[Module, bool]]) -> ModuleInfo:
         self.check_ready()
         need = await self._in_thread(partial(self.library.estimate, request))
+        self.budget.check(need, "making the module needs {need} bytes", "Make a smaller one: its config sets its size")
         await self.budget.acquire(need)
         module, _ = await self._holding(need, add)
         return module.info()
@@ -259,7 +260,7 @@ class Engine:
     async def retrieve(self, request: HopfieldRequest, deadline: float | None = None) -> HopfieldReply:
         """Let states fall to stored patterns."""
         self.check_ready()
-        fields, said = await self._run(hopfield.prepare(request, self.device), deadline)
+        fields, said = await self._run(hopfield.prepare(request, self.device, self.budget.room), deadline)
         return HopfieldReply(**fields, ran=said)
 
     def _target(self, name: str | None, request: AttentionInputs | ComplexityRequest) -> Module | None:

@@ -1,10 +1,10 @@
-// The service's HTTP interface: one call, its problem documents, and the same call as a line of shell.
+// The service's HTTP interface: one call, its problem documents, and the equivalent shell command.
 
 import { el } from "./dom.js";
 
 const ROOT = new URL("..", import.meta.url);
 
-/** What the service answered instead: an RFC 9457 document. */
+/** A problem document of the service (RFC 9457). */
 export class Problem extends Error {
   constructor(document) {
     super(document.detail ?? document.title ?? "The request failed");
@@ -12,7 +12,7 @@ export class Problem extends Error {
   }
 }
 
-/** The reply to one request, parsed. Throws Problem. */
+/** Send one request and parse the reply. Throws Problem. */
 export async function call(method, path, body) {
   const request = { method, headers: { Accept: "application/json" } };
   if (body !== undefined) {
@@ -36,13 +36,13 @@ export async function call(method, path, body) {
   throw new Problem(reply ?? { title: `Status ${response.status}`, detail: text.slice(0, 300), status: response.status });
 }
 
-/** The path of a module, or of raw attention where the name is empty. */
+/** Return the path of a module, or of raw attention if the name is empty. */
 export const of = (name, question) =>
   name ? `v1/modules/${encodeURIComponent(name)}/${question}` : `v1/attention/${question}`;
 
 const quoted = (text) => `'${text.replaceAll("'", "'\\''")}'`;
 
-/** The same request for a shell. */
+/** Return the request as a curl command. */
 export function curl(method, path, body) {
   const parts = ["curl -s", method === "GET" || (method === "POST" && body) ? "" : `-X ${method}`, quoted(new URL(path, ROOT).href)];
   if (body !== undefined) parts.push("-H 'Content-Type: application/json'", `-d ${quoted(JSON.stringify(body))}`);
@@ -54,14 +54,14 @@ async function copy(text, source) {
     await navigator.clipboard.writeText(text);
     return true;
   } catch {
-    // Only secure contexts have a clipboard; elsewhere the text is selected, ready for the copy key.
+    // Insecure contexts have no clipboard: select the text for the copy key.
     source.closest("details").open = true;
     getSelection().selectAllChildren(source);
     return false;
   }
 }
 
-/** The commands that give the same results, each with a button that copies it. Calls are `[method, path, body]`. */
+/** Show the equivalent commands, each with a copy button. Calls are `[method, path, body]`. */
 export function commands(...calls) {
   return el(
     "div",
@@ -80,7 +80,7 @@ export function commands(...calls) {
   );
 }
 
-/** Show a problem as text, and mark the field that it names. */
+/** Show a problem as text, and mark its field. */
 export function showProblem(place, error, form) {
   const problem = error instanceof Problem ? error.document : { title: "This page failed", detail: String(error) };
   const field = problem.param && mark(form, problem.param);
@@ -114,12 +114,12 @@ function mark(form, param) {
   return found[0];
 }
 
-/** Forget the marks of an earlier problem. */
+/** Remove the marks of an earlier problem. */
 export function unmark(form) {
   for (const field of form.querySelectorAll("[aria-invalid]")) field.removeAttribute("aria-invalid");
 }
 
-/** Run what a form asks for: once at a time, its button busy, problems shown in the place of the answer. */
+/** Run a form's request, one at a time, with a busy button. Problems appear in place of the answer. */
 export function onSubmit(form, place, work) {
   form.addEventListener("submit", async (event) => {
     event.preventDefault();

@@ -1,4 +1,4 @@
-// The built-in page: what answers, what is resident, what heads look at, what it costs.
+// The built-in page: server, modules, weights of heads, and costs.
 
 import { startCost } from "./cost.js";
 import { startLook } from "./look.js";
@@ -17,7 +17,7 @@ async function refresh() {
   if (document.hidden) return;
   const info = await refreshServer();
   if (info && !listed) {
-    // A server that is still loading has not all of its modules; list them again once it is ready.
+    // A loading server lacks some modules: list them again once it is ready.
     await refreshModules().catch(() => {});
     listed = document.getElementById("health").dataset.state === "ready";
   }

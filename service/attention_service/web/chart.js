@@ -5,7 +5,7 @@ import { whole } from "./format.js";
 
 const SIZE = { width: 420, height: 260, left: 64, right: 14, top: 12, bottom: 34 };
 
-/** Ticks at whole powers of the base, thinned to about six. */
+/** Return ticks at whole powers of the base, thinned to about six. */
 function ticks(low, high, base) {
   const log = (x) => Math.log(x) / Math.log(base);
   const first = Math.ceil(log(low) - 1e-9);
@@ -16,10 +16,10 @@ function ticks(low, high, base) {
 
 const axis = (low, high, from, to) => (x) => from + ((Math.log(x) - Math.log(low)) / (Math.log(high) - Math.log(low) || 1)) * (to - from);
 
-/** Lines `{label, style, points: [[x, y], …]}` on logarithmic axes; `unit` writes a y, `base` is that of its ticks. */
+/** Draw lines `{label, style, points: [[x, y], …]}` on logarithmic axes; `unit` formats a y value, `base` is the base of its ticks. */
 export function logChart(title, unit, lines, base = 10) {
   const points = lines.flatMap((line) => line.points).filter(([, y]) => y > 0);
-  if (!points.length) return el("p", {}, `${title}: nothing to draw.`);
+  if (!points.length) return el("p", {}, `${title}: no data.`);
   const xs = points.map(([x]) => x);
   const ys = points.map(([, y]) => y);
   const bound = [Math.min(...xs), Math.max(...xs), Math.min(...ys) / 1.3, Math.max(...ys) * 1.3];

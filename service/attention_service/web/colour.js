@@ -1,5 +1,5 @@
-// The colour of a weight: a straight line through OKLab, so that equal steps in weight look equally far apart, and one
-// that runs monotonically from the paper to the ink, so that it reads the same without colour vision.
+// The colour scale of weights: a straight line through OKLab, so that equal steps look equal. It runs monotonically from
+// the paper to the ink, so that it does not depend on colour vision.
 
 import { dark } from "./dom.js";
 
@@ -26,10 +26,10 @@ const scale = ([from, to]) =>
   Array.from({ length: STEPS }, (_, step) => `rgb(${rgb(from.map((value, i) => value + (step / (STEPS - 1)) * (to[i] - value))).join(",")})`);
 const SCALES = { light: scale(LIGHT), dark: scale(DARK) };
 
-/** The colour at a point of the scale, 0 to 1. */
+/** Return the colour at a point of the scale, 0 to 1. */
 export function colour(at) {
   return SCALES[dark.matches ? "dark" : "light"][Math.round((STEPS - 1) * Math.min(1, Math.max(0, at)))];
 }
 
-/** A colour for text that lies on the scale at this point. */
+/** Return the text colour over this point of the scale. */
 export const onColour = (at) => ((at > 0.5) !== dark.matches ? "rgb(250,248,243)" : "rgb(20,22,30)");

@@ -1,4 +1,4 @@
-// "Cost": a sweep over the length, as two charts and a table.
+// The section "Cost": a sweep over the length, as two charts and a table.
 
 import { Problem, call, commands, of, onSubmit } from "./api.js";
 import { logChart } from "./chart.js";
@@ -66,7 +66,7 @@ function limitsText({ free_bytes: free, forward, gradients }) {
   return el(
     "p",
     {},
-    `In the ${bytes(free)} that are free now fit `, el("b", {}, fits(forward)),
+    `The free ${bytes(free)} hold `, el("b", {}, fits(forward)),
     gradients ? `; for gradients ${fits(gradients)}.` : ".",
   );
 }
@@ -76,8 +76,8 @@ function growthText({ time_order: time, memory_order: memory, flops_exponent: fl
   return el(
     "p",
     {},
-    "Between the two largest lengths the work grows as ", power(flops), " and the memory of the kernel chosen as ", power(peak),
-    `; in the long run ${time} and ${memory}. `,
+    "Between the two largest lengths, work grows as ", power(flops), " and memory of the chosen kernel as ", power(peak),
+    `; the asymptotic orders are ${time} and ${memory}. `,
     el("span", { class: "hint" }, Object.entries(letters).map(([letter, meaning]) => `${letter}: ${meaning}`).join("; ")),
   );
 }
@@ -92,7 +92,7 @@ async function estimate() {
   answer.replaceChildren(growthText(reply.growth), limitsText(reply.limits), charts(reply.costs), scroll(caption, table(caption, COLUMNS, reply.costs)), commands(asked));
 }
 
-/** Wire the form. */
+/** Connect the form. */
 export function startCost() {
   fields.target.addEventListener("change", () => {
     showOnly(form, fields.target.value);

@@ -1,4 +1,4 @@
-// Elements made from data. Text only ever becomes text nodes: nothing here, or anywhere on the page, parses HTML.
+// Elements made from data. Text becomes text nodes only; no code of the page parses HTML.
 
 const SVG = document.getElementById("svg").namespaceURI;
 
@@ -12,13 +12,13 @@ function fill(node, attributes, children) {
   return node;
 }
 
-/** An HTML element. Attributes named `on…` are listeners; null and false attributes and children are left out. */
+/** Make an HTML element. Attributes named `on…` are listeners; null and false attributes and children are omitted. */
 export const el = (tag, attributes, ...children) => fill(document.createElement(tag), attributes, children);
 
-/** An SVG element. */
+/** Make an SVG element. */
 export const svg = (tag, attributes, ...children) => fill(document.createElementNS(SVG, tag), attributes, children);
 
-/** A table. Columns are `{head, cell(row), number?, header?}`; numbers stand right, a header cell names its row. */
+/** Make a table. Columns are `{head, cell(row), number?, header?}`; numbers align right, a header cell names its row. */
 export function table(caption, columns, rows) {
   const kind = (column) => (column.number ? "number" : null);
   return el(
@@ -40,19 +40,19 @@ export function table(caption, columns, rows) {
   );
 }
 
-/** A box that scrolls sideways where it must, reachable by keyboard. */
+/** Make a box that scrolls sideways if necessary and takes keyboard focus. */
 export const scroll = (label, ...children) =>
   el("div", { class: "scroll", tabindex: 0, role: "region", "aria-label": label }, ...children);
 
-/** Names and values side by side. */
+/** Make a list of names and values. */
 export const facts = (pairs) => pairs.map(([name, value]) => el("div", {}, el("dt", {}, name), el("dd", {}, value)));
 
-/** Tell a screen reader, in a few words, what has come. */
+/** Announce a short text to screen readers. */
 export function announce(text) {
   document.getElementById("announce").textContent = text;
 }
 
-/** The colours and fonts of the stylesheet, for what is drawn by hand. */
+/** Return the stylesheet's colours and fonts, for canvas drawings. */
 export function theme(name) {
   return getComputedStyle(document.documentElement).getPropertyValue(`--${name}`).trim();
 }

@@ -1,4 +1,4 @@
-// Numbers as a reader wants them.
+// Numbers and specs as text for readers.
 
 const BINARY = ["B", "KiB", "MiB", "GiB", "TiB", "PiB"];
 const DECIMAL = ["", "k", "M", "G", "T", "P", "E"];
@@ -15,23 +15,23 @@ function scaled(value, base, units, gap) {
   return `${value < 0 ? "−" : ""}${number}${units[unit] ? gap + units[unit] : ""}`;
 }
 
-/** Bytes in binary units. */
+/** Format bytes in binary units. */
 export const bytes = (value) => (Number.isFinite(value) ? scaled(value, 1024, BINARY, " ") : "—");
 
-/** A count in decimal units: 1.07 G. */
+/** Format a count in decimal units: 1.07 G. */
 export const count = (value) => (Number.isFinite(value) ? scaled(value, 1000, DECIMAL, " ") : "—");
 
-/** A count in full, its thousands apart. */
+/** Format a count in full, with separated thousands. */
 export const whole = (value) => (Number.isFinite(value) ? value.toLocaleString("en-US").replaceAll(",", "\u202f") : "—");
 
-/** A real number with a fixed number of decimals; what is not finite as the wire writes it. */
+/** Format a number with fixed decimals; nonfinite numbers as on the wire. */
 export function real(value, digits = 3) {
   if (typeof value === "string") return value;
   if (value === null || value === undefined) return "—";
   return value.toFixed(digits).replace("-", "−");
 }
 
-/** Milliseconds with three significant digits. */
+/** Format milliseconds with three significant digits. */
 export function milliseconds(value) {
   if (!Number.isFinite(value)) return "—";
   if (value === 0) return "0 ms";
@@ -39,10 +39,10 @@ export function milliseconds(value) {
   return `${value >= 100 ? value.toFixed(0) : value.toPrecision(3)} ms`;
 }
 
-/** The first characters of a version. */
+/** Return the first characters of a version. */
 export const short = (version) => (version ? version.slice(0, 10) : "—");
 
-/** A spec in a few words: what differs from its defaults, after the score. */
+/** Summarize a spec: its score, and its differences from the defaults. */
 export function describe(spec) {
   if (!spec) return "—";
   const mask = (m) => (m.name === "any" ? `(${m.of.map(mask).join(" or ")})` : m.name);

@@ -1,4 +1,4 @@
-// One figure for each head: a heat map, the readout under it, and the same numbers as a table.
+// One figure per head: a heat map, a readout below it, and a table of the same numbers.
 
 import { colour } from "./colour.js";
 import { dark, el, scroll, table } from "./dom.js";
@@ -10,7 +10,7 @@ dark.addEventListener("change", () => redraw());
 
 const RANGES = { shared: "the same for all heads", own: "each head its own", row: "each query its own", unit: "0 to 1" };
 
-/** Heat maps of weights `[head][query][key]`, with a choice of colour range. Labels are `{queries, keys}`. */
+/** Draw heat maps of weights `[head][query][key]`, with a choice of colour range. Labels are `{queries, keys}`. */
 export function headFigures(heads, labels) {
   const name = (list, i) => list[i] ?? String(i);
   const most = (numbers) => numbers.reduce((a, b) => Math.max(a, b), 0);

@@ -1,15 +1,15 @@
-// A heat map on a canvas: labelled where there is room, read by pointer or by arrow keys.
+// A heat map on a canvas, with labels if they fit, and a cursor for pointer and arrow keys.
 
 import { colour, onColour } from "./colour.js";
 import { theme } from "./dom.js";
 
-const LABEL = 12; // the least cell, in pixels, that has room for a label
-const NUMBER = 34; // and for its number
-const LONGEST = 12; // characters of a label
+const LABEL = 12; // the smallest cell with room for a label, in pixels
+const NUMBER = 34; // the smallest cell with room for a number, in pixels
+const LONGEST = 12; // the maximal length of a label, in characters
 
 const clip = (text) => (text.length > LONGEST ? `${text.slice(0, LONGEST - 1)}…` : text);
 
-/** A canvas for weights `[query][key]`, and `draw(tops)`: for each query, the weight at the end of the colour scale. */
+/** Make a canvas for weights `[query][key]`, and `draw(tops)`; `tops` are the weights at the end of each query's colour scale. */
 export function heatMap(rows, name, title, tell, silence) {
   const canvas = document.createElement("canvas");
   const base = document.createElement("canvas"); // the picture without the cursor

@@ -1,4 +1,4 @@
-// "Look": from the form to two requests, weights and forward, and back to pictures and tables.
+// The section "Look": sends two requests, weights and forward, and shows pictures and tables.
 
 import { Problem, call, commands, of, onSubmit } from "./api.js";
 import { announce, el } from "./dom.js";
@@ -13,7 +13,7 @@ const answer = document.getElementById("look-answer");
 const fields = form.elements;
 let drawn = "";
 
-/** Show what belongs to the chosen target: `data-only` names it. */
+/** Show the fields of the chosen target, which `data-only` names. */
 export function showOnly(form, target) {
   for (const part of form.querySelectorAll("[data-only]")) part.hidden = (part.dataset.only === "module") !== Boolean(target);
 }
@@ -37,7 +37,7 @@ function targetChanged() {
   showOnly(form, fields.target.value);
   answer.replaceChildren();
   if (!module) return;
-  document.getElementById("query-hint").textContent = `tokens × ${module.config.d_model}, as nested lists; it is key and value too`;
+  document.getElementById("query-hint").textContent = `tokens × ${module.config.d_model}, as nested lists; also used as key and value`;
   if (!fields.query.value.trim() || fields.query.value === drawn) randomize();
 }
 
@@ -66,7 +66,7 @@ function requestBody(target) {
   return { ...body, ...further };
 }
 
-/** Weights as `[sequence][head][query][key]`, whichever dimensions the request left out. */
+/** Return weights as `[sequence][head][query][key]`, for any dimensions of the request. */
 function sequences(weights) {
   let value = weights;
   for (let depth = rank(weights); depth < 4; depth += 1) value = [value];
@@ -118,7 +118,7 @@ async function offerVariants() {
   }
 }
 
-/** Wire the form. `afterwards` runs once a request has been answered. */
+/** Connect the form. `afterwards` runs after each answered request. */
 export function startLook(afterwards) {
   fields.score.replaceChildren(...["scaled_dot", "dot"].map((name) => el("option", { value: name }, name)));
   fields.normalizer.replaceChildren(el("option", { value: "softmax" }, "softmax"));

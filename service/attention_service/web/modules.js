@@ -1,4 +1,4 @@
-// Resident modules: the table, making one, removing one.
+// The section "Modules": a table of resident modules, with forms to create and to delete one.
 
 import { call, commands, onSubmit, showProblem } from "./api.js";
 import { announce, el, table } from "./dom.js";
@@ -9,10 +9,10 @@ const answer = document.getElementById("modules-answer");
 const form = document.getElementById("create");
 let modules = [];
 
-/** The module of this name, as it was last listed. */
+/** Return the module of this name from the latest list. */
 export const moduleNamed = (name) => modules.find((module) => module.name === name);
 
-/** List the modules again, and offer them wherever one is chosen. */
+/** List the modules again, and update every selection of modules. */
 export async function refreshModules() {
   modules = (await call("GET", "v1/modules")).modules;
   const listed = modules.length ? table("Resident modules", COLUMNS, modules) : EMPTY;
@@ -20,7 +20,7 @@ export async function refreshModules() {
   for (const select of document.querySelectorAll("select[name=target]")) offer(select);
 }
 
-const EMPTY = el("p", { class: "empty" }, "No module is resident. Make one below, or use raw attention further down.");
+const EMPTY = el("p", { class: "empty" }, "No module is resident. Create one below, or use raw attention.");
 
 function offer(select) {
   const before = select.value;
@@ -47,7 +47,7 @@ function goTo(section, name) {
 }
 
 const heads = ({ num_heads: all, num_kv_heads: kv }) => (kv && kv !== all ? `${all} / ${kv}` : String(all));
-const source = (from) => (from ? `${from.checkpoint}, layer ${from.layer}${from.part === "cross" ? ", cross" : ""}` : "made here");
+const source = (from) => (from ? `${from.checkpoint}, layer ${from.layer}${from.part === "cross" ? ", cross" : ""}` : "created here");
 
 const COLUMNS = [
   { head: "name", header: true, cell: (m) => m.name },
@@ -104,7 +104,7 @@ let changed = async () => {};
 
 const integer = (text) => (text.trim() === "" ? undefined : Number(text));
 
-/** Wire the form. `afterwards` runs once the modules have changed. */
+/** Connect the form. `afterwards` runs after a change of the modules. */
 export function startModules(afterwards) {
   changed = async () => {
     await refreshModules();
@@ -119,6 +119,6 @@ export function startModules(afterwards) {
     await changed();
     choose("look", made.name);
     choose("cost", made.name);
-    say(`Made ${made.name}: ${whole(made.parameter_count)} parameters, ${bytes(made.bytes)}. It is chosen below.`, ["POST", "v1/modules", body]);
+    say(`Created ${made.name}: ${whole(made.parameter_count)} parameters, ${bytes(made.bytes)}. It is selected below.`, ["POST", "v1/modules", body]);
   });
 }

@@ -1,4 +1,4 @@
-// Seeded standard normal numbers, so that a result can be asked for again.
+// Seeded standard normal numbers, so that results are repeatable.
 
 function uniform(seed) {
   let state = seed >>> 0;
@@ -10,7 +10,7 @@ function uniform(seed) {
   };
 }
 
-/** `rows` × `columns` normal numbers with three decimals (mulberry32, Box and Muller 1958). */
+/** Return `rows` × `columns` normal numbers with three decimals (mulberry32, Box and Muller 1958). */
 export function normal(rows, columns, seed) {
   const next = uniform(seed);
   const draw = () => Math.sqrt(-2 * Math.log(1 - next())) * Math.cos(2 * Math.PI * next());

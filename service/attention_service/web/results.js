@@ -1,17 +1,17 @@
-// The tables under the heat maps: statistics, output, and what ran.
+// The tables below the heat maps: statistics, output, and execution.
 
 import { el, scroll, table } from "./dom.js";
 import { bytes, count, milliseconds, real, short, whole } from "./format.js";
 
 const STATISTICS = [
-  ["entropy", "entropy, nats", "−Σ p ln p of the shares: 0 looks at one key, ln(keys) at all alike"],
+  ["entropy", "entropy, nats", "−Σ p ln p of the shares: 0 for one key, ln(keys) for equal weights"],
   ["max_weight", "largest weight", "the largest weight of a query"],
-  ["mean_distance", "mean distance, tokens", "Σ p · |i − j|: how far away a head looks"],
+  ["mean_distance", "mean distance, tokens", "Σ p · |i − j|: the mean distance of the keys"],
   ["first_key", "first key", "the share of the first key"],
   ["own_position", "own position", "the share of the key at the query's own position"],
 ];
 
-/** One row for each head: means over the queries. */
+/** Show one row per head: means over the queries. */
 export function statisticsTable(statistics, queries, sequence) {
   const columns = [
     { head: "head", header: true, number: true, cell: (head) => String(head) },
@@ -24,7 +24,7 @@ export function statisticsTable(statistics, queries, sequence) {
 
 const MOST = { rows: 64, columns: 16 };
 
-/** The output: one row for each token, the first of its numbers. */
+/** Show the output: one row per token, with its first numbers. */
 export function outputTable(output, labels) {
   const heads = Array.isArray(output[0]?.[0]) ? output : [output];
   const width = heads[0][0]?.length ?? 0;
@@ -45,7 +45,7 @@ const RAN = [
   ["computed in", (ran) => `${ran.dtype} on ${ran.device}`],
   ["version", (ran) => short(ran.version)],
   ["predicted", (ran) => milliseconds(ran.predicted_ms)],
-  ["nine of ten take", (ran) => `${milliseconds(ran.predicted_low_ms)} to ${milliseconds(ran.predicted_high_ms)}`],
+  ["90 % interval", (ran) => `${milliseconds(ran.predicted_low_ms)} to ${milliseconds(ran.predicted_high_ms)}`],
   ["took", (ran) => milliseconds(ran.compute_ms)],
   ["waited", (ran) => milliseconds(ran.queue_ms)],
   ["batched with", (ran) => (ran.batch > 1 ? `${ran.batch - 1} more` : "none")],
@@ -53,12 +53,12 @@ const RAN = [
   ["peak memory", (ran) => bytes(ran.peak_bytes)],
 ];
 
-/** What ran, a column for each request: `{name: ran}`. */
+/** Show the execution, one column per request: `{name: ran}`. */
 export function ranTable(rans) {
   const columns = [
     { head: "", header: true, cell: ([label]) => label },
     ...Object.entries(rans).map(([name, ran]) => ({ head: name, number: true, cell: ([, read]) => read(ran) })),
   ];
-  const caption = "What ran, and how the prediction compared";
-  return el("div", {}, el("h3", {}, "What ran"), scroll(caption, table(caption, columns, RAN)));
+  const caption = "Execution, predicted and measured";
+  return el("div", {}, el("h3", {}, "Execution"), scroll(caption, table(caption, columns, RAN)));
 }

@@ -1,4 +1,4 @@
-// What answers: version, device, health and the memory budget.
+// The section "Server": version, device, health and memory budget.
 
 import { call } from "./api.js";
 import { el, facts } from "./dom.js";
@@ -6,7 +6,7 @@ import { bytes } from "./format.js";
 
 const health = document.getElementById("health");
 
-/** The server's own description, or null while it does not answer. */
+/** Return the server's description, or null while it does not answer. */
 export async function refreshServer() {
   const [state, info] = await Promise.all([readiness(), call("GET", "v1").catch(() => null)]);
   if (health.dataset.state !== state) {

@@ -1,4 +1,4 @@
-"""Position encodings: what tells queries and keys apart by where they stand."""
+"""Position encodings of queries and keys."""
 
 from attention_service.core.positions import embeddings, rotary, score_biases  # noqa: F401  # they register themselves
 from attention_service.core.positions.base import POSITIONS, Heads, Inert, Position, PositionCost

@@ -1,4 +1,4 @@
-"""Position encodings that cannot be at the widths of a module or a request."""
+"""Checks of a position encoding against the widths of a module or a request."""
 
 from collections.abc import Sequence
 
@@ -9,7 +9,7 @@ from attention_service.core.types import Widths
 
 
 def check_position(spec: AttentionSpec, widths: Widths, inputs: Sequence[int] = (), at: str = "spec") -> None:
-    """Raise InvalidRequest, which names the option under ``at``, for an encoding that these widths have no room for.
+    """Raise InvalidRequest if an encoding does not fit these widths; the error names the option under ``at``.
 
     inputs: how wide query, key and value of a module come; none for raw attention.
     """

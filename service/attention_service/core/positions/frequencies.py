@@ -1,6 +1,6 @@
-"""How fast each pair of a head's dimensions turns, scaled for sequences longer than those of the training.
+"""Rotation frequencies of the pairs of a head's dimensions, scaled for sequences longer than those of the training.
 
-All in float64: a place times a frequency must still be an angle where places are large.
+All numbers are float64, so that place times frequency stays an exact angle for large places.
 """
 
 from math import ceil, floor, log, pi, sqrt
@@ -14,9 +14,9 @@ from attention_service.core.tape import BOOL, Number, Sketch, Tape
 
 
 def frequencies(rope: options.Rope, dim: int, reach: Tensor) -> tuple[Tensor, float]:
-    """Angle per place of each pair, ``[dim/2]`` or ``[1 or B, 1, dim/2]``, and a factor on what is turned.
+    """Return the angle per place of each pair, ``[dim/2]`` or ``[1 or B, 1, dim/2]``, and a factor for rotated vectors.
 
-    reach ``[1 or B, 1]`` is how many places each sequence takes up, on which only a dynamic scaling depends.
+    reach ``[1 or B, 1]`` is the number of places of each sequence. Only a dynamic scaling depends on it.
     """
     plain = rope.theta ** -exponents(dim, reach.device)
     match rope.scaling:
@@ -35,12 +35,12 @@ def frequencies(rope: options.Rope, dim: int, reach: Tensor) -> tuple[Tensor, fl
 
 
 def exponents(dim: int, device: torch.device) -> Tensor:
-    """2c/dim for each pair c. Source: Su et al. 2021, eq. 15."""
+    """Return 2c/dim for each pair c. Source: Su et al. 2021, eq. 15."""
     return torch.arange(0, dim, 2, dtype=torch.float64, device=device) / dim
 
 
 def _ntk(scaling: options.NtkScaling, theta: float, dim: int, reach: Tensor) -> Tensor:
-    """Source: Peng et al. 2023, definition 1; dynamic: their section 3.3."""
+    """Scale theta. Source: Peng et al. 2023, definition 1; dynamic: section 3.3."""
     stretch, length = torch.full_like(reach, 1, dtype=torch.float64), scaling.original_max_position_embeddings
     if length is None:
         stretch = stretch * scaling.factor
@@ -51,7 +51,7 @@ def _ntk(scaling: options.NtkScaling, theta: float, dim: int, reach: Tensor) -> 
 
 
 def _llama3(scaling: options.Llama3Scaling, plain: Tensor) -> Tensor:
-    """By how often a pair turns in the original length: the formula of Llama 3.1, in frequencies."""
+    """Scale by the rotations of a pair within the original length, as Llama 3.1."""
     turns = plain * (scaling.original_max_position_embeddings / (2 * pi))
     low, high = scaling.low_freq_factor, scaling.high_freq_factor
     stays = ((turns - low) / (high - low)).clamp(0, 1)
@@ -59,7 +59,7 @@ def _llama3(scaling: options.Llama3Scaling, plain: Tensor) -> Tensor:
 
 
 def _yarn(scaling: options.YarnScaling, theta: float, plain: Tensor) -> Tensor:
-    """Source: Peng et al. 2023, section 3.2; the bounds as dimensions, as in the authors' code."""
+    """Interpolate by wavelength. Source: Peng et al. 2023, section 3.2; bounds as in the authors' code."""
     pairs = len(plain)
 
     def pair_that_turns(times: float) -> float:
@@ -76,7 +76,7 @@ def _yarn(scaling: options.YarnScaling, theta: float, plain: Tensor) -> Tensor:
 
 
 def _long(scaling: options.LongRopeScaling, plain: Tensor, reach: Tensor) -> Tensor:
-    """Source: Ding et al. 2024, section 3."""
+    """Choose the long factors beyond the original length. Source: Ding et al. 2024, section 3."""
     short, long = (
         plain / torch.tensor(each, dtype=plain.dtype, device=plain.device)
         for each in (scaling.short_factor, scaling.long_factor)

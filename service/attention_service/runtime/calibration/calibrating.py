@@ -5,6 +5,7 @@ import time
 from attention_service.cost import Calibrated, Rates
 from attention_service.runtime.calibration.fitting import Point, fit
 from attention_service.runtime.calibration.measuring import Bench
+from attention_service.runtime.calibration.plausibility import implausible_growth
 from attention_service.runtime.calibration.typical import typical
 from attention_service.runtime.device import Device, measure_rates
 
@@ -19,7 +20,7 @@ FEWEST_POINTS = 200
 
 
 class TooBusyError(Exception):
-    """Too few requests could be measured undisturbed."""
+    """Too few requests could be measured undisturbed, or what was measured cannot be."""
 
 
 class Calibration:
@@ -54,4 +55,9 @@ class Calibration:
                 f"only {self.points} requests could be measured undisturbed, where {FEWEST_POINTS} are needed; "
                 "calibrate while the machine has nothing else to do"
             )
-        return fit(self._points, self._rates, typical(self._kind))
+        clock = fit(self._points, self._rates, typical(self._kind))
+        if (fault := implausible_growth(clock)) is not None:
+            raise TooBusyError(
+                f"the measurements are thrown away, since {fault}; calibrate while the machine has nothing else to do"
+            )
+        return clock

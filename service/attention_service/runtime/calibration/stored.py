@@ -22,6 +22,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from attention_service.cost import Calibrated, Curves, Rates, Spread
 from attention_service.modules.store import sync
+from attention_service.runtime.calibration.plausibility import implausible_growth
 from attention_service.runtime.device import Device
 
 FORMAT: Final = 4
@@ -70,7 +71,7 @@ class _File(BaseModel):
 
 
 def load(root: Path, device: Device) -> Stored | None:
-    """What was saved for this device; None where nothing was, or what is there can't be read."""
+    """The calibration that was saved for this device; None for none, or for one that is damaged or implausible."""
     try:
         told = _File.model_validate_json(_path(root, device).read_bytes())
     except (OSError, ValidationError):
@@ -79,7 +80,8 @@ def load(root: Path, device: Device) -> Stored | None:
         return None
     curves = Curves(Rates(**told.rates.model_dump()), told.logs)
     spreads = {kind: Spread(**spread.model_dump()) for kind, spread in told.spreads.items()}
-    return Stored(Calibrated(curves, spreads), told.at, told.points)
+    clock = Calibrated(curves, spreads)
+    return None if implausible_growth(clock) else Stored(clock, told.at, told.points)
 
 
 def save(root: Path, device: Device, found: Stored) -> None:

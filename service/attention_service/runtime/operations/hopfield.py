@@ -1,6 +1,6 @@
 """Hopfield retrieval: one request planned with every step that it may take, and run."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, fields, replace
 
 import torch
 from torch import Tensor
@@ -14,24 +14,60 @@ from attention_service.core import hopfield, multihead
 from attention_service.core.arrays import TORCH_DTYPES, to_torch
 from attention_service.core.hopfield import Memory, Retrieved
 from attention_service.core.kernels import MATERIALIZED
+from attention_service.cost import Estimate
 from attention_service.runtime.binding.bound import Layout, strip
 from attention_service.runtime.binding.hopfield_binding import Bound, bind
 from attention_service.runtime.device import Device
 from attention_service.runtime.operations.compute import converted
 from attention_service.runtime.operations.operation import Fields, Results, Uploaded, on_host
-from attention_service.runtime.planning.planner import Plan
+from attention_service.runtime.planning.buckets import ANY_ROOM, plan_by_bucket
+from attention_service.runtime.planning.request_sizes import RetrievalSizes
 from attention_service.runtime.scheduling.jobs import Job
 
+_ROUNDED = RetrievalSizes._fields
+_FAMILY = [each.name for each in fields(cost.Retrieval) if each.name not in {*_ROUNDED, "spec"}]
+"""The fields in which retrievals of one family agree; their spec is always the same."""
 
-def prepare(request: HopfieldRequest, device: Device) -> Job:
-    """Bind and plan one retrieval. Raises an InvalidRequest that names the field at fault."""
+
+@dataclass(frozen=True)
+class RetrievalCosts:
+    """The costs of retrievals that differ in their sizes alone."""
+
+    retrieval: cost.Retrieval
+    """One of them."""
+    device: Device
+    laborious: bool = False
+
+    def kernel(self, sizes: RetrievalSizes, room: int) -> str:
+        """The only kernel that there is."""
+        return MATERIALIZED
+
+    def peak_bytes(self, sizes: RetrievalSizes, kernel: str, room: int) -> int:
+        """Peak memory."""
+        return cost.retrieval_peak_bytes(self._of(sizes))
+
+    def flops(self, sizes: RetrievalSizes, kernel: str) -> int:
+        """FLOPs of every step."""
+        return cost.retrieval_flops(self._of(sizes))
+
+    def predicted(self, sizes: RetrievalSizes, kernel: str) -> Estimate:
+        """The time of every step."""
+        return self.device.clock.retrieval(self._of(sizes))
+
+    def _of(self, sizes: RetrievalSizes) -> cost.Retrieval:
+        return replace(self.retrieval, **sizes._asdict())
+
+
+def prepare(request: HopfieldRequest, device: Device, room: int = ANY_ROOM) -> Job:
+    """Bind and plan one retrieval. Raises an InvalidRequest that names the field at fault.
+
+    ``room``: the bytes that it may need at most.
+    """
     bound = bind(request, device)
-    plan = Plan(
-        kernel=MATERIALIZED,
-        flops=cost.retrieval_flops(bound.size),
-        peak_bytes=cost.retrieval_peak_bytes(bound.size),
-        predicted=device.clock.retrieval(bound.size),
-    )
+    size = bound.size
+    sizes = RetrievalSizes(size.batch, size.states, size.patterns)
+    family = "hopfield", *(getattr(size, name) for name in _FAMILY)
+    plan = plan_by_bucket(device.plans, device.clock, family, sizes, room, lambda: RetrievalCosts(size, device))
     watched = request.eps is None  # otherwise it may end after any step
     return Job("hopfield", plan, bound.dtype, None, Retrieval(bound), device.torch, watched)
 

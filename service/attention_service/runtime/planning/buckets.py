@@ -11,6 +11,8 @@ from attention_service.runtime.planning.request_sizes import COARSE, FINE
 
 SMALL: Final = 2**25
 """Bytes. A coarse bucket may be admitted for twice what a request needs, which is little up to here."""
+ANY_ROOM: Final = 2**62
+"""Bytes, for plans on which no memory bears."""
 _MOST = 64
 """Exact sizes that one bucket remembers."""
 
@@ -23,6 +25,9 @@ class Rounded(Protocol, Hashable):
 
     def lower(self, steps: int) -> Self:
         """The lower end of the bucket."""
+
+    def growth(self, low: Self) -> float:
+        """How many times the tiles of a kernel may grow from these smaller sizes on."""
 
 
 SizesT = TypeVar("SizesT", bound=Rounded)
@@ -52,7 +57,7 @@ class Costs(Protocol[SizesT_contra]):
 class Bucket(Generic[SizesT]):
     """The plans of all sizes between a lower and an upper end.
 
-    The kernel and the peak are those of the upper end. FLOPs are exact, and the time is interpolated by them.
+    The kernel is that of the upper end. FLOPs are exact, and the time is interpolated by them.
     """
 
     def __init__(self, costs: Costs[SizesT], low: SizesT, high: SizesT, room: int) -> None:
@@ -62,8 +67,13 @@ class Bucket(Generic[SizesT]):
 
     @cached_property
     def peak_bytes(self) -> int:
-        """The bound on the memory of every request in the bucket."""
-        return self._costs.peak_bytes(self._high, self.kernel, self._room)
+        """The bound on the memory of every request in the bucket.
+
+        A kernel that takes fewer sequences or queries at a time as they get longer may need less at the upper end than
+        before; until then its memory grows no faster than the sizes.
+        """
+        low, high = (self._costs.peak_bytes(end, self.kernel, self._room) for end in (self._low, self._high))
+        return max(high, round(low * self._high.growth(self._low)))
 
     def plan(self, sizes: SizesT) -> Plan:
         """The plan of exact sizes within the bucket."""

@@ -21,7 +21,7 @@ from attention_service.cost import Clock, Estimate, Workload
 from attention_service.runtime.binding.bound import Bound
 from attention_service.runtime.device import Device
 from attention_service.runtime.operations.recurrent import NAMES
-from attention_service.runtime.planning.buckets import plan_by_bucket, time_by_bucket
+from attention_service.runtime.planning.buckets import ANY_ROOM, plan_by_bucket, time_by_bucket
 from attention_service.runtime.planning.plan import Plan
 from attention_service.runtime.planning.request_sizes import RequestSizes
 
@@ -39,8 +39,6 @@ __all__ = [
 
 _EVERYTHING = Selection()
 _CARRIED = frozenset(NAMES)
-_ANY_ROOM = 2**62
-"""Bytes, for plans that no room bears on."""
 
 
 @dataclass(frozen=True)
@@ -152,14 +150,14 @@ class BatchPlans:
         """The plan of a pass with the sizes of a workload."""
         device, costs = self.costs.device, replace(self.costs, work=work)
         return plan_by_bucket(
-            device.plans, device.clock, (self.family, work.padded), RequestSizes.within(work), _ANY_ROOM, lambda: costs
+            device.plans, device.clock, (self.family, work.padded), RequestSizes.within(work), ANY_ROOM, lambda: costs
         )
 
     def predict(self, work: Workload) -> Estimate:
         """The time of a pass with the sizes of a workload."""
         device, costs = self.costs.device, replace(self.costs, work=work)
         return time_by_bucket(
-            device.plans, device.clock, (self.family, work.padded), RequestSizes.within(work), _ANY_ROOM, lambda: costs
+            device.plans, device.clock, (self.family, work.padded), RequestSizes.within(work), ANY_ROOM, lambda: costs
         )
 
 

@@ -44,6 +44,11 @@ class RequestSizes(NamedTuple):
         """The lower end of the bucket."""
         return self._end(lambda size: bucket_lower(size, steps), steps)
 
+    def growth(self, low: "RequestSizes") -> float:
+        """How many times the tiles of a kernel may grow from these smaller sizes on: with the batch and the keys."""
+        keys, fewer = self.past + self.new_keys, low.past + low.new_keys
+        return self.batch / max(low.batch, 1) * keys / max(fewer, 1)
+
     def _end(self, end: Callable[[int], int], steps: int) -> "RequestSizes":
         batch, queries, new_keys, past = end(self.batch), end(self.queries), end(self.new_keys), end(self.past)
         if queries == new_keys and self.queries != self.new_keys:  # masks and positions tell the two cases apart
@@ -136,3 +141,23 @@ def _rounded(number: int, steps: int) -> int:
         return bucket_upper(number, steps)
     end = bucket_upper(-number, steps)
     return -end if end == -number else 1 - bucket_lower(-number, steps)
+
+
+class RetrievalSizes(NamedTuple):
+    """The sizes of a Hopfield retrieval that a bucket rounds. Notation as in ``cost.Retrieval``."""
+
+    batch: int
+    states: int
+    patterns: int
+
+    def upper(self, steps: int) -> "RetrievalSizes":
+        """The upper end of the bucket, of which there are ``2**steps`` an octave."""
+        return RetrievalSizes(*(bucket_upper(size, steps) for size in self))
+
+    def lower(self, steps: int) -> "RetrievalSizes":
+        """The lower end of the bucket."""
+        return RetrievalSizes(*(bucket_lower(size, steps) for size in self))
+
+    def growth(self, low: "RetrievalSizes") -> float:
+        """How many times a block of states may grow from these smaller sizes on."""
+        return self.batch / max(low.batch, 1) * self.patterns / max(low.patterns, 1)

@@ -6,11 +6,13 @@ Used from the event loop only, so its counts need no lock.
 import asyncio
 from collections import Counter, deque
 from collections.abc import Callable
-from typing import Self, TypeVar
+from typing import Final, Self, TypeVar
 
 from attention_contract.errors import AttentionError, NeverFits, OverBudget, Overloaded
 
 RefusalT = TypeVar("RefusalT", bound=AttentionError)
+REQUEST: Final = "the request needs an estimated {need} bytes at its peak"
+FEWER: Final = "Ask for fewer queries, heads or taps at a time"
 
 
 class Budget:
@@ -49,13 +51,12 @@ class Budget:
         """Bytes that could be admitted now, and for which nobody waits."""
         return 0 if self._waiting else self.free
 
-    def check(self, need: int, what: str = "the request needs an estimated {need} bytes at its peak") -> None:
+    def check(self, need: int, what: str = REQUEST, advice: str = FEWER) -> None:
         """Raise NeverFits or OverBudget where this many bytes can't be had even with nothing else in flight."""
         if need > self.device_bytes:
             raise self._refusal(
                 NeverFits(
-                    f"{what.format(need=need)}; the device has {self.device_bytes} in all. "
-                    "Ask for fewer queries, heads or taps at a time",
+                    f"{what.format(need=need)}; the device has {self.device_bytes} in all. {advice}",
                     needed_bytes=need,
                     limit_bytes=self.device_bytes,
                 )
@@ -132,7 +133,7 @@ class Budget:
 
         NeverFits or OverBudget where it alone is more than there is, and Overloaded where it is with the others.
         """
-        self.check(held + more, "the body has at least {need} bytes")
+        self.check(held + more, "the body needs at least {need} bytes", "Send less at a time")
         if self.bodies + more > self.room:
             raise self._refusal(
                 Overloaded(

@@ -148,5 +148,5 @@ class _Trial:
         for subject in (self.one, self.other):
             work = subject.at(self.dimension, size)
             module, request = plainest(subject.kernel_of(work), work, subject.dtype)
-            jobs.append(forward.prepare(module, request, subject.place.device, subject.place.room))
+            jobs.append(forward.prepare(module, request, subject.place.device.exact(), subject.place.room))
         return jobs

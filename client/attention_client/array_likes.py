@@ -1,0 +1,73 @@
+"""Tensors of any library as numpy arrays, which the contract's models take."""
+
+import sys
+from collections.abc import Mapping, Sequence
+from types import NoneType
+from typing import Any
+
+import ml_dtypes
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+from attention_contract.errors import InvalidTensor
+
+TensorLike = ArrayLike
+"""A numpy array, a torch tensor on any device, anything with ``__array__``, or a nested list of numbers.
+
+Arrays keep their dtype. A nested list takes the dtype of the module or of the request's other tensors.
+"""
+
+
+_SCALARS = frozenset({bool, int, float, str, NoneType})
+
+
+def plain(value: Any) -> Any:
+    """Convert everything array-like in a value to numpy arrays. Models and nested lists of numbers stay as they are.
+
+    Raises InvalidTensor for a tensor that numpy cannot hold.
+    """
+    if type(value) in _SCALARS:
+        return value
+    if isinstance(value, np.generic):
+        return value.item()
+    if _is_array(value):
+        return as_array(value)
+    if isinstance(value, Mapping):
+        return {name: plain(item) for name, item in value.items()}
+    return _plain_list(value) if isinstance(value, list | tuple) else value
+
+
+def _plain_list(value: Sequence[Any]) -> Any:
+    leaf = _first_leaf(value)
+    if _is_array(leaf):
+        return np.stack([np.asarray(plain(item)) for item in value])
+    return value if isinstance(leaf, bool | int | float | str) else [plain(item) for item in value]
+
+
+def as_array(value: Any) -> NDArray[Any]:
+    """Return one array. A torch tensor is detached and moved to the host; its memory is shared if possible."""
+    torch = sys.modules.get("torch")
+    if torch is not None and isinstance(value, torch.Tensor):
+        value = value.detach().cpu().resolve_neg()
+        if value.dtype == torch.bfloat16:
+            return _numpy(value.view(torch.int16)).view(ml_dtypes.bfloat16)
+        return _numpy(value)
+    return np.asarray(value)
+
+
+def _numpy(tensor: Any) -> NDArray[Any]:
+    try:
+        array: NDArray[Any] = tensor.numpy()
+    except (TypeError, RuntimeError) as fault:
+        raise InvalidTensor(f"a torch tensor of {tensor.dtype} and layout {tensor.layout}: {fault}") from None
+    return array
+
+
+def _is_array(value: Any) -> bool:
+    return hasattr(value, "__array__") and not isinstance(value, np.generic)
+
+
+def _first_leaf(value: Any) -> Any:
+    while isinstance(value, list | tuple) and value:
+        value = value[0]
+    return value

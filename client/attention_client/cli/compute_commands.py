@@ -1,0 +1,141 @@
+"""``attention forward``, ``weights`` and ``gradients``."""
+
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from attention_client.cli import display, result_tables, tensor_files
+from attention_client.cli.inputs import Fields, Name, Returned, for_target, takes_inputs
+from attention_client.cli.session import AsJson, client_of, present, print_json
+
+Output = Annotated[
+    Path | None,
+    typer.Option(
+        "--output", "-o", callback=tensor_files.writable, help="Write the reply: .npy, .npz, .safetensors or .json."
+    ),
+]
+Heads = Annotated[list[int] | None, typer.Option("--head", min=0, help="Only this head; may be repeated.")]
+Rows = Annotated[list[int] | None, typer.Option("--row", min=0, help="Only this query; may be repeated.")]
+Edits = Annotated[str | None, typer.Option(metavar="JSON|FILE", help="Interventions, a list of objects.")]
+Dropout = Annotated[
+    str | None,
+    typer.Option(metavar="P|JSON", help='Drop weights: a share, or {"p": 0.1, "seed": 0, "return_mask": true}.'),
+]
+Average = Annotated[bool, typer.Option("--average-heads", help="Average the weights over the heads.")]
+
+
+def _select(heads: list[int] | None, rows: list[int] | None) -> Fields:
+    """Return the request field ``select``, if there is anything to select."""
+    select = {name: values for name, values in (("heads", heads), ("queries", rows)) if values}
+    return {"select": select} if select else {}
+
+
+def _forward_fields(returned: list[str] | None, edits: str | None, dropout: str | None) -> Fields:
+    fields: Fields = {}
+    if returned:
+        fields["return_"] = returned
+    if edits is not None:
+        fields["edits"] = tensor_files.read_json(edits, "edits")
+    if dropout is not None:
+        try:
+            fields["dropout"] = {"p": float(dropout)}
+        except ValueError:
+            fields["dropout"] = tensor_files.read_object(dropout, "dropout")
+    return fields
+
+
+@takes_inputs
+def forward(
+    inputs: Fields,
+    ctx: typer.Context,
+    name: Name = None,
+    returned: Returned = None,
+    heads: Heads = None,
+    rows: Rows = None,
+    average: Average = False,
+    edits: Edits = None,
+    dropout: Dropout = None,
+    return_state: Annotated[bool, typer.Option("--return-state", help="Method linear: the state at the end.")] = False,
+    report_error: Annotated[
+        bool, typer.Option("--report-error", help="Compare a method with exact attention.")
+    ] = False,
+    output: Output = None,
+    as_json: AsJson = False,
+) -> None:
+    """Compute the output of a module or of raw attention, and any taps."""
+    fields: dict[str, Any] = for_target(name, inputs) | _forward_fields(returned, edits, dropout) | _select(heads, rows)
+    fields |= {"average_heads": average, "return_state": return_state, "report_error": report_error}
+    with client_of(ctx) as client:
+        reply = client.raw_forward(**fields) if name is None else client.forward(name, **fields)
+    if output is not None:
+        tensor_files.write(output, reply, "output")
+    if as_json:
+        print_json(reply)
+    else:
+        display.tensors(tensor_files.tensors(reply))
+        if reply.error is not None:
+            result_tables.error(reply.error)
+        result_tables.ran(reply.ran)
+
+
+@takes_inputs
+def weights(
+    inputs: Fields,
+    ctx: typer.Context,
+    name: Name = None,
+    top_k: Annotated[int, typer.Option(help="How many of the most attended keys to name for each query.")] = 0,
+    heads: Heads = None,
+    rows: Rows = None,
+    average: Average = False,
+    query_mask: Annotated[str | None, typer.Option(metavar="FILE", help="batch × queries, true where real.")] = None,
+    output: Output = None,
+    as_json: AsJson = False,
+) -> None:
+    """Show each head's weights: statistics, the most attended keys, and with -o or --json the weights themselves."""
+    fields: dict[str, Any] = for_target(name, inputs) | _select(heads, rows)
+    fields |= {"top_k": top_k, "average_heads": average, "return_weights": as_json or output is not None}
+    if query_mask is not None:
+        fields["query_mask"] = tensor_files.read(query_mask, "query_mask")
+    with client_of(ctx) as client:
+        reply = client.raw_weights(**fields) if name is None else client.weights(name, **fields)
+    if output is not None:
+        tensor_files.write(output, reply, "weights")
+    if as_json:
+        print_json(reply)
+    else:
+        result_tables.heads(reply, heads)
+        if reply.top is not None:
+            result_tables.top_keys(reply.top, heads, rows)
+        result_tables.ran(reply.ran)
+
+
+@takes_inputs
+def gradients(
+    inputs: Fields,
+    ctx: typer.Context,
+    name: Name = None,
+    wrt: Annotated[list[str] | None, typer.Option(help="An input, a tap, a parameter, or parameters.")] = None,
+    upstream: Annotated[str | None, typer.Option(metavar="FILE", help="∂L/∂output; default: ones.")] = None,
+    check: Annotated[bool, typer.Option("--check", help="Compare with central differences in float64.")] = False,
+    directions: Annotated[
+        str | None, typer.Option(metavar="FILE", help="Hessian-vector products along these, named as --wrt.")
+    ] = None,
+    returned: Returned = None,
+    edits: Edits = None,
+    dropout: Dropout = None,
+    output: Output = None,
+    as_json: AsJson = False,
+) -> None:
+    """Compute exact gradients with respect to inputs, taps and parameters."""
+    fields: dict[str, Any] = for_target(name, inputs) | _forward_fields(returned, edits, dropout)
+    fields |= {"wrt": wrt or ["query"], "check": check}
+    if directions is not None:
+        fields["directions"] = tensor_files.read_all(directions, "directions")
+    if upstream is not None:
+        fields["upstream"] = tensor_files.read(upstream, "upstream")
+    with client_of(ctx) as client:
+        reply = client.raw_gradients(**fields) if name is None else client.gradients(name, **fields)
+    if output is not None:
+        tensor_files.write(output, reply)
+    present(reply, as_json, result_tables.gradients)

@@ -1,0 +1,127 @@
+"""``attention complexity``, ``attention hardware`` and ``attention accuracy``."""
+
+from pathlib import Path
+from typing import Annotated, Any, get_args
+
+import typer
+
+from attention_client.cli import cost_tables, result_tables, tensor_files
+from attention_client.cli.inputs import Name, Returned, Spec
+from attention_client.cli.session import AsJson, client_of, present, print_json
+from attention_contract.schemas.complexity import Dimension, Sweep
+from attention_contract.wire import PICTURES
+
+
+def _sweep(text: str) -> dict[str, Any]:
+    dimension, equals, values = text.rpartition("=")
+    try:
+        numbers = [int(value) for value in values.split(",")]
+    except ValueError:
+        raise typer.BadParameter(
+            f"expected dimension=number,number,… as in length=512,1024,2048; got {text!r}", param_hint="--sweep"
+        ) from None
+    if equals and dimension not in get_args(Dimension):
+        raise typer.BadParameter(f"{dimension!r} is none of {', '.join(get_args(Dimension))}", param_hint="--sweep")
+    return {"dimension": dimension if equals else "length", "values": numbers}
+
+
+def complexity(
+    ctx: typer.Context,
+    name: Name = None,
+    queries: Annotated[int | None, typer.Option(help="Queries of one sequence.")] = None,
+    keys: Annotated[int | None, typer.Option(help="New keys; default: as many as queries.")] = None,
+    batch: Annotated[int, typer.Option(help="Sequences.")] = 1,
+    past: Annotated[int, typer.Option(help="Keys of earlier tokens.")] = 0,
+    sweep: Annotated[
+        str | None,
+        typer.Option(metavar="DIMENSION=N,N,…", help="Vary length, batch, past, num_heads, …"),
+    ] = None,
+    returned: Returned = None,
+    kernel: Annotated[str | None, typer.Option(help="fused, blocked, …; default: the planner's choice.")] = None,
+    compare: Annotated[
+        list[str] | None,
+        typer.Option(metavar="JSON|FILE", help="What else to cost, as in '{\"num_kv_heads\": 2}'; may be repeated."),
+    ] = None,
+    measure: Annotated[bool, typer.Option("--measure", help="Also run both near where one becomes faster.")] = False,
+    hardware: Annotated[str | None, typer.Option(help="A device that is not here.")] = None,
+    memory_bytes: Annotated[int | None, typer.Option(help="Suppose this much memory is free.")] = None,
+    picture: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="Draw time and memory into a .svg or .png instead.")
+    ] = None,
+    version: Annotated[str | None, typer.Option(help="Answer only if the module is at this version.")] = None,
+    num_heads: Annotated[int | None, typer.Option(help="Raw attention: query heads.")] = None,
+    head_dim: Annotated[int | None, typer.Option(help="Raw attention: width of a head.")] = None,
+    num_kv_heads: Annotated[int | None, typer.Option(help="Raw attention: key/value heads.")] = None,
+    value_dim: Annotated[int | None, typer.Option(help="Raw attention: width of a head's values.")] = None,
+    dtype: Annotated[str | None, typer.Option(help="Raw attention: float32, bfloat16, …")] = None,
+    spec: Spec = None,
+    as_json: AsJson = False,
+) -> None:
+    """Predict the cost of an attention at a shape or over a sweep of shapes."""
+    varied = _sweep(sweep) if sweep is not None else None
+    if queries is None:
+        if varied is None or varied["dimension"] not in {"length", "queries"}:
+            raise typer.BadParameter("expected a number, or a --sweep of length or queries", param_hint="--queries")
+        queries = varied["values"][0]
+    shape = {"batch": batch, "queries": queries, "past": past} | ({} if keys is None else {"keys": keys})
+    options: dict[str, Any] = {"kernel": kernel, "version": version, "hardware": hardware, "measure": measure}
+    options |= {"return_": returned} if returned else {}
+    options |= {
+        "memory_bytes": memory_bytes,
+        "compare": [tensor_files.read_json(one, "compare") for one in compare or []],
+    }
+    raw: dict[str, Any] = {
+        "num_heads": num_heads,
+        "head_dim": head_dim,
+        "num_kv_heads": num_kv_heads,
+        "value_dim": value_dim,
+    }
+    raw |= {"dtype": dtype, "spec": None if spec is None else tensor_files.read_json(spec, "spec")}
+    wrong = [option for option, value in raw.items() if value is not None]
+    if name is not None and wrong:
+        option = wrong[0].replace("_", "-")
+        raise typer.BadParameter("it belongs to raw attention; leave it or NAME out", param_hint=f"--{option}")
+    if name is None and (num_heads is None or head_dim is None):
+        raise typer.BadParameter("expected a module's NAME, or --num-heads and --head-dim", param_hint="NAME")
+    if picture is not None:
+        _draw(ctx, picture, name, (shape, varied), options if name is not None else raw | options)
+        return
+    with client_of(ctx) as client:
+        if name is None:
+            reply = client.raw_complexity(shape, varied, **raw, **options)
+        else:
+            reply = client.complexity(name, shape, varied, **options)
+    if as_json:
+        print_json(reply)
+    else:
+        cost_tables.costs(reply, None if varied is None else Sweep.model_validate(varied))
+
+
+def _draw(ctx: typer.Context, file: Path, name: str | None, asked: tuple[Any, Any], options: dict[str, Any]) -> None:
+    """Write the picture of an answer into a file; the suffix states the format."""
+    media_type: Any = next((kind for kind, ending in PICTURES.items() if file.suffix.lower() == f".{ending}"), None)
+    if media_type is None:
+        raise typer.BadParameter(f"expected a file that ends in .svg or .png, got {file.name}", param_hint="--picture")
+    if not file.parent.is_dir():
+        raise typer.BadParameter(f"there is no folder {file.parent}", param_hint="--picture")
+    with client_of(ctx) as client:
+        if name is None:
+            drawn = client.raw_complexity_picture(*asked, media_type=media_type, **options)
+        else:
+            drawn = client.complexity_picture(name, *asked, media_type=media_type, **options)
+    file.write_bytes(drawn.data)
+    typer.echo(f"{file}: {len(drawn.data)} bytes")
+
+
+def hardware(ctx: typer.Context, as_json: AsJson = False) -> None:
+    """List the devices that --hardware may name, with the source of their figures."""
+    with client_of(ctx) as client:
+        reply = client.list_hardware()
+    present(reply, as_json, cost_tables.hardware)
+
+
+def accuracy(ctx: typer.Context, as_json: AsJson = False) -> None:
+    """Show how far the server's predictions of time were from what was measured."""
+    with client_of(ctx) as client:
+        reply = client.accuracy()
+    present(reply, as_json, result_tables.accuracy)

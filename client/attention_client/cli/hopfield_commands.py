@@ -1,0 +1,60 @@
+"""``attention hopfield``."""
+
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from attention_client.cli import result_tables, tensor_files
+from attention_client.cli.session import AsJson, client_of, present
+
+
+def _beta(text: str) -> Any:
+    """Parse one number, or several separated by commas."""
+    try:
+        numbers = [float(part) for part in text.split(",")]
+    except ValueError:
+        raise typer.BadParameter(
+            f"expected a number, or one for each head as in 0.5,2; got {text!r}", param_hint="--beta"
+        ) from None
+    return numbers if "," in text else numbers[0]
+
+
+def hopfield(
+    ctx: typer.Context,
+    stored: Annotated[str, typer.Option(metavar="FILE", help="batch × heads × patterns × width.")],
+    states: Annotated[str, typer.Option(metavar="FILE", help="batch × heads × states × width.")],
+    beta: Annotated[
+        str | None, typer.Option(metavar="NUMBER[,…]", help="Inverse temperature, or one a head; default: 1/√width.")
+    ] = None,
+    steps: Annotated[int | None, typer.Option(help="Exactly this many updates; default: 1, unless --eps.")] = None,
+    eps: Annotated[float | None, typer.Option(help="Update until the norm of an update is below this.")] = None,
+    max_steps: Annotated[int | None, typer.Option(help="With --eps: at most this many; default: 100.")] = None,
+    stored_mask: Annotated[
+        str | None, typer.Option(metavar="FILE", help="batch × patterns, true for a real one.")
+    ] = None,
+    projections: Annotated[
+        str | None, typer.Option(metavar="FILE", help="A Hopfield layer's matrices: state, stored, output.")
+    ] = None,
+    num_heads: Annotated[int | None, typer.Option(help="Tensors are batch × length × heads·width.")] = None,
+    output: Annotated[
+        Path | None,
+        typer.Option(
+            "--output", "-o", callback=tensor_files.writable, help="Write the reply, its association included."
+        ),
+    ] = None,
+    as_json: AsJson = False,
+) -> None:
+    """Let states fall to stored patterns: modern Hopfield retrieval."""
+    fields: dict[str, Any] = {"steps": steps, "eps": eps, "max_steps": max_steps, "num_heads": num_heads}
+    fields |= {"beta": None if beta is None else _beta(beta), "return_association": as_json or output is not None}
+    if stored_mask is not None:
+        fields["stored_mask"] = tensor_files.read(stored_mask, "stored_mask")
+    if projections is not None:
+        fields["projections"] = tensor_files.read_all(projections, "projections")
+    tensors = tensor_files.read(stored, "stored"), tensor_files.read(states, "states")
+    with client_of(ctx) as client:
+        reply = client.hopfield_retrieve(*tensors, **fields)
+    if output is not None:
+        tensor_files.write(output, reply, "states")
+    present(reply, as_json, result_tables.retrieved)

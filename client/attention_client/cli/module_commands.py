@@ -1,0 +1,144 @@
+"""``attention modules`` and ``attention import``."""
+
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+import typer
+
+from attention_client.cli import display, tensor_files
+from attention_client.cli.session import AsJson, client_of, present, print_json
+
+app = typer.Typer(help="List, make, describe, change and remove resident modules.", rich_markup_mode="rich")
+Name = Annotated[str, typer.Argument(help="A resident module.")]
+
+
+@app.callback(invoke_without_command=True)
+def modules(ctx: typer.Context, as_json: AsJson = False) -> None:
+    """List, make, describe, change and remove resident modules."""
+    if ctx.invoked_subcommand is None:
+        every(ctx, as_json)
+    elif as_json:
+        raise typer.BadParameter(
+            "it belongs behind the command, as in attention modules list --json", param_hint="--json"
+        )
+
+
+@app.command("list")
+def every(ctx: typer.Context, as_json: AsJson = False) -> None:
+    """List every resident module."""
+    with client_of(ctx) as client:
+        reply = client.list_modules()
+    present(reply, as_json, display.modules)
+
+
+@app.command("show")
+def one(ctx: typer.Context, name: Name, as_json: AsJson = False) -> None:
+    """Show config, version, device and bytes of one module."""
+    with client_of(ctx) as client:
+        reply = client.get_module(name)
+    present(reply, as_json, display.facts)
+
+
+@app.command()
+def create(
+    ctx: typer.Context,
+    name: Annotated[str, typer.Argument(help="Name of the module.")],
+    d_model: Annotated[int | None, typer.Option(help="Width of the query and of the output.")] = None,
+    num_heads: Annotated[int | None, typer.Option(help="Query heads.")] = None,
+    num_kv_heads: Annotated[int | None, typer.Option(help="Key/value heads; default: as many.")] = None,
+    head_dim: Annotated[int | None, typer.Option(help="Width of a head; default: d_model / heads.")] = None,
+    value_dim: Annotated[int | None, typer.Option(help="Width of a head's values.")] = None,
+    key_width: Annotated[int | None, typer.Option(help="Input width of the keys; default: d_model.")] = None,
+    value_width: Annotated[int | None, typer.Option(help="Input width of the values; default: d_model.")] = None,
+    bias: Annotated[bool | None, typer.Option(help="Biases on all projections, or on none.")] = None,
+    dtype: Annotated[str | None, typer.Option(help="float32, bfloat16, float16 or float64.")] = None,
+    spec: Annotated[str | None, typer.Option(metavar="JSON|FILE", help="The attention spec.")] = None,
+    config: Annotated[str | None, typer.Option(metavar="JSON|FILE", help="All of the above at once.")] = None,
+    seed: Annotated[int | None, typer.Option(help="Draw the parameters from this seed; default: 0.")] = None,
+    parameters: Annotated[str | None, typer.Option(metavar="FILE", help="Every parameter: .safetensors, .npz.")] = None,
+    as_json: AsJson = False,
+) -> None:
+    """Make a module from a seed or from its parameters."""
+    given: dict[str, Any] = {"d_model": d_model, "num_heads": num_heads, "num_kv_heads": num_kv_heads}
+    given |= {"head_dim": head_dim, "value_dim": value_dim, "key_width": key_width, "value_width": value_width}
+    given |= {"bias": bias, "dtype": dtype, "spec": None if spec is None else tensor_files.read_json(spec, "spec")}
+    whole: dict[str, Any] = {} if config is None else tensor_files.read_object(config, "config")
+    whole |= {option: value for option, value in given.items() if value is not None}
+    tensors = None if parameters is None else tensor_files.read_all(parameters, "parameters")
+    with client_of(ctx) as client:
+        reply = client.create_module(name, whole, seed=seed, parameters=tensors)
+    present(reply, as_json, display.facts)
+
+
+@app.command()
+def replace(
+    ctx: typer.Context,
+    name: Name,
+    parameters: Annotated[str, typer.Option(metavar="FILE", help="Every parameter: .safetensors, .npz.")],
+    version: Annotated[str | None, typer.Option(help="Only if it is still at this version.")] = None,
+    as_json: AsJson = False,
+) -> None:
+    """Replace all parameters of a module, or none."""
+    tensors = tensor_files.read_all(parameters, "parameters")
+    with client_of(ctx) as client:
+        reply = client.replace_parameters(name, tensors, version=version)
+    present(reply, as_json, display.facts)
+
+
+@app.command()
+def delete(
+    ctx: typer.Context,
+    name: Name,
+    version: Annotated[str | None, typer.Option(help="Only if it is still at this version.")] = None,
+) -> None:
+    """Remove a module from the device and the store."""
+    with client_of(ctx) as client:
+        client.delete_module(name, version)
+
+
+@app.command()
+def parameters(
+    ctx: typer.Context,
+    name: Name,
+    parameter: Annotated[str | None, typer.Argument(help="One of them, as in q_proj.weight.")] = None,
+    head: Annotated[int | None, typer.Option(help="Only this head's part.")] = None,
+    part: Annotated[str | None, typer.Option("--slice", help="Then this slice, as in 0:4,:8.")] = None,
+    version: Annotated[str | None, typer.Option(help="Answer only if the module is at this version.")] = None,
+    output: Annotated[
+        Path | None, typer.Option("--output", "-o", callback=tensor_files.writable, help="Write the parameter.")
+    ] = None,
+    as_json: AsJson = False,
+) -> None:
+    """Show names, shapes and statistics of a module's parameters; or one parameter."""
+    if parameter is None and (head is not None or part is not None or version is not None or output is not None):
+        raise typer.BadParameter("--head, --slice, --version and -o need a PARAMETER")
+    with client_of(ctx) as client:
+        if parameter is None:
+            listed = client.list_parameters(name)
+            print_json(listed) if as_json else display.parameters(listed)
+            return
+        reply = client.get_parameter(name, parameter, head=head, slice=part, version=version)
+    if output is not None:
+        tensor_files.write(output, reply, "value")
+    if as_json:
+        print_json(reply)
+    elif output is None:
+        display.values(reply.value)
+
+
+def import_module(
+    ctx: typer.Context,
+    checkpoint: Annotated[str, typer.Argument(help="Path inside the server's model repository.")],
+    layer: Annotated[int, typer.Option(help="Which attention layer, from 0.")] = 0,
+    name: Annotated[str | None, typer.Option(help="Name of the module; default: folder.layer.")] = None,
+    part: Annotated[Literal["self", "cross"], typer.Option(help="Self- or cross-attention.")] = "self",
+    stack: Annotated[
+        Literal["encoder", "decoder"] | None, typer.Option(help="Needed if a checkpoint has both.")
+    ] = None,
+    num_heads: Annotated[int | None, typer.Option(help="Needed if the checkpoint does not tell.")] = None,
+    as_json: AsJson = False,
+) -> None:
+    """Make a module from one attention layer of a checkpoint."""
+    with client_of(ctx) as client:
+        reply = client.import_module(checkpoint, layer=layer, name=name, part=part, stack=stack, num_heads=num_heads)
+    present(reply, as_json, display.facts)

@@ -1,0 +1,162 @@
+"""Tensors from files and into files, by suffix: ``.npy``, ``.npz``, ``.safetensors`` and ``.json``.
+
+A file with several tensors names them by the request field that they stand for; ``inputs.npz:q`` names another member.
+``-`` is JSON on standard input.
+"""
+
+import sys
+import zlib
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+from zipfile import BadZipFile
+
+import numpy as np
+import orjson
+import typer
+from numpy.typing import NDArray
+from safetensors import SafetensorError, deserialize
+
+from attention_contract.base import WireModel
+from attention_contract.tensors import DTYPES, from_buffer
+from attention_contract.wire import to_json, to_safetensors
+
+SUFFIXES = (".npy", ".npz", ".safetensors", ".json")
+_CODES = {"BOOL": "bool", "I32": "int32", "I64": "int64", "F16": "float16", "BF16": "bfloat16"} | {
+    "F32": "float32",
+    "F64": "float64",
+}
+_BROKEN = (ValueError, SafetensorError, KeyError, EOFError, BadZipFile, zlib.error, NotImplementedError)
+"""Errors of the libraries for a file whose content does not fit its suffix; the last, for an unusual zip."""
+
+
+def read(source: str, field: str) -> Any:
+    """Read the tensor that a file holds for a request field."""
+    source, member = _member(source)
+    content = _load(source, field)
+    if _has_members(content):
+        if member is None:
+            member = field if field in content or len(content) > 1 else next(iter(content), field)
+        if member not in content:
+            raise _bad(field, f"{source} holds {', '.join(map(repr, content)) or 'nothing'}, but no {member!r}")
+        content = content[member]
+    if content is None:
+        raise _bad(field, f"{source} holds null where a tensor is expected")
+    return content
+
+
+def read_all(source: str, field: str) -> dict[str, Any]:
+    """Read every tensor of a file, by name."""
+    content = _load(source, field)
+    if not _has_members(content):
+        raise _bad(field, f"{source} holds one tensor without a name; expected .npz, .safetensors or a JSON object")
+    return dict(content)
+
+
+def read_json(text: str, field: str) -> Any:
+    """Read JSON from the option itself, or from the file that it names."""
+    try:
+        content = text.encode() if text.lstrip().startswith(("{", "[")) else _bytes(text)
+        return orjson.loads(content)
+    except OSError as fault:
+        raise _bad(field, f"{text}: expected JSON or a file of it: {fault.strerror}") from None
+    except orjson.JSONDecodeError as fault:
+        raise _bad(field, f"not JSON: {fault}") from None
+
+
+def read_object(text: str, field: str) -> dict[str, Any]:
+    """Read a JSON object from the option itself, or from the file that it names."""
+    content = read_json(text, field)
+    if not isinstance(content, dict):
+        raise _bad(field, f"expected a JSON object, got {type(content).__name__}")
+    return content
+
+
+def _member(source: str) -> tuple[str, str | None]:
+    path, colon, member = source.rpartition(":")
+    return (path, member) if colon and Path(path).suffix in SUFFIXES else (source, None)
+
+
+def _has_members(content: Any) -> bool:
+    """Return True if the content maps names to tensors; an object with a dtype and a shape is a tensor itself."""
+    return isinstance(content, Mapping) and not {"dtype", "shape"} <= set(content)
+
+
+def _load(source: str, field: str) -> Any:
+    suffix = ".json" if source == "-" else Path(source).suffix
+    try:
+        if suffix == ".npy":
+            return np.load(source, allow_pickle=False)
+        if suffix == ".npz":
+            # Opened here: numpy would leave the file open if it is no archive.
+            with Path(source).open("rb") as file, np.load(file, allow_pickle=False) as archive:
+                return dict(archive)
+        if suffix == ".safetensors":
+            return {name: _array(entry) for name, entry in deserialize(_bytes(source))}  # type: ignore[no-untyped-call]
+        if suffix == ".json":
+            return orjson.loads(_bytes(source))
+    except OSError as fault:
+        raise _bad(field, f"{source}: {fault.strerror or fault}") from None
+    except _BROKEN as fault:
+        raise _bad(field, f"{source} does not read as {suffix}: {fault}") from None
+    raise _bad(field, f"{source}: expected a file that ends in {', '.join(SUFFIXES)}, or - for JSON on standard input")
+
+
+def _array(entry: Mapping[str, Any]) -> NDArray[Any]:
+    return from_buffer(bytes(entry["data"]), DTYPES[_CODES[entry["dtype"]]], tuple(entry["shape"]))
+
+
+def _bytes(source: str) -> bytes:
+    return sys.stdin.buffer.read() if source == "-" else Path(source).read_bytes()
+
+
+def _bad(field: str, message: str) -> typer.BadParameter:
+    return typer.BadParameter(message, param_hint=f"--{field.replace('_', '-')}")
+
+
+# ── out ──────────────────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+def writable(path: Path | None) -> Path | None:
+    """Check the path to write to before anything is asked. An option's callback."""
+    if path is not None and path.suffix not in SUFFIXES:
+        raise typer.BadParameter(f"expected a file that ends in {', '.join(SUFFIXES)}; got {path}")
+    if path is not None and not path.absolute().parent.is_dir():
+        raise typer.BadParameter(f"there is no folder {path.absolute().parent}")
+    return path
+
+
+def tensors(reply: WireModel) -> dict[str, NDArray[Any]]:
+    """Return every tensor of a reply, by its dotted name."""
+    return dict(_walk(reply.model_dump(by_alias=True), ""))
+
+
+def _walk(value: Any, path: str) -> list[tuple[str, NDArray[Any]]]:
+    if isinstance(value, np.ndarray):
+        return [(path, value)]
+    if isinstance(value, Mapping):
+        return [found for key, item in value.items() for found in _walk(item, f"{path}.{key}" if path else str(key))]
+    return []
+
+
+def write(path: Path, reply: WireModel, chief: str | None = None) -> None:
+    """Write a reply: whole as .safetensors or .json, its tensors as .npz, its chief or only tensor as .npy."""
+    if path.suffix == ".json":
+        path.write_bytes(to_json(reply))
+    elif path.suffix == ".safetensors":
+        path.write_bytes(b"".join(to_safetensors(reply, "reply")))
+    else:
+        found = {name: _for_numpy(array) for name, array in tensors(reply).items()}
+        if path.suffix == ".npz":
+            np.savez(path, **found)  # type: ignore[arg-type]
+            return
+        if chief not in found and len(found) == 1:
+            chief = next(iter(found))
+        if chief not in found:
+            raise typer.BadParameter(f"{path} holds one tensor; the reply has {', '.join(found)}: write .npz instead")
+        np.save(path, found[chief])
+
+
+def _for_numpy(array: NDArray[Any]) -> NDArray[Any]:
+    """Widen bfloat16, which numpy's files do not know, to float32."""
+    return array.astype(np.float32) if array.dtype == DTYPES["bfloat16"] else array

@@ -1,0 +1,60 @@
+"""The settings of a client: where the server is, and how calls are made."""
+
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass
+from importlib.metadata import version
+from typing import Final, get_args
+
+import httpx
+
+from attention_client.calls import MediaType
+
+DEFAULT_URL: Final = "http://127.0.0.1:8000"
+LIMITS: Final = httpx.Limits(max_connections=100, max_keepalive_connections=100, keepalive_expiry=5.0)
+"""httpx's own, but every connection may be kept: calls that run side by side are mostly followed by as many."""
+
+
+@dataclass(frozen=True)
+class Policy:
+    """The deadline of each call, its repeats, and how tensors travel."""
+
+    timeout: float | None
+    retries: int | None
+    media_type: MediaType
+
+    def __post_init__(self) -> None:
+        if self.timeout is not None and not self.timeout > 0:
+            raise ValueError(f"timeout: expected a positive number of seconds or None, got {self.timeout}")
+        if self.retries is not None and self.retries < 0:
+            raise ValueError(f"retries: expected 0 or more, or None, got {self.retries}")
+        if self.media_type not in get_args(MediaType):
+            raise ValueError(f"media_type: expected one of {', '.join(get_args(MediaType))}; got {self.media_type!r}")
+
+
+def server_url(given: str | None) -> httpx.URL:
+    """Return the server's URL: the given one, that of the environment, or the default."""
+    text = given or os.environ.get("ATTENTION_URL") or DEFAULT_URL
+    try:
+        url = httpx.URL(text)
+    except httpx.InvalidURL as fault:
+        raise ValueError(f"base_url: {text!r} is no URL: {fault}") from None
+    if url.scheme not in {"http", "https"} or not url.host:
+        raise ValueError(f"base_url: expected something like {DEFAULT_URL}, got {text!r}")
+    return url
+
+
+def all_headers(given: Mapping[str, str] | None) -> dict[str, str]:
+    """Return the headers of every request: the client's own, and those given."""
+    return {"User-Agent": f"attention-client/{version('attention-service')}", **(given or {})}
+
+
+def prefix_of(http: httpx.Client | httpx.AsyncClient, base_url: str | None, **others: object) -> str:
+    """Return what stands before each path for the caller's own httpx client: nothing if that has the base URL.
+
+    Raises ValueError if ``others`` are given, which are to be set in the httpx client.
+    """
+    for name, value in others.items():
+        if value is not None:
+            raise ValueError(f"{name}: not together with http; set it up in that client")
+    return "" if base_url is None and http.base_url.host else str(server_url(base_url)).rstrip("/")

@@ -1,0 +1,92 @@
+"""The log line of each request, equal to what structlog writes.
+
+Lines are formatted without structlog's processors and written in groups, which takes a small part of the time.
+"""
+
+import logging
+import sys
+from collections.abc import Iterable, Iterator
+from datetime import UTC, datetime
+from functools import lru_cache
+from typing import Literal, NamedTuple
+
+import orjson
+
+_PERIODIC = {"health_live", "health_ready", "metrics"}
+
+
+class Answered(NamedTuple):
+    """One answered request."""
+
+    at: float
+    """The time of the answer, of ``time.time``."""
+    method: str
+    path: str
+    operation: str
+    status: int
+    seconds: float
+    request_id: str
+
+
+class AccessLog:
+    """Writes a line for each request to standard error."""
+
+    def __init__(self, level: str, form: Literal["console", "json"]) -> None:
+        self._least = logging.getLevelName(level.upper())
+        self._line = _console_line if form == "console" else _json_line
+
+    def write(self, answered: Iterable[Answered]) -> None:
+        """Write a line for each of these, unless its level is below what is logged."""
+        lines = "".join(self._lines(answered))
+        if lines:
+            sys.stderr.write(lines)
+            sys.stderr.flush()
+
+    def _lines(self, answered: Iterable[Answered]) -> Iterator[str]:
+        for each in answered:
+            # Health checks and scrapes come all the time.
+            level = logging.DEBUG if each.operation in _PERIODIC else logging.INFO
+            if level >= self._least:
+                yield self._line("debug" if level == logging.DEBUG else "info", each)
+
+
+def _now(at: float) -> str:
+    second = int(at)
+    return f"{_second(second)}.{int((at - second) * 1e6):06}Z"
+
+
+@lru_cache(maxsize=1)
+def _second(since_1970: int) -> str:
+    return datetime.fromtimestamp(since_1970, UTC).strftime("%Y-%m-%dT%H:%M:%S")
+
+
+def _console_line(level: str, answered: Answered) -> str:
+    at, method, path, operation, status, seconds, request_id = answered
+    before, between, after = _console_texts(level, method, path, operation, status)
+    return f"{_now(at)}{before}{seconds * 1e3:.3f}{between}{request_id}{after}"
+
+
+@lru_cache(maxsize=256)
+def _console_texts(level: str, method: str, path: str, operation: str, status: int) -> tuple[str, str, str]:
+    """The parts of a line that are the same for equal requests."""
+    shown = path if path.isprintable() and " " not in path else repr(path)  # no caller forges a line
+    return (
+        f" [{level:<9}] {'request':<30} method={method} ms=",
+        f" operation={operation} path={shown} request_id=",
+        f" status={status}\n",
+    )
+
+
+def _json_line(level: str, answered: Answered) -> str:
+    fields = {
+        "method": answered.method,
+        "path": answered.path,
+        "operation": answered.operation,
+        "status": answered.status,
+        "ms": round(answered.seconds * 1e3, 3),
+        "request_id": answered.request_id,
+        "event": "request",
+        "level": level,
+        "timestamp": _now(answered.at),
+    }
+    return orjson.dumps(fields, option=orjson.OPT_APPEND_NEWLINE).decode()

@@ -1,0 +1,44 @@
+"""Callers who disconnect before their answer is ready."""
+
+import asyncio
+from collections.abc import Awaitable
+from typing import TypeVar
+
+from starlette.types import Receive
+
+from attention_contract.errors import Cancelled, Draining
+
+ResultT = TypeVar("ResultT")
+_WATCHED_AFTER_S = 0.01
+"""Most work is done sooner than this, so most requests never start the task that watches for a disconnect."""
+
+
+async def unless_gone(receive: Receive, work: Awaitable[ResultT]) -> ResultT:
+    """The result of the work. Cancels the work and raises Cancelled as soon as the caller disconnects."""
+    loop, task = asyncio.get_running_loop(), asyncio.current_task()
+    watches: list[asyncio.Task[None]] = []
+    gone = False
+
+    async def watch() -> None:
+        nonlocal gone
+        while (await receive())["type"] != "http.disconnect":
+            pass
+        gone = True
+        if task is not None:
+            task.cancel()
+
+    timer = loop.call_later(_WATCHED_AFTER_S, lambda: watches.append(loop.create_task(watch())))
+    try:
+        return await work
+    except asyncio.CancelledError:
+        if gone and task is not None:
+            task.uncancel()
+            raise Cancelled("the caller went away before the answer was ready") from None
+        # The server cancels what still runs at the end of its drain time.
+        raise Draining(
+            "the server stopped before the answer was ready; ask another, or this one once it is back"
+        ) from None
+    finally:
+        timer.cancel()
+        for each in watches:
+            each.cancel()

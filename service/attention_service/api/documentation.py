@@ -1,0 +1,152 @@
+"""The parts of the OpenAPI document that FastAPI cannot find in routes and models.
+
+FastAPI makes the document from the routes. ``documented`` gives each route the media types, errors, headers and example
+of its operation; ``complete`` adds the schemas of tensors and problems, which are no models.
+"""
+
+from collections.abc import Iterable
+from typing import Any
+
+from attention_contract.errors import PROBLEM_MEDIA_TYPE, AttentionError, error_classes
+from attention_contract.operations import Operation
+from attention_contract.schemas.modules import ModuleInfo, Parameter, ParameterList
+from attention_contract.tensors import TENSOR_SCHEMA
+from attention_contract.wire import JSON, PICTURES, SAFETENSORS
+
+VERSIONED = (ModuleInfo, ParameterList, Parameter)
+"""Replies that are a module or a part of one. Their version is their ETag."""
+DESCRIPTION = """
+Keeps attention modules resident and answers four questions about them: what they output (**forward**), what they look
+at and are made of (**weights**, **parameters**), how they change (**gradients**) and what they cost (**complexity**).
+
+Tensors travel as JSON (nested lists, or objects with dtype, shape and flat data or base64) or as a safetensors file
+whose tensors are named by their request field, with the rest of the request as JSON text in the metadata entry
+`request` (`reply` in replies). Errors are problem documents (RFC 9457).
+""".strip()
+_TAGS = {
+    "/v1/modules": "modules",
+    "/v1/attention": "raw attention",
+    "/v1/hopfield": "hopfield",
+    "/health": "health",
+}
+_SCHEMAS = "#/components/schemas/"
+
+
+def documented(operation: Operation[Any]) -> dict[str, Any]:
+    """The arguments of ``APIRoute`` that describe an operation."""
+    return {
+        "methods": [operation.method],
+        "name": operation.name,
+        "operation_id": operation.name,
+        "summary": operation.summary,
+        "tags": [next((tag for prefix, tag in _TAGS.items() if operation.path.startswith(prefix)), "server")],
+        "status_code": operation.status,
+        "response_model": operation.reply,
+        "response_description": operation.summary,
+        "responses": _responses(operation),
+        "openapi_extra": _request(operation),
+    }
+
+
+def complete(document: dict[str, Any]) -> dict[str, Any]:
+    """FastAPI's document with the schemas and headers that the operations refer to."""
+    components = _refer_to_tensors(document["components"])
+    components["schemas"] |= {"Tensor": TENSOR_SCHEMA, "Problem": _PROBLEM}
+    return document | {"components": components | {"headers": _HEADERS}}
+
+
+def _request(operation: Operation[Any]) -> dict[str, Any]:
+    extra: dict[str, Any] = {"parameters": _condition_headers(operation)}
+    if operation.request is not None and operation.method != "GET":
+        content: dict[str, Any] = {} if operation.example is None else {JSON: {"example": operation.example}}
+        extra["requestBody"] = {"content": content | _safetensors(operation)}
+    return extra
+
+
+def _condition_headers(operation: Operation[Any]) -> list[dict[str, Any]]:
+    texts = {}
+    if operation.reply is not None and "ran" in operation.reply.model_fields:
+        texts["Prefer"] = "`wait=S`: refuse with 503 what cannot begin within S seconds of its arrival (RFC 7240)."
+    if operation.path.startswith("/v1/modules/{name}"):
+        texts["If-Match"] = "A version in quotation marks, as the ETag has it; another one is answered with 409."
+    if operation.method == "GET" and operation.reply in VERSIONED:
+        texts["If-None-Match"] = "Versions in quotation marks; at one of them, the answer is 304 without a body."
+    return [
+        {"name": name, "in": "header", "required": False, "description": text} | _TEXT for name, text in texts.items()
+    ]
+
+
+def _responses(operation: Operation[Any]) -> dict[int | str, dict[str, Any]]:
+    versioned = operation.reply in VERSIONED
+    names = ["X-Request-ID", *(["ETag"] if versioned else []), *(["Location"] if operation.status == 201 else [])]
+    success: dict[str, Any] = {"description": operation.summary, "headers": _headers(*names)}
+    if operation.reply is not None:
+        pictures = {kind: {"schema": {"type": "string", "contentMediaType": kind}} for kind in PICTURES}
+        shown = {} if operation.reply_example is None else {JSON: {"example": operation.reply_example}}
+        success["content"] = shown | _safetensors(operation) | (pictures if operation.pictures else {})
+    responses: dict[int | str, dict[str, Any]] = {operation.status: success}
+    if versioned and operation.method == "GET":
+        responses[304] = {"description": "Not changed since", "headers": _headers("ETag")}
+    return responses | _failures(operation.errors) | {"default": _failure("Any other problem", [])}
+
+
+def _safetensors(operation: Operation[Any]) -> dict[str, Any]:
+    schema = {"type": "string", "format": "binary", "contentMediaType": SAFETENSORS}
+    return {SAFETENSORS: {"schema": schema}} if operation.tensors else {}
+
+
+def _failures(errors: Iterable[type[AttentionError]]) -> dict[int | str, dict[str, Any]]:
+    by_status: dict[int, list[type[AttentionError]]] = {}
+    for error in errors:
+        by_status.setdefault(error.status, []).append(error)
+    return {
+        status: _failure("; ".join(f"{error.title} (`{error.code}`)" for error in group), group)
+        for status, group in sorted(by_status.items())
+    }
+
+
+def _failure(description: str, errors: Iterable[type[AttentionError]]) -> dict[str, Any]:
+    retried = any(error.retry_after for error in errors)
+    return {
+        "description": description,
+        "headers": _headers("X-Request-ID", *(["Retry-After"] if retried else [])),
+        "content": {PROBLEM_MEDIA_TYPE: {"schema": {"$ref": f"{_SCHEMAS}Problem"}}},
+    }
+
+
+def _headers(*names: str) -> dict[str, Any]:
+    return {name: {"$ref": f"#/components/headers/{name}"} for name in names}
+
+
+def _refer_to_tensors(schema: Any) -> Any:
+    """The schema with a reference to Tensor wherever the contract marks one."""
+    if isinstance(schema, dict):
+        if "x-tensor" in schema:
+            rest = {key: value for key, value in schema.items() if key not in {"x-tensor", "title"}}
+            return {"$ref": f"{_SCHEMAS}Tensor"} | rest
+        return {key: _refer_to_tensors(value) for key, value in schema.items()}
+    return [_refer_to_tensors(item) for item in schema] if isinstance(schema, list) else schema
+
+
+_PROBLEM = {
+    "title": "Problem",
+    "description": "RFC 9457. The numbers behind the sentence are further fields.",
+    "type": "object",
+    "required": ["type", "title", "status", "detail", "code"],
+    "properties": {
+        "type": {"type": "string", "format": "uri"},
+        "title": {"type": "string"},
+        "status": {"type": "integer"},
+        "detail": {"type": "string", "description": "What was expected, what came, and what to do."},
+        "code": {"enum": sorted(error_classes())},
+        "param": {"type": "string", "description": "The request field at fault, dotted when nested."},
+        "request_id": {"type": "string"},
+    },
+}
+_TEXT = {"schema": {"type": "string"}}
+_HEADERS = {
+    "X-Request-ID": _TEXT | {"description": "The request's id: the one that was sent, or a new one."},
+    "ETag": _TEXT | {"description": "The module's version, in quotation marks."},
+    "Location": _TEXT | {"description": "The path of what was made."},
+    "Retry-After": {"schema": {"type": "integer"}, "description": "Seconds after which to try again."},
+}

@@ -1,0 +1,170 @@
+"""Two kinds of route. Each translates one operation of the contract: request, call of the engine, reply.
+
+``read_route`` makes an ordinary FastAPI route, for operations without a body. ``TensorRoute`` reads and writes bodies
+itself, because FastAPI knows neither safetensors nor limits; FastAPI matches and documents it like any other.
+"""
+
+import time
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
+from functools import wraps
+from typing import Annotated, Any
+
+from fastapi import Depends, Request
+from fastapi.routing import APIRoute
+from starlette.concurrency import run_in_threadpool
+from starlette.responses import Response
+from starlette.routing import Match
+from starlette.types import ASGIApp, Receive, Scope, Send
+
+from attention_contract.base import WireModel
+from attention_contract.errors import AttentionError, InvalidRequest
+from attention_contract.operations import Operation
+from attention_contract.schemas.modules import ModuleInfo
+from attention_contract.tensors import Encoding
+from attention_contract.wire import JSON, PICTURES
+from attention_service.api import negotiation, pictures, problems
+from attention_service.api.bodies import read_request
+from attention_service.api.disconnection import unless_gone
+from attention_service.api.documentation import VERSIONED, documented
+from attention_service.api.negotiation import Headers, header
+from attention_service.runtime.engine import Engine
+from attention_service.settings import Settings
+
+Handler = Callable[..., Awaitable[WireModel | None]]
+
+
+@dataclass(frozen=True, slots=True)
+class Call:
+    """The engine, the settings and the headers of a request, for its handler."""
+
+    engine: Engine
+    settings: Settings
+    headers: Headers
+    pin: str | None
+    """The version that If-Match names."""
+    deadline: float | None
+    """The time, of ``time.monotonic``, by which computing must have begun; None for none."""
+
+
+def call_of(scope: Scope) -> Call:
+    """Read the headers of a request. Raises InvalidRequest for one that is too long or cannot be read."""
+    headers, state = negotiation.headers_of(scope), scope["app"].state
+    wait = negotiation.wait(headers)
+    deadline = None if wait is None else time.monotonic() + wait
+    return Call(state.engine, state.settings, headers, _etag(header(headers, b"if-match"), "If-Match"), deadline)
+
+
+def _call(request: Request) -> Call:
+    return call_of(request.scope)
+
+
+CallDep = Annotated[Call, Depends(_call)]
+
+
+class OperationRoute(APIRoute):
+    """The route of an operation. It answers HEAD like GET, as Starlette's routes do and FastAPI's do not."""
+
+    def matches(self, scope: Scope) -> tuple[Match, Scope]:
+        """Match a request by path and method."""
+        match, found = super().matches(scope)
+        return (Match.FULL if match == Match.PARTIAL and self._is_head(scope) else match), found
+
+    async def handle(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Answer a request that matched."""
+        await (self.app if self._is_head(scope) else super().handle)(scope, receive, send)
+
+    def _is_head(self, scope: Scope) -> bool:
+        return scope["method"] == "HEAD" and "GET" in (self.methods or ())
+
+
+def read_route(operation: Operation[Any], handler: Handler) -> OperationRoute:
+    """The route of an operation without a body, whose reply is JSON."""
+
+    @wraps(handler)
+    async def endpoint(call: Call, **path: str) -> Response:
+        if operation.reply is not None:
+            negotiation.accepted(call.headers, operation)
+        return await _reply(call.headers, operation, await handler(call=call, **path), JSON)
+
+    return OperationRoute(operation.path, endpoint, **documented(operation))
+
+
+class TensorRoute(OperationRoute):
+    """The route of an operation whose request or reply carries tensors, or whose body is JSON within limits."""
+
+    def __init__(self, operation: Operation[Any], handler: Handler) -> None:
+        super().__init__(operation.path, handler, **documented(operation))
+        self.operation = operation
+        self.handler = handler
+        self.app = self._serve
+
+    async def _serve(self, scope: Scope, receive: Receive, send: Send) -> None:
+        answer: ASGIApp
+        try:
+            answer = await self._answer(scope, receive)
+        except AttentionError as error:
+            answer = problems.render(error)
+            problems.forget(error)
+        await answer(scope, receive, send)
+
+    async def _answer(self, scope: Scope, receive: Receive) -> ASGIApp:
+        operation, call = self.operation, call_of(scope)
+        media_type = negotiation.accepted(call.headers, operation)
+        with call.engine.budget.body() as memory:
+            body = await read_request(scope, call.headers, receive, operation, call.settings, memory)
+            body = _pinned(body, call.pin)
+            if media_type in PICTURES:
+                body = pictures.with_sweep(body)
+            reply: Any = await unless_gone(receive, self.handler(body=body, call=call, **scope["path_params"]))
+            if media_type in PICTURES:
+                picture = await run_in_threadpool(pictures.draw, reply, body.sweep, media_type)
+                return Response(picture, media_type=media_type, headers={"Vary": "Accept"})
+            return await _reply(call.headers, operation, reply, media_type, getattr(body, "encoding", "list"))
+
+
+async def _reply(
+    sent: Headers,
+    operation: Operation[Any],
+    reply: WireModel | None,
+    media_type: str,
+    encoding: Encoding = "list",
+) -> Response:
+    """The response to an operation: its reply, and the headers that belong to it."""
+    if reply is None:
+        return Response(status_code=operation.status)
+    headers: dict[str, str] = {"Vary": "Accept"} if operation.tensors or operation.pictures else {}
+    if isinstance(reply, VERSIONED):
+        headers["ETag"] = f'"{reply.version}"'
+        if operation.method == "GET" and _unchanged(header(sent, b"if-none-match"), headers["ETag"]):
+            return Response(status_code=304, headers=headers)
+    if operation.status == 201 and isinstance(reply, ModuleInfo):
+        headers["Location"] = f"/v1/modules/{reply.name}"
+    return await negotiation.render(reply, media_type, encoding=encoding, status=operation.status, headers=headers)
+
+
+def _unchanged(given: str | None, etag: str) -> bool:
+    """True if If-None-Match names the present version. RFC 9110 compares weakly."""
+    tags = [tag.strip().removeprefix("W/") for tag in (given or "").split(",")]
+    return "*" in tags or etag in tags
+
+
+def _etag(given: str | None, name: str) -> str | None:
+    """The one version that a precondition names; None for no precondition and for ``*``."""
+    if given is None or given.strip() == "*":
+        return None
+    tag = given.strip().removeprefix("W/")
+    if "," in tag or len(tag) < 2 or not (tag[0] == tag[-1] == '"'):
+        raise InvalidRequest(f'{name}: expected one version in quotation marks, as in "4f1d…", or *', param=name)
+    return tag[1:-1]
+
+
+def _pinned(body: Any, pin: str | None) -> Any:
+    """The body with the version that If-Match names, if it can carry one."""
+    if pin is None or body is None or "version" not in type(body).model_fields:
+        return body
+    if body.version not in {None, pin}:
+        raise InvalidRequest(
+            "version: the body and If-Match name different versions; send one of them", param="version"
+        )
+    return body.model_copy(update={"version": pin})

@@ -1,0 +1,132 @@
+"""The server's metrics for Prometheus."""
+
+import math
+from bisect import bisect_left
+from collections import Counter as Counts
+from collections.abc import Callable, Iterator, Sequence
+from functools import partial
+from itertools import accumulate
+
+from prometheus_client import CONTENT_TYPE_LATEST, CollectorRegistry, Counter, Gauge, generate_latest
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, Metric
+from prometheus_client.registry import Collector
+from prometheus_client.utils import floatToGoString
+from starlette.requests import Request
+from starlette.responses import Response
+
+from attention_contract.errors import Cancelled
+from attention_service.api.access_log import Answered
+from attention_service.runtime.engine import Engine
+from attention_service.runtime.planning.accuracy import RATIO_EDGES, Run
+
+_SECONDS = (0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30)
+_BATCHES = (1, 2, 4, 8, 16, 32, 64, 128, 256)
+
+
+class Metrics:
+    """The server's metrics, in a registry of their own."""
+
+    def __init__(self) -> None:
+        self.registry = CollectorRegistry()
+        self.requests = Counter(
+            "attention_requests", "Requests answered", ["operation", "status"], registry=self.registry
+        )
+        self.seconds = Tally("attention_request_seconds", "Time to answer", ("operation",), _SECONDS)
+        self.cancelled = Counter(
+            "attention_requests_cancelled", "Requests whose caller went away", ["operation"], registry=self.registry
+        )
+
+        self.ratio = Tally(
+            "attention_prediction_ratio", "Measured over predicted time", ("kernel", "purpose"), RATIO_EDGES
+        )
+        self.batches = Tally("attention_batch_requests", "Requests that ran at once", ("purpose",), _BATCHES)
+        for tally in (self.seconds, self.ratio, self.batches):
+            self.registry.register(tally)
+        self.settle: list[Callable[[], None]] = []
+        """Functions that count what was noted. They run before the metrics are shown."""
+
+    def count(self, answered: Sequence[Answered]) -> None:
+        """Count requests."""
+        for each in answered:
+            self.seconds.add((each.operation,), each.seconds)
+        for (operation, status), count in Counts((each.operation, each.status) for each in answered).items():
+            self.requests.labels(operation, str(status)).inc(count)
+            if status == Cancelled.status:
+                self.cancelled.labels(operation).inc(count)
+
+    def watch(self, engine: Engine) -> None:
+        """Show the engine's memory and queue, what it refused, and how its predictions fare."""
+        gauges = {
+            "attention_modules": ("Resident modules", lambda: len(engine.library.list())),
+            "attention_resident_bytes": ("Bytes of resident modules", lambda: engine.library.resident_bytes),
+            "attention_in_flight_bytes": ("Bytes that running requests hold", lambda: engine.budget.in_flight),
+            "attention_body_bytes": ("Bytes of bodies that are read or answered", lambda: engine.budget.bodies),
+            "attention_budget_bytes": ("The memory budget in bytes", lambda: engine.budget.total),
+            "attention_waiting_requests": ("Requests that wait", lambda: engine.budget.waiting),
+        }
+        for name, (text, read) in gauges.items():
+            Gauge(name, text, registry=self.registry).set_function(read)
+        self.registry.register(_Counted(engine))
+        engine.accuracy.watchers.append(self._predicted)
+        self.settle.append(engine.settle)
+
+    def _predicted(self, run: Run) -> None:
+        self.ratio.add((run.kernel, run.purpose), run.ratio)
+        self.batches.add((run.purpose,), run.batch)
+
+    async def page(self, _: Request) -> Response:
+        """Metrics in Prometheus' text format."""
+        for settle in self.settle:
+            settle()
+        return Response(generate_latest(self.registry), media_type=CONTENT_TYPE_LATEST)
+
+
+class Tally(Collector):
+    """A histogram for one thread. Counting takes a tenth of the time of the library's own."""
+
+    def __init__(self, name: str, text: str, labels: Sequence[str], edges: Sequence[float]) -> None:
+        self._family = partial(HistogramMetricFamily, name, text, labels=labels)
+        self._edges = edges
+        self._counts: dict[tuple[str, ...], list[int]] = {}
+        self._sums: dict[tuple[str, ...], float] = {}
+
+    def add(self, labels: tuple[str, ...], value: float) -> None:
+        """Count one value under the first edge that it does not exceed."""
+        if labels not in self._counts:
+            self._counts[labels], self._sums[labels] = [0] * (len(self._edges) + 1), 0.0
+        self._counts[labels][bisect_left(self._edges, value)] += 1
+        self._sums[labels] += value
+
+    def collect(self) -> Iterator[Metric]:
+        """The counts as they are now."""
+        family = self._family()
+        edges = [*map(floatToGoString, (*self._edges, math.inf))]
+        for labels, counts in self._counts.items():
+            family.add_metric(labels, list(zip(edges, accumulate(counts), strict=True)), self._sums[labels])
+        yield family
+
+
+class _Counted(Collector):
+    """Metrics from the engine's own counts."""
+
+    def __init__(self, engine: Engine) -> None:
+        self._engine = engine
+
+    def collect(self) -> Iterator[Metric]:
+        """The counts as they are now."""
+        refusals = CounterMetricFamily("attention_refusals", "Requests not admitted", labels=["code"])
+        for code, count in self._engine.budget.refused.items():
+            refusals.add_metric([code], count)
+        yield refusals
+        calibrations = CounterMetricFamily("attention_recalibrations", "Measurements of the device", labels=["outcome"])
+        calibrations.add_metric(["done"], self._engine.recalibration.done)
+        calibrations.add_metric(["failed"], self._engine.recalibration.failed)
+        yield calibrations
+        coverage = GaugeMetricFamily(
+            "attention_prediction_coverage",
+            "Share of the last requests whose time was within the predicted range of nine in ten",
+            labels=["kernel", "purpose"],
+        )
+        for kernel, purpose, share in self._engine.accuracy.coverage():
+            coverage.add_metric([kernel, purpose], share)
+        yield coverage

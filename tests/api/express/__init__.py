@@ -1,1 +1,0 @@
-"""What express answers, held against the ordinary way."""

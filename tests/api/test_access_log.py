@@ -1,0 +1,45 @@
+"""The log line of a request is what structlog would have written."""
+
+import json
+import logging
+import re
+import time
+
+import pytest
+import structlog
+
+from attention_service.api.access_log import AccessLog, Answered
+
+FIELDS = ("POST", "/v1/modules/m/forward", "forward", 200, 0.0012341, "id-1")
+NAMED = {"method": "POST", "path": "/v1/modules/m/forward", "operation": "forward", "status": 200, "ms": 1.234,
+         "request_id": "id-1"}  # fmt: skip
+OPERATIONS = {logging.INFO: "forward", logging.DEBUG: "health_live"}
+"""What is logged at each level."""
+TIME = re.compile(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d\.\d{6}Z")
+
+
+def written(capsys, form, *fields, level="info"):
+    AccessLog(level, form).write([Answered(time.time(), *fields)])
+    return capsys.readouterr().err
+
+
+@pytest.mark.parametrize("level", [logging.INFO, logging.DEBUG])
+def test_lines_are_those_of_structlog(capsys, level):
+    name = logging.getLevelName(level).lower()
+    event = {"event": "request", "level": name, "timestamp": "T", **NAMED, "operation": OPERATIONS[level]}
+    console = structlog.dev.ConsoleRenderer(colors=False)(None, name, dict(event))
+    fields = (*FIELDS[:2], OPERATIONS[level], *FIELDS[3:])
+    line = written(capsys, "console", *fields, level="debug")
+    assert TIME.sub("T", line) == console + "\n"
+    assert json.loads(TIME.sub("T", written(capsys, "json", *fields, level="debug"))) == event
+
+
+def test_what_is_below_the_level_is_not_written(capsys):
+    assert written(capsys, "json", *FIELDS, level="warning") == ""
+    assert written(capsys, "json", *FIELDS[:2], "metrics", *FIELDS[3:]) == ""
+
+
+@pytest.mark.parametrize("form", ["console", "json"])
+def test_nobody_writes_lines_of_their_own(capsys, form):
+    line = written(capsys, form, "POST", "/x\n2026 [info] forged", *FIELDS[2:])
+    assert line.count("\n") == 1

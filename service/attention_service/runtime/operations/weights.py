@@ -76,7 +76,6 @@ class Inspection:
             uploaded.tensors["query_mask"] = to_torch(self.request.query_mask).to(device)
         return uploaded
 
-    @torch.inference_mode()
     def launch(self, uploaded: Uploaded) -> Results:
         """Compute the weights block by block."""
         bound, request = self.bound, self.request

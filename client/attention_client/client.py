@@ -224,8 +224,9 @@ class Client:
     def forward(
         self, name: str, query: TensorLike, key: TensorLike | None = None, value: TensorLike | None = None, *,
         mask: TensorLike | None = None, key_mask: TensorLike | None = None, key_lengths: TensorLike | None = None,
-        past_key: TensorLike | None = None, past_value: TensorLike | None = None, offsets: TensorLike | None = None,
-        positions: TensorLike | None = None, gate: TensorLike | None = None, beta: TensorLike | None = None,
+        global_mask: TensorLike | None = None, past_key: TensorLike | None = None, past_value: TensorLike | None = None,
+        offsets: TensorLike | None = None, positions: TensorLike | None = None, gate: TensorLike | None = None,
+        beta: TensorLike | None = None,
         initial_state: TensorLike | None = None, initial_normalizer: TensorLike | None = None,
         return_: Sequence[Tap] = ("output",), select: SelectLike | None = None, average_heads: bool = False,
         edits: Sequence[EditLike] = (), dropout: DropoutLike | None = None, return_state: bool = False,
@@ -237,6 +238,7 @@ class Client:
         value_width]``, by default the key.
         ``mask``, broadcastable to ``[B, H, Lq, Lk]``: bool, True lets a query look; or float, added to the scores.
         ``key_mask [B, Lk]``, True for a real key; ``key_lengths [B]``, how many keys from the first on are real.
+        ``global_mask [B, Lk]``, True for a global token: it sees every key, and every query sees it.
         ``past_key [B, Hkv, P, D]``, ``past_value [B, Hkv, P, Dv]``: projected keys and values of earlier tokens.
         ``offsets [B]`` or a number, added to the index of each query; by default P. ``positions [B, Lq]``: where each
         new token stands in the position encoding.
@@ -253,17 +255,19 @@ class Client:
     def weights(
         self, name: str, query: TensorLike, key: TensorLike | None = None, value: TensorLike | None = None, *,
         mask: TensorLike | None = None, key_mask: TensorLike | None = None, key_lengths: TensorLike | None = None,
-        past_key: TensorLike | None = None, past_value: TensorLike | None = None, offsets: TensorLike | None = None,
-        positions: TensorLike | None = None, gate: TensorLike | None = None, beta: TensorLike | None = None,
+        global_mask: TensorLike | None = None, past_key: TensorLike | None = None, past_value: TensorLike | None = None,
+        offsets: TensorLike | None = None, positions: TensorLike | None = None, gate: TensorLike | None = None,
+        beta: TensorLike | None = None,
         initial_state: TensorLike | None = None, initial_normalizer: TensorLike | None = None,
-        top_k: int = 0, select: SelectLike | None = None, return_weights: bool = True, average_heads: bool = False,
-        query_mask: TensorLike | None = None, kernel: KernelName | None = None, version: str | None = None,
+        edits: Sequence[EditLike] = (), top_k: int = 0, select: SelectLike | None = None, return_weights: bool = True,
+        average_heads: bool = False, query_mask: TensorLike | None = None, kernel: KernelName | None = None,
+        version: str | None = None,
     ) -> WeightsReply:  # fmt: skip
         """Return the weights of each head ``[B, H, Lq, Lk]``, their statistics, and the ``top_k`` keys of each query.
 
         The statistics are ``[B, H]`` each: entropy in nats, distance in tokens, shares of 1. ``top_k`` is at most
         1,024. ``return_weights=False`` leaves the weights out. ``query_mask [B, Lq]``, True for a query that the
-        statistics count. The other arguments are those of ``forward``.
+        statistics count. The weights are those after the ``edits``. The other arguments are those of ``forward``.
         """
         return self.send(call(operations.weights, locals()))
 
@@ -272,8 +276,9 @@ class Client:
         wrt: Sequence[str] = ("query",), upstream: TensorLike | None = None, check: bool = False,
         directions: TensorMap | None = None,
         mask: TensorLike | None = None, key_mask: TensorLike | None = None, key_lengths: TensorLike | None = None,
-        past_key: TensorLike | None = None, past_value: TensorLike | None = None, offsets: TensorLike | None = None,
-        positions: TensorLike | None = None, gate: TensorLike | None = None, beta: TensorLike | None = None,
+        global_mask: TensorLike | None = None, past_key: TensorLike | None = None, past_value: TensorLike | None = None,
+        offsets: TensorLike | None = None, positions: TensorLike | None = None, gate: TensorLike | None = None,
+        beta: TensorLike | None = None,
         initial_state: TensorLike | None = None, initial_normalizer: TensorLike | None = None,
         return_: Sequence[Tap] = ("output",), select: SelectLike | None = None, average_heads: bool = False,
         edits: Sequence[EditLike] = (), dropout: DropoutLike | None = None, return_state: bool = False,
@@ -294,8 +299,9 @@ class Client:
         spec: SpecLike | None = None, parameters: TensorMap | None = None, num_heads: int | None = None,
         num_kv_heads: int | None = None,
         mask: TensorLike | None = None, key_mask: TensorLike | None = None, key_lengths: TensorLike | None = None,
-        past_key: TensorLike | None = None, past_value: TensorLike | None = None, offsets: TensorLike | None = None,
-        positions: TensorLike | None = None, gate: TensorLike | None = None, beta: TensorLike | None = None,
+        global_mask: TensorLike | None = None, past_key: TensorLike | None = None, past_value: TensorLike | None = None,
+        offsets: TensorLike | None = None, positions: TensorLike | None = None, gate: TensorLike | None = None,
+        beta: TensorLike | None = None,
         initial_state: TensorLike | None = None, initial_normalizer: TensorLike | None = None,
         return_: Sequence[Tap] = ("output",), select: SelectLike | None = None, average_heads: bool = False,
         edits: Sequence[EditLike] = (), dropout: DropoutLike | None = None, return_state: bool = False,
@@ -317,11 +323,13 @@ class Client:
         spec: SpecLike | None = None, parameters: TensorMap | None = None, num_heads: int | None = None,
         num_kv_heads: int | None = None,
         mask: TensorLike | None = None, key_mask: TensorLike | None = None, key_lengths: TensorLike | None = None,
-        past_key: TensorLike | None = None, past_value: TensorLike | None = None, offsets: TensorLike | None = None,
-        positions: TensorLike | None = None, gate: TensorLike | None = None, beta: TensorLike | None = None,
+        global_mask: TensorLike | None = None, past_key: TensorLike | None = None, past_value: TensorLike | None = None,
+        offsets: TensorLike | None = None, positions: TensorLike | None = None, gate: TensorLike | None = None,
+        beta: TensorLike | None = None,
         initial_state: TensorLike | None = None, initial_normalizer: TensorLike | None = None,
-        top_k: int = 0, select: SelectLike | None = None, return_weights: bool = True, average_heads: bool = False,
-        query_mask: TensorLike | None = None, kernel: KernelName | None = None, version: str | None = None,
+        edits: Sequence[EditLike] = (), top_k: int = 0, select: SelectLike | None = None, return_weights: bool = True,
+        average_heads: bool = False, query_mask: TensorLike | None = None, kernel: KernelName | None = None,
+        version: str | None = None,
     ) -> WeightsReply:  # fmt: skip
         """Return the weights of a raw attention. Inputs as in ``raw_forward``, the rest as in ``weights``."""
         return self.send(call(operations.raw_weights, locals()))
@@ -333,8 +341,9 @@ class Client:
         wrt: Sequence[str] = ("query",), upstream: TensorLike | None = None, check: bool = False,
         directions: TensorMap | None = None,
         mask: TensorLike | None = None, key_mask: TensorLike | None = None, key_lengths: TensorLike | None = None,
-        past_key: TensorLike | None = None, past_value: TensorLike | None = None, offsets: TensorLike | None = None,
-        positions: TensorLike | None = None, gate: TensorLike | None = None, beta: TensorLike | None = None,
+        global_mask: TensorLike | None = None, past_key: TensorLike | None = None, past_value: TensorLike | None = None,
+        offsets: TensorLike | None = None, positions: TensorLike | None = None, gate: TensorLike | None = None,
+        beta: TensorLike | None = None,
         initial_state: TensorLike | None = None, initial_normalizer: TensorLike | None = None,
         return_: Sequence[Tap] = ("output",), select: SelectLike | None = None, average_heads: bool = False,
         edits: Sequence[EditLike] = (), dropout: DropoutLike | None = None, return_state: bool = False,
@@ -373,8 +382,9 @@ class Client:
 
     def raw_complexity(
         self, shape: ShapeLike, sweep: SweepLike | None = None, *, num_heads: int, head_dim: int,
-        num_kv_heads: int | None = None, value_dim: int | None = None, dtype: str = "float32",
-        spec: SpecLike | None = None, return_: Sequence[Tap] = ("output",), kernel: KernelName | None = None,
+        num_kv_heads: int | None = None, value_dim: int | None = None, key_dim: int | None = None,
+        dtype: str = "float32", spec: SpecLike | None = None, return_: Sequence[Tap] = ("output",),
+        kernel: KernelName | None = None,
         memory_bytes: int | None = None, hardware: str | None = None, compare: Sequence[AlternativeLike] = (),
         measure: bool = False, version: str | None = None,
     ) -> ComplexityReply:  # fmt: skip
@@ -384,7 +394,8 @@ class Client:
     def raw_complexity_picture(
         self, shape: ShapeLike, sweep: SweepLike | None = None, *, num_heads: int, head_dim: int,
         media_type: PictureType = "image/svg+xml", num_kv_heads: int | None = None, value_dim: int | None = None,
-        dtype: str = "float32", spec: SpecLike | None = None, return_: Sequence[Tap] = ("output",),
+        key_dim: int | None = None, dtype: str = "float32", spec: SpecLike | None = None,
+        return_: Sequence[Tap] = ("output",),
         kernel: KernelName | None = None, memory_bytes: int | None = None, hardware: str | None = None,
         compare: Sequence[AlternativeLike] = (), measure: bool = False, version: str | None = None,
     ) -> Picture:  # fmt: skip

@@ -42,7 +42,7 @@ class ScaledDot(WireModel):
 class Bilinear(WireModel):
     """qᵀ W k, one W for each head (Luong et al. 2015, eq. 8, "general").
 
-    Learned: ``score.weight [H, D, D]``.
+    Learned: ``score.weight [H, D, Dk]``, where Dk is the width of the keys.
     """
 
     name: Literal["bilinear"] = "bilinear"
@@ -51,7 +51,8 @@ class Bilinear(WireModel):
 class Additive(WireModel):
     """vᵀ tanh(W₁ q + W₂ k) (Bahdanau et al. 2015, appendix A.1.2).
 
-    Learned: ``score.query_weight [H, hidden, D]``, ``score.key_weight [H, hidden, D]`` and ``score.v [H, hidden]``.
+    Learned: ``score.query_weight [H, hidden, D]``, ``score.key_weight [H, hidden, Dk]`` and ``score.v [H, hidden]``,
+    where Dk is the width of the keys.
     """
 
     name: Literal["additive"] = "additive"
@@ -105,8 +106,8 @@ class GlobalTokens(WireModel):
     """The listed positions see every key and are seen by every query (Beltagy et al. 2020, section 3.1)."""
 
     name: Literal["global_tokens"] = "global_tokens"
-    positions: Listed[Annotated[int, Field(ge=0, lt=2**31)]] = Field(min_length=1, max_length=4096)
-    """Positions in the sequence, from 0, counted with the request's offset."""
+    positions: Listed[Annotated[int, Field(ge=0, lt=2**31)]] = Field(max_length=4096)
+    """Positions in the sequence, from 0, counted with the request's offset; a request's ``global_mask`` adds others."""
     projections: Literal["shared", "separate"] = "shared"
     """``separate``: the queries at these positions, and the keys and values that they see, have projections of their
     own in a module: ``q_global``, ``k_global`` and ``v_global``, in the shapes of ``q_proj`` and the others."""

@@ -92,7 +92,8 @@ def test_each_planned_kernel_is_the_one_that_runs(http, rng):
     x = rng.normal(size=(4, 256, 16)).astype(np.float32).tolist()
     ran = post(http, "/v1/attention/gradients", query=x, key=x, value=x)["ran"]
     planned = cost(http)
-    assert (ran["kernel"], ran["peak_bytes"]) == (planned["gradients_kernel"], planned["peak_bytes"]["gradients"])
+    assert ran["kernel"] == planned["gradients_kernel"]
+    assert 0 <= ran["peak_bytes"] - planned["peak_bytes"]["gradients"] <= 2**25  # admitted for its bucket of sizes
 
 
 @pytest.mark.parametrize(

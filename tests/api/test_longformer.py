@@ -10,17 +10,15 @@ from attention_client import Client, InvalidRequest
 
 WIDTH, HEADS, WINDOW, LENGTH, BATCH = 8, 2, 2, 16, 2
 GLOBALS = [0, 5, 6]
-SPEC = {
-    "masks": [
-        {
-            "name": "any",
-            "of": [
-                {"name": "sliding_window", "left": WINDOW, "right": WINDOW},
-                {"name": "global_tokens", "positions": GLOBALS, "projections": "separate"},
-            ],
-        }
-    ]
-}
+WINDOWED = {"name": "sliding_window", "left": WINDOW, "right": WINDOW}
+
+
+def spec_of(positions, projections="separate"):
+    tokens = {"name": "global_tokens", "positions": positions, "projections": projections}
+    return {"masks": [{"name": "any", "of": [WINDOWED, tokens]}]}
+
+
+SPEC = spec_of(GLOBALS)
 ROLES = {"query": "q_proj", "key": "k_proj", "value": "v_proj"}
 ROLES |= {f"{role}_global": name.replace("proj", "global") for role, name in ROLES.items()}
 
@@ -56,13 +54,15 @@ def client(server, theirs):
         parameters |= {"o_proj.weight": torch.eye(WIDTH).double()}
         config = {"d_model": WIDTH, "num_heads": HEADS, "spec": SPEC}
         client.create_module("longformer", config, parameters=parameters)
+        client.create_module("longformer.own", config | {"spec": spec_of([])}, parameters=parameters)
         yield client
 
 
-def forward(theirs, x, padding=0):
+def forward(theirs, x, padding=0, globals_of=(GLOBALS,) * BATCH):
     """Their output; the last tokens of the first sequence may be padding."""
     mask = torch.zeros(BATCH, LENGTH)
-    mask[:, GLOBALS] = 10000
+    for row, positions in zip(mask, globals_of, strict=True):
+        row[positions] = 10000
     if padding:
         mask[0, -padding:] = -10000
     arguments = {"is_index_masked": mask < 0, "is_index_global_attn": mask > 0, "is_global_attn": True}
@@ -92,6 +92,90 @@ def test_every_kernel_gives_the_numbers_of_transformers(client, theirs, padding)
             role, _, kind = name.partition(".")
             ours = found.gradients[f"{ROLES[role]}.{kind}"]
             np.testing.assert_allclose(ours, gradient, rtol=0, atol=1e-10, err_msg=name)
+
+
+OWN = [([0, 5, 6], [3]), ([2, 15], [0, 2, 9]), ([], [7]), ([1, 4], [1, 4]), ([], [])]
+
+
+def marked(globals_of):
+    mask = np.zeros((len(globals_of), LENGTH), bool)
+    for row, positions in zip(mask, globals_of, strict=True):
+        row[positions] = True
+    return mask
+
+
+@pytest.mark.parametrize("kernel", ["fused", "materialized", "blocked", None])
+@pytest.mark.parametrize("globals_of", OWN[:2])
+@pytest.mark.parametrize("padding", [0, 3])
+def test_each_sequence_may_have_global_tokens_of_its_own(client, theirs, kernel, globals_of, padding):
+    globals_of = [[at for at in each if at < LENGTH - padding] for each in globals_of]
+    x = torch.randn(BATCH, LENGTH, WIDTH, dtype=torch.float64, requires_grad=True)
+    expected = forward(theirs, x, padding, globals_of)
+    upstream = torch.randn_like(expected)
+    real = np.ones((BATCH, LENGTH), bool)
+    real[0, LENGTH - padding :] = False
+    upstream[~torch.tensor(real)] = 0
+    gradients = torch.autograd.grad(expected, [x, *theirs.parameters()], upstream)
+    asked = {"key_mask": real, "global_mask": marked(globals_of), "kernel": kernel}
+    reply = client.forward("longformer.own", x, **asked)
+    np.testing.assert_allclose(reply.output[real], expected.detach()[real], rtol=0, atol=1e-10)
+    found = client.gradients("longformer.own", x, upstream=upstream, wrt=["query", "parameters"], **asked)
+    np.testing.assert_allclose(found.gradients["query"][real], gradients[0][real], rtol=0, atol=1e-10)
+    for (name, _), gradient in zip(theirs.named_parameters(), gradients[1:], strict=True):
+        role, _, kind = name.partition(".")
+        ours = found.gradients[f"{ROLES[role]}.{kind}"]
+        np.testing.assert_allclose(ours, gradient, rtol=0, atol=1e-10, err_msg=name)
+    if kernel is None:
+        looked = client.weights("longformer.own", x, key_mask=real, global_mask=asked["global_mask"])
+        taps = client.forward("longformer.own", x, **asked, return_=["weights", "v"])
+        np.testing.assert_allclose(looked.weights, taps.weights, rtol=0, atol=1e-12)
+        checked = client.gradients("longformer.own", x, **asked, wrt=["scores", "q_global.weight"], check=True)
+        assert all(check.passed for check in checked.check.values()), checked.check
+
+
+@pytest.mark.parametrize("kernel", ["fused", "materialized", "blocked", None])
+@pytest.mark.parametrize("globals_of", OWN)
+@pytest.mark.parametrize("spec", [spec_of([5], "shared"), {"masks": [WINDOWED]}, spec_of([], "shared"), {}])
+def test_global_tokens_of_a_request_are_a_mask(client, globals_of, spec, kernel):
+    rng = np.random.default_rng(1)
+    q, k, v, upstream = (rng.standard_normal((BATCH, 2, LENGTH, 4)) for _ in range(4))
+    at, marks = np.arange(LENGTH), marked(globals_of)
+    allowed = np.abs(at[:, None] - at) <= WINDOW if spec else np.ones((LENGTH, LENGTH), bool)
+    always = np.isin(at, [5]) if spec == spec_of([5], "shared") else np.zeros(LENGTH, bool)
+    dense = allowed | (marks | always)[:, :, None] | (marks | always)[:, None, :]
+    wrt = ["query", "key", "value"]
+    expected = client.raw_gradients(q, k, v, mask=dense[:, None], upstream=upstream, wrt=wrt, return_=["output"])
+    asked = {"spec": spec, "global_mask": marks, "kernel": kernel}
+    found = client.raw_gradients(q, k, v, upstream=upstream, wrt=wrt, return_=["output"], **asked)
+    np.testing.assert_allclose(found.output, expected.output, rtol=0, atol=1e-12)
+    for name in wrt:
+        np.testing.assert_allclose(found.gradients[name], expected.gradients[name], rtol=0, atol=1e-12)
+    output = client.raw_forward(q, k, v, **asked).output
+    np.testing.assert_allclose(output, expected.output, rtol=0, atol=1e-12)
+
+
+def test_global_tokens_are_counted_as_offsets_say(client):
+    rng = np.random.default_rng(2)
+    q, k, v = (rng.standard_normal((BATCH, 2, LENGTH, 4)) for _ in range(3))
+    asked = {"spec": spec_of([], "shared"), "global_mask": marked([[1, 9], [4]])}
+    whole = client.raw_forward(q, k, v, **asked).output
+    rest = client.raw_forward(
+        q[:, :, 3:], k[:, :, 3:], v[:, :, 3:], past_key=k[:, :, :3], past_value=v[:, :, :3], **asked
+    )
+    np.testing.assert_allclose(rest.output, whole[:, :, 3:], rtol=0, atol=1e-12)
+
+
+def test_a_global_mask_that_fits_nothing_is_refused(client):
+    x = np.zeros((1, LENGTH, WIDTH))
+    causal = {"masks": [{"name": "causal"}], "method": {"name": "linear"}}
+    for given in (
+        {"global_mask": np.ones((1, LENGTH + 1), bool)},
+        {"global_mask": np.ones(LENGTH, bool)},
+        {"global_mask": np.ones((1, LENGTH), bool), "spec": causal},
+    ):
+        with pytest.raises(InvalidRequest) as error:
+            client.raw_forward(x, num_heads=HEADS, **given)
+        assert error.value.param == "global_mask"
 
 
 def test_taps_are_those_of_the_projections_that_a_query_has(client, theirs):

@@ -8,15 +8,19 @@ import subprocess
 import sys
 import threading
 import time
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 
 import httpx
+import numpy as np
 import pytest
 import uvicorn
 import uvloop
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
 from attention_client.connection_settings import LIMITS
+from attention_contract.schemas.attention import RawForwardRequest
+from attention_contract.schemas.gradients import RawGradientsRequest
+from attention_contract.wire import SAFETENSORS, to_body
 from attention_service.api.app import create_app
 from attention_service.api.server import Server
 from attention_service.settings import Settings
@@ -115,6 +119,34 @@ def test_what_outlasts_the_grace_is_told_that_the_server_stopped(tmp_path):
         asking.join(30)
         assert answers[0].status_code == 503
         assert answers[0].json()["code"] == "draining"
+        assert server.wait(20) == 0
+
+
+def post_safetensors(url, operation, request):
+    """Ask for raw attention; the answer does not matter."""
+    body = b"".join(to_body(request, SAFETENSORS, "request", "list"))
+    headers = {"content-type": SAFETENSORS, "accept": SAFETENSORS}
+    with suppress(httpx.HTTPError):
+        return httpx.post(f"{url}/v1/attention/{operation}", content=body, headers=headers, timeout=30)
+
+
+@pytest.mark.parametrize("operation", ["forward", "gradients"])
+def test_the_process_ends_within_its_grace_whatever_computes(tmp_path, operation):
+    """Two threads ask for seconds of work; the server is told to stop at once."""
+    query = np.full((1, 8, 12_000, 64), 0.01, np.float32)
+    more = {"wrt": ["query"]} if operation == "gradients" else {}
+    request = {"gradients": RawGradientsRequest, "forward": RawForwardRequest}[operation](query=query, **more)
+    with process(tmp_path, "--drain-seconds", "1", "--threads", "1") as (server, url):
+        asking = threading.Thread(target=lambda: post_safetensors(url, operation, request))
+        asking.start()
+        deadline = time.monotonic() + 30
+        while not httpx.get(f"{url}/v1").json()["memory"]["in_flight_bytes"] and time.monotonic() < deadline:
+            time.sleep(0.02)
+        server.send_signal(signal.SIGTERM)
+        since = time.monotonic()
+        assert server.wait(30) == 0
+        assert time.monotonic() - since < 10  # 1 s of grace, and what a busy machine adds
+        asking.join(10)
 
 
 def test_a_wrong_setting_is_said_in_the_users_words(tmp_path):

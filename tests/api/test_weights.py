@@ -101,3 +101,31 @@ def test_long_sequences_are_looked_at_in_blocks(http, rng):
 def test_a_kernel_that_keeps_no_weights_cannot_show_them(http):
     assert refuse(http, "/v1/attention/weights", query=[[1.0, 0]], kernel="fused")["code"] == "kernel_unsuitable"
     assert post(http, "/v1/attention/weights", query=[[1.0, 0]], kernel="materialized")["weights"] == [[1]]
+
+
+EDITS = [
+    {"tap": "scores", "heads": [1], "queries": [0, 2], "keys": [3], "set": 2.5},
+    {"tap": "weights", "heads": [0], "keys": [1], "set": 0, "renormalize": True},
+    {"tap": "context", "set": 0},
+]
+
+
+@pytest.mark.parametrize("chosen", [{}, {"select": {"heads": [1], "queries": [2, 0]}}])
+def test_edits_are_applied_before_one_looks(http, rng, chosen):
+    x = rng.normal(size=(2, 2, 6, 4)).tolist()
+    returned = {"return": ["weights"]}
+    whole = np.array(
+        post(http, "/v1/attention/forward", query=x, edits=EDITS, key_lengths=[6, 4], **returned)["weights"]
+    )
+    reply = post(http, "/v1/attention/weights", query=x, edits=EDITS, key_lengths=[6, 4], top_k=2, **chosen)
+    part = whole[:, [1]][:, :, [2, 0]] if chosen else whole
+    np.testing.assert_allclose(reply["weights"], part, atol=1e-6)
+    np.testing.assert_allclose(reply["top"]["weights"], -np.sort(-part, -1)[..., :2], atol=1e-6)
+    for row, real in enumerate((6, 4)):
+        for name, value in statistics(whole[row], np.arange(6), np.arange(real)).items():
+            np.testing.assert_allclose(reply["statistics"][name][row], value, atol=1e-5, err_msg=name)
+
+
+def test_an_edit_of_what_is_not_there_is_refused(http):
+    edits = [{"tap": "weights", "heads": [4], "set": 0}]
+    assert refuse(http, "/v1/attention/weights", query=[[1, 0]], edits=edits)["param"] == "edits.0.heads"

@@ -146,7 +146,8 @@ def reply_to(operation: Operation[Any], request: Any) -> Any:
     return {
         "server_info": s.ServerInfo(
             name="attention-service", version="0", torch="2", device="cpu", device_name="a cpu", dtypes=["float32"],
-            media_types=[JSON], limits=s.Limits(max_body_bytes=1, memory_budget_bytes=1, max_queue=1), modules=1,
+            media_types=[JSON], modules=1,
+            limits=s.Limits(max_body_bytes=1, max_json_bytes=1, memory_budget_bytes=1, max_queue=1),
             memory=s.Memory(resident_bytes=1, in_flight_bytes=0, free_bytes=1),
         ),
         "list_variants": s.VariantList(variants=[

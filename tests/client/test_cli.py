@@ -236,7 +236,8 @@ def test_a_module_may_be_made_from_files(run, played, tmp_path):
 def test_weights_are_fetched_only_where_they_are_kept(run, played):
     run("weights", "demo", "--query", "q.npy")
     assert played.asked.return_weights is False
-    run("weights", "demo", "--query", "q.npy", "-o", "w.npy")
+    run("weights", "demo", "--query", "q.npy", "-o", "w.npy", "--edits", '[{"tap": "q", "set": 0}]')
+    assert played.asked.edits[0].tap == "q"
     assert np.load("w.npy").shape == (2, 3, 3)
 
 

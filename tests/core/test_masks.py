@@ -6,7 +6,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from tests.core.op_counting import count as count_operations
+from tests.cost.op_counting import count as count_operations
 
 from attention_contract.errors import InvalidRequest
 from attention_contract.spec import (

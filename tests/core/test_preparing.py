@@ -187,6 +187,14 @@ def test_queries_and_keys_are_normed_before_they_are_turned():
         torch.testing.assert_close(x.norm(dim=-1), torch.full(x.shape[:3], 2 * HEAD**0.5).double(), rtol=1e-5, atol=0)
 
 
+@pytest.mark.parametrize("over", ["head", "all_heads"])
+def test_the_norm_of_a_vector_whose_square_overflows(over):
+    x, norm = normal(2, 3, 4, HEAD).float() * 1e25, QKNorm(over=over)
+    weight = torch.ones(HEAD if over == "head" else 3 * HEAD)
+    found, exact = qk_norm.normed(x, weight, norm), qk_norm.normed(x.double(), weight.double(), norm)
+    torch.testing.assert_close(found.double(), exact, rtol=1e-5, atol=1e-6)
+
+
 def test_gradients_reach_inputs_and_learned_tensors(case):
     if case.spec.position.name == "learned":
         case.parameters["position.weight"] = case.parameters["position.weight"][:5]

@@ -176,3 +176,24 @@ def test_the_hidden_layer_is_never_held_whole():
         scores = additive.additive_scores(a, c, v)
         torch.autograd.grad(scores, (a, c, v), torch.ones_like(scores))
     assert 2 * n * n <= largest <= additive.BLOCK < 2 * n * n * hidden
+
+
+@pytest.mark.parametrize("size", [1e-38, 1e-22, 1e20, 1e38])
+def test_a_cosine_and_its_gradient_do_not_depend_on_how_long_vectors_are(size):
+    generator = torch.Generator().manual_seed(1)
+    q, k, upstream = (torch.randn(shape, generator=generator) for shape in ((1, 2, 3, 5), (1, 2, 4, 5), (1, 2, 3, 4)))
+    score = SCORES.of(spec.Cosine())
+    found, gradients = [], []
+    for by in (1.0, size):
+        x = (q / q.abs().max() * by).requires_grad_()
+        found.append(score.scores(x, k / k.abs().max() * by, {}))
+        (gradient,) = torch.autograd.grad(found[-1], x, upstream)
+        gradients.append(gradient / (1 / by))
+    exact = cosine_similarity(q.double()[..., None, :], k.double()[..., None, :, :], dim=-1)
+    assert found[1].double().sub(exact).abs().max() < 1e-6
+    assert (gradients[1] - gradients[0]).abs().max() < 1e-5
+
+
+def test_a_gaussian_score_that_overflows_for_every_key_is_no_number():
+    q, k = torch.full((1, 1, 1, 2), 1e25), torch.eye(2)[None, None]
+    assert SCORES.of(spec.Gaussian()).scores(q, k, {}).isnan().all()

@@ -88,6 +88,7 @@ def weights(
     heads: Heads = None,
     rows: Rows = None,
     average: Average = False,
+    edits: Edits = None,
     query_mask: Annotated[str | None, typer.Option(metavar="FILE", help="batch × queries, true where real.")] = None,
     output: Output = None,
     as_json: AsJson = False,
@@ -95,6 +96,8 @@ def weights(
     """Show each head's weights: statistics, the most attended keys, and with -o or --json the weights themselves."""
     fields: dict[str, Any] = for_target(name, inputs) | _select(heads, rows)
     fields |= {"top_k": top_k, "average_heads": average, "return_weights": as_json or output is not None}
+    if edits is not None:
+        fields["edits"] = tensor_files.read_json(edits, "edits")
     if query_mask is not None:
         fields["query_mask"] = tensor_files.read(query_mask, "query_mask")
     with client_of(ctx) as client:

@@ -53,6 +53,7 @@ def complexity(
     head_dim: Annotated[int | None, typer.Option(help="Raw attention: width of a head.")] = None,
     num_kv_heads: Annotated[int | None, typer.Option(help="Raw attention: key/value heads.")] = None,
     value_dim: Annotated[int | None, typer.Option(help="Raw attention: width of a head's values.")] = None,
+    key_dim: Annotated[int | None, typer.Option(help="Raw attention: width of a head's keys.")] = None,
     dtype: Annotated[str | None, typer.Option(help="Raw attention: float32, bfloat16, …")] = None,
     spec: Spec = None,
     as_json: AsJson = False,
@@ -75,6 +76,7 @@ def complexity(
         "head_dim": head_dim,
         "num_kv_heads": num_kv_heads,
         "value_dim": value_dim,
+        "key_dim": key_dim,
     }
     raw |= {"dtype": dtype, "spec": None if spec is None else tensor_files.read_json(spec, "spec")}
     wrong = [option for option, value in raw.items() if value is not None]

@@ -46,6 +46,7 @@ def gather(
     mask: Annotated[str | None, _file("true: may look; or floats, added to the scores.")] = None,
     key_mask: Annotated[str | None, _file("batch × keys, true for a real key.")] = None,
     key_lengths: Annotated[str | None, _file("For each sequence: how many keys are real.")] = None,
+    global_mask: Annotated[str | None, _file("batch × keys, true for a global token of its sequence.")] = None,
     past_key: Annotated[str | None, _file("Projected keys of earlier tokens.")] = None,
     past_value: Annotated[str | None, _file("Projected values of earlier tokens.")] = None,
     offsets: Annotated[str | None, _file("For each sequence: added to a query's index.")] = None,
@@ -69,7 +70,13 @@ def gather(
         fields |= tensor_files.read_all(inputs, "inputs")
     given = {"query": query, "key": key, "value": value, "mask": mask, "key_mask": key_mask, "key_lengths": key_lengths}
     given |= {"past_key": past_key, "past_value": past_value, "offsets": offsets, "positions": positions}
-    given |= {"gate": gate, "beta": beta, "initial_state": initial_state, "initial_normalizer": initial_normalizer}
+    given |= {
+        "global_mask": global_mask,
+        "gate": gate,
+        "beta": beta,
+        "initial_state": initial_state,
+        "initial_normalizer": initial_normalizer,
+    }
     fields |= {name: tensor_files.read(source, name) for name, source in given.items() if source is not None}
     fields["spec"] = None if spec is None else tensor_files.read_json(spec, "spec")
     fields["parameters"] = None if parameters is None else tensor_files.read_all(parameters, "parameters")

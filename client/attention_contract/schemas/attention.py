@@ -85,6 +85,10 @@ class AttentionInputs(WireModel):
     """``[B, Lk]``, true for a real key, false for padding. Integers 0 and 1 are accepted."""
     key_lengths: IntArray | None = None
     """``[B]``: how many keys from the first on are real."""
+    global_mask: BoolArray | None = None
+    """``[B, Lk]``, true for a global token of its sequence: it sees every key and is seen by every query, beside the
+    positions of ``global_tokens`` in the spec and with its projections. Without one there, what the masks together
+    forbid is allowed to and from these tokens. Counted as those positions are, the past included."""
     past_key: FloatArray | None = None
     """``[B, Hkv, P, D]``: keys of earlier tokens, as the tap ``k`` is: projected, normed and turned. Put before the new
     ones."""
@@ -152,6 +156,7 @@ class RawInputs(WireModel):
 
     Layouts: ``query [B, H, Lq, D]``, ``key [B, Hkv, Lk, D]``, ``value [B, Hkv, Lk, Dv]``; or, with ``num_heads`` given,
     ``[B, L, H·D]``. Without ``num_heads``, ``[Lq, D]`` is one head of one sequence. The reply keeps the query's layout.
+    An additive or bilinear score takes keys of another width than D.
     """
 
     spec: AttentionSpec = Field(default_factory=AttentionSpec)

@@ -94,6 +94,8 @@ class RawComplexityRequest(ComplexityRequest):
     num_kv_heads: int | None = Field(None, ge=1, lt=2**31)
     head_dim: int = Field(ge=1, lt=2**31)
     value_dim: int | None = Field(None, ge=1, lt=2**31)
+    key_dim: int | None = Field(None, ge=1, lt=2**31)
+    """Width of a head's keys, for an additive or bilinear score; default: ``head_dim``."""
     dtype: FloatName = "float32"
     spec: AttentionSpec = Field(default_factory=AttentionSpec)
 

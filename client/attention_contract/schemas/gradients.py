@@ -22,7 +22,7 @@ class GradientsRequest(ForwardRequest):
     capped_scores, masked_scores, weights, context), parameters by name, or ``parameters`` for all of them. A key or
     value that was not sent is the query, whose gradient is then the total over its roles."""
     check: bool = False
-    """Also compare with central differences in float64, at a sample of the elements of each name."""
+    """Also compare with extrapolated central differences in float64, at a sample of the elements of each name."""
     directions: dict[Annotated[str, Field(max_length=256)], FloatArray] | None = Field(None, min_length=1)
     """Also differentiate the gradients, along these directions: for names of ``wrt``, tensors d of their shape. The
     reply then has Hessian-vector products, Σ ∂²L/∂name ∂other · d_other over the others listed here."""

@@ -2,14 +2,17 @@
 
 from pydantic import Field
 
-from attention_contract.base import WireModel
-from attention_contract.schemas.attention import AttentionInputs, Ran, RawInputs, Select
+from attention_contract.base import Listed, WireModel
+from attention_contract.schemas.attention import AttentionInputs, Edit, Ran, RawInputs, Select
 from attention_contract.tensors import BoolArray, FloatArray, IntArray
 
 
 class WeightsRequest(AttentionInputs):
     """Ask for the attention weights of each head."""
 
+    edits: Listed[Edit] = Field(default_factory=list, max_length=256)
+    """Applied in the order of the taps, then in the order given; the weights, their statistics and the top keys are
+    those after the edits."""
     top_k: int = Field(0, ge=0, le=1024)
     """The number of most attended keys to name for each query, at most the number of keys; 0 for none."""
     select: Select | None = None
@@ -31,7 +34,7 @@ class HeadStatistics(WireModel):
     """Means over the real queries, for each head: ``[B, H]``. NaN for a sequence without a real query.
 
     All but ``max_weight`` are of the shares w / Σ w, which are the weights themselves where those sum to 1, as they do
-    unless the normalizer is a sigmoid.
+    unless the spec uses sinks or a sigmoid.
     """
 
     entropy: FloatArray

@@ -1,63 +1,68 @@
-"""Queries with projections of their own: global tokens that see other keys and values than their neighbours do.
+"""Global projections: global tokens with queries, keys and values of their own.
 
 Source: Beltagy et al. 2020, section 3.1, "Linear projections for global attention".
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
 
-from attention_contract.spec import AllOf, AnyOf, GlobalTokens, Mask
+from attention_contract.spec import Mask
+from attention_service.core.global_tokens import listed as global_tokens
 from attention_service.core.indices import pick
 from attention_service.core.types import Problem, Selection
 
 
+def has_separate(masks: Sequence[Mask]) -> bool:
+    """True if the spec has global projections, even if it lists no position."""
+    return any(mask.projections == "separate" for mask in global_tokens(masks))
+
+
 def separate_positions(masks: Sequence[Mask]) -> tuple[int, ...]:
-    """The positions of the queries that are projected apart, in order."""
-    return tuple(sorted(set(_separate(masks))))
-
-
-def _separate(masks: Sequence[Mask]) -> Iterator[int]:
-    for mask in masks:
-        if isinstance(mask, GlobalTokens) and mask.projections == "separate":
-            yield from mask.positions
-        elif isinstance(mask, AnyOf | AllOf):
-            yield from _separate(mask.of)
+    """Return the positions with global projections, in order."""
+    return tuple(
+        sorted({at for mask in global_tokens(masks) if mask.projections == "separate" for at in mask.positions})
+    )
 
 
 @dataclass(frozen=True)
 class ApartRows:
-    """Which rows of the selected queries are apart, and what they see."""
+    """The selected queries with global projections."""
 
     rows: tuple[int, ...]
-    """Among the selected queries: those that are apart in some sequence."""
+    """Indices among the selected queries: global in at least one sequence."""
     mine: Tensor
-    """Bool ``[1 or B, 1, R, 1]``: in which sequences they are."""
+    """Bool ``[1 or B, 1, R, 1]``: true in the sequences where the row is global."""
     problem: Problem
-    """With q, k and v of the projections apart, for all queries."""
+    """The problem with q, k and v of the global projections."""
 
     def put(self, x: Tensor, far: Tensor) -> Tensor:
-        """A tap over queries ``[B, H, Q, ...]`` with these rows, ``[B, H, R, ...]``, in their place."""
+        """Replace these rows of a tap ``[B, H, Q, ...]`` by ``far`` ``[B, H, R, ...]``."""
         near = pick(x, 2, self.rows)
         return x.index_copy(2, torch.tensor(self.rows, device=x.device), torch.where(self.mine, far, near))
 
 
 def apart_rows(problem: Problem, selection: Selection) -> ApartRows | None:
-    """The rows that are apart; None where there are none."""
+    """Return the rows with global projections; None if there are none."""
     if problem.apart is None:
         return None
     device, queries = problem.q.device, problem.q.shape[2]
-    positions = separate_positions(problem.spec.masks)
+    positions = [separate_positions(masks) for masks in problem.sequence_masks or (problem.spec.masks,)]
     offsets = [problem.past] if problem.offsets is None else problem.offsets.flatten().tolist()
+    count = max(len(positions), len(offsets))
+    positions = positions * count if len(positions) == 1 else positions
+    offsets = offsets * count if len(offsets) == 1 else offsets
     wanted = set(range(queries)) if selection.queries is None else set(selection.queries)
-    indices = {position - offset for position in positions for offset in set(offsets)} & wanted
+    places = set(zip(positions, offsets, strict=True))
+    indices = {position - offset for listed, offset in places for position in listed} & wanted
     selected = tuple(range(queries)) if selection.queries is None else selection.queries
     rows = tuple(row for row, index in enumerate(selected) if index in indices)
     if not rows:
         return None
-    at = torch.tensor([selected[row] for row in rows], device=device) + torch.tensor(offsets, device=device)[:, None]
-    mine = torch.isin(at, torch.tensor(positions, device=device))[:, None, :, None]
+    at = torch.tensor([selected[row] for row in rows])
+    of_each = [torch.isin(at + offset, torch.tensor(listed)) for listed, offset in zip(positions, offsets, strict=True)]
+    mine = torch.stack(of_each).to(device)[:, None, :, None]
     q, k, v = problem.apart
     return ApartRows(rows, mine, replace(problem, q=q, k=k, v=v, apart=None))

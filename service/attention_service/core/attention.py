@@ -13,11 +13,11 @@ from attention_contract.spec import AttentionSpec
 from attention_service.core.apart import apart_rows
 from attention_service.core.blocks import blocks, put_together
 from attention_service.core.edits import BoundEdit
-from attention_service.core.isolation import harmed, poisoned_rows, unfit_keys, without
 from attention_service.core.kernels import KERNELS, MATERIALIZED
 from attention_service.core.kernels.base import Kernel
 from attention_service.core.kernels.materialized import Materialized
 from attention_service.core.methods import METHODS, approximation_of
+from attention_service.core.nonfinite_keys import affected_queries, find_nonfinite_keys, with_nan_rows, without
 from attention_service.core.stages import TAPS, narrow, stages
 from attention_service.core.types import Problem, Selection
 from attention_service.core.visibility import EVERYTHING
@@ -57,11 +57,11 @@ def attend(
     if isinstance(kernel, str):
         kernel = KERNELS[MATERIALIZED if edits else kernel].make()
     by_stages = isinstance(kernel, Materialized)
-    unfit = None if by_stages else unfit_keys(problem)
-    given = problem if unfit is None else without(unfit, problem)
+    nonfinite = None if by_stages else find_nonfinite_keys(problem)
+    given = problem if nonfinite is None else without(nonfinite, problem)
     whole = METHODS.of(problem.spec.method).attend(given, kernel, taps, edits)
-    if unfit is not None:
-        whole = {"context": poisoned_rows(whole["context"], harmed(unfit, problem))}
+    if nonfinite is not None:
+        whole = {"context": with_nan_rows(whole["context"], affected_queries(nonfinite, problem))}
     if not by_stages and (apart := apart_rows(problem, EVERYTHING)) is not None:
         chosen = blocks(problem, Selection(queries=apart.rows))
         far = torch.cat([dict(stages(problem, {"context"}, selection=each))["context"] for each in chosen], 2)
@@ -73,15 +73,15 @@ def attend(
 
 def _approximate(problem: Problem, taps: Collection[str], selection: Selection, edits: Sequence[BoundEdit]) -> Attended:
     # Without masks every query meets every key; with them, those before a NaN are kept from it.
-    unfit = unfit_keys(problem) if problem.spec.masks and not edits else None
-    given = problem if unfit is None else without(unfit, problem)
+    nonfinite = find_nonfinite_keys(problem) if problem.spec.masks and not edits else None
+    given = problem if nonfinite is None else without(nonfinite, problem)
     found = METHODS.of(problem.spec.method).attend(given, KERNELS[MATERIALIZED].make(), taps, edits)
-    if unfit is not None:
+    if nonfinite is not None:
         found |= {"k": problem.k, "v": problem.v}
-        found["context"] = found["context"].masked_fill(harmed(unfit, problem), torch.nan)
+        found["context"] = found["context"].masked_fill(affected_queries(nonfinite, problem), torch.nan)
         for name, x in found.items():
             if name.startswith("final_"):  # [B, Hkv, F, ...]
-                ruined = unfit.any(-1).view(*x.shape[:2], *(1 for _ in x.shape[2:]))
+                ruined = nonfinite.any(-1).view(*x.shape[:2], *(1 for _ in x.shape[2:]))
                 found[name] = x.masked_fill(ruined, torch.nan)
     asked = {tap: narrow(found[tap], tap, problem, selection) for tap in taps if tap != "output"}
     return Attended(found["context"], asked, {name: x for name, x in found.items() if name.startswith("final_")})

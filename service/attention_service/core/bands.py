@@ -7,9 +7,7 @@ from functools import cached_property
 import torch
 from torch import Tensor
 
-from attention_service.core import steps
 from attention_service.core.patterns import Bounds, Coverage, Line, Part, Tiles, Turns
-from attention_service.core.tape import BOOL, INTEGER, Sketch, Tape
 
 
 @dataclass(frozen=True)
@@ -26,15 +24,6 @@ class Band(Part):
             inside = j >= p + self.low
         if self.high is not None:
             inside = inside & (j <= p + self.high)
-        return inside
-
-    def sketched(self, tape: Tape, p: Sketch, j: Sketch) -> Sketch:
-        """A limit and a comparison each, and both together."""
-        inside = steps.filled(tape, (1,) * len(j.dims), BOOL)
-        if self.low is not None:
-            inside = steps.plain(tape, j, steps.plain(tape, p), itemsize=BOOL)
-        if self.high is not None:
-            inside = steps.plain(tape, inside, steps.plain(tape, j, steps.plain(tape, p), itemsize=BOOL))
         return inside
 
     def coverage(self, tiles: Tiles) -> Coverage:
@@ -90,10 +79,6 @@ class Queries(_Listed, Part):
         """By look-up."""
         return torch.isin(p, self._listed.to(p.device))
 
-    def sketched(self, tape: Tape, p: Sketch, j: Sketch) -> Sketch:
-        """One look-up."""
-        return steps.plain(tape, p, Sketch((len(self.positions),), INTEGER), itemsize=BOOL, dims=p.dims)
-
     def coverage(self, tiles: Tiles) -> Coverage:
         """By how many of the positions are among the tile's queries."""
         return _marked(self.positions, tiles.p_first, tiles.p_last)
@@ -115,10 +100,6 @@ class Keys(_Listed, Part):
     def allows(self, p: Tensor, j: Tensor) -> Tensor:
         """By look-up."""
         return torch.isin(j, self._listed.to(j.device))
-
-    def sketched(self, tape: Tape, p: Sketch, j: Sketch) -> Sketch:
-        """One look-up."""
-        return steps.plain(tape, j, Sketch((len(self.positions),), INTEGER), itemsize=BOOL, dims=j.dims)
 
     def coverage(self, tiles: Tiles) -> Coverage:
         """By how many of the positions are among the tile's keys."""

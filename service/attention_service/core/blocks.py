@@ -1,23 +1,33 @@
-"""How much is computed at once where the whole of it is not needed at once."""
+"""Blocks of queries: parts of a computation that need not be in memory at once."""
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, nullcontext
+from contextvars import ContextVar
 from dataclasses import replace
 
 import torch
 from torch import Tensor
 
+from attention_service.core.cancellation import checkpoint
 from attention_service.core.types import Problem, Selection
 
 _ELEMENTS = 2**20
+_MANY = 64
+"""Beyond so many blocks of tensors without numbers, one stands for the rest."""
+
+REPEATED: ContextVar[Callable[[int], AbstractContextManager[None]]] = ContextVar(
+    "REPEATED", default=lambda times: nullcontext()
+)
+"""Entered around one block that stands for so many equal ones, as with tensors that have sizes and no numbers."""
 
 
 def rows_at_once(batch: int, heads: int, keys: int) -> int:
-    """How many queries to look at together: about a million scores ``[batch, heads, rows, keys]``, one row at least."""
+    """Return the queries of a block: about a million scores ``[batch, heads, rows, keys]``, at least one row."""
     return max(1, _ELEMENTS // max(1, batch * heads * keys))
 
 
 def blocks(problem: Problem, selection: Selection) -> list[Selection]:
-    """The selection, cut along its queries into as many as keep the scores of each at that size; never none."""
+    """Divide the selection along its queries into blocks of that size, at least one."""
     batch, heads, queries, _ = problem.q.shape
     rows = rows_at_once(batch, len(selection.heads or range(heads)), problem.k.shape[2])
     wanted = tuple(range(queries)) if selection.queries is None else selection.queries
@@ -29,13 +39,16 @@ def blocks(problem: Problem, selection: Selection) -> list[Selection]:
 def put_together(parts: Iterator[Tensor], queries: int) -> Tensor:
     """Parts along the queries ``[.., .., queries, ...]``, which no graph leads to, as they are made.
 
-    Of tensors without numbers, which have sizes alone, two are made, beside one as large as all of them.
+    Of very many parts without numbers, which have sizes alone, the second stands for the rest.
     """
+    checkpoint()
     found = [next(parts)]
-    missing = queries - found[0].shape[2]
-    if found[0].is_meta and missing > 0:
+    rows = found[0].shape[2]
+    missing = queries - rows
+    if found[0].is_meta and missing > _MANY * rows:
         found.append(found[0].new_empty(*found[0].shape[:2], missing, *found[0].shape[3:]))
-        next(parts)
+        with REPEATED.get()(-(-missing // rows)):
+            next(parts)
     else:
         found += parts
     return torch.cat(found, 2)

@@ -6,9 +6,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from attention_service.core import steps
 from attention_service.core.patterns import Bounds, Coverage, Part, Pattern, Tiles
-from attention_service.core.tape import BOOL, Sketch, Tape
 
 
 @dataclass(frozen=True)
@@ -21,13 +19,6 @@ class _Several:
         """Those of all."""
         for pattern in self.of:
             yield from pattern.parts()
-
-    def sketched(self, tape: Tape, p: Sketch, j: Sketch) -> Sketch:
-        """Each of them, joined with those before it."""
-        together = steps.filled(tape, (1,) * len(j.dims), BOOL)
-        for pattern in self.of:
-            together = steps.plain(tape, together, pattern.sketched(tape, p, j))
-        return together
 
     @property
     def laid_out(self) -> bool:

@@ -8,6 +8,7 @@ from torch import Tensor
 
 from attention_contract.spec import Exact
 from attention_service.core.blocks import blocks
+from attention_service.core.cancellation import checkpoint
 from attention_service.core.methods import Approximation
 from attention_service.core.stages import stages
 from attention_service.core.types import Problem, Running, Selection
@@ -31,6 +32,7 @@ def compare(problem: Problem, method: Approximation) -> Compared:
     contexts: list[Tensor] = []
     divergences: list[Tensor] = []
     for block in blocks(problem, EVERYTHING):
+        checkpoint()
         context, lost = compare_block(exact, clean, method, block)
         contexts.append(context)
         divergences.extend(lost)

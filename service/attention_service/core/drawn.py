@@ -8,10 +8,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from attention_service.core import steps
-from attention_service.core.noise import noise, sketched_noise
+from attention_service.core.noise import noise
 from attention_service.core.patterns import Bounds, Coverage, Part, Tiles, Turns
-from attention_service.core.tape import BOOL, INTEGER, Number, Sketch, Tape
 
 _DRAWS_OF_A_TILE = 256
 _AT_ONCE = 2**14
@@ -50,30 +48,6 @@ class Drawn(Part):
         drawn = self._drawn(p.flatten()).sort(1).values
         at = torch.searchsorted(drawn, block.contiguous()).clamp_(max=self._draws - 1)
         return drawn.gather(1, at) == block
-
-    def sketched(self, tape: Tape, p: Sketch, j: Sketch) -> Sketch:
-        """``allows`` for one row of keys."""
-        block = steps.plain(tape, j)
-        if not self._draws:
-            return steps.filled(tape, (1,) * len(j.dims), BOOL)
-        keys = j.dims[-1]
-        before = steps.plain(tape, Sketch((1,), INTEGER))
-        column = steps.plain(tape, block, before)
-        steps.filled(tape, (p.size, keys + 2), BOOL)
-        whole, rest = divmod(p.size, self._rows)
-        for rows, times in ((self._rows, whole), (rest, 1)):
-            if rows and times:
-                with tape.repeated(times):
-                    self._sketched_marks(tape, rows, keys, before)
-        y = Sketch((*p.dims[:-1], keys), BOOL)
-        tape.does(y.bytes + column.bytes, y.bytes)
-        return y
-
-    def _sketched_marks(self, tape: Tape, rows: Number, keys: Number, before: Sketch) -> None:
-        drawn = self._sketched_draws(tape, rows)
-        at = steps.changed(tape, steps.plain(tape, drawn, before))
-        marks = rows * (keys + 2) * BOOL
-        tape.does(marks + at.bytes, marks)
 
     def coverage(self, tiles: Tiles) -> Coverage:
         """By the draws of each row of blocks in a tile; where those are too many, it does not tell."""
@@ -119,18 +93,6 @@ class Drawn(Part):
             drawn[:, index].masked_fill_(again, self.blocks - self._draws + index)
         return drawn
 
-    def _sketched_draws(self, tape: Tape, rows: Number) -> Sketch:
-        n = self._draws
-        most = steps.filled(tape, (n,), INTEGER)
-        row = steps.plain(tape, Sketch((rows, 1), INTEGER))
-        number = sketched_noise(tape, row, most)
-        drawn = steps.plain(tape, number, steps.plain(tape, most))
-        pairs, later = rows * n * (n - 1) // 2, rows * (n - 1)
-        tape.does(INTEGER * (pairs + later), BOOL * pairs, 0, n - 1)
-        tape.does(BOOL * pairs, BOOL * later, 0, n - 1)
-        tape.does((INTEGER + BOOL) * later, INTEGER * later, 0, n - 1)
-        return drawn
-
     @property
     def building(self) -> int:
         """The marks, and what was looked up."""
@@ -138,7 +100,7 @@ class Drawn(Part):
 
     def beside(self, queries: int) -> int:
         """The draws of as many queries as are looked at together."""
-        return _HELD * INTEGER * min(queries, self._rows) * self._draws
+        return _HELD * torch.int64.itemsize * min(queries, self._rows) * self._draws
 
     @property
     def bounds(self) -> Bounds:

@@ -6,9 +6,7 @@ Source: Srivastava et al. 2014; on attention weights: Vaswani et al. 2017, secti
 import torch
 from torch import Tensor
 
-from attention_service.core import steps
-from attention_service.core.noise import mixed, noise, sketched_mixed, sketched_noise
-from attention_service.core.tape import BOOL, INTEGER, Dims, Sketch, Tape
+from attention_service.core.noise import mixed, noise
 from attention_service.core.types import Dropout
 
 
@@ -25,18 +23,3 @@ def kept(dropout: Dropout, batch: Tensor, heads: Tensor, queries: Tensor, keys: 
 def dropped(weights: Tensor, dropout: Dropout, keep: Tensor) -> Tensor:
     """The kept weights, divided by 1 − p, and zeros."""
     return torch.where(keep, weights / (1 - dropout.p), 0)
-
-
-def sketched_keep(tape: Tape, dims: Dims) -> Sketch:
-    """``kept``, step by step, for ``[B, H, Q, K]``."""
-    batch, heads, queries, keys = dims
-    first = steps.plain(tape, Sketch((batch, 1), INTEGER))
-    head = sketched_noise(tape, steps.plain(tape, first, Sketch((heads,), INTEGER)))
-    row = sketched_mixed(tape, Sketch((*head.dims, 1), INTEGER), Sketch((queries,), INTEGER))
-    drawn = sketched_mixed(tape, Sketch((*row.dims, 1), INTEGER), Sketch((keys,), INTEGER))
-    return steps.plain(tape, drawn, itemsize=BOOL)
-
-
-def sketched_dropped(tape: Tape, weights: Sketch, keep: Sketch) -> Sketch:
-    """``dropped``, step by step."""
-    return steps.choose(tape, keep, steps.scale(tape, weights))

@@ -18,7 +18,7 @@ AXES: dict[str, dict[str, int]] = {
     "context": {"heads": 1, "queries": 2},
     "output": {"queries": 1},
 }
-"""Which dimension of a tap is which; ``output`` is the one of a module, ``[B, Q, d_model]``."""
+"""The dimensions of each tap by name; ``output`` is that of a module, ``[B, Q, d_model]``."""
 
 
 @dataclass(frozen=True)
@@ -39,7 +39,7 @@ class BoundEdit:
 
 
 def apply(edits: Iterable[BoundEdit], tap: str, x: Tensor) -> Tensor:
-    """The tap after those of the edits that are for it, in the order given. Never in place."""
+    """Apply the edits of this tap in their order. Never in place."""
     return reduce(_edit, (edit for edit in edits if edit.tap == tap), x)
 
 
@@ -56,7 +56,7 @@ def _edit(x: Tensor, edit: BoundEdit) -> Tensor:
 
 
 def _replacement(x: Tensor, edit: BoundEdit, listed: dict[int, tuple[int, ...]]) -> Tensor:
-    """What stands in the region after the edit, in the shape of the tap (or one number)."""
+    """Return the new content of the region, in the shape of the tap (or one number)."""
     if edit.value is not None:
         sizes = [len(listed[dim]) if dim in listed else size for dim, size in enumerate(x.shape)]
         places = [
@@ -71,7 +71,7 @@ def _replacement(x: Tensor, edit: BoundEdit, listed: dict[int, tuple[int, ...]])
 
 
 def _region(x: Tensor, listed: dict[int, tuple[int, ...]]) -> Tensor:
-    """Bool, broadcastable to x: true in the product of the listed indices."""
+    """Mark the product of the listed indices: bool, broadcastable to x."""
     region = torch.ones((1,) * x.ndim, dtype=torch.bool, device=x.device)
     for dim, index in listed.items():
         inside = torch.zeros(x.shape[dim], dtype=torch.bool, device=x.device)

@@ -13,6 +13,7 @@ from torch.nn.functional import cosine_similarity
 
 from attention_contract.spec import AttentionSpec, Dot
 from attention_service.core.blocks import rows_at_once
+from attention_service.core.cancellation import checkpoint
 from attention_service.core.stages import stages
 from attention_service.core.types import Problem
 
@@ -130,6 +131,7 @@ def _fall(memory: Memory, x: Tensor, ground: Tensor, out: Retrieved, limit: int,
     rows: Tensor | slice = slice(None)  # states that still change in a head or sequence
     taken = 0
     while taken < limit and (eps is None or bool(falling.any())):
+        checkpoint()
         now, still = x[:, :, rows], falling[:, :, rows]
         update = dict(stages(memory.attention(now), ("masked_scores", "weights", "context")))
         out.energy[:, :, rows, taken] = energy(

@@ -1,46 +1,63 @@
-"""What each head looks at: statistics over the real queries, and the keys that each query looks at most.
+"""Inspection of weights: statistics over the real queries, and the most attended keys of each query.
 
 Block by block, so that the weights of one block are all that is held of them.
 """
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Sequence
+from functools import partial
 
 import torch
 from torch import Tensor
 
 from attention_service.core.blocks import blocks
-from attention_service.core.stages import stages
+from attention_service.core.edits import BoundEdit
+from attention_service.core.stages import narrow, stages
 from attention_service.core.types import Problem, Selection
 
 Top = tuple[Tensor, Tensor]
 """Weights and indices of keys, ``[B, H, Q, count]``."""
 
 
+Weights = Callable[[Selection], Tensor]
+"""The weights ``[B, H, Q, K]`` of the selected heads and queries."""
+
+
+def weights_after(problem: Problem, edits: Sequence[BoundEdit]) -> Weights:
+    """Make the function that gives the weights after these edits.
+
+    Edits need the whole of every tap, so all weights are computed once; without edits, each selection by itself.
+    """
+    if not edits:
+        return partial(weights_of, problem)
+    whole = dict(stages(problem, ("weights",), edits))["weights"]
+    return lambda selection: narrow(whole, "weights", problem, selection)
+
+
 def weights_of(problem: Problem, selection: Selection) -> Tensor:
-    """The weights of the selected heads and queries."""
+    """Compute the weights of the selected heads and queries."""
     return dict(stages(problem, ("weights",), selection=selection))["weights"]
 
 
-def top(problem: Problem, selection: Selection, count: int) -> Top:
-    """Weights and indices of the most attended keys of each selected query; −1 for no key."""
-    return together([top_of(problem, block, count) for block in blocks(problem, selection)])
+def top(problem: Problem, selection: Selection, count: int, weights: Weights | None = None) -> Top:
+    """Find the most attended keys of each selected query: weights and indices, −1 for no key."""
+    return together([top_of(problem, block, count, weights) for block in blocks(problem, selection)])
 
 
-def top_of(problem: Problem, block: Selection, count: int) -> Top:
-    """The same of one block, where what has no weight has an index."""
-    found = weights_of(problem, block).topk(count, dim=-1)
+def top_of(problem: Problem, block: Selection, count: int, weights: Weights | None = None) -> Top:
+    """Find the most attended keys of one block. Keys without weight keep their indices."""
+    found = (weights or partial(weights_of, problem))(block).topk(count, dim=-1)
     return found.values, found.indices
 
 
 def together(tops: Iterable[Top]) -> Top:
-    """Those of several blocks."""
+    """Concatenate the results of several blocks."""
     parts = [*tops]
     weights, keys = (torch.cat(each, dim=2) for each in zip(*parts, strict=True))
     return weights, keys.masked_fill(weights == 0, -1)
 
 
 def positions_of(problem: Problem) -> Tensor:
-    """``[B, Q]``: where each query stands among the keys."""
+    """Return the position of each query among the keys, ``[B, Q]``."""
     batch, _, queries, _ = problem.q.shape
     device = problem.q.device
     offset = torch.full((batch,), problem.past, device=device)
@@ -50,7 +67,7 @@ def positions_of(problem: Problem) -> Tensor:
 
 
 def real_queries(problem: Problem) -> Tensor:
-    """Bool ``[B, Q]``: in self-attention the queries whose own key is real, otherwise all."""
+    """Mark the real queries, bool ``[B, Q]``: in self-attention those whose own key is real, otherwise all."""
     batch, _, queries, _ = problem.q.shape
     real = torch.ones(batch, problem.keys, dtype=torch.bool, device=problem.q.device)
     if queries != problem.keys - problem.past:
@@ -71,7 +88,7 @@ class Totals:
         self._sums: dict[str, Tensor] = {}
 
     def add(self, weights: Tensor, real: Tensor, positions: Tensor) -> None:
-        """Count weights ``[B, H, R, K]`` of the queries at positions ``[B, R]``, those that are real ``[B, R]``."""
+        """Add weights ``[B, H, R, K]`` of queries at positions ``[B, R]`` where ``real`` ``[B, R]`` is true."""
         keys = torch.arange(weights.shape[-1], device=weights.device)
         shares = weights / weights.sum(-1, keepdim=True)  # NaN for a query without weights, which is not counted
         distance = (positions[:, None, :, None] - keys).abs()  # [B, 1, R, K]
@@ -90,17 +107,18 @@ class Totals:
         self.queries += looking.any(1).sum(-1)
 
     def means(self) -> dict[str, Tensor]:
-        """The mean of each statistic over its real queries; NaN where there are none."""
+        """Return the mean of each statistic over the real queries; NaN if there are none."""
         names = ("entropy", "max_weight", "mean_distance", "first_key", "own_position")
         none = torch.zeros_like(self._looking)
         return {name: self._sums.get(name, none) / self._looking for name in names}
 
 
-def totals(problem: Problem, real: Tensor, looked_at: Iterable[Selection]) -> Totals:
-    """Over the queries of these blocks, all heads of each, of which ``real`` ``[B, Q]`` count."""
+def totals(problem: Problem, real: Tensor, looked_at: Iterable[Selection], weights: Weights | None = None) -> Totals:
+    """Sum over all heads and those queries of these blocks that are ``real`` ``[B, Q]``."""
+    weights = weights or partial(weights_of, problem)
     batch, heads, _, _ = problem.q.shape
     found, positions = Totals(batch, heads, problem.q.device), positions_of(problem)
     for block in looked_at:
         rows = slice(None) if block.queries is None else list(block.queries)
-        found.add(weights_of(problem, block).double(), real[:, rows], positions[:, rows])
+        found.add(weights(block).double(), real[:, rows], positions[:, rows])
     return found

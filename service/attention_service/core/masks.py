@@ -1,4 +1,4 @@
-"""Masks of positions: whether the query at p may look at key j.
+"""Masks of positions: pairs of a query at position p and a key j that it may look at.
 
 p is the query's index plus its offset, which is the length of the past unless the request says otherwise.
 """
@@ -25,13 +25,13 @@ class MaskRule(Protocol):
     """A mask that depends on positions alone."""
 
     def pattern(self, surplus: int, keys: int) -> Pattern:
-        """The pairs it allows, among so many keys, of which ``surplus`` more are new than there are queries."""
+        """Return the allowed pairs. ``surplus``: new keys minus queries; ``keys``: all keys."""
 
 
 MASKS = Registry[MaskRule]("mask")
 _GRADIENT = "∂s where looking is allowed, 0 elsewhere"
 FAR = 2**61
-"""Offsets are cut off here: beyond any position in a sequence, and small enough that sums with it fit int64."""
+"""Offsets are clamped to ±FAR: beyond any position in a sequence, and sums with it fit int64."""
 
 
 @MASKS.register(
@@ -48,7 +48,7 @@ class Causal:
     options: spec.Causal
 
     def pattern(self, surplus: int, keys: int) -> Pattern:
-        """Everything up to the (aligned) diagonal."""
+        """Return one band up to the aligned diagonal."""
         return Band(high=surplus if self.options.align == "bottom_right" else 0)
 
 
@@ -66,7 +66,7 @@ class SlidingWindow:
     options: spec.SlidingWindow
 
     def pattern(self, surplus: int, keys: int) -> Pattern:
-        """One band."""
+        """Return one band."""
         left = self.options.left
         return Band(low=None if left is None else -left, high=self.options.right)
 
@@ -85,7 +85,7 @@ class GlobalTokens:
     options: spec.GlobalTokens
 
     def pattern(self, surplus: int, keys: int) -> Pattern:
-        """Marked queries and marked keys."""
+        """Return the union of marked queries and marked keys."""
         positions = tuple(self.options.positions)
         return AnyOf((Queries(positions), Keys(positions)))
 
@@ -104,7 +104,7 @@ class PrefixLM:
     options: spec.PrefixLM
 
     def pattern(self, surplus: int, keys: int) -> Pattern:
-        """The first keys, and everything up to the diagonal."""
+        """Return the union of the first keys and a causal band."""
         return AnyOf((Leading(self.options.length), Band(high=0)))
 
 
@@ -122,7 +122,7 @@ class Block:
     options: spec.Block
 
     def pattern(self, surplus: int, keys: int) -> Pattern:
-        """The query's block and its neighbours."""
+        """Return the query's block and its neighbours."""
         return Blocks(self.options.size, self.options.neighbours)
 
 
@@ -140,7 +140,7 @@ class Strided:
     options: spec.Strided
 
     def pattern(self, surplus: int, keys: int) -> Pattern:
-        """A band and every so many diagonals."""
+        """Return the union of a band and every ``stride``-th diagonal."""
         local = self.options.stride if self.options.local is None else self.options.local
         return AnyOf((Band(-local, local), Stripes(self.options.stride)))
 
@@ -159,7 +159,7 @@ class FixedStride:
     options: spec.FixedStride
 
     def pattern(self, surplus: int, keys: int) -> Pattern:
-        """The query's block, and the end of each."""
+        """Return the union of the query's block and the end of every block."""
         stride, summary = self.options.stride, self.options.summary
         return AnyOf((Blocks(stride), Remainder(stride, stride - summary)))
 
@@ -173,12 +173,12 @@ class FixedStride:
 )
 @dataclass(frozen=True)
 class RandomBlocks:
-    """A few blocks of keys for each block of queries."""
+    """Random blocks of keys for each block of queries."""
 
     options: spec.RandomBlocks
 
     def pattern(self, surplus: int, keys: int) -> Pattern:
-        """Drawn among the blocks of all keys."""
+        """Return blocks drawn among the blocks of all keys."""
         return Drawn(self.options.size, self.options.count, self.options.seed, -(-keys // self.options.size))
 
 
@@ -196,7 +196,7 @@ class Documents:
     options: spec.Documents
 
     def pattern(self, surplus: int, keys: int) -> Pattern:
-        """Cut where a document begins, and where the last has ended."""
+        """Return segments that begin where a document begins, and where the last one ends."""
         return Segments((0, *accumulate(self.options.lengths)))
 
 
@@ -209,12 +209,12 @@ class Documents:
 )
 @dataclass(frozen=True)
 class Union:
-    """What any of several masks allows."""
+    """The union of several masks."""
 
     options: spec.AnyOf
 
     def pattern(self, surplus: int, keys: int) -> Pattern:
-        """The union of theirs."""
+        """Return the union of their patterns."""
         return AnyOf(tuple(MASKS.of(mask).pattern(surplus, keys) for mask in self.options.of))
 
 
@@ -227,17 +227,17 @@ class Union:
 )
 @dataclass(frozen=True)
 class Intersection:
-    """What each of several masks allows."""
+    """The intersection of several masks."""
 
     options: spec.AllOf
 
     def pattern(self, surplus: int, keys: int) -> Pattern:
-        """The intersection of theirs."""
+        """Return the intersection of their patterns."""
         return AllOf(tuple(MASKS.of(mask).pattern(surplus, keys) for mask in self.options.of))
 
 
 def pattern_of(masks: Sequence[spec.Mask], queries: int, keys: int, past: int = 0) -> Pattern:
-    """What all of the masks allow."""
+    """Combine the masks into one pattern."""
     patterns = tuple(MASKS.of(mask).pattern(keys - past - queries, keys) for mask in masks)
     return patterns[0] if len(patterns) == 1 else AllOf(patterns)
 
@@ -252,7 +252,7 @@ def allowed(
     rows: Tensor | None = None,
     device: torch.device | str = "cpu",
 ) -> Tensor | None:
-    """What all of the masks allow: bool ``[1 or B, 1, Q or len(rows), K]``, or None where there is no mask.
+    """Lay out all masks together: bool ``[1 or B, 1, Q or len(rows), K]``; None without masks.
 
     offsets ``[B]`` or ``[]``, by default the past; rows: the indices of the queries to answer for, by default all.
     """
@@ -268,9 +268,9 @@ def allowed(
 def allowed_pairs(
     masks: Sequence[spec.Mask], queries: int, keys: int, *, past: int = 0, offset: int | None = None
 ) -> int:
-    """How many of the queries × keys pairs all of the masks allow, exactly, without laying them out.
+    """Count the queries × keys pairs that all masks allow, exactly, without laying them out.
 
-    Raises InvalidRequest where that would take too long (see ``row_counting``).
+    Raises InvalidRequest if that would take too long (see ``row_counting``).
     """
     first = max(-FAR, min(past if offset is None else offset, FAR))
     pattern = pattern_of(masks, queries, keys, past)

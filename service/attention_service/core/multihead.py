@@ -10,11 +10,12 @@ from functools import cached_property
 
 import torch
 from torch import Tensor
-from torch.nn.functional import linear
+from torch.nn.functional import linear as whole_linear
 
 from attention_contract.schemas.modules import Biases, ModuleConfig
 from attention_contract.spec import AttentionSpec
-from attention_service.core.apart import separate_positions
+from attention_service.core.apart import has_separate
+from attention_service.core.cancellation import checked, checkpoint, slice_flops
 from attention_service.core.learned import learned_of
 from attention_service.core.types import Learned, Problem, Widths, added_keys
 
@@ -88,7 +89,7 @@ def parameter_shapes(sizes: Sizes) -> dict[str, tuple[int, ...]]:
         "o_proj": (sizes.d_model, sizes.heads * sizes.value_dim),
     }
     biases = {name: getattr(sizes.biases, name) for name in weights}
-    if separate_positions(sizes.spec.masks):
+    if has_separate(sizes.spec.masks):
         apart = {f"{role}_global": f"{role}_proj" for role in "qkv"}
         weights |= {name: weights[like] for name, like in apart.items()}
         biases |= {name: biases[like] for name, like in apart.items()}
@@ -224,6 +225,23 @@ def merge_heads(x: Tensor) -> Tensor:
     return x.transpose(1, 2).flatten(2)
 
 
+def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
+    """x·wᵀ + b, in slices of rows with a checkpoint before each if it takes long on the CPU."""
+    if 2.0 * x.numel() * weight.shape[0] <= slice_flops() or x.device.type != "cpu":
+        return whole_linear(x, weight, bias)
+    rows, at_once = x.numel() // x.shape[-1], max(int(slice_flops() / (2.0 * weight.numel())), 1)
+    sizes = [min(at_once, rows - start) for start in range(0, rows, at_once)]
+    parts = x.reshape(rows, -1).split_with_sizes(sizes)
+    if torch.is_grad_enabled() and (x.requires_grad or weight.requires_grad):
+        found = torch.cat([checked(whole_linear(part, weight, bias)) for part in parts])
+    else:
+        found = x.new_empty(rows, weight.shape[0])
+        for part, into in zip(parts, found.split_with_sizes(sizes), strict=True):
+            checkpoint()
+            into.copy_(whole_linear(part, weight, bias))
+    return found.view(*x.shape[:-1], weight.shape[0])
+
+
 def project(
     parameters: Parameters, sizes: Sizes, query: Tensor, key: Tensor, value: Tensor, by: str = "proj"
 ) -> tuple[Tensor, Tensor, Tensor]:
@@ -249,4 +267,9 @@ def project_jointly(joint: Joint, sizes: Sizes, x: Tensor) -> tuple[Tensor, Tens
 
 def project_out(parameters: Parameters, context: Tensor) -> Tensor:
     """Context ``[B, H, Q, V]`` to the output ``[B, Q, d_model]``."""
-    return linear(merge_heads(context), parameters["o_proj.weight"], parameters.get("o_proj.bias"))
+    return project_merged(parameters, merge_heads(context))
+
+
+def project_merged(parameters: Parameters, merged: Tensor) -> Tensor:
+    """Heads side by side ``[..., H·V]`` to the output ``[..., d_model]``."""
+    return linear(merged, parameters["o_proj.weight"], parameters.get("o_proj.bias"))

@@ -3,9 +3,6 @@
 import torch
 from torch import Tensor
 
-from attention_service.core import steps
-from attention_service.core.tape import INTEGER, Sketch, Tape
-
 _LOW = 2**32 - 1
 
 
@@ -29,26 +26,3 @@ def mixed(state: Tensor, word: Tensor | int) -> Tensor:
     state = (state ^ state >> 16) * 0x21F0AAAD & _LOW
     state = (state ^ state >> 15) * 0x735A2D97 & _LOW
     return state ^ state >> 15
-
-
-def sketched_noise(tape: Tape, row: Sketch, draw: Sketch | None = None) -> Sketch:
-    """``noise``, step by step; a draw that is None is a number."""
-    seed = steps.filled(tape, row.dims, INTEGER)
-    low = steps.plain(tape, row)
-    high = steps.plain(tape, steps.plain(tape, row))
-    words = (None, None) if draw is None else (steps.plain(tape, draw), steps.plain(tape, draw))
-    state = steps.filled(tape, row.dims, INTEGER)
-    for word in (seed, low, high, *words):
-        state = sketched_mixed(tape, state, word)
-    return state
-
-
-def sketched_mixed(tape: Tape, state: Sketch, word: Sketch | None) -> Sketch:
-    """``mixed``, step by step; a word that is None is a number."""
-    x = steps.plain(tape, state) if word is None else steps.plain(tape, state, word)
-    n = x.bytes
-    tape.does(2 * n, 2 * n, 0, 2)  # a constant added, and what is beyond 2³² cut off
-    tape.does(5 * n, 4 * n, 0, 4)  # shifted, with itself, times a number, cut off
-    tape.does(5 * n, 4 * n, 0, 4)
-    tape.does(3 * n, 2 * n, 0, 2)
-    return x

@@ -1,4 +1,4 @@
-"""Sets of query-key pairs, said once and read many times: as a dense tensor, as a count and as a cost.
+"""Sets of query-key pairs, stated once and read as a dense tensor, as a count and as a cost.
 
 A query stands at position p (its index plus the offset), a key at its index j. A pattern is built of parts, such as
 bands along the diagonal (``bands``) and blocks (``tilings``), by union and intersection (``combinations``).
@@ -11,30 +11,25 @@ from typing import Protocol
 
 from torch import Tensor
 
-from attention_service.core.tape import Sketch, Tape
-
 
 class Pattern(Hashable, Protocol):
     """A set of pairs (p, j)."""
 
     def allows(self, p: Tensor, j: Tensor) -> Tensor:
-        """Bool, broadcastable to the shape of p and j together: whether a pair is in the set.
+        """Test each pair: bool, broadcastable to the shape of p and j together.
 
         p ``[…, R, 1]``; j ``[…, 1, K]``, keys side by side in ascending order, or ``[R, K]``, a row of any for each p.
         """
 
-    def sketched(self, tape: Tape, p: Sketch, j: Sketch) -> Sketch:
-        """``allows``, step by step."""
-
     def parts(self) -> "Iterator[Part]":
-        """What it is built of."""
+        """Go through the parts that it is built of."""
 
     def coverage(self, tiles: "Tiles") -> "Coverage":
-        """What it allows of each tile, where a tile is a stretch of queries against a stretch of keys."""
+        """Return which tiles have allowed pairs. A tile is a range of queries against a range of keys."""
 
     @property
     def laid_out(self) -> bool:
-        """Whether the answer is as large as all pairs, and not one for each query or for each key."""
+        """True if ``allows`` returns a value for each pair, not one for each query or key."""
 
     @property
     def building(self) -> int:
@@ -45,12 +40,12 @@ class Pattern(Hashable, Protocol):
 
     @property
     def bounds(self) -> "Bounds":
-        """How many keys it leaves a query as the sequence grows."""
+        """The number of keys that a query may see as the sequence grows."""
 
 
 @dataclass(frozen=True)
 class Tiles:
-    """Stretches of queries ``[Q, 1]`` against stretches of keys ``[1, K]`` side by side: int64, both ends included."""
+    """Ranges of queries ``[Q, 1]`` against contiguous ranges of keys ``[1, K]``: int64, both ends included."""
 
     p_first: Tensor
     p_last: Tensor
@@ -70,7 +65,7 @@ class Tiles:
 
 @dataclass(frozen=True)
 class Coverage:
-    """What a pattern allows of each tile: bool, broadcastable to the shape of the tiles."""
+    """The allowed pairs of each tile: bool, broadcastable to the shape of the tiles."""
 
     some: Tensor
     """False only where no pair of the tile is allowed."""
@@ -80,14 +75,14 @@ class Coverage:
 
 @dataclass(frozen=True)
 class Bounds:
-    """How many keys a pattern leaves a query as the sequence grows."""
+    """Bounds on the number of keys that a query may see as the sequence grows."""
 
     left: bool
-    """Whether those before the query are bounded, but for the strips."""
+    """True if keys before the query are bounded, apart from the strips."""
     right: bool
-    """Whether those after it are bounded, but for the strips."""
+    """True if keys after the query are bounded, apart from the strips."""
     strips: frozenset[str] = frozenset()
-    """What comes on top, as terms in an asymptotic cost: ``g`` for global tokens."""
+    """Further terms of the asymptotic cost: ``g`` for global tokens."""
 
 
 @dataclass(frozen=True)
@@ -104,15 +99,15 @@ class Turns:
     rows: tuple[int, ...] = ()
     """Positions of queries at which rows of another kind begin."""
     period: int | None = 1
-    """So many rows on, the moving edges have moved by as much; None where they never repeat."""
+    """After this many rows the pattern repeats, moved by as much; None if it never repeats."""
 
 
 class Part(ABC):
-    """A pattern that is built of no other. By default it is laid out at once, and leaves a query few keys."""
+    """A pattern that is built of no other. By default it is laid out at once, and a query sees few keys."""
 
     @property
     def every(self) -> int | None:
-        """After how many keys the edges repeat; None where there are no more than ``edges`` gives."""
+        """The number of keys after which the edges repeat; None if ``edges`` returns all of them."""
         return None
 
     @property
@@ -135,15 +130,11 @@ class Part(ABC):
 
     @abstractmethod
     def allows(self, p: Tensor, j: Tensor) -> Tensor:
-        """Bool, broadcastable to the shape of p and j together: whether a pair is in the set."""
-
-    @abstractmethod
-    def sketched(self, tape: Tape, p: Sketch, j: Sketch) -> Sketch:
-        """``allows``, step by step."""
+        """Test each pair: bool, broadcastable to the shape of p and j together."""
 
     @abstractmethod
     def coverage(self, tiles: Tiles) -> Coverage:
-        """What it allows of each tile, exactly unless it says otherwise."""
+        """Return which tiles have allowed pairs; exact unless a subclass says otherwise."""
 
     @property
     def bounds(self) -> Bounds:
@@ -157,11 +148,11 @@ class Part(ABC):
     @property
     @abstractmethod
     def turns(self) -> Turns:
-        """How the edges depend on p."""
+        """The dependence of the edges on p."""
 
 
 class Line:
-    """Before ``Part``: one answer for each query, or for each key, whatever it meets."""
+    """Mixin before ``Part``: one answer for each query or for each key alone."""
 
     @property
     def laid_out(self) -> bool:

@@ -11,9 +11,6 @@ import torch
 from torch import Tensor
 from torch.autograd import Function
 
-from attention_service.core import steps
-from attention_service.core.tape import BOOL, INTEGER, Sketch, Tape
-
 
 def sparsemax(x: Tensor, temperature: float = 1.0) -> Tensor:
     """The distribution nearest to x/T over the last dimension; zeros for a row of −∞.
@@ -31,95 +28,6 @@ def entmax15_roots(x: Tensor, temperature: float = 1.0) -> Tensor:
     """
     roots: Tensor = _Entmax15Roots.apply(x, temperature)  # type: ignore[no-untyped-call]
     return roots
-
-
-def sketched_sparsemax(tape: Tape, x: Sketch, temperature: float) -> Sketch:
-    """``sparsemax``, step by step: shifted, sorted, summed, counted, and less the threshold."""
-    z, row = _shifted(tape, x, temperature)
-    ordered = _ordered(tape, z)
-    sums = steps.plain(tape, ordered)
-    ranks = steps.filled(tape, x.dims[-1:], x.itemsize)
-    steps.changed(tape, ordered, ranks)
-    steps.changed(tape, ordered)
-    steps.changed(tape, ordered, sums)
-    count = _counted(tape, ordered, row)
-    picked = _picked(tape, count, row)
-    steps.changed(tape, z, steps.plain(tape, steps.plain(tape, picked), count, itemsize=x.itemsize))
-    steps.changed(tape, z)
-
-    def step() -> None:
-        gradient = Sketch(x.dims, x.itemsize)
-        support = steps.plain(tape, z, itemsize=BOOL)
-        inside = steps.plain(tape, gradient, support)
-        among = steps.plain(tape, steps.reduced(tape, support, row.dims, 4))
-        mean = steps.plain(tape, steps.reduced(tape, inside, row.dims), among)
-        found = steps.plain(tape, gradient, mean)
-        steps.changed(tape, found, steps.plain(tape, support))
-        _divided_sketch(tape, found, temperature)
-        tape.give(x, x.size)
-
-    return tape.later(z, step) if z.tracked else z
-
-
-def sketched_roots(tape: Tape, x: Sketch, temperature: float) -> Sketch:
-    """``entmax15_roots``, step by step: two running sums, their means, the roots, and less the threshold."""
-    z, row = _shifted(tape, x, temperature)
-    steps.changed(tape, z)
-    ordered = _ordered(tape, z)
-    ranks = steps.filled(tape, x.dims[-1:], x.itemsize)
-    spread = steps.changed(tape, steps.plain(tape, ordered))
-    means = steps.changed(tape, steps.plain(tape, ordered), ranks)
-    steps.changed(tape, spread, ranks)
-    steps.changed(tape, spread, means)
-    steps.changed(tape, spread)
-    steps.changed(tape, spread, steps.plain(tape, ranks))
-    steps.changed(tape, spread)
-    steps.changed(tape, spread, functions=1)
-    steps.changed(tape, means, spread)
-    steps.changed(tape, ordered, means)
-    count = _counted(tape, ordered, row)
-    steps.changed(tape, z, _picked(tape, count, row))
-    steps.changed(tape, z)
-
-    def step() -> None:
-        inside = steps.plain(tape, Sketch(x.dims, x.itemsize), steps.plain(tape, z, itemsize=BOOL))
-        total, above = steps.reduced(tape, z, row.dims), steps.reduced(tape, inside, row.dims)
-        filled = steps.plain(tape, total, steps.plain(tape, total, itemsize=BOOL))
-        steps.changed(tape, inside, z, steps.plain(tape, above, filled))
-        _divided_sketch(tape, inside, 2 * temperature)
-        tape.give(x, x.size)
-
-    return tape.later(z, step) if z.tracked else z
-
-
-def _shifted(tape: Tape, x: Sketch, temperature: float) -> tuple[Sketch, Sketch]:
-    """What ``_below_maximum`` gives, and a number for each row."""
-    row = steps.reduced(tape, x, (*x.dims[:-1], 1))
-    highest = steps.plain(tape, row, steps.plain(tape, row, itemsize=BOOL))
-    z = steps.plain(tape, x, highest)
-    z.tracked = x.tracked
-    _divided_sketch(tape, z, temperature)
-    return z, row
-
-
-def _divided_sketch(tape: Tape, x: Sketch, by: float) -> None:
-    if by != 1:
-        steps.changed(tape, x)
-
-
-def _ordered(tape: Tape, z: Sketch) -> Sketch:
-    """Sorted, with the places from which they come, and cut off at −1."""
-    tape.does(z.bytes, z.bytes + z.size * INTEGER)
-    return steps.changed(tape, Sketch(z.dims, z.itemsize))
-
-
-def _counted(tape: Tape, ones: Sketch, row: Sketch) -> Sketch:
-    count = steps.plain(tape, steps.reduced(tape, ones, row.dims), itemsize=INTEGER)
-    return steps.changed(tape, count)
-
-
-def _picked(tape: Tape, count: Sketch, row: Sketch) -> Sketch:
-    return steps.plain(tape, row, steps.plain(tape, count))
 
 
 class _Sparsemax(Function):

@@ -1,54 +1,42 @@
-"""The norm of queries and keys: each divided by its root mean square, and weighed."""
+"""RMS norm of queries and keys."""
 
 import torch
 from torch import Tensor
 
 from attention_contract.positions import QKNorm
-from attention_service.core import steps
-from attention_service.core.tape import Sketch, Tape
 from attention_service.core.types import Learned, Widths
 
+_HUGE = 2.0**60
+"""From here on, a square or a sum of squares may overflow in float32."""
 NAMES = ("q_norm.weight", "k_norm.weight")
 
 
 def learned(norm: QKNorm | None, widths: Widths) -> dict[str, Learned]:
-    """Its weights, which begin with the factor 1."""
+    """Return the weights of the norm, which start at a factor of 1."""
     if norm is None:
         return {}
     fill = 0.0 if norm.unit_offset else 1.0
     if norm.over == "head":
-        return {name: Learned((widths.head_dim,), fill=fill, heads=None) for name in NAMES}
-    counts = (widths.heads, widths.kv_heads)
-    return {
-        name: Learned((count * widths.head_dim,), fill=fill, heads=None)
-        for name, count in zip(NAMES, counts, strict=True)
-    }
+        sizes = (widths.head_dim, widths.key_dim)
+    else:
+        sizes = (widths.heads * widths.head_dim, widths.kv_heads * widths.key_dim)
+    return {name: Learned((size,), fill=fill, heads=None) for name, size in zip(NAMES, sizes, strict=True)}
 
 
 def normed(x: Tensor, weight: Tensor, norm: QKNorm) -> Tensor:
-    """X ``[B, H, L, D]`` over its root mean square, times the weight ``[D]`` or ``[H·D]``; in float32 at least.
+    """Divide x ``[B, H, L, D]`` by its root mean square, and multiply by the weight ``[D]`` or ``[H·D]``.
+
+    The computation runs in float32 at least.
 
     Source: Zhang & Sennrich 2019, eq. 4; of queries and keys: Henry et al. 2020.
     """
     wide = x.to(torch.promote_types(x.dtype, torch.float32))
     along = (-1,) if norm.over == "head" else (1, -1)
-    scale = torch.rsqrt(wide.square().mean(along, keepdim=True) + norm.eps)  # [B, 1 or H, L, 1]
+    largest = wide.detach().abs().amax(along, keepdim=True)  # [B, 1 or H, L, 1]
+    unit = largest.masked_fill(largest < _HUGE, 1)  # divided out, so that no square overflows
+    wide = wide / unit
+    scale = torch.rsqrt(wide.square().mean(along, keepdim=True) + norm.eps / unit.square())
     weight = weight.to(wide.dtype)
     if norm.over == "all_heads":
         weight = weight.view(x.shape[1], 1, x.shape[3])
     return (wide * scale * (1 + weight if norm.unit_offset else weight)).to(x.dtype)
-
-
-def sketched(tape: Tape, x: Sketch, weight: Sketch, norm: QKNorm) -> Sketch:
-    """``normed``, step by step."""
-    batch, heads, length, width = x.dims
-    wide = steps.cast(tape, x, max(x.itemsize, 4))
-    whole = norm.over == "all_heads"
-    mean = steps.total(tape, steps.square(tape, wide), (batch, 1 if whole else heads, length, 1), mean=True)
-    scale = steps.rsqrt(tape, steps.shift(tape, mean))
-    weight = steps.cast(tape, weight, wide.itemsize)
-    if whole:
-        weight = steps.view(tape, weight, (heads, 1, width))
-    scaled = steps.multiply(tape, wide, scale)
-    weight = steps.shift(tape, weight) if norm.unit_offset else weight
-    return steps.cast(tape, steps.multiply(tape, scaled, weight), x.itemsize)

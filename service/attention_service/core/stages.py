@@ -10,15 +10,16 @@ from attention_contract.spec import AttentionSpec
 from attention_service.core import edits as interventions
 from attention_service.core.apart import apart_rows
 from attention_service.core.blocks import put_together, rows_at_once
+from attention_service.core.cancellation import checked
 from attention_service.core.dropout import dropped, kept
 from attention_service.core.edits import BoundEdit
 from attention_service.core.groups import head_read_by, product
 from attention_service.core.indices import pick
-from attention_service.core.isolation import poisoned, unfit_keys, without
-from attention_service.core.learned import narrow_learned
+from attention_service.core.nonfinite_keys import find_nonfinite_keys, with_nan_scores, without
 from attention_service.core.normalizers import NORMALIZERS, Exponential, has_lse
 from attention_service.core.pair_bias import pair_bias
 from attention_service.core.scores import SCORES
+from attention_service.core.stage_tensors import narrow_learned
 from attention_service.core.types import Problem, Selection
 from attention_service.core.visibility import EVERYTHING, real_keys, visibility, without_padding
 
@@ -47,6 +48,7 @@ def stages(
     if not missing:
         return
     for tap, x in _stages(problem, edits, selection, with_lse="lse" in taps):
+        checked(x)
         if tap in missing:
             missing.remove(tap)
             yield tap, x
@@ -117,7 +119,7 @@ class _Seen:
     """What queries look at: keys and values with zeros for padding and for what is not finite."""
 
     problem: Problem
-    unfit: Tensor | None
+    nonfinite: Tensor | None
     """Bool ``[B, Hkv, K]``: which keys were not finite."""
 
     @property
@@ -127,15 +129,15 @@ class _Seen:
     def scored(self, q: Tensor, dtype: torch.dtype, learned: Mapping[str, Tensor]) -> Tensor:
         """The scores of these queries, computed in this dtype."""
         x = SCORES.of(self.problem.spec.score).scores(q.to(dtype), self.problem.k.to(dtype), learned)
-        if self.unfit is None:
+        if self.nonfinite is None:
             return x
-        return poisoned(self.unfit, x)
+        return with_nan_scores(self.nonfinite, x)
 
 
 def _seen(problem: Problem, k: Tensor, v: Tensor) -> _Seen:
     clean = without_padding(replace(problem, k=k, v=v))
-    unfit = unfit_keys(clean)
-    return _Seen(clean if unfit is None else without(unfit, clean), unfit)
+    nonfinite = find_nonfinite_keys(clean)
+    return _Seen(clean if nonfinite is None else without(nonfinite, clean), nonfinite)
 
 
 def kept_weights(problem: Problem, selection: Selection = EVERYTHING) -> Tensor:

@@ -6,9 +6,7 @@ from functools import cached_property
 import torch
 from torch import Tensor
 
-from attention_service.core import steps
 from attention_service.core.patterns import Bounds, Coverage, Line, Part, Tiles, Turns
-from attention_service.core.tape import BOOL, INTEGER, Sketch, Tape
 
 
 @dataclass(frozen=True)
@@ -20,10 +18,6 @@ class Leading(Line, Part):
     def allows(self, p: Tensor, j: Tensor) -> Tensor:
         """The same for all queries."""
         return j < self.length
-
-    def sketched(self, tape: Tape, p: Sketch, j: Sketch) -> Sketch:
-        """One comparison of keys."""
-        return steps.plain(tape, j, itemsize=BOOL)
 
     def coverage(self, tiles: Tiles) -> Coverage:
         """By the first and the last key."""
@@ -52,14 +46,6 @@ class Blocks(Part):
         if not self.neighbours:
             return own == other
         return (other >= own - self.neighbours) & (other <= own + self.neighbours)
-
-    def sketched(self, tape: Tape, p: Sketch, j: Sketch) -> Sketch:
-        """Both numbers, and one comparison or two."""
-        own, other = steps.plain(tape, p), steps.plain(tape, j)
-        if not self.neighbours:
-            return steps.plain(tape, own, other, itemsize=BOOL)
-        ends = [steps.plain(tape, other, steps.plain(tape, own), itemsize=BOOL) for _ in range(2)]
-        return steps.plain(tape, *ends)
 
     def coverage(self, tiles: Tiles) -> Coverage:
         """As of a band, over the numbers of the blocks."""
@@ -96,10 +82,6 @@ class Stripes(Part):
     def allows(self, p: Tensor, j: Tensor) -> Tensor:
         """By the remainders."""
         return p % self.stride == j % self.stride
-
-    def sketched(self, tape: Tape, p: Sketch, j: Sketch) -> Sketch:
-        """Both remainders, and one comparison."""
-        return steps.plain(tape, steps.plain(tape, p), steps.plain(tape, j), itemsize=BOOL)
 
     def coverage(self, tiles: Tiles) -> Coverage:
         """Whether a multiple of the stride lies between the least and the largest j − p, and nothing else does."""
@@ -139,10 +121,6 @@ class Remainder(Line, Part):
         """The same for all queries."""
         return j % self.size >= self.least
 
-    def sketched(self, tape: Tape, p: Sketch, j: Sketch) -> Sketch:
-        """The remainders of keys, and one comparison of them."""
-        return steps.plain(tape, steps.plain(tape, j), itemsize=BOOL)
-
     def coverage(self, tiles: Tiles) -> Coverage:
         """By the block and the remainder of the first and the last key: what is seen is at the end of a block."""
         one = tiles.j_first // self.size == tiles.j_last // self.size
@@ -178,11 +156,6 @@ class Segments(Part):
     def allows(self, p: Tensor, j: Tensor) -> Tensor:
         """By how many ends are at or before each; no key is before the first."""
         return self._number(p) == self._number(j)
-
-    def sketched(self, tape: Tape, p: Sketch, j: Sketch) -> Sketch:
-        """Both looked up, and one comparison."""
-        ends = Sketch((len(self.ends),), INTEGER)
-        return steps.plain(tape, *(steps.plain(tape, x, ends, dims=x.dims) for x in (p, j)), itemsize=BOOL)
 
     def coverage(self, tiles: Tiles) -> Coverage:
         """By the segments of the first and the last query and key."""

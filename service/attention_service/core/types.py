@@ -4,12 +4,12 @@ Notation for shapes, here and in all of ``core``: B batch, H query heads, Hkv ke
 past included), P past keys, D head width, V value width.
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 from torch import Tensor
 
-from attention_contract.spec import AttentionSpec
+from attention_contract.spec import AttentionSpec, Mask
 
 
 @dataclass(frozen=True)
@@ -22,6 +22,13 @@ class Widths:
     value_dim: int
     d_model: int | None = None
     """Of a module; None for raw attention."""
+    own_key_dim: int | None = None
+    """Width of the keys where it differs from ``head_dim``, the width of the queries."""
+
+    @property
+    def key_dim(self) -> int:
+        """Width of the keys."""
+        return self.own_key_dim or self.head_dim
 
 
 @dataclass(frozen=True)
@@ -66,7 +73,8 @@ class Problem:
     q: Tensor
     """``[B, H, Q, D]``, normed and turned as the spec has it."""
     k: Tensor
-    """``[B, Hkv, K, D]``, normed and turned; the past first and what the spec adds last."""
+    """``[B, Hkv, K, D]``, normed and turned; the past first and what the spec adds last. An additive or bilinear score
+    takes keys of another width than D."""
     v: Tensor
     """``[B, Hkv, K, V]``"""
     spec: AttentionSpec = field(default_factory=AttentionSpec)
@@ -77,6 +85,8 @@ class Problem:
     """Bool ``[B, K]``, true for a real key."""
     key_lengths: Tensor | None = None
     """Integer ``[B]``: how many keys from the first on are real."""
+    sequence_masks: tuple[Sequence[Mask], ...] | None = None
+    """The spec's masks of each sequence, where they differ by their global tokens; None where all have the spec's."""
     past: int = 0
     """P: how many of the keys are from the past."""
     offsets: Tensor | None = None
@@ -98,7 +108,7 @@ class Problem:
     @property
     def widths(self) -> Widths:
         """What the shapes of its learned tensors depend on."""
-        return Widths(self.q.shape[1], self.k.shape[1], self.q.shape[3], self.v.shape[3])
+        return Widths(self.q.shape[1], self.k.shape[1], self.q.shape[3], self.v.shape[3], own_key_dim=self.k.shape[3])
 
     @property
     def keys(self) -> int:

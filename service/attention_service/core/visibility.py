@@ -1,4 +1,4 @@
-"""Which queries may look at which keys: the spec's masks and the request's, put together."""
+"""The masks of the spec and of the request combined: pairs of a query and a key that it may look at."""
 
 from dataclasses import dataclass, replace
 
@@ -16,15 +16,15 @@ EVERYTHING = Selection()
 
 @dataclass(frozen=True)
 class Visibility:
-    """What every mask of a problem says together. Both are broadcastable to ``[B, H, Q, K]``."""
+    """All masks of a problem combined. Both tensors are broadcastable to ``[B, H, Q, K]``."""
 
     allowed: Tensor | None
-    """Bool, true where a query may look; None where nothing is forbidden."""
+    """Bool, true where a query may look; None if nothing is forbidden."""
     bias: Tensor | None
     """Float, added to the scores; −∞ forbids."""
 
     def forbid(self, scores: Tensor) -> Tensor:
-        """The masked scores: the bias added, and −∞ wherever it is forbidden to look, whatever the score is there."""
+        """Return the masked scores: the bias added, and −∞ where a query may not look, even if the score is NaN."""
         if self.bias is not None:
             forbidden = self.bias == -torch.inf
             scores = (scores + self.bias.to(scores.dtype)).masked_fill_(forbidden, -torch.inf)
@@ -36,11 +36,9 @@ class Visibility:
 
 def visibility(problem: Problem, selection: Selection = EVERYTHING) -> Visibility:
     """The masks of a problem, for the selected heads and queries."""
-    device, queries, keys = problem.q.device, problem.q.shape[2], problem.keys
+    device, keys = problem.q.device, problem.keys
     rows = None if selection.queries is None else torch.tensor(selection.queries, device=device)
-    spec_masks = allowed(
-        problem.spec.masks, queries, keys, past=problem.past, offsets=problem.offsets, rows=rows, device=device
-    )
+    spec_masks = _of_positions(problem, rows)
     if spec_masks is not None:
         spec_masks = _with_added(spec_masks, problem)
     real = real_keys(problem)
@@ -54,8 +52,24 @@ def visibility(problem: Problem, selection: Selection = EVERYTHING) -> Visibilit
     return Visibility(together, bias)
 
 
+def _of_positions(problem: Problem, rows: Tensor | None) -> Tensor | None:
+    """Combine the masks of positions: bool ``[1 or B, 1, Q or len(rows), K]``; None without masks."""
+    device, queries, keys, offsets = problem.q.device, problem.q.shape[2], problem.keys, problem.offsets
+    if problem.sequence_masks is None:
+        return allowed(problem.spec.masks, queries, keys, past=problem.past, offsets=offsets, rows=rows, device=device)
+    batch = problem.q.shape[0]
+    found: Tensor | None = None
+    for index, masks in enumerate(problem.sequence_masks):
+        offset = offsets if offsets is None or offsets.ndim == 0 else offsets[index]
+        mine = allowed(masks, queries, keys, past=problem.past, offsets=offset, rows=rows, device=device)
+        if mine is not None:
+            found = mine.new_empty(batch, *mine.shape[1:]) if found is None else found
+            found[index] = mine[0]
+    return found
+
+
 def real_keys(problem: Problem) -> Tensor | None:
-    """Bool ``[B, K]``, true for a key that is no padding; None where all are real."""
+    """Return bool ``[B, K]``, true for a key that is no padding; None if all are real."""
     real = None if problem.key_mask is None else problem.key_mask.bool()
     if problem.key_lengths is not None:
         index = torch.arange(problem.keys, device=problem.k.device)
@@ -70,7 +84,7 @@ def is_padded(problem: Problem) -> bool:
 
 
 def without_padding(problem: Problem) -> Problem:
-    """The problem with zeros for padded keys and values, which may hold anything: 0 · NaN would be NaN."""
+    """Put zeros in place of padded keys and values. They may hold anything, and 0 · NaN would be NaN."""
     real = real_keys(problem)
     if real is None:
         return problem
@@ -79,7 +93,7 @@ def without_padding(problem: Problem) -> Problem:
 
 
 def fit(mask: Tensor, keys: int) -> Tensor:
-    """A request's mask at rank 4 (leading dimensions added, as numpy does), keys beyond its last dimension hidden."""
+    """Give a request's mask rank 4, as numpy broadcasts, and hide keys beyond its last dimension."""
     mask = mask.view((1,) * (4 - mask.ndim) + mask.shape)
     if mask.shape[-1] in (1, keys):
         return mask

@@ -4,7 +4,6 @@ The estimate that is reported is the one by which a request is admitted and its 
 """
 
 from attention_service.core.kernels.touched import touched
-from attention_service.core.tape import Traffic
 from attention_service.cost.approximate import decode_step, exactly, plainly, sent_always
 from attention_service.cost.calibrated import Calibrated, Spread
 from attention_service.cost.clock import Basis, Clock, Estimate, Roofline
@@ -25,6 +24,7 @@ from attention_service.cost.growth import growth, memory_order, time_order
 from attention_service.cost.hardware import Datasheet, Hardware
 from attention_service.cost.letters import LETTERS
 from attention_service.cost.memory import inspection_peak_bytes, memory_phases, peak_bytes, retrieval_peak_bytes
+from attention_service.cost.operation_counter import Traffic
 from attention_service.cost.phases import Phase
 from attention_service.cost.report import cost_of
 from attention_service.cost.retrieval import (

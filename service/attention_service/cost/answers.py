@@ -40,8 +40,12 @@ def answer(func: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> Answer:
 def _made_like(x: Tensor, *args: Any, dtype: torch.dtype | None = None, **kwargs: Any) -> Tensor | None:
     if kwargs.get("memory_format", torch.preserve_format) not in {None, torch.preserve_format}:
         return None
-    order = sorted(range(x.ndim), key=lambda dim: (x.stride(dim), -dim))
-    return laid(x.shape, order, dtype or x.dtype)
+    return _laid_as(x, x.shape, dtype or x.dtype)
+
+
+def _laid_as(x: Tensor, shape: Sequence[int], dtype: torch.dtype) -> Tensor:
+    """Without gaps, its dimensions in the order of those of x."""
+    return laid(shape, sorted(range(x.ndim), key=lambda dim: (x.stride(dim), -dim)), dtype)
 
 
 def _twice(x: Tensor) -> tuple[Tensor, Tensor]:
@@ -128,6 +132,8 @@ def _padded(x: Tensor, pads: Sequence[int], value: float = 0) -> Tensor:
     shape = list(x.shape)
     for at in range(len(pads) // 2):
         shape[-1 - at] += pads[2 * at] + pads[2 * at + 1]
+    if max(pads) <= 0:  # a part of it
+        return _laid_as(x, shape, x.dtype)
     return rows(shape, x.dtype)
 
 
@@ -214,6 +220,18 @@ def _numbers(*args: Any, dtype: torch.dtype | None = None, **kwargs: Any) -> Ten
     return rows((len(range(*args)),), dtype or torch.int64)
 
 
+def _attended(q: Tensor, *args: Any, **kwargs: Any) -> Answer:
+    """The context, and a number for each query."""
+    batch, heads, queries, _ = q.shape
+    sums = rows((batch, queries, heads), torch.promote_types(q.dtype, torch.float32))
+    return _laid_as(q, q.shape, q.dtype), sums.transpose(1, 2)
+
+
+def _attended_back(upstream: Tensor, *args: Any, **kwargs: Any) -> tuple[Tensor, ...]:
+    """The gradients of queries, keys and values."""
+    return tuple(rows(x.transpose(1, 2).shape, x.dtype).transpose(1, 2) for x in args[:3])
+
+
 def _each(rule: Rule, *names: str) -> dict[Any, Rule]:
     """For every form of these operations that makes its answer."""
     packets = [getattr(_aten, name) for name in names]
@@ -251,6 +269,8 @@ _RULES: dict[Any, Rule] = {
     _aten._softmax_backward_data.default: _softmax_back,
     _aten.log_sigmoid_forward.default: _twice,
     _aten.linalg_vector_norm.default: _normed,
+    _aten._scaled_dot_product_flash_attention_for_cpu.default: _attended,
+    _aten._scaled_dot_product_flash_attention_for_cpu_backward.default: _attended_back,
     **_each(arithmetic, "add", "sub", "mul", "maximum", "minimum", "bitwise_and", "bitwise_or", "bitwise_xor"),
     **_each(arithmetic, "__rshift__", "floor_divide", "remainder"),
     **_each(kept, "neg", "abs", "sign", "clamp", "bitwise_not", "elu_backward", "log_sigmoid_backward"),

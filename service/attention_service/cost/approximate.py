@@ -4,7 +4,7 @@ from dataclasses import replace
 
 from attention_contract.schemas.complexity import StageFlops
 from attention_contract.spec import Exact
-from attention_service.core.apart import separate_positions
+from attention_service.core.apart import has_separate
 from attention_service.core.kernels.reach import reach_of
 from attention_service.core.methods import Approximation, Extent, MethodCost, approximation_of
 from attention_service.cost.encoding import token_flops
@@ -45,7 +45,7 @@ def decode_step(work: Workload) -> Workload | None:
     """
     method = approximated(work)
     carried = frozenset() if method is None else method.carried(module=work.sizes is not None)
-    if carried is None or separate_positions(work.spec.masks):  # a past holds one projection only
+    if carried is None or has_separate(work.spec.masks):  # a past holds one projection only
         return None
     return replace(work, queries=1, keys=1, past=0, sent=carried) if carried else work.decode
 

@@ -24,7 +24,8 @@ def kept(*args: Any, **kwargs: Any) -> Tensor:
 
 def arithmetic(x: Any, y: Any, **kwargs: Any) -> Tensor:
     """Of two tensors, or a tensor and a number, in the dtype that both fit."""
-    return broadcast([each for each in (x, y) if isinstance(each, Tensor)], torch.result_type(x, y))
+    tensors = [each for each in (x, y) if isinstance(each, Tensor)]
+    return broadcast(tensors, torch.result_type(x, y), with_number=len(tensors) == 1)
 
 
 def divided(x: Any, y: Any, *, rounding_mode: str | None = None) -> Tensor | None:

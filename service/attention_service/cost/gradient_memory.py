@@ -10,12 +10,13 @@ from attention_service.core.learned import learned_of
 from attention_service.core.multihead import parameter_shapes
 from attention_service.cost.approximate import approximated
 from attention_service.cost.kernels import kernel_of
-from attention_service.cost.memory import long_enough, rehearsed_kernel
+from attention_service.cost.memory import rehearsed_kernel
 from attention_service.cost.pairs import fused_masks
 from attention_service.cost.passes import registered
 from attention_service.cost.phases import Phase, peak_of
 from attention_service.cost.pieces import by_pieces
 from attention_service.cost.rehearsal import LARGEST, Account, Bytes, most_held
+from attention_service.cost.stand_ins import long_enough
 from attention_service.cost.tensors import input_bytes
 from attention_service.cost.workload import Workload, remembered
 

@@ -21,12 +21,16 @@ def laid(shape: Sequence[int], order: Sequence[int], dtype: torch.dtype) -> Tens
     return torch.empty_strided(shape, strides, dtype=dtype, device="meta")
 
 
-def broadcast(tensors: Sequence[Tensor], dtype: torch.dtype) -> Tensor:
-    """An answer for every element of tensors that are broadcast; it lies as TensorIterator lays it."""
+def broadcast(tensors: Sequence[Tensor], dtype: torch.dtype, *, with_number: bool = False) -> Tensor:
+    """An answer for every element of tensors that are broadcast; it lies as TensorIterator lays it.
+
+    with_number: one more argument is a number, which is broadcast too.
+    """
     shape: Sequence[int] = tensors[0].shape
-    if any(x.shape != shape for x in tensors):
+    if different := any(x.shape != shape for x in tensors):
         shape = together(*(x.shape for x in tensors))
-    if all(x.is_contiguous() for x in tensors):
+    # Dimensions of one element keep their strides, unless all arguments have one shape.
+    if all(x.is_contiguous() for x in tensors) and (1 not in shape or not (different or with_number)):
         return rows(shape, dtype)
     strides = [_strides(x, shape) for x in tensors]
     order = [*reversed(range(len(shape)))]  # the one that changes fastest first

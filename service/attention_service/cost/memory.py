@@ -8,7 +8,6 @@ from dataclasses import replace
 
 from torch import Tensor
 
-from attention_contract.spec import Linformer
 from attention_service.core.edits import BoundEdit
 from attention_service.core.kernels import MATERIALIZED, Kernel
 from attention_service.core.kernels.materialized import Materialized
@@ -23,6 +22,7 @@ from attention_service.cost.phases import ROUNDING, Phase, peak_of
 from attention_service.cost.pieces import by_pieces
 from attention_service.cost.rehearsal import Account, Bytes, most_held
 from attention_service.cost.retrieval import Retrieval
+from attention_service.cost.stand_ins import long_enough
 from attention_service.cost.workload import Workload, remembered
 
 _FEW_BLOCKS, _FEW_STEPS = 3, 3
@@ -131,15 +131,6 @@ class _Stages(Materialized):
             if following not in {"k", "v"}:
                 phase(following, "taps" if following == "select" else following)
         return found
-
-
-def long_enough(work: Workload) -> Workload:
-    """Return the same with a method that takes as many keys: the cost of more may be asked, though they are refused."""
-    method = work.spec.method
-    if not isinstance(method, Linformer) or work.keys <= method.length:
-        return work
-    spec = work.spec.model_copy(update={"method": method.model_copy(update={"length": work.keys})})
-    return replace(work, spec=spec, sizes=None if work.sizes is None else replace(work.sizes, spec=spec))
 
 
 def makes_pairs(work: Workload, kernel: str) -> tuple[bool, bool]:

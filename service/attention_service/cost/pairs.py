@@ -6,10 +6,8 @@ from math import prod
 
 from attention_contract.spec import Mask
 from attention_service.core.kernels.reach import plainly_causal, reach_of
-from attention_service.core.masks import pattern_of
 from attention_service.core.memo import once
 from attention_service.core.normalizers import NORMALIZERS, PairCost
-from attention_service.core.patterns import making
 from attention_service.core.scores import SCORES, ScoreCost
 from attention_service.cost.workload import Workload
 
@@ -23,18 +21,10 @@ _ITEMSIZE = {"float16": 2, "bfloat16": 2, "float32": 4, "float64": 8}
 class Masks:
     """Elements of every mask of a request, once it is broadcast; none of them has been made."""
 
-    spec: int
-    """Of what the spec's masks allow: Q · K, for each row of the batch where they stand at different places."""
-    bias: int
-    """Of the request's own mask, where it is added; 0 where it is boolean."""
     together: int
     """Of all boolean ones together."""
     combined: int
     """Of all together, the bias included."""
-    building: int
-    """The most that are held at a time while the spec's masks are evaluated; 0 where they take none over pairs."""
-    several: bool = False
-    """Whether several boolean masks are put together."""
 
     @property
     def any(self) -> bool:
@@ -42,7 +32,7 @@ class Masks:
         return self.combined > 0
 
 
-NO_MASKS = Masks(0, 0, 0, 0, 0)
+NO_MASKS = Masks(0, 0)
 
 
 def masks_of(work: Workload, masks: Sequence[Mask] | None = None) -> Masks:
@@ -51,23 +41,16 @@ def masks_of(work: Workload, masks: Sequence[Mask] | None = None) -> Masks:
     if not masks and not work.request_mask_elements and not work.padded:
         return NO_MASKS
     shapes: list[tuple[int, int, int]] = []  # batch, heads, queries; the keys are always all
-    spec = 0
     if masks:
         shapes.append((work.batch if work.batched_offsets else 1, 1, work.queries))
-        spec = shapes[0][0] * work.queries * work.keys
     if work.padded:
         shapes.append((work.batch, 1, 1))
-    bias = 0
     own = request_mask(work) if work.request_mask_elements else None
     if own is not None and work.bool_mask:
         shapes.append(own)
-    elif own is not None:
-        bias = own[0] * own[1] * own[2] * work.keys
     together = _broadcast(shapes) * work.keys
     combined = _broadcast([*shapes, own] if own is not None else shapes) * work.keys
-    pattern, rows = pattern_of(masks, work.queries, work.told_keys, work.past), spec // max(1, work.keys)
-    building = making(pattern, spec, rows)
-    return Masks(spec, bias, together, combined, building, len(shapes) > 1)
+    return Masks(together, combined)
 
 
 def fused_masks(work: Workload) -> Masks:
@@ -92,7 +75,7 @@ def score_itemsize(work: Workload) -> int:
 @once
 def normalizer_cost(work: Workload) -> PairCost:
     """What the spec's normalizer says that each pair costs."""
-    return NORMALIZERS.of(work.spec.normalizer).cost(work.keys, softmax_itemsize(work))
+    return NORMALIZERS.of(work.spec.normalizer).cost(work.keys)
 
 
 @once

@@ -29,7 +29,7 @@ def by_pieces(
 
     ``twice``: gradients are differentiated again, and something is kept of each piece of the hidden layer of a score.
     """
-    tokens = ("queries", "keys") if "key" in work.inputs else ("length",)
+    tokens = ("length",) if work.queries == work.new_keys else ("queries", "keys")
     for dimension in ("batch", "past", *tokens):
         if work.value(dimension) > _LONG and (approximated(work) is None or input_bytes(work) > LARGEST):
             return _grown(work, dimension, partial(by_pieces, rehearse=rehearse, twice=twice))

@@ -14,6 +14,7 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from attention_service.cost.answers import answer
+from attention_service.cost.operation_counter import OperationCounter
 from attention_service.cost.operator_memory import beside
 
 _ADD = torch.ops.aten.add.Tensor
@@ -45,15 +46,22 @@ def most_held(
 
 
 class Account(TorchDispatchMode):  # type: ignore[no-untyped-call]
-    """Bytes of the storages that are alive, now and at most."""
+    """Bytes of the storages that are alive, now and at most; and, with a counter, the operations."""
 
     @classmethod
     def _should_skip_dynamo(cls) -> bool:
         """Nothing is compiled here, and to skip a compiler it would be loaded first: a second, and 60 MB."""
         return False
 
-    def __init__(self, resident: Iterable[Tensor], pairs: tuple[int, int] | None, threads: int) -> None:
+    def __init__(
+        self,
+        resident: Iterable[Tensor],
+        pairs: tuple[int, int] | None,
+        threads: int,
+        counter: OperationCounter | None = None,
+    ) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
+        self._counter = counter
         self.most: dict[str, Bytes] = {}
         """By phase."""
         self._largest = -1
@@ -82,11 +90,14 @@ class Account(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Mapping[str, Any] | None = None
     ) -> Any:
         kwargs = dict(kwargs or {})
-        if func is _ADD and _accumulates(*args[:2]):
-            return args[0].view(args[0].shape)
-        out = answer(func, args, kwargs)
+        accumulated = func is _ADD and _accumulates(*args[:2])
+        out = args[0].view(args[0].shape) if accumulated else answer(func, args, kwargs)
         if out is None:
             out = func(*args, **kwargs)
+        if self._counter is not None:
+            self._counter.count(func, args, kwargs, out)
+        if accumulated:
+            return out
         for x in out if isinstance(out, tuple | list) else (out,):
             if isinstance(x, Tensor):
                 self._come(x)

@@ -8,12 +8,12 @@ from attention_contract.schemas.answers import Milliseconds, PerToken, Predicted
 from attention_contract.schemas.complexity import Cost, MemoryPhase, PeakBytes, Shape
 from attention_contract.schemas.counts import Executed, PassCounts
 from attention_service.core.kernels import KERNELS
-from attention_service.core.tape import Traffic
 from attention_service.cost.approximate import decode_step, exactly, plainly
 from attention_service.cost.clock import Clock, Estimate
 from attention_service.cost.flops import backward_pass, forward_pass, pair_count
 from attention_service.cost.gradient_memory import gradient_phases
 from attention_service.cost.memory import memory_phases, peak_bytes
+from attention_service.cost.operation_counter import Traffic
 from attention_service.cost.phases import Phase, peak_of
 from attention_service.cost.taps import tap_costs, taps_cost
 from attention_service.cost.tensors import (

@@ -21,7 +21,7 @@ def parameter_count(work: Workload) -> int:
 
 def kv_cache_bytes_per_token(work: Workload) -> int:
     """Keys and values of one token of one sequence: Hkv · (D + V) elements. Source: Shazeer 2019, section 3."""
-    return work.kv_heads * (work.head_dim + work.value_dim) * work.itemsize
+    return work.kv_heads * (work.key_dim + work.value_dim) * work.itemsize
 
 
 def kv_cache_bytes(work: Workload) -> int:
@@ -42,7 +42,7 @@ def input_bytes(work: Workload) -> int:
 def input_tensors(work: Workload) -> dict[str, int]:
     """The bytes of ``query``, ``key``, ``value``, ``past``, and of the ``rest``, which stays to the end."""
     if work.sizes is None:
-        widths = (work.heads * work.head_dim, work.kv_heads * work.head_dim, work.kv_heads * work.value_dim)
+        widths = (work.heads * work.head_dim, work.kv_heads * work.key_dim, work.kv_heads * work.value_dim)
     else:
         widths = (work.sizes.d_model, work.sizes.key_width, work.sizes.value_width)
     tokens = (work.queries, work.new_keys, work.new_keys)
@@ -102,7 +102,7 @@ def tap_elements(work: Workload, tap: str) -> int:
         return work.batch * work.queries * width
     elements = {
         "q": heads * queries * work.head_dim,
-        "k": kv_heads * work.keys * work.head_dim,
+        "k": kv_heads * work.keys * work.key_dim,
         "v": kv_heads * work.keys * work.value_dim,
         "context": heads * queries * work.value_dim,
         "lse": heads * queries,

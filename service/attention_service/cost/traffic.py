@@ -1,106 +1,120 @@
-"""Bytes read and written, elementary functions and operations of each pass: what PyTorch executes, counted from sizes.
+"""Bytes read and written, elementary functions and operations of each pass, counted by running it on meta tensors.
 
-The convention. Counted is every operation that PyTorch's dispatcher starts and that does work, with autograd's own on
-the way back; views, allocations and looks at a shape do none. An operation reads each tensor that it is given once: an
-expanded dimension as a single element, the same tensor twice as one, by an index what is picked. It writes its answer,
-or what it changes in place. The fused kernel is a single operation: it reads queries, keys, values and a mask, and
-writes the context and a number for each query, whatever its tiles read again from nearer memory. An elementary function
-counts by element: exp, log, tanh, sigmoid, roots, sin, cos and powers that are not whole; a softmax takes one for each
-score, the fused kernel one for each pair that it looks at (up to the diagonal, where it is told that they are causal).
-
-Left out: what decides on the host which tiles there are, edits of taps, and the way to and from the device. What
-depends on the data is counted as for finite numbers, with keys and values looked through once for it. Not known from
-sizes, and taken as said: that a request's mask is as long as the keys, that padding is told by a mask of keys and hides
-no whole cell of tiles, and that sequences at other places have the tiles of the last past key. Source of the names of
-operations: PyTorch 2.13, on a CPU; on a GPU the fused kernel's arguments and the blocked kernel's masks differ.
+``operation_counter`` has the convention. A forward pass leads from the request's tensors to the output and the taps. A
+backward pass leads from a gradient of the output to the inputs and parameters. Edits of taps are left out, and so is
+the way to and from the device. What depends on the data is counted as for finite numbers, and padding as if a mask of
+keys told it. Source of the operations: PyTorch 2.13, on a CPU; on a GPU the masks of the blocked kernel differ.
 """
 
 from collections.abc import Callable
-from dataclasses import dataclass, field, replace
-from functools import lru_cache
+from dataclasses import asdict, replace
 
-from attention_service.core.kernels import tiling
+import torch
+from torch import Tensor
+
+from attention_service.core.attention import attend
+from attention_service.core.blocks import REPEATED
 from attention_service.core.kernels.materialized import MATERIALIZED
-from attention_service.core.kernels.touched import by_fused
-from attention_service.core.tape import Sketch, Tape, Traffic
-from attention_service.cost.approximate import approximated
-from attention_service.cost.kernels import kernel_of
-from attention_service.cost.sketched import Sketched, looked_through, merged, parameters_of, prepared
-from attention_service.cost.sketched_blocks import blocked
-from attention_service.cost.sketched_fused import fused_blocks
-from attention_service.cost.sketched_fused_call import fused
-from attention_service.cost.sketched_methods import approximate, whole
-from attention_service.cost.sketched_stages import stages, tapped, with_apart
-from attention_service.cost.workload import Workload
+from attention_service.core.methods.linear import running
+from attention_service.core.pullback import pullback_where_used
+from attention_service.core.types import Problem
+from attention_service.cost.approximate import plainly
+from attention_service.cost.counted_kernels import counted_kernel
+from attention_service.cost.operation_counter import OperationCounter, Traffic
+from attention_service.cost.pieces import by_pieces
+from attention_service.cost.rehearsal import Account
+from attention_service.cost.stand_ins import inputs_of, long_enough, output_of, parameters_of, problem_of, selection_of
+from attention_service.cost.workload import Workload, remembered
 
 
 def traffic(work: Workload, kernel: str) -> Traffic:
-    """Of one forward pass with this kernel, what it takes to return the taps included."""
-    return _forward(_Asked.of(work, kernel))
+    """One forward pass with this kernel, what it takes to return the taps included."""
+    return _found(work, kernel, False, False)
 
 
 def gradient_traffic(work: Workload, kernel: str) -> Traffic:
-    """Of the backward pass alone: the gradients with respect to inputs and parameters."""
-    return _backward(_Asked.of(replace(work, taps=frozenset({"output"})), kernel))
+    """The backward pass alone: the gradients with respect to inputs and parameters."""
+    return _found(plainly(work), kernel, True, False)
 
 
 def own_traffic(work: Workload, *, backward: bool) -> Traffic:
-    """Of one pass of a method that approximates, from queries, keys and values to the context."""
-    asked = _Asked.of(replace(work, taps=frozenset({"output"})), MATERIALIZED)
-    return _own(asked, backward=backward)
+    """One pass of a method that approximates, from queries, keys and values to the context."""
+    return _found(plainly(work), MATERIALIZED, backward, True)
 
 
-@dataclass(frozen=True)
-class _Asked:
-    """A workload and a kernel, the same for equal ones: what was counted once is remembered."""
+@remembered
+def _found(work: Workload, kernel: str, backward: bool, own: bool) -> Traffic:
+    def rehearse(part: Workload) -> dict[str, dict[str, int]]:
+        return {"pass": asdict(_Rehearsal(part, kernel, own=own).counted(backward=backward))}
 
-    key: tuple[object, ...]
-    work: Workload = field(compare=False)
-    kernel: str = field(compare=False)
-
-    @classmethod
-    def of(cls, work: Workload, kernel: str) -> "_Asked":
-        return cls((kernel, tiling.TILING, tiling.WHOLE, work.key), work, kernel)
+    return Traffic(**by_pieces(long_enough(work), rehearse)["pass"])
 
 
-@lru_cache(maxsize=2048)
-def _forward(asked: _Asked) -> Traffic:
-    tape = Tape()
-    _passed(tape, asked.work, asked.kernel)
-    return tape.counted
+class _Rehearsal:
+    """One pass over meta tensors."""
 
+    def __init__(self, work: Workload, kernel: str, *, own: bool) -> None:
+        self._work, self._own = work, own
+        self._counter = OperationCounter()
+        self._kernel = counted_kernel(work, kernel, self._counter)
+        self._leaves: list[Tensor] = []
 
-@lru_cache(maxsize=2048)
-def _backward(asked: _Asked) -> Traffic:
-    tape = Tape(differentiated=True)
-    output = _passed(tape, asked.work, asked.kernel)
-    return tape.back(output)
+    def counted(self, *, backward: bool) -> Traffic:
+        """The counts of the pass, or of the way back alone."""
+        repeated = REPEATED.set(self._counter.repeated)
+        try:
+            return self._counted(backward=backward)
+        finally:
+            REPEATED.reset(repeated)
 
+    def _counted(self, *, backward: bool) -> Traffic:
+        run = self._context if self._own else self._output
+        account = Account((), None, 0, self._counter)
+        with torch.inference_mode(mode=False), torch.set_grad_enabled(backward), account:
+            before, output = run(self._leaf if backward else lambda x: x)
+            if not backward:
+                return self._counter.counted - before
+            before = self._counter.counted
+            if output.requires_grad:
+                pullback_where_used(output, self._leaves, torch.empty_like(output))
+            return self._counter.counted - before
 
-@lru_cache(maxsize=2048)
-def _own(asked: _Asked, *, backward: bool) -> Traffic:
-    tape = Tape(differentiated=backward)
-    context = approximate(tape, whole(tape, asked.work))
-    return tape.back(context) if backward else tape.counted
+    def _leaf(self, x: Tensor) -> Tensor:
+        if not x.is_floating_point():
+            return x
+        self._leaves.append(x.detach().requires_grad_())
+        return self._leaves[-1]
 
+    def _inputs(self) -> dict[str, Tensor]:
+        tensors, work = inputs_of(self._work), self._work
+        if work.padded:
+            del tensors["key_lengths"]
+            tensors["key_mask"] = torch.empty(work.batch, work.told_keys, dtype=torch.bool, device="meta")
+        return tensors
 
-def _of_kernel(kernel: str, work: Workload) -> Callable[[Tape, Sketched], Sketch]:
-    if kernel_of(work, kernel).holds == "masks":
-        return fused
-    return fused_blocks if by_fused(work) else blocked
+    def _output(self, leaf: Callable[[Tensor], Tensor]) -> tuple[Traffic, Tensor]:
+        """From the request's tensors to the output."""
+        work = self._work
+        tensors = {name: x if name == "mask" else leaf(x) for name, x in self._inputs().items()}
+        parameters = {name: leaf(x) for name, x in parameters_of(work).items()}
+        problem = problem_of(work, tensors, parameters)
+        taps = () if torch.is_grad_enabled() else work.taps - {"output"}
+        context = attend(problem, taps, selection_of(work), kernel=self._kernel).context
+        return Traffic(), output_of(work, parameters, context, ())
 
+    def _context(self, leaf: Callable[[Tensor], Tensor]) -> tuple[Traffic, Tensor]:
+        """From queries, keys and values to the context; and the counts before that."""
+        work = self._work
+        tensors, parameters = self._inputs(), {name: leaf(x) for name, x in parameters_of(work).items()}
+        with torch.no_grad():
+            problem = problem_of(work, tensors, parameters)
+        before = self._counter.counted
+        tensors = {name: leaf(x) if name in work.sent else x for name, x in tensors.items()}
+        problem = replace(problem, q=leaf(problem.q), k=leaf(problem.k), v=leaf(problem.v))
+        return before, attend(self._with_gates(problem, tensors, parameters), kernel=self._kernel).context
 
-def _passed(tape: Tape, work: Workload, kernel: str) -> Sketch:
-    parameters = parameters_of(tape, work)
-    given = prepared(tape, work, parameters)
-    taps = set(work.taps) - {"output"}
-    if approximated(work) is not None:
-        context, kernel = approximate(tape, given), MATERIALIZED  # its taps are there, and narrowed
-    elif kernel_of(work, kernel).holds == "pairs":
-        context = stages(tape, given, {"context"} | taps)
-    else:
-        looked_through(tape, given.work, given.k, given.v)
-        context = _of_kernel(kernel, work)(tape, given)
-        context = with_apart(tape, given, context)
-    tapped(tape, given, kernel)
-    return merged(tape, work, context, parameters)
+    def _with_gates(self, problem: Problem, tensors: dict[str, Tensor], parameters: dict[str, Tensor]) -> Problem:
+        spec, tokens = self._work.spec, tensors.get("key", tensors["query"])
+        return replace(
+            problem, running=running(spec, tensors, parameters, tokens, wanted="return_state" in self._work.sent)
+        )

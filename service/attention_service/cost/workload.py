@@ -36,6 +36,8 @@ class Workload:
     value_dim: int
     itemsize: int
     """Bytes of one element of the dtype that is computed in."""
+    own_key_dim: int | None = None
+    """Width of the keys where it differs from ``head_dim``, as raw attention by an additive or bilinear score may."""
     half: bool = False
     """Whether 2 bytes are a float16 and not a bfloat16."""
     reply: str = ""
@@ -103,10 +105,6 @@ class Workload:
         """Whether some tap is edited."""
         return bool(self.edits)
 
-    def edits_of(self, tap: str) -> list[str]:
-        """What is done to one tap, in this order."""
-        return [does for of, does in self.edits if of == tap]
-
     @property
     def apart(self) -> int:
         """Queries of each sequence that are projected apart, at most."""
@@ -133,7 +131,12 @@ class Workload:
     def widths(self) -> Widths:
         """What the shapes of the spec's learned tensors depend on."""
         d_model = None if self.sizes is None else self.sizes.d_model
-        return Widths(self.heads, self.kv_heads, self.head_dim, self.value_dim, d_model)
+        return Widths(self.heads, self.kv_heads, self.head_dim, self.value_dim, d_model, self.own_key_dim)
+
+    @property
+    def key_dim(self) -> int:
+        """Width of the keys."""
+        return self.own_key_dim or self.head_dim
 
     @property
     def pairs(self) -> int:

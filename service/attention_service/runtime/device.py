@@ -103,6 +103,17 @@ class Device:
         before = torch.cuda.memory_allocated(self.torch)
         return lambda: torch.cuda.max_memory_allocated(self.torch) - before
 
+    def use_own_stream(self, *, first: bool) -> None:
+        """Give the current thread a CUDA stream of its own; ``first``: one whose work the GPU prefers."""
+        torch.cuda.set_device(self.torch)
+        stream = torch.cuda.Stream(self.torch, priority=-1 if first else 0)  # type: ignore[no-untyped-call]
+        torch.cuda.set_stream(stream)
+
+    def await_parameters(self) -> None:
+        """Let the current stream wait for copies of parameters, which other threads make on the default stream."""
+        if self.is_cuda:
+            torch.cuda.current_stream(self.torch).wait_stream(torch.cuda.default_stream(self.torch))
+
     def synchronize(self) -> None:
         """Wait until the device has done what it was given."""
         if self.is_cuda:

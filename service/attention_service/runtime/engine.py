@@ -32,6 +32,7 @@ from attention_contract.schemas.modules import (
 )
 from attention_contract.schemas.weights import WeightsReply, WeightsRequest
 from attention_service.core.arrays import to_numpy
+from attention_service.core.cancellation import Cancellation, cancellable
 from attention_service.modules import parameters
 from attention_service.modules.library import Library
 from attention_service.modules.resident import Module, making_bytes
@@ -98,7 +99,7 @@ class Engine:
             self.damaged = await self._in_thread(self.library.load)
             if (found := await self._in_thread(partial(stored.load, self._root, self.device))) is not None:
                 self._set_clock(found)
-            await self.execution.call(partial(warm_up, self.device))
+            await self.execution.warm_up(partial(warm_up, self.device))
             await self.execution.measure()
             await self._in_thread(give_back_freed_memory)
         except Exception as fault:
@@ -132,7 +133,7 @@ class Engine:
     async def _clear_up(self) -> None:
         """Give back what a calibration needed, the code too that was compiled for shapes that do not come again."""
         await self.execution.renew()
-        await self.execution.call(partial(warm_up, self.device))
+        await self.execution.warm_up(partial(warm_up, self.device))
         await self._in_thread(give_back_freed_memory)
 
     def _set_clock(self, found: stored.Stored) -> None:
@@ -317,4 +318,15 @@ class Engine:
         return await asyncio.wrap_future(future)
 
     async def _in_thread(self, work: Callable[[], ResultT], threads: ThreadPoolExecutor | None = None) -> ResultT:
-        return await asyncio.get_running_loop().run_in_executor(threads or self._files, work)
+        """Run work beside the event loop; it stops at its next checkpoint if the caller is cancelled."""
+        cancellation = Cancellation()
+
+        def cancellable_work() -> ResultT:
+            with cancellable(cancellation):
+                return work()
+
+        try:
+            return await asyncio.get_running_loop().run_in_executor(threads or self._files, cancellable_work)
+        except asyncio.CancelledError:
+            cancellation.cancel()
+            raise

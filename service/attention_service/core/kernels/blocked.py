@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -10,12 +10,13 @@ from torch.autograd import Function
 from torch.autograd.function import once_differentiable
 
 from attention_contract.spec import AttentionSpec
+from attention_service.core.cancellation import checkpoint
 from attention_service.core.edits import BoundEdit
 from attention_service.core.kernels import fused_blocks, tiling
 from attention_service.core.kernels.base import KERNELS, Executed, Kernel, Needs, Sizes
 from attention_service.core.kernels.blocked_rehearsal import LargestTiles
 from attention_service.core.kernels.fused_blocks_rehearsal import rehearsed_blocks
-from attention_service.core.kernels.tiles import Group, groups, scored_in
+from attention_service.core.kernels.tiles import Group, Through, groups, scored_in
 from attention_service.core.kernels.tiling import Block
 from attention_service.core.kernels.totals import Totals
 from attention_service.core.kernels.touched import by_fused, touched
@@ -41,7 +42,7 @@ class Blocked(Kernel):
     timed_as = "tiles"
     automatic = True
 
-    def __init__(self, through: "Through | None" = None) -> None:
+    def __init__(self, through: Through | None = None) -> None:
         """Create the kernel. ``through``: the blocks to compute; None for all."""
         self._through = through or _blocks
 
@@ -110,7 +111,7 @@ class _Blocked(Function):
     def forward(
         ctx: Any,
         frame: Problem,
-        through: "Through",
+        through: Through,
         names: tuple[str, ...],
         q: Tensor,
         k: Tensor,
@@ -158,17 +159,11 @@ def _filled(
     return replace(frame, q=q, k=k, v=v, mask=frame.mask if mask is None else mask, learned=learned)
 
 
-class Through(Protocol):
-    """Which blocks of queries are gone through."""
-
-    def __call__(self, problem: Problem, *, whole_rows: bool) -> Iterator[tuple[Group, Block]]:
-        """Each with the group of sequences that it is of."""
-
-
 def _blocks(problem: Problem, *, whole_rows: bool) -> Iterator[tuple[Group, Block]]:
     """Every block of queries of every group of sequences."""
     _, heads, queries, _ = problem.q.shape
     fitted = tiling.TILING.fitted(heads, queries, problem.k.shape[2])
     for group in groups(problem, fitted):
         for block in group.blocks(fitted, whole_rows=whole_rows):
+            checkpoint()
             yield group, block

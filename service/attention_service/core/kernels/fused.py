@@ -17,6 +17,7 @@ from attention_service.core.kernels.base import KERNELS, Executed, Kernel, Needs
 from attention_service.core.kernels.fused_rehearsal import rehearsed_call
 from attention_service.core.kernels.one_width import same_width
 from attention_service.core.kernels.reach import plainly_causal
+from attention_service.core.kernels.sliced import attend_in_slices, is_long
 from attention_service.core.masks import pattern_of
 from attention_service.core.normalizers import NORMALIZERS, Softmax
 from attention_service.core.positions import POSITIONS
@@ -69,8 +70,11 @@ class Fused(Kernel):
         width = v.shape[-1]
         if not on_gpu:
             q, k, v = same_width(q, k, v)
-        with fastest(q, k, v, mask, causal=causal):
-            context = self.call(q, k, v, mask, is_causal=causal, scale=scale, enable_gqa=grouped)
+        if self.call is scaled_dot_product_attention and is_long(q, k, mask):
+            context = attend_in_slices(q, k, v, mask, scale, causal=causal)
+        else:
+            with fastest(q, k, v, mask, causal=causal):
+                context = self.call(q, k, v, mask, is_causal=causal, scale=scale, enable_gqa=grouped)
         context = context[..., :width]
         return {"context": context if blind is None else context.masked_fill(blind, 0)}
 
@@ -145,7 +149,7 @@ def _mask(problem: Problem, temperature: float, *, on_gpu: bool) -> tuple[Tensor
 
 def _reach(problem: Problem) -> int | None:
     """The r for which the spec's masks say j ≤ i + r and nothing else; None where that is not what they say."""
-    if not problem.spec.masks:
+    if not problem.spec.masks or problem.sequence_masks is not None:
         return None
     band = pattern_of(problem.spec.masks, problem.q.shape[2], problem.keys, problem.past)
     if not isinstance(band, Band) or band.low is not None or band.high is None:

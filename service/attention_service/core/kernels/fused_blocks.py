@@ -15,13 +15,14 @@ from torch.autograd.function import once_differentiable
 
 from attention_contract.spec import AttentionSpec
 from attention_service.core.bands import Band
+from attention_service.core.cancellation import checkpoint
 from attention_service.core.combinations import AllOf
 from attention_service.core.groups import one_for_each_query_head
 from attention_service.core.kernels import tiling
 from attention_service.core.kernels.base import Needs
 from attention_service.core.kernels.fused import Fused
 from attention_service.core.kernels.one_width import same_width
-from attention_service.core.kernels.tiles import Group, gather, groups, scatter_add
+from attention_service.core.kernels.tiles import Group, Through, gather, groups, scatter_add
 from attention_service.core.kernels.tiling import Block
 from attention_service.core.masks import pattern_of
 from attention_service.core.normalizers import NORMALIZERS, Softmax
@@ -50,7 +51,10 @@ def takes(problem: Problem) -> bool:
     on_cpu = problem.q.device.type == "cpu"
     if not on_cpu or any(x is not None for x in own):
         return False
-    return takes_spec(problem.spec, problem.q.dtype, problem.q.shape[2], problem.keys, problem.past)
+    spec = problem.spec
+    if problem.sequence_masks is not None:
+        spec = spec.model_copy(update={"masks": problem.sequence_masks[0]})
+    return takes_spec(spec, problem.q.dtype, problem.q.shape[2], problem.keys, problem.past)
 
 
 def _widest(pattern: Pattern) -> int:
@@ -74,8 +78,13 @@ def _bands(pattern: Pattern) -> Iterator[Band]:
             yield from _bands(each)
 
 
-def attend_in_blocks(problem: Problem, *, with_lse: bool) -> tuple[Tensor, Tensor | None]:
-    """The context ``[B, H, Q, V]`` and, where it is asked for, the log-sum-exp ``[B, H, Q]``."""
+def attend_in_blocks(
+    problem: Problem, *, with_lse: bool, through: Through | None = None
+) -> tuple[Tensor, Tensor | None]:
+    """The context ``[B, H, Q, V]`` and, where it is asked for, the log-sum-exp ``[B, H, Q]``.
+
+    through: the blocks to go through; None for all there are.
+    """
     score, normalizer = SCORES.of(problem.spec.score), NORMALIZERS.of(problem.spec.normalizer)
     if not isinstance(score, Product) or not isinstance(normalizer, Softmax):
         raise ValueError("a plain softmax over dot products is computed in blocks; ask `takes` first")
@@ -84,7 +93,7 @@ def attend_in_blocks(problem: Problem, *, with_lse: bool) -> tuple[Tensor, Tenso
     nothing = q.new_empty(0)
     frame = replace(problem, q=nothing, k=nothing, v=nothing, learned={}, apart=None)
     scale = factor / normalizer.options.temperature
-    context, lse = _Blocks.apply(frame, scale, with_lse, q, k, v)  # type: ignore[no-untyped-call]
+    context, lse = _Blocks.apply(frame, through or every_block, scale, with_lse, q, k, v)  # type: ignore[no-untyped-call]
     return context[..., : problem.v.shape[-1]], lse if with_lse else None
 
 
@@ -93,16 +102,16 @@ class _Blocks(Function):
 
     @staticmethod
     def forward(
-        ctx: Any, frame: Problem, scale: float, with_lse: bool, q: Tensor, k: Tensor, v: Tensor
+        ctx: Any, frame: Problem, through: Through, scale: float, with_lse: bool, q: Tensor, k: Tensor, v: Tensor
     ) -> tuple[Tensor, Tensor]:
         problem = replace(frame, q=q, k=k, v=v)
         context = torch.empty_like(q)
         sums = q.new_empty(q.shape[:3], dtype=torch.promote_types(q.dtype, torch.float32))
         told = torch.empty_like(sums) if with_lse else sums.new_empty(0)
-        for group, block in _blocks(problem):
+        for group, block in through(problem, whole_rows=True):
             at = _rows(group, block)
             _attend(group, block, scale, (context[at], sums[at], told[at] if with_lse else None))
-        ctx.frame, ctx.scale = frame, scale
+        ctx.frame, ctx.through, ctx.scale = frame, through, scale
         ctx.save_for_backward(q, k, v, context, sums)
         ctx.mark_non_differentiable(told)
         ctx.set_materialize_grads(False)
@@ -113,13 +122,13 @@ class _Blocks(Function):
     def backward(ctx: Any, gradient: Tensor | None, _: None) -> tuple[Tensor | None, ...]:
         """Block by block again; keys are summed over the blocks that look at them, half types in float32."""
         if gradient is None:  # nothing was made of the context
-            return (None,) * 6
+            return (None,) * 7
         q, k, v, context, sums = ctx.saved_tensors
         of_q = torch.zeros_like(q)  # of queries that look nowhere, too
         of_k, of_v = (torch.zeros_like(x, dtype=torch.promote_types(x.dtype, torch.float32)) for x in (k, v))
         problem = replace(ctx.frame, q=q, k=k, v=v)
-        _differentiate_all(problem, ctx.scale, (gradient, context, sums), (of_q, of_k, of_v))
-        return None, None, None, of_q, of_k.to(k.dtype), of_v.to(v.dtype)
+        _differentiate_all(problem, ctx.through, ctx.scale, (gradient, context, sums), (of_q, of_k, of_v))
+        return None, None, None, None, of_q, of_k.to(k.dtype), of_v.to(v.dtype)
 
 
 def _attend(group: Group, block: Block, scale: float, into: tuple[Tensor, Tensor, Tensor | None]) -> None:
@@ -139,10 +148,10 @@ def _attend(group: Group, block: Block, scale: float, into: tuple[Tensor, Tensor
         told.copy_(sums if mask is None else sums.masked_fill(_blind(mask), -torch.inf))
 
 
-def _differentiate_all(problem: Problem, scale: float, kept: Three, into: Three) -> None:
+def _differentiate_all(problem: Problem, through: Through, scale: float, kept: Three, into: Three) -> None:
     """Block by block; what is remembered of masks is gone afterwards."""
     of_q, of_k, of_v = into
-    for group, block in _blocks(problem):
+    for group, block in through(problem, whole_rows=True):
         if block.strips:
             at, sequences = _rows(group, block), group.sequences
             its_own = kept[0][at], kept[1][at], kept[2][at]
@@ -160,10 +169,12 @@ def _differentiate(group: Group, block: Block, scale: float, kept: Three, into: 
         scatter_add(total, _by_kv_head(each, total.shape[1]), block.strips[0])
 
 
-def _blocks(problem: Problem) -> Iterator[tuple[Group, Block]]:
+def every_block(problem: Problem, *, whole_rows: bool) -> Iterator[tuple[Group, Block]]:
+    """Every block of queries of every group of sequences."""
     cut = tiling.WHOLE.whole(problem.q.shape[2])
     for group in groups(problem, cut):
-        for block in group.blocks(cut, whole_rows=True):
+        for block in group.blocks(cut, whole_rows=whole_rows):
+            checkpoint()
             yield group, block
 
 

@@ -2,10 +2,12 @@
 
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
+from typing import Protocol
 
 import torch
 from torch import Tensor
 
+from attention_service.core.cancellation import checkpoint
 from attention_service.core.dropout import kept
 from attention_service.core.kernels.hiding import Limits
 from attention_service.core.kernels.tiling import Block, Layout, Strip, Tiling
@@ -54,17 +56,21 @@ class Group:
         batch, _, keys, _ = self.problem.k.shape
         return torch.full((batch,), keys, device=self.problem.k.device) if self.real is None else self.real.sum(-1)
 
+    def met(self) -> Tensor | None:
+        """Bool ``[K]``: the keys that are no padding in some sequence; None where all are."""
+        return None if self.real is None else self.real[:, : self.problem.keys].any(0)
+
     def blocks(self, tiling: Tiling, *, whole_rows: bool) -> Iterator[Block]:
         """The tiles to look at."""
-        real = None
-        if self.real is not None and not self.real.is_meta:
-            real = self.real[:, : self.problem.keys].any(0).cpu()
+        real = self.met()
+        real = None if real is None else real.cpu()
         queries, keys = self.problem.q.shape[2], self.problem.keys
         layout = Layout(self._pattern, self.first, queries, keys, self.problem.extra, real)
         return layout.blocks(tiling, whole_rows=whole_rows)
 
     def leaves(self, block: Block, strip: Strip) -> Leaves:
         """The parts of q, k, v and the mask that meet in a tile."""
+        checkpoint()
         q, k, v = self.problem.q, self.problem.k, self.problem.v
         k, v = gather(k, 2, strip), gather(v, 2, strip)
         if self.real is not None:
@@ -99,7 +105,7 @@ class Group:
                 queries = block.start + self.first, block.stop + self.first
                 limits = self._limits.of(queries, (piece.start, piece.stop))
                 # A minimum is the fastest, but it keeps NaN; to look for one on a GPU would wait for it.
-                if part.device.type == "cpu" and bool(part.sum().isfinite()):
+                if not part.is_cuda and bool(part.sum().isfinite()):
                     torch.minimum(part, limits, out=part)
                 else:
                     part.masked_fill_(limits == -torch.inf, -torch.inf)
@@ -169,16 +175,33 @@ class Group:
         return parts[0] if len(parts) == 1 else torch.cat(parts, -1)
 
 
+class Through(Protocol):
+    """Which blocks of queries are gone through."""
+
+    def __call__(self, problem: Problem, *, whole_rows: bool) -> Iterator[tuple[Group, Block]]:
+        """Each with the group of sequences that it is of."""
+
+
 def groups(problem: Problem, tiling: Tiling) -> Iterator[Group]:
-    """The sequences of the batch: as many at a time as there is room for, or one, where offsets tell them apart."""
+    """Cut the batch into groups of sequences: as many as fit at a time, or one if offsets or masks differ."""
     batch, queries = problem.q.shape[0], problem.q.shape[2]
-    pattern = pattern_of(problem.spec.masks, queries, problem.keys, problem.past)
-    limits = Limits(pattern, scored_in(problem), problem.q.device, tiling.largest)
-    first, at_once = [problem.past] * batch, tiling.sequences(problem.k.shape[2])
-    if problem.offsets is not None and problem.spec.masks:
-        first, at_once = problem.offsets.long().clamp(-FAR, FAR).expand(batch).tolist(), 1
+    first, at_once = places(problem, tiling)
+    own = problem.sequence_masks
+    at_once = at_once if own is None else 1
     for start in range(0, batch, at_once):
+        if start == 0 or own is not None:
+            masks = problem.spec.masks if own is None else own[start]
+            pattern = pattern_of(masks, queries, problem.keys, problem.past)
+            limits = Limits(pattern, scored_in(problem), problem.q.device, tiling.largest)
         yield Group(problem, slice(start, min(start + at_once, batch)), first[start], limits, pattern)
+
+
+def places(problem: Problem, tiling: Tiling) -> tuple[list[int], int]:
+    """Return the position of the first query of each sequence, and the number of sequences in a group."""
+    batch = problem.q.shape[0]
+    if problem.offsets is not None and problem.spec.masks:
+        return problem.offsets.long().clamp(-FAR, FAR).expand(batch).tolist(), 1
+    return [problem.past] * batch, tiling.sequences(problem.k.shape[2])
 
 
 def gather(x: Tensor, dim: int, strip: Strip) -> Tensor:
@@ -223,4 +246,5 @@ def _of(problem: Problem, sequences: slice) -> Problem:
         key_lengths=some(problem.key_lengths),
         offsets=some(problem.offsets),
         positions=some(problem.positions),
+        sequence_masks=None if problem.sequence_masks is None else problem.sequence_masks[sequences],
     )

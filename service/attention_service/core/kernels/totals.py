@@ -6,6 +6,7 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
+from attention_service.core.cancellation import checkpoint
 from attention_service.core.kernels.tiles import Group, Leaves, scatter_add
 from attention_service.core.kernels.tiling import Block, Strip
 from attention_service.core.kernels.ways import Upstream, Way
@@ -27,6 +28,7 @@ class Totals:
 
     def add(self, group: Group, block: Block, strip: Strip, way: Way, upstream: Upstream) -> None:
         """The gradients of one tile, by going through it again."""
+        checkpoint()
         leaves = self._tracked(group.leaves(block, strip))
         learned = {name: x for name, x in group.problem.learned.items() if x.requires_grad}
         with torch.enable_grad():

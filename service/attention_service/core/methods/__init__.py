@@ -5,10 +5,9 @@ from attention_service.core.methods.base import (
     METHODS,
     Approximation,
     Extent,
-    Given,
     Method,
     MethodCost,
     approximation_of,
 )
 
-__all__ = ["METHODS", "Approximation", "Extent", "Given", "Method", "MethodCost", "approximation_of"]
+__all__ = ["METHODS", "Approximation", "Extent", "Method", "MethodCost", "approximation_of"]

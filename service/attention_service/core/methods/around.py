@@ -9,15 +9,13 @@ from torch import Tensor
 
 from attention_contract.spec import AttentionSpec, Softmax
 from attention_service.core import edits as interventions
-from attention_service.core import steps
 from attention_service.core.bands import Band
 from attention_service.core.edits import BoundEdit
 from attention_service.core.kernels.base import Kernel
 from attention_service.core.masks import pattern_of
-from attention_service.core.methods.base import APPROXIMATE_TAPS, Given, Refusal
+from attention_service.core.methods.base import APPROXIMATE_TAPS, Refusal
 from attention_service.core.positions import POSITIONS
 from attention_service.core.scores import SCORES, Product
-from attention_service.core.tape import Sketch, Tape
 from attention_service.core.types import Learned, Problem, Widths
 from attention_service.core.visibility import without_padding
 
@@ -75,18 +73,6 @@ def scored(problem: Problem) -> tuple[Tensor, Tensor, float]:
         q, k = (x.to(torch.promote_types(x.dtype, torch.float32)) for x in (q, k))
     q, k, factor = score.factors(q, k, problem.learned)
     return q, k, factor / problem.spec.normalizer.temperature
-
-
-def sketched_scored(tape: Tape, given: Given) -> tuple[Sketch, Sketch, float]:
-    """``scored``, step by step."""
-    score = SCORES.of(given.spec.score)
-    if not isinstance(score, Product):
-        raise ValueError(f"{given.spec.score.name} is no product; ask `refuses` first")
-    q, k = given.q, given.k
-    if not score.plain:
-        q, k = (steps.cast(tape, x, max(x.itemsize, 4)) for x in (q, k))
-    q, k, factor = score.sketched_factors(tape, q, k, given.learned)
-    return q, k, factor / given.spec.normalizer.temperature
 
 
 def no_softmax(spec: AttentionSpec) -> Iterator[Refusal]:

@@ -1,7 +1,7 @@
 """What a method is: a way from queries, keys and values to the context, exact or approximate."""
 
 from collections.abc import Collection, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Protocol, runtime_checkable
 
 from torch import Tensor
@@ -10,7 +10,6 @@ from attention_contract.spec import AttentionSpec, Exact
 from attention_service.core.edits import BoundEdit
 from attention_service.core.kernels.base import Kernel
 from attention_service.core.registry import Registry
-from attention_service.core.tape import Sketch, Tape
 from attention_service.core.types import Learned, Problem, Widths
 
 Refusal = tuple[str, str]
@@ -66,28 +65,6 @@ class MethodCost:
     between them, or of keys and values that are mixed."""
 
 
-@dataclass(frozen=True)
-class Given:
-    """A problem (``core.types.Problem``) of sketches, with zeros for padded keys and values."""
-
-    q: Sketch
-    k: Sketch
-    v: Sketch
-    spec: AttentionSpec
-    learned: Mapping[str, Sketch]
-    reach: int
-    """Query i sees the keys up to i + reach."""
-    past: int = 0
-    real: Sketch | None = None
-    """Bool ``[B, K]``: which keys are no padding; None for all."""
-    log_gate: Sketch | None = None
-    beta: Sketch | None = None
-    state: Sketch | None = None
-    normalizer: Sketch | None = None
-    sent: frozenset[str] = field(default_factory=frozenset)
-    """As in ``Extent``."""
-
-
 class Method(Protocol):
     """A way to the context."""
 
@@ -112,9 +89,6 @@ class Approximation(Protocol):
 
     def cost(self, extent: Extent) -> MethodCost:
         """What it costs."""
-
-    def sketched(self, tape: Tape, given: Given) -> Sketch:
-        """The context, step by step, as PyTorch executes it."""
 
     def orders(self) -> tuple[str, str]:
         """Time and memory for one head and sequence of n tokens, as in ``n·d²`` and ``n·d``."""

@@ -7,9 +7,6 @@ import torch
 from torch import Tensor
 from torch.nn.functional import elu
 
-from attention_service.core import steps
-from attention_service.core.tape import Sketch, Tape
-
 FeatureName = Literal["elu", "relu", "identity", "l2"]
 
 
@@ -34,27 +31,6 @@ class Elementwise:
         """φ(x)."""
         found = self._map(x)
         return found if real is None else found.masked_fill(~real, 0), None
-
-    def sketched_queries(self, tape: Tape, x: Sketch) -> Sketch:
-        """``queries``, step by step."""
-        found = self._sketched(tape, x)
-        return found if self.scale == 1 else steps.scale(tape, found)
-
-    def sketched_keys(self, tape: Tape, x: Sketch, real: Sketch | None) -> tuple[Sketch, None]:
-        """``keys``, step by step."""
-        found = self._sketched(tape, x)
-        return found if real is None else steps.hide(tape, found, steps.plain(tape, real)), None
-
-    def _sketched(self, tape: Tape, x: Sketch) -> Sketch:
-        match self.name:
-            case "elu":
-                return steps.shift(tape, steps.quotient(tape, x, functions=1))
-            case "relu":
-                return steps.saved(tape, x, functions=0)
-            case "l2":
-                squares = steps.total(tape, steps.square(tape, x), (*x.dims[:-1], 1))
-                return steps.multiply(tape, x, steps.rsqrt(tape, steps.shift(tape, squares)))
-        return x
 
     def _map(self, x: Tensor) -> Tensor:
         match self.name:
@@ -101,49 +77,6 @@ class PositiveRandom:
 
     def _exponents(self, x: Tensor) -> Tensor:
         return x @ self.directions.mT - x.square().sum(-1, keepdim=True) / 2
-
-
-@dataclass(frozen=True)
-class SketchedPositiveRandom:
-    """``PositiveRandom`` by its sizes."""
-
-    directions: Sketch
-
-    def sketched_queries(self, tape: Tape, x: Sketch) -> Sketch:
-        """``queries``, step by step."""
-        exponents = self._exponents(tape, steps.scale(tape, x))
-        return _exponentials(tape, exponents, steps.reduced(tape, exponents, (*exponents.dims[:-1], 1)))
-
-    def sketched_keys(self, tape: Tape, x: Sketch, real: Sketch | None) -> tuple[Sketch, Sketch]:
-        """``keys``, step by step."""
-        exponents = self._exponents(tape, steps.scale(tape, x))
-        if real is not None:
-            exponents = steps.hide(tape, exponents, steps.plain(tape, real))
-        highest = steps.plain(tape, steps.reduced(tape, exponents, (*exponents.dims[:2], 1, 1)))
-        return _exponentials(tape, exponents, highest), highest
-
-    def _exponents(self, tape: Tape, x: Sketch) -> Sketch:
-        product = steps.by_matrix(tape, x, self.directions)
-        squares = steps.total(tape, steps.square(tape, x), (*x.dims[:-1], 1))
-        return steps.add(tape, product, steps.scale(tape, squares), minus=True)
-
-
-def _exponentials(tape: Tape, exponents: Sketch, highest: Sketch) -> Sketch:
-    return steps.saved(tape, steps.add(tape, exponents, highest, minus=True))
-
-
-def sketched_directions(tape: Tape, count: int, width: int, itemsize: int) -> Sketch:
-    """``orthogonal_directions``, step by step, in a dtype of so many bytes."""
-    squares = -(-count // width)
-    rows, whole = 8 * squares * width, 8 * squares * width * width
-    tape.does(0, whole)  # normal numbers
-    tape.does(whole, 2 * whole)  # both factors
-    tape.does(rows, rows)  # signs
-    tape.does(whole + rows, whole)
-    tape.does(0, whole)
-    tape.does(whole, rows, rows // 8)  # lengths
-    tape.does(whole + rows, whole)
-    return steps.cast(tape, Sketch((count, width), 8), itemsize)
 
 
 def orthogonal_directions(count: int, width: int, seed: int, device: torch.device | str = "cpu") -> Tensor:

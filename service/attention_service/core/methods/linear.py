@@ -8,15 +8,12 @@ from torch import Tensor
 from torch.nn.functional import linear, logsigmoid
 
 from attention_contract import spec
-from attention_service.core import steps
 from attention_service.core.groups import one_for_each_query_head
 from attention_service.core.methods.around import OwnArithmetic, no_order, nothing_between, reach_in
-from attention_service.core.methods.base import METHODS, Extent, Given, MethodCost, Refusal
+from attention_service.core.methods.base import METHODS, Extent, MethodCost, Refusal
 from attention_service.core.methods.features import Elementwise
 from attention_service.core.methods.running import Features, Running, Tokens
 from attention_service.core.methods.running_cost import FeatureCost, running_cost
-from attention_service.core.methods.running_steps import SketchedRunning, SketchedTokens
-from attention_service.core.tape import BOOL, Sketch, Tape
 from attention_service.core.types import Learned, Problem, Widths
 from attention_service.core.types import Running as GivenRunning
 from attention_service.core.visibility import real_keys
@@ -100,24 +97,6 @@ class Linear(OwnArithmetic):
         """The state is as wide as the features, d, and as what is written, d."""
         return "n·d²", "n·d"
 
-    def sketched(self, tape: Tape, given: Given) -> Sketch:
-        """As ``running_steps`` counts it."""
-        kept = sketched_real(given)
-        log_gate, beta = (
-            x if x is None or kept is None else steps.hide(tape, x, steps.plain(tape, kept))
-            for x in (given.log_gate, given.beta)
-        )
-        state, wanted = given.state, "return_state" in given.sent
-        if state is not None and self.options.normalized and given.normalizer is not None:
-            beside = steps.view(tape, given.normalizer, (*given.normalizer.dims, 1))
-            state = steps.cat(tape, [state, beside], 3)
-        tokens = SketchedTokens(given.k, given.v, kept, log_gate, beta)
-        running = SketchedRunning(self._features(), self.options.normalized)
-        context = running.attend(tape, given.q, tokens, given.reach, state, want_state=wanted)
-        if wanted and state is None and not given.k.dims[2]:
-            steps.filled(tape, (*given.k.dims[:2], given.k.dims[3], given.v.dims[3]), given.v.itemsize)
-        return context
-
     def _features(self) -> Elementwise:
         return Elementwise(self.options.map, 1.0 if self.options.scale is None else self.options.scale)
 
@@ -197,11 +176,6 @@ def _logarithm(gate: Tensor) -> Tensor:
 
 def _accumulated(x: Tensor) -> Tensor:
     return x.to(torch.promote_types(x.dtype, torch.float32))
-
-
-def sketched_real(given: Given) -> Sketch | None:
-    """Which keys are real, as ``[B, 1, K, 1]``."""
-    return None if given.real is None else Sketch((given.real.dims[0], 1, given.real.dims[1], 1), BOOL)
 
 
 def implied_by(features: Features, problem: Problem, rows: Sequence[int]) -> Tensor:

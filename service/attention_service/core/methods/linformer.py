@@ -7,7 +7,6 @@ import torch
 from torch import Tensor
 
 from attention_contract import spec
-from attention_service.core import steps
 from attention_service.core.groups import product
 from attention_service.core.methods.around import (
     OwnArithmetic,
@@ -15,10 +14,8 @@ from attention_service.core.methods.around import (
     no_softmax,
     nothing_between,
     scored,
-    sketched_scored,
 )
-from attention_service.core.methods.base import METHODS, Extent, Given, MethodCost, PassCost, Refusal
-from attention_service.core.tape import Sketch, Tape
+from attention_service.core.methods.base import METHODS, Extent, MethodCost, PassCost, Refusal
 from attention_service.core.types import Learned, Problem, Widths
 
 
@@ -73,20 +70,6 @@ class Linformer(OwnArithmetic):
     def orders(self) -> tuple[str, str]:
         """With the keys, and of what stands between."""
         return "n·r·d", "n·r"
-
-    def sketched(self, tape: Tape, given: Given) -> Sketch:
-        """Mixed, and attended to."""
-        q, k, _ = sketched_scored(tape, given)
-        a, keys = max(q.itemsize, 4), k.dims[2]
-        e = given.learned["method.key_projection"]
-        f = e if self.options.shared else given.learned["method.value_projection"]
-        mixed = []
-        for whole, x in ((e, k), (f, given.v)):
-            w = whole if keys == self.options.length else steps.part(tape, whole, (self.options.rank, keys))
-            mixed.append(steps.mixed(tape, steps.cast(tape, w, a), steps.cast(tape, x, a)))
-        x = steps.product(tape, steps.scale(tape, steps.cast(tape, q, a)), mixed[0], turned=True)
-        context = steps.product(tape, steps.saved(tape, x), mixed[1])
-        return steps.cast(tape, context, given.q.itemsize)
 
     def _context(self, problem: Problem) -> dict[str, Tensor]:
         q, k, factor = scored(problem)

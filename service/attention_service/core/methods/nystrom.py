@@ -9,10 +9,8 @@ from torch import Tensor
 from attention_contract import spec
 from attention_service.core.groups import product
 from attention_service.core.methods.around import OwnArithmetic, no_masks, no_softmax, nothing_between, scored
-from attention_service.core.methods.base import METHODS, Extent, Given, MethodCost, Refusal
+from attention_service.core.methods.base import METHODS, Extent, MethodCost, Refusal
 from attention_service.core.methods.nystrom_cost import nystrom_cost
-from attention_service.core.methods.nystrom_steps import nystrom_context
-from attention_service.core.tape import Sketch, Tape
 from attention_service.core.types import Problem
 from attention_service.core.visibility import real_keys
 
@@ -78,10 +76,6 @@ class Nystrom(OwnArithmetic):
         if means.alone is not None:
             mixing = torch.where(means.alone, means.of_queries.mT[:, None], mixing)
         return {"context": (mixing @ product(right, v)).to(problem.q.dtype)}
-
-    def sketched(self, tape: Tape, given: Given) -> Sketch:
-        """As ``nystrom_steps`` counts it."""
-        return nystrom_context(tape, given, self.options)
 
     def cost(self, extent: Extent) -> MethodCost:
         """As ``nystrom_cost`` counts it."""

@@ -15,20 +15,15 @@ from attention_service.core.methods.around import (
     nothing_between,
     reach_in,
     scored,
-    sketched_scored,
 )
-from attention_service.core.methods.base import METHODS, Extent, Given, MethodCost, Refusal
+from attention_service.core.methods.base import METHODS, Extent, MethodCost, Refusal
 from attention_service.core.methods.features import (
     PositiveRandom,
-    SketchedPositiveRandom,
     orthogonal_directions,
-    sketched_directions,
 )
-from attention_service.core.methods.linear import implied_by, sketched_real
+from attention_service.core.methods.linear import implied_by
 from attention_service.core.methods.running import Running, Tokens
 from attention_service.core.methods.running_cost import FeatureCost, running_cost
-from attention_service.core.methods.running_steps import SketchedRunning, SketchedTokens
-from attention_service.core.tape import Sketch, Tape
 from attention_service.core.types import Problem
 from attention_service.core.visibility import real_keys
 
@@ -85,15 +80,6 @@ class Performer(OwnArithmetic):
         root = abs(factor) ** 0.5
         dtype = torch.promote_types(q.dtype, torch.float32)
         return PositiveRandom(directions.to(q.device, dtype), -root if factor < 0 else root, root)
-
-    def sketched(self, tape: Tape, given: Given) -> Sketch:
-        """As ``running_steps`` counts it, and the directions, which are drawn anew."""
-        q, k, _ = sketched_scored(tape, given)
-        width = int(q.dims[3])
-        directions = sketched_directions(tape, self.features(width), width, max(q.itemsize, 4))
-        running = SketchedRunning(SketchedPositiveRandom(directions), normalize=True)
-        tokens = SketchedTokens(k, given.v, sketched_real(given))
-        return running.attend(tape, q, tokens, given.reach, None, want_state=False)
 
     def _context(self, problem: Problem) -> dict[str, Tensor]:
         q, k, factor = scored(problem)

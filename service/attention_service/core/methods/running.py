@@ -17,6 +17,7 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
+from attention_service.core.cancellation import checked, checkpoint
 from attention_service.core.groups import product
 
 CHUNK = 128
@@ -144,7 +145,7 @@ class Running:
         for index, (qs, each) in enumerate(zip(torch.split(paired, self._chunk(side), 2), chunks, strict=False)):
             last = index == len(chunks) - 1 and not (parts.late or want_state)
             found, carried = self._step(qs, each, carried, read=True, write=not last)
-            contexts.append(self._normalized(found).to(tokens.v.dtype))
+            contexts.append(checked(self._normalized(found).to(tokens.v.dtype)))
             del found  # as large as the context of a chunk, and no longer needed
         if want_state:
             carried = self._write(carried, rest)
@@ -164,6 +165,7 @@ class Running:
             yield tokens.v.new_zeros(*q.shape[:3], tokens.v.shape[3])
             return
         for block in torch.split(q, self.block, 2):
+            checkpoint()
             found = product(self.features.queries(block.to(state.value.dtype)), state.value)
             yield self._normalized(found).to(tokens.v.dtype)
 
@@ -177,6 +179,7 @@ class Running:
         self, q: Tensor | None, tokens: Tokens, state: State | None, *, read: bool, write: bool
     ) -> tuple[Tensor, State | None]:
         """One chunk: what its queries find ``[B, H, c, W]``, and the state after it."""
+        checkpoint()
         dtype = torch.promote_types(tokens.v.dtype, torch.float32)
         k, log_factor = self.features.keys(tokens.k.to(dtype), tokens.real)  # [B, Hkv, c, F]
         state, factor = _aligned(state, log_factor)

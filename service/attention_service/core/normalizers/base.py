@@ -9,9 +9,7 @@ import torch
 from torch import Tensor
 
 from attention_contract import spec
-from attention_service.core import steps
 from attention_service.core.registry import Registry
-from attention_service.core.tape import Sketch, Tape
 from attention_service.core.types import Learned, Widths
 
 NOTHING: Mapping[str, Tensor] = MappingProxyType({})
@@ -19,14 +17,10 @@ NOTHING: Mapping[str, Tensor] = MappingProxyType({})
 
 @dataclass(frozen=True)
 class PairCost:
-    """What a normalizer costs for each query-key pair of each head, the division by the temperature left out."""
+    """FLOPs of a normalizer for each query-key pair of each head, without the division by the temperature."""
 
     flops: int
     backward_flops: int
-    held: int
-    """Bytes at the peak of the forward pass, beside the masked scores."""
-    held_backward: int
-    """Bytes at the peak of the backward pass, what the forward pass kept for it included."""
 
 
 class Normalizer(Protocol):
@@ -49,11 +43,8 @@ class Normalizer(Protocol):
         lengths ``[B]``: how many keys of each sequence are no padding; None where all are.
         """
 
-    def cost(self, keys: int, itemsize: int) -> PairCost:
-        """For rows of so many keys, computed in a dtype of so many bytes."""
-
-    def sketched(self, tape: Tape, x: Sketch, itemsize: int, learned: Mapping[str, Sketch], *, padded: bool) -> Sketch:
-        """``weights``, step by step, in a dtype of so many bytes; ``padded``: sequences differ in length."""
+    def cost(self, keys: int) -> PairCost:
+        """FLOPs for rows of so many keys."""
 
 
 @runtime_checkable
@@ -62,9 +53,6 @@ class Exponential(Protocol):
 
     def lse(self, masked_scores: Tensor, learned: Mapping[str, Tensor] = NOTHING) -> Tensor:
         """``[B, H, Q, K]`` to ``[B, H, Q]``: the logarithm of what the weights are divided by."""
-
-    def sketched_lse(self, tape: Tape, x: Sketch, itemsize: int, learned: Mapping[str, Sketch]) -> Sketch:
-        """The same, step by step."""
 
 
 NORMALIZERS = Registry[Normalizer]("normalizer")
@@ -87,12 +75,6 @@ def tempered_scores(masked_scores: Tensor, temperature: float, dtype: torch.dtyp
     """In the dtype that is normalized in, over the temperature."""
     x = masked_scores.to(dtype)
     return x if temperature == 1 else x / temperature
-
-
-def tempered_sketch(tape: Tape, x: Sketch, temperature: float, itemsize: int) -> Sketch:
-    """``tempered_scores``, step by step."""
-    x = steps.cast(tape, x, itemsize)
-    return x if temperature == 1 else steps.scale(tape, x)
 
 
 def widened(dtype: torch.dtype, name: str) -> torch.dtype:

@@ -8,17 +8,14 @@ import torch
 from torch import Tensor
 
 from attention_contract import spec
-from attention_service.core import steps
 from attention_service.core.normalizers.base import (
     NORMALIZERS,
     NOTHING,
     PairCost,
     Plain,
     tempered_scores,
-    tempered_sketch,
     widened,
 )
-from attention_service.core.tape import BOOL, INTEGER, Sketch, Tape
 from attention_service.core.types import Learned, Widths
 
 
@@ -62,40 +59,9 @@ class Softmax:
         seeing, blind = self._seeing(masked_scores)
         return seeing.logsumexp(-1).masked_fill(blind.squeeze(-1), -torch.inf)
 
-    def cost(self, keys: int, itemsize: int) -> PairCost:
-        """Forward: maximum, subtract, exp, sum, divide. Backward: w·∂w, its sum, subtract, multiply by w.
-
-        Its input made finite and the exponentials are held at once, then these and the weights; backward, the
-        exponentials, their gradient and that of the scores.
-        """
-        return PairCost(5, 4, 2 * itemsize, 3 * itemsize)
-
-    def sketched(self, tape: Tape, x: Sketch, itemsize: int, learned: Mapping[str, Sketch], *, padded: bool) -> Sketch:
-        """Blind queries found and made finite, the softmax, and their zeros; or sinks beside the scores."""
-        if self.options.sinks:
-            return steps.part(tape, steps.saved(tape, self._sketched_sinks(tape, x, itemsize, learned)), x.dims)
-        seeing, blind = self._sketched_seeing(tape, x, itemsize)
-        return steps.hide(tape, steps.saved(tape, seeing), blind)
-
-    def sketched_lse(self, tape: Tape, x: Sketch, itemsize: int, learned: Mapping[str, Sketch]) -> Sketch:
-        """An exponential for each pair and a logarithm for each query."""
-        if self.options.sinks:
-            return _log_sum(tape, self._sketched_sinks(tape, x, itemsize, learned))
-        seeing, blind = self._sketched_seeing(tape, x, itemsize)
-        return steps.plain(tape, _log_sum(tape, seeing), Sketch(blind.dims[:3], BOOL))
-
-    def _sketched_sinks(self, tape: Tape, x: Sketch, itemsize: int, learned: Mapping[str, Sketch]) -> Sketch:
-        sinks = steps.cast(tape, learned["sinks"], x.itemsize)
-        x = tempered_sketch(tape, x, self.options.temperature, itemsize)
-        sinks = steps.clamped(tape, tempered_sketch(tape, sinks, self.options.temperature, itemsize))
-        column = steps.expanded(tape, sinks, (*x.dims[:3], 1))
-        return steps.cat(tape, [x, column], 3, reads=x.bytes + sinks.bytes)
-
-    def _sketched_seeing(self, tape: Tape, x: Sketch, itemsize: int) -> tuple[Sketch, Sketch]:
-        x = tempered_sketch(tape, x, self.options.temperature, itemsize)
-        nowhere = steps.plain(tape, x, itemsize=BOOL)
-        blind = steps.reduced(tape, nowhere, (*x.dims[:3], 1))
-        return steps.hide(tape, x, blind), blind
+    def cost(self, keys: int) -> PairCost:
+        """Forward: maximum, subtract, exp, sum, divide. Backward: w·∂w, its sum, subtract, multiply by w."""
+        return PairCost(5, 4)
 
     def _with_sinks(self, masked_scores: Tensor, learned: Mapping[str, Tensor]) -> Tensor:
         """s/T with the score of its head's sink after those of the keys: a query always looks there at least."""
@@ -142,23 +108,9 @@ class Sigmoid(Plain):
         x = x + self._bias(x, lengths)
         return x.sigmoid()
 
-    def cost(self, keys: int, itemsize: int) -> PairCost:
-        """Forward: add the bias, exp, add 1, divide. Backward: 1 − w, times w, times ∂w.
-
-        Held: the biased scores and the weights; backward, the weights and both gradients.
-        """
-        return PairCost(4, 3, 2 * itemsize, 3 * itemsize)
-
-    def sketched(self, tape: Tape, x: Sketch, itemsize: int, learned: Mapping[str, Sketch], *, padded: bool) -> Sketch:
-        """The bias added, and one function; the bias of sequences that differ is found first."""
-        x = tempered_sketch(tape, x, self.options.temperature, itemsize)
-        if not padded or self.options.bias is not None:
-            return steps.saved(tape, steps.shift(tape, x))
-        lengths = Sketch((x.dims[0],), INTEGER)
-        for functions in (0, 0, 1, 0):  # at least 1, in float64, its logarithm, negated
-            lengths = steps.plain(tape, lengths, functions=functions)
-        bias = steps.cast(tape, lengths, itemsize)
-        return steps.saved(tape, steps.add(tape, x, Sketch((x.dims[0], 1, 1, 1), bias.itemsize)))
+    def cost(self, keys: int) -> PairCost:
+        """Forward: add the bias, exp, add 1, divide. Backward: 1 − w, times w, times ∂w."""
+        return PairCost(4, 3)
 
     def _bias(self, x: Tensor, lengths: Tensor | None) -> Tensor | float:
         """One number, or ``[B, 1, 1, 1]`` where sequences differ in length; a sequence without a key counts as one."""
@@ -168,9 +120,3 @@ class Sigmoid(Plain):
             return -log(max(x.shape[-1], 1))
         # Found in float64: a half type cannot count every length.
         return lengths.clamp(min=1).double().log().neg().to(x.dtype)[:, None, None, None]
-
-
-def _log_sum(tape: Tape, x: Sketch) -> Sketch:
-    y = Sketch(x.dims[:3], x.itemsize)
-    tape.does(x.bytes, y.bytes, x.size + y.size)
-    return y

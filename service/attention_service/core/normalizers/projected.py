@@ -7,10 +7,8 @@ import torch
 from torch import Tensor
 
 from attention_contract import spec
-from attention_service.core import steps
 from attention_service.core.normalizers.base import NORMALIZERS, NOTHING, PairCost, Plain, widened
-from attention_service.core.projections import entmax15_roots, sketched_roots, sketched_sparsemax, sparsemax
-from attention_service.core.tape import Sketch, Tape
+from attention_service.core.projections import entmax15_roots, sparsemax
 
 
 @NORMALIZERS.register(
@@ -37,20 +35,13 @@ class Sparsemax(Plain):
         """max(s/T − τ, 0)."""
         return sparsemax(masked_scores.to(self.runs_in(masked_scores.dtype)), self.options.temperature)
 
-    def cost(self, keys: int, itemsize: int) -> PairCost:
+    def cost(self, keys: int) -> PairCost:
         """Nine operations and the sort; four of the gradient.
 
         Forward: maximum and subtract; ⌈log₂ K⌉ comparisons to sort; running sum, times the rank, plus 1, compare,
         count; subtract τ, maximum with 0. Backward: in the support?, select, sum, subtract.
-
-        Held: the shifted scores, and them sorted with their places (8 bytes each) or with their running sum.
         """
-        held = max(2 * itemsize + 8, 3 * itemsize)
-        return PairCost(9 + _levels(keys), 4, held, 4 * itemsize + 1)
-
-    def sketched(self, tape: Tape, x: Sketch, itemsize: int, learned: Mapping[str, Sketch], *, padded: bool) -> Sketch:
-        """As the projection has it."""
-        return sketched_sparsemax(tape, steps.cast(tape, x, itemsize), self.options.temperature)
+        return PairCost(9 + _levels(keys), 4)
 
 
 @NORMALIZERS.register(
@@ -78,23 +69,15 @@ class Entmax15(Plain):
         x = masked_scores.to(self.runs_in(masked_scores.dtype))
         return entmax15_roots(x, self.options.temperature).square()
 
-    def cost(self, keys: int, itemsize: int) -> PairCost:
+    def cost(self, keys: int) -> PairCost:
         """Nineteen operations and the sort; nine of the gradient.
 
         Forward: maximum, subtract, halve; ⌈log₂ K⌉ comparisons to sort; two running sums and a square; two means;
         variance (multiply, subtract), τ (subtract, maximum with 0, root, subtract), compare, count; subtract τ, maximum
         with 0, square. Backward: the square's 2, then of its roots: in the support?, select, two sums, multiply,
         subtract, halve.
-
-        Held: the shifted scores, and them sorted with their places (8 bytes each) or with two running sums; backward
-        five tensors, in the gradient of the square.
         """
-        held = max(2 * itemsize + 8, 4 * itemsize)
-        return PairCost(19 + _levels(keys), 9, held, 5 * itemsize)
-
-    def sketched(self, tape: Tape, x: Sketch, itemsize: int, learned: Mapping[str, Sketch], *, padded: bool) -> Sketch:
-        """The projection's roots, squared."""
-        return steps.square(tape, sketched_roots(tape, steps.cast(tape, x, itemsize), self.options.temperature))
+        return PairCost(19 + _levels(keys), 9)
 
 
 def _levels(keys: int) -> int:

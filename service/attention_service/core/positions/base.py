@@ -10,11 +10,9 @@ from torch import Tensor
 from attention_contract import positions as options
 from attention_service.core.places import Places
 from attention_service.core.registry import Registry
-from attention_service.core.tape import Number, Sketch, Tape
 from attention_service.core.types import Learned, Widths
 
 Tensors = Mapping[str, Tensor]
-Sketches = Mapping[str, Sketch]
 
 
 @dataclass(frozen=True)
@@ -40,20 +38,6 @@ class PositionCost:
     pair: int = 0
     """For each query-key pair of each head."""
     pair_backward: int = 0
-    making: int = 0
-    """Bytes for each place while what belongs to it is made."""
-    table: int = 0
-    """Bytes for each place of what belongs to it, in float64."""
-    table_elements: int = 0
-    """Elements for each place that are taken out of a learned table, in the dtype of the parameters."""
-    pair_making: int = 0
-    """Bytes for each query-key pair while it is found what the biases of all heads depend on."""
-    pair_beside: int = 0
-    """Those of them that are held while the biases themselves are made."""
-    pair_widened: bool = False
-    """Whether that is brought to the dtype of the scores besides."""
-    pair_kept: int = 0
-    """Those of them that autograd keeps."""
 
 
 class Position(Protocol):
@@ -99,17 +83,6 @@ class Position(Protocol):
     def cost(self, head_dim: int, width: int) -> PositionCost:
         """What it costs for heads so wide, and for what it is added to."""
 
-    def sketched_sum(self, tape: Tape, x: Sketch, places: Sketch, learned: Sketches) -> Sketch:
-        """``added``, step by step."""
-
-    def sketched_turn(self, tape: Tape, q: Sketch, k: Sketch, places: tuple[Sketch, Sketch]) -> tuple[Sketch, Sketch]:
-        """``turned``, step by step; places of queries and new keys, one sketch where they are known to be the same."""
-
-    def sketched_bias(
-        self, tape: Tape, queries: Sketch, keys: Sketch, heads: Number, learned: Sketches, itemsize: int
-    ) -> Sketch:
-        """``bias``, step by step, of so many heads."""
-
 
 class Inert:
     """What an encoding does unless it says otherwise: nothing."""
@@ -150,20 +123,6 @@ class Inert:
     def cost(self, head_dim: int, width: int) -> PositionCost:
         """Nothing."""
         return PositionCost()
-
-    def sketched_sum(self, tape: Tape, x: Sketch, places: Sketch, learned: Sketches) -> Sketch:
-        """X as it is."""
-        return x
-
-    def sketched_turn(self, tape: Tape, q: Sketch, k: Sketch, places: tuple[Sketch, Sketch]) -> tuple[Sketch, Sketch]:
-        """Q and k as they are."""
-        return q, k
-
-    def sketched_bias(
-        self, tape: Tape, queries: Sketch, keys: Sketch, heads: Number, learned: Sketches, itemsize: int
-    ) -> Sketch:
-        """There is none: it is not asked for."""
-        raise ValueError("this position encoding has no bias")
 
 
 POSITIONS = Registry[Position]("position")

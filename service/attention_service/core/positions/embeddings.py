@@ -8,9 +8,7 @@ import torch
 from torch import Tensor
 
 from attention_contract import positions as options
-from attention_service.core import steps
-from attention_service.core.positions.base import POSITIONS, Inert, PositionCost, Sketches, Tensors
-from attention_service.core.tape import INTEGER, Sketch, Tape
+from attention_service.core.positions.base import POSITIONS, Inert, PositionCost, Tensors
 from attention_service.core.types import Learned, Widths
 
 TABLE = "position.weight"
@@ -37,19 +35,9 @@ class Sinusoidal(Inert):
         waves = torch.stack([angles.sin(), angles.cos()], -1).flatten(-2)[..., :width]
         return _sum(x, waves)
 
-    def sketched_sum(self, tape: Tape, x: Sketch, places: Sketch, learned: Sketches) -> Sketch:
-        """In float64: the pairs' speeds, the angles, both waves, and them beside each other."""
-        width = x.dims[-1]
-        pairs = -(-width // 2)
-        speeds = steps.plain(tape, steps.plain(tape, steps.filled(tape, (pairs,), 8)), functions=1)
-        angles = steps.plain(tape, Sketch((*places.dims, 1), INTEGER), speeds, itemsize=8)
-        waves = [steps.plain(tape, angles, functions=1) for _ in range(2)]
-        steps.cat(tape, waves, -1)
-        return _sum_sketched(tape, x, Sketch((*places.dims, width), 8))
-
     def cost(self, head_dim: int, width: int) -> PositionCost:
-        """An angle for two numbers, a sine or cosine and a sum for each. All are held in float64 at once."""
-        return PositionCost(place=width + (width + 1) // 2, added=width, making=20 * width, table=12 * width)
+        """An angle for two numbers, a sine or cosine and a sum for each."""
+        return PositionCost(place=width + (width + 1) // 2, added=width)
 
 
 @POSITIONS.register(
@@ -86,15 +74,9 @@ class LearnedPosition(Inert):
         """The rows of the table; that each place has one is known before it comes here."""
         return _sum(x, learned[TABLE][places])  # [1 or B, L, W]
 
-    def sketched_sum(self, tape: Tape, x: Sketch, places: Sketch, learned: Sketches) -> Sketch:
-        """Rows picked, which come back to a table of zeros."""
-        table = learned[TABLE]
-        rows = steps.picked(tape, table, places, (*places.dims, table.dims[1]))
-        return _sum_sketched(tape, x, rows)
-
     def cost(self, head_dim: int, width: int) -> PositionCost:
         """A sum for each number."""
-        return PositionCost(added=width, table_elements=width)
+        return PositionCost(added=width)
 
 
 def _sum(x: Tensor, encoding: Tensor) -> Tensor:
@@ -103,12 +85,3 @@ def _sum(x: Tensor, encoding: Tensor) -> Tensor:
         encoding = encoding[:, None]
     wide = torch.promote_types(x.dtype, torch.float32)
     return (x.to(wide) + encoding.to(wide)).to(x.dtype)
-
-
-def _sum_sketched(tape: Tape, x: Sketch, encoding: Sketch) -> Sketch:
-    if len(x.dims) == 4:
-        rows, length, width = encoding.dims
-        encoding = steps.view(tape, encoding, (rows, 1, length, width))
-    wide = max(x.itemsize, 4)
-    summed = steps.add(tape, steps.cast(tape, x, wide), steps.cast(tape, encoding, wide))
-    return steps.cast(tape, summed, x.itemsize)

@@ -9,8 +9,6 @@ import torch
 from torch import Tensor
 
 from attention_contract import positions as options
-from attention_service.core import steps
-from attention_service.core.tape import BOOL, Number, Sketch, Tape
 
 
 def frequencies(rope: options.Rope, dim: int, reach: Tensor) -> tuple[Tensor, float]:
@@ -82,49 +80,3 @@ def _long(scaling: options.LongRopeScaling, plain: Tensor, reach: Tensor) -> Ten
         for each in (scaling.short_factor, scaling.long_factor)
     )
     return torch.where(reach > scaling.original_max_position_embeddings, long, short)[:, None]  # [1 or B, 1, dim/2]
-
-
-def sketched_frequencies(tape: Tape, rope: options.Rope, pairs: Number, rows: Number) -> tuple[Sketch, bool]:
-    """``frequencies``, step by step, and whether there is a factor; rows: 1 or B."""
-    plain = _powers(tape, pairs, 1)
-    match rope.scaling:
-        case None:
-            return plain, False
-        case options.LinearScaling():
-            return steps.plain(tape, plain), False
-        case options.NtkScaling(original_max_position_embeddings=length):
-            stretch = steps.filled(tape, (rows, 1), 8)
-            if length is None:
-                stretch = steps.plain(tape, stretch)
-            else:
-                cut = steps.plain(tape, stretch)
-                longer = steps.plain(tape, steps.plain(tape, steps.plain(tape, cut, itemsize=4)))
-                stretch = steps.plain(tape, longer, itemsize=8)
-            base = steps.plain(tape, steps.plain(tape, stretch, functions=1))
-            return _powers(tape, pairs, rows, base), False
-        case options.Llama3Scaling():
-            turns = steps.plain(tape, plain)
-            for _ in range(3):  # less the low factor, divided, cut off
-                turns = steps.plain(tape, turns)
-            kept = steps.plain(tape, turns, steps.plain(tape, steps.plain(tape, turns)))
-            return steps.plain(tape, plain, kept), False
-        case options.YarnScaling(factor=factor, attention_factor=given):
-            divided = steps.filled(tape, (pairs,), 8)
-            for _ in range(3):
-                divided = steps.plain(tape, divided)
-            kept = steps.plain(tape, steps.plain(tape, steps.plain(tape, divided)), divided)
-            return steps.plain(tape, plain, kept), (0.1 * log(factor) + 1 if given is None else given) != 1
-        case options.LongRopeScaling(factor=factor, attention_factor=given):
-            either = [steps.plain(tape, plain, Sketch((pairs,), 8)) for _ in range(2)]
-            long = steps.plain(tape, Sketch((rows, 1), 8), itemsize=BOOL)
-            found = steps.plain(tape, long, *either, itemsize=8)
-            return Sketch((rows, 1, pairs), found.itemsize), given != 1 if given is not None else factor > 1
-
-
-def _powers(tape: Tape, pairs: Number, rows: Number, base: Sketch | None = None) -> Sketch:
-    """Of one number, or of one for each row, with the exponents −2c/dim."""
-    exponents = steps.plain(tape, steps.plain(tape, steps.filled(tape, (pairs,), 8)))
-    if base is None:
-        return steps.plain(tape, exponents, functions=1)
-    found = steps.plain(tape, base, exponents, functions=1)
-    return Sketch((rows, 1, pairs), found.itemsize)

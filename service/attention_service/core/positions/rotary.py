@@ -7,11 +7,9 @@ import torch
 from torch import Tensor
 
 from attention_contract import positions as options
-from attention_service.core import steps
 from attention_service.core.places import Places
 from attention_service.core.positions.base import POSITIONS, Inert, PositionCost
-from attention_service.core.positions.frequencies import frequencies, sketched_frequencies
-from attention_service.core.tape import INTEGER, Number, Sketch, Tape
+from attention_service.core.positions.frequencies import frequencies
 from attention_service.core.types import Widths
 
 
@@ -69,45 +67,10 @@ class Rope(Inert):
         done = (torch.cat(parts, -1) if half else torch.stack(parts, -1).flatten(-2)).to(x.dtype)
         return done if dim == x.shape[-1] else torch.cat([done, x[..., dim:]], -1)
 
-    def sketched_turn(self, tape: Tape, q: Sketch, k: Sketch, places: tuple[Sketch, Sketch]) -> tuple[Sketch, Sketch]:
-        """How far the sequence reaches, the speeds, cosines and sines, and both turned."""
-        rows = places[0].dims[0]
-        ends = [steps.reduced(tape, each, (each.dims[0], 1)) for each in places if each.dims[1]]
-        last = steps.filled(tape, (1, 1), INTEGER)
-        for end in ends:
-            last = steps.plain(tape, last, end)
-        steps.plain(tape, last)
-        pairs = (self.options.dim or q.dims[3]) // 2
-        speed, scaled = sketched_frequencies(tape, self.options, pairs, rows)
-        wide = max(q.itemsize, 4)
-        turn = _turn_sketched(tape, places[0], speed, wide, scaled=scaled)
-        other = turn if places[1] is places[0] else _turn_sketched(tape, places[1], speed, wide, scaled=scaled)
-        return self._apply_sketched(tape, q, turn), self._apply_sketched(tape, k, other)
-
-    def _apply_sketched(self, tape: Tape, x: Sketch, wave: Sketch) -> Sketch:
-        """Four products and two sums of halves; the cosines are as large as the sines."""
-        batch, heads, length, width = x.dims
-        dim = self.options.dim or width
-        half: tuple[Number, ...] = (batch, heads, length, dim / 2)
-        turning = x if dim == width else steps.part(tape, x, (batch, heads, length, dim))
-        turning = steps.cast(tape, turning, wave.itemsize)
-        if self.options.style == "half":
-            a, b = steps.halves(tape, turning, half)
-        else:
-            a, b = steps.part(tape, turning, half), steps.part(tape, turning, half)
-        first = steps.add(tape, steps.multiply(tape, a, wave), steps.multiply(tape, b, wave), minus=True)
-        second = steps.add(tape, steps.multiply(tape, b, wave), steps.multiply(tape, a, wave))
-        done = steps.cast(tape, steps.cat(tape, [first, second], 3), x.itemsize)
-        if dim == width:
-            return done
-        return steps.cat(tape, [done, steps.part(tape, x, (batch, heads, length, width - dim))], 3)
-
     def cost(self, head_dim: int, width: int) -> PositionCost:
         """For each pair of dimensions an angle, its cosine and sine; then four products and two sums."""
         pairs = (self.options.dim or head_dim) // 2
-        scaled = isinstance(self.options.scaling, options.YarnScaling | options.LongRopeScaling)
-        making = (40 if scaled else 32) * pairs  # angles, cosines and sines in float64, then times a factor or narrowed
-        return PositionCost(place=3 * pairs, turned=6 * pairs, making=making, table=16 * pairs)
+        return PositionCost(place=3 * pairs, turned=6 * pairs)
 
 
 def _turn(places: Tensor, speed: Tensor, factor: float, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
@@ -117,14 +80,3 @@ def _turn(places: Tensor, speed: Tensor, factor: float, dtype: torch.dtype) -> t
     if factor != 1:
         cos, sin = cos * factor, sin * factor
     return cos.to(dtype)[:, None], sin.to(dtype)[:, None]
-
-
-def _turn_sketched(tape: Tape, places: Sketch, speed: Sketch, itemsize: int, *, scaled: bool) -> Sketch:
-    """The cosines; the sines are alike."""
-    angles = steps.plain(tape, Sketch((*places.dims, 1), INTEGER), speed, itemsize=8)
-    for _ in range(2):
-        wave = steps.plain(tape, angles, functions=1)
-        wave = steps.plain(tape, wave) if scaled else wave
-        wave = steps.cast(tape, wave, itemsize)
-    rows, length, pairs = wave.dims
-    return Sketch((rows, 1, length, pairs), itemsize)

@@ -7,9 +7,7 @@ import torch
 from torch import Tensor
 
 from attention_contract import positions as options
-from attention_service.core import steps
-from attention_service.core.positions.base import POSITIONS, Heads, Inert, PositionCost, Sketches, Tensors
-from attention_service.core.tape import BOOL, INTEGER, Number, Sketch, Tape
+from attention_service.core.positions.base import POSITIONS, Heads, Inert, PositionCost, Tensors
 from attention_service.core.types import Learned, Widths
 
 TABLE = "relative_bias.weight"
@@ -37,21 +35,9 @@ class Alibi(Inert):
         picked = slopes(heads.count) if heads.picked is None else [slopes(heads.count)[head] for head in heads.picked]
         return ahead.to(dtype) * torch.tensor(picked, dtype=dtype, device=keys.device).view(-1, 1, 1)
 
-    def sketched_bias(
-        self, tape: Tape, queries: Sketch, keys: Sketch, heads: Number, learned: Sketches, itemsize: int
-    ) -> Sketch:
-        """The distances, as floats, and times the slopes."""
-        ahead = _ahead(tape, queries, keys)
-        if self.options.symmetric:
-            ahead = steps.plain(tape, steps.plain(tape, ahead))
-        ahead = steps.plain(tape, ahead, itemsize=itemsize)
-        rows, length, width = ahead.dims
-        return steps.plain(tape, Sketch((rows, 1, length, width), itemsize), Sketch((heads, 1, 1), itemsize))
-
     def cost(self, head_dim: int, width: int) -> PositionCost:
-        """The slope times the distance, and the sum. Absolute distances are made in three steps of int64."""
-        making = 24 if self.options.symmetric else 8
-        return PositionCost(pair=2, pair_making=making, pair_beside=8, pair_widened=True)
+        """The slope times the distance, and the sum."""
+        return PositionCost(pair=2)
 
 
 @lru_cache
@@ -98,26 +84,9 @@ class RelativeBias(Inert):
         buckets = torch.bucketize(ahead.abs(), starts, right=True)
         return buckets.add_((ahead > 0) * (self.options.num_buckets // 2))
 
-    def sketched_bias(
-        self, tape: Tape, queries: Sketch, keys: Sketch, heads: Number, learned: Sketches, itemsize: int
-    ) -> Sketch:
-        """The distances, their buckets, and the numbers picked."""
-        ahead = _ahead(tape, queries, keys)
-        starts = Sketch((len(bucket_starts(self.options)),), INTEGER)
-        bucket = Sketch(ahead.dims, INTEGER)
-        far = steps.plain(tape, ahead)
-        tape.does(far.bytes + starts.bytes, bucket.bytes)
-        if self.options.bidirectional:
-            other = steps.plain(tape, steps.plain(tape, ahead, itemsize=BOOL), itemsize=INTEGER)
-            steps.changed(tape, bucket, other)
-        table = steps.cast(tape, learned[TABLE], itemsize)
-        rows, length, width = ahead.dims
-        return steps.picked(tape, table, bucket, (rows, heads, length, width))
-
     def cost(self, head_dim: int, width: int) -> PositionCost:
-        """The sum; backward, the gradients of a bucket are summed. Distances and buckets are int64, signs bool."""
-        making = 33 if self.options.bidirectional else 24
-        return PositionCost(pair=1, pair_backward=1, pair_making=making, pair_beside=8, pair_kept=8)
+        """The sum; backward, the gradients of a bucket are summed."""
+        return PositionCost(pair=1, pair_backward=1)
 
 
 @lru_cache
@@ -138,9 +107,3 @@ def bucket_starts(rule: options.RelativeBias) -> tuple[int, ...]:
             d += 1
         starts.append(d)
     return tuple(starts)
-
-
-def _ahead(tape: Tape, queries: Sketch, keys: Sketch) -> Sketch:
-    """``[1 or B, Q, K]``: each key's place less its query's."""
-    rows, length = queries.dims
-    return steps.plain(tape, Sketch((keys.dims[0], 1, keys.dims[1]), INTEGER), Sketch((rows, length, 1), INTEGER))

@@ -1,4 +1,4 @@
-"""What a score is, and what those have in common that are products."""
+"""The interface of a score, and the base of scores that are products."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -6,21 +6,16 @@ from typing import Protocol
 
 from torch import Tensor
 
-from attention_service.core import steps
 from attention_service.core.groups import product
 from attention_service.core.registry import Registry
-from attention_service.core.tape import Sketch, Tape
 from attention_service.core.types import Learned, Widths
 
 Tensors = Mapping[str, Tensor]
 
 
-Sketches = Mapping[str, Sketch]
-
-
 @dataclass(frozen=True)
 class ScoreCost:
-    """What a score costs, by what it is done for. Products are matrix products."""
+    """The cost of a score: per pair, per query and per key. Products are matrix products."""
 
     pair_products: int
     """FLOPs of matrix products for each query-key pair of each head."""
@@ -36,68 +31,50 @@ class ScoreCost:
     """For each key, of each head for which it is done."""
     key_flops: int = 0
     by_query_head: bool = False
-    """Whether keys are treated once for each query head and not once for each key/value head."""
+    """True if keys are processed once for each query head, not once for each key/value head."""
     query_width: int = 0
-    """Elements made for each query, in place of the query; 0 where the query serves as it is."""
+    """Width of the tensor that replaces each query; 0 if the query is used unchanged."""
     key_width: int = 0
-    """Elements made for each key, in place of the key; 0 where the key serves as it is."""
-    scaled: bool = False
-    """Whether what the query has become is multiplied by a number besides."""
-    query_kept: int = 0
-    """Elements for each query that autograd keeps besides."""
-    key_kept: int = 0
-    key_back: int = 0
-    """Tensors as large as that, on the way back through what is made of the keys."""
+    """Width of the tensor that replaces each key; 0 if the key is used unchanged."""
     layer: int = 0
     """Elements of a hidden layer for each pair, of which no more than ``additive.BLOCK`` are held at a time."""
-    layers: int = 0
-    """How many tensors of that size are held at a time."""
-    backward_layers: int = 0
 
 
 class Score(Protocol):
     """s(q, k) for every query and key."""
 
+    two_widths: bool
+    """Queries and keys may differ in width."""
+
     def learned(self, widths: Widths) -> dict[str, Learned]:
-        """Its learned tensors by name."""
+        """Return the learned tensors by name."""
 
     def scores(self, q: Tensor, k: Tensor, learned: Tensors) -> Tensor:
         """From q ``[B, H, Q, D]`` and k ``[B, Hkv, K, D]`` to ``[B, H, Q, K]``."""
 
     def cost(self, widths: Widths) -> ScoreCost:
-        """What it costs at these widths."""
-
-    def sketched(self, tape: Tape, q: Sketch, k: Sketch, learned: Sketches) -> Sketch:
-        """``scores``, step by step."""
+        """Return the cost at these widths."""
 
 
 SCORES = Registry[Score]("score")
 
 
 class Product:
-    """A score that is a scaled dot product of tensors made of the queries and of tensors made of the keys."""
+    """A score s(q, k) = f · q'·k', where q' depends on the query alone and k' on the key alone."""
 
+    two_widths = False
     plain = False
-    """Whether q' and k' are the queries and keys as they are; else a half type would round what is made of them."""
+    """True if q' = q and k' = k. Otherwise a half type would round q' and k'."""
 
     def learned(self, widths: Widths) -> dict[str, Learned]:
         """None."""
         return {}
 
     def factors(self, q: Tensor, k: Tensor, learned: Tensors) -> tuple[Tensor, Tensor, float]:
-        """Tensors q' ``[B, H, Q, W]`` and k' ``[B, Hkv, K, W]`` and a number f, such that s(q, k) = f · q'·k'."""
+        """Return q' ``[B, H, Q, W]``, k' ``[B, Hkv, K, W]`` and the number f."""
         return q, k, 1.0
 
     def scores(self, q: Tensor, k: Tensor, learned: Tensors) -> Tensor:
-        """(Q · f) Kᵀ, since scaling the queries is D/K of the work of scaling the scores."""
+        """Return (Q · f) Kᵀ. Scaling the queries is D/K of the work of scaling the scores."""
         q, k, factor = self.factors(q, k, learned)
         return product(q if factor == 1 else q * factor, k.mT)
-
-    def sketched_factors(self, tape: Tape, q: Sketch, k: Sketch, learned: Sketches) -> tuple[Sketch, Sketch, float]:
-        """``factors``, step by step."""
-        return q, k, 1.0
-
-    def sketched(self, tape: Tape, q: Sketch, k: Sketch, learned: Sketches) -> Sketch:
-        """Scaled, and multiplied."""
-        q, k, factor = self.sketched_factors(tape, q, k, learned)
-        return steps.product(tape, q if factor == 1 else steps.scale(tape, q), k, turned=True)

@@ -1,13 +1,11 @@
-"""Scores that are dot products: bare, scaled, or through a matrix."""
+"""Dot product, scaled dot product and bilinear score."""
 
 from dataclasses import dataclass
 
 from torch import Tensor
 
 from attention_contract import spec
-from attention_service.core import steps
-from attention_service.core.scores.base import SCORES, Product, ScoreCost, Sketches, Tensors
-from attention_service.core.tape import Sketch, Tape
+from attention_service.core.scores.base import SCORES, Product, ScoreCost, Tensors
 from attention_service.core.types import Learned, Widths
 
 
@@ -45,20 +43,16 @@ class ScaledDot(Product):
     plain = True
 
     def factors(self, q: Tensor, k: Tensor, learned: Tensors) -> tuple[Tensor, Tensor, float]:
-        """The scale asked for, or 1/√D."""
+        """Return q, k and the scale of the spec, by default 1/√D."""
         return q, k, self._scale(q.shape[-1])
-
-    def sketched_factors(self, tape: Tape, q: Sketch, k: Sketch, learned: Sketches) -> tuple[Sketch, Sketch, float]:
-        """The scale alone."""
-        return q, k, self._scale(int(q.dims[-1]))
 
     def _scale(self, width: int) -> float:
         return float(width**-0.5) if self.options.scale is None else self.options.scale
 
     def cost(self, widths: Widths) -> ScoreCost:
-        """The product, and the scale for each pair, as the formula has it."""
+        """The product, and the scale once for each pair."""
         scale = int(self.options.scale != 1)
-        return ScoreCost(2 * widths.head_dim, scale, pair_backward_flops=scale, scaled=scale > 0)
+        return ScoreCost(2 * widths.head_dim, scale, pair_backward_flops=scale)
 
 
 @SCORES.register(
@@ -73,21 +67,17 @@ class Bilinear(Product):
     """s = qᵀ W k."""
 
     options: spec.Bilinear
+    two_widths = True
 
     def learned(self, widths: Widths) -> dict[str, Learned]:
         """W."""
-        return {"score.weight": Learned((widths.heads, widths.head_dim, widths.head_dim))}
+        return {"score.weight": Learned((widths.heads, widths.head_dim, widths.key_dim))}
 
     def factors(self, q: Tensor, k: Tensor, learned: Tensors) -> tuple[Tensor, Tensor, float]:
-        """Wᵀq and k."""
+        """Return Wᵀq, k and 1."""
         return q @ learned["score.weight"].to(q.dtype), k, 1.0
 
-    def sketched_factors(self, tape: Tape, q: Sketch, k: Sketch, learned: Sketches) -> tuple[Sketch, Sketch, float]:
-        """The queries through W."""
-        weight = steps.cast(tape, learned["score.weight"], q.itemsize)
-        return steps.by_weight(tape, q, weight, q.dims), k, 1.0
-
     def cost(self, widths: Widths) -> ScoreCost:
-        """The queries through W, and the product."""
-        d = widths.head_dim
-        return ScoreCost(2 * d, query_products=2 * d * d, query_width=d)
+        """The product of the queries with W, and that of the result with the keys."""
+        d, e = widths.head_dim, widths.key_dim
+        return ScoreCost(2 * e, query_products=2 * d * e, query_width=e)

@@ -1,15 +1,13 @@
-"""The score that has a hidden layer for each query and key."""
+"""The additive score: a hidden layer for each pair of query and key."""
 
 from dataclasses import dataclass
 
 from torch import Tensor
 
 from attention_contract import spec
-from attention_service.core import steps
-from attention_service.core.additive import additive_scores, sketched_sums
+from attention_service.core.additive import additive_scores
 from attention_service.core.groups import one_for_each_query_head
-from attention_service.core.scores.base import SCORES, ScoreCost, Sketches, Tensors
-from attention_service.core.tape import Sketch, Tape
+from attention_service.core.scores.base import SCORES, ScoreCost, Tensors
 from attention_service.core.types import Learned, Widths
 
 
@@ -26,29 +24,21 @@ class Additive:
     """s = vᵀ tanh(W₁ q + W₂ k)."""
 
     options: spec.Additive
+    two_widths = True
 
     def learned(self, widths: Widths) -> dict[str, Learned]:
         """W₁, W₂ and v."""
         heads, hidden = widths.heads, self._hidden(widths.head_dim)
         return {
             "score.query_weight": Learned((heads, hidden, widths.head_dim)),
-            "score.key_weight": Learned((heads, hidden, widths.head_dim)),
+            "score.key_weight": Learned((heads, hidden, widths.key_dim)),
             "score.v": Learned((heads, hidden)),
         }
 
     def scores(self, q: Tensor, k: Tensor, learned: Tensors) -> Tensor:
-        """Block by block, so that what stands between is never held whole."""
+        """Compute the scores in blocks, so that the hidden layer is never in memory as a whole."""
         into, of_keys, v = (learned[f"score.{name}"].to(q.dtype) for name in ("query_weight", "key_weight", "v"))
         return additive_scores(q @ into.mT, one_for_each_query_head(k, q.shape[1]) @ of_keys.mT, v)
-
-    def sketched(self, tape: Tape, q: Sketch, k: Sketch, learned: Sketches) -> Sketch:
-        """Both through their weights, then the sums over the hidden layer."""
-        names = ("query_weight", "key_weight", "v")
-        into, of_keys, v = (steps.cast(tape, learned[f"score.{name}"], q.itemsize) for name in names)
-        hidden = into.dims[1]
-        a = steps.by_weight(tape, q, into, (*q.dims[:3], hidden))
-        k = steps.for_each_head(tape, k, q.dims[1])
-        return sketched_sums(tape, a, steps.by_weight(tape, k, of_keys, (*k.dims[:3], hidden)), v)
 
     def cost(self, widths: Widths) -> ScoreCost:
         """For each pair: add and tanh, and the product with v.
@@ -63,14 +53,11 @@ class Additive:
             pair_backward_products=2 * hidden,
             pair_backward_flops=8 * hidden,
             query_products=2 * hidden * d,
-            key_products=2 * hidden * d,
+            key_products=2 * hidden * widths.key_dim,
             by_query_head=True,
             query_width=hidden,
             key_width=hidden,
-            key_kept=d * (widths.heads // widths.kv_heads),
             layer=hidden,
-            layers=3,
-            backward_layers=4,
         )
 
     def _hidden(self, head_dim: int) -> int:

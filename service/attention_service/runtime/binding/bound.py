@@ -1,12 +1,13 @@
 """A request with its sizes known: what binding finds, and what everything after it reads."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 from torch import Tensor
 
 from attention_contract.errors import ShapeMismatch
-from attention_contract.spec import AttentionSpec
+from attention_contract.spec import AttentionSpec, Mask
 from attention_contract.tensors import Array
 from attention_service.core.types import Dropout, added_keys
 from attention_service.modules.resident import Module
@@ -58,6 +59,10 @@ class Bound:
     learned: dict[str, Array] = field(default_factory=dict, repr=False)
     """The learned tensors that came with a raw request, by name; those of a module are its own."""
 
+    sequence_masks: tuple[Sequence[Mask], ...] | None = None
+    """The spec's masks with the request's global tokens: of each sequence, or once if all are the same."""
+    own_key_dim: int | None = None
+    """Width of a head's keys where it differs from ``head_dim``, that of its queries."""
     state_wanted: bool = False
     """Whether the running state after the last key is part of the reply."""
 
@@ -66,6 +71,11 @@ class Bound:
         made = object.__new__(Bound)
         made.__dict__.update(self.__dict__, **changes)
         return made
+
+    @property
+    def key_dim(self) -> int:
+        """Width of a head's keys."""
+        return self.own_key_dim or self.head_dim
 
     @property
     def extra(self) -> int:

@@ -4,14 +4,16 @@ The arrays stay what the wire gave (views into the body); only missing batch and
 """
 
 import math
+from collections.abc import Sequence
 
 import numpy as np
 
 from attention_contract.errors import InvalidRequest, ShapeMismatch
 from attention_contract.schemas.attention import AttentionInputs, ForwardRequest, RawInputs
 from attention_contract.schemas.gradients import GradientsRequest
-from attention_contract.spec import AttentionSpec
+from attention_contract.spec import MAX_POSITIONS, AttentionSpec, Mask
 from attention_contract.tensors import Array, Untyped, dtype_name
+from attention_service.core.global_tokens import with_global_tokens
 from attention_service.core.methods.limits import check_spec
 from attention_service.core.positions import check_position
 from attention_service.core.types import Dropout, Widths, added_keys
@@ -128,13 +130,13 @@ class _Binder:
             for name, array in self.arrays.items()
         }
         query, key, value = split["query"], split.get("key", split["query"]), split[value_is]
-        check_agreement(self.request, query, key, value, value_is)
+        check_agreement(self.request, self.spec, query, key, value, value_is)
         (batch, heads, queries, head_dim), kv_heads = query, key[1]
-        past = self._past(layout, batch, kv_heads, head_dim, value[3])
+        past = self._past(layout, batch, kv_heads, key[3], value[3])
         dtype = common_dtype(self.arrays)
-        return self._finish(
-            layout, (batch, heads, kv_heads, queries, past + key[2], past, head_dim, value[3]), dtype, dtype, value_is
-        )
+        sizes = (batch, heads, kv_heads, queries, past + key[2], past, head_dim, value[3])
+        key_dim = None if key[3] == head_dim else key[3]
+        return self._finish(layout, sizes, dtype, dtype, value_is, key_dim)
 
     # ── both ─────────────────────────────────────────────────────────────────────────────────────────────────────────
 
@@ -147,14 +149,14 @@ class _Binder:
                 actual=list(array.shape),
             )
 
-    def _past(self, layout: Layout, batch: int, kv_heads: int, head_dim: int, value_dim: int) -> int:
+    def _past(self, layout: Layout, batch: int, kv_heads: int, key_dim: int, value_dim: int) -> int:
         """P, once past_key and past_value are known to fit."""
         request = self.request
         if (request.past_key is None) != (request.past_value is None):
             missing = "past_key" if request.past_key is None else "past_value"
             raise InvalidRequest(f"{missing}: past_key and past_value come together; send both or none", param=missing)
         length = 0
-        for name, width in (("past_key", head_dim), ("past_value", value_dim)):
+        for name, width in (("past_key", key_dim), ("past_value", value_dim)):
             array = getattr(request, name)
             if array is None:
                 return 0
@@ -178,6 +180,7 @@ class _Binder:
         dtype: str,
         reply_dtype: str,
         value_is: str,
+        own_key_dim: int | None = None,
     ) -> Bound:
         batch, heads, kv_heads, queries, keys, past, head_dim, value_dim = sizes
         for name, array in self.arrays.items():
@@ -194,11 +197,12 @@ class _Binder:
                 f"key_lengths: expected numbers from 0 to the {keys} keys, got {lengths.min()} to {lengths.max()}",
                 param="key_lengths",
             )
+        sequence_masks = self._global_tokens(layout, batch, keys)
         check_as_many(self.request.positions, queries, keys - past)
         self._per_sequence("positions", (batch, queries), layout)
         learned: dict[str, Array] = {}
         if self.target is None and isinstance(self.request, RawInputs):
-            widths = Widths(heads, kv_heads, head_dim, value_dim)
+            widths = Widths(heads, kv_heads, head_dim, value_dim, own_key_dim=own_key_dim)
             check_position(self.spec, widths)
             learned = check_learned(self.request, widths)
         key_is = "query" if self.request.key is None else "key"
@@ -212,8 +216,9 @@ class _Binder:
         wanted = isinstance(self.request, ForwardRequest) and not isinstance(self.request, GradientsRequest)
         wanted = wanted and (self.request.initial_state is not None or getattr(self.request, "return_state", False))
         return Bound(
-            self.target, self.spec, layout, *sizes, dtype, reply_dtype, self.arrays, value_is, dropout, learned, wanted
-        )
+            self.target, self.spec, layout, *sizes, dtype, reply_dtype, self.arrays, value_is, dropout, learned,
+            sequence_masks, own_key_dim, wanted,
+        )  # fmt: skip
 
     def _method(self, layout: Layout, sizes: tuple[int, int, int, int, int, int, int, int]) -> None:
         """What the spec's method reads beside q, k and v, once it is known that it can do what is asked."""
@@ -228,6 +233,29 @@ class _Binder:
             value_dim=value_dim,
             lead=int(layout.batched) + int(layout.headed),
         )
+
+    def _global_tokens(self, layout: Layout, batch: int, keys: int) -> tuple[Sequence[Mask], ...] | None:
+        """The masks of each sequence with its own global tokens, once if all are the same; None if it has none."""
+        if self.request.global_mask is None:
+            return None
+        self._per_sequence("global_mask", (batch, keys), layout)
+        method, masks = self.spec.method.name, self.spec.masks
+        if method != "exact":
+            raise InvalidRequest(
+                f"global_mask: method {method} takes no masks of positions but causal; leave global_mask out, or take "
+                "method exact",
+                param="global_mask",
+            )
+        positions = [np.flatnonzero(row).tolist() for row in self.arrays["global_mask"]]
+        if (most := max(map(len, positions), default=0)) > MAX_POSITIONS:
+            raise InvalidRequest(
+                f"global_mask: a sequence has {most} global tokens; expected at most {MAX_POSITIONS}",
+                param="global_mask",
+                limit=MAX_POSITIONS,
+            )
+        if not masks or all(each == positions[0] for each in positions):
+            return (with_global_tokens(masks, positions[0] if positions else ()),)
+        return tuple(with_global_tokens(masks, each) for each in positions)
 
     def _mask(self, batch: int, heads: int, queries: int, keys: int) -> None:
         mask = self.request.mask

@@ -6,8 +6,10 @@ from attention_contract.errors import InvalidRequest, InvalidTensor
 from attention_contract.schemas.attention import AttentionInputs, RawInputs
 from attention_contract.spec import AttentionSpec
 from attention_contract.tensors import Array, Untyped, dtype_name
-from attention_service.core.apart import separate_positions
+from attention_service.core.apart import has_separate
 from attention_service.core.learned import learned_of
+from attention_service.core.positions import POSITIONS
+from attention_service.core.scores import SCORES
 from attention_service.core.types import Widths
 from attention_service.runtime.binding.bound import Layout, wrong_shape
 
@@ -18,7 +20,7 @@ _FLOAT_INPUTS = ("query", "key", "value", "past_key", "past_value")
 
 def check_raw_spec(spec: AttentionSpec) -> None:
     """Raise InvalidRequest for a spec that only a module can have."""
-    if separate_positions(spec.masks):
+    if has_separate(spec.masks):
         raise InvalidRequest(
             "spec.masks: separate projections of global tokens belong to a module, and raw attention has none; say "
             '"projections": "shared", or create a module',
@@ -54,14 +56,22 @@ def split_shape(name: str, array: Array, heads: int, layout: Layout) -> Split:
     return array.shape[0], heads, array.shape[1], array.shape[2] // heads
 
 
-def check_agreement(request: AttentionInputs, query: Split, key: Split, value: Split, value_is: str) -> None:
+def check_agreement(
+    request: AttentionInputs, spec: AttentionSpec, query: Split, key: Split, value: Split, value_is: str
+) -> None:
     """Raise ShapeMismatch unless the three can attend to one another; each is ``[B, heads, L, W]``."""
     key_is = "query" if request.key is None else "key"
     conditions = (
         ("query", query[1] > 0 and query[3] > 0, "at least one head, of a width of at least 1"),
         (key_is, key[0] == query[0], f"the query's batch of {query[0]}"),
         (value_is, value[0] == query[0], f"the query's batch of {query[0]}"),
-        (key_is, key[3] == query[3], f"the query's head width, {query[3]}"),
+        (
+            key_is,
+            key[3] == query[3] or two_widths(spec),
+            f"the query's head width, {query[3]}, unless the score is additive or bilinear, the method exact, and no "
+            "position is encoded in queries and keys",
+        ),
+        (key_is, key[3] > 0, "a width of at least 1"),
         (key_is, key[1] > 0 and query[1] % max(key[1], 1) == 0, f"heads that divide the query's {query[1]}"),
         (value_is, value[1] == key[1], f"as many heads as key, {key[1]}"),
         (value_is, value[2] == key[2], f"as many tokens as key, {key[2]}"),
@@ -70,6 +80,13 @@ def check_agreement(request: AttentionInputs, query: Split, key: Split, value: S
     for name, holds, expected in conditions:
         if not holds:
             raise wrong_shape(name, expected, getattr(request, name))
+
+
+def two_widths(spec: AttentionSpec) -> bool:
+    """True if the keys of raw attention may have another width than the queries."""
+    position = POSITIONS.of(spec.position)
+    encoded = position.reads and not position.biased
+    return SCORES.of(spec.score).two_widths and not encoded and spec.method.name == "exact"
 
 
 def common_dtype(arrays: Mapping[str, Array]) -> str:

@@ -91,7 +91,7 @@ def check_edits(edits: Sequence[Edit], bound: Bound) -> None:
                 )
             part.append(size if indices is None else len(indices))
         widths: dict[str, int] = {
-            "q": bound.head_dim, "k": bound.head_dim, "v": bound.value_dim, "context": bound.value_dim,
+            "q": bound.head_dim, "k": bound.key_dim, "v": bound.value_dim, "context": bound.value_dim,
             "output": bound.output_shape[-1],
         }  # fmt: skip
         part += [widths[edit.tap]] if edit.tap in widths else []

@@ -227,7 +227,7 @@ def _raw(
 def _raw_inputs(rng: Generator, lengths: Lengths, widths: Widths, dtype: str) -> dict[str, Array]:
     inputs = {
         "query": _tensor(rng, (lengths.batch, widths.heads, lengths.queries, widths.head_dim), dtype),
-        "key": _tensor(rng, (lengths.batch, widths.kv_heads, lengths.new_keys, widths.head_dim), dtype),
+        "key": _tensor(rng, (lengths.batch, widths.kv_heads, lengths.new_keys, widths.key_dim), dtype),
         "value": _tensor(rng, (lengths.batch, widths.kv_heads, lengths.new_keys, widths.value_dim), dtype),
     }
     return inputs | _past(rng, lengths, widths, dtype)
@@ -243,7 +243,7 @@ def _past(rng: Generator, lengths: Lengths, widths: Widths, dtype: str) -> dict[
     if not lengths.past:
         return {}
     return {
-        "past_key": _tensor(rng, (lengths.batch, widths.kv_heads, lengths.past, widths.head_dim), dtype),
+        "past_key": _tensor(rng, (lengths.batch, widths.kv_heads, lengths.past, widths.key_dim), dtype),
         "past_value": _tensor(rng, (lengths.batch, widths.kv_heads, lengths.past, widths.value_dim), dtype),
     }
 

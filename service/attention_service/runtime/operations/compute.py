@@ -25,6 +25,7 @@ from attention_service.runtime.binding.bound import Bound, strip
 from attention_service.runtime.binding.selection import as_tuple
 from attention_service.runtime.operations.operation import Uploaded
 
+Three = tuple[Tensor, Tensor, Tensor]
 _COMPUTED = ("query", "key", "value", "past_key", "past_value", "gate", "beta")
 _ACCUMULATED = ("initial_state", "initial_normalizer")
 
@@ -85,15 +86,26 @@ def load_parameters(bound: Bound, device: torch.device, dtype: torch.dtype | Non
     return {name: converted(array, f"parameters.{name}", device, dtype) for name, array in bound.learned.items()}
 
 
-def problem(bound: Bound, tensors: dict[str, Tensor], parameters: Parameters, *, views: bool = False) -> Problem:
+def problem(
+    bound: Bound,
+    tensors: dict[str, Tensor],
+    parameters: Parameters,
+    *,
+    views: bool = False,
+    three: Three | None = None,
+) -> Problem:
     """The attention inside the request. ``parameters`` holds the spec's learned tensors too.
 
     views: q, k and v may be views of one tensor, which is faster; use it if none of them outlives the others.
+    three: q, k and v by head, if they are projected already.
     """
     learned = {name: parameters[name] for name in learned_names(bound)}
-    joint = _joint(bound, parameters) if views else None
+    simple = (views or three is not None) and _is_simple(bound, parameters)
+    joint = bound.module.joint if simple and bound.module is not None else None
 
-    def by_head(query: Tensor, key: Tensor, value: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    def by_head(query: Tensor, key: Tensor, value: Tensor) -> Three:
+        if three is not None:
+            return three
         if bound.module is not None:
             if joint is not None and key is query and value is query:
                 return multihead.project_jointly(joint, bound.module.sizes, query)
@@ -103,27 +115,39 @@ def problem(bound: Bound, tensors: dict[str, Tensor], parameters: Parameters, *,
         q = multihead.split_heads(query, bound.heads)
         return q, multihead.split_heads(key, bound.kv_heads), multihead.split_heads(value, bound.kv_heads)
 
-    apart = None
-    if bound.module is not None and separate_positions(bound.spec.masks):
+    spec, own, apart = bound.spec, bound.sequence_masks, None
+    if own is not None and len(own) == 1:
+        spec, own = spec.model_copy(update={"masks": [*own[0]]}), None
+    if bound.module is not None and any(separate_positions(masks) for masks in own or (spec.masks,)):
         apart = partial(multihead.project, parameters, bound.module.sizes, by="global")
-    finite = joint is not None and _surely_finite(bound, tensors)
-    prepared = prepare(
-        bound.spec, tensors, learned, by_head, projected=bound.module is not None, apart=apart, finite=finite
-    )
-    if bound.dropout is None and not isinstance(bound.spec.method, Linear):
+    finite = simple and _surely_finite(bound, tensors)
+    prepared = prepare(spec, tensors, learned, by_head, projected=bound.module is not None, apart=apart, finite=finite)
+    if own is not None:
+        prepared = replace(prepared, sequence_masks=own)
+    if bound.dropout is None and not isinstance(spec.method, Linear):
         return prepared
     tokens = tensors.get("key", tensors["query"])
     given = running(bound.spec, tensors, parameters, tokens, wanted=bound.state_wanted)
     return replace(prepared, dropout=bound.dropout, running=given)
 
 
-def _joint(bound: Bound, parameters: Parameters) -> multihead.Joint | None:
-    """The module's projections as one, if nothing replaces q, k or v after them."""
+def projected(bound: Bound, tokens: Tensor, parameters: Parameters) -> Three:
+    """Queries, keys and values by head of tokens ``[B, L, d_model]`` that have all three roles."""
+    if bound.module is None:
+        raise TypeError("raw attention has no projections")
+    joint = bound.module.joint if _is_simple(bound, parameters) else None
+    if joint is not None:
+        return multihead.project_jointly(joint, bound.module.sizes, tokens)
+    return multihead.project(parameters, bound.module.sizes, tokens, tokens, tokens)
+
+
+def _is_simple(bound: Bound, parameters: Parameters) -> bool:
+    """True for a module on the CPU if nothing replaces q, k or v after its own projections."""
     module, spec = bound.module, bound.spec
     replaced = bound.past or bound.extra or spec.qk_norm is not None or spec.position.name != "none"
     if module is None or parameters is not module.parameters or replaced or bound.head_dim != bound.value_dim:
-        return None
-    return module.joint if module.device.type == "cpu" else None
+        return False
+    return module.device.type == "cpu"
 
 
 def _surely_finite(bound: Bound, tensors: dict[str, Tensor]) -> bool:

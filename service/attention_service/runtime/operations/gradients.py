@@ -29,7 +29,7 @@ from attention_service.runtime.operations.differentiation import (
     hessian_products,
 )
 from attention_service.runtime.operations.forward import dropout_results, returns_mask, tap_results
-from attention_service.runtime.operations.gradient_check import CHECKED_ELEMENTS, check
+from attention_service.runtime.operations.gradient_check import CHECK_PASSES, CHECKED_ELEMENTS, check
 from attention_service.runtime.operations.operation import Fields, Results, Uploaded, on_host
 from attention_service.runtime.planning.planner import Purpose, Question, edit_actions, plan_request
 from attention_service.runtime.scheduling.jobs import Job
@@ -49,7 +49,7 @@ def prepare(module: Module | None, request: GradientsRequest, device: Device, ro
     _check_directions(request, targets, bound)
     taps = bool(targets.taps)
     twice = request.directions is not None
-    checks = 2 * CHECKED_ELEMENTS * len(targets.names) if request.check else 0
+    checks = CHECK_PASSES * CHECKED_ELEMENTS * len(targets.names) if request.check else 0
     question = Question(
         purpose=Purpose("gradients", taps, targets.names, twice, checks),
         kernel=request.kernel,
@@ -149,7 +149,7 @@ def _shape(name: str, bound: Bound) -> tuple[int, ...]:
     if name not in TAPS:
         return tuple((bound.learned if bound.module is None else bound.module.parameters)[name].shape)
     heads, keys = (bound.kv_heads if name in {"k", "v"} else bound.heads), bound.keys
-    widths = {"q": bound.head_dim, "k": bound.head_dim, "v": bound.value_dim, "context": bound.value_dim}
+    widths = {"q": bound.head_dim, "k": bound.key_dim, "v": bound.value_dim, "context": bound.value_dim}
     length = keys if name in {"k", "v"} else bound.queries
     whole = torch.empty(bound.batch, heads, length, widths.get(name, keys), device="meta")
     return tuple(strip(whole, bound.layout, heads_axis=True).shape)

@@ -9,9 +9,9 @@ from torch import Tensor
 from attention_contract.schemas.attention import ForwardRequest
 from attention_service.core.apart import separate_positions
 from attention_service.core.attention import attend
-from attention_service.core.isolation import told_by
 from attention_service.core.kernels import KERNELS
 from attention_service.core.methods import METHODS
+from attention_service.core.nonfinite_keys import sum_of
 from attention_service.runtime.binding.bound import Bound
 from attention_service.runtime.device import Device
 from attention_service.runtime.operations import compute
@@ -59,7 +59,7 @@ class Graphed:
         def passed(tensors: Tensors) -> tuple[Tensor, Tensor]:
             problem = compute.problem(sizes, dict(tensors), parameters)
             context = METHODS.of(sizes.spec.method).attend(problem, KERNELS[self.kernel].make(), (), ())["context"]
-            return compute.output(sizes, parameters, context), told_by(problem.k, problem.v)
+            return compute.output(sizes, parameters, context), sum_of(problem.k, problem.v)
 
         tensors = uploaded.tensors
         output, told = self.device.graphs.run(module, self.kernel, self.need, passed, tensors)

@@ -10,7 +10,7 @@ from attention_contract.schemas.attention import AttentionInputs
 from attention_contract.schemas.gradients import GradientsRequest
 from attention_contract.spec import AttentionSpec, Linear, Linformer
 from attention_contract.tensors import Array
-from attention_service.core.apart import separate_positions
+from attention_service.core.apart import has_separate
 from attention_service.core.methods import METHODS, approximation_of
 from attention_service.core.methods.linear import Linear as LinearMethod
 
@@ -61,7 +61,7 @@ def check_request(spec: AttentionSpec, request: AttentionInputs, *, module: bool
 
 def check_past(spec: AttentionSpec, param: str) -> None:
     """Raise InvalidRequest, for the field ``param``, where keys and values of earlier tokens continue nothing."""
-    if separate_positions(spec.masks):
+    if has_separate(spec.masks):
         raise InvalidRequest(
             f"{param}: global tokens are projected apart, and a past holds one projection only; give the whole "
             "sequence, without a past",

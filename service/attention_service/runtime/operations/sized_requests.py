@@ -18,12 +18,10 @@ from attention_service.core.arrays import TORCH_DTYPES, to_numpy, torch_dtype_na
 from attention_service.core.attention import taps_of
 from attention_service.core.kernels import Kernel
 from attention_service.core.learned import learned_of
-from attention_service.core.multihead import parameter_shapes
-from attention_service.core.types import Dropout, Selection
-from attention_service.cost.approximate import approximated
-from attention_service.cost.pairs import request_mask
+from attention_service.core.types import Dropout
 from attention_service.cost.passes import rehearse_with
 from attention_service.cost.retrieval import Retrieval as RetrievalSizes
+from attention_service.cost.stand_ins import dtype_of, inputs_of, parameters_of, selection_of
 from attention_service.cost.workload import Workload
 from attention_service.modules.resident import Module
 from attention_service.runtime.binding.bound import Bound, Layout
@@ -51,7 +49,7 @@ class SizedOperations:
         """The parameters of a resident module; none for raw attention."""
         if work.sizes is None:
             return {}
-        return {name: self._empty(shape, _dtype(work)) for name, shape in parameter_shapes(work.sizes).items()}
+        return {name: self._empty(x.shape, x.dtype) for name, x in parameters_of(work).items()}
 
     def forward(self, work: Workload, kernel: Kernel | str, parameters: Mapping[str, Tensor]) -> Results:
         """Run one forward pass."""
@@ -62,7 +60,7 @@ class SizedOperations:
             edits=[self._edit(tap, does, work) for tap, does in work.edits],
         )
         bound = self._bound(work, parameters)
-        return Forward(bound, request, _selection(work), kernel).launch(self._uploaded(work, bound, request.edits))
+        return Forward(bound, request, selection_of(work), kernel).launch(self._uploaded(work, bound, request.edits))
 
     def gradients(
         self,
@@ -94,7 +92,7 @@ class SizedOperations:
             of = uploaded.tensors[name] if name in uploaded.tensors else uploaded.parameters[name]
             uploaded.tensors[f"directions.{name}"] = torch.empty_like(of)
             del of  # the launch frees what it has read
-        return Gradients(bound, request, _selection(work), targets, kernel, checked_elements=1).launch(uploaded)
+        return Gradients(bound, request, selection_of(work), targets, kernel, checked_elements=1).launch(uploaded)
 
     def inspection(self, work: Workload, parameters: Mapping[str, Tensor], top_k: int) -> Results:
         """Compute statistics of the weights, the most attended keys and the weights themselves."""
@@ -102,7 +100,7 @@ class SizedOperations:
             top_k=top_k, return_weights="weights" in work.taps, average_heads=work.averaged
         )
         bound = self._bound(work, parameters)
-        return Inspection(bound, request, _selection(work)).launch(self._uploaded(work, bound))
+        return Inspection(bound, request, selection_of(work)).launch(self._uploaded(work, bound))
 
     def retrieval(self, sizes: RetrievalSizes) -> Results:
         """Run one Hopfield retrieval."""
@@ -129,12 +127,12 @@ class SizedOperations:
 
     def _bound(self, work: Workload, parameters: Mapping[str, Tensor]) -> Bound:
         """A request of these sizes, whose arrays repeat one number."""
-        dtype, module, learned = torch_dtype_name(_dtype(work)), None, {}
+        dtype, module, learned = torch_dtype_name(dtype_of(work)), None, {}
         if work.sizes is not None:
             module = Module("", work.sizes.config(dtype), work.sizes, MappingProxyType(dict(parameters)), "")
         else:
             shapes = {name: x.shape for name, x in learned_of(work.spec, work.widths).items()}
-            learned = {name: _repeated(shape, _dtype(work)) for name, shape in shapes.items()}
+            learned = {name: _repeated(shape, dtype_of(work)) for name, shape in shapes.items()}
         return Bound(
             module=module,
             spec=work.spec,
@@ -163,27 +161,11 @@ class SizedOperations:
         return Uploaded(self._inputs(work), compute.load_parameters(bound, self._device), bound_edits)
 
     def _inputs(self, work: Workload) -> dict[str, Tensor]:
-        """The tensors of the request by field."""
-        dtype = _dtype(work)
-        wide = torch.promote_types(dtype, torch.float32)
-        shapes = _tokens(work) | _carried(work)
-        made = {
-            name: self._empty(shape, wide if name.startswith("initial") else dtype) for name, shape in shapes.items()
-        }
+        """The tensors of the request by field; offsets, which are read, have numbers anyway."""
+        made = {name: self._empty(x.shape, x.dtype) if x.is_meta else x for name, x in inputs_of(work).items()}
         if work.sizes is not None and "key" not in made and work.queries < work.new_keys:
             # A few of the queries of self-attention.
             made |= {"key": made["query"], "query": made["query"][:, : work.queries]}
-        if work.request_mask_elements:
-            rows = request_mask(work)
-            columns = work.request_mask_elements // max(rows[0] * rows[1] * rows[2], 1)
-            made["mask"] = self._empty((*rows, columns), torch.bool if work.bool_mask else dtype)
-        if work.padded:
-            made["key_lengths"] = self._empty((work.batch,), torch.int64)
-        # A method that approximates takes the same offset for all sequences, and reads it.
-        if work.batched_offsets and approximated(work) is None:
-            made["offsets"] = torch.tensor(work.offsets or range(work.past, work.past + work.batch))  # which are read
-        elif work.batched_places and work.queries == work.new_keys:
-            made["positions"] = self._empty((work.batch, work.queries), torch.int64)
         return made
 
     def _edit(self, tap: str, does: str, work: Workload) -> Edit:
@@ -192,7 +174,7 @@ class SizedOperations:
             "set": {"set": 0.0},
             "scale": {"scale": 2.0},
             "renormalize": {"set": 0.0, "renormalize": True},
-            "value": {"value": _repeated((), _dtype(work))},
+            "value": {"value": _repeated((), dtype_of(work))},
         }
         return Edit.model_construct(tap=tap, **how[does])
 
@@ -205,46 +187,6 @@ class SizedOperations:
 def _repeated(shape: Sequence[int], dtype: torch.dtype) -> Array:
     """An array of zeros that takes the memory of one number."""
     return np.broadcast_to(_ZEROS[dtype], tuple(shape))
-
-
-def _tokens(work: Workload) -> dict[str, tuple[int, ...]]:
-    """Shapes of queries, keys and values, and of the past."""
-    sizes, lead = work.sizes, (work.batch, work.kv_heads)
-    widths = (work.head_dim, work.head_dim, work.value_dim) if sizes is None else sizes.inputs
-    heads = (work.heads, work.kv_heads, work.kv_heads)
-    tokens = (work.queries if "key" in work.inputs else work.new_keys, work.new_keys, work.new_keys)
-    shapes: dict[str, tuple[int, ...]] = {
-        name: (work.batch, length, width) if sizes is not None else (work.batch, each, length, width)
-        for name, each, length, width in zip(("query", "key", "value"), heads, tokens, widths, strict=True)
-        if name in work.inputs
-    }
-    past = {"past_key": (*lead, work.past, work.head_dim), "past_value": (*lead, work.past, work.value_dim)}
-    return shapes | past if work.past else shapes
-
-
-def _carried(work: Workload) -> dict[str, tuple[int, ...]]:
-    """Shapes of what a running state is sent."""
-    lead = work.batch, work.kv_heads
-    shapes: dict[str, tuple[int, ...]] = {
-        "gate": (*lead, work.new_keys, work.head_dim if work.fine_gate else 1),
-        "beta": (*lead, work.new_keys, 1),
-        "initial_state": (*lead, work.head_dim, work.value_dim),
-        "initial_normalizer": (*lead, work.head_dim),
-    }
-    return {name: shape for name, shape in shapes.items() if name in work.sent}
-
-
-def _selection(work: Workload) -> Selection:
-    """As many heads and queries as are selected."""
-    heads, queries = (
-        None if count is None else tuple(range(count)) for count in (work.selected_heads, work.selected_queries)
-    )
-    return Selection(heads, queries)
-
-
-def _dtype(work: Workload) -> torch.dtype:
-    """The dtype that is computed in."""
-    return _DTYPES.get(work.itemsize, torch.float16 if work.half else torch.bfloat16)
 
 
 rehearse_with(SizedOperations())

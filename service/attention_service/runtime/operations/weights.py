@@ -8,20 +8,20 @@ from attention_contract.errors import ShapeMismatch
 from attention_contract.schemas.weights import WeightsRequest
 from attention_service.core.arrays import to_torch
 from attention_service.core.blocks import blocks
-from attention_service.core.inspection import real_queries, top, totals, weights_of
+from attention_service.core.inspection import real_queries, top, totals, weights_after
 from attention_service.core.phases import phase
 from attention_service.core.types import Selection
 from attention_service.modules.resident import Module
 from attention_service.runtime.binding.bound import Bound
 from attention_service.runtime.binding.module_binding import bind
-from attention_service.runtime.binding.selection import bind_selection, check_tap
+from attention_service.runtime.binding.selection import bind_selection, check_edits, check_tap
 from attention_service.runtime.device import Device
 from attention_service.runtime.operations import compute
-from attention_service.runtime.operations.forward import batch_kind, tap_results
-from attention_service.runtime.operations.operation import Fields, Results, Uploaded, execute, on_host
-from attention_service.runtime.planning.planner import Purpose, Question, plan_request
-from attention_service.runtime.scheduling.jobs import Job
-from attention_service.runtime.scheduling.joining import Part, in_common, joinable, size_of
+from attention_service.runtime.operations.forward import joint_plans, tap_results
+from attention_service.runtime.operations.operation import Fields, Results, Uploaded, on_host
+from attention_service.runtime.planning.planner import Purpose, Question, edit_actions, family_of, plan_request
+from attention_service.runtime.scheduling.batches import in_common, joinable
+from attention_service.runtime.scheduling.jobs import Job, Joins
 
 
 def prepare(module: Module | None, request: WeightsRequest, device: Device, room: int) -> Job:
@@ -42,23 +42,26 @@ def prepare(module: Module | None, request: WeightsRequest, device: Device, room
                 expected=list(expected),
                 actual=list(query_mask.shape),
             )
+    check_edits(request.edits, bound)
     question = Question(
         purpose=Purpose("weights", keeps_weights=True, top_k=request.top_k),
         kernel=request.kernel,
         taps=frozenset({"weights"} if request.return_weights else ()),
         averaged=request.average_heads,
+        edits=edit_actions(request.edits),
     )
-    plan = plan_request(bound, question, device, room, selection)
+    plan = plan_request(bound, question, device, room, selection, request.edits)
 
-    def part() -> Part:
-        kind = batch_kind(bound, question, selection, plan.kernel, device)
-        key = module, kind, in_common(bound), selection
-        run = lambda whole: execute(Inspection(whole, request, selection), device.torch)  # noqa: E731
-        return Part(kind, key, bound, size_of([bound]), plan.peak_bytes, run)
+    def operation(bound: Bound) -> Inspection:
+        return Inspection(bound, request, selection)
 
-    joins = part if query_mask is None and joinable(bound) else None
-    operation = Inspection(bound, request, selection)
-    return Job("weights", plan, bound.dtype, module, operation, device.torch, make_part=joins)
+    def joins() -> Joins:
+        of = family_of(bound, question, device) if module is None else module
+        key = of, (bound.queries, bound.keys), question, selection, in_common(bound)
+        return Joins(key, bound, operation, joint_plans(bound, question, selection, plan.kernel, device))
+
+    make_joins = joins if query_mask is None and not request.edits and joinable(bound) else None
+    return Job("weights", plan, bound.dtype, module, operation(bound), device.torch, make_joins=make_joins)
 
 
 @dataclass(eq=False, slots=True)
@@ -71,7 +74,7 @@ class Inspection:
 
     def upload(self, device: torch.device) -> Uploaded:
         """Copy the inputs and the query mask to the device."""
-        uploaded = compute.upload(self.bound, device)
+        uploaded = compute.upload(self.bound, device, self.request.edits)
         if self.request.query_mask is not None:
             uploaded.tensors["query_mask"] = to_torch(self.request.query_mask).to(device)
         return uploaded
@@ -85,7 +88,8 @@ class Inspection:
         uploaded.tensors.clear()
         phase("statistics", "weights")
         real = real_queries(problem) if mask is None else mask.reshape(bound.batch, bound.queries)
-        found = totals(problem, real, blocks(problem, Selection()))
+        weights_by = weights_after(problem, uploaded.edits)
+        found = totals(problem, real, blocks(problem, Selection()), weights_by)
         dtype = "float64" if bound.dtype == "float64" else "float32"
         results: Results = {
             "statistics": {
@@ -95,14 +99,14 @@ class Inspection:
         }
         if request.top_k:
             phase("top", "weights")
-            weights, keys = top(problem, self.selection, min(request.top_k, bound.keys))
+            weights, keys = top(problem, self.selection, min(request.top_k, bound.keys), weights_by)
             results["top"] = {
                 "keys": compute.in_reply(keys, bound, "weights"),
                 "weights": compute.in_reply(weights, bound, "weights"),
             }
         if request.return_weights:
             phase("weights", "weights")
-            weights = weights_of(problem, self.selection)
+            weights = weights_by(self.selection)
             results |= tap_results(bound, {"weights": weights}, average_heads=request.average_heads)
         return results
 

@@ -10,8 +10,10 @@ import numpy as np
 from attention_contract.errors import InvalidRequest, KernelUnsuitable
 from attention_contract.schemas import accuracy
 from attention_contract.schemas.attention import Edit
+from attention_contract.spec import AttentionSpec
 from attention_service import cost
 from attention_service.core.arrays import TORCH_DTYPES
+from attention_service.core.global_tokens import with_global_tokens
 from attention_service.core.kernels import KERNELS, unsuitable
 from attention_service.core.kernels.tiling import WHOLE
 from attention_service.core.mask_cost import CHEAP, mask_cost
@@ -23,7 +25,7 @@ from attention_service.runtime.device import Device
 from attention_service.runtime.operations.recurrent import NAMES
 from attention_service.runtime.planning.buckets import ANY_ROOM, plan_by_bucket, time_by_bucket
 from attention_service.runtime.planning.plan import Plan
-from attention_service.runtime.planning.request_sizes import RequestSizes
+from attention_service.runtime.planning.request_sizes import COARSE, RequestSizes, bucket_upper
 
 __all__ = [
     "FORWARD",
@@ -177,6 +179,7 @@ def workload(bound: Bound, question: Question, sizes: RequestSizes, threads: int
         batch=sizes.batch,
         queries=sizes.queries,
         keys=bound.keys,
+        own_key_dim=bound.own_key_dim,
         past=sizes.past,
         heads=bound.heads,
         kv_heads=bound.kv_heads,
@@ -185,7 +188,7 @@ def workload(bound: Bound, question: Question, sizes: RequestSizes, threads: int
         itemsize=TORCH_DTYPES[bound.dtype].itemsize,
         half=bound.dtype == "float16",
         reply=bound.reply_dtype,
-        spec=bound.spec,
+        spec=_planned_spec(bound),
         sizes=bound.module.sizes if bound.module is not None else None,
         taps=question.taps,
         selected_heads=sizes.selected_heads,
@@ -194,7 +197,7 @@ def workload(bound: Bound, question: Question, sizes: RequestSizes, threads: int
         bool_mask=mask is not None and mask.dtype.kind == "b",
         padded="key_mask" in arrays or "key_lengths" in arrays,
         real_keys=sizes.real_keys,
-        batched_offsets="offsets" in arrays,
+        batched_offsets="offsets" in arrays or _differ(bound),
         offsets=sizes.offsets,
         batched_places="offsets" in arrays or "positions" in arrays,
         edits=question.edits,
@@ -226,7 +229,7 @@ def family_of(bound: Bound, question: Question, device: Device) -> Hashable:
     module, arrays = bound.module, bound.arrays
     mask, gate = arrays.get("mask"), arrays.get("gate")
     return (
-        (bound.spec.model_dump_json(), bound.heads, bound.kv_heads, bound.head_dim, bound.value_dim)
+        (bound.spec.model_dump_json(), bound.heads, bound.kv_heads, bound.head_dim, bound.value_dim, bound.own_key_dim)
         if module is None
         else module.config_json,
         bound.dtype,
@@ -237,8 +240,34 @@ def family_of(bound: Bound, question: Question, device: Device) -> Hashable:
         gate is not None and gate.ndim == 4,
         question,
         device.threads,
+        None if bound.sequence_masks is None else tuple(_global_positions(bound)),
         *arrays,
     )
+
+
+def _planned_spec(bound: Bound) -> AttentionSpec:
+    """Return the spec that costs are counted for.
+
+    If sequences have global tokens of their own, that is a spec with as many as any sequence has, spread over the keys:
+    which tokens they are bears little on the cost, so requests that differ in them alone share a plan.
+    """
+    if bound.sequence_masks is None:
+        return bound.spec
+    masks = with_global_tokens(bound.spec.masks, _global_positions(bound))
+    return bound.spec.model_copy(update={"masks": masks})
+
+
+def _differ(bound: Bound) -> bool:
+    """True if sequences have different masks."""
+    return bound.sequence_masks is not None and len(bound.sequence_masks) > 1
+
+
+def _global_positions(bound: Bound) -> list[int]:
+    """Positions below the largest power of two within the keys, about as many as a sequence has global tokens."""
+    count = int(bound.arrays["global_mask"].sum(1).max(initial=0))
+    keys = 1 << (max(bound.keys - bound.extra, 1).bit_length() - 1)
+    count = min(bucket_upper(count, COARSE), keys) if count else 0
+    return [index * keys // count for index in range(count)]
 
 
 _PLAIN = frozenset({"query", "key", "value", "past_key", "past_value"})
@@ -257,7 +286,7 @@ def _sizes(bound: Bound, select: Selection, edits: Sequence[Edit]) -> RequestSiz
         past,
         () if mask is None else (1,) * (4 - mask.ndim) + mask.shape,
         _real_keys(bound),
-        () if offsets is None else tuple(offsets.tolist()),
+        (past,) * batch * _differ(bound) if offsets is None else tuple(offsets.tolist()),
         None if select.heads is None else len(select.heads),
         None if select.queries is None else len(select.queries),
         sum(0 if edit.value is None else edit.value.size for edit in edits),
@@ -368,7 +397,10 @@ def _peak_bytes(work: Workload, kernel: str, purpose: Purpose, room: int) -> int
             twice, checked = purpose.double_backward, purpose.checks > 0
             return cost.gradient_peak_bytes(work, kernel, purpose.names, twice=twice, checked=checked, room=room)
         case "weights":
-            return cost.inspection_peak_bytes(work, purpose.top_k)
+            peak = cost.inspection_peak_bytes(work, purpose.top_k)
+            if work.edited:  # all weights are computed at once, and stay while they are inspected
+                peak += cost.peak_bytes(replace(cost.plainly(work), taps=frozenset({"weights"})), kernel)
+            return peak
     return cost.peak_bytes(work, kernel)
 
 

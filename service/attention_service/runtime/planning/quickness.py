@@ -26,6 +26,8 @@ def quickly_planned(module: Module | None, request: AttentionInputs) -> bool:
     )
     if not masks:
         return True
+    if request.global_mask is not None:
+        return False
     new = max(
         (array.shape[-2] for array in (request.query, request.key) if array is not None and array.ndim > 1), default=0
     )

@@ -1,18 +1,35 @@
-"""A job: what one request asks of the device, planned and ready to run."""
+"""A job: one planned request, how it runs and how it can be joined with others."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 import torch
 
 from attention_contract.schemas.accuracy import Purpose
 from attention_service.modules.resident import Module
+from attention_service.runtime.binding.bound import Bound
 from attention_service.runtime.operations.operation import Fields, Operation, execute
-from attention_service.runtime.planning.planner import Plan
+from attention_service.runtime.planning.plan import Plan
 
-if TYPE_CHECKING:
-    from attention_service.runtime.scheduling.joining import Part
+SHORT_S = 0.05
+"""A job that is predicted to take no longer, by its upper bound, is short: it does not wait behind long ones."""
+Size = tuple[int, int, int]
+"""Batch, queries and keys."""
+
+
+@dataclass(eq=False, slots=True)
+class Joins:
+    """How requests run in one pass."""
+
+    key: Hashable
+    """Equal for requests that can run in one pass."""
+    bound: Bound
+    operation: Callable[[Bound], Operation]
+    """Makes the operation over these tensors, or over those of several requests stacked along the batch."""
+    plan: Callable[[Size], Plan]
+    """Plans a pass of equal lengths."""
+    mixed: Callable[[Sequence[Bound]], Operation] | None = None
+    """Makes the operation over different lengths; None if only equal ones can be joined."""
 
 
 @dataclass(eq=False, slots=True)
@@ -26,18 +43,23 @@ class Job:
     operation: Operation
     device: torch.device
     watched: bool = True
-    """Whether requests of its kind are among those that a calibration measures."""
-    make_part: "Callable[[], Part] | None" = None
-    """Makes ``part``; None for what is run alone."""
-    _part: "Part | None" = None
+    """True if a calibration measures requests of this kind."""
+    make_joins: Callable[[], Joins] | None = None
+    """Makes ``joins``; None for a job that always runs alone."""
+    _joins: Joins | None = None
 
     def run(self) -> Fields:
         """Upload, launch and collect; blocks until the reply's fields are on the host."""
         return execute(self.operation, self.device)
 
     @property
-    def part(self) -> "Part | None":
-        """As a part of a batch; None for what is run alone. Made where others wait beside it."""
-        if self._part is None and self.make_part is not None:
-            self._part = self.make_part()
-        return self._part
+    def joins(self) -> Joins | None:
+        """How the job is joined with others; None if it runs alone. Made only if others wait."""
+        if self._joins is None and self.make_joins is not None:
+            self._joins = self.make_joins()
+        return self._joins
+
+    @property
+    def is_short(self) -> bool:
+        """True if the job is predicted to take no longer than ``SHORT_S``."""
+        return not self.plan.laborious and self.plan.predicted.high <= SHORT_S

@@ -61,9 +61,9 @@ def test_keys_and_values_that_are_no_queries_come_beside_them(widths):
     query, key, value = of.sizes.inputs
     sent = {"query": query} | ({"key": key} if key != query else {}) | ({"value": value} if value != key else {})
     x = {name: np.zeros((1, 64, width), np.float32) for name, width in sent.items()}
-    told = forward.prepare(of, ForwardRequest(**x), DEVICE, 2**26)
+    told = forward.prepare(of, ForwardRequest(**x), DEVICE.exact(), 2**26)
     assert found.request == told.plan.peak_bytes
-    wanted = gradients.prepare(of, GradientsRequest(**x, wrt=[*x, "parameters"]), DEVICE, 2**26)
+    wanted = gradients.prepare(of, GradientsRequest(**x, wrt=[*x, "parameters"]), DEVICE.exact(), 2**26)
     assert found.gradients == wanted.plan.peak_bytes
 
 

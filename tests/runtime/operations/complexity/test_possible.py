@@ -50,8 +50,8 @@ def request(of, queries, keys=None, past=0, dtype="float32", **more):
     if past:
         fields |= dict.fromkeys(("past_key", "past_value"), np.zeros((1, H, past, D), DTYPES[dtype]))
     if isinstance(of, Module):
-        return forward.prepare(of, ForwardRequest(**fields, **more), DEVICE, ROOM)
-    return forward.prepare(None, RawForwardRequest(**fields, **more, spec=of), DEVICE, ROOM)
+        return forward.prepare(of, ForwardRequest(**fields, **more), DEVICE.exact(), ROOM)
+    return forward.prepare(None, RawForwardRequest(**fields, **more, spec=of), DEVICE.exact(), ROOM)
 
 
 @pytest.mark.parametrize(

@@ -8,6 +8,7 @@ from typing import Literal
 from attention_contract.errors import InvalidRequest
 from attention_contract.schemas.answers import Crossover
 from attention_service import cost
+from attention_service.core.cancellation import checkpoint
 from attention_service.cost import Estimate, Workload
 from attention_service.runtime.operations.complexity.subjects import Subject
 
@@ -134,6 +135,7 @@ class _Pair:
 def _first(holds: Callable[[int], bool], low: int, high: int) -> int:
     """The first index from ``low`` on of which it holds, as it does of all above; ``high`` for none below that."""
     while low < high:
+        checkpoint()
         middle = (low + high) // 2
         low, high = (low, middle) if holds(middle) else (middle + 1, high)
     return low

@@ -13,6 +13,7 @@ from attention_contract.schemas.complexity import (
     Growth,
 )
 from attention_service import cost
+from attention_service.core.cancellation import checkpoint
 from attention_service.core.methods import approximation_of
 from attention_service.cost import Workload
 from attention_service.modules.resident import Module
@@ -94,6 +95,7 @@ def _costs(subject: Subject, request: ComplexityRequest) -> list[Cost]:
             return [_counted(subject, subject.base)]
     dimension, costs = request.sweep.dimension, []
     for index, value in enumerate(request.sweep.values):
+        checkpoint()
         with _named(subject, f"sweep.values.{index}", f"at {dimension} {value}: "):
             costs.append(_counted(subject, subject.at(dimension, value)))
     return costs

@@ -22,6 +22,7 @@ from attention_service.cost import (
 )
 from attention_service.cost.hardware import HARDWARE, find
 from attention_service.modules.resident import Module
+from attention_service.runtime.binding.raw_binding import two_widths
 from attention_service.runtime.binding.selection import check_taps
 from attention_service.runtime.device import Device
 from attention_service.runtime.operations.complexity.alternatives import WIDTHS, Given, labels
@@ -147,9 +148,11 @@ class Asked:
         if self.module is not None:
             sizes = replace(self.module.sizes, spec=spec)
             heads, kv_heads, head_dim, value_dim = sizes.heads, sizes.kv_heads, sizes.head_dim, sizes.value_dim
+            own_key_dim = None
         else:
             sizes, raw = None, _raw(self.request)
             heads, head_dim = raw.num_heads, raw.head_dim
+            own_key_dim = _own_key_dim(raw, spec)
             kv_heads, value_dim = raw.num_kv_heads or heads, raw.value_dim or head_dim
         new = shape.queries if shape.keys is None else shape.keys
         return Workload(
@@ -161,6 +164,7 @@ class Asked:
             kv_heads=kv_heads,
             head_dim=head_dim,
             value_dim=value_dim,
+            own_key_dim=own_key_dim,
             itemsize=TORCH_DTYPES[self._dtype].itemsize,
             spec=spec,
             sizes=sizes,
@@ -200,6 +204,19 @@ def _raw(request: ComplexityRequest) -> RawComplexityRequest:
     if not isinstance(request, RawComplexityRequest):
         raise TypeError("a request without a module must bring its sizes")
     return request
+
+
+def _own_key_dim(request: RawComplexityRequest, spec: AttentionSpec) -> int | None:
+    """Return the width of the keys where it differs from the queries'. Raises InvalidRequest for a spec with one."""
+    if request.key_dim in {None, request.head_dim}:
+        return None
+    if not two_widths(spec):
+        raise InvalidRequest(
+            f"key_dim: this spec takes keys as wide as the queries, head_dim = {request.head_dim}; leave it out, or "
+            "take the score additive or bilinear",
+            param="key_dim",
+        )
+    return request.key_dim
 
 
 def _resized(work: Workload, widths: dict[str, int]) -> Workload:

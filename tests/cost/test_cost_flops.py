@@ -196,7 +196,7 @@ def test_products_of_a_score_are_what_pytorch_counts_of_the_stages(score, kv_hea
     work = work_of(kv_heads=kv_heads, queries=5, keys=7, spec=AttentionSpec(score=score))
 
     def meta(*shape: int) -> torch.Tensor:
-        return torch.empty(shape, device="meta", requires_grad=True)
+        return torch.rand(shape, requires_grad=True)
 
     q, k, v = (meta(2, heads, length, 6) for heads, length in ((4, 5), (kv_heads, 7), (kv_heads, 7)))
     learned = {name: meta(*each.shape) for name, each in learned_of(work.spec, work.widths).items()}
@@ -213,7 +213,7 @@ def test_products_of_a_score_are_what_pytorch_counts_of_the_stages(score, kv_hea
 @pytest.mark.parametrize("kv_heads", [4, 2])
 def test_gradients_of_gradients_are_three_more_backward_passes(kv_heads):
     work = work_of(kv_heads=kv_heads, spec=AttentionSpec(score=Dot()))
-    q, k, v = (torch.empty(2, heads, 10, 6, device="meta", requires_grad=True) for heads in (4, kv_heads, kv_heads))
+    q, k, v = (torch.rand(2, heads, 10, 6, requires_grad=True) for heads in (4, kv_heads, kv_heads))
     context = attend(Problem(q, k, v, work.spec), kernel="materialized").context
     first = torch.autograd.grad(context.sum(), [q, k, v], create_graph=True)
     with FlopCounterMode(display=False) as counter:

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from tests.core.op_counting import Counted, count
+from tests.cost.op_counting import Counted, count
 from torch.utils._python_dispatch import _disable_current_modes
 
 from attention_contract import positions, spec
@@ -21,7 +21,7 @@ from attention_contract.schemas.modules import Biases
 from attention_contract.spec import AttentionSpec, Causal, Dot, GlobalTokens, SlidingWindow, Softmax
 from attention_service.core.apart import separate_positions
 from attention_service.core.attention import attend
-from attention_service.core.kernels import KERNELS, unsuitable
+from attention_service.core.kernels import KERNELS, tiles, unsuitable
 from attention_service.core.kernels.tiling import Layout
 from attention_service.core.kernels.touched import by_fused
 from attention_service.core.learned import learned_of
@@ -33,11 +33,11 @@ from attention_service.core.normalizers import NORMALIZERS
 from attention_service.core.positions import POSITIONS
 from attention_service.core.preparing import prepare
 from attention_service.core.scores import SCORES
-from attention_service.core.tape import Traffic
 from attention_service.core.types import Dropout, Selection, added_keys
 from attention_service.cost import (
     Rates,
     Roofline,
+    Traffic,
     Workload,
     backward_flops,
     cost_of,
@@ -146,7 +146,14 @@ def _tiles_are_found_uncounted(monkeypatch: pytest.MonkeyPatch) -> None:
         with _disable_current_modes():
             return found(*args)
 
+    found_places = tiles.places
+
+    def places(*args: Any) -> Any:
+        with _disable_current_modes():
+            return found_places(*args)
+
     monkeypatch.setattr(Layout, "kinds", kinds)
+    monkeypatch.setattr(tiles, "places", places)
 
 
 def of(counted: Counted) -> Traffic:

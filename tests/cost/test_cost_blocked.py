@@ -59,10 +59,10 @@ def test_tiles_are_counted_as_the_kernel_cuts_them(more, every_mask, monkeypatch
     found = touched(Workload(3, 21, 19, 2, 1, 2, 3, 8, spec=spec))
     whole_rows = fused_blocks.takes(problem) or "normalizer" in more
     assert fused_blocks.takes(problem) == (bool(every_mask) and not more)
-    blocks = fused_blocks._blocks(problem) if not more and every_mask else _blocks(problem, whole_rows=whole_rows)
+    through = fused_blocks.every_block if not more and every_mask else _blocks
     done = [
         (group.problem.q.shape[0], block.stop - block.start, [strip.width for strip in block.strips])
-        for group, block in blocks
+        for group, block in through(problem, whole_rows=whole_rows)
     ]
     assert found.pairs == sum(sequences * rows * sum(widths) for sequences, rows, widths in done)
     assert found.blocks == len(done)

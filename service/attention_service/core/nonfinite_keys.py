@@ -1,0 +1,80 @@
+"""Keys with a NaN or an infinity: only queries that may look at them get NaN."""
+
+import math
+from dataclasses import replace
+
+import torch
+from torch import Tensor
+
+from attention_service.core.blocks import blocks
+from attention_service.core.cancellation import checkpoint
+from attention_service.core.groups import one_for_each_query_head
+from attention_service.core.types import Problem, Selection
+from attention_service.core.visibility import real_keys, visibility
+
+
+def find_nonfinite_keys(problem: Problem) -> Tensor | None:
+    """Find keys with a nonfinite number in the key or in its value: bool ``[B, Hkv, K]``; None if there are none.
+
+    Padding does not count. On a GPU this waits for the numbers.
+    """
+    if problem.finite:
+        return None
+    k, v = problem.k.detach(), problem.v.detach()
+    if math.isfinite(sum_of(k, v)):
+        return None
+    nonfinite = ~(k.isfinite().all(-1) & v.isfinite().all(-1))
+    real = real_keys(problem)
+    nonfinite = nonfinite if real is None else nonfinite & real[:, None]
+    return nonfinite if bool(nonfinite.any()) else None
+
+
+def sum_of(k: Tensor, v: Tensor) -> Tensor:
+    """Sum both tensors: the sum is finite only if all numbers are. It takes next to no memory.
+
+    A sum of large finite numbers may overflow; then the tensors must be examined one by one.
+    """
+    return _total(k) + _total(v)
+
+
+def _total(x: Tensor) -> Tensor:
+    if x.dtype != torch.float16:
+        return x.sum()
+    rows = x if x.is_cuda else x.sum(-1)  # a CPU makes a copy of what it adds up in another dtype
+    return rows.sum(dtype=torch.float32)
+
+
+def without(nonfinite: Tensor, problem: Problem) -> Problem:
+    """Put zeros in place of these keys and their values: 0 · NaN would be NaN for every query."""
+    where = nonfinite[..., None]
+    return replace(problem, k=problem.k.masked_fill(where, 0), v=problem.v.masked_fill(where, 0))
+
+
+def with_nan_scores(nonfinite: Tensor, scores: Tensor) -> Tensor:
+    """Put NaN into scores ``[B, H', Q, K]`` at these keys of the key/value heads that the heads read."""
+    return scores.masked_fill(_by_query_head(nonfinite, scores.shape[1]), torch.nan)
+
+
+def with_nan_rows(context: Tensor, where: Tensor) -> Tensor:
+    """Put NaN into these rows ``[B, H, Q, 1]`` of the context. Their gradient is NaN too."""
+    return context * torch.ones_like(where, dtype=context.dtype).masked_fill(where, torch.nan)
+
+
+def affected_queries(nonfinite: Tensor, problem: Problem) -> Tensor:
+    """Find the queries that may look at one of these keys: bool ``[B, H, Q, 1]``."""
+    heads = problem.q.shape[1]
+    each = _by_query_head(nonfinite, heads)
+    rows = []
+    for block in blocks(problem, Selection()):
+        checkpoint()
+        seen = visibility(problem, block)
+        may = each if seen.allowed is None else each & seen.allowed
+        may = may if seen.bias is None else may & (seen.bias != -torch.inf)
+        count = problem.q.shape[2] if block.queries is None else len(block.queries)
+        rows.append(may.any(-1, keepdim=True).expand(problem.q.shape[0], heads, count, 1))
+    return torch.cat(rows, 2)
+
+
+def _by_query_head(nonfinite: Tensor, heads: int) -> Tensor:
+    """``[B, Hkv, K]`` to ``[B, H, 1, K]``."""
+    return one_for_each_query_head(nonfinite[..., None], heads).mT

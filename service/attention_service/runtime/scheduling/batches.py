@@ -1,0 +1,160 @@
+"""Batches: short requests of one kind that run in one pass, each of which gets the numbers that it would get alone.
+
+Requests of equal lengths are stacked along the batch. Different lengths of one module share the projections, one
+product for all tokens, and each length attends for itself; nothing is padded. A batch grows until its predicted
+times sum to ``BATCH_S``: a pass of a small request is mostly overhead, which the batch pays once, and a large request
+would gain little and keep the others waiting.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+import torch
+
+from attention_service.core.methods import approximation_of
+from attention_service.cost import Estimate
+from attention_service.runtime.binding.bound import Bound
+from attention_service.runtime.operations.operation import Fields, execute
+from attention_service.runtime.planning.plan import Plan
+from attention_service.runtime.planning.quickness import is_quick
+from attention_service.runtime.scheduling.jobs import Job, Joins
+
+BATCH_S = 5e-3
+"""Seconds that the requests of one batch would take one after the other, by the upper bounds of their predictions."""
+MIXED_BATCH_S = 25e-3
+"""The same for different lengths of a large module, whose weights the batch reads once."""
+_STACKED = frozenset(
+    {"query", "key", "value", "past_key", "past_value", "key_mask", "key_lengths", "offsets", "positions"}
+    | {"gate", "beta", "initial_state", "initial_normalizer"}
+)
+"""Tensors with one entry for each sequence. A mask may be one for all of them."""
+
+
+def joinable(bound: Bound) -> bool:
+    """True if every tensor has one entry for each sequence, and the request is quickly planned."""
+    return (
+        bound.arrays.keys() <= _STACKED
+        and bound.dropout is None
+        and not bound.learned
+        and approximation_of(bound.spec) is None
+        and is_quick(bound.spec.masks, bound.queries, bound.keys)
+    )
+
+
+def in_common(bound: Bound) -> tuple[object, ...]:
+    """The properties that tensors must share to be stacked, beside their sizes."""
+    layout = bound.layout
+    dtypes = tuple((name, array.dtype.str, type(array)) for name, array in bound.arrays.items())
+    return layout.headed, layout.merged, bound.reply_dtype, dtypes
+
+
+@dataclass(frozen=True)
+class Batch:
+    """Jobs that run in one pass."""
+
+    jobs: tuple[Job, ...]
+    groups: tuple[tuple[int, ...], ...]
+    """The places in ``jobs`` of those that have equal lengths."""
+    joins: Joins
+    """Of the first job."""
+    plan: Plan
+    """Of the whole pass, stacked tensors included."""
+
+    @property
+    def more(self) -> int:
+        """Bytes that the pass needs beyond what its jobs are admitted for."""
+        return max(self.plan.peak_bytes - sum(job.plan.peak_bytes for job in self.jobs), 0)
+
+    def run(self, device: torch.device) -> list[Fields]:
+        """The reply's fields of each job: views of the results of one pass. Blocks."""
+        bounds = [_joins(job).bound for job in self.jobs]
+        stacks = [stacked([bounds[place] for place in group]) for group in self.groups]
+        if len(stacks) == 1 or self.joins.mixed is None:
+            found = [execute(self.joins.operation(stacks[0]), device)]
+        else:
+            fields = execute(self.joins.mixed(stacks), device)
+            found = [fields[str(index)] for index in range(len(stacks))]
+        answers: dict[int, Fields] = {}
+        for group, whole in zip(self.groups, found, strict=True):
+            start = 0
+            for place in group:
+                stop = start + bounds[place].batch
+                answers[place] = _rows(whole, slice(start, stop), batched=bounds[place].layout.batched)
+                start = stop
+        return [answers[place] for place in range(len(bounds))]
+
+
+def choose(waiting: Sequence[Job], spare: int) -> Batch | None:
+    """The first of the jobs with those after it that run in one pass with it; None if it runs alone.
+
+    spare: bytes that a batch may need beyond what its jobs are admitted for.
+    """
+    first = _joins(waiting[0])
+    seconds = 0.0
+    taken: list[Job] = []
+    for job in waiting:
+        seconds += job.plan.predicted.high
+        if taken and seconds > (BATCH_S if first.mixed is None else MIXED_BATCH_S):
+            break
+        taken.append(job)
+    while len(taken) > 1:
+        batch = _batch(taken)
+        if batch.more <= spare:
+            return batch
+        taken = taken[: len(taken) // 2]
+    return None
+
+
+def _batch(jobs: Sequence[Job]) -> Batch:
+    groups: dict[tuple[int, int], list[int]] = {}
+    for place, job in enumerate(jobs):
+        groups.setdefault(_lengths(job), []).append(place)
+    plans = [_plan([jobs[place] for place in group], lengths) for lengths, group in groups.items()]
+    plan = plans[0]
+    if len(plans) > 1:
+        predicted = sum((each.predicted for each in plans), Estimate(0.0, 0.0, 0.0))
+        flops, peak = sum(each.flops for each in plans), sum(each.peak_bytes for each in plans)
+        plan = replace(plan, flops=flops, peak_bytes=peak, predicted=predicted)
+    copied = sum(array.nbytes for job in jobs for array in _joins(job).bound.arrays.values())
+    plan = replace(plan, peak_bytes=plan.peak_bytes + copied)
+    return Batch(tuple(jobs), tuple(map(tuple, groups.values())), _joins(jobs[0]), plan)
+
+
+def _plan(jobs: Sequence[Job], lengths: tuple[int, int]) -> Plan:
+    """The plan of jobs of equal lengths at once."""
+    joins = _joins(jobs[0])
+    return jobs[0].plan if len(jobs) == 1 else joins.plan((sum(_joins(job).bound.batch for job in jobs), *lengths))
+
+
+def _joins(job: Job) -> Joins:
+    if job.joins is None:
+        raise TypeError("a job that runs alone is in no batch")
+    return job.joins
+
+
+def _lengths(job: Job) -> tuple[int, int]:
+    bound = _joins(job).bound
+    return bound.queries, bound.keys
+
+
+def stacked(bounds: Sequence[Bound]) -> Bound:
+    """Requests of equal lengths as one, in their order."""
+    first = bounds[0]
+    layout = first.layout if first.layout.batched else replace(first.layout, batched=True)
+    if len(bounds) == 1:
+        return first.of(layout=layout)
+    arrays = {name: np.concatenate([bound.arrays[name] for bound in bounds]) for name in first.arrays}
+    return first.of(layout=layout, batch=sum(bound.batch for bound in bounds), arrays=arrays)
+
+
+def _rows(fields: Fields, rows: slice, *, batched: bool) -> Fields:
+    """The rows of one request, in its layout."""
+    return {
+        name: _rows(value, rows, batched=batched)
+        if isinstance(value, dict)
+        else value[rows]
+        if batched
+        else value[rows.start, ...]
+        for name, value in fields.items()
+    }

@@ -1,0 +1,81 @@
+"""A lane: one thread of a device with the work that waits for it, one pass at a time."""
+
+import asyncio
+import os
+import threading
+from collections import deque
+from collections.abc import Callable
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import suppress
+
+from attention_service.runtime.device import Device
+from attention_service.runtime.scheduling.passes import Gone, Pass, Waiting
+
+_PATIENCE = 5
+"""The niceness of the thread for long work: the system runs short work and the event loop first."""
+
+
+class Lane:
+    """Used from the event loop only."""
+
+    def __init__(self, device: Device, *, long: bool) -> None:
+        self.long = long
+        """True for the lane of long work, which gives way to the other."""
+        self.waiting: deque[Waiting] = deque()
+        self.running: Pass | None = None
+        """The pass on the thread."""
+        self._device = device
+        self._thread = self._started()
+
+    def submit(self, following: Pass, ended: Callable[[Pass, Gone], None]) -> None:
+        """Run a pass on the thread; ``ended`` hears of it on the event loop. Raises RuntimeError after ``stop``."""
+        future = self._thread.submit(following.run, self._device)
+        self.running = following
+        loop = asyncio.get_running_loop()
+
+        def told(done: "Future[Gone]") -> None:
+            with suppress(RuntimeError):  # the loop is closed
+                loop.call_soon_threadsafe(hand_back, done)
+
+        def hand_back(done: "Future[Gone]") -> None:
+            self.running = None
+            fault = done.exception()
+            ended(following, done.result() if fault is None else Gone([fault] * len(following.taken)))
+
+        future.add_done_callback(told)
+
+    def remove(self, waiting: Waiting) -> bool:
+        """Take a job out of the queue, or stop the running pass if nobody waits for it. True if it had not begun."""
+        if waiting in self.waiting:
+            self.waiting.remove(waiting)
+            return True
+        if self.running is not None and self.running.abandoned:
+            self.running.cancellation.cancel()
+        return False
+
+    async def renew(self) -> None:
+        """Replace the thread once its pass has ended, which frees what libraries keep for each thread."""
+        old, self._thread = self._thread, self._started()
+        await asyncio.to_thread(old.shutdown)
+
+    async def stop(self) -> None:
+        """Stop the running pass at its next checkpoint, and end the thread."""
+        if self.running is not None:
+            self.running.cancellation.cancel()
+        await asyncio.to_thread(self._thread.shutdown)
+
+    def _started(self) -> ThreadPoolExecutor:
+        kind = "long" if self.long else "short"
+        name = f"attention-{self._device.torch}-{kind}"
+        return ThreadPoolExecutor(1, thread_name_prefix=name, initializer=self._prepare)
+
+    def _prepare(self) -> None:
+        """In the thread: a stream of its own on a GPU; on a CPU less priority for long work.
+
+        The threads of a parallel computation inherit the priority.
+        """
+        if self._device.is_cuda:
+            self._device.use_own_stream(first=not self.long)
+        elif self.long and hasattr(os, "setpriority"):
+            with suppress(OSError):
+                os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), _PATIENCE)

@@ -1,0 +1,70 @@
+"""Gradients at keys that are padding and at keys that a mask forbids, for every kernel and method."""
+
+import numpy as np
+import pytest
+import torch
+
+from tests.api.talk import post
+
+BATCH, HEADS, LENGTH, D = 2, 2, 6, 4
+REAL = np.array([[True, True, False, True, True, False], [True, True, True, True, False, False]])
+METHODS = [
+    {"name": "exact"},
+    {"name": "linear"},
+    {"name": "performer", "features": 8},
+    {"name": "nystrom", "landmarks": 2},
+]
+
+
+def typed(array):
+    return {
+        "dtype": "float64",
+        "shape": list(array.shape),
+        "data": ["NaN" if x != x else x for x in array.ravel().tolist()],
+    }
+
+
+@pytest.fixture
+def tensors(rng):
+    return {name: rng.normal(size=(BATCH, HEADS, LENGTH, D)) for name in ("query", "key", "value")}
+
+
+@pytest.mark.parametrize("kernel", ["fused", "blocked", "materialized"])
+@pytest.mark.parametrize("spec", [{}, {"masks": [{"name": "causal"}]}])
+def test_padding_has_no_gradient_with_any_kernel(http, tensors, kernel, spec):
+    for name in ("key", "value"):
+        tensors[name].transpose(0, 2, 1, 3)[~REAL] = np.nan
+    body = {name: typed(x) for name, x in tensors.items()} | {"spec": spec, "kernel": kernel}
+    found = post(http, "/v1/attention/gradients", **body, key_mask=REAL.tolist(), wrt=["query", "key", "value"])
+    for name in ("key", "value"):
+        gradient = np.array(found["gradients"][name]).transpose(0, 2, 1, 3)
+        assert (gradient[~REAL] == 0).all()
+        assert (np.abs(gradient[REAL]) > 0).any()
+    assert np.isfinite(np.array(found["gradients"]["query"])).all()
+
+
+@pytest.mark.parametrize("method", METHODS, ids=lambda method: method["name"])
+def test_padding_has_no_gradient_with_any_method(http, tensors, method):
+    body = {name: typed(x) for name, x in tensors.items()} | {"spec": {"method": method}}
+    found = post(http, "/v1/attention/gradients", **body, key_mask=REAL.tolist(), wrt=["key", "value"])
+    for name in ("key", "value"):
+        assert (np.array(found["gradients"][name]).transpose(0, 2, 1, 3)[~REAL] == 0).all()
+
+
+@pytest.mark.parametrize("masked", ["spec", "mask", "float mask"])
+def test_the_gradient_of_weights_knows_padding_from_what_is_forbidden(http, rng, tensors, masked):
+    upstream = rng.normal(size=(BATCH, HEADS, LENGTH, D))
+    allowed = np.tril(np.ones((LENGTH, LENGTH), bool))
+    body = {name: typed(x) for name, x in (tensors | {"upstream": upstream}).items()}
+    body |= {
+        "spec": {"spec": {"masks": [{"name": "causal"}]}},
+        "mask": {"mask": allowed.tolist()},
+        "float mask": {"mask": [[0.0 if may else "-Infinity" for may in row] for row in allowed]},
+    }[masked]
+    found = post(http, "/v1/attention/gradients", **body, key_mask=REAL.tolist(), wrt=["weights", "scores"], check=True)
+    expected = torch.tensor(upstream) @ torch.tensor(tensors["value"]).mT * torch.tensor(REAL)[:, None, None]
+    np.testing.assert_allclose(found["gradients"]["weights"], expected, atol=1e-12)
+    scores = np.array(found["gradients"]["scores"])
+    assert (scores[:, :, ~allowed] == 0).all()
+    assert (scores.transpose(0, 3, 1, 2)[~REAL] == 0).all()
+    assert all(row["passed"] for row in found["check"].values()), found["check"]

@@ -1,0 +1,60 @@
+"""The check of a gradient: what is wrong fails, whatever the step."""
+
+import pytest
+import torch
+
+from attention_service.runtime.operations import gradient_check
+from attention_service.runtime.operations.gradient_check import CHECK_PASSES, CHECKED_ELEMENTS
+
+
+def compare(f, x, gradient):
+    upstream = torch.ones_like(f(x))
+    passes = []
+
+    def output(value):
+        passes.append(value)
+        return f(value)
+
+    size = float(f(x).abs().sum())
+    return gradient_check._compare(gradient_check._Probe(x, output), gradient, upstream, size), len(passes)
+
+
+def smooth(x):
+    return torch.exp(-x.square()).cumsum(0)
+
+
+def fast(x):
+    return torch.sin(x * 1e6)
+
+
+def faster(x):
+    return torch.sin(x * 1e13)
+
+
+@pytest.mark.parametrize("wrong", [0.0, 1e-5, 1.0])
+@pytest.mark.parametrize(("f", "size"), [(smooth, 1), (fast, 1), (faster, 1e-13)])
+def test_a_gradient_passes_only_where_it_is_right(f, size, wrong):
+    x = torch.linspace(-1, 1, 7, dtype=torch.float64) * size
+    (gradient,) = torch.autograd.grad(f(y := x.clone().requires_grad_()).sum(), y)
+    gradient[2] *= 1 + wrong
+    found, _ = compare(f, x, gradient)
+    assert found.passed is (wrong == 0.0 or float(gradient[2].abs()) == 0.0), found
+
+
+@pytest.mark.parametrize("factor", [0.0, -1.0, 2.0])
+def test_a_gradient_that_is_wrong_everywhere_fails(factor):
+    x = torch.linspace(0.1, 1, 40, dtype=torch.float64)
+    (gradient,) = torch.autograd.grad(fast(y := x.clone().requires_grad_()).sum(), y)
+    assert not compare(fast, x, gradient * factor)[0].passed
+
+
+def test_no_gradient_of_a_function_that_is_no_number_passes():
+    x = torch.ones(2, dtype=torch.float64)
+    assert not compare(lambda y: y * torch.nan, x, torch.ones_like(x))[0].passed
+    assert not compare(lambda y: y * torch.inf, x, torch.full_like(x, torch.inf))[0].passed
+
+
+def test_a_smooth_function_takes_as_many_passes_as_are_planned_for():
+    x = torch.linspace(-1, 1, CHECKED_ELEMENTS, dtype=torch.float64)
+    (gradient,) = torch.autograd.grad(smooth(y := x.clone().requires_grad_()).sum(), y)
+    assert compare(smooth, x, gradient)[1] == CHECK_PASSES * CHECKED_ELEMENTS

@@ -1,0 +1,116 @@
+"""Lanes: short work beside long work, cancellation of running work, and the memory that it gives back."""
+
+import asyncio
+import time
+
+import numpy as np
+import pytest
+import torch
+
+from attention_contract.errors import Draining
+from attention_contract.schemas.attention import RawForwardRequest
+from attention_contract.schemas.gradients import RawGradientsRequest
+from attention_service.cost import Rates, Roofline
+from attention_service.runtime.device import Device
+from attention_service.runtime.engine import Engine
+
+LARGE = RawForwardRequest(query=np.zeros((1, 8, 20_000, 64), np.float32))
+TINY = RawForwardRequest(query=np.ones((1, 2, 4, 8), np.float32))
+GIVEN_UP = {
+    "forward": LARGE,
+    "causal": LARGE.model_copy(update={"spec": LARGE.spec.model_validate({"masks": [{"name": "causal"}]})}),
+    "blocked": LARGE.model_copy(update={"kernel": "blocked"}),
+    "gradients": RawGradientsRequest(query=LARGE.query, wrt=["query"]),
+    "approximate": RawForwardRequest(
+        query=np.zeros((1, 8, 200_000, 64), np.float32), spec={"method": {"name": "linear"}}
+    ),
+}
+
+
+@pytest.fixture
+def engine(tmp_path):
+    """An engine that has not started, on a device whose rates are known."""
+    torch.set_num_threads(1)
+    rates = Rates(flops_per_s=5e10, bytes_per_s=1e10, overhead_s=5e-5)
+    return Engine(tmp_path, Device(torch.device("cpu"), "test", 2**36, Roofline(rates)), 2**34)
+
+
+def ask(engine, request):
+    return asyncio.create_task(
+        engine.gradients(None, request) if isinstance(request, RawGradientsRequest) else engine.forward(None, request)
+    )
+
+
+async def begun(engine):
+    """Wait until a pass runs on the thread of long work, and has computed for a moment."""
+    while engine.execution._long.running is None:
+        await asyncio.sleep(0.001)
+    await asyncio.sleep(0.2)
+
+
+@pytest.mark.parametrize("hold", [0.0, 1.0], ids=["on its thread", "on the loop"])
+def test_a_tiny_request_does_not_wait_for_a_large_one(engine, hold):
+    async def story():
+        await engine.start()
+        engine.execution.hold_s = hold * 1e-2
+        large = ask(engine, LARGE)
+        await begun(engine)
+        waits = []
+        for _ in range(5):
+            since = time.monotonic()
+            await engine.forward(None, TINY)
+            waits.append(time.monotonic() - since)
+        assert not large.done()
+        large.cancel()
+        assert sorted(waits)[2] < 0.5  # milliseconds on a machine that does nothing else
+        await engine.stop()
+
+    asyncio.run(story())
+
+
+@pytest.mark.parametrize("request_", GIVEN_UP.values(), ids=GIVEN_UP)
+def test_work_stops_when_its_caller_leaves_and_its_memory_is_given_back(engine, request_):
+    async def story():
+        await engine.start()
+        large = ask(engine, request_)
+        await begun(engine)
+        assert engine.budget.in_flight > 0
+        large.cancel()
+        since = time.monotonic()
+        while engine.budget.in_flight:
+            await asyncio.sleep(0.005)
+            assert time.monotonic() - since < 3
+        assert (await engine.forward(None, TINY)).output.shape == (1, 2, 4, 8)
+        await engine.stop()
+
+    asyncio.run(story())
+
+
+def test_a_stop_ends_what_runs(engine):
+    async def story():
+        await engine.start()
+        large = ask(engine, LARGE)
+        await begun(engine)
+        since = time.monotonic()
+        await engine.stop()
+        assert time.monotonic() - since < 3
+        with pytest.raises(Draining):
+            await large
+
+    asyncio.run(story())
+
+
+def test_the_caller_of_a_pass_that_was_given_up_by_another_gets_its_own_answer(engine):
+    """Two long requests wait for one lane; the first leaves, the second is answered."""
+
+    async def story():
+        await engine.start()
+        first = ask(engine, LARGE)
+        await begun(engine)
+        second = ask(engine, RawForwardRequest(query=np.zeros((1, 1, 8_000, 64), np.float32)))
+        await asyncio.sleep(0)
+        first.cancel()
+        assert (await second).output.shape == (1, 1, 8_000, 64)
+        await engine.stop()
+
+    asyncio.run(story())

@@ -8,8 +8,8 @@ from torch.utils._python_dispatch import _get_current_dispatch_mode
 _modes = torch._C._len_torch_dispatch_stack
 
 
-def phase(name: str, tensors: str, over_pairs: str | None = None) -> None:
-    """Begin a phase of this name. The tensors made in it are called ``tensors``.
+def phase(name: str | None, tensors: str, over_pairs: str | None = None) -> None:
+    """Begin a phase of this name; None goes on with the last one. Tensors made from now on are called ``tensors``.
 
     over_pairs: the name of those with a number for each query and key, if it is another.
     """
@@ -17,5 +17,6 @@ def phase(name: str, tensors: str, over_pairs: str | None = None) -> None:
         return
     mode = cast("Any", _get_current_dispatch_mode())
     if hasattr(mode, "begin"):
-        mode.begin(name)
+        if name is not None:
+            mode.begin(name)
         mode.call(tensors, over_pairs)

@@ -190,8 +190,9 @@ class Gradients:
         again = bool(inner) or request.dropout is not None
         if not again:
             tensors.clear()
+        phase("backward of attention", "upstream")
         upstream = torch.ones_like(graph.output) if upstream is None else upstream
-        phase("backward of attention", "gradients", "of_pairs")
+        phase(None, "gradients", "of_pairs")
         gradients = differentiate(graph, self.targets, upstream, again=request.directions is not None)
         results: Results = {"gradients": {name: self._in_reply(name, x) for name, x in gradients.items()}}
         if request.directions is not None:

@@ -162,7 +162,9 @@ class SizedOperations:
 
     def _inputs(self, work: Workload) -> dict[str, Tensor]:
         """The tensors of the request by field; offsets, which are read, have numbers anyway."""
-        made = {name: self._empty(x.shape, x.dtype) if x.is_meta else x for name, x in inputs_of(work).items()}
+        made = inputs_of(work)
+        if self._device.type != "meta":
+            made = {name: self._empty(x.shape, x.dtype) if x.is_meta else x for name, x in made.items()}
         if work.sizes is not None and "key" not in made and work.queries < work.new_keys:
             # A few of the queries of self-attention.
             made |= {"key": made["query"], "query": made["query"][:, : work.queries]}

@@ -12,6 +12,7 @@ from attention_contract.schemas.attention import Dropout as DropoutOption
 from attention_contract.schemas.attention import Edit, ForwardRequest
 from attention_contract.schemas.gradients import GradientsRequest
 from attention_contract.schemas.hopfield import HopfieldRequest
+from attention_contract.schemas.modules import ModuleConfig
 from attention_contract.schemas.weights import WeightsRequest
 from attention_contract.tensors import Array
 from attention_service.core.arrays import TORCH_DTYPES, to_numpy, torch_dtype_name
@@ -49,7 +50,7 @@ class SizedOperations:
         """The parameters of a resident module; none for raw attention."""
         if work.sizes is None:
             return {}
-        return {name: self._empty(x.shape, x.dtype) for name, x in parameters_of(work).items()}
+        return self._filled(parameters_of(work))
 
     def forward(self, work: Workload, kernel: Kernel | str, parameters: Mapping[str, Tensor]) -> Results:
         """Run one forward pass."""
@@ -129,7 +130,9 @@ class SizedOperations:
         """A request of these sizes, whose arrays repeat one number."""
         dtype, module, learned = torch_dtype_name(dtype_of(work)), None, {}
         if work.sizes is not None:
-            module = Module("", work.sizes.config(dtype), work.sizes, MappingProxyType(dict(parameters)), "")
+            module = Module(
+                "", ModuleConfig.model_construct(dtype=dtype), work.sizes, MappingProxyType(dict(parameters)), ""
+            )
         else:
             shapes = {name: x.shape for name, x in learned_of(work.spec, work.widths).items()}
             learned = {name: _repeated(shape, dtype_of(work)) for name, shape in shapes.items()}
@@ -158,17 +161,22 @@ class SizedOperations:
         """The request on the device."""
         dtype = TORCH_DTYPES[bound.dtype]
         bound_edits = compute.bind_edits(edits, self._device, dtype)
-        return Uploaded(self._inputs(work), compute.load_parameters(bound, self._device), bound_edits)
+        parameters = self._filled(parameters_of(work)) if bound.module is None else bound.module.parameters
+        return Uploaded(self._inputs(work), parameters, bound_edits)
 
     def _inputs(self, work: Workload) -> dict[str, Tensor]:
         """The tensors of the request by field; offsets, which are read, have numbers anyway."""
-        made = inputs_of(work)
-        if self._device.type != "meta":
-            made = {name: self._empty(x.shape, x.dtype) if x.is_meta else x for name, x in made.items()}
+        made = self._filled(inputs_of(work))
         if work.sizes is not None and "key" not in made and work.queries < work.new_keys:
             # A few of the queries of self-attention.
             made |= {"key": made["query"], "query": made["query"][:, : work.queries]}
         return made
+
+    def _filled(self, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        """The same tensors on the device of the operations."""
+        if self._device.type == "meta":
+            return dict(tensors)
+        return {name: self._empty(x.shape, x.dtype) if x.is_meta else x for name, x in tensors.items()}
 
     def _edit(self, tap: str, does: str, work: Workload) -> Edit:
         """An edit of a whole tap."""

@@ -120,7 +120,7 @@ def _in_slices(sizes: Sizes, take: Take, q: Tensor, k: Tensor, v: Tensor, mask: 
     def backward(gradient: Tensor) -> int:
         copied = 0 if by_token(gradient[:, of_q, rows]) else call.context
         summed = keys // 2 * (heads > kv_heads) // max(heads // kv_heads, 1)
-        return paired + call.context + keys + max(call.backward_workspace() + copied, summed)
+        return int(paired + call.context + keys + max(call.backward_workspace() + copied, summed))
 
     def total(at: int, x: Tensor) -> Tensor:
         return torch.zeros_like(x, dtype=wide if at else x.dtype)

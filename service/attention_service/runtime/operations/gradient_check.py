@@ -141,7 +141,8 @@ def _difference(probe: _Probe, index: int, upstream: Tensor, step: float) -> flo
         ends.append(probe.output(moved.view_as(probe.at)))
     distance = points[0] - points[1] if math.isfinite(points[0]) else 2 * step
     # Subtract before summing: what did not change cancels exactly.
-    return float((upstream * (ends[0] - ends[1])).sum()) / distance if distance else math.nan
+    change = float((upstream * (ends[0] - ends[1])).sum())
+    return change / distance if distance else math.nan
 
 
 def _sample(gradient: Tensor) -> list[int]:

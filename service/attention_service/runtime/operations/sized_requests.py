@@ -2,12 +2,13 @@
 
 from collections.abc import Callable, Mapping, Sequence
 from types import MappingProxyType
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 import torch
 from torch import Tensor
 
+from attention_contract.base import WireModel
 from attention_contract.schemas.attention import Dropout as DropoutOption
 from attention_contract.schemas.attention import Edit, ForwardRequest
 from attention_contract.schemas.gradients import GradientsRequest
@@ -35,6 +36,7 @@ from attention_service.runtime.operations.hopfield import Retrieval
 from attention_service.runtime.operations.operation import Results, Uploaded
 from attention_service.runtime.operations.weights import Inspection
 
+ModelT = TypeVar("ModelT", bound=WireModel)
 _DTYPES = {4: torch.float32, 8: torch.float64}
 _ZEROS = {dtype: to_numpy(torch.zeros((), dtype=dtype)) for dtype in TORCH_DTYPES.values()}
 
@@ -54,7 +56,8 @@ class SizedOperations:
 
     def forward(self, work: Workload, kernel: Kernel | str, parameters: Mapping[str, Tensor]) -> Results:
         """Run one forward pass."""
-        request = ForwardRequest.model_construct(
+        request = _unchecked(
+            ForwardRequest,
             return_=[tap for tap in ("output", *taps_of(work.spec)) if tap in work.taps],
             average_heads=work.averaged,
             report_error=work.reported,
@@ -80,7 +83,8 @@ class SizedOperations:
             tuple(name for name in names if name in TAPS),
             tuple(name for name in names if name not in INPUTS and name not in TAPS),
         )
-        request = GradientsRequest.model_construct(
+        request = _unchecked(
+            GradientsRequest,
             return_=[tap for tap in taps_of(work.spec) if tap in work.taps],
             directions=dict.fromkeys((*targets.inputs, *targets.parameters)) if twice else None,
             check=checked,
@@ -97,8 +101,8 @@ class SizedOperations:
 
     def inspection(self, work: Workload, parameters: Mapping[str, Tensor], top_k: int) -> Results:
         """Compute statistics of the weights, the most attended keys and the weights themselves."""
-        request = WeightsRequest.model_construct(
-            top_k=top_k, return_weights="weights" in work.taps, average_heads=work.averaged
+        request = _unchecked(
+            WeightsRequest, top_k=top_k, return_weights="weights" in work.taps, average_heads=work.averaged
         )
         bound = self._bound(work, parameters)
         return Inspection(bound, request, selection_of(work)).launch(self._uploaded(work, bound))
@@ -119,9 +123,7 @@ class SizedOperations:
             tensors["stored_mask"] = self._empty((sizes.batch, sizes.patterns), torch.bool)
         if sizes.output_width is not None:
             tensors["projections.output"] = self._empty((sizes.heads * sizes.output_width, sizes.width), dtype)
-        request = HopfieldRequest.model_construct(
-            eps=0.0 if sizes.settles else None, return_association=sizes.association
-        )
+        request = _unchecked(HopfieldRequest, eps=0.0 if sizes.settles else None, return_association=sizes.association)
         layout = Layout(merged=sizes.merged)
         bound = BoundRetrieval(request, layout, sizes, (), torch_dtype_name(dtype), sizes.reply)
         return Retrieval(bound).launch(Uploaded(tensors))
@@ -131,7 +133,7 @@ class SizedOperations:
         dtype, module, learned = torch_dtype_name(dtype_of(work)), None, {}
         if work.sizes is not None:
             module = Module(
-                "", ModuleConfig.model_construct(dtype=dtype), work.sizes, MappingProxyType(dict(parameters)), ""
+                "", _unchecked(ModuleConfig, dtype=dtype), work.sizes, MappingProxyType(dict(parameters)), ""
             )
         else:
             shapes = {name: x.shape for name, x in learned_of(work.spec, work.widths).items()}
@@ -186,12 +188,18 @@ class SizedOperations:
             "renormalize": {"set": 0.0, "renormalize": True},
             "value": {"value": _repeated((), dtype_of(work))},
         }
-        return Edit.model_construct(tap=tap, **how[does])
+        return _unchecked(Edit, tap=tap, **how[does])
 
     def _empty(self, shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
         made = torch.empty(shape, dtype=dtype, device=self._device)
         self._fill(made)
         return made
+
+
+def _unchecked(model: type[ModelT], **fields: Any) -> ModelT:
+    """A request that nobody sent, of which only what the operations read is set."""
+    made: ModelT = model.model_construct(**fields)  # type: ignore[assignment]  # the plugin forgets the type
+    return made
 
 
 def _repeated(shape: Sequence[int], dtype: torch.dtype) -> Array:

@@ -76,7 +76,6 @@ class Retrieval:
             spec=self.spec,
             taps=frozenset({"masked_scores", "weights", "context"}),
             padded=self.masked,
-            inputs=frozenset(),
             threads=self.threads,
         )
 

@@ -28,10 +28,10 @@ BUDGET_SHARE = 0.8
 """The share of the free memory that is the default budget; the rest is for the interpreter and the allocator."""
 
 _M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD, _M_ARENA_MAX = -1, -3, -8
-"""Of ``malloc.h``."""
+"""Constants of ``malloc.h``."""
 _COMPILED = ("ONEDNN_PRIMITIVE_CACHE_CAPACITY", "LRU_CACHE_CAPACITY"), "128"
-"""How many shapes oneDNN, and PyTorch for each thread that calls it, keep code for. It is compiled for products in half
-types: each takes 0.6 MiB, a new one 1 to 5 ms. By default they are 1024 each, and no budget knows of them."""
+"""Shapes that oneDNN, and PyTorch for each calling thread, keep compiled code for: products in half
+types. Each takes 0.6 MiB, and 1 to 5 ms to compile. The default is 1024 of each, which no memory budget counts."""
 
 
 @dataclass
@@ -42,11 +42,11 @@ class Device:
     name: str
     total_bytes: int
     clock: Clock
-    """What predicts times on it; replaced by a better one once there is one."""
+    """Predicts times; a calibration replaces it."""
     plans: PlanCache = field(default_factory=PlanCache, init=False, repr=False, compare=False)
-    """What was planned by that clock."""
+    """The plans made with that clock."""
     graphs: Graphs = field(default_factory=Graphs, init=False, repr=False, compare=False)
-    """Of passes that a GPU is given as a whole."""
+    """CUDA graphs of small passes."""
 
     @classmethod
     def open(cls, wanted: str = "auto", threads: int | None = None) -> "Device":
@@ -69,7 +69,7 @@ class Device:
 
     @property
     def model(self) -> str:
-        """Which hardware this is, as its maker calls it; what it can do; and how many of it there are."""
+        """The hardware by its maker's name, its instruction set and its number of cores."""
         if self.is_cuda:
             return torch.cuda.get_device_name(self.torch)
         return f"{_processor()}, {torch.backends.cpu.get_cpu_capability()}, {psutil.cpu_count()} cores"
@@ -81,7 +81,7 @@ class Device:
 
     @cached_property
     def is_cuda(self) -> bool:
-        """Whether this is a CUDA device."""
+        """True for a CUDA device."""
         return self.torch.type == "cuda"
 
     @property
@@ -96,7 +96,7 @@ class Device:
         return min(psutil.virtual_memory().available, self.total_bytes)
 
     def peak_meter(self) -> Callable[[], int | None]:
-        """What says the most bytes that were allocated since now, beside those of now; None where nobody counts."""
+        """Start to measure peak memory. The result returns the bytes allocated since, or None on a CPU."""
         if not self.is_cuda:
             return _nobody_counts
         torch.cuda.reset_peak_memory_stats(self.torch)
@@ -121,7 +121,7 @@ class Device:
 
 
 def _nobody_counts() -> None:
-    """What is held at the most, on a device whose allocator does not say."""
+    """The peak memory of a device whose allocator does not count."""
 
 
 def resolve(wanted: str) -> torch.device:

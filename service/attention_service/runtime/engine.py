@@ -1,4 +1,4 @@
-"""The engine: one for each device. It binds, plans, and has executed what is asked.
+"""The engine of one device: it binds, plans and runs requests, and keeps the modules.
 
 A request's life is a straight line: ``prepare`` (shapes, kernel, cost) → ``execution`` (the memory budget, a batch, the
 device) → the reply. The first is quick and runs where it is called; nothing is allocated before the second.
@@ -66,7 +66,7 @@ class Engine:
         self.device = device
         self.library = Library(root, device.torch)
         self.calibration: stored.Stored | None = None
-        """What the device's clock rests on; None where it has not been measured."""
+        """The calibration of the device; None before one."""
         self._root = root
         budget = memory_budget if memory_budget is not None else int(BUDGET_SHARE * device.free_bytes())
         self.budget = Budget(
@@ -74,9 +74,9 @@ class Engine:
         )
         self.state: State = "loading"
         self.failure: str | None = None
-        """Why the store could not be loaded at all."""
+        """The error that kept the store from being loaded at all."""
         self.damaged: list[str] = []
-        """What could not be loaded from the store, in words."""
+        """Descriptions of the modules that could not be loaded from the store."""
         self.accuracy = Accuracy()
         self.recalibration = Recalibration()
         """Its ``work`` is asked for when predictions drift."""
@@ -222,7 +222,7 @@ class Engine:
         return ForwardReply(**fields, ran=said)
 
     async def weights(self, name: str | None, request: WeightsRequest, deadline: float | None = None) -> WeightsReply:
-        """What each head looks at."""
+        """Statistics of the weights of each head, top keys, and the weights themselves."""
         job = await self._prepared(inspection.prepare, self._target(name, request), request)
         fields, said = await self._run(job, deadline)
         return WeightsReply(**fields, ran=said)
@@ -236,7 +236,7 @@ class Engine:
         return GradientsReply(**fields, ran=said)
 
     async def complexity(self, name: str | None, request: ComplexityRequest) -> ComplexityReply:
-        """What a shape or a sweep of shapes costs."""
+        """The cost of a shape, or of a sweep of shapes."""
         module, room = self._target(name, request), self.budget.room
         place = Place(replace(self.device), room, min(self.budget.free, room))
         reply = await self._in_thread(partial(complexity.report, module, request, place), self._counting)
@@ -245,7 +245,7 @@ class Engine:
         return await complexity.tried(reply, module, request, place, self.execution.call, self.budget)
 
     def accuracy_report(self) -> AccuracyReply:
-        """How the predictions of past requests fared."""
+        """The errors of past predictions."""
         self.check_ready()
         self.settle()
         self._judge()
@@ -304,7 +304,7 @@ class Engine:
             self._drift.restart(time.monotonic())
 
     async def _holding(self, need: int, work: Callable[[], ResultT]) -> ResultT:
-        """What work on the store returns; the bytes that it was admitted for are given back when it ends.
+        """Run work on the store, and give back the bytes that it was admitted for when it ends.
 
         Work whose caller went away may be running already: its memory is free then, not when it is given up.
         """

@@ -260,6 +260,27 @@ def test_different_lengths_share_the_projections_of_a_large_module(tmp_path, dev
     play(tmp_path, device, story)
 
 
+@pytest.mark.parametrize("name", ["plain", "causal", "aligned", "window", "biased"])
+def test_steps_over_different_pasts_share_the_projections_of_a_large_module(tmp_path, device, monkeypatch, rng, name):
+    monkeypatch.setattr(forward, "MIXED_BYTES", 0)
+
+    def step(past):
+        cache = {each: rng.standard_normal((1, 2, past, 4)).astype(np.float32) for each in ("past_key", "past_value")}
+        return name, ForwardRequest(query=X[:, past : past + 1], **cache)
+
+    async def story(engine):
+        await modules(engine)
+        asks = [step(past) for past in (3, 1, 7, 3)]
+        found = await together(engine, asks)
+        assert [each.ran.batch for each in found] == [4] * 4
+        expected = await alone(engine, asks)
+        same(found, expected)
+        for mine, other in zip(found, expected, strict=True):
+            np.testing.assert_allclose(mine.present_key, other.present_key, rtol=1e-5, atol=1e-6)
+
+    play(tmp_path, device, story)
+
+
 def test_a_number_that_is_not_finite_stays_in_its_sequence(tmp_path, device, monkeypatch):
     monkeypatch.setattr(forward, "MIXED_BYTES", 0)
 

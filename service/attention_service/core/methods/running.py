@@ -145,7 +145,7 @@ class Running:
         for index, (qs, each) in enumerate(zip(torch.split(paired, self._chunk(side), 2), chunks, strict=False)):
             last = index == len(chunks) - 1 and not (parts.late or want_state)
             found, carried = self._step(qs, each, carried, read=True, write=not last)
-            contexts.append(checked(self._normalized(found).to(tokens.v.dtype)))
+            contexts.append(self._normalized(found).to(tokens.v.dtype))
             del found  # as large as the context of a chunk, and no longer needed
         if want_state:
             carried = self._write(carried, rest)
@@ -200,7 +200,7 @@ class Running:
             remains = faded[:, :, -1:]  # [B, Hkv, 1, 1 or F]
             added = (k * _left(remains - faded)).mT @ v
             value = added if state is None else state.value * _left(remains).mT + added
-        return found, State(value, state.log_factor if state is not None else log_factor)
+        return found, State(checked(value), state.log_factor if state is not None else log_factor)
 
     def _written(self, v: Tensor) -> Tensor:
         return torch.cat([v, v.new_ones(*v.shape[:3], 1)], 3) if self.normalize else v

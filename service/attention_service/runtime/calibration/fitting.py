@@ -9,6 +9,7 @@ from types import MappingProxyType
 import numpy as np
 from numpy.typing import NDArray
 
+from attention_service.core.cancellation import checkpoint
 from attention_service.cost import Calibrated, Curves, Rates, Spread, Term
 from attention_service.cost.curves import features, guess
 
@@ -123,6 +124,7 @@ def _expected(feature: str, term: Term) -> float:
 def _most_probable(design: _Design, logs: Numbers, used: NDArray[np.bool_], steps: int = _STEPS) -> Numbers:
     """From a first guess of the logarithms to the best ones for the points that are used."""
     for _ in range(steps):
+        checkpoint()
         off = design.measured - design.predicted(logs)
         weights = (used * (_TAILS + 1) / (_TAILS + np.square(off / _NOISE)) / _NOISE**2).astype(np.float32)
         slopes = design.slopes(logs)

@@ -1,4 +1,4 @@
-"""From a bound request to numbers: load its tensors, attend, project out. Differentiable from end to end."""
+"""The steps around one attention: upload tensors, project, prepare, project out. All are differentiable."""
 
 import math
 from collections.abc import Iterable, Sequence
@@ -204,5 +204,5 @@ def in_reply(tensor: Tensor, bound: Bound, tap: str | None = None, dtype: str | 
 
 
 def has_heads(tap: str, bound: Bound) -> bool:
-    """Whether the second dimension of a tap is its heads."""
+    """True if the second dimension of a tap is its heads."""
     return tap != "output" or (bound.module is None and not bound.layout.merged)

@@ -22,7 +22,7 @@ TAPS = ("q", "k", "v", "scores", "capped_scores", "masked_scores", "weights", "c
 
 @dataclass(frozen=True)
 class Targets:
-    """What to differentiate with respect to, by kind."""
+    """The subjects of gradients, by kind."""
 
     inputs: tuple[str, ...]
     taps: tuple[str, ...]

@@ -26,13 +26,13 @@ from attention_service.runtime.operations.operation import Uploaded
 
 CHECKED_ELEMENTS = 16
 """Elements of each name that the check compares: half of them those of the largest gradient, half drawn."""
-CHECK_PASSES = 4
-"""Forward passes for an element whose first two differences agree, as they do unless the output varies fast."""
+CHECK_PASSES = 6
+"""Forward passes for an element, at most, whose first three differences agree, as they do for a smooth output."""
 CHECK_FLOOR = 1e-3
 """Below this, errors are taken relative to it: central differences have about ten digits after the point, no more."""
 TOLERANCE = 1e-6
 """Relative error up to which a gradient passes."""
-_STEP, _SHRINK, _ROUNDS = 1e-5, 8, 16
+_STEP, _SHRINK, _ROUNDS = 1e-3, 8, 16
 """First step, at most, relative to max(1, |x|); its divisor in each round; rounds."""
 _ROUNDING = 1e-13
 """Smallest step, relative to |x|: below, x + h is too coarse."""

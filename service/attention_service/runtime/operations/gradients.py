@@ -105,7 +105,7 @@ def _targets(wrt: Sequence[str], bound: Bound) -> Targets:
 
 
 def _kinds_of(targets: Targets) -> frozenset[str]:
-    """What gradients go back to: taps lie on the way to the inputs."""
+    """The kinds of leaves that gradients reach; taps lie on the way to the inputs."""
     inputs = {"inputs"} if targets.inputs or targets.taps else set()
     return frozenset(inputs | ({"parameters"} if targets.parameters else set()))
 

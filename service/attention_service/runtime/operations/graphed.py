@@ -22,12 +22,12 @@ _INPUTS = {"query", "key", "value"}
 
 
 def takes(bound: Bound, request: ForwardRequest, kernel: str) -> bool:
-    """Whether a request asks a module for no more than a graph gives."""
+    """True if a graph gives all that a request asks a module for."""
     return bound.module is not None and asks_for_little(bound, request, kernel)
 
 
 def asks_for_little(bound: Bound, request: ForwardRequest, kernel: str) -> bool:
-    """Whether a request asks for the output alone, of inputs alone, by one call of the fused kernel."""
+    """True if a request asks for the output alone, of inputs alone, by one call of the fused kernel."""
     plain = list(request.return_) == ["output"] and set(bound.arrays) <= _INPUTS
     single_call = kernel in KERNELS and KERNELS[kernel].make().single_call  # a method has no kernel
     changed = request.edits or request.dropout or request.report_error or bound.state_wanted

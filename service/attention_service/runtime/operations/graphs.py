@@ -22,12 +22,12 @@ from attention_service.modules.resident import Module
 log = logging.getLogger(__name__)
 Tensors = Mapping[str, Tensor]
 Run = Callable[[Tensors], tuple[Tensor, ...]]
-"""From tensors on the device to tensors on the device, with nothing in between that the host waits for."""
+"""Maps device tensors to device tensors without a host synchronization."""
 Replay = Callable[[], tuple[Tensor, ...]]
 Capture = Callable[[Run, Tensors], Replay]
 
 OFTEN = 8
-"""So often a key comes before it is captured."""
+"""A key is captured when it has come so often."""
 MOST = 64
 """Graphs that are kept; those that were not asked for the longest go first."""
 ROOM = 2**28
@@ -61,13 +61,13 @@ class Graphs:
 
     @property
     def bytes(self) -> int:
-        """What they hold, by the estimates."""
+        """The estimated bytes that all graphs hold."""
         if not self._kept:  # as on a CPU: asked for with every request
             return 0
         return sum(kept.need for kept in list(self._kept.values()))
 
     def run(self, module: Module, key: Hashable, need: int, run: Run, tensors: Tensors) -> tuple[Tensor, ...]:
-        """What ``run`` makes of the tensors: by its graph where there is one. What it gives is overwritten by the next.
+        """The result of ``run`` on these tensors, by its graph if there is one. The next call overwrites it.
 
         key: what tells passes of a module apart beside the tensors' shapes; need: the bytes that one holds at its peak.
         """
@@ -85,7 +85,7 @@ class Graphs:
         return kept.replay()
 
     def _due(self, key: Hashable, need: int) -> bool:
-        """Whether it came often enough just now, has room, and was not tried in vain."""
+        """True if the key came often enough, has room, and no capture of it failed."""
         if need > self._room or key in self._refused:
             return False
         self._seen[key] = self._seen.pop(key, 0) + 1

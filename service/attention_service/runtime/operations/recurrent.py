@@ -1,4 +1,4 @@
-"""What a request brings to a method beside q, k and v, and what a method, or the spec around it, cannot do for it.
+"""Checks of a request against its method: the tensors that the method reads, and the requests that it cannot answer.
 
 Checks allocate nothing.
 """
@@ -124,7 +124,7 @@ def bind_tensors(
 
 
 def _reads(spec: AttentionSpec, *, module: bool) -> set[str]:
-    """Which of a request's tensors the method reads."""
+    """The request's tensors that the method reads."""
     method = METHODS.of(spec.method)
     return set(method.carried(module=module) - {"return_state"}) if isinstance(method, LinearMethod) else set()
 

@@ -57,9 +57,9 @@ class Batch:
     groups: tuple[tuple[int, ...], ...]
     """The places in ``jobs`` of those that have equal lengths."""
     joins: Joins
-    """Of the first job."""
+    """The joins of the first job."""
     plan: Plan
-    """Of the whole pass, stacked tensors included."""
+    """The plan of the whole pass, stacked tensors included."""
 
     @property
     def more(self) -> int:

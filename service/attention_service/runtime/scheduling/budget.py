@@ -1,4 +1,4 @@
-"""The memory budget: what resident modules and running requests may hold together.
+"""The memory budget: the bytes that resident modules and running requests may hold together.
 
 Used from the event loop only, so its counts need no lock.
 """
@@ -16,7 +16,7 @@ FEWER: Final = "Ask for fewer queries, heads or taps at a time"
 
 
 class Budget:
-    """Admits work while it fits, makes it wait while it could fit, refuses it where it never will."""
+    """Admits work that fits, queues work that could fit later, and refuses work that never fits."""
 
     def __init__(self, total: int, device_bytes: int, resident_bytes: Callable[[], int], max_waiting: int) -> None:
         self.total = total
@@ -25,7 +25,7 @@ class Budget:
         self.bodies = 0
         """Bytes of the bodies that are being read, decoded or answered."""
         self.refused: Counter[str] = Counter(dict.fromkeys((NeverFits.code, OverBudget.code, Overloaded.code), 0))
-        """How many requests were refused, by the error's code."""
+        """Refused requests, by the error's code."""
         self._resident_bytes = resident_bytes
         self._max_waiting = max_waiting
         self._waiting: deque[tuple[int, asyncio.Future[None]]] = deque()
@@ -33,12 +33,12 @@ class Budget:
 
     @property
     def waiting(self) -> int:
-        """How many requests wait for memory or for the device."""
+        """Requests that wait for memory or for the device."""
         return len(self._waiting) + max(self._admitted - 1, 0)
 
     @property
     def room(self) -> int:
-        """Bytes that could be had with nothing else in flight."""
+        """Bytes that are free with nothing else in flight."""
         return min(max(self.total - self._resident_bytes(), 0), self.device_bytes)
 
     @property
@@ -52,7 +52,7 @@ class Budget:
         return 0 if self._waiting else self.free
 
     def check(self, need: int, what: str = REQUEST, advice: str = FEWER) -> None:
-        """Raise NeverFits or OverBudget where this many bytes can't be had even with nothing else in flight."""
+        """Raise NeverFits or OverBudget if so many bytes do not fit even with nothing else in flight."""
         if need > self.device_bytes:
             raise self._refusal(
                 NeverFits(
@@ -74,9 +74,9 @@ class Budget:
             )
 
     def take(self, need: int, room: int | None = None) -> bool:
-        """Take this many bytes of the budget at once, to be given back by ``release``; whether they could be had.
+        """Take bytes at once, to be given back by ``release``. False if they are not free, or others wait.
 
-        room: what it must be, for a need that was told by it.
+        room: the value of ``room`` by which the need was planned; False if it has changed.
         """
         beside = self.total - self._resident_bytes()
         if room is not None and room != min(max(beside, 0), self.device_bytes):

@@ -164,7 +164,7 @@ class Execution:
             self._give_back(waiting)
             _answer(waiting, answer)
             if seen is not None:
-                self._watch(seen)
+                self._observe(seen)
             return
         lane.waiting.append(waiting)
         if at_once:
@@ -243,7 +243,13 @@ class Execution:
         if self._turn is None and (self._short.waiting or self._long.waiting):
             self._turn = asyncio.get_running_loop().call_soon(self._end_turn)
         for seen in gone.runs:
-            self._watch(seen)
+            self._observe(seen)
+
+    def _observe(self, seen: Seen) -> None:
+        """Report a run. Beside long work a short run takes longer, which is no reason to calibrate again."""
+        if self._long.running is not None:
+            seen.watched = False
+        self._watch(seen)
 
     def _give_back(self, waiting: Waiting) -> None:
         if waiting.job is not None:

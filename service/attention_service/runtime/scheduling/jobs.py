@@ -1,4 +1,4 @@
-"""A job: one planned request, how it runs and how it can be joined with others."""
+"""A job: one planned request, with the means to run it and to join it with others."""
 
 from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass
@@ -19,7 +19,7 @@ Size = tuple[int, int, int]
 
 @dataclass(eq=False, slots=True)
 class Joins:
-    """How requests run in one pass."""
+    """The means to run requests in one pass."""
 
     key: Hashable
     """Equal for requests that can run in one pass."""
@@ -54,7 +54,7 @@ class Job:
 
     @property
     def joins(self) -> Joins | None:
-        """How the job is joined with others; None if it runs alone. Made only if others wait."""
+        """The means to join the job with others; None if it runs alone. Made only if others wait."""
         if self._joins is None and self.make_joins is not None:
             self._joins = self.make_joins()
         return self._joins

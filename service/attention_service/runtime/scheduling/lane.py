@@ -16,7 +16,7 @@ _PATIENCE = 5
 
 
 class Lane:
-    """Used from the event loop only."""
+    """One thread and its queue. Used from the event loop only."""
 
     def __init__(self, device: Device, *, long: bool) -> None:
         self.long = long

@@ -1,4 +1,4 @@
-"""What is noted of a request while it is answered, and seen to afterwards: many at a time cost little each."""
+"""Observations of requests: noted while a request is answered, digested in bulk a moment later."""
 
 import asyncio
 from collections.abc import Callable
@@ -7,13 +7,13 @@ from typing import Generic, TypeVar
 NotedT = TypeVar("NotedT")
 
 AFTER_S = 0.1
-"""Seconds that something may wait to be seen to."""
+"""The longest time that an observation waits."""
 MOST = 32
-"""How much is noted before it is seen to all the same: more at a time would keep somebody waiting."""
+"""Observations that are digested at a time: more would delay a request."""
 
 
 class Later(Generic[NotedT]):
-    """Hands on what was noted, in its order: a moment later, or when somebody asks. Used from the event loop only."""
+    """Passes observations on in bulk, in their order. Used from the event loop only."""
 
     def __init__(self, see_to: Callable[[list[NotedT]], None]) -> None:
         self._see_to = see_to
@@ -21,7 +21,7 @@ class Later(Generic[NotedT]):
         self._timer: asyncio.TimerHandle | None = None
 
     def note(self, noted: NotedT) -> None:
-        """Remember something for a moment."""
+        """Add an observation."""
         self._noted.append(noted)
         if len(self._noted) >= MOST:
             self.settle()
@@ -29,7 +29,7 @@ class Later(Generic[NotedT]):
             self._timer = asyncio.get_running_loop().call_later(AFTER_S, self.settle)
 
     def settle(self) -> None:
-        """See to all that was noted."""
+        """Pass all observations on now."""
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None

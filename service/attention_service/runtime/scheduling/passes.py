@@ -29,7 +29,7 @@ class Ended:
 
     fields: Fields
     plan: Plan
-    """Of the whole pass."""
+    """The plan of the whole pass."""
     queued: float
     """Seconds between admission and execution."""
     seconds: float
@@ -95,7 +95,7 @@ class Gone:
 
 @dataclass(eq=False, slots=True)
 class Pass:
-    """What runs at once."""
+    """Jobs, or other work, that run at once."""
 
     taken: Sequence[Waiting]
     batch: Batch | None = None
@@ -103,7 +103,7 @@ class Pass:
 
     @property
     def plan(self) -> Plan | None:
-        """Of the whole pass; None for work without a job."""
+        """The plan of the whole pass; None for work without a job."""
         if self.batch is not None:
             return self.batch.plan
         job = self.taken[0].job

@@ -10,6 +10,7 @@ import pytest
 import torch
 from torch import Tensor
 
+import attention_service.runtime  # noqa: F401  # it registers the passes that the cost model rehearses
 from attention_contract import positions, spec
 from attention_service.core.learned import learned_of
 from attention_service.core.types import Problem, Running

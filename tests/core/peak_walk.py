@@ -11,17 +11,15 @@ from dataclasses import dataclass, replace
 from functools import partial
 
 import numpy as np
-import torch
 from tests.core.peaks import DTYPES, Request, Run, held_at_peak, peaks
-from tests.core.test_cost_memory import ALL_TAPS, GRADIENT_TAPS, KERNELS, SLACK, module, raw
+from tests.core.test_cost_memory import ALL_TAPS, KERNELS, SLACK, module, raw
 
 from attention_contract.spec import AnyOf, GlobalTokens, SlidingWindow
-from attention_service.core.edits import BoundEdit
 from attention_service.core.kernels import unsuitable
 from attention_service.core.normalizers import has_lse
 from attention_service.cost import Workload, gradient_phases, memory_phases
+from attention_service.cost.gradient_memory import names_of
 from attention_service.cost.phases import Phase, peak_of
-from attention_service.cost.stand_ins import names_of
 from attention_service.runtime.calibration.specs import Lengths, draw_spec
 
 EDITED_TAPS = ("q", "k", "v", "scores", "capped_scores", "masked_scores", "weights", "context")
@@ -88,15 +86,12 @@ def tapped(rng: np.random.Generator, work: Workload) -> Workload:
     return replace(work, taps=frozenset({"output", *taps}), selected_heads=heads, selected_queries=queries)
 
 
-def edited(rng: np.random.Generator, work: Workload) -> tuple[Workload, BoundEdit]:
+def edited(rng: np.random.Generator, work: Workload) -> Workload:
     """The same with one tap edited."""
     tap, does = str(rng.choice(EDITED_TAPS)), str(rng.choice(["set", "scale", "value", "renormalize"]))
     if does == "renormalize":
         tap = "weights"
-    how: dict[str, object] = {"set": {"set": 0.0}, "scale": {"scale": 2.0}, "value": {"value": torch.zeros(())}}.get(
-        does, {"set": 0.0, "renormalize": True}
-    )
-    return replace(work, edits=((tap, does),)), BoundEdit(tap, heads=(0,) if rng.random() < 0.5 else None, **how)
+    return replace(work, edits=((tap, does),))
 
 
 def passes(draws: int, seed: int = 0) -> Iterator[Pass]:
@@ -117,12 +112,13 @@ def passes_over(number: int, seed: int) -> Iterator[Pass]:
         yield Pass(number, "backward", kernel, work, partial(request.backward, kernel))
         yield Pass(number, "tapped", kernel, looking.work, partial(looking.forward, kernel))
     only = "materialized"
-    yield Pass(number, "taps", only, work, partial(request.backward, only, GRADIENT_TAPS))
+    yield Pass(number, "taps", only, work, partial(request.backward, only, taps=True))
     yield Pass(number, "second", only, work, partial(request.backward, only, twice=True))
-    changed, edit = edited(rng, work)
-    yield Pass(number, "edited", only, changed, partial(request.forward, only, (edit,)))
-    yield Pass(number, "edited back", only, changed, partial(request.backward, only, edits=(edit,)))
-    yield Pass(number, "edited taps", only, changed, partial(request.backward, only, GRADIENT_TAPS, edits=(edit,)))
+    changed = edited(rng, work)
+    edits = Request(changed)
+    yield Pass(number, "edited", only, changed, partial(edits.forward, only))
+    yield Pass(number, "edited back", only, changed, partial(edits.backward, only))
+    yield Pass(number, "edited taps", only, changed, partial(edits.backward, only, taps=True))
 
 
 def described(work: Workload) -> str:

@@ -4,19 +4,15 @@ import gc
 from bisect import bisect_left
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
-from functools import partial
+from dataclasses import dataclass
 from itertools import accumulate
 
 import torch
 from torch.profiler import ProfilerActivity, profile, record_function
 
-from attention_service.core.attention import attend, trace
-from attention_service.core.learned import learned_of
-from attention_service.core.multihead import initial_parameters, project, project_out
-from attention_service.core.preparing import prepare
-from attention_service.core.types import Dropout, Problem, Selection
 from attention_service.cost import Workload
+from attention_service.cost.gradient_memory import names_of
+from attention_service.runtime.operations.sized_requests import SizedOperations
 
 DTYPES = {2: torch.bfloat16, 4: torch.float32, 8: torch.float64}
 Run = Callable[[], object]
@@ -42,86 +38,26 @@ def input_shapes(work: Workload) -> dict[str, tuple[int, ...]]:
 
 @dataclass
 class Request:
-    """A workload's tensors, and the pass over them that a server would make."""
+    """A workload's passes, as the server runs them, over random tensors."""
 
     work: Workload
 
     def __post_init__(self):
-        work, sizes = self.work, self.work.sizes
-        dtype = DTYPES[work.itemsize]
-        self.tensors = {name: torch.randn(shape).to(dtype) for name, shape in input_shapes(work).items()}
-        if work.request_mask_elements:
-            shapes = ((work.batch, 1, 1, work.keys), (1, 1, work.queries, work.keys))
-            whole = (work.batch, work.heads, work.queries, work.keys)
-            fits = [shape for shape in shapes if torch.Size(shape).numel() == work.request_mask_elements]
-            mask = torch.randn(fits[0] if fits else whole)
-            self.tensors["mask"] = mask > -2 if work.bool_mask else mask.to(dtype)
-        if work.padded:
-            self.tensors["key_lengths"] = torch.full((work.batch,), work.keys - 1)
-        if work.batched_offsets:
-            self.tensors["offsets"] = torch.tensor(work.offsets or range(work.batch))
-        elif work.batched_places:
-            self.tensors["positions"] = torch.arange(work.past, work.past + work.queries).repeat(work.batch, 1)
-        self.parameters = {} if sizes is None else initial_parameters(sizes, 0, dtype)
-        if sizes is None:
-            learned = learned_of(work.spec, work.widths)
-            self.tensors |= {
-                f"parameters.{name}": torch.ones(each.shape, dtype=dtype) for name, each in learned.items()
-            }
+        def fill(x):
+            if x.is_floating_point():
+                x.normal_()
+            else:
+                x.fill_(1 if x.dtype == torch.bool else self.work.told_keys - 1)
 
-    def problem(self, tensors, parameters) -> Problem:
-        sizes = self.work.sizes
+        self._operations = SizedOperations("cpu", fill)
+        self._parameters = self._operations.parameters(self.work)
 
-        def by_head(*three):
-            return three if sizes is None else project(parameters, sizes, *three)
+    def forward(self, kernel: str):
+        return self._operations.forward(self.work, kernel, self._parameters)
 
-        apart = partial(project, parameters, sizes, by="global") if self.work.apart else None
-        given = parameters | {name.removeprefix("parameters."): x for name, x in tensors.items()}
-        learned = {name: given[name] for name in learned_of(self.work.spec, self.work.widths)}
-        problem = prepare(self.work.spec, tensors, learned, by_head, projected=sizes is not None, apart=apart)
-        return replace(problem, dropout=Dropout(0.1, 0) if self.work.dropped else None)
-
-    def copied(self):
-        """As when they are brought to a device."""
-        return {name: tensor.clone() for name, tensor in self.tensors.items()}
-
-    @torch.inference_mode()
-    def forward(self, kernel: str, edits=()):
-        work = self.work
-        problem = self.problem(self.copied(), self.parameters)
-        heads, queries = (
-            None if count is None else tuple(range(count)) for count in (work.selected_heads, work.selected_queries)
-        )
-        attended = attend(problem, work.taps - {"output"}, Selection(heads, queries), edits, kernel)
-        present = (problem.k, problem.v) if work.past else ()
-        del problem
-        output = attended.context if work.sizes is None else project_out(self.parameters, attended.context)
-        return present, attended.taps, output
-
-    def backward(self, kernel: str, taps=(), *, twice=False, edits=()):
-        tensors = self.copied()
-        leaves = {name: x.requires_grad_() for name, x in tensors.items() if x.is_floating_point()}
-        parameters = {name: x.detach().requires_grad_() for name, x in self.parameters.items()}
-        problem = self.problem(tensors, parameters)
-        if taps:
-            found = trace(problem, edits)
-            context = found["context"]
-            at = {tap: found[tap] for tap in taps}
-            del found
-        else:
-            context, at = attend(problem, (), Selection(), edits, kernel).context, {}
-        del problem, tensors  # which the graph keeps as far as it needs them
-        output = context if self.work.sizes is None else project_out(parameters, context)
-        del context
-        wanted = [*leaves.values(), *parameters.values(), *at.values()]
-        upstream = torch.ones_like(output)
-        gradients = torch.autograd.grad(
-            output, wanted, upstream, create_graph=twice, materialize_grads=True, allow_unused=True
-        )
-        if twice:
-            along = sum((x * torch.ones_like(x)).sum() for x in gradients)
-            return torch.autograd.grad(along, wanted, materialize_grads=True, allow_unused=True), gradients
-        return output, wanted, gradients
+    def backward(self, kernel: str, taps: bool = False, *, twice: bool = False):
+        names = names_of(self.work, taps=taps)
+        return self._operations.gradients(self.work, kernel, self._parameters, names, twice=twice, checked=False)
 
 
 def peaks(runs: Sequence[Run]) -> list[int]:

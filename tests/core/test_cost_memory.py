@@ -4,6 +4,7 @@ from dataclasses import replace
 from functools import partial
 
 import pytest
+import torch
 from tests.core.peaks import DTYPES, Request, peaks
 
 from attention_contract.positions import Alibi, LearnedPosition, QKNorm, RelativeBias, Rope, Sinusoidal
@@ -42,7 +43,8 @@ from attention_service.cost import (
     output_bytes,
     peak_bytes,
 )
-from attention_service.cost.stand_ins import names_of
+from attention_service.cost.gradient_memory import names_of
+from attention_service.cost.stand_ins import inputs_of, parameters_of
 
 KERNELS = ("fused", "blocked", "materialized")
 GRADIENT_TAPS = ("q", "k", "v", "scores", "capped_scores", "masked_scores", "weights", "context")
@@ -199,7 +201,7 @@ def passes():
             yield ("second", name, "materialized"), lambda request=request: request.backward("materialized", twice=True)
             yield (
                 ("taps", name, "materialized"),
-                lambda request=request: request.backward("materialized", GRADIENT_TAPS),
+                lambda request=request: request.backward("materialized", taps=True),
             )
 
 
@@ -356,11 +358,10 @@ def test_kv_cache_per_token_of_published_models(layers, kv_heads, published):
 
 @pytest.mark.parametrize("work", WORKLOADS.values(), ids=WORKLOADS)
 def test_inputs_and_outputs_are_what_comes_and_goes(work):
-    request = Request(work)
-    counted = {name: x for name, x in request.tensors.items() if name not in {"key_lengths", "offsets", "positions"}}
-    assert input_bytes(work) == sum(x.nbytes for x in counted.values())
-    present, _, output = request.forward("materialized")
-    assert output_bytes(work) == output.nbytes + sum(x.nbytes for x in present)
+    sent = inputs_of(work) | ({} if work.sizes else parameters_of(work))
+    assert input_bytes(work) == sum(x.nbytes for x in sent.values() if x.dtype != torch.int64)
+    answered = Request(work).forward("materialized")
+    assert output_bytes(work) == sum(x.nbytes for x in answered.values())
 
 
 def test_output_counts_the_selected_part_of_the_taps():

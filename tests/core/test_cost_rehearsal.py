@@ -18,11 +18,10 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from attention_contract.spec import Additive, AnyOf, AttentionSpec, GlobalTokens, SlidingWindow
 from attention_service.cost import gradient_peak_bytes, input_bytes
 from attention_service.cost.answers import answer
-from attention_service.cost.gradient_rehearsal import rehearsed
+from attention_service.cost.gradient_memory import _rehearsed, names_of
 from attention_service.cost.phases import Phase, peak_of
 from attention_service.cost.pieces import in_pieces
 from attention_service.cost.rehearsal import most_held
-from attention_service.cost.stand_ins import names_of
 
 
 class Compared(TorchDispatchMode):
@@ -115,7 +114,7 @@ LONG["additive"] = replace(
 def test_a_few_of_many_equal_pieces_tell_of_all(name):
     work = LONG[name]
     names = names_of(work)
-    whole = peak_of(tuple(Phase(*each) for each in rehearsed(work, "materialized", tuple(names), True, False).items()))
+    whole = peak_of(tuple(Phase(*each) for each in _rehearsed(work, "materialized", tuple(names), True, False).items()))
     assert gradient_peak_bytes(work, "materialized", twice=True) == pytest.approx(whole, rel=0.02)
     if name in {"linear, causal", "delta", "performer, causal", "additive"}:
         assert in_pieces(work, twice=True)

@@ -1,12 +1,17 @@
 """Every example runs from the command line, and its claims hold."""
 
+import contextlib
 import os
 import re
 import shutil
+import socket
 import subprocess
 import sys
+import time
+import tomllib
 from pathlib import Path
 
+import httpx
 import pytest
 import torch
 from platformdirs import user_cache_path
@@ -79,6 +84,67 @@ def test_the_example_kernel_has_the_exact_numbers(server):
     printed = succeed(sys.executable, EXAMPLES / "check_a_kernel.py", ATTENTION_URL=server)
     for name in ("output", "lse", "query", "key", "value"):
         assert difference(printed, name) < 1e-12
+
+
+@pytest.fixture
+def with_the_kernel_package(tmp_path: Path) -> str:
+    """A search path on which the example's package is installed."""
+    package = EXAMPLES / "kernel_package"
+    project = tomllib.loads((package / "pyproject.toml").read_text("utf-8"))["project"]
+    ((group, points),) = project["entry-points"].items()
+    info = tmp_path / f"{project['name'].replace('-', '_')}-{project['version']}.dist-info"
+    info.mkdir()
+    (info / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {project['name']}\nVersion: {project['version']}\n")
+    (info / "entry_points.txt").write_text("\n".join([f"[{group}]", *(f"{a} = {b}" for a, b in points.items())]) + "\n")
+    return os.pathsep.join([str(tmp_path), str(package), *filter(None, [os.environ.get("PYTHONPATH")])])
+
+
+def test_a_kernel_of_an_installed_package_is_served_by_its_name_and_compared(with_the_kernel_package, tmp_path):
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        port = free.getsockname()[1]
+    url, attention = f"http://127.0.0.1:{port}", (sys.executable, "-c", "from attention_client.cli import main; main()")
+    served = subprocess.Popen(
+        [sys.executable, "-m", "attention_service", "--port", str(port), "--models-dir", tmp_path / "models"],
+        env=os.environ
+        | {"PYTHONPATH": with_the_kernel_package, "ATTENTION_CALIBRATE": "false", "OMP_NUM_THREADS": "1"},
+        stderr=subprocess.DEVNULL,
+    )
+    try:
+        wait_until_ready(url, served)
+        for spec, dtype in (("{}", "float32"), ('{"masks": [{"name": "causal"}]}', "float64")):
+            printed = succeed(
+                *attention,
+                "--url",
+                url,
+                "compare",
+                "online_softmax",
+                "--dtype",
+                dtype,
+                "--spec",
+                spec,
+                "--kv-heads",
+                "2",
+            )
+            assert printed.count("passed") == 4
+            assert "online_softmax" in printed
+        assert "online_softmax" in succeed(*attention, "--url", url, "variants")
+        cost = succeed(
+            *attention, "--url", url, "complexity", "--queries", "300", "--num-heads", "4", "--head-dim", "16", "--json"
+        )
+        assert '"kernel":"online_softmax"' not in cost.replace(" ", ""), "it runs only where a request names it"
+    finally:
+        served.terminate()
+        served.wait(30)
+
+
+def wait_until_ready(url: str, served: subprocess.Popen[bytes]) -> None:
+    deadline = time.monotonic() + 120
+    while time.monotonic() < deadline and served.poll() is None:
+        with contextlib.suppress(httpx.TransportError):
+            if httpx.get(f"{url}/health/ready").status_code == 200:
+                return
+        time.sleep(0.1)
+    raise AssertionError("the server did not become ready")
 
 
 def test_an_imported_pytorch_module_gives_the_same_numbers(tmp_path):

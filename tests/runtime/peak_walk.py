@@ -186,7 +186,7 @@ def _planned(drawn: Drawn, request: Any) -> Job:
 def as_on_a_device() -> Iterator[None]:
     """Tensors are brought there, not shared with the request."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(compute, "to_device", lambda x, device, dtype=None: x.to(dtype or x.dtype, copy=True))
+        patch.setattr(compute, "to_device", lambda x, device, dtype=None: x.to(device, dtype or x.dtype, copy=True))
         yield
 
 

@@ -27,7 +27,7 @@ KINDS = [kind for kind in kinds() if kind.purpose == "gradients"]
 @pytest.fixture(autouse=True)
 def as_on_a_device(monkeypatch):
     """Tensors are brought there, not shared with the request; and of each name few numbers are checked."""
-    monkeypatch.setattr(compute, "to_device", lambda x, device, dtype=None: x.to(dtype or x.dtype, copy=True))
+    monkeypatch.setattr(compute, "to_device", lambda x, device, dtype=None: x.to(device, dtype or x.dtype, copy=True))
     monkeypatch.setattr(checking, "CHECKED_ELEMENTS", 2)
 
 

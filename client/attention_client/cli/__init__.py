@@ -9,7 +9,14 @@ from typing import Annotated
 
 import typer
 
-from attention_client.cli import compute_commands, cost_commands, hopfield_commands, module_commands, server_commands
+from attention_client.cli import (
+    compare_commands,
+    compute_commands,
+    cost_commands,
+    hopfield_commands,
+    module_commands,
+    server_commands,
+)
 from attention_client.cli.extensions import add_extensions
 from attention_client.cli.session import Commands, Session
 from attention_client.connection_settings import DEFAULT_URL
@@ -56,6 +63,7 @@ app.command("import")(module_commands.import_module)
 app.command()(compute_commands.forward)
 app.command()(compute_commands.weights)
 app.command()(compute_commands.gradients)
+app.command()(compare_commands.compare)
 app.command()(cost_commands.complexity)
 app.command()(cost_commands.hardware)
 app.command()(cost_commands.accuracy)

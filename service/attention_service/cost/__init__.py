@@ -22,9 +22,8 @@ from attention_service.cost.gradient_memory import (
 )
 from attention_service.cost.growth import growth, memory_order, time_order
 from attention_service.cost.hardware import Datasheet, Hardware
-from attention_service.cost.inspection_memory import inspection_peak_bytes
 from attention_service.cost.letters import LETTERS
-from attention_service.cost.memory import memory_phases, peak_bytes
+from attention_service.cost.memory import inspection_peak_bytes, memory_phases, peak_bytes, retrieval_peak_bytes
 from attention_service.cost.operation_counter import Traffic
 from attention_service.cost.phases import Phase
 from attention_service.cost.report import cost_of
@@ -33,7 +32,6 @@ from attention_service.cost.retrieval import (
     predicted_retrieval_seconds,
     retrieval_flops,
 )
-from attention_service.cost.retrieval_memory import retrieval_peak_bytes
 from attention_service.cost.tensors import (
     input_bytes,
     kv_cache_bytes,

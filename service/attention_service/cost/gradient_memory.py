@@ -5,14 +5,18 @@ What of a graph is freed when is a matter of the order in which it is gone throu
 
 from collections.abc import Sequence
 
+from attention_service.core.attention import taps_of
+from attention_service.core.learned import learned_of
+from attention_service.core.multihead import parameter_shapes
 from attention_service.cost.approximate import approximated
-from attention_service.cost.gradient_rehearsal import rehearsed
 from attention_service.cost.kernels import kernel_of
+from attention_service.cost.memory import rehearsed_kernel
 from attention_service.cost.pairs import fused_masks
+from attention_service.cost.passes import registered
 from attention_service.cost.phases import Phase, peak_of
 from attention_service.cost.pieces import by_pieces
-from attention_service.cost.rehearsal import LARGEST
-from attention_service.cost.stand_ins import long_enough, names_of
+from attention_service.cost.rehearsal import LARGEST, Account, Bytes, most_held
+from attention_service.cost.stand_ins import long_enough
 from attention_service.cost.tensors import input_bytes
 from attention_service.cost.workload import Workload, remembered
 
@@ -66,7 +70,7 @@ def _phases(
     if least > _TIMES * LARGEST:
         return (Phase("attention", {"workspace": least}),)
     at = names_of(work) if names is None else names
-    held = by_pieces(work, lambda piece: rehearsed(piece, kernel, at, twice, checked), twice=twice)
+    held = by_pieces(work, lambda piece: _rehearsed(piece, kernel, at, twice, checked), twice=twice)
     return tuple(Phase(name, tensors) for name, tensors in held.items())
 
 
@@ -77,3 +81,30 @@ def _least(work: Workload, kernel: str) -> int:
         return input_bytes(work)
     masks, scores = fused_masks(work).combined, work.pairs * work.heads * (holds == "pairs")
     return input_bytes(work) + work.itemsize * max(masks, scores)
+
+
+@remembered
+def _rehearsed(work: Workload, kernel: str, names: tuple[str, ...], twice: bool, checked: bool) -> dict[str, Bytes]:
+    passes = registered()
+    resident = passes.parameters(work)
+
+    def run(account: Account) -> None:
+        account.begin("attention")
+        account.call("inputs")
+        by = rehearsed_kernel(work, kernel, account)
+        results = passes.gradients(work, by, resident, names, twice=twice, checked=checked)
+        del results  # all of them stay to the end
+
+    return most_held(run, resident.values(), pairs=(work.queries, work.keys), threads=work.threads)
+
+
+def names_of(work: Workload, *, taps: bool = False) -> tuple[str, ...]:
+    """Return every name of the kinds that gradients are with respect to; ``taps``: and every tap."""
+    past = ("past_key", "past_value") if work.past else ()
+    mask = ("mask",) if work.request_mask_elements and not work.bool_mask else ()
+    sent = [name for name in ("gate", "beta", "initial_state", "initial_normalizer") if name in work.sent]
+    inputs = [name for name in ("query", "key", "value") if name in work.inputs]
+    known = [tap for tap in taps_of(work.spec) if tap != "lse"] if taps else []
+    learned = learned_of(work.spec, work.widths) if work.sizes is None else parameter_shapes(work.sizes)
+    given = (*inputs, *past, *sent, *mask) if "inputs" in work.wrt else ()
+    return (*given, *known, *(learned if "parameters" in work.wrt else ()))

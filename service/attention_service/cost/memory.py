@@ -1,16 +1,32 @@
-"""Peak memory of a forward pass, by tensor and phase, before any of it is made.
+"""Peak memory of the passes of a server, rehearsed on meta tensors before any of it is allocated.
 
 The order of phases is that of the computation. Each names what is held while it runs; the peak is the largest.
 """
 
+from collections.abc import Collection, Sequence
+from dataclasses import replace
+
+from torch import Tensor
+
+from attention_service.core.edits import BoundEdit
+from attention_service.core.kernels import MATERIALIZED, Kernel
+from attention_service.core.kernels.materialized import Materialized
 from attention_service.core.memo import once
-from attention_service.cost.forward_rehearsal import rehearsed_forward
+from attention_service.core.phases import phase
+from attention_service.core.stages import TAPS, stages
+from attention_service.core.types import Problem
 from attention_service.cost.kernels import kernel_of
 from attention_service.cost.pairs import PAIR_TAPS, fused_masks, masks_of
-from attention_service.cost.phases import Phase, peak_of
+from attention_service.cost.passes import registered
+from attention_service.cost.phases import ROUNDING, Phase, peak_of
 from attention_service.cost.pieces import by_pieces
+from attention_service.cost.rehearsal import Account, Bytes, most_held
+from attention_service.cost.retrieval import Retrieval
 from attention_service.cost.stand_ins import long_enough
 from attention_service.cost.workload import Workload, remembered
+
+_FEW_BLOCKS, _FEW_STEPS = 3, 3
+"""Blocks of states and updates of a retrieval that are rehearsed; each of the others adds what the last one did."""
 
 
 def peak_bytes(work: Workload, kernel: str) -> int:
@@ -23,15 +39,98 @@ def peak_bytes(work: Workload, kernel: str) -> int:
 
 @once
 def memory_phases(work: Workload, kernel: str) -> tuple[Phase, ...]:
-    """What is held in each phase of one forward pass, by tensor."""
+    """The tensors that are held in each phase of one forward pass."""
     return _phases(work, kernel)
 
 
 @remembered
 def _phases(work: Workload, kernel: str) -> tuple[Phase, ...]:
     work = long_enough(work)
-    found = by_pieces(work, lambda piece: rehearsed_forward(piece, kernel))
+    found = by_pieces(work, lambda piece: _forward(piece, kernel))
     return tuple(Phase(name, held) for name, held in found.items())
+
+
+@remembered
+def _forward(work: Workload, kernel: str) -> dict[str, Bytes]:
+    passes = registered()
+    resident = passes.parameters(work)
+
+    def run(account: Account) -> None:
+        account.begin("inputs")
+        account.call("inputs")
+        by = rehearsed_kernel(work, kernel, account)
+        results = passes.forward(work, _Stages() if isinstance(by, Materialized) else by, resident)
+        del results  # all of them stay to the end
+
+    return most_held(run, resident.values(), pairs=(work.queries, work.keys), graph=False, threads=work.threads)
+
+
+@remembered
+def inspection_peak_bytes(work: Workload, named: int) -> int:
+    """The most that statistics, the ``named`` most attended keys and the returned weights hold at a time."""
+    phases = by_pieces(work, lambda piece: _inspection(piece, named))
+    return max(sum(held.values()) for held in phases.values()) + ROUNDING
+
+
+@remembered
+def _inspection(work: Workload, named: int) -> dict[str, Bytes]:
+    passes = registered()
+    resident = passes.parameters(work)
+
+    def run(account: Account) -> None:
+        account.begin("inputs")
+        account.call("inputs")
+        results = passes.inspection(work, resident, named)
+        del results
+
+    return most_held(run, resident.values(), pairs=(work.queries, work.keys), graph=False, threads=work.threads)
+
+
+def retrieval_peak_bytes(sizes: Retrieval) -> int:
+    """The most that one Hopfield retrieval holds at a time.
+
+    No rehearsal knows which states settle: it takes for granted that all that fall are picked out each time.
+    """
+
+    def held(blocks: int, steps: int) -> int:
+        states = sizes.states - (all_blocks - blocks) * sizes.rows
+        few = replace(sizes, states=states, steps=steps)
+        phases = most_held(lambda _: _drop(registered().retrieval(few)), graph=False, threads=sizes.threads)
+        return max(sum(each.values()) for each in phases.values())
+
+    all_blocks = max(1, -(-sizes.states // max(sizes.rows, 1)))
+    blocks, steps = min(all_blocks, _FEW_BLOCKS), min(sizes.steps, _FEW_STEPS)
+    found = held(blocks, steps)
+    if more := all_blocks - blocks:
+        found += more * (held(blocks, steps) - held(blocks - 1, steps))
+    # Each update leaves an energy for every state.
+    return found + (sizes.steps - steps) * sizes.batch * sizes.heads * sizes.states * sizes.itemsize + ROUNDING
+
+
+def _drop(results: object) -> None:
+    """Take the results of a pass, and free them."""
+
+
+def rehearsed_kernel(work: Workload, kernel: str, account: Account) -> Kernel:
+    """Return what computes a pass on meta tensors; edits need the materialized kernel."""
+    return kernel_of(work, MATERIALIZED if work.edited else kernel).rehearsal(work, account.take)
+
+
+class _Stages(Materialized):
+    """The materialized kernel, each of whose stages is a phase."""
+
+    def attend(self, problem: Problem, taps: Collection[str], edits: Sequence[BoundEdit]) -> dict[str, Tensor]:
+        """Compute every stage, and keep those that are asked for."""
+        wanted, found = {*taps, "context"} & {*TAPS}, {}
+        known = [tap for tap in TAPS if tap != "lse" or tap in wanted]
+        for tap, x in stages(problem, known, edits):
+            if tap in wanted:
+                found[tap] = x
+            del x
+            following = known[known.index(tap) + 1] if tap != "context" else "select"
+            if following not in {"k", "v"}:
+                phase(following, "taps" if following == "select" else following)
+        return found
 
 
 def makes_pairs(work: Workload, kernel: str) -> tuple[bool, bool]:

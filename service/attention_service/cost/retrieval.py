@@ -3,7 +3,7 @@
 An iteration until its update is small is counted with every step that it may take.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from attention_contract.spec import AttentionSpec
 from attention_service.core.blocks import rows_at_once
@@ -76,7 +76,6 @@ class Retrieval:
             spec=self.spec,
             taps=frozenset({"masked_scores", "weights", "context"}),
             padded=self.masked,
-            inputs=frozenset(),
             threads=self.threads,
         )
 
@@ -101,7 +100,8 @@ def _projecting_flops(r: Retrieval) -> int:
 def predicted_retrieval_seconds(r: Retrieval, rates: Rates) -> float:
     """Seconds of every step that it may take, block by block."""
     blocks = -(-r.states // max(r.rows, 1))
-    moved = r.steps * moved_bytes(r.work(r.states), MATERIALIZED)
+    update = replace(r.work(r.states), inputs=frozenset({"query", "key", "value"}))
+    moved = r.steps * moved_bytes(update, MATERIALIZED)
     moved += (r.steps * _STEP_MOVED + _LAST_MOVED) * r.pairs * r.itemsize
     arithmetic = retrieval_flops(r) / rates.flops_per_s + moved / rates.bytes_per_s
     starts = 2 * blocks * (r.steps + 1) + 1  # an attention, and the work on states around it

@@ -1,39 +1,25 @@
 """A workload's tensors on PyTorch's meta device, and the passes over them that a server would make."""
 
 from collections.abc import Collection, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
-from typing import Any
 
 import torch
 from torch import Tensor
 
 from attention_contract.spec import Linformer
-from attention_service.core.attention import attend, taps_of, trace
 from attention_service.core.edits import BoundEdit, apply
-from attention_service.core.kernels import Kernel
-from attention_service.core.kernels.materialized import MATERIALIZED
 from attention_service.core.learned import learned_of
 from attention_service.core.methods.linear import running
 from attention_service.core.multihead import parameter_shapes, project, project_out
 from attention_service.core.preparing import prepare
 from attention_service.core.types import Dropout, Problem, Selection
 from attention_service.cost.approximate import approximated
-from attention_service.cost.kernels import kernel_of
 from attention_service.cost.pairs import request_mask
-from attention_service.cost.rehearsal import Account
 from attention_service.cost.workload import Workload
 
 Tensors = Mapping[str, Tensor]
 _DTYPES = {4: torch.float32, 8: torch.float64}
-
-
-@dataclass(frozen=True)
-class Graph:
-    """One differentiable pass: the output, and the tensors that stand under each name."""
-
-    output: Tensor
-    at: dict[str, Tensor]
 
 
 def inputs_of(work: Workload) -> dict[str, Tensor]:
@@ -63,40 +49,6 @@ def parameters_of(work: Workload) -> dict[str, Tensor]:
     learned = learned_of(work.spec, work.widths)
     shapes = {name: x.shape for name, x in learned.items()} if work.sizes is None else parameter_shapes(work.sizes)
     return {name: _unreal(shape, dtype_of(work)) for name, shape in shapes.items()}
-
-
-def names_of(work: Workload, *, taps: bool = False) -> tuple[str, ...]:
-    """Everything of the kinds that gradients are with respect to; ``taps``: and every tap."""
-    inputs = [name for name, x in inputs_of(work).items() if x.is_floating_point()] if "inputs" in work.wrt else []
-    known = [tap for tap in taps_of(work.spec) if tap != "lse"] if taps else []
-    return (*inputs, *known, *(parameters_of(work) if "parameters" in work.wrt else ()))
-
-
-def graph_of(
-    work: Workload, names: Collection[str], tensors: Tensors, parameters: Tensors, account: Account, kernel: str
-) -> Graph:
-    """One pass of a kernel, or of a method, from fresh leaves; through the trace for a tap."""
-    leaves = {name: x.detach().requires_grad_() for name, x in (*tensors.items(), *parameters.items()) if name in names}
-    tensors = {name: leaves.get(name, x) for name, x in tensors.items()}
-    parameters = {name: leaves.get(name, x) for name, x in parameters.items()}
-    account.call("roles")
-    problem, edits = problem_of(work, tensors, parameters), edits_of(work)
-    account.call("graph", "pairs")
-    if taps := [tap for tap in taps_of(work.spec) if tap in names]:
-        found = trace(_on_graph(problem), edits)
-        account.call("output")
-        output = output_of(work, parameters, found["context"], edits)
-        return Graph(output, leaves | {tap: found[tap] for tap in taps})
-    context = attend(problem, (), Selection(), edits, _rehearsed(work, kernel, account)).context
-    del problem  # the graph keeps what of it is needed
-    account.call("output")
-    return Graph(output_of(work, parameters, context, edits), leaves)
-
-
-def _rehearsed(work: Workload, kernel: str, account: Account) -> Kernel:
-    """Return what computes a pass on meta tensors."""
-    name = MATERIALIZED if work.edited else kernel
-    return kernel_of(work, name).rehearsal(work, account.take)
 
 
 def long_enough(work: Workload) -> Workload:
@@ -141,17 +93,6 @@ def selection_of(work: Workload) -> Selection:
     return Selection(heads, queries)
 
 
-def edits_of(work: Workload) -> list[BoundEdit]:
-    """What is done to the taps, to all of each."""
-    how: dict[str, dict[str, Any]] = {
-        "set": {"set": 0.0},
-        "scale": {"scale": 2.0},
-        "renormalize": {"set": 0.0, "renormalize": True},
-        "value": {"value": _unreal((), dtype_of(work))},
-    }
-    return [BoundEdit(tap, **how[does]) for tap, does in work.edits]
-
-
 def dtype_of(work: Workload) -> torch.dtype:
     """What is computed in."""
     return _DTYPES.get(work.itemsize, torch.float16 if work.half else torch.bfloat16)
@@ -182,15 +123,6 @@ def _carried(work: Workload) -> dict[str, tuple[int, ...]]:
         "initial_normalizer": (*lead, work.head_dim),
     }
     return {name: shape for name, shape in shapes.items() if name in work.sent}
-
-
-def _on_graph(problem: Problem) -> Problem:
-    """With q, k and v as nodes of their own."""
-    q, k, v = (
-        role.view_as(role) if role.requires_grad else role.detach().requires_grad_()
-        for role in (problem.q, problem.k, problem.v)
-    )
-    return replace(problem, q=q, k=k, v=v)
 
 
 def _unreal(shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:

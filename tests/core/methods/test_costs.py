@@ -32,7 +32,7 @@ from attention_service.cost import (
     peak_bytes,
     predicted_seconds,
 )
-from attention_service.cost.stand_ins import names_of
+from attention_service.cost.gradient_memory import names_of
 
 BIASES = Biases(q_proj=True, k_proj=True, v_proj=True, o_proj=True)
 CAUSAL = [spec.Causal()]

@@ -12,6 +12,7 @@ from torch.nn.functional import pad, scaled_dot_product_attention
 
 from attention_service.core.kernels.base import Sizes
 from attention_service.core.kernels.fused_call import FusedCall
+from attention_service.core.kernels.sliced import exceeds_a_slice, largest_slice
 
 Take = Callable[[int], None]
 _LAID_OUT_IN = 8
@@ -78,6 +79,8 @@ def rehearsed_call(
             mask = q.new_empty(mask.shape)  # as numbers that are added
     if on_gpu and sizes.itemsize == 2:
         q, k, v = (pad(x, (0, -x.shape[-1] % _LAID_OUT_IN)) if x.shape[-1] % _LAID_OUT_IN else x for x in (q, k, v))
+    if not on_gpu and exceeds_a_slice(q, k):
+        return _in_slices(sizes, take, q, k, v, mask)[..., :width]
     call = replace(FusedCall.of(sizes, q.shape[-1]), kv_heads=k.shape[1], queries=q.shape[2], keys=k.shape[2])
 
     def context(q: Tensor, v: Tensor) -> Tensor:
@@ -93,6 +96,40 @@ def rehearsed_call(
     sums = torch.promote_types(q.dtype, torch.float32)
     found, _ = Opaque(take, call.workspace(), backward, context, sums, total)(q, k, v, mask)
     return found[..., :width]
+
+
+def _in_slices(sizes: Sizes, take: Take, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None) -> Tensor:
+    """Stand for ``attend_in_slices``, one slice of which is worked in at a time."""
+    wide = torch.promote_types(q.dtype, torch.float32)
+    of_q, of_k, rows = largest_slice(q, k)
+    heads, kv_heads = of_q.stop - of_q.start, of_k.stop - of_k.start
+    call = FusedCall(
+        q.shape[0],
+        heads,
+        heads,
+        rows.stop - rows.start,
+        k.shape[2],
+        q.shape[3],
+        sizes.itemsize,
+        sizes.half,
+        sizes.threads,
+    )
+    keys = 2 * call.batch * heads * call.keys * call.width * call.itemsize
+    paired = keys if heads > kv_heads > 1 else 0
+
+    def backward(gradient: Tensor) -> int:
+        copied = 0 if by_token(gradient[:, of_q, rows]) else call.context
+        summed = keys // 2 * (heads > kv_heads) // max(heads // kv_heads, 1)
+        return int(paired + call.context + keys + max(call.backward_workspace() + copied, summed))
+
+    def total(at: int, x: Tensor) -> Tensor:
+        return torch.zeros_like(x, dtype=wide if at else x.dtype)
+
+    def context(q: Tensor, v: Tensor) -> Tensor:
+        return q.new_empty(q.shape[0], q.shape[2], q.shape[1], q.shape[3]).transpose(1, 2)
+
+    forward = paired + call.context + call.lse + call.workspace()
+    return Opaque(take, forward, backward, context, wide, total)(q, k, v, mask)[0]
 
 
 def by_token(x: Tensor) -> bool:

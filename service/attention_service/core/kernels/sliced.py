@@ -26,8 +26,18 @@ def is_long(q: Tensor, k: Tensor, mask: Tensor | None) -> bool:
     """True if one call would take longer than a slice, on a CPU, with a mask that needs no gradient."""
     if q.device.type != "cpu" or (mask is not None and mask.requires_grad):
         return False
+    return exceeds_a_slice(q, k)
+
+
+def exceeds_a_slice(q: Tensor, k: Tensor) -> bool:
+    """True if one call has more work than a slice."""
     batch, heads, queries, width = q.shape
     return 4.0 * batch * heads * queries * k.shape[2] * width > slice_flops()
+
+
+def largest_slice(q: Tensor, k: Tensor) -> Slice:
+    """The first slice: no other has more heads or queries."""
+    return next(_slices(q, k))
 
 
 def attend_in_slices(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, scale: float, *, causal: bool) -> Tensor:
@@ -54,6 +64,7 @@ class _Sliced(Function):
                 )[:2]  # fmt: skip
                 at = context[:, heads, rows], sums[:, heads, rows]
                 _put(at, found, total) if index == 0 else _merge(at, found, total)
+                del found, total  # before the next slice
         ctx.scale, ctx.causal = scale, causal
         ctx.save_for_backward(q, k, v, mask, context, sums)
         return context
@@ -76,6 +87,7 @@ class _Sliced(Function):
                 of_q[:, heads, rows] += found[0]
                 for total, part in ((of_k, found[1]), (of_v, found[2])):
                     total[:, kv_heads, keys] += _by_kv_head(part, kv_heads.stop - kv_heads.start)
+                del found, total, part  # before the next slice
         return of_q, of_k.to(k.dtype), of_v.to(v.dtype), None, None, None
 
 

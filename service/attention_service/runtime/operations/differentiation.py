@@ -8,6 +8,7 @@ from torch import Tensor
 
 from attention_contract.tensors import Array
 from attention_service.core.attention import attend, trace
+from attention_service.core.kernels import Kernel
 from attention_service.core.pullback import pullback
 from attention_service.core.types import Problem, Selection
 from attention_service.runtime.binding.bound import Bound
@@ -48,7 +49,7 @@ def upstream_of(upstream: Array | None, bound: Bound, dtype: torch.dtype, device
     return compute.converted(upstream, "upstream", device, dtype).reshape(bound.output_shape)
 
 
-def graph_of(bound: Bound, targets: Targets, uploaded: Uploaded, kernel: str) -> Graph:
+def graph_of(bound: Bound, targets: Targets, uploaded: Uploaded, kernel: str | Kernel) -> Graph:
     """One pass from fresh leaves: through the trace if a tap is a target, through the kernel otherwise."""
     tensors, parameters, edits = dict(uploaded.tensors), dict(uploaded.parameters), uploaded.edits
     leaves = {name: tensors[name].detach().requires_grad_() for name in targets.inputs}

@@ -13,9 +13,10 @@ from attention_service.core import multihead
 from attention_service.core.apart import separate_positions
 from attention_service.core.attention import attend
 from attention_service.core.comparison import Compared, compare
-from attention_service.core.kernels import is_compiled
+from attention_service.core.kernels import Kernel, is_compiled
 from attention_service.core.methods import approximation_of
 from attention_service.core.multihead import Parameters
+from attention_service.core.phases import phase
 from attention_service.core.positions import POSITIONS
 from attention_service.core.positions.base import Inert
 from attention_service.core.stages import kept_weights
@@ -97,7 +98,7 @@ class Forward:
     bound: Bound
     request: ForwardRequest
     selection: Selection
-    kernel: str
+    kernel: str | Kernel
 
     def upload(self, device: torch.device) -> Uploaded:
         """Copy the inputs and the tensors of the edits to the device."""
@@ -110,19 +111,26 @@ class Forward:
         """
         bound, request, parameters = self.bound, self.request, uploaded.parameters
         inner = [tap for tap in request.return_ if tap != "output"]
+        phase("prepare" if bound.module is None else "project", "roles")
         problem = compute.problem(bound, uploaded.tensors, parameters, views=not inner)
         uploaded.tensors.clear()
+        phase("attention", "context", "pairs")
         attended = attend(problem, inner, self.selection, uploaded.edits, self.kernel)
+        phase("answer", "taps")
         results = tap_results(bound, attended.taps, average_heads=request.average_heads)
         results |= {name: compute.in_reply(x, bound, "k", accumulated(bound)) for name, x in attended.state.items()}
         results |= dropout_results(bound, request, problem, self.selection)
         results |= present(bound, problem)
+        if request.report_error:
+            phase("compare with exact attention", "comparison")
         compared = _compared(bound, problem) if request.report_error else None
         del problem  # frees queries, keys and values before the output is made
+        phase("project out", "output")
         if "output" in request.return_:
             output = compute.output(bound, parameters, attended.context, uploaded.edits)
             results["output"] = compute.in_reply(output, bound, "output")
         if compared is not None:
+            phase("compare outputs", "outputs")
             results["error"] = _error(bound, parameters, compared, attended.context)
         return results
 

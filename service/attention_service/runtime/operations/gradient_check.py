@@ -26,20 +26,22 @@ from attention_service.runtime.operations.operation import Uploaded
 
 CHECKED_ELEMENTS = 16
 """Elements of each name that the check compares: half of them those of the largest gradient, half drawn."""
-CHECK_PASSES = 4
-"""Forward passes for an element whose first two differences agree, as they do unless the output varies fast."""
+CHECK_PASSES = 6
+"""Forward passes for an element, at most, whose first three differences agree, as they do for a smooth output."""
 CHECK_FLOOR = 1e-3
 """Below this, errors are taken relative to it: central differences have about ten digits after the point, no more."""
 TOLERANCE = 1e-6
 """Relative error up to which a gradient passes."""
-_STEP, _SHRINK, _ROUNDS = 1e-5, 8, 16
+_STEP, _SHRINK, _ROUNDS = 1e-3, 8, 16
 """First step, at most, relative to max(1, |x|); its divisor in each round; rounds."""
 _ROUNDING = 1e-13
 """Smallest step, relative to |x|: below, x + h is too coarse."""
 
 
-def check(bound: Bound, request: GradientsRequest, targets: Targets, device: torch.device) -> dict[str, GradientCheck]:
-    """Compare every gradient with extrapolated central differences, both in float64."""
+def check(
+    bound: Bound, request: GradientsRequest, targets: Targets, device: torch.device, most: int = CHECKED_ELEMENTS
+) -> dict[str, GradientCheck]:
+    """Compare every gradient with extrapolated central differences, both in float64. ``most``: elements of each."""
     double = torch.float64
     normalizer = bound.spec.normalizer.model_copy(update={"dtype": "float64"})
     bound = replace(bound, spec=bound.spec.model_copy(update={"normalizer": normalizer}))
@@ -50,10 +52,11 @@ def check(bound: Bound, request: GradientsRequest, targets: Targets, device: tor
     upstream = upstream_of(request.upstream, bound, double, device)
     gradients = differentiate(graph, targets, upstream)
     tensors, parameters = compute.load(bound, device, double), dict(compute.load_parameters(bound, device, double))
+
     with torch.no_grad():
         size = float((upstream * graph.output).abs().sum())
         probes = {name: _probe(bound, name, graph.at[name].detach(), edits, tensors, parameters) for name in gradients}
-        return {name: _compare(probes[name], gradient, upstream, size) for name, gradient in gradients.items()}
+        return {name: _compare(probes[name], gradient, upstream, size, most) for name, gradient in gradients.items()}
 
 
 @dataclass(frozen=True)
@@ -84,10 +87,11 @@ def _probe(
     return _Probe(at, output)
 
 
-def _compare(probe: _Probe, gradient: Tensor, upstream: Tensor, size: float) -> GradientCheck:
+def _compare(probe: _Probe, gradient: Tensor, upstream: Tensor, size: float, most: int) -> GradientCheck:
     """Compare a sample of the elements. ``size``: Σ |upstream · output|."""
-    elements = _sample(gradient.flatten())
-    expected = gradient.flatten()[elements].tolist()
+    flat = gradient.flatten()
+    elements = _sample(flat)[:most]
+    expected = [float(flat[index]) for index in elements]
     largest = max([CHECK_FLOOR, *(abs(x) for x in expected)])
     numeric = [_derivative(probe, index, upstream, largest, size) for index in elements]
     errors = [abs(a - b) for a, b in zip(numeric, expected, strict=True)]
@@ -137,7 +141,8 @@ def _difference(probe: _Probe, index: int, upstream: Tensor, step: float) -> flo
         ends.append(probe.output(moved.view_as(probe.at)))
     distance = points[0] - points[1] if math.isfinite(points[0]) else 2 * step
     # Subtract before summing: what did not change cancels exactly.
-    return float((upstream * (ends[0] - ends[1])).sum()) / distance if distance else math.nan
+    change = float((upstream * (ends[0] - ends[1])).sum())
+    return change / distance if distance else math.nan
 
 
 def _sample(gradient: Tensor) -> list[int]:
@@ -146,6 +151,6 @@ def _sample(gradient: Tensor) -> list[int]:
     if count <= CHECKED_ELEMENTS:
         return list(range(count))
     half = CHECKED_ELEMENTS // 2
-    largest = gradient.abs().topk(half).indices.tolist()
+    largest = gradient.abs().topk(half).indices
     drawn = torch.randint(count, (half,), generator=torch.Generator().manual_seed(0)).tolist()
-    return sorted({*largest, *drawn})
+    return sorted({*(int(index) for index in largest), *drawn})

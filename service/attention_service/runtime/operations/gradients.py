@@ -1,7 +1,7 @@
 """Gradients: ∂L/∂ of inputs, taps and parameters, from a given ∂L/∂output; of second order along directions."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
@@ -11,7 +11,8 @@ from attention_contract.schemas.gradients import GradientsRequest
 from attention_contract.tensors import Array
 from attention_service.core.arrays import TORCH_DTYPES
 from attention_service.core.attention import attend
-from attention_service.core.kernels import is_compiled
+from attention_service.core.kernels import Kernel, is_compiled
+from attention_service.core.phases import phase
 from attention_service.core.types import Selection
 from attention_service.modules.resident import Module
 from attention_service.runtime.binding.bound import Bound, strip
@@ -58,9 +59,6 @@ def prepare(module: Module | None, request: GradientsRequest, device: Device, ro
         wrt=_kinds_of(targets),
     )
     plan = plan_request(bound, question, device, room, selection, request.edits)
-    if request.directions:  # they are on the device from the beginning
-        held = sum(array.size for array in request.directions.values()) * TORCH_DTYPES[bound.dtype].itemsize
-        plan = replace(plan, peak_bytes=plan.peak_bytes + held)
     return Job(
         "gradients",
         plan,
@@ -165,7 +163,9 @@ class Gradients:
     request: GradientsRequest
     selection: Selection
     targets: Targets
-    kernel: str
+    kernel: str | Kernel
+    checked_elements: int = CHECKED_ELEMENTS
+    """Elements of each gradient that a check compares."""
 
     def upload(self, device: torch.device) -> Uploaded:
         """Copy the inputs, the edits, ∂L/∂output and the directions to the device."""
@@ -184,28 +184,34 @@ class Gradients:
         bound, request, edits, tensors = self.bound, self.request, uploaded.edits, uploaded.tensors
         upstream = tensors.pop("upstream", None)
         directions = {name: tensors.pop(f"directions.{name}") for name in request.directions or {}}
+        phase("attention", "graph", "pairs")
         graph = graph_of(bound, self.targets, uploaded, self.kernel)
         inner = [tap for tap in request.return_ if tap != "output"]
         again = bool(inner) or request.dropout is not None
         if not again:
             tensors.clear()
+        phase("backward of attention", "upstream")
         upstream = torch.ones_like(graph.output) if upstream is None else upstream
+        phase(None, "gradients", "of_pairs")
         gradients = differentiate(graph, self.targets, upstream, again=request.directions is not None)
         results: Results = {"gradients": {name: self._in_reply(name, x) for name, x in gradients.items()}}
         if request.directions is not None:
+            phase("second gradients", "gradients", "of_pairs")
             products = hessian_products(graph, gradients, directions)
             results["hessian_products"] = {name: self._in_reply(name, x) for name, x in products.items()}
             del products
         if "output" in request.return_:
             results["output"] = compute.in_reply(graph.output, bound, "output")
         if again:
+            phase("taps again", "taps")
             with torch.no_grad():
                 problem = compute.problem(bound, tensors, uploaded.parameters)
                 taps = attend(problem, inner, self.selection, edits, self.kernel).taps if inner else {}
             results |= tap_results(bound, taps, average_heads=request.average_heads)
             results |= dropout_results(bound, request, problem, self.selection)
         if request.check:
-            results["check"] = check(bound, request, self.targets, upstream.device)
+            phase("check", "graph", "pairs")
+            results["check"] = check(bound, request, self.targets, upstream.device, self.checked_elements)
         return results
 
     def collect(self, results: Results) -> Fields:

@@ -94,7 +94,6 @@ class Retrieval:
                 tensors[f"projections.{role}"] = converted(array, f"projections.{role}", device, dtype)
         return Uploaded(tensors)
 
-    @torch.inference_mode()
     def launch(self, uploaded: Uploaded) -> Results:
         """Check that the inputs are finite, and let the states fall to the patterns."""
         bound, request, tensors = self.bound, self.bound.request, uploaded.tensors

@@ -9,6 +9,7 @@ from attention_contract.schemas.weights import WeightsRequest
 from attention_service.core.arrays import to_torch
 from attention_service.core.blocks import blocks
 from attention_service.core.inspection import real_queries, top, totals, weights_after
+from attention_service.core.phases import phase
 from attention_service.core.types import Selection
 from attention_service.modules.resident import Module
 from attention_service.runtime.binding.bound import Bound
@@ -78,13 +79,14 @@ class Inspection:
             uploaded.tensors["query_mask"] = to_torch(self.request.query_mask).to(device)
         return uploaded
 
-    @torch.inference_mode()
     def launch(self, uploaded: Uploaded) -> Results:
         """Compute the weights block by block."""
         bound, request = self.bound, self.request
         mask = uploaded.tensors.pop("query_mask", None)
+        phase("project", "roles")
         problem = compute.problem(bound, uploaded.tensors, uploaded.parameters)
         uploaded.tensors.clear()
+        phase("statistics", "weights")
         real = real_queries(problem) if mask is None else mask.reshape(bound.batch, bound.queries)
         weights_by = weights_after(problem, uploaded.edits)
         found = totals(problem, real, blocks(problem, Selection()), weights_by)
@@ -96,12 +98,14 @@ class Inspection:
             "queries": compute.in_reply(found.queries, bound),
         }
         if request.top_k:
+            phase("top", "weights")
             weights, keys = top(problem, self.selection, min(request.top_k, bound.keys), weights_by)
             results["top"] = {
                 "keys": compute.in_reply(keys, bound, "weights"),
                 "weights": compute.in_reply(weights, bound, "weights"),
             }
         if request.return_weights:
+            phase("weights", "weights")
             weights = weights_by(self.selection)
             results |= tap_results(bound, {"weights": weights}, average_heads=request.average_heads)
         return results

@@ -1,0 +1,210 @@
+"""Requests of given sizes, run by the operations of the server; by default on the meta device, without memory."""
+
+from collections.abc import Callable, Mapping, Sequence
+from types import MappingProxyType
+from typing import Any, TypeVar
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from attention_contract.base import WireModel
+from attention_contract.schemas.attention import Dropout as DropoutOption
+from attention_contract.schemas.attention import Edit, ForwardRequest
+from attention_contract.schemas.gradients import GradientsRequest
+from attention_contract.schemas.hopfield import HopfieldRequest
+from attention_contract.schemas.modules import ModuleConfig
+from attention_contract.schemas.weights import WeightsRequest
+from attention_contract.tensors import Array
+from attention_service.core.arrays import TORCH_DTYPES, to_numpy, torch_dtype_name
+from attention_service.core.attention import taps_of
+from attention_service.core.kernels import Kernel
+from attention_service.core.learned import learned_of
+from attention_service.core.types import Dropout
+from attention_service.cost.passes import rehearse_with
+from attention_service.cost.retrieval import Retrieval as RetrievalSizes
+from attention_service.cost.stand_ins import dtype_of, inputs_of, parameters_of, selection_of
+from attention_service.cost.workload import Workload
+from attention_service.modules.resident import Module
+from attention_service.runtime.binding.bound import Bound, Layout
+from attention_service.runtime.binding.hopfield_binding import Bound as BoundRetrieval
+from attention_service.runtime.operations import compute
+from attention_service.runtime.operations.differentiation import INPUTS, TAPS, Targets
+from attention_service.runtime.operations.forward import Forward
+from attention_service.runtime.operations.gradients import Gradients
+from attention_service.runtime.operations.hopfield import Retrieval
+from attention_service.runtime.operations.operation import Results, Uploaded
+from attention_service.runtime.operations.weights import Inspection
+
+ModelT = TypeVar("ModelT", bound=WireModel)
+_DTYPES = {4: torch.float32, 8: torch.float64}
+_ZEROS = {dtype: to_numpy(torch.zeros((), dtype=dtype)) for dtype in TORCH_DTYPES.values()}
+
+
+class SizedOperations:
+    """The operations, by the sizes of their requests. Each returns its results, held until a reply is made."""
+
+    def __init__(self, device: str = "meta", fill: Callable[[Tensor], object] = lambda _: None) -> None:
+        """Create the operations on a device. ``fill``: writes the numbers of a tensor."""
+        self._device, self._fill = torch.device(device), fill
+
+    def parameters(self, work: Workload) -> Mapping[str, Tensor]:
+        """The parameters of a resident module; none for raw attention."""
+        if work.sizes is None:
+            return {}
+        return self._filled(parameters_of(work))
+
+    def forward(self, work: Workload, kernel: Kernel | str, parameters: Mapping[str, Tensor]) -> Results:
+        """Run one forward pass."""
+        request = _unchecked(
+            ForwardRequest,
+            return_=[tap for tap in ("output", *taps_of(work.spec)) if tap in work.taps],
+            average_heads=work.averaged,
+            report_error=work.reported,
+            edits=[self._edit(tap, does, work) for tap, does in work.edits],
+        )
+        bound = self._bound(work, parameters)
+        return Forward(bound, request, selection_of(work), kernel).launch(self._uploaded(work, bound, request.edits))
+
+    def gradients(
+        self,
+        work: Workload,
+        kernel: Kernel | str,
+        parameters: Mapping[str, Tensor],
+        names: tuple[str, ...],
+        *,
+        twice: bool,
+        checked: bool,
+    ) -> Results:
+        """Run a forward and a backward pass, and as asked: a second one along a direction of each name, a check."""
+        bound = self._bound(work, parameters)
+        targets = Targets(
+            tuple(name for name in names if name in INPUTS),
+            tuple(name for name in names if name in TAPS),
+            tuple(name for name in names if name not in INPUTS and name not in TAPS),
+        )
+        request = _unchecked(
+            GradientsRequest,
+            return_=[tap for tap in taps_of(work.spec) if tap in work.taps],
+            directions=dict.fromkeys((*targets.inputs, *targets.parameters)) if twice else None,
+            check=checked,
+            edits=[self._edit(tap, does, work) for tap, does in work.edits],
+            dropout=DropoutOption(p=0.1) if work.dropped else None,
+            **{name: bound.arrays[name] for name in targets.inputs},
+        )
+        uploaded = self._uploaded(work, bound, request.edits)
+        for name in request.directions or {}:
+            of = uploaded.tensors[name] if name in uploaded.tensors else uploaded.parameters[name]
+            uploaded.tensors[f"directions.{name}"] = torch.empty_like(of)
+            del of  # the launch frees what it has read
+        return Gradients(bound, request, selection_of(work), targets, kernel, checked_elements=1).launch(uploaded)
+
+    def inspection(self, work: Workload, parameters: Mapping[str, Tensor], top_k: int) -> Results:
+        """Compute statistics of the weights, the most attended keys and the weights themselves."""
+        request = _unchecked(
+            WeightsRequest, top_k=top_k, return_weights="weights" in work.taps, average_heads=work.averaged
+        )
+        bound = self._bound(work, parameters)
+        return Inspection(bound, request, selection_of(work)).launch(self._uploaded(work, bound))
+
+    def retrieval(self, sizes: RetrievalSizes) -> Results:
+        """Run one Hopfield retrieval."""
+        dtype, inner = _DTYPES[sizes.itemsize], sizes.heads * sizes.width
+        tensors = {}
+        roles = ("state", sizes.states, sizes.state_width), ("stored", sizes.patterns, sizes.stored_width)
+        for role, count, width in roles:
+            by_head = sizes.batch, sizes.heads, count, sizes.width
+            merged = sizes.batch, count, width or inner
+            tensors["states" if role == "state" else role] = self._empty(merged if sizes.merged else by_head, dtype)
+            if width is not None:
+                tensors[f"projections.{role}"] = self._empty((inner, width), dtype)
+        tensors["beta"] = self._empty((sizes.heads,), dtype)
+        if sizes.masked:
+            tensors["stored_mask"] = self._empty((sizes.batch, sizes.patterns), torch.bool)
+        if sizes.output_width is not None:
+            tensors["projections.output"] = self._empty((sizes.heads * sizes.output_width, sizes.width), dtype)
+        request = _unchecked(HopfieldRequest, eps=0.0 if sizes.settles else None, return_association=sizes.association)
+        layout = Layout(merged=sizes.merged)
+        bound = BoundRetrieval(request, layout, sizes, (), torch_dtype_name(dtype), sizes.reply)
+        return Retrieval(bound).launch(Uploaded(tensors))
+
+    def _bound(self, work: Workload, parameters: Mapping[str, Tensor]) -> Bound:
+        """A request of these sizes, whose arrays repeat one number."""
+        dtype, module, learned = torch_dtype_name(dtype_of(work)), None, {}
+        if work.sizes is not None:
+            module = Module(
+                "", _unchecked(ModuleConfig, dtype=dtype), work.sizes, MappingProxyType(dict(parameters)), ""
+            )
+        else:
+            shapes = {name: x.shape for name, x in learned_of(work.spec, work.widths).items()}
+            learned = {name: _repeated(shape, dtype_of(work)) for name, shape in shapes.items()}
+        return Bound(
+            module=module,
+            spec=work.spec,
+            layout=Layout(),
+            batch=work.batch,
+            heads=work.heads,
+            kv_heads=work.kv_heads,
+            queries=work.queries,
+            keys=work.keys,
+            past=work.past,
+            head_dim=work.head_dim,
+            value_dim=work.value_dim,
+            dtype=dtype,
+            reply_dtype=work.reply or dtype,
+            arrays={name: _repeated(x.shape, x.dtype) for name, x in self._inputs(work).items()},
+            value_is="value",
+            dropout=Dropout(0.1, 0) if work.dropped else None,
+            learned=learned,
+            state_wanted="return_state" in work.sent,
+        )
+
+    def _uploaded(self, work: Workload, bound: Bound, edits: Sequence[Edit] = ()) -> Uploaded:
+        """The request on the device."""
+        dtype = TORCH_DTYPES[bound.dtype]
+        bound_edits = compute.bind_edits(edits, self._device, dtype)
+        parameters = self._filled(parameters_of(work)) if bound.module is None else bound.module.parameters
+        return Uploaded(self._inputs(work), parameters, bound_edits)
+
+    def _inputs(self, work: Workload) -> dict[str, Tensor]:
+        """The tensors of the request by field; offsets, which are read, have numbers anyway."""
+        made = self._filled(inputs_of(work))
+        if work.sizes is not None and "key" not in made and work.queries < work.new_keys:
+            # A few of the queries of self-attention.
+            made |= {"key": made["query"], "query": made["query"][:, : work.queries]}
+        return made
+
+    def _filled(self, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        """The same tensors on the device of the operations."""
+        if self._device.type == "meta":
+            return dict(tensors)
+        return {name: self._empty(x.shape, x.dtype) if x.is_meta else x for name, x in tensors.items()}
+
+    def _edit(self, tap: str, does: str, work: Workload) -> Edit:
+        """An edit of a whole tap."""
+        how: dict[str, dict[str, Any]] = {
+            "set": {"set": 0.0},
+            "scale": {"scale": 2.0},
+            "renormalize": {"set": 0.0, "renormalize": True},
+            "value": {"value": _repeated((), dtype_of(work))},
+        }
+        return _unchecked(Edit, tap=tap, **how[does])
+
+    def _empty(self, shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
+        made = torch.empty(shape, dtype=dtype, device=self._device)
+        self._fill(made)
+        return made
+
+
+def _unchecked(model: type[ModelT], **fields: Any) -> ModelT:
+    """A request that nobody sent, of which only what the operations read is set."""
+    made: ModelT = model.model_construct(**fields)  # type: ignore[assignment]  # the plugin forgets the type
+    return made
+
+
+def _repeated(shape: Sequence[int], dtype: torch.dtype) -> Array:
+    """An array of zeros that takes the memory of one number."""
+    return np.broadcast_to(_ZEROS[dtype], tuple(shape))
+
+
+rehearse_with(SizedOperations())

@@ -146,7 +146,7 @@ def _difference(probe: _Probe, index: int, upstream: Tensor, step: float) -> flo
 
 
 def _sample(gradient: Tensor) -> list[int]:
-    """Where to compare: the largest elements, and some drawn from a fixed seed so that a check can be repeated."""
+    """Return the largest elements, and some drawn from a fixed seed so that a check is repeatable."""
     count = gradient.numel()
     if count <= CHECKED_ELEMENTS:
         return list(range(count))

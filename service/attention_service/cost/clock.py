@@ -49,7 +49,7 @@ class Clock(Protocol):
         """Predict one forward pass with this kernel, with the taps that it recomputes."""
 
     def gradients(self, work: Workload, kernel: str, *, twice: bool = False, checks: int = 0) -> Estimate:
-        """Predict a forward and a backward pass; ``twice``: differentiated again; ``checks``: float64 forward passes."""
+        """Predict a forward and a backward pass; ``twice``: differentiated again; ``checks``: float64 passes."""
 
     def inspection(self, work: Workload, *, named: int = 0) -> Estimate:
         """Predict the statistics of all queries' weights, the requested weights, and ``named`` keys per query."""

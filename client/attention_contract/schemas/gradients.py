@@ -46,11 +46,11 @@ class GradientCheck(WireModel):
 
 
 class GradientsReply(Taps):
-    """∂L/∂name for each name asked for, of the shape of that name."""
+    """∂L/∂name for each requested name, in the shape of that name."""
 
     gradients: dict[str, FloatArray]
     hessian_products: dict[str, FloatArray] | None = None
-    """For each name asked for, of its shape, where ``directions`` were given."""
+    """By name, in the shape of that name, if the request has ``directions``."""
     dropout_mask: BoolArray | None = None
     """The weights that are kept, as in a forward reply."""
     check: dict[str, GradientCheck] | None = None

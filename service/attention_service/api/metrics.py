@@ -43,7 +43,7 @@ class Metrics:
         for tally in (self.seconds, self.ratio, self.batches):
             self.registry.register(tally)
         self.settle: list[Callable[[], None]] = []
-        """Functions that count what was noted. They run before the metrics are shown."""
+        """Functions that add recorded values. They run before the metrics are rendered."""
 
     def count(self, answered: Sequence[Answered]) -> None:
         """Count requests."""
@@ -55,7 +55,7 @@ class Metrics:
                 self.cancelled.labels(operation).inc(count)
 
     def watch(self, engine: Engine) -> None:
-        """Show the engine's memory and queue, what it refused, and how its predictions fare."""
+        """Export the engine's memory and queue, its refusals, and the accuracy of its predictions."""
         gauges = {
             "attention_modules": ("Resident modules", lambda: len(engine.library.list())),
             "attention_resident_bytes": ("Bytes of resident modules", lambda: engine.library.resident_bytes),

@@ -76,7 +76,7 @@ class _Row:
         self.pattern, self.keys = pattern, keys
         self.once = [part for part in parts if part.every is None]
         self.again = [(part, part.every) for part in parts if part.every is not None]
-        # Beyond so many keys a row repeats; where that is more than there are, it does not.
+        # Beyond this many keys a row repeats, unless it has fewer.
         self.period = min(lcm(*(every for _, every in self.again)), keys + 1)
 
     @property

@@ -37,7 +37,7 @@ class Rates:
     """Bytes a second between the host and a device with memory of its own; None if they share memory."""
 
     def seconds(self, flops: float, moved: float, kernel: Kernel, starts: float = 1) -> float:
-        """Return the time of arithmetic, traffic and so many starts, by a kernel."""
+        """Return the time of arithmetic, traffic and starts, by a kernel."""
         computing, moving = flops / self.flops_per_s, moved * kernel.traffic / self.bytes_per_s
         return (max(computing, moving) if kernel.overlaps else computing + moving) + starts * self.overhead_s
 

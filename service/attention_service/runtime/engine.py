@@ -79,7 +79,7 @@ class Engine:
         """Descriptions of the modules that could not be loaded from the store."""
         self.accuracy = Accuracy()
         self.recalibration = Recalibration()
-        """Its ``work`` is asked for when predictions drift."""
+        """Its ``work`` starts when predictions drift."""
         self._drift = Drift()
         self._judged = device.clock
         """The clock whose predictions ``accuracy`` and ``_drift`` are about."""

@@ -118,7 +118,7 @@ APPROXIMATE_TAPS = ("q", "k", "v", "context")
 
 def approximation_of(spec: AttentionSpec) -> Approximation | None:
     """Return the approximation of a spec's method; None if the method is exact."""
-    if isinstance(spec.method, Exact):  # told quickly: a protocol is looked up by all its names
+    if isinstance(spec.method, Exact):  # fast path: isinstance of a protocol compares all its names
         return None
     method = METHODS.of(spec.method)
     return method if isinstance(method, Approximation) else None

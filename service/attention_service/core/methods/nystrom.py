@@ -1,4 +1,4 @@
-"""Nyström attention: softmax attention by way of landmarks."""
+"""Nyström attention: softmax attention through landmarks."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass

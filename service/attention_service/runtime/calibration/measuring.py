@@ -74,7 +74,7 @@ class Bench:
         self._device = replace(device, clock=self._recorder)
         self._room = room
         self._rng = np.random.default_rng(seed)
-        # A forward pass of exact attention twice: it is what is asked for most, and what kernels are chosen by.
+        # Forward passes of exact attention count twice: they are most common, and determine the choice of kernels.
         often = [kind for kind in kinds() if kind.purpose == "forward" and kind.kernel not in approximations()]
         self._kinds = cycle([*kinds(), *often])
         self._carried = cycle(_carried(device))

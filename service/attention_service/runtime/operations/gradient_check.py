@@ -77,7 +77,7 @@ def _probe(
 ) -> _Probe:
     def output(value: Tensor) -> Tensor:
         changed = edits
-        if name in TAPS:  # resume from the tap: put the changed value in its place, after all that was asked for
+        if name in TAPS:  # resume from the tap: the changed value replaces it, after the request's edits
             changed = [*edits, BoundEdit(name, value=value)]
         inputs = tensors | {name: value} if name in INPUTS else tensors
         held = parameters | {name: value} if name in parameters else parameters

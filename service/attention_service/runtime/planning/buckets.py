@@ -115,7 +115,7 @@ class Bucket(Generic[SizesT]):
 def plan_by_bucket(
     cache: PlanCache, clock: Clock, family: Hashable, sizes: SizesT, room: int, costs: Callable[[], Costs[SizesT]]
 ) -> Plan:
-    """The plan of a request, made for its bucket of sizes unless that was made before.
+    """Return the plan of a request from the plan of its bucket, which is cached.
 
     family: equal for requests that differ in their sizes alone; room: bytes that the request may need at most. A
     request that may not fit, or that a coarse bucket bounds loosely, goes on to a finer bucket, then to its exact
@@ -136,7 +136,7 @@ def plan_by_bucket(
 def time_by_bucket(
     cache: PlanCache, clock: Clock, family: Hashable, sizes: SizesT, room: int, costs: Callable[[], Costs[SizesT]]
 ) -> Estimate:
-    """The time of a request, as ``plan_by_bucket`` has it for small ones, without finding its peak."""
+    """Return the time of a request, without its peak; ``plan_by_bucket`` gives small requests the same."""
     return _bucket(cache, clock, family, sizes, COARSE, 1 << room.bit_length(), costs).time(sizes)
 
 

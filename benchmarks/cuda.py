@@ -25,7 +25,7 @@ from attention_contract.schemas.attention import ForwardRequest, RawForwardReque
 from attention_contract.schemas.modules import ModuleConfig
 from attention_contract.spec import AttentionSpec, Causal
 from attention_service.api.app import create_app
-from attention_service.api.server import Server
+from attention_service.api.serving import Server
 from attention_service.core.attention import attend
 from attention_service.core.kernels.backends import FUSED
 from attention_service.core.kernels.flex import flexed

@@ -13,7 +13,7 @@ from attention_service.core.registry import variants
 from attention_service.core.stages import TAPS
 from attention_service.cost.letters import LETTERS, explained
 from attention_service.cost.phases import Phase
-from attention_service.cost.told_tensors import TENSORS, told
+from attention_service.cost.tensor_names import TENSORS, told
 
 SOURCES = sorted(Path(cost.__file__).parent.rglob("*.py"))
 

@@ -17,7 +17,7 @@ from starlette.responses import Response
 from attention_contract.errors import Cancelled
 from attention_service.api.access_log import Answered
 from attention_service.runtime.engine import Engine
-from attention_service.runtime.planning.accuracy import RATIO_EDGES, Run
+from attention_service.runtime.planning.prediction_accuracy import RATIO_EDGES, Run
 
 _SECONDS = (0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30)
 _BATCHES = (1, 2, 4, 8, 16, 32, 64, 128, 256)

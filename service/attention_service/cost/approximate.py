@@ -9,7 +9,7 @@ from attention_service.core.kernels.reach import reach_of
 from attention_service.core.methods import Approximation, Extent, MethodCost, approximation_of
 from attention_service.cost.encoding import token_flops
 from attention_service.cost.pairs import score_cost
-from attention_service.cost.tensors import projections
+from attention_service.cost.tensor_bytes import projections
 from attention_service.cost.workload import Workload
 
 

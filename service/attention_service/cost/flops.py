@@ -11,7 +11,7 @@ from attention_service.core.masks import allowed_pairs
 from attention_service.cost.approximate import approximated, method_flops
 from attention_service.cost.encoding import position_cost, token_flops
 from attention_service.cost.pairs import normalizer_cost, score_cost
-from attention_service.cost.tensors import projections
+from attention_service.cost.tensor_bytes import projections
 from attention_service.cost.workload import Workload
 
 

@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 
-from attention_service.cost.tensors import input_bytes, tap_elements
+from attention_service.cost.tensor_bytes import input_bytes, tap_elements
 from attention_service.cost.workload import Workload
 
 

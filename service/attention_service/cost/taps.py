@@ -9,7 +9,7 @@ from attention_service.cost.encoding import position_cost
 from attention_service.cost.kernels import kernel_of
 from attention_service.cost.memory import peak_bytes
 from attention_service.cost.pairs import PAIR_TAPS, masks_of, normalizer_cost, score_cost
-from attention_service.cost.tensors import tap_elements
+from attention_service.cost.tensor_bytes import tap_elements
 from attention_service.cost.time import moved_bytes
 from attention_service.cost.workload import Workload
 

@@ -9,7 +9,7 @@ from torch.nn.functional import linear, logsigmoid
 
 from attention_contract import spec
 from attention_service.core.groups import one_for_each_query_head
-from attention_service.core.methods.around import OwnArithmetic, no_order, nothing_between, reach_in
+from attention_service.core.methods.approximation import OwnArithmetic, no_order, nothing_between, reach_in
 from attention_service.core.methods.base import METHODS, Extent, MethodCost, Refusal
 from attention_service.core.methods.features import Elementwise
 from attention_service.core.methods.running import Features, Running, Tokens

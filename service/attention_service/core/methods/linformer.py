@@ -8,7 +8,7 @@ from torch import Tensor
 
 from attention_contract import spec
 from attention_service.core.groups import product
-from attention_service.core.methods.around import (
+from attention_service.core.methods.approximation import (
     OwnArithmetic,
     no_masks,
     no_softmax,

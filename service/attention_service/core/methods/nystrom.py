@@ -8,7 +8,7 @@ from torch import Tensor
 
 from attention_contract import spec
 from attention_service.core.groups import product
-from attention_service.core.methods.around import OwnArithmetic, no_masks, no_softmax, nothing_between, scored
+from attention_service.core.methods.approximation import OwnArithmetic, no_masks, no_softmax, nothing_between, scored
 from attention_service.core.methods.base import METHODS, Extent, MethodCost, Refusal
 from attention_service.core.methods.nystrom_cost import nystrom_cost
 from attention_service.core.types import Problem

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from attention_contract import spec
-from attention_service.core.methods.around import (
+from attention_service.core.methods.approximation import (
     OwnArithmetic,
     no_order,
     no_softmax,

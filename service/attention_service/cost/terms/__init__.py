@@ -15,11 +15,11 @@ from attention_service.cost.approximate import approximated, exactly, method_cos
 from attention_service.cost.flops import SECOND_PASSES
 from attention_service.cost.kernels import kernel_of
 from attention_service.cost.retrieval import Retrieval
-from attention_service.cost.tensors import tap_elements
-from attention_service.cost.terms.around import around, around_backward, factors, taps
+from attention_service.cost.tensor_bytes import tap_elements
 from attention_service.cost.terms.base import Term, backward, elements, lg, moved, over_pairs, start
 from attention_service.cost.terms.carrying import FORMS, Form, reading_terms, transfer_terms, writing_terms
-from attention_service.cost.terms.kernels import again, of_kernel, stages
+from attention_service.cost.terms.common_terms import around, around_backward, factors, taps
+from attention_service.cost.terms.kernel_terms import again, of_kernel, stages
 from attention_service.cost.traffic import own_traffic
 from attention_service.cost.workload import Workload
 

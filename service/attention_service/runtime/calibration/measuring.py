@@ -18,9 +18,9 @@ from attention_contract.tensors import Encoding
 from attention_contract.wire import JSON, SAFETENSORS, from_body, to_body
 from attention_service.cost import Rates, Roofline, Term, Workload
 from attention_service.cost.terms import FORMS, Form, reading_terms, transfer_terms, writing_terms
-from attention_service.runtime.calibration.drawing import Drawn, Kind, draw, kinds
 from attention_service.runtime.calibration.fitting import Point
 from attention_service.runtime.calibration.probing import Probe
+from attention_service.runtime.calibration.random_requests import Drawn, Kind, draw, kinds
 from attention_service.runtime.calibration.recording import Recorder
 from attention_service.runtime.calibration.specs import approximations, between
 from attention_service.runtime.device import Device

@@ -18,7 +18,7 @@ hundred counted runs after a calibration, theirs is doubled, up to a day.
 import math
 from dataclasses import dataclass
 
-from attention_service.runtime.planning.accuracy import Run
+from attention_service.runtime.planning.prediction_accuracy import Run
 
 GOOD_ENOUGH = 0.2
 DRIFTED = 0.6

@@ -18,8 +18,8 @@ from attention_service.core.methods import approximation_of
 from attention_service.cost import Workload
 from attention_service.modules.resident import Module
 from attention_service.runtime.operations.complexity.alternatives import renamed
+from attention_service.runtime.operations.complexity.capacity import last, limits
 from attention_service.runtime.operations.complexity.crossing import crossovers
-from attention_service.runtime.operations.complexity.fitting import last, limits
 from attention_service.runtime.operations.complexity.subjects import LARGEST_SIZE, Asked, Place, Subject
 
 MOST_COSTS = 512

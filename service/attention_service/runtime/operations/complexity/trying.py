@@ -11,11 +11,11 @@ from numpy.typing import NDArray
 
 from attention_contract.schemas.complexity import ComplexityReply, ComplexityRequest
 from attention_service import cost
-from attention_service.cost.tensors import input_bytes
+from attention_service.cost.tensor_bytes import input_bytes
 from attention_service.modules.resident import Module
 from attention_service.runtime.calibration.background import Run
-from attention_service.runtime.calibration.drawing import plainest
 from attention_service.runtime.calibration.probing import Probe
+from attention_service.runtime.calibration.random_requests import plainest
 from attention_service.runtime.operations import forward
 from attention_service.runtime.operations.complexity.crossing import TOKENS
 from attention_service.runtime.operations.complexity.subjects import Asked, Place, Subject

@@ -10,7 +10,7 @@ from attention_service.core.positions.embeddings import TABLE
 from attention_service.cost.encoding import tabled_places, token_traffic
 from attention_service.cost.held import Held
 from attention_service.cost.pairs import score_cost
-from attention_service.cost.tensors import parameter_count, projections, tap_elements
+from attention_service.cost.tensor_bytes import parameter_count, projections, tap_elements
 from attention_service.cost.terms.base import Term, backward, elements, moved, product, start
 from attention_service.cost.workload import Workload
 

@@ -16,8 +16,8 @@ from attention_service.cost.pairs import (
     score_itemsize,
     softmax_itemsize,
 )
-from attention_service.cost.terms.around import factors, masks, masks_of_tiles
 from attention_service.cost.terms.base import Term, elements, lg, moved, over_pairs, product, start
+from attention_service.cost.terms.common_terms import factors, masks, masks_of_tiles
 from attention_service.cost.time import executed_share
 from attention_service.cost.traffic import traffic
 from attention_service.cost.workload import Workload

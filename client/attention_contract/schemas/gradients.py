@@ -50,7 +50,7 @@ class GradientsReply(Taps):
 
     gradients: dict[str, FloatArray]
     hessian_products: dict[str, FloatArray] | None = None
-    """By name, in the shape of that name, if the request has ``directions``."""
+    """Product of the Hessian with ``directions``, in the shape of each requested name."""
     dropout_mask: BoolArray | None = None
     """The weights that are kept, as in a forward reply."""
     check: dict[str, GradientCheck] | None = None

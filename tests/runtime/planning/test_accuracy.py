@@ -212,7 +212,7 @@ def test_what_was_refused_failed_or_was_given_up_is_not_recorded(tmp_path, devic
         large = RawForwardRequest(query=np.zeros((30_000, 1), np.float32), return_=["weights"])
         with pytest.raises(NeverFits):
             await engine.forward(None, large)
-        engine.execution.came_before = 2  # so that it waits for others
+        engine.execution.expects_mates = True  # so that it waits for others
         given_up = asyncio.create_task(engine.forward(None, RawForwardRequest(query=X)))
         await asyncio.sleep(0)
         given_up.cancel()

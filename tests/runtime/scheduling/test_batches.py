@@ -43,10 +43,10 @@ SPECS = {
 
 @pytest.fixture(autouse=True)
 def company(monkeypatch):
-    """Requests came together in the turn before, too, so that the first of a turn waits for others."""
+    """Equal requests came together in the last turn too, so that the first of a turn waits for others."""
     monkeypatch.setattr(batches, "BATCH_S", 1.0)
     monkeypatch.setattr(batches, "MIXED_BATCH_S", 1.0)
-    monkeypatch.setattr(Execution, "came_before", property(lambda _: 2, lambda *_: None), raising=False)
+    monkeypatch.setattr(Execution, "expects_mates", property(lambda _: True, lambda *_: None), raising=False)
 
 
 @pytest.fixture
@@ -459,9 +459,9 @@ def test_the_loop_is_held_by_what_is_predicted_to_be_quick_alone(tmp_path, devic
 
     async def story(engine):
         await modules(engine)
-        high = (await engine.forward(*of(8))).ran.predicted_high_ms / 1e3
+        median = (await engine.forward(*of(8))).ran.predicted_ms / 1e3
         assert 0 < engine.execution.hold_s <= 5e-3
-        for hold, stays in ((high * 1.01, True), (high * 0.99, False)):
+        for hold, stays in ((median * 1.01, True), (median * 0.99, False)):
             engine.execution.hold_s = hold
             await engine.forward(*of(8))
             assert gate.passes[-1][2] == stays

@@ -65,7 +65,7 @@ def prepare(module: Module | None, request: ForwardRequest, device: Device, room
         return Forward(bound, request, selection, plan.kernel)
 
     def joins() -> Joins:
-        lengths = None if mixes(bound, request) else (bound.queries, bound.keys)
+        lengths = None if mixing else (bound.queries, bound.keys)
         of = family_of(bound, question, device) if module is None else module
         key = of, lengths, plan.kernel, question, selection, in_common(bound)
         mixed = None
@@ -75,8 +75,10 @@ def prepare(module: Module | None, request: ForwardRequest, device: Device, room
 
     job_is_small = plan.predicted.high <= SHORT_S  # graphs belong to the thread of short work
     watched = not (request.edits or request.report_error or is_compiled(plan.kernel) or returns_mask(request))
+    mixing = mixes(bound, request)
     make_joins = joins if watched and joinable(bound) else None
-    return Job("forward", plan, bound.dtype, module, operation(bound), device.torch, watched, make_joins)
+    of = module if mixing else None
+    return Job("forward", plan, bound.dtype, module, operation(bound), device.torch, watched, make_joins, of)
 
 
 def joint_plans(

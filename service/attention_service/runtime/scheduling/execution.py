@@ -2,8 +2,8 @@
 
 An admitted job waits in the queue of its lane, in the order of arrival. Short jobs have a lane of their own, so that
 they do not wait behind long ones; both lanes run at the same time. The smallest jobs run on the event loop: handing
-them to a thread would take longer. Jobs that arrive in one turn of the event loop can run in one pass (``batches``);
-no job waits for others to come.
+them to a thread would take longer. Jobs that arrive in one turn of the event loop can run in one pass (``batches``):
+a job whose like came in the same turn waits for the end of the turn. Other jobs wait for nobody.
 """
 
 import asyncio
@@ -31,9 +31,10 @@ log = logging.getLogger(__name__)
 ResultT = TypeVar("ResultT")
 
 HAND_OFF_SHARE = 0.02
-"""Work goes to a thread if that adds no more than this share to its time."""
+"""Work goes to a thread if that adds no more than this share to its time, by the median of its prediction."""
 LONGEST_HOLD_S = 5e-3
-"""Work also goes to a thread if it might hold the event loop for longer, by the upper bound of its prediction."""
+"""Work also goes to a thread if it might hold the event loop for longer, by the upper bound of its prediction. Passes
+that follow one another hold the loop about as long."""
 _HAND_OFFS, _PAUSE_S = 25, 1e-3
 """Hand-offs that are timed, and seconds before each: a thread that has just run wakes faster than usual."""
 _SIDE = 128
@@ -47,16 +48,19 @@ class Execution:
         """``watch`` receives every run that ended well."""
         self.hold_s = 0.0
         """Jobs that might take longer go to a thread. Set by ``measure``."""
-        self.came_before = 0
-        """Jobs that came in the last turn of the event loop with any."""
+        self.expects_mates = False
+        """True if most jobs of the last turn came beside one that can run in the same pass."""
         self._device = device
         self._budget = budget
         self._watch = watch
         self._short, self._long = Lane(device, long=False), Lane(device, long=True)
         self._turn: asyncio.Handle | None = None
         """The end of this turn, if a job came."""
+        self._turn_began = 0.0
         self._came = 0
         """Jobs that came in this turn."""
+        self._kinds: set[int] = set()
+        """The kinds of these jobs."""
 
     async def measure(self) -> None:
         """Time a hand-off to a thread and back, which decides what runs on the event loop.
@@ -153,13 +157,18 @@ class Execution:
                 timer.cancel()
 
     def _begin(self, waiting: Waiting, lane: Lane) -> None:
-        """Queue a job; run it now if none came beside it, in this turn or the one before, and none waits or runs."""
-        self._came += 1
+        """Run a job now, or queue it until the end of the turn if others are before it or may run in one pass with it."""
         if self._turn is None:
             self._turn = asyncio.get_running_loop().call_soon(self._end_turn)
-        at_once = self._came == 1 and self.came_before <= 1 and lane.running is None
-        plan = None if waiting.job is None or waiting.deadline is not None else waiting.job.plan
-        if at_once and not lane.waiting and self._stays(plan):
+            self._turn_began = waiting.admitted
+        job = waiting.job
+        kind = id(waiting) if job is None else job.kind
+        mates = self.expects_mates or kind in self._kinds
+        self._came += 1
+        self._kinds.add(kind)
+        held = waiting.admitted - self._turn_began > LONGEST_HOLD_S
+        at_once = not (mates or held or lane.waiting) and lane.running is None
+        if at_once and job is not None and waiting.deadline is None and self._stays(job.plan):
             answer, seen = alone(waiting, self._device)
             self._give_back(waiting)
             _answer(waiting, answer)
@@ -171,12 +180,18 @@ class Execution:
             self._look(lane)
 
     def _end_turn(self) -> None:
+        """Begin what waits, pass after pass until a thread is busy or the event loop has been held for long enough."""
         self._turn = None
         if self._came:
-            self._came, self.came_before = 0, self._came
+            self.expects_mates = 2 * len(self._kinds) <= self._came
+            self._came = 0
+            self._kinds.clear()
+        until = time.monotonic() + LONGEST_HOLD_S
         for lane in (self._short, self._long):
-            if lane.waiting and lane.running is None:
+            while lane.waiting and lane.running is None:
                 self._look(lane)
+                if time.monotonic() > until:
+                    break
 
     def _expire(self, waiting: Waiting, lane: Lane) -> None:
         """Refuse a job that has not begun by its deadline."""
@@ -231,7 +246,9 @@ class Execution:
 
     def _stays(self, plan: Plan | None) -> bool:
         """True if a pass with this plan runs on the event loop."""
-        return plan is not None and not plan.laborious and plan.predicted.high <= self.hold_s
+        if plan is None or plan.laborious:
+            return False
+        return plan.predicted.median <= self.hold_s and plan.predicted.high <= max(LONGEST_HOLD_S, self.hold_s)
 
     def _finish(self, following: Pass, gone: Gone) -> None:
         """Give back the memory, answer everyone, and look at the queues at the end of this turn."""

@@ -46,6 +46,8 @@ class Job:
     """True if a calibration measures requests of this kind."""
     make_joins: Callable[[], Joins] | None = None
     """Makes ``joins``; None for a job that always runs alone."""
+    mixing: Module | None = None
+    """The module, if requests of different lengths run in one pass."""
     _joins: Joins | None = None
 
     def run(self) -> Fields:
@@ -58,6 +60,11 @@ class Job:
         if self._joins is None and self.make_joins is not None:
             self._joins = self.make_joins()
         return self._joins
+
+    @property
+    def kind(self) -> int:
+        """Equal for jobs that can most likely run in one pass: those of one cached plan, or of one large module."""
+        return id(self.plan if self.mixing is None else self.mixing)
 
     @property
     def is_short(self) -> bool:

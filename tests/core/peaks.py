@@ -45,7 +45,7 @@ class Request:
     def __post_init__(self):
         def fill(x):
             if x.is_floating_point():
-                x.normal_()
+                x.uniform_()
             else:
                 x.fill_(1 if x.dtype == torch.bool else self.work.told_keys - 1)
 

@@ -67,7 +67,7 @@ NORMALIZERS = {each.name: each for each in (Sigmoid(), Sparsemax(), Entmax15())}
 
 
 def raw(*, batch=2, queries=512, keys=512, heads=4, kv_heads=4, head_dim=64, value_dim=64, itemsize=4, **more):
-    return Workload(batch, queries, keys, heads, kv_heads, head_dim, value_dim, itemsize, **more)
+    return Workload(batch, queries, keys, heads, kv_heads, head_dim, value_dim, itemsize, threads=1, **more)
 
 
 def module(width=256, heads=4, kv_heads=4, **more):

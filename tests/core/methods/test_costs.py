@@ -57,7 +57,7 @@ def raw(name, *, batch=2, queries=1024, keys=1024, heads=4, kv_heads=4, head_dim
     if method.name == "linear":
         sent |= ({"gate"} if "gated" in method.rule else set()) | ({"beta"} if "delta" in method.rule else set())
         sent -= set() if method.normalized else {"initial_normalizer"}
-    more |= {"spec": described, "sent": frozenset(sent)}
+    more |= {"spec": described, "sent": frozenset(sent), "threads": 1}
     return Workload(batch, queries, keys, heads, kv_heads, head_dim, value_dim, itemsize, **more)
 
 

@@ -102,6 +102,7 @@ WORKLOADS = {
     "module, grouped": module(heads=8, kv_heads=2),
     "module, cross": module(queries=256, keys=2800, inputs=frozenset({"query", "key", "value"})),
     "module, long": module(128, 2, 2, batch=1, queries=1024, keys=1024),
+    "module, in slices": module(768, 8, 8, batch=1, queries=1500, keys=1500),
     "module, short": module(512, 8, 8, batch=16, queries=64, keys=64),
     "many tiles": raw(batch=1, heads=2, kv_heads=1, queries=2048, keys=2048, spec=WINDOW),
     "many tiles, entmax15": raw(batch=1, heads=1, kv_heads=1, queries=1500, keys=1500, spec=ENTMAX_WINDOW),

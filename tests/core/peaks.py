@@ -1,4 +1,7 @@
-"""What a pass holds on the CPU, as PyTorch's profiler sees it: requests of workloads, and the peaks of their passes."""
+"""What a pass holds on the CPU, as PyTorch's profiler sees it: requests of workloads, and the peaks of their passes.
+
+The passes run on one thread, and so must the workloads say.
+"""
 
 import gc
 from bisect import bisect_left
@@ -18,24 +21,6 @@ DTYPES = {2: torch.bfloat16, 4: torch.float32, 8: torch.float64}
 Run = Callable[[], object]
 
 
-def input_shapes(work: Workload) -> dict[str, tuple[int, ...]]:
-    """The shapes of a workload's inputs and of its past, by field."""
-    sizes = work.sizes
-    widths = {"query": work.head_dim, "key": work.head_dim, "value": work.value_dim}
-    if sizes is not None:
-        widths = {"query": sizes.d_model, "key": sizes.key_width, "value": sizes.value_width}
-    shapes = {}
-    for name, width in widths.items():
-        if name in work.inputs:
-            length = work.queries if name == "query" else work.new_keys
-            heads = () if sizes is not None else (work.heads if name == "query" else work.kv_heads,)
-            shapes[name] = (work.batch, *heads, length, width)
-    if work.past:
-        for name, width in (("past_key", work.head_dim), ("past_value", work.value_dim)):
-            shapes[name] = (work.batch, work.kv_heads, work.past, width)
-    return shapes
-
-
 @dataclass
 class Request:
     """A workload's passes, as the server runs them, over random tensors."""
@@ -45,7 +30,7 @@ class Request:
     def __post_init__(self):
         def fill(x):
             if x.is_floating_point():
-                x.normal_()
+                x.uniform_()
             else:
                 x.fill_(1 if x.dtype == torch.bool else self.work.told_keys - 1)
 
@@ -62,7 +47,7 @@ class Request:
 
 def peaks(runs: Sequence[Run]) -> list[int]:
     """The most bytes that each run held at a time. One profile of all of them: to start one takes long."""
-    with _no_collection(), profile(activities=[ProfilerActivity.CPU], profile_memory=True) as profiler:
+    with _undisturbed(), profile(activities=[ProfilerActivity.CPU], profile_memory=True) as profiler:
         for number, run in enumerate(runs):
             with record_function(f"run|{number}"):
                 run()
@@ -78,19 +63,22 @@ def peaks(runs: Sequence[Run]) -> list[int]:
 
 
 @contextmanager
-def _no_collection() -> Iterator[None]:
-    """What others left in cycles is given back before: within a run, it would be taken for what the run gave back."""
+def _undisturbed() -> Iterator[None]:
+    """One thread, whatever others have set, and no collection: what it frees would be taken for what the run freed."""
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
     gc.collect()
     gc.disable()
     try:
         yield
     finally:
         gc.enable()
+        torch.set_num_threads(threads)
 
 
 def held_at_peak(run: Run) -> list[tuple[int, str]]:
     """What one run holds when it holds most: bytes, and the operations in which they were allocated, outermost last."""
-    with _no_collection(), profile(activities=[ProfilerActivity.CPU], profile_memory=True) as profiler:
+    with _undisturbed(), profile(activities=[ProfilerActivity.CPU], profile_memory=True) as profiler:
         run()
     held: dict[int, tuple[int, str]] = {}
     now = most = 0

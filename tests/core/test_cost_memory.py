@@ -67,7 +67,7 @@ NORMALIZERS = {each.name: each for each in (Sigmoid(), Sparsemax(), Entmax15())}
 
 
 def raw(*, batch=2, queries=512, keys=512, heads=4, kv_heads=4, head_dim=64, value_dim=64, itemsize=4, **more):
-    return Workload(batch, queries, keys, heads, kv_heads, head_dim, value_dim, itemsize, **more)
+    return Workload(batch, queries, keys, heads, kv_heads, head_dim, value_dim, itemsize, threads=1, **more)
 
 
 def module(width=256, heads=4, kv_heads=4, **more):
@@ -102,6 +102,7 @@ WORKLOADS = {
     "module, grouped": module(heads=8, kv_heads=2),
     "module, cross": module(queries=256, keys=2800, inputs=frozenset({"query", "key", "value"})),
     "module, long": module(128, 2, 2, batch=1, queries=1024, keys=1024),
+    "module, in slices": module(768, 8, 8, batch=1, queries=1500, keys=1500),
     "module, short": module(512, 8, 8, batch=16, queries=64, keys=64),
     "many tiles": raw(batch=1, heads=2, kv_heads=1, queries=2048, keys=2048, spec=WINDOW),
     "many tiles, entmax15": raw(batch=1, heads=1, kv_heads=1, queries=1500, keys=1500, spec=ENTMAX_WINDOW),

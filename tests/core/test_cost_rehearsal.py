@@ -8,7 +8,6 @@ from functools import partial
 import pytest
 import torch
 from tests.core.methods.test_costs import METHODS
-from tests.core.methods.test_costs import Request as MethodRequest
 from tests.core.methods.test_costs import raw as method_raw
 from tests.core.peak_walk import passes_over
 from tests.core.peaks import Request, peaks
@@ -59,7 +58,7 @@ def test_what_is_told_of_operations_is_what_they_answer(number):
 @pytest.mark.parametrize("name", METHODS)
 def test_what_is_told_of_the_operations_of_methods_is_what_they_answer(name):
     with Compared() as compared:
-        MethodRequest(method_raw(name, queries=300, keys=300, padded=True)).second()
+        Request(method_raw(name, queries=300, keys=300, padded=True)).backward(METHODS[name].method.name, twice=True)
     assert not compared.wrong
     assert len(compared.told) > 10
 

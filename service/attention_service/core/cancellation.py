@@ -59,8 +59,24 @@ def _on_gradient(_: Tensor) -> None:
 
 SLICE_FLOPS = 1e9
 """FLOPs of one thread between two checkpoints: 15 to 50 ms on today's processors."""
+_rehearsed_threads: ContextVar[int | None] = ContextVar("rehearsed_threads", default=None)
+
+
+@contextmanager
+def rehearsed_on(threads: int) -> Iterator[None]:
+    """Let operations on meta tensors be cut as on a CPU with so many threads; 0 for a GPU, which cuts nothing."""
+    before = _rehearsed_threads.set(threads)
+    try:
+        yield
+    finally:
+        _rehearsed_threads.reset(before)
 
 
 def slice_flops() -> float:
     """FLOPs of one operation on the CPU, above which it is cut into slices."""
-    return SLICE_FLOPS * torch.get_num_threads()
+    return SLICE_FLOPS * (_rehearsed_threads.get() or torch.get_num_threads())
+
+
+def cuts(x: Tensor) -> bool:
+    """Return True if long operations on this tensor are cut: on a CPU, and where one is rehearsed."""
+    return x.device.type == "cpu" or (x.is_meta and bool(_rehearsed_threads.get()))

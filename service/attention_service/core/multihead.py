@@ -15,7 +15,7 @@ from torch.nn.functional import linear as whole_linear
 from attention_contract.schemas.modules import Biases, ModuleConfig
 from attention_contract.spec import AttentionSpec
 from attention_service.core.apart import has_separate
-from attention_service.core.cancellation import checked, checkpoint, slice_flops
+from attention_service.core.cancellation import checked, checkpoint, cuts, slice_flops
 from attention_service.core.learned import learned_of
 from attention_service.core.types import Learned, Problem, Widths, added_keys
 
@@ -169,7 +169,9 @@ def largest_finite(parameters: Parameters) -> float:
     dtype = parameters["k_proj.weight"].dtype
     largest = torch.finfo(dtype).max / 16
     # Sums, not maxima: Python's max passes over NaN.
-    rows = sum(float(parameters[f"{role}_proj.weight"].double().norm(dim=1).max()) for role in "kv")
+    # A few rows at a time: a whole weight in float64 is memory that no plan counts.
+    weights = (parameters[f"{role}_proj.weight"].split(64) for role in "kv")
+    rows = sum(float(torch.cat([part.double().norm(dim=1) for part in parts]).max()) for parts in weights)
     biases = [bias for role in "kv" if (bias := parameters.get(f"{role}_proj.bias")) is not None]
     shift = sum(float(bias.double().abs().max()) for bias in biases)
     if not rows + shift < largest:  # or NaN
@@ -227,16 +229,20 @@ def merge_heads(x: Tensor) -> Tensor:
 
 def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
     """x·wᵀ + b, in slices of rows with a checkpoint before each if it takes long on the CPU."""
-    if 2.0 * x.numel() * weight.shape[0] <= slice_flops() or x.device.type != "cpu":
+    if 2.0 * x.numel() * weight.shape[0] <= slice_flops() or not cuts(x):
         return whole_linear(x, weight, bias)
     rows, at_once = x.numel() // x.shape[-1], max(int(slice_flops() / (2.0 * weight.numel())), 1)
-    sizes = [min(at_once, rows - start) for start in range(0, rows, at_once)]
+    if x.is_meta:  # two slices hold as much as many
+        sizes = [at_once, rows - at_once] if rows > at_once else [rows]
+    else:
+        sizes = [min(at_once, rows - start) for start in range(0, rows, at_once)]
     parts = x.reshape(rows, -1).split_with_sizes(sizes)
     if torch.is_grad_enabled() and (x.requires_grad or weight.requires_grad):
         found = torch.cat([checked(whole_linear(part, weight, bias)) for part in parts])
     else:
         found = x.new_empty(rows, weight.shape[0])
-        for part, into in zip(parts, found.split_with_sizes(sizes), strict=True):
+        through = parts[:1] if x.is_meta else parts  # one after the other
+        for part, into in zip(through, found.split_with_sizes(sizes), strict=False):
             checkpoint()
             into.copy_(whole_linear(part, weight, bias))
     return found.view(*x.shape[:-1], weight.shape[0])

@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from attention_service.core.cancellation import rehearsed_on
 from attention_service.cost.answers import answer
 from attention_service.cost.operation_counter import OperationCounter
 from attention_service.cost.operator_memory import beside
@@ -40,7 +41,7 @@ def most_held(
     the way back. ``threads``: those of a CPU; 0 for a GPU, whose operators take nothing for themselves.
     """
     account = Account(resident, pairs, threads)
-    with torch.inference_mode(mode=False), torch.set_grad_enabled(graph), account:
+    with torch.inference_mode(mode=False), torch.set_grad_enabled(graph), rehearsed_on(threads), account:
         run(account)
     return {phase: {name: size for name, size in held.items() if size} for phase, held in account.most.items()}
 

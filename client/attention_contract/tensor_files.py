@@ -17,7 +17,7 @@ from attention_contract.errors import InvalidTensor, Unreadable
 from attention_contract.json_reading import check_text, from_json, measure_text
 from attention_contract.json_writing import fields_on_wire, plain_scalar
 from attention_contract.request_options import MAX_TENSORS as MAX_REMEMBERED
-from attention_contract.request_options import MAX_TEXT, parsed_options
+from attention_contract.request_options import MAX_TEXT, parsed_options, with_tensors
 from attention_contract.tensor_places import place_tensor
 from attention_contract.tensors import (
     DTYPES,
@@ -38,6 +38,7 @@ ModelT = TypeVar("ModelT", bound=BaseModel)
 MAX_HEADER: Final = 16 * 2**20
 """Bytes of a header that is read."""
 _SMALL_HEADER: Final = 2**16
+_INT64: Final = 2**63
 MAX_TENSORS: Final = 4096
 """Tensors of one file."""
 _CODES: Final = {
@@ -93,7 +94,11 @@ def _take_tensors(value: Any, path: str, tensors: list[NamedTensor]) -> Any:
         for key, item in value.items():
             kind = type(item)
             # Most values of a reply are plain. A call for each would take longer than all else here.
-            if kind is str or (kind is float and math.isfinite(item)) or (kind is int and item.bit_length() < 64):
+            if (
+                kind is str
+                or (kind is float and -math.inf < item < math.inf)
+                or (kind is int and -_INT64 <= item < _INT64)
+            ):
                 rest[key] = item
             elif not isinstance(item, np.ndarray):
                 rest[key] = _take_tensors(item, f"{path}{key}.", tensors)
@@ -126,7 +131,7 @@ def from_safetensors(body: bytes | memoryview, entry: Entry, model: type[ModelT]
         fields = _fields(model)
         if all(name in fields and dtype in _PLAIN for name, dtype, _ in tensors):
             options: ModelT = parsed_options(model, text, tuple([(name, dtype) for name, dtype, _ in tensors]))
-            return options.model_copy(update={name: array for name, _, array in tensors})
+            return with_tensors(options, {name: array for name, _, array in tensors})
     encoded = text.encode()
     if len(encoded) > _SMALL_HEADER:
         check_text(measure_text(encoded))

@@ -2,6 +2,7 @@
 
 import asyncio
 import gc
+import os
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -10,6 +11,7 @@ from typing import Any
 import structlog
 from fastapi import FastAPI
 from fastapi.openapi.utils import get_openapi
+from fastapi.telemetry import TelemetryConfig
 from fastapi_offline import FastAPIOffline
 from starlette.requests import Request
 from starlette.responses import FileResponse, Response
@@ -54,6 +56,7 @@ def create_app(settings: Settings) -> FastAPI:
         description=documentation.DESCRIPTION,
         lifespan=life,
         separate_input_output_schemas=False,
+        telemetry=_telemetry(),
         swagger_ui_parameters={"tryItOutEnabled": True},
     )
     app.state.settings = settings
@@ -65,6 +68,12 @@ def create_app(settings: Settings) -> FastAPI:
     app.add_middleware(Observe, requests=requests)
     problems.install(app)
     return app
+
+
+def _telemetry() -> TelemetryConfig:
+    """FastAPI's own telemetry, if its environment variable asks for it. Otherwise no request looks for providers."""
+    asked = os.environ.get("FASTAPI_OTEL_AUTO_CONFIGURE", "").lower() == "true"
+    return {"tracing": asked, "metrics": asked, "logs": asked}
 
 
 class _PlainText(Response):

@@ -17,7 +17,7 @@ from attention_contract.operations import Operation
 from attention_contract.validation import clip, validate
 from attention_contract.wire import JSON, SAFETENSORS, from_body
 from attention_service.api.disconnection import unless_gone
-from attention_service.api.negotiation import MAX_HEADER_BYTES, Headers, content_type
+from attention_service.api.negotiation import MAX_HEADER_BYTES, Headers, content_type, header
 from attention_service.runtime.scheduling.budget import Body
 from attention_service.settings import Settings
 
@@ -63,8 +63,8 @@ async def read_request(
     if operation.method == "GET":
         return validate(model, _query(scope), by_name=False)
     media_type = content_type(headers)
-    offered = [JSON, SAFETENSORS] if operation.tensors else [JSON]
-    if media_type not in offered:
+    if media_type != JSON and not (media_type == SAFETENSORS and operation.tensors):
+        offered = [JSON, SAFETENSORS] if operation.tensors else [JSON]
         raise UnsupportedMediaType(
             f"Content-Type: {media_type[:80]!r} is not read here; expected {' or '.join(offered)}", offered=offered
         )
@@ -107,8 +107,8 @@ async def read_body(headers: Headers, receive: Receive, limit: int, memory: Body
     Reading stops as soon as the body exceeds the limit or the memory. Raises UnsupportedMediaType, BodyTooLarge,
     Unreadable, Cancelled, or what ``memory`` raises.
     """
-    coding = str(headers.get(b"content-encoding", b"identity"), "latin-1").strip().lower()
-    if coding not in {"identity", *_CODINGS}:
+    coding = (header(headers, b"content-encoding") or "identity").strip().lower()
+    if coding != "identity" and coding not in _CODINGS:
         raise UnsupportedMediaType(
             f"Content-Encoding: {coding[:40]!r} is not read here; send the body as it is, or in one of "
             f"{', '.join(_CODINGS)}",

@@ -68,14 +68,14 @@ class OperationRoute(APIRoute):
     def matches(self, scope: Scope) -> tuple[Match, Scope]:
         """Match a request by path and method."""
         match, found = super().matches(scope)
-        return (Match.FULL if match == Match.PARTIAL and self._is_head(scope) else match), found
+        return (Match.FULL if match == Match.PARTIAL and self._answers(scope["method"]) else match), found
 
     async def handle(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Answer a request that matched."""
-        await (self.app if self._is_head(scope) else super().handle)(scope, receive, send)
+        await (self.app if self._answers(scope["method"]) else super().handle)(scope, receive, send)
 
-    def _is_head(self, scope: Scope) -> bool:
-        return scope["method"] == "HEAD" and "GET" in (self.methods or ())
+    def _answers(self, method: str) -> bool:
+        return ("GET" if method == "HEAD" else method) in (self.methods or ())
 
 
 def read_route(operation: Operation[Any], handler: Handler) -> OperationRoute:

@@ -72,7 +72,8 @@ def accepted(headers: Headers, operation: Operation[Any]) -> str:
     """
     sent = content_type(headers) if operation.tensors else JSON
     best = _best(header(headers, b"accept") or "*/*", operation.tensors, operation.pictures, sent == SAFETENSORS)
-    check_drawable(best)
+    if best in PICTURES:
+        check_drawable(best)
     return best
 
 

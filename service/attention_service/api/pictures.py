@@ -10,8 +10,8 @@ _HALVINGS = 6
 
 
 def check_drawable(media_type: str) -> None:
-    """Raise NotAcceptable for a picture that this server has nothing to draw with."""
-    if media_type in PICTURES and find_spec("matplotlib") is None:
+    """Raise NotAcceptable for a picture if this server has nothing to draw with."""
+    if find_spec("matplotlib") is None:
         raise NotAcceptable(
             f"Accept: {media_type} is drawn by matplotlib, which this server lacks; install its extra plot "
             f"(attention-service[plot]), or ask for {JSON}",

@@ -27,7 +27,7 @@ _QUIET_S = 2.0
 
 
 def body(tokens: int, heads: int = 8) -> bytes:
-    """A request of raw attention over so many tokens."""
+    """Return a request of raw attention over this many tokens."""
     query = np.random.default_rng(0).standard_normal((1, heads, tokens, 64), dtype=np.float32)
     return b"".join(to_body(RawForwardRequest(query=query), SAFETENSORS, "request"))
 

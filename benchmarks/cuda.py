@@ -25,7 +25,7 @@ from attention_contract.schemas.attention import ForwardRequest, RawForwardReque
 from attention_contract.schemas.modules import ModuleConfig
 from attention_contract.spec import AttentionSpec, Causal
 from attention_service.api.app import create_app
-from attention_service.api.server import Server
+from attention_service.api.serving import Server
 from attention_service.core.attention import attend
 from attention_service.core.kernels.backends import FUSED
 from attention_service.core.kernels.flex import flexed
@@ -94,7 +94,7 @@ def kernels(device: Device, lengths: Sequence[int], rounds: int) -> Iterator[str
 
 
 def long_request(device: Device, length: int) -> Iterator[str]:
-    """One head of so many tokens, exactly, as one request."""
+    """Return one head of this many tokens as one exact request."""
     tensors = [np.random.default_rng(seed).standard_normal((1, length, 64), np.float32) for seed in range(3)]
     query, key, value = (x.astype(ml_dtypes.bfloat16) for x in tensors)
     request = RawForwardRequest(query=query, key=key, value=value, spec=CAUSAL)

@@ -1,4 +1,4 @@
-"""Load: prepared requests in turn on so many connections, by ``wrk`` or, without it, by our own sockets."""
+"""Load: prepared requests in turn on several connections, by ``wrk`` or, without it, by our own sockets."""
 
 import json
 import os
@@ -42,7 +42,7 @@ def generator() -> str:
 def send(
     url: str, requests: Sequence[Request], connections: int, seconds: float, cores: Sequence[int], folder: Path
 ) -> Load:
-    """POST the requests in turn for so many seconds."""
+    """POST the requests in turn for this many seconds."""
     if shutil.which("wrk"):
         # wrk knows whole seconds only.
         command = ["wrk", "-t1", f"-c{connections}", f"-d{max(1, round(seconds))}s", "--timeout", "30s"]

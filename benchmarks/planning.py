@@ -21,7 +21,7 @@ from attention_service.runtime.scheduling.budget import Budget
 
 ROOM = 2**33
 BATCHES = 40
-"""Requests of a stream are timed in so many batches, of which the median counts."""
+"""Number of batches in which requests of a stream are timed; the median counts."""
 
 
 @dataclass(frozen=True)

@@ -67,7 +67,7 @@ class Running:
 
 
 def cores_for(count: int) -> tuple[list[int], list[int]]:
-    """The cores of a server that needs so many, and those of the load generator; the same where there are too few."""
+    """Return the cores of a server and those of the load generator; the same if there are too few."""
     mine = sorted(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else [0]
     server = mine[:count]
     return server, mine[count : count + 1] or (mine if len(server) > 1 else server)

@@ -68,7 +68,7 @@ class Comparison:
 
     @contextmanager
     def keeping(self, label: str) -> Iterator[None]:
-        """Note what goes wrong; it ends the turns of what has this label, and of nothing else."""
+        """Record a failure, which ends the rounds of this label alone."""
         try:
             yield
         except (ServerError, OSError, HTTPException, RuntimeError, ValueError) as fault:
@@ -78,7 +78,7 @@ class Comparison:
 def compare(
     workload: Workload, entries: Sequence[Entry], connections: Sequence[int], rounds: int, seconds: float, folder: Path
 ) -> Comparison:
-    """Measure every entry at every concurrency, so many times. Ours and the ceilings take turns at each concurrency."""
+    """Measure every entry at every concurrency in several rounds. Ours and the ceilings alternate at each."""
     found = Comparison(workload, [Cell(entry, count) for count in connections for entry in entries])
     kept = _servers(entries, peer=False)
     with ExitStack() as stack:
@@ -101,7 +101,7 @@ def compare(
 
 
 def peak_bytes(workload: Workload, entry: Entry, connections: int, folder: Path) -> tuple[int, int]:
-    """Most bytes that were resident after the start, and after load on so many connections."""
+    """Return the peak resident bytes after the start, and after load on this many connections."""
     with serving(entry.server, workload, folder) as process:
         idle = process.peak_bytes()
         _load(Cell(entry, connections), process, workload, 2 * workload.seconds, folder)
@@ -122,7 +122,7 @@ def _prepare(found: Comparison, server: Server, process: Running, folder: Path) 
 
 
 def verify(entry: Entry, url: str, workload: Workload, count: int = DIFFERENT) -> None:
-    """Send so many different requests at once and hold each answer against float64. Raises ServerError."""
+    """Send different requests at once and compare each answer with float64. Raises ServerError."""
     with ThreadPoolExecutor(count) as pool:
         errors = list(pool.map(lambda index: _error(entry, url, workload, index), range(count)))
     if max(errors) > TOLERANCE:

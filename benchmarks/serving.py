@@ -40,7 +40,7 @@ in every round, since most keep busy while nobody asks, and runs with the settin
 def main() -> None:
     """Measure, print, write."""
     options = _options().parse_args()
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))  # by way of what stops the servers
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))  # through the cleanup that stops the servers
     with TemporaryDirectory() as folder:
         publish("Served", _text(options), measured(options, Path(folder)), options.output)
 

@@ -1,4 +1,4 @@
-"""What is served: shapes, weights, one request and the answer that it must get."""
+"""Workloads of the serving benchmarks: shapes, weights, one request and its correct answer."""
 
 from dataclasses import dataclass
 from pathlib import Path
@@ -22,7 +22,7 @@ class Workload:
     """Processor cores of the server."""
     concurrency: tuple[int, ...] = (1, 16, 64)
     seconds: float = 1
-    """Of one run of the load generator."""
+    """Duration of one run of the load generator."""
     different: int = 1
     """Different requests that are sent in turn. With more than one, their lengths are drawn from 1 to ``length``."""
 
@@ -67,7 +67,7 @@ class Workload:
         return file
 
     def answer(self, query: Floats) -> NDArray[np.float64]:
-        """What attention gives, in float64 and step by step."""
+        """Compute attention in float64, step by step."""
         weights = {name: value.astype(np.float64) for name, value in self.weights().items()}
         # [B, L, 3, H, D] -> three of [B, H, L, D]
         joint = query.astype(np.float64) @ weights["in_proj_weight"].T + weights["in_proj_bias"]

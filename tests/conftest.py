@@ -28,7 +28,7 @@ def live_server(models_dir: Path, **settings: object) -> Iterator[str]:
     """
     # Imported here: the tests of the contract and of the client run without the server's extra.
     from attention_service.api.app import create_app
-    from attention_service.api.server import Server
+    from attention_service.api.serving import Server
     from attention_service.cost import Rates
     from attention_service.settings import Settings
 

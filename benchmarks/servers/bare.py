@@ -25,7 +25,7 @@ Application = Callable[..., Awaitable[None]]
 
 
 class Together:
-    """Answers in one batch what was asked for within one turn of the event loop."""
+    """Answer all requests of one event loop iteration in one batch."""
 
     def __init__(self, attention: Attention) -> None:
         self.attention = attention

@@ -47,7 +47,7 @@ _MEMBERS = frozenset({"type", "title", "status", "detail", "code", "param", "req
 
 
 class AttentionError(Exception):
-    """Anything the service answers that is not what was asked for.
+    """Error reply of the service.
 
     ``detail`` says what was expected, what came and what to do; ``param`` names the request field at fault, dotted when
     nested; ``facts`` are the numbers behind the sentence, and become fields of the problem document.
@@ -147,7 +147,7 @@ class MethodNotAllowed(AttentionError):
 
 
 class NotAcceptable(AttentionError):
-    """The reply cannot be given in any of the media types asked for."""
+    """The service cannot write the reply in any accepted media type."""
 
     status = 406
     code = "not_acceptable"
@@ -229,7 +229,7 @@ class ShapeMismatch(InvalidRequest):
 
 
 class KernelUnsuitable(InvalidRequest):
-    """The kernel asked for cannot compute this request."""
+    """The requested kernel cannot compute this request."""
 
     code = "kernel_unsuitable"
     title = "The kernel cannot do this"

@@ -47,7 +47,7 @@ class Operation(Generic[ReplyT]):
     tensors: bool = False
     """Bodies may be safetensors files."""
     pictures: bool = False
-    """The reply can be asked for as a picture."""
+    """The reply is also available as a picture."""
     safe_to_repeat: bool = True
     """The operation is idempotent, so a client may repeat it after a lost reply."""
     example: dict[str, Any] | None = None

@@ -146,7 +146,7 @@ RopeScaling = Annotated[
 
 
 class Rope(WireModel):
-    """Queries and keys turned by angles in proportion to their places (Su et al. 2021, section 3.4).
+    """Queries and keys rotated by angles in proportion to their places (Su et al. 2021, section 3.4).
 
     Pair c of the turned dimensions turns by place · θ^(−2c/dim).
     """
@@ -217,7 +217,7 @@ Position = Annotated[
 
 
 class QKNorm(WireModel):
-    """q and k divided by their root mean square, times a learned weight, before they are turned (Henry et al. 2020).
+    """q and k divided by their root mean square, times a learned weight, before their rotation (Henry et al. 2020).
 
     Learned: ``q_norm.weight`` and ``k_norm.weight``, ``[D]``; over all heads ``[H·D]`` and ``[Hkv·D]``.
     """

@@ -385,7 +385,7 @@ class Linformer(WireModel):
 
 
 class Nystrom(WireModel):
-    """Softmax attention by way of landmarks, the means of segments of queries and of keys (Xiong et al. 2021).
+    """Softmax attention through landmarks, the means of segments of queries and of keys (Xiong et al. 2021).
 
     softmax(Q K̃ᵀ) softmax(Q̃ K̃ᵀ)⁺ softmax(Q̃ Kᵀ) V, the pseudo-inverse by iteration. No masks but padding. With as many
     landmarks as queries and keys it is exact.
@@ -417,7 +417,7 @@ class AttentionSpec(WireModel):
     """c·tanh(s/c) on the scores, before the masks (Gemma 2, section 2); null for none."""
     position: Position = Field(default_factory=NoPosition)
     qk_norm: QKNorm | None = None
-    """Root mean square norm of q and k before they are turned; null for none."""
+    """Root mean square norm of q and k before their rotation; null for none."""
     masks: Listed[Mask] = Field(default_factory=list, max_length=16)
     """All of them must allow; an empty list allows everything."""
     add_bias_kv: bool = False

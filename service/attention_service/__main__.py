@@ -13,7 +13,7 @@ from pydantic_settings import CliApp, SettingsConfigDict
 
 from attention_service.api.app import create_app
 from attention_service.api.log_setup import configure_logging
-from attention_service.api.server import Server
+from attention_service.api.serving import Server
 from attention_service.cost import Calibrated
 from attention_service.runtime.calibration import stored
 from attention_service.runtime.calibration.calibrating import SECONDS, Calibration, TooBusyError

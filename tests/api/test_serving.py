@@ -22,7 +22,7 @@ from attention_contract.schemas.attention import RawForwardRequest
 from attention_contract.schemas.gradients import RawGradientsRequest
 from attention_contract.wire import SAFETENSORS, to_body
 from attention_service.api.app import create_app
-from attention_service.api.server import Server
+from attention_service.api.serving import Server
 from attention_service.settings import Settings
 
 

@@ -13,7 +13,7 @@ import pytest
 import typer
 from typer.testing import CliRunner
 
-from attention_client.cli import app, cost_tables, extensions, result_tables, tensor_files
+from attention_client.cli import app, cost_tables, extensions, result_tables, tensor_arguments
 from attention_client.cli.session import Session
 from attention_contract.errors import PROBLEM_MEDIA_TYPE, ModuleNotFound
 from attention_contract.schemas.accuracy import AccuracyReply
@@ -270,7 +270,7 @@ def test_a_module_is_deleted_at_a_version(run, played):
 @pytest.mark.parametrize("suffix", [".npy", ".npz", ".safetensors", ".json"])
 def test_what_is_written_can_be_read_again(run, suffix):
     run("forward", "demo", "--query", "q.npy", "-o", f"out{suffix}")
-    np.testing.assert_array_equal(tensor_files.read(f"out{suffix}", "output"), X)
+    np.testing.assert_array_equal(tensor_arguments.read(f"out{suffix}", "output"), X)
 
 
 def test_bfloat16_survives_in_safetensors_and_widens_elsewhere(run, tmp_path):

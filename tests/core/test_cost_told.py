@@ -7,30 +7,31 @@ from pathlib import Path
 import pytest
 from tests.cost.test_cost_traffic import METHODS as EVERY_METHOD
 
-from attention_service import cost
+import attention_service
 from attention_service.core.methods import approximation_of
 from attention_service.core.registry import variants
 from attention_service.core.stages import TAPS
 from attention_service.cost.letters import LETTERS, explained
 from attention_service.cost.phases import Phase
-from attention_service.cost.told_tensors import TENSORS, told
+from attention_service.cost.tensor_names import TENSORS, told
 
-SOURCES = sorted(Path(cost.__file__).parent.rglob("*.py"))
+SOURCES = sorted(Path(attention_service.__file__).parent.rglob("*.py"))
 
 
 def held_names(source):
-    """The names under which a module's rehearsals hold tensors."""
+    """Yield the names under which a rehearsal holds the tensors of this module's passes."""
     for node in ast.walk(ast.parse(source)):
         if not isinstance(node, ast.Call):
             continue
-        if getattr(node.func, "attr", None) == "call":  # of a rehearsal's account
-            yield from (name.value for name in ast.walk(node) if isinstance(name, ast.Constant))
-        elif getattr(node.func, "id", None) == "Phase":
-            yield from (name.value for name in ast.walk(node.args[1]) if isinstance(name, ast.Constant) and name.value)
+        if isinstance(node.func, ast.Name) and node.func.id in {"phase", "Phase"}:  # the name of the phase comes first
+            yield from (name.value for name in ast.walk(node.args[1]) if isinstance(name, ast.Constant))
+            yield from (name.value for name in node.args[2:] if isinstance(name, ast.Constant))
+        elif isinstance(node.func, ast.Attribute) and ast.unparse(node.func) == "account.call":
+            yield from (name.value for name in node.args if isinstance(name, ast.Constant))
 
 
 def test_every_tensor_that_is_held_has_a_name_and_a_meaning():
-    found = {name for path in SOURCES for name in held_names(path.read_text("utf-8")) if isinstance(name, str)}
+    found = {name for path in SOURCES for name in held_names(path.read_text("utf-8"))}
     stages = {*TAPS} - {"k", "v"}  # each is called as its tap
     assert found - {"select"} | stages | {"workspace"} == set(TENSORS)
 

@@ -95,16 +95,6 @@ def test_nothing_to_attend(kernel, queries, keys, every_mask, make_problem):
     assert attended.taps["lse"].equal(torch.full((2, 2, queries), -torch.inf, dtype=torch.float64))
 
 
-@pytest.mark.parametrize("kernel", NAMES)
-def test_shapes_without_memory(kernel, every_mask, make_problem):
-    problem = make_problem(spec=AttentionSpec(masks=every_mask))
-    problem = replace(problem, q=problem.q.to("meta"), k=problem.k.to("meta"), v=problem.v.to("meta"))
-    attended = attend(problem, ("scores", "weights", "lse"), kernel=kernel)
-    assert attended.context.is_meta
-    assert attended.context.shape == (2, 2, 4, 3)
-    assert attended.taps["lse"].shape == (2, 2, 4)
-
-
 @pytest.mark.parametrize("kernel", [name for name in NAMES if name != "materialized"])
 def test_gradients_are_those_of_the_materialized_kernel(kernel, every_mask, request_masks, make_problem):
     def gradients(name):

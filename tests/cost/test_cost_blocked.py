@@ -180,10 +180,10 @@ def test_the_planner_takes_what_exploits_the_mask_and_what_fits():
     capped = AttentionSpec(softcap=30.0)
     assert chosen(AttentionSpec(), 64) == "fused"
     assert chosen(AttentionSpec(), 10**5) == "fused"
-    assert chosen(WINDOW, 10**5) == chosen(LONGFORMER, 2**14, gradient=True) == "blocked"
+    assert chosen(WINDOW, 10**5) == chosen(LONGFORMER, 2**14, operation="gradients") == "blocked"
     assert chosen(capped, 64) == "materialized"
     assert chosen(capped, 512, room=2**62, keeps_weights=True) == "materialized"
-    assert chosen(capped, 10**5) == chosen(capped, 10**5, room=2**36, gradient=True) == "blocked"
+    assert chosen(capped, 10**5) == chosen(capped, 10**5, room=2**36, operation="gradients") == "blocked"
 
 
 def test_a_kernel_that_does_not_fit_is_passed_over():

@@ -2,13 +2,13 @@
 
 from attention_service.core.methods import METHODS, Approximation
 from attention_service.cost.letters import LETTERS
-from attention_service.cost.told_tensors import TENSORS
+from attention_service.cost.tensor_names import TENSORS
 from tests.docs.snippets import ROOT
 
 PAGE = ROOT / "docs" / "cost-names.md"
 HEAD = """# Names in the answers about cost
 
-`python -m tests.docs.names_page` writes this page from `cost/letters.py`, the methods, and `cost/told_tensors.py`.
+`python -m tests.docs.names_page` writes this page from `cost/letters.py`, the methods, and `cost/tensor_names.py`.
 
 ## Letters of orders
 

@@ -30,7 +30,7 @@ from attention_service.core.positions import POSITIONS
 from attention_service.core.scores import SCORES
 from attention_service.cost import Rates, Roofline, Workload, peak_bytes
 from attention_service.modules.resident import Module
-from attention_service.runtime.calibration.drawing import Drawn, Kind, draw, kinds
+from attention_service.runtime.calibration.random_requests import Drawn, Kind, draw, kinds
 from attention_service.runtime.calibration.specs import (
     MASK_OPTIONS,
     METHOD_OPTIONS,

@@ -8,7 +8,7 @@ import numpy as np
 import typer
 from numpy.typing import NDArray
 
-from attention_client.cli import display, tensor_files
+from attention_client.cli import display, tensor_arguments
 from attention_client.cli.session import client_of
 
 _TOLERANCES = {"float64": 1e-12, "float32": 1e-5, "float16": 1e-2}
@@ -55,7 +55,7 @@ def compare(
         name: rng.standard_normal((batch, *shape, head_dim)).astype(dtype.value) for name, shape in lengths.items()
     }
     upstream = rng.standard_normal((batch, heads, queries, head_dim)).astype(dtype.value)
-    fields: dict[str, Any] = {} if spec is None else {"spec": tensor_files.read_json(spec, "spec")}
+    fields: dict[str, Any] = {} if spec is None else {"spec": tensor_arguments.read_json(spec, "spec")}
     found: dict[str, dict[str, NDArray[Any]]] = {}
     times: dict[str, float] = {}
     with client_of(ctx) as client:

@@ -5,14 +5,14 @@ from typing import Annotated, Any
 
 import typer
 
-from attention_client.cli import display, result_tables, tensor_files
+from attention_client.cli import display, result_tables, tensor_arguments
 from attention_client.cli.inputs import Fields, Name, Returned, for_target, takes_inputs
 from attention_client.cli.session import AsJson, client_of, present, print_json
 
 Output = Annotated[
     Path | None,
     typer.Option(
-        "--output", "-o", callback=tensor_files.writable, help="Write the reply: .npy, .npz, .safetensors or .json."
+        "--output", "-o", callback=tensor_arguments.writable, help="Write the reply: .npy, .npz, .safetensors or .json."
     ),
 ]
 Heads = Annotated[list[int] | None, typer.Option("--head", min=0, help="Only this head; may be repeated.")]
@@ -36,12 +36,12 @@ def _forward_fields(returned: list[str] | None, edits: str | None, dropout: str 
     if returned:
         fields["return_"] = returned
     if edits is not None:
-        fields["edits"] = tensor_files.read_json(edits, "edits")
+        fields["edits"] = tensor_arguments.read_json(edits, "edits")
     if dropout is not None:
         try:
             fields["dropout"] = {"p": float(dropout)}
         except ValueError:
-            fields["dropout"] = tensor_files.read_object(dropout, "dropout")
+            fields["dropout"] = tensor_arguments.read_object(dropout, "dropout")
     return fields
 
 
@@ -69,11 +69,11 @@ def forward(
     with client_of(ctx) as client:
         reply = client.raw_forward(**fields) if name is None else client.forward(name, **fields)
     if output is not None:
-        tensor_files.write(output, reply, "output")
+        tensor_arguments.write(output, reply, "output")
     if as_json:
         print_json(reply)
     else:
-        display.tensors(tensor_files.tensors(reply))
+        display.tensors(tensor_arguments.tensors(reply))
         if reply.error is not None:
             result_tables.error(reply.error)
         result_tables.ran(reply.ran)
@@ -97,13 +97,13 @@ def weights(
     fields: dict[str, Any] = for_target(name, inputs) | _select(heads, rows)
     fields |= {"top_k": top_k, "average_heads": average, "return_weights": as_json or output is not None}
     if edits is not None:
-        fields["edits"] = tensor_files.read_json(edits, "edits")
+        fields["edits"] = tensor_arguments.read_json(edits, "edits")
     if query_mask is not None:
-        fields["query_mask"] = tensor_files.read(query_mask, "query_mask")
+        fields["query_mask"] = tensor_arguments.read(query_mask, "query_mask")
     with client_of(ctx) as client:
         reply = client.raw_weights(**fields) if name is None else client.weights(name, **fields)
     if output is not None:
-        tensor_files.write(output, reply, "weights")
+        tensor_arguments.write(output, reply, "weights")
     if as_json:
         print_json(reply)
     else:
@@ -134,11 +134,11 @@ def gradients(
     fields: dict[str, Any] = for_target(name, inputs) | _forward_fields(returned, edits, dropout)
     fields |= {"wrt": wrt or ["query"], "check": check}
     if directions is not None:
-        fields["directions"] = tensor_files.read_all(directions, "directions")
+        fields["directions"] = tensor_arguments.read_all(directions, "directions")
     if upstream is not None:
-        fields["upstream"] = tensor_files.read(upstream, "upstream")
+        fields["upstream"] = tensor_arguments.read(upstream, "upstream")
     with client_of(ctx) as client:
         reply = client.raw_gradients(**fields) if name is None else client.gradients(name, **fields)
     if output is not None:
-        tensor_files.write(output, reply)
+        tensor_arguments.write(output, reply)
     present(reply, as_json, result_tables.gradients)

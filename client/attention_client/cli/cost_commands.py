@@ -5,7 +5,7 @@ from typing import Annotated, Any, get_args
 
 import typer
 
-from attention_client.cli import cost_tables, result_tables, tensor_files
+from attention_client.cli import cost_tables, result_tables, tensor_arguments
 from attention_client.cli.inputs import Name, Returned, Spec
 from attention_client.cli.session import AsJson, client_of, present, print_json
 from attention_contract.schemas.complexity import Dimension, Sweep
@@ -69,7 +69,7 @@ def complexity(
     options |= {"return_": returned} if returned else {}
     options |= {
         "memory_bytes": memory_bytes,
-        "compare": [tensor_files.read_json(one, "compare") for one in compare or []],
+        "compare": [tensor_arguments.read_json(one, "compare") for one in compare or []],
     }
     raw: dict[str, Any] = {
         "num_heads": num_heads,
@@ -78,7 +78,7 @@ def complexity(
         "value_dim": value_dim,
         "key_dim": key_dim,
     }
-    raw |= {"dtype": dtype, "spec": None if spec is None else tensor_files.read_json(spec, "spec")}
+    raw |= {"dtype": dtype, "spec": None if spec is None else tensor_arguments.read_json(spec, "spec")}
     wrong = [option for option, value in raw.items() if value is not None]
     if name is not None and wrong:
         option = wrong[0].replace("_", "-")

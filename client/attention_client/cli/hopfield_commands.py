@@ -5,7 +5,7 @@ from typing import Annotated, Any
 
 import typer
 
-from attention_client.cli import result_tables, tensor_files
+from attention_client.cli import result_tables, tensor_arguments
 from attention_client.cli.session import AsJson, client_of, present
 
 
@@ -40,7 +40,7 @@ def hopfield(
     output: Annotated[
         Path | None,
         typer.Option(
-            "--output", "-o", callback=tensor_files.writable, help="Write the reply, its association included."
+            "--output", "-o", callback=tensor_arguments.writable, help="Write the reply, its association included."
         ),
     ] = None,
     as_json: AsJson = False,
@@ -49,12 +49,12 @@ def hopfield(
     fields: dict[str, Any] = {"steps": steps, "eps": eps, "max_steps": max_steps, "num_heads": num_heads}
     fields |= {"beta": None if beta is None else _beta(beta), "return_association": as_json or output is not None}
     if stored_mask is not None:
-        fields["stored_mask"] = tensor_files.read(stored_mask, "stored_mask")
+        fields["stored_mask"] = tensor_arguments.read(stored_mask, "stored_mask")
     if projections is not None:
-        fields["projections"] = tensor_files.read_all(projections, "projections")
-    tensors = tensor_files.read(stored, "stored"), tensor_files.read(states, "states")
+        fields["projections"] = tensor_arguments.read_all(projections, "projections")
+    tensors = tensor_arguments.read(stored, "stored"), tensor_arguments.read(states, "states")
     with client_of(ctx) as client:
         reply = client.hopfield_retrieve(*tensors, **fields)
     if output is not None:
-        tensor_files.write(output, reply, "states")
+        tensor_arguments.write(output, reply, "states")
     present(reply, as_json, result_tables.retrieved)

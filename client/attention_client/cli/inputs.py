@@ -7,7 +7,7 @@ from typing import Annotated, Any, get_args, get_type_hints
 
 import typer
 
-from attention_client.cli import tensor_files
+from attention_client.cli import tensor_arguments
 from attention_contract.schemas.attention import Tap
 
 Fields = dict[str, Any]
@@ -67,7 +67,7 @@ def gather(
     """Return the request fields that these options stand for."""
     fields: Fields = {"version": version, "kernel": kernel, "num_heads": num_heads, "num_kv_heads": num_kv_heads}
     if inputs is not None:
-        fields |= tensor_files.read_all(inputs, "inputs")
+        fields |= tensor_arguments.read_all(inputs, "inputs")
     given = {"query": query, "key": key, "value": value, "mask": mask, "key_mask": key_mask, "key_lengths": key_lengths}
     given |= {"past_key": past_key, "past_value": past_value, "offsets": offsets, "positions": positions}
     given |= {
@@ -77,9 +77,9 @@ def gather(
         "initial_state": initial_state,
         "initial_normalizer": initial_normalizer,
     }
-    fields |= {name: tensor_files.read(source, name) for name, source in given.items() if source is not None}
-    fields["spec"] = None if spec is None else tensor_files.read_json(spec, "spec")
-    fields["parameters"] = None if parameters is None else tensor_files.read_all(parameters, "parameters")
+    fields |= {name: tensor_arguments.read(source, name) for name, source in given.items() if source is not None}
+    fields["spec"] = None if spec is None else tensor_arguments.read_json(spec, "spec")
+    fields["parameters"] = None if parameters is None else tensor_arguments.read_all(parameters, "parameters")
     if fields.get("query") is None:
         raise typer.BadParameter("expected a file; or --inputs with one that holds a query", param_hint="--query")
     return {name: value for name, value in fields.items() if value is not None} | {"raw": raw}

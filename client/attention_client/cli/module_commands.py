@@ -5,7 +5,7 @@ from typing import Annotated, Any, Literal
 
 import typer
 
-from attention_client.cli import display, tensor_files
+from attention_client.cli import display, tensor_arguments
 from attention_client.cli.session import AsJson, client_of, present, print_json
 
 app = typer.Typer(help="List, make, describe, change and remove resident modules.", rich_markup_mode="rich")
@@ -61,10 +61,10 @@ def create(
     """Make a module from a seed or from its parameters."""
     given: dict[str, Any] = {"d_model": d_model, "num_heads": num_heads, "num_kv_heads": num_kv_heads}
     given |= {"head_dim": head_dim, "value_dim": value_dim, "key_width": key_width, "value_width": value_width}
-    given |= {"bias": bias, "dtype": dtype, "spec": None if spec is None else tensor_files.read_json(spec, "spec")}
-    whole: dict[str, Any] = {} if config is None else tensor_files.read_object(config, "config")
+    given |= {"bias": bias, "dtype": dtype, "spec": None if spec is None else tensor_arguments.read_json(spec, "spec")}
+    whole: dict[str, Any] = {} if config is None else tensor_arguments.read_object(config, "config")
     whole |= {option: value for option, value in given.items() if value is not None}
-    tensors = None if parameters is None else tensor_files.read_all(parameters, "parameters")
+    tensors = None if parameters is None else tensor_arguments.read_all(parameters, "parameters")
     with client_of(ctx) as client:
         reply = client.create_module(name, whole, seed=seed, parameters=tensors)
     present(reply, as_json, display.facts)
@@ -79,7 +79,7 @@ def replace(
     as_json: AsJson = False,
 ) -> None:
     """Replace all parameters of a module, or none."""
-    tensors = tensor_files.read_all(parameters, "parameters")
+    tensors = tensor_arguments.read_all(parameters, "parameters")
     with client_of(ctx) as client:
         reply = client.replace_parameters(name, tensors, version=version)
     present(reply, as_json, display.facts)
@@ -105,7 +105,7 @@ def parameters(
     part: Annotated[str | None, typer.Option("--slice", help="Then this slice, as in 0:4,:8.")] = None,
     version: Annotated[str | None, typer.Option(help="Answer only if the module is at this version.")] = None,
     output: Annotated[
-        Path | None, typer.Option("--output", "-o", callback=tensor_files.writable, help="Write the parameter.")
+        Path | None, typer.Option("--output", "-o", callback=tensor_arguments.writable, help="Write the parameter.")
     ] = None,
     as_json: AsJson = False,
 ) -> None:
@@ -119,7 +119,7 @@ def parameters(
             return
         reply = client.get_parameter(name, parameter, head=head, slice=part, version=version)
     if output is not None:
-        tensor_files.write(output, reply, "value")
+        tensor_arguments.write(output, reply, "value")
     if as_json:
         print_json(reply)
     elif output is None:

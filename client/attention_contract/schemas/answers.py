@@ -18,7 +18,7 @@ class Milliseconds(WireModel):
 
 
 class Predicted(WireModel):
-    """Times that the planner expects, each with the kernel that it would take for it (or the one that is named)."""
+    """Predicted times, each with the kernel that the planner would choose (or the one that is named)."""
 
     basis: Basis
     """The basis of the times: runs of each kernel on the device, rates measured on it, or its datasheet."""
@@ -26,30 +26,30 @@ class Predicted(WireModel):
     gradients: Milliseconds | None = None
     """A forward and a backward pass; null where the kernel named has none."""
     decode: Milliseconds | None = None
-    """One step at whose end as many keys are there: one query and one new key of each sequence.
+    """Time of one decode step at whose end this many keys exist: one query and one new key of each sequence.
 
-    Earlier keys and values come as ``past_key`` and ``past_value``; to method linear as ``initial_state``, and the step
-    gives the next one back (``return_state``), so that it takes as long whatever came before. Null for method nystrom,
-    whose landmarks are means over all queries: a query alone has others, and continues nothing. Null too where global
-    tokens are projected apart, since a past holds one projection only."""
+    Earlier keys and values come as ``past_key`` and ``past_value``; for method linear they come as ``initial_state``,
+    and the step returns the next state (``return_state``), so that its time does not depend on the earlier length. Null
+    for method nystrom, whose landmarks are means over all queries, so that no step continues earlier ones. Null too if
+    global tokens have projections of their own, since a past holds one projection only."""
     transfer: Milliseconds
-    """Bringing the forward request's tensors to the device and the reply's back, which is part of ``forward`` where the
-    basis is ``calibrated``, and beside it otherwise; 0 where host and device share their memory."""
+    """Transfer of the forward request's tensors to the device and of the reply back. ``forward`` includes it if the
+    basis is ``calibrated``, and excludes it otherwise; 0 if host and device share their memory."""
     encoding: dict[Literal["list", "base64", "safetensors"], Milliseconds]
-    """Reading the forward request's tensors and writing the reply's, which is beside ``forward``, by their form on the
-    wire: nested lists in JSON, base64 in JSON, or a safetensors file."""
+    """Time to read the forward request's tensors and to write the reply's, which ``forward`` excludes, by their form on
+    the wire: nested lists in JSON, base64 in JSON, or a safetensors file."""
 
 
 class PerToken(WireModel):
     """The forward pass, divided by its queries over the batch."""
 
     flops: float
-    """Those that the kernel does."""
+    """FLOPs that the kernel executes."""
     moved_bytes: float
-    """Read and written."""
+    """Bytes read and written."""
     predicted_ms: float
     kv_cache_bytes: int
-    """Bytes of each token that is kept, for any number of queries."""
+    """Bytes of the cached keys and values of one token, independent of the number of queries."""
 
 
 class Largest(WireModel):
@@ -93,20 +93,22 @@ class Crossover(WireModel):
     """Two labels."""
     dimension: str
     searched: tuple[int, int]
-    """The first and the last value that were looked at."""
+    """The first and the last value of the search."""
     cheaper: str | None = None
-    """The one that costs less at the last value; null if they cost the same there."""
+    """Label of the cheaper alternative at the last value; null if they cost the same there."""
     at: int | None = None
-    """From here on it costs less, to within a hundredth; null where it does at every value, or they cost the same."""
+    """It costs less from this value on, to within a hundredth; null if it does at every value, or they cost the
+    same."""
     low: int | None = None
-    """For times: it may cost less from here on, by the bounds of both predictions; null if it may at every value."""
+    """For times: it may cost less from this value on, by the bounds of both predictions; null if it may at every
+    value."""
     high: int | None = None
-    """For times: it costs less from here on, whichever time within its bounds each takes; null where that is beyond the
-    last value."""
+    """For times: it costs less from this value on for any times within the bounds; null if that is beyond the last
+    value."""
     measured: int | None = None
-    """For times, with ``measure``: from here on it took less time when both were run. Null where none
-    was found near ``at``, and where it can't be tried: on another device, with more memory than there is, for sizes
-    other than tokens, or where it would take too long."""
+    """For times, with ``measure``: it took less time from this value on in measured runs. Null if no crossover was
+    found near ``at``, and if it cannot be measured: on another device, with more memory than there is, for sizes other
+    than tokens, or if it would take too long."""
 
 
 class Picture(WireModel):

@@ -90,7 +90,7 @@ class AttentionInputs(WireModel):
     positions of ``global_tokens`` in the spec and with its projections. Without one there, what the masks together
     forbid is allowed to and from these tokens. Counted as those positions are, the past included."""
     past_key: FloatArray | None = None
-    """``[B, Hkv, P, D]``: keys of earlier tokens, as the tap ``k`` is: projected, normed and turned. Put before the new
+    """``[B, Hkv, P, D]``: keys of earlier tokens, like tap ``k``: projected, normed and rotated. They precede the new
     ones."""
     past_value: FloatArray | None = None
     """``[B, Hkv, P, Dv]``"""
@@ -108,7 +108,7 @@ class AttentionInputs(WireModel):
     """``[B]`` or one number, added to the query's index in every positional mask and position encoding; default: P. May
     be negative."""
     positions: IntArray | None = None
-    """``[B, Lq]``: where each new token stands in the position encoding, as query and as key. Default: i + offset
+    """``[B, Lq]``: place of each new token in the position encoding, as query and as key. Default: i + offset
     for a query, its index among all keys for a key."""
     version: str | None = Field(None, max_length=256)
     """Answer only if the module is at this version."""
@@ -201,7 +201,7 @@ class Ran(WireModel):
 
 
 class Taps(WireModel):
-    """The taps that were asked for."""
+    """The requested taps."""
 
     q: FloatArray | None = None
     """``[B, H, Lq, D]``: queries after projection, norm and position."""

@@ -35,7 +35,7 @@ class Shape(WireModel):
 
 
 class Sweep(WireModel):
-    """One size varied, the others held."""
+    """One varied size; the others are fixed."""
 
     dimension: Dimension = "length"
     """``length`` varies queries and keys together. Widths and heads of a module are varied as if its config had others:
@@ -46,7 +46,7 @@ class Sweep(WireModel):
 
 
 class Alternative(WireModel):
-    """Something to compare a request with: the request itself, but for what is said here."""
+    """An alternative to compare with the request. Fields that are not given equal the request's."""
 
     label: str | None = Field(None, min_length=1, max_length=80, pattern=r"^[^\x00-\x1f\x7f]+$")
     """Its name in the reply; default: a description of the difference."""
@@ -55,7 +55,7 @@ class Alternative(WireModel):
     return_: Listed[Tap] | None = Field(None, alias="return", min_length=1, max_length=MAX_TAPS)
     dtype: FloatName | None = None
     d_model: Count | None = None
-    """Of a module; what follows it, and the widths below, ``Sweep.dimension`` says."""
+    """Width of the model. Widths that follow it, and the ones below, are those of ``Sweep.dimension``."""
     num_heads: Count | None = None
     num_kv_heads: Count | None = None
     head_dim: Count | None = None
@@ -70,19 +70,19 @@ class ComplexityRequest(WireModel):
     sweep: Sweep | None = None
     """Default: the shape alone."""
     return_: Listed[Tap] = Field(default_factory=output_only, alias="return", min_length=1, max_length=MAX_TAPS)
-    """Taps that would be returned: their rows are recomputed, and cost memory."""
+    """Taps to return: their rows are recomputed, and cost memory."""
     kernel: KernelName | None = None
-    """The kernel whose cost counts as the request's; default: the one the planner would take."""
+    """The kernel whose cost is reported; default: the planner's choice."""
     memory_bytes: int | None = Field(None, ge=0, lt=2**63)
-    """Plan, and say what fits, as if this many bytes were free; default: those that are."""
+    """Number of free bytes for the plan and the limits; default: the device's free bytes."""
     hardware: str | None = Field(None, max_length=80)
-    """Answer for a device of this name, as ``GET /v1/complexity/hardware`` lists them, by its datasheet; default: the
-    server's own."""
+    """Name of another device, as ``GET /v1/complexity/hardware`` lists them, whose datasheet gives the times; default:
+    the server's own."""
     compare: Listed[Alternative] = Field(default_factory=list, max_length=MAX_ALTERNATIVES)
     """Alternatives over the same shapes. The reply gives their costs and crossovers."""
     measure: bool = False
-    """Also run what is compared, near where one is predicted to become faster than another, and say where it does
-    (``crossovers[].measured``). It takes some seconds, a run at a time among other requests."""
+    """Also run the alternatives near each predicted crossover in time, and report the measured one
+    (``crossovers[].measured``). This takes some seconds, one run at a time among other requests."""
     version: str | None = Field(None, max_length=256)
     """Answer only if the module is at this version."""
 
@@ -110,7 +110,7 @@ class StageFlops(WireModel):
     """FLOPs by stage."""
 
     projections: int
-    """Queries, keys and values from their inputs: the matrix products."""
+    """The matrix products that compute queries, keys and values from their inputs."""
     position: int
     """Position encoding and norm of queries and keys: elementwise work on tokens, and a bias for every pair counted."""
     scores: int
@@ -121,7 +121,7 @@ class StageFlops(WireModel):
     """The weighted sum of the values."""
     output_projection: int
     matmul: int
-    """The matrix products alone: what PyTorch's FLOP counter counts."""
+    """The matrix products alone, as PyTorch's FLOP counter counts them."""
     total: int
 
 
@@ -135,31 +135,31 @@ class PassFlops(WireModel):
 class PeakBytes(WireModel):
     """Peak memory of one request on the device, beyond the resident parameters: forward by kernel, and gradients.
 
-    Where the method approximates, the kernels' are those of exact attention, to compare with. A kernel that cannot
+    If the method approximates, the kernels' bytes are those of exact attention, for comparison. A kernel that cannot
     compute the spec in this dtype has none.
     """
 
     fused: int | None = None
-    """Without materialized weights; with the masks laid out, unless they are plainly causal."""
+    """Without materialized weights; with a dense mask unless it is causal."""
     blocked: int | None = None
-    """One tile of scores at a time, and no mask laid out."""
+    """One tile of scores at a time, without a dense mask."""
     materialized: int | None = None
     """With the whole ``[B, H, Lq, Lk]`` of scores and weights."""
     request: int
-    """FLOPs of the request itself, with its kernel and taps."""
+    """Bytes of the request itself, with its kernel and taps."""
     gradients: int | None = None
-    """Of a forward and a backward pass, with ``gradients_kernel``: the gradients of the output with respect to inputs
-    and parameters. Null where the kernel named has none."""
+    """Peak of a forward and a backward pass, with ``gradients_kernel``: the gradients of the output with respect to
+    inputs and parameters. Null where the kernel named has none."""
 
 
 class MemoryPhase(WireModel):
     """Bytes held on the device during one step of a pass, beyond the resident parameters."""
 
     direction: Literal["forward", "backward"]
-    """``backward``: of a forward and a backward pass together, which keeps what the way back needs."""
+    """``backward`` is a forward and a backward pass together, with the tensors that autograd keeps."""
     name: str
     tensors: dict[str, int]
-    """Bytes by name; what the names mean, docs/cost-names.md says."""
+    """Bytes by name; docs/cost-names.md explains the names."""
     bytes: int
     """Bytes of all of them."""
 
@@ -168,39 +168,40 @@ class Cost(WireModel):
     """The cost of one shape."""
 
     shape: Shape
-    """With every default filled in."""
+    """The shape, with every default filled in."""
     pairs: int
     """Query-key pairs of one head: B · Lq · Lk."""
     allowed_pairs: int
-    """Those that the spec's masks allow."""
+    """Pairs that the spec's masks allow."""
     forward: PassFlops
     backward: PassFlops
     """Gradients with respect to inputs and parameters, with the materialized kernel: no recomputation."""
     backward_fused: PassFlops
     """The same with a fused kernel, which recomputes the scores."""
     kernel: str
-    """The kernel that the planner would take for the forward pass, or the one that the request names. A method that
-    approximates has arithmetic of its own: in place of a kernel, here and below, its name stands."""
+    """The kernel that the planner would choose for the forward pass, or the one that the request names. For a method
+    that approximates, the method's name stands here and below."""
     gradients_kernel: str | None = None
-    """The one for gradients, with which everything about a backward pass is counted: ``executed_backward_flops``, and
-    what ``executed``, ``peak_bytes``, ``memory`` and ``predicted`` say of it. Null where the kernel named has none."""
+    """The kernel for gradients. It determines everything about a backward pass: ``executed_backward_flops``, and the
+    gradients in ``executed``, ``peak_bytes``, ``memory`` and ``predicted``. Null if the named kernel has no
+    gradients."""
     decode_kernel: str | None = None
-    """The one for a decode step, with which ``executed.decode`` is counted and ``predicted.decode`` predicted. Null
-    where there is no such step."""
+    """The kernel for a decode step, which ``executed.decode`` and ``predicted.decode`` assume. Null if there is no such
+    step."""
     executed_flops: int
-    """FLOPs of a forward pass with that kernel: the blocked one leaves out tiles in which everything is forbidden."""
+    """FLOPs of a forward pass with that kernel; the blocked kernel skips tiles without an allowed pair."""
     executed_backward_flops: int | None = None
     """FLOPs of a backward pass with ``gradients_kernel``, repeated computation included."""
     executed: Executed
     """The operations of the passes."""
     taps: dict[str, TapCost] = Field(default_factory=dict)
-    """The cost that each requested tap adds to the request without it; the output is always there."""
+    """The cost that each requested tap adds to the request without it; the output is always returned."""
     taps_together: TapCost | None = None
-    """The cost that all of them together add to the output alone, which is not the sum of what each adds. Null if only
-    the output is asked for.
+    """The cost that all requested taps together add to the output alone, which is not the sum of their single costs.
+    Null if the output alone is requested.
 
-    Taps share what is computed again (the weights need the scores), and what they share is in none of their own costs.
-    Peak memory is that of the largest step, which another tap may be held in. ``output_bytes`` do add up."""
+    Taps share intermediate results (the weights need the scores), and a shared result is in none of the single costs.
+    Peak memory is that of the largest step, which another tap may determine. ``output_bytes`` do add up."""
     intensity: float
     """FLOPs of the forward pass for each byte that it reads or writes."""
     parameter_bytes: int
@@ -211,10 +212,10 @@ class Cost(WireModel):
     kv_cache_bytes_per_token: int
     peak_bytes: PeakBytes
     memory: list[MemoryPhase] = Field(default_factory=list)
-    """The memory of the request, step by step: of its forward pass with the taps that it names, and of the gradients of
-    the output. The largest forward one is ``peak_bytes.request``, but for a page for what is too small to count."""
+    """Memory of the request, step by step: of its forward pass with the requested taps, and of the gradients of the
+    output. The largest forward step is ``peak_bytes.request``, up to a page."""
     predicted_ms: float
-    """Milliseconds that the planner expects of a forward pass on this device: the median."""
+    """Predicted milliseconds of a forward pass on this device: the median."""
     predicted: Predicted
     per_token: PerToken
 
@@ -222,14 +223,14 @@ class Cost(WireModel):
 class Growth(WireModel):
     """The growth of the cost with the varied size: exponents between the two largest values, and the asymptotic form.
 
-    All are those of the kernel that the planner would take for the largest size, or that the request names.
+    All are those of the kernel that the planner would choose for the largest size, or that the request names.
     """
 
     dimension: str
     between: tuple[int, int]
-    """The two sizes that the exponents are taken between: the two largest values that differ and are no 0, or one and
-    its double where there is one alone. Of a cost c they are log(c₂/c₁) / log(n₂/n₁): what does not grow has 0. None
-    is there where a cost is 0, as where masks forbid everything."""
+    """The two sizes of the exponents: the two largest values that differ and are not 0, or a single value and its
+    double. For a cost c the exponent is log(c₂/c₁) / log(n₂/n₁), so a constant cost has 0. Null if a cost is 0, as with
+    masks that forbid everything."""
     flops_exponent: float | None = None
     time_exponent: float | None = None
     """The exponent of the predicted median time of a forward pass."""
@@ -242,11 +243,11 @@ class Growth(WireModel):
 
 
 class Compared(WireModel):
-    """One of the things compared, in the order of the sweep."""
+    """One of the compared alternatives, in the order of the sweep."""
 
     label: str
     device_name: str
-    """The device that the times and limits are of."""
+    """Device of the times and limits."""
     parameter_count: int
     costs: list[Cost]
     growth: Growth
@@ -257,14 +258,14 @@ class ComplexityReply(WireModel):
     """Costs, in the order of the sweep."""
 
     device_name: str
-    """The device that the times and limits are of."""
+    """Device of the times and limits."""
     parameter_count: int
     costs: list[Cost]
     growth: Growth
     limits: CostLimits
     projections_crossover: int | None = None
     """The length from which on attention over all pairs takes as many FLOPs in matrix products as the projections:
-    twice ``d_model`` for plain multi-head attention. Null without projections, or where the method approximates."""
+    twice ``d_model`` for plain multi-head attention. Null without projections, or if the method approximates."""
     compared: list[Compared] = Field(default_factory=list)
     """The alternatives of ``compare``; the first is the request itself."""
     crossovers: list[Crossover] = Field(default_factory=list)

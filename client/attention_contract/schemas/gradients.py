@@ -46,11 +46,11 @@ class GradientCheck(WireModel):
 
 
 class GradientsReply(Taps):
-    """∂L/∂name for each name asked for, of the shape of that name."""
+    """∂L/∂name for each requested name, in the shape of that name."""
 
     gradients: dict[str, FloatArray]
     hessian_products: dict[str, FloatArray] | None = None
-    """For each name asked for, of its shape, where ``directions`` were given."""
+    """Product of the Hessian with ``directions``, in the shape of each requested name."""
     dropout_mask: BoolArray | None = None
     """The weights that are kept, as in a forward reply."""
     check: dict[str, GradientCheck] | None = None

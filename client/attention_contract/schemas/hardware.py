@@ -1,4 +1,4 @@
-"""Devices whose costs can be asked for though they are not here."""
+"""Devices in the table of datasheets, for which costs can be predicted."""
 
 from attention_contract.base import WireModel
 

@@ -21,7 +21,7 @@ DEFAULT_MAX_STEPS: Final = 100
 
 
 class Projections(WireModel):
-    """The matrices of a Hopfield layer (eq. 10), each laid out as ``torch.nn.Linear`` has it, without a bias.
+    """The matrices of a Hopfield layer (eq. 10), each in the layout of ``torch.nn.Linear``, without a bias.
 
     With ``state`` or ``stored``, tensors come as ``[B, L, width]`` and ``num_heads`` (1 by default) says how the
     projected ones split into heads.

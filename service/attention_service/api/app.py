@@ -90,7 +90,7 @@ async def _load(engine: Engine, settings: Settings) -> None:
     except Exception:
         log.exception("the store could not be loaded", models_dir=str(settings.models_dir))
         return
-    # The collector passes over what exists now. Going through so many imported objects takes long.
+    # Exempt all present objects from garbage collection: scanning the imported modules takes long.
     gc.collect()
     gc.freeze()
     for damage in engine.damaged:

@@ -27,14 +27,14 @@ else:
     from backports import zstd
 
 UNCOUNTED: Final = 32 * 1024
-"""Up to so many bytes, a body is not counted."""
+"""Largest body in bytes that is not counted."""
 _INLINE_HEADER: Final = 2**16
-"""A safetensors file with a header of up to so many bytes is read on the event loop; others on a thread."""
+"""Largest header in bytes of a safetensors file that is read on the event loop; a thread reads others."""
 _INLINE_TEXT: Final = 2**16
-"""JSON of up to so many bytes is parsed on the event loop, …"""
+"""Largest JSON in bytes that is parsed on the event loop, whatever its content."""
 _INLINE_NUMBERS: Final = 2**19
 _INLINE_PARTS: Final = 2**12
-"""… and up to so many, if it has at most so many lists and strings, which take longer to parse than numbers."""
+"""Limits for larger JSON with few lists and strings, which parse slower than numbers: bytes, and their number."""
 _COPIED: Final = 2**16
 """Up to this size a body is copied into a writable buffer, which torch prefers."""
 _STEP: Final = 2**20

@@ -14,7 +14,7 @@ from attention_contract.tensors import TENSOR_SCHEMA
 from attention_contract.wire import JSON, PICTURES, SAFETENSORS
 
 VERSIONED = (ModuleInfo, ParameterList, Parameter)
-"""Replies that are a module or a part of one. Their version is their ETag."""
+"""Replies with a module or a part of a module. Their version is their ETag."""
 DESCRIPTION = """
 Keeps attention modules resident and answers four questions about them: what they output (**forward**), what they look
 at and are made of (**weights**, **parameters**), how they change (**gradients**) and what they cost (**complexity**).

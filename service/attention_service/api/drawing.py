@@ -31,15 +31,15 @@ _MOST_BANDS, _MOST_MARKS, _MOST_MARKERS, _MOST_LETTERS = 6, 6, 32, 40
 _FEW_POWERS = 100
 """From top to bottom of an axis: below, 2 and 5 of each power of ten have a number too."""
 _NEAR = 0.03
-"""Crossovers that are nearer than this share of an axis have one text."""
+"""Crossovers closer than this share of an axis share a label."""
 _LOCK = Lock()
 """Matplotlib's settings and fonts are the process's."""
 
 
 def draw(reply: ComplexityReply, sweep: Sweep, kind: str) -> bytes:
-    """An SVG or a PNG, one line for each thing compared; bands are intervals of times, dashed lines crossovers.
+    """Draw an SVG or a PNG with one line per alternative; bands are intervals of times, dashed lines crossovers.
 
-    Bands and crossovers that would hide what they belong to are left out, and a note says so.
+    Bands and crossovers that would hide their lines are omitted, with a note.
     """
     shown = reply.series
     labels = [one.label for one in shown] + ["free"]
@@ -67,14 +67,14 @@ def draw(reply: ComplexityReply, sweep: Sweep, kind: str) -> bytes:
 
 
 def _looks() -> Iterator[dict[str, Any]]:
-    """Colours that can be told apart, and as many styles of lines."""
+    """Distinguishable colours, and as many styles of lines."""
     for style in ("-", "--", ":", "-."):
         for colour in range(10):
             yield {"color": f"C{colour}", "linestyle": style}
 
 
 def _line(time: Axes, memory: Axes, one: Compared, sweep: Sweep, look: dict[str, Any], *, banded: bool) -> None:
-    """The time and the peak memory of one thing compared."""
+    """Draw the time and the peak memory of one alternative."""
     order = sorted(range(len(sweep.values)), key=sweep.values.__getitem__)
     values, costs = [sweep.values[at] for at in order], [one.costs[at] for at in order]
     look = look | ({"marker": "o", "markersize": 3} if len(values) <= _MOST_MARKERS else {})
@@ -87,7 +87,7 @@ def _line(time: Axes, memory: Axes, one: Compared, sweep: Sweep, look: dict[str,
 
 
 def _mark(axes: Axes, crossovers: Sequence[Crossover], values: Sequence[int]) -> list[str]:
-    """A line at each size from which on one costs less, where the picture shows it; what is left out, in words."""
+    """Draw a line at each crossover within the picture, and return notes on those omitted."""
     found = {(one.measured or one.at, one.cheaper) for one in crossovers if one.at is not None}
     inside = sorted((at, cheaper) for at, cheaper in found if min(values) <= at <= max(values))
     if len(inside) > _MOST_MARKS:

@@ -17,7 +17,7 @@ from starlette.responses import Response
 from attention_contract.errors import Cancelled
 from attention_service.api.access_log import Answered
 from attention_service.runtime.engine import Engine
-from attention_service.runtime.planning.accuracy import RATIO_EDGES, Run
+from attention_service.runtime.planning.prediction_accuracy import RATIO_EDGES, Run
 
 _SECONDS = (0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30)
 _BATCHES = (1, 2, 4, 8, 16, 32, 64, 128, 256)
@@ -43,7 +43,7 @@ class Metrics:
         for tally in (self.seconds, self.ratio, self.batches):
             self.registry.register(tally)
         self.settle: list[Callable[[], None]] = []
-        """Functions that count what was noted. They run before the metrics are shown."""
+        """Functions that add recorded values. They run before the metrics are rendered."""
 
     def count(self, answered: Sequence[Answered]) -> None:
         """Count requests."""
@@ -55,7 +55,7 @@ class Metrics:
                 self.cancelled.labels(operation).inc(count)
 
     def watch(self, engine: Engine) -> None:
-        """Show the engine's memory and queue, what it refused, and how its predictions fare."""
+        """Export the engine's memory and queue, its refusals, and the accuracy of its predictions."""
         gauges = {
             "attention_modules": ("Resident modules", lambda: len(engine.library.list())),
             "attention_resident_bytes": ("Bytes of resident modules", lambda: engine.library.resident_bytes),

@@ -24,7 +24,7 @@ _LISTS = frozenset({b"accept", b"content-encoding", b"if-match", b"if-none-match
 """Headers that are lists: repeated lines are joined with commas (RFC 9110, section 5.3)."""
 _WAIT = re.compile(rb"(?:^|[,;\s])wait\s*=\s*(\d{1,9}(?:\.\d{1,9})?)\s*(?:$|[,;])")
 _INLINE_TENSOR_BYTES = 2**18
-"""Tensors of up to so many bytes are written as JSON on the event loop; larger ones on a thread."""
+"""Largest tensors in bytes that are written as JSON on the event loop; a thread writes larger ones."""
 _JOINED_BYTES = 2**16
 """Up to this size a copy costs less than another message."""
 MAX_HEADER_BYTES = 2**14
@@ -68,7 +68,7 @@ def wait(headers: Headers) -> float | None:
 def accepted(headers: Headers, operation: Operation[Any]) -> str:
     """The media type of the reply. Raises NotAcceptable if the caller takes none of those offered.
 
-    Without a preference, a reply that carries tensors comes in the form of the request.
+    Without a preference, a reply with tensors has the form of the request.
     """
     sent = content_type(headers) if operation.tensors else JSON
     best = _best(header(headers, b"accept") or "*/*", operation.tensors, operation.pictures, sent == SAFETENSORS)

@@ -20,7 +20,7 @@ def check_drawable(media_type: str) -> None:
 
 
 def with_sweep(request: ComplexityRequest) -> ComplexityRequest:
-    """The request with a sweep to draw: without one of its own, doublings up to its length, or to its past."""
+    """Return the request with a sweep to draw; the default is doublings up to its length, or to its past."""
     if request.sweep is not None:
         return request
     shape = request.shape

@@ -1,4 +1,4 @@
-"""Errors as problem documents (RFC 9457). This is the one place that renders them."""
+"""Errors as problem documents (RFC 9457)."""
 
 from contextvars import ContextVar
 from http import HTTPStatus

@@ -63,10 +63,9 @@ Cuts = list[tuple[slice, int]]
 
 
 def _cuts(a: Tensor, c: Tensor) -> tuple[Cuts, Cuts]:
-    """Of queries and keys: whole rows of keys where one fits, parts of a row otherwise; and how many each stands for.
+    """Return blocks of queries and keys with multiplicities: whole rows of keys if one fits, else parts of a row.
 
-    Of tensors without numbers, which have sizes alone, the first two and the last, unless a graph keeps what is made
-    of each.
+    Meta tensors without a graph get the first two blocks and the last alone, since equal blocks need equal memory.
     """
     each = max(1, a.shape[0] * a.shape[1] * a.shape[3])
     columns = max(1, min(c.shape[2], BLOCK // each))
@@ -81,6 +80,6 @@ def _cuts(a: Tensor, c: Tensor) -> tuple[Cuts, Cuts]:
 
 
 def _left_out(x: Tensor, cuts: Cuts) -> dict[int, Tensor]:
-    """Where some of it is gone through alone: the gradients of the rest, made already."""
+    """Return the gradients of the skipped blocks if only some blocks are computed; they are allocated already."""
     left = x.shape[2] - sum(cut.stop - cut.start for cut, _ in cuts)
     return {-1: x.new_empty(*x.shape[:2], left, x.shape[3])} if cuts and left else {}

@@ -1,4 +1,4 @@
-"""Between numpy and torch, without a copy where the memory can be shared.
+"""Conversion between numpy and torch, without a copy if the memory can be shared.
 
 numpy has no bfloat16 of its own: on its side it is that of ml_dtypes, and crosses over as the int16 of the same bits.
 """
@@ -30,14 +30,14 @@ _USUAL: Final = (np.dtype(np.float32), np.dtype(np.float64))
 
 
 def torch_dtype_name(dtype: torch.dtype) -> str:
-    """The wire's name of a torch dtype. Raises KeyError for one that the wire does not carry."""
+    """Return the wire's name of a torch dtype. Raises KeyError for a dtype without one."""
     return _NAMES[dtype]
 
 
 def to_torch(array: NDArray[Any]) -> Tensor:
     """The array as a tensor on the host, of the same shape and dtype.
 
-    The memory is shared, also that of a read-only array: write to the tensor only where the array is yours to write. A
+    The memory is shared, also that of a read-only array: write to the tensor only if the array is writable. A
     byte order that is not the machine's and a negative stride cost a copy.
     """
     if type(array) is np.ndarray and array.dtype in _USUAL and array.flags.carray:  # as most are
@@ -53,7 +53,7 @@ def to_torch(array: NDArray[Any]) -> Tensor:
 
 
 class _Claim:
-    """Hands numpy an array's memory as if it could be written to; the new array keeps this, and this the old one."""
+    """Exposes an array's memory to numpy as writable; the new array keeps this object alive, and this the old array."""
 
     def __init__(self, array: NDArray[Any]) -> None:
         self.array = array

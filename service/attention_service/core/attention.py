@@ -27,14 +27,14 @@ _OVER_PAIRS = {"scores", "capped_scores", "masked_scores", "weights"}
 
 @dataclass(eq=False, slots=True)
 class Attended:
-    """What one attention gave."""
+    """Result of one attention."""
 
     context: Tensor
     """``[B, H, Q, V]``, whole, from the kernel."""
     taps: dict[str, Tensor]
-    """The taps that were asked for, narrowed by the selection."""
+    """The requested taps, narrowed by the selection."""
     state: dict[str, Tensor] = field(default_factory=dict)
-    """``final_state`` and ``final_normalizer`` of a running state, where they are wanted."""
+    """``final_state`` and ``final_normalizer`` of a running state, if requested."""
 
 
 def attend(
@@ -46,11 +46,11 @@ def attend(
 ) -> Attended:
     """Attend from every query to every key that it may look at.
 
-    The kernel, or the one of this name, computes the context, whichever taps are asked for. Beside a kernel that keeps
-    no weights, taps up to the weights are computed again for the selected heads and queries alone; edits need every
-    tap, hence the materialized kernel. ``lse`` is log Σ exp(masked_scores / T), so that weights =
-    exp(masked_scores / T − lse); asked of a normalizer other than the softmax, it is a ValueError. A method that
-    approximates has no kernel, and the taps that ``taps_of`` names.
+    The kernel, or the one of this name, computes the context, whichever taps are requested. If the kernel keeps no
+    weights, taps up to the weights are recomputed for the selected heads and queries alone; edits need every tap, hence
+    the materialized kernel. ``lse`` is log Σ exp(masked_scores / T), so that weights = exp(masked_scores / T − lse);
+    for a normalizer other than the softmax it raises ValueError. A method that approximates has no kernel, and the taps
+    of ``taps_of``.
     """
     if approximation_of(problem.spec) is not None:
         return _approximate(problem, taps, selection, edits)
@@ -90,12 +90,12 @@ def _approximate(problem: Problem, taps: Collection[str], selection: Selection, 
 
 
 def taps_of(spec: AttentionSpec) -> tuple[str, ...]:
-    """The taps that this spec has, ``output`` left out."""
+    """Return the taps of this spec, without ``output``."""
     return METHODS.of(spec.method).taps(spec)
 
 
 def _again(problem: Problem, taps: set[str], selection: Selection) -> dict[str, Tensor]:
-    """Taps that the kernel did not keep, for the selected heads and queries alone."""
+    """Recompute the taps that the kernel did not keep, for the selected heads and queries alone."""
     if not taps:
         return {}
     if "lse" not in taps or taps & _OVER_PAIRS:

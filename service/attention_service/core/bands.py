@@ -1,4 +1,4 @@
-"""The parts that most masks are built of: bands along the diagonal, marked queries and marked keys."""
+"""The parts of most masks: bands along the diagonal, marked queries and marked keys."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -18,7 +18,7 @@ class Band(Part):
     high: int | None = None
 
     def allows(self, p: Tensor, j: Tensor) -> Tensor:
-        """Compared with each limit there is."""
+        """Compare j − p with each limit."""
         inside = torch.ones((1,) * j.ndim, dtype=torch.bool, device=j.device)
         if self.low is not None:
             inside = j >= p + self.low
@@ -27,7 +27,7 @@ class Band(Part):
         return inside
 
     def coverage(self, tiles: Tiles) -> Coverage:
-        """By the least and the largest j − p, which are compared before they are laid out for every tile."""
+        """Compare the least and the largest j − p of each tile with the limits, before broadcasting to all tiles."""
         some = every = torch.ones((), dtype=torch.bool, device=tiles.p_first.device)
         if self.low is not None:
             some, every = tiles.j_last >= tiles.p_first + self.low, tiles.j_first >= tiles.p_last + self.low
@@ -38,12 +38,12 @@ class Band(Part):
 
     @property
     def building(self) -> int:
-        """Each comparison, and both together."""
+        """Booleans per pair: each comparison, and both together."""
         return 3 if self.low is not None and self.high is not None else 2
 
     @property
     def bounds(self) -> Bounds:
-        """By the limits there are."""
+        """Return which sides have a limit."""
         return Bounds(self.low is not None, self.high is not None)
 
     @property
@@ -51,18 +51,18 @@ class Band(Part):
         return [*([] if self.low is None else [self.low]), *([] if self.high is None else [self.high + 1])]
 
     def edges(self, p: Tensor) -> Tensor:
-        """Both ends."""
+        """Return the first key of the band and the first key after it."""
         return p[:, None] + torch.tensor(self._starts, dtype=torch.int64)
 
     @property
     def turns(self) -> Turns:
-        """They move with p."""
+        """Return edges that move with p."""
         return Turns(moving=tuple((start, start) for start in self._starts))
 
 
 @dataclass(frozen=True)
 class _Listed(Line):
-    """Some positions."""
+    """Mixin: a set of listed positions."""
 
     positions: tuple[int, ...]
 
@@ -76,20 +76,20 @@ class Queries(_Listed, Part):
     """p is one of the positions."""
 
     def allows(self, p: Tensor, j: Tensor) -> Tensor:
-        """By look-up."""
+        """Look up the positions."""
         return torch.isin(p, self._listed.to(p.device))
 
     def coverage(self, tiles: Tiles) -> Coverage:
-        """By how many of the positions are among the tile's queries."""
+        """Count the listed positions among the tile's queries."""
         return _marked(self.positions, tiles.p_first, tiles.p_last)
 
     def edges(self, p: Tensor) -> Tensor:
-        """None within a row."""
+        """Return no edges: a row is uniform."""
         return p.new_empty(len(p), 0)
 
     @property
     def turns(self) -> Turns:
-        """Rows differ where positions begin and end."""
+        """Return the positions at which runs of marked rows begin and end."""
         return Turns(rows=runs(self.positions))
 
 
@@ -98,25 +98,25 @@ class Keys(_Listed, Part):
     """j is one of the positions."""
 
     def allows(self, p: Tensor, j: Tensor) -> Tensor:
-        """By look-up."""
+        """Look up the positions."""
         return torch.isin(j, self._listed.to(j.device))
 
     def coverage(self, tiles: Tiles) -> Coverage:
-        """By how many of the positions are among the tile's keys."""
+        """Count the listed positions among the tile's keys."""
         return _marked(self.positions, tiles.j_first, tiles.j_last)
 
     def edges(self, p: Tensor) -> Tensor:
-        """Where positions begin and end."""
+        """Return the first and the end position of each run."""
         return torch.tensor(runs(self.positions)).expand(len(p), -1)
 
     @property
     def turns(self) -> Turns:
-        """The same for all rows."""
+        """Return edges that all rows share."""
         return Turns(still=runs(self.positions))
 
 
 def runs(positions: Sequence[int]) -> tuple[int, ...]:
-    """Where positions side by side begin, and where they have ended."""
+    """Return the first position and the end of each run of consecutive positions."""
     inside = set(positions)
     starts = {position for position in inside if position - 1 not in inside}
     stops = {position + 1 for position in inside if position + 1 not in inside}
@@ -124,7 +124,7 @@ def runs(positions: Sequence[int]) -> tuple[int, ...]:
 
 
 def _marked(positions: Sequence[int], first: Tensor, last: Tensor) -> Coverage:
-    """By how many of the positions lie between first and last."""
+    """Count the positions between first and last."""
     marks = torch.tensor(sorted(set(positions)), dtype=torch.int64, device=first.device)
     count = torch.searchsorted(marks, last, right=True) - torch.searchsorted(marks, first)
     return Coverage(count > 0, count == last - first + 1)

@@ -13,12 +13,12 @@ from attention_service.core.types import Problem, Selection
 
 _ELEMENTS = 2**20
 _MANY = 64
-"""Beyond so many blocks of tensors without numbers, one stands for the rest."""
+"""Number of blocks of meta tensors beyond which one represents the rest."""
 
 REPEATED: ContextVar[Callable[[int], AbstractContextManager[None]]] = ContextVar(
     "REPEATED", default=lambda times: nullcontext()
 )
-"""Entered around one block that stands for so many equal ones, as with tensors that have sizes and no numbers."""
+"""Context of one block of meta tensors that represents several equal ones."""
 
 
 def rows_at_once(batch: int, heads: int, keys: int) -> int:
@@ -37,9 +37,9 @@ def blocks(problem: Problem, selection: Selection) -> list[Selection]:
 
 
 def put_together(parts: Iterator[Tensor], queries: int) -> Tensor:
-    """Parts along the queries ``[.., .., queries, ...]``, which no graph leads to, as they are made.
+    """Yield parts along the queries ``[.., .., queries, ...]``, without a graph.
 
-    Of very many parts without numbers, which have sizes alone, the second stands for the rest.
+    Of very many parts of meta tensors, the second represents the rest.
     """
     checkpoint()
     found = [next(parts)]

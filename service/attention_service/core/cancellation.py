@@ -1,4 +1,4 @@
-"""Cooperative cancellation: loops of long work call ``checkpoint``, which stops the work if nobody waits for it."""
+"""Cooperative cancellation: loops of long work call ``checkpoint``, which stops the work of a cancelled request."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager

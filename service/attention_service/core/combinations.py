@@ -11,27 +11,27 @@ from attention_service.core.patterns import Bounds, Coverage, Part, Pattern, Til
 
 @dataclass(frozen=True)
 class _Several:
-    """What unions and intersections have in common."""
+    """Common base of unions and intersections."""
 
     of: Sequence[Pattern]
 
     def parts(self) -> Iterator[Part]:
-        """Those of all."""
+        """Yield the parts of all patterns."""
         for pattern in self.of:
             yield from pattern.parts()
 
     @property
     def laid_out(self) -> bool:
-        """Unless there is one, and that is not."""
+        """Return False only for a single pattern that is not laid out."""
         return _laid_out(self.of)
 
     @property
     def building(self) -> int:
-        """One after the other."""
+        """Return the peak of evaluating one pattern after the other."""
         return _building(self.of)
 
     def beside(self, queries: int) -> int:
-        """The most that one of them holds."""
+        """Return the largest extra of one pattern."""
         return max((pattern.beside(queries) for pattern in self.of), default=0)
 
 
@@ -40,14 +40,14 @@ class AllOf(_Several):
     """The intersection; of nothing, every pair."""
 
     def allows(self, p: Tensor, j: Tensor) -> Tensor:
-        """In each of them."""
+        """Test that every pattern allows the pair."""
         together = torch.ones((1,) * j.ndim, dtype=torch.bool, device=j.device)
         for pattern in self.of:
             together = together & pattern.allows(p, j)
         return together
 
     def coverage(self, tiles: Tiles) -> Coverage:
-        """Some where each of them allows some, though perhaps not the same; of bands with a pair in common, exactly."""
+        """Return ``some`` if each pattern allows some pair, which may differ; exact for bands with a pair in common."""
         some = every = torch.ones((), dtype=torch.bool, device=tiles.p_first.device)
         for pattern in self.of:
             coverage = pattern.coverage(tiles)
@@ -56,7 +56,7 @@ class AllOf(_Several):
 
     @property
     def bounds(self) -> Bounds:
-        """As tight as the tightest; the strips end where others bound what is beside the diagonal."""
+        """Return the tightest bounds; strips end where another pattern bounds the keys beside the diagonal."""
         each = [pattern.bounds for pattern in self.of]
         plain = [bounds for bounds in each if not bounds.strips]
         bounded = any(bounds.left for bounds in plain) and any(bounds.right for bounds in plain)
@@ -72,14 +72,14 @@ class AnyOf(_Several):
     """The union; of nothing, no pair."""
 
     def allows(self, p: Tensor, j: Tensor) -> Tensor:
-        """In one of them."""
+        """Test that some pattern allows the pair."""
         together = torch.zeros((1,) * j.ndim, dtype=torch.bool, device=j.device)
         for pattern in self.of:
             together = together | pattern.allows(p, j)
         return together
 
     def coverage(self, tiles: Tiles) -> Coverage:
-        """Every pair where one of them allows every; where several only do so together, it does not tell."""
+        """Return ``every`` if one pattern allows every pair; False if only several together do."""
         some = every = torch.zeros((), dtype=torch.bool, device=tiles.p_first.device)
         for pattern in self.of:
             coverage = pattern.coverage(tiles)
@@ -88,7 +88,7 @@ class AnyOf(_Several):
 
     @property
     def bounds(self) -> Bounds:
-        """As loose as the loosest."""
+        """Return the loosest bounds."""
         each = [pattern.bounds for pattern in self.of]
         return Bounds(
             all(bounds.left for bounds in each),
@@ -102,7 +102,7 @@ def _laid_out(of: Sequence[Pattern]) -> bool:
 
 
 def _building(of: Sequence[Pattern]) -> int:
-    """What is held as each pattern is joined with those before it: those, it, and both together."""
+    """Booleans per pair while each pattern is joined with those before it: both operands and the result."""
     held = peak = 0
     for index, pattern in enumerate(of):
         peak = max(peak, held + pattern.building)

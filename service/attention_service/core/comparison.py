@@ -1,4 +1,4 @@
-"""How far an approximation is from exact attention over the same inputs: computed in blocks of queries."""
+"""Distance of an approximation from exact attention over the same inputs, computed in blocks of queries."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
@@ -22,12 +22,12 @@ class Compared:
     context: Tensor
     """``[B, H, Q, V]``, exact."""
     mean_kl: float | None
-    """Mean over all queries of KL(exact || approximate) in nats; None where the method amounts to no distribution. A
-    query that may look nowhere is not counted; NaN where there is no other."""
+    """Mean over all queries of KL(exact || approximate) in nats; None if the method has no weights that are a
+    distribution. A query without an allowed key is not counted; NaN if there is no other."""
 
 
 def compare(problem: Problem, method: Approximation) -> Compared:
-    """The exact context, and how the weights differ, where the approximation amounts to some."""
+    """Compute the exact context, and the divergence of the weights if the approximation implies a distribution."""
     exact, clean = exactly(problem), without_padding(problem)
     contexts: list[Tensor] = []
     divergences: list[Tensor] = []
@@ -42,14 +42,14 @@ def compare(problem: Problem, method: Approximation) -> Compared:
 
 
 def exactly(problem: Problem) -> Problem:
-    """The same, without an approximation."""
+    """Return the problem with the exact method."""
     return replace(problem, spec=problem.spec.model_copy(update={"method": Exact()}), running=Running())
 
 
 def compare_block(
     exact: Problem, clean: Problem, method: Approximation, block: Selection
 ) -> tuple[Tensor, list[Tensor]]:
-    """The exact context of some queries, and of each sequence their divergences, where there are any.
+    """Return the exact context of some queries, and the divergences of each sequence if there are any.
 
     ``clean``: the approximated problem, without padding.
     """

@@ -1,4 +1,4 @@
-"""How many pairs a pattern of bands and marks allows, exactly, without laying them out.
+"""Exact number of pairs that a pattern of bands and marks allows, without laying them out.
 
 The pairs are cut along diagonals, at the limits of all bands: between two cuts a band holds everywhere or nowhere, so
 what remains is to count marked queries and keys. Time grows with the marks and bands and not with the sequence.
@@ -36,56 +36,56 @@ class Cell:
 
 
 class Rows(Protocol):
-    """Some of the queries, by position."""
+    """A set of queries, by position."""
 
     def reach(self, shift: int, keys: int) -> int:
-        """Σ over the rows of how many of the keys lie before p + shift."""
+        """Return Σ over the rows of the number of keys before p + shift."""
 
     def up_to(self, positions: Integers) -> Integers:
-        """How many of the rows stand at or before each position."""
+        """Return the number of rows at or before each position."""
 
 
 @dataclass(frozen=True)
 class Stretch:
-    """Queries that stand side by side."""
+    """Queries at consecutive positions."""
 
     first: int
     size: int
 
     def reach(self, shift: int, keys: int) -> int:
-        """Σ clip(p + shift, 0, keys): nothing below 0, a triangle, then all of the keys."""
+        """Return Σ clip(p + shift, 0, keys): nothing below 0, a triangle, then all of the keys."""
         start, stop = self.first + shift, self.first + shift + self.size
         low, high = min(max(start, 0), keys), min(max(stop, 0), keys)
         return (high * (high - 1) - low * (low - 1)) // 2 + keys * max(0, stop - max(start, keys))
 
     def up_to(self, positions: Integers) -> Integers:
-        """By subtraction."""
+        """Subtract the first position."""
         return np.clip(positions - self.first + 1, 0, self.size)
 
 
 @dataclass(frozen=True)
 class Picked:
-    """Queries anywhere, in ascending order."""
+    """Queries at arbitrary positions, in ascending order."""
 
     positions: Integers
 
     def reach(self, shift: int, keys: int) -> int:
-        """One by one."""
+        """Sum row by row."""
         return int(np.clip(self.positions + shift, 0, keys).sum())
 
     def up_to(self, positions: Integers) -> Integers:
-        """By bisection."""
+        """Bisect the positions."""
         return np.searchsorted(self.positions, positions, side="right")
 
 
 def countable(pattern: Pattern) -> bool:
-    """Whether bands and marks are all that the pattern is built of."""
+    """Return True if the pattern is built of bands and marks alone."""
     return all(isinstance(part, Band | Keys | Queries) for part in pattern.parts())
 
 
 @lru_cache(maxsize=32)  # one account of costs asks for the same count several times
 def count(pattern: Pattern, first: int, queries: int, keys: int) -> int:
-    """How many pairs of queries at positions first, first + 1, … and keys 0, 1, … are in the pattern."""
+    """Return the number of allowed pairs of queries at positions first, first + 1, … and keys 0, 1, …."""
     parts = list(pattern.parts())
     marked_keys = _marks((part.positions for part in parts if isinstance(part, Keys)), 0, keys)
     markings = [frozenset(part.positions) for part in parts if isinstance(part, Queries)]
@@ -105,7 +105,7 @@ def count(pattern: Pattern, first: int, queries: int, keys: int) -> int:
 
 
 def _holds(pattern: Pattern, cell: Cell) -> NDArray[np.bool_]:
-    """Whether the pairs of a cell are in the pattern, for each kind of key (or one answer for all of them)."""
+    """Test the pairs of a cell, for each kind of key (or one answer for all of them)."""
     match pattern:
         case Band():  # a cell lies on one side of each limit
             above = pattern.low is None or pattern.low <= cell.start
@@ -122,7 +122,7 @@ def _holds(pattern: Pattern, cell: Cell) -> NDArray[np.bool_]:
 
 
 def _pairs(pattern: Pattern, cell: Cell, rows: Rows, keys: int) -> int:
-    """The allowed pairs of some rows in a cell: as if no key were marked, corrected at those that are."""
+    """Count the allowed pairs of some rows in a cell: as if no key were marked, then corrected at marked keys."""
     allowed = np.broadcast_to(_holds(pattern, cell), cell.keys.shape).astype(np.int64)
     plain = int(allowed[0])
     marked_keys = cell.keys[1:]
@@ -133,13 +133,13 @@ def _pairs(pattern: Pattern, cell: Cell, rows: Rows, keys: int) -> int:
 
 
 def _cuts(parts: list[Part], far: int) -> list[int]:
-    """Where j − p passes a limit of a band, between the ends that no pair reaches."""
+    """Return the values of j − p at which a band's limit is passed, between ends that no pair reaches."""
     bands = [part for part in parts if isinstance(part, Band)]
     limits = {band.low for band in bands} | {band.high + 1 for band in bands if band.high is not None}
     return sorted({-far, far} | {limit for limit in limits if limit is not None and -far < limit < far})
 
 
 def _marks(markings: Iterable[Iterable[int]], start: int, stop: int) -> Integers:
-    """Every position from start to before stop, once and ascending."""
+    """Return every position from start to before stop, once and ascending."""
     inside = {position for marking in markings for position in marking if start <= position < stop}
     return np.array(sorted(inside), dtype=np.int64)

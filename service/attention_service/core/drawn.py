@@ -13,9 +13,9 @@ from attention_service.core.patterns import Bounds, Coverage, Part, Tiles, Turns
 
 _DRAWS_OF_A_TILE = 256
 _AT_ONCE = 2**14
-"""Draws that are made at a time, but for those of one query."""
+"""Maximum number of draws computed together, unless one query has more."""
 _HELD = 3
-"""Integers for each of them that are held on the way."""
+"""Temporary integers per draw."""
 
 
 @dataclass(frozen=True)
@@ -26,10 +26,10 @@ class Drawn(Part):
     count: int
     seed: int
     blocks: int
-    """How many blocks of keys there are to draw from."""
+    """Number of key blocks."""
 
     def allows(self, p: Tensor, j: Tensor) -> Tensor:
-        """Each draw is marked, and each key looks its block up."""
+        """Mark the drawn blocks and look up each key's block."""
         block = j // self.size
         if not self._draws:
             return torch.zeros((1,) * j.ndim, dtype=torch.bool, device=j.device)
@@ -44,13 +44,13 @@ class Drawn(Part):
         return marks.index_select(1, column).view(*p.shape[:-1], keys)
 
     def _found(self, p: Tensor, block: Tensor) -> Tensor:
-        """The blocks ``[R, K]`` looked up among the draws of queries ``[R, 1]``."""
+        """Look up the blocks ``[R, K]`` among the draws of queries ``[R, 1]``."""
         drawn = self._drawn(p.flatten()).sort(1).values
         at = torch.searchsorted(drawn, block.contiguous()).clamp_(max=self._draws - 1)
         return drawn.gather(1, at) == block
 
     def coverage(self, tiles: Tiles) -> Coverage:
-        """By the draws of each row of blocks in a tile; where those are too many, it does not tell."""
+        """Check the draws of each row of blocks in a tile; with too many draws the result is inconclusive."""
         first, last = tiles.p_first // self.size, tiles.p_last // self.size  # [Q, 1]
         rows = int((last - first).max()) + 1 if first.numel() else 0
         if rows * self._draws > _DRAWS_OF_A_TILE:
@@ -73,18 +73,18 @@ class Drawn(Part):
 
     @property
     def _draws(self) -> int:
-        """How many blocks are drawn for a query."""
+        """Number of blocks drawn per query."""
         return min(self.count, self.blocks)
 
     @property
     def _rows(self) -> int:
-        """For how many queries at a time."""
+        """Number of queries computed together."""
         return max(1, _AT_ONCE // max(1, self._draws))
 
     def _drawn(self, p: Tensor) -> Tensor:
-        """``[R]`` to ``[R, n]``: Floyd's algorithm (Bentley and Floyd 1987), one number for each draw.
+        """Draw ``[R, n]`` blocks for ``[R]`` queries: Floyd's algorithm (Bentley and Floyd 1987), one number per draw.
 
-        A number that was drawn before is replaced by the largest that it could have been.
+        A repeated number is replaced by the largest possible one.
         """
         most = torch.arange(self.blocks - self._draws, self.blocks, device=p.device)
         drawn = noise(self.seed, p[:, None] // self.size, most) % (most + 1)
@@ -95,20 +95,20 @@ class Drawn(Part):
 
     @property
     def building(self) -> int:
-        """The marks, and what was looked up."""
+        """Return the number of booleans per pair: the marks and the look-up."""
         return 2
 
     def beside(self, queries: int) -> int:
-        """The draws of as many queries as are looked at together."""
+        """Return the bytes of the draws of the queries computed together."""
         return _HELD * torch.int64.itemsize * min(queries, self._rows) * self._draws
 
     @property
     def bounds(self) -> Bounds:
-        """Few keys, anywhere."""
+        """Return bounds of few keys at any distance."""
         return Bounds(left=True, right=True, strips=frozenset({"r"}))
 
     def edges(self, p: Tensor) -> Tensor:
-        """Both ends of each block."""
+        """Return both ends of each block."""
         if not self._draws:
             return p.new_empty(len(p), 0)
         starts = self._drawn(p) * self.size
@@ -116,5 +116,5 @@ class Drawn(Part):
 
     @property
     def turns(self) -> Turns:
-        """Each block of rows is another."""
+        """Return a new kind of row at each block of queries."""
         return Turns(period=None)

@@ -1,4 +1,4 @@
-"""Dropout of weights that can be told again: which are kept depends on the seed and their place alone.
+"""Reproducible dropout of weights: the kept weights depend on the seed and their place alone.
 
 Source: Srivastava et al. 2014; on attention weights: Vaswani et al. 2017, section 5.4.
 """
@@ -13,7 +13,7 @@ from attention_service.core.types import Dropout
 def kept(dropout: Dropout, batch: Tensor, heads: Tensor, queries: Tensor, keys: Tensor) -> Tensor:
     """Bool ``[B, H, Q, K]``: which weights are kept, by their indices; the same on every device and in every block.
 
-    batch ``[B]``, heads ``[H]``, queries ``[Q]``, keys ``[K]``: integer, of those that are asked for.
+    batch ``[B]``, heads ``[H]``, queries ``[Q]``, keys ``[K]``: the requested integer indices.
     """
     head = noise(dropout.seed, batch[:, None] * 2**31 + heads, 0)  # [B, H]
     row = mixed(head[..., None], queries)

@@ -27,7 +27,7 @@ class BoundEdit:
 
     tap: str
     heads: tuple[int, ...] | None = None
-    """Of ``k`` and ``v`` these are key/value heads."""
+    """Indices of heads; for ``k`` and ``v`` they are key/value heads."""
     queries: tuple[int, ...] | None = None
     keys: tuple[int, ...] | None = None
     set: float | None = None
@@ -39,7 +39,7 @@ class BoundEdit:
 
 
 def apply(edits: Iterable[BoundEdit], tap: str, x: Tensor) -> Tensor:
-    """Apply the edits of this tap in their order. Never in place."""
+    """Apply the edits of this tap in their order, never in place."""
     return reduce(_edit, (edit for edit in edits if edit.tap == tap), x) if edits else x
 
 

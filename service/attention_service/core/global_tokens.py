@@ -19,7 +19,7 @@ def with_global_tokens(masks: Sequence[Mask], positions: Sequence[int]) -> list[
 
 
 def listed(masks: Sequence[Mask]) -> Iterator[GlobalTokens]:
-    """Go through all ``global_tokens`` masks, nested ones included."""
+    """Yield all ``global_tokens`` masks, including nested ones."""
     for mask in masks:
         if isinstance(mask, GlobalTokens):
             yield mask

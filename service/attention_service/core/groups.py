@@ -12,7 +12,7 @@ def product(x: Tensor, y: Tensor) -> Tensor:
     kv_heads, outer = y.shape[1], y.shape[3]
     if heads == kv_heads:
         return x @ y
-    # The queries of one group stand below each other, so that y is never copied for each of them.
+    # Stack the queries of one group, so that y is never copied per query head.
     stacked = x.reshape(batch, kv_heads, heads // kv_heads * queries, inner)
     return (stacked @ y).reshape(batch, heads, queries, outer)
 

@@ -111,7 +111,7 @@ def retrieve(
 ) -> Retrieved:
     """Update states ``[B, H, S, D]`` ``limit`` times, or each until the norm of its update is below eps.
 
-    Blocks of states fall one after the other, so that the scores of one block are all that is held of them.
+    Blocks of states converge one after the other, so that only the scores of one block are in memory.
     """
     batch, heads, count, _ = states.shape
     ground = memory.ground()

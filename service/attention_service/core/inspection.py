@@ -1,6 +1,6 @@
 """Inspection of weights: statistics over the real queries, and the most attended keys of each query.
 
-Block by block, so that the weights of one block are all that is held of them.
+The computation is blockwise, so that only the weights of one block are in memory.
 """
 
 from collections.abc import Callable, Iterable, Sequence

@@ -6,7 +6,7 @@ from typing import Final
 from attention_contract.spec import AllOf, AnyOf, Documents, GlobalTokens, Mask, RandomBlocks
 
 _LEAF, _DRAWING, _DRAW, _LISTED = 4.0, 40.0, 3.0, 0.02
-"""Operations of a mask; of one that draws, and for each draw; and for each position that is listed."""
+"""Operations of a mask; of a random mask, and for each of its draws; and for each listed position."""
 _USUAL_DRAWS = 2
 CHEAP: Final = 64.0
 """Operations of masks that take no longer than the rest of planning."""

@@ -1,4 +1,4 @@
-"""A memo on the object that a function is asked about."""
+"""Memoization of functions on their first argument."""
 
 from collections.abc import Callable, Hashable
 from functools import wraps
@@ -8,7 +8,7 @@ FindT = TypeVar("FindT", bound=Callable[..., Any])
 
 
 def once(find: FindT) -> FindT:
-    """Keep what a function finds of its first argument, an immutable object, in that object.
+    """Cache a function's result in its first argument, an immutable object.
 
     A plan and a report of costs ask for the same many times. For small results that are never changed; the other
     arguments must be hashable.

@@ -37,16 +37,16 @@ class Sizes:
     value_width: int
     biases: Biases
     spec: AttentionSpec = field(default_factory=AttentionSpec)
-    """What is computed: it may need learned tensors of its own."""
+    """Spec of the attention. It can require learned tensors."""
 
     @property
     def widths(self) -> Widths:
-        """What the shapes of the spec's learned tensors depend on."""
+        """Widths that determine the shapes of the spec's learned tensors."""
         return Widths(self.heads, self.kv_heads, self.head_dim, self.value_dim, self.d_model)
 
     @property
     def inputs(self) -> tuple[int, int, int]:
-        """How wide query, key and value come."""
+        """Input widths of query, key and value."""
         return self.d_model, self.key_width, self.value_width
 
     @cached_property
@@ -257,7 +257,7 @@ def project(
 
 
 def project_jointly(joint: Joint, sizes: Sizes, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """As ``project``, of tokens ``[B, L, d_model]`` that are queries, keys and values, for heads of one width."""
+    """Project tokens ``[B, L, d_model]`` to queries, keys and values in one product, for heads of one width."""
     heads = sizes.heads, sizes.kv_heads, sizes.kv_heads
     batch, length, _ = x.shape
     together = linear(x, *joint).view(batch, length, sum(heads), sizes.head_dim).transpose(1, 2)

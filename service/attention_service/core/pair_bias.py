@@ -1,4 +1,4 @@
-"""The bias of a position encoding, made for as many of the heads, queries and keys as are wanted at a time."""
+"""The bias of a position encoding, computed for the requested heads, queries and keys."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -13,23 +13,23 @@ from attention_service.core.positions import POSITIONS, Heads, Position
 from attention_service.core.types import Problem
 
 Index = slice | Sequence[int] | None
-"""Which queries or keys; None for all."""
+"""Queries or keys; None for all."""
 
 
 @dataclass(frozen=True)
 class PairBias:
-    """What a position encoding adds to the scores, with the request's float mask and before anything is hidden."""
+    """Bias of a position encoding, added to the scores with the request's float mask before masking."""
 
     problem: Problem
     position: Position
     queries: Tensor
     """``[1 or B, Q]``: places."""
     keys: Tensor
-    """``[1 or B, K]``: places; any for the keys that the spec adds, which have no bias."""
+    """``[1 or B, K]``: places; arbitrary for keys that the spec adds, which have no bias."""
     dtype: torch.dtype
 
     def tile(self, queries: Index = None, keys: Index = None, heads: Sequence[int] | None = None) -> Tensor:
-        """The bias of these queries, keys and heads: ``[1 or B, H, Q, K]``."""
+        """Return the bias of these queries, keys and heads: ``[1 or B, H, Q, K]``."""
         rows, columns = _some(self.queries, queries), _some(self.keys, keys)
         of = Heads(self.problem.q.shape[1], heads)
         bias = self.position.bias(rows, columns, of, self.problem.learned, self.dtype)
@@ -42,7 +42,7 @@ class PairBias:
 
 
 def pair_bias(problem: Problem, dtype: torch.dtype) -> PairBias | None:
-    """The bias of a problem, in the dtype of its scores; None where its position encoding has none."""
+    """Return the bias of a problem, in the dtype of its scores; None if its position encoding has none."""
     position = POSITIONS.of(problem.spec.position)
     if not position.biased:
         return None

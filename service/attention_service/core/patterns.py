@@ -22,7 +22,7 @@ class Pattern(Hashable, Protocol):
         """
 
     def parts(self) -> "Iterator[Part]":
-        """Go through the parts that it is built of."""
+        """Yield the parts of the pattern."""
 
     def coverage(self, tiles: "Tiles") -> "Coverage":
         """Return which tiles have allowed pairs. A tile is a range of queries against a range of keys."""
@@ -33,10 +33,10 @@ class Pattern(Hashable, Protocol):
 
     @property
     def building(self) -> int:
-        """How many booleans for each pair are held at a time while ``allows`` runs."""
+        """Number of booleans per pair held at a time while ``allows`` runs."""
 
     def beside(self, queries: int) -> int:
-        """Bytes that it holds besides, for so many queries."""
+        """Return additional bytes for this number of queries."""
 
     @property
     def bounds(self) -> "Bounds":
@@ -87,9 +87,9 @@ class Bounds:
 
 @dataclass(frozen=True)
 class Turns:
-    """Where the keys that a row allows change, by the position of its query; what makes the sum over rows short.
+    """Changes of the allowed keys from row to row, which shorten the sum over rows.
 
-    From one row to the next, an edge either moves on with p or stays.
+    From one row to the next, an edge either moves with p or stays.
     """
 
     moving: tuple[tuple[int, int], ...] = ()
@@ -97,13 +97,13 @@ class Turns:
     still: tuple[int, ...] = ()
     """Edges that all rows have in common."""
     rows: tuple[int, ...] = ()
-    """Positions of queries at which rows of another kind begin."""
+    """Positions of queries at which another kind of row begins."""
     period: int | None = 1
     """After this many rows the pattern repeats, moved by as much; None if it never repeats."""
 
 
 class Part(ABC):
-    """A pattern that is built of no other. By default it is laid out at once, and a query sees few keys."""
+    """A pattern that is built of no other. By default it is laid out over all pairs, and a query sees few keys."""
 
     @property
     def every(self) -> int | None:
@@ -112,20 +112,20 @@ class Part(ABC):
 
     @property
     def laid_out(self) -> bool:
-        """As large as all pairs."""
+        """Return True: one boolean per pair."""
         return True
 
     @property
     def building(self) -> int:
-        """The answer alone."""
+        """Return 1: the result alone."""
         return 1
 
     def beside(self, queries: int) -> int:
-        """Nothing."""
+        """Return 0."""
         return 0
 
     def parts(self) -> "Iterator[Part]":
-        """Itself."""
+        """Yield itself."""
         yield self
 
     @abstractmethod
@@ -138,38 +138,38 @@ class Part(ABC):
 
     @property
     def bounds(self) -> Bounds:
-        """Few keys for each query."""
+        """Return bounds of few keys per query."""
         return Bounds(left=True, right=True)
 
     @abstractmethod
     def edges(self, p: Tensor) -> Tensor:
-        """``[R]`` to ``[R, E]``: the keys from which another answer holds, by query; of what repeats, one each."""
+        """Return ``[R, E]`` for ``[R]``: the keys at which the result changes; one per period if it repeats."""
 
     @property
     @abstractmethod
     def turns(self) -> Turns:
-        """The dependence of the edges on p."""
+        """Return how the edges depend on p."""
 
 
 class Line:
-    """Mixin before ``Part``: one answer for each query or for each key alone."""
+    """Mixin before ``Part``: one result per query or per key alone."""
 
     @property
     def laid_out(self) -> bool:
-        """As long as the queries or the keys."""
+        """Return False: the result is as long as the queries or the keys."""
         return False
 
     @property
     def building(self) -> int:
-        """Nothing over pairs."""
+        """Return 0: no booleans over pairs."""
         return 0
 
     @property
     def bounds(self) -> Bounds:
-        """Few rows or columns are seen whole."""
+        """Return bounds under which few rows or columns are whole."""
         return Bounds(left=True, right=True, strips=frozenset({"g"}))
 
 
 def making(pattern: Pattern, pairs: int, queries: int) -> int:
-    """Bytes that are held while a pattern is laid out over so many pairs: what is besides is gone before the last."""
+    """Bytes at the peak while a pattern is laid out over this many pairs; other temporaries are freed before."""
     return max(pairs * pattern.building, pairs * max(0, pattern.building - 1) + pattern.beside(queries))

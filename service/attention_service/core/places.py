@@ -1,4 +1,4 @@
-"""Where queries and keys stand.
+"""Positions of queries and keys.
 
 The place of query i is i + offset, the offset being the length of the past unless the request says otherwise; that of
 key j is its index among all keys. Given positions are the places of the new tokens: of the queries, and, being the same
@@ -13,19 +13,19 @@ from torch import Tensor
 from attention_service.core.types import Problem
 
 FAR = 2**61
-"""Places are cut off here: beyond any in a sequence, and near enough that differences of them fit int64."""
+"""Limit of places: beyond any sequence, and small enough that differences of places fit int64."""
 
 
 @dataclass(frozen=True)
 class Places:
-    """The places of one attention, int64. The first dimension is B where sequences stand at different ones."""
+    """Places of one attention, int64. The first dimension is B if the sequences have different places."""
 
     queries: Tensor
     """``[1 or B, Q]``"""
     new_keys: Tensor
-    """``[1 or B, K − P]``; the same tensor as ``queries`` where the two are known to be the same."""
+    """``[1 or B, K − P]``; the same tensor as ``queries`` if the two are known to be equal."""
     past: int
-    """P: the past keys stand at 0 to P − 1."""
+    """P: the past keys have the places 0 to P − 1."""
 
     @property
     def keys(self) -> Tensor:
@@ -37,7 +37,7 @@ class Places:
 
     @property
     def reach(self) -> Tensor:
-        """``[1 or B, 1]``: how many places a sequence takes up, up to its last query or key."""
+        """``[1 or B, 1]``: number of places of a sequence, up to its last query or key."""
         ends = [x.amax(1, keepdim=True) for x in (self.queries, self.new_keys) if x.shape[1]]
         last = torch.full((1, 1), self.past - 1, device=self.queries.device)
         for end in ends:
@@ -53,7 +53,7 @@ def places_of(
     positions: Tensor | None = None,
     device: torch.device | str = "cpu",
 ) -> Places:
-    """The places of so many queries and new keys after so many past ones.
+    """Return the places of this many queries and new keys after this many past keys.
 
     offsets ``[B]`` or ``[]``; positions ``[B, Q]``, which go before offsets, and need as many new keys as queries.
     """
@@ -68,6 +68,6 @@ def places_of(
 
 
 def places_in(problem: Problem) -> Places:
-    """The places of a problem's queries and keys, without those keys that the spec adds."""
+    """Return the places of a problem's queries and keys, without the keys that the spec adds."""
     queries, new_keys = problem.q.shape[2], problem.keys - problem.past
     return places_of(queries, new_keys, problem.past, problem.offsets, problem.positions, problem.q.device)

@@ -1,4 +1,4 @@
-"""Plain attention: softmax over scaled dot products, causal or not, and nothing else. Most of what is asked for."""
+"""Plain attention: softmax over scaled dot products, causal or not. Most requests are plain."""
 
 from attention_contract.spec import AttentionSpec, Causal, Dot, ScaledDot, Softmax
 
@@ -6,7 +6,7 @@ _PLAIN = AttentionSpec()
 
 
 def is_plain(spec: AttentionSpec) -> bool:
-    """Whether a spec asks for plain attention, with any scale and temperature."""
+    """Return True for plain attention, with any scale and temperature."""
     if not isinstance(spec.score, Dot | ScaledDot) or not isinstance(spec.normalizer, Softmax):
         return False
     options = {"score": spec.score, "normalizer": spec.normalizer, "masks": spec.masks}

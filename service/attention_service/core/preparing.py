@@ -1,4 +1,4 @@
-"""From what came in to the attention itself: encoded, projected, normed, turned, the past before it."""
+"""Preparation of an attention from its inputs: position encoding, projection, norm, rotation and the past."""
 
 from collections.abc import Callable, Mapping
 
@@ -65,7 +65,7 @@ def prepare(
 
 
 def _turned(spec: AttentionSpec, three: Three, places: Places | None, learned: Tensors) -> Three:
-    """Queries and keys normed and turned."""
+    """Norm and rotate queries and keys."""
     q, k, v = three
     del three  # what is normed is not held any longer
     if spec.qk_norm is not None:

@@ -107,7 +107,7 @@ def _entmax15_threshold(z: Tensor) -> Tensor:
 
 
 def _count(ones: Tensor) -> Tensor:
-    """How many ones a row has, and at least 1: counted as floats, since integers would be copied to be summed."""
+    """Count the ones of a row, at least 1: as floats, since the sum of integers would copy them."""
     return ones.sum(-1, keepdim=True).long().clamp_(min=1)
 
 

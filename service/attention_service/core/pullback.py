@@ -1,4 +1,4 @@
-"""Gradients by an upstream gradient, as ``torch.autograd.grad`` gives them, without what that imports."""
+"""Vector-Jacobian products as from ``torch.autograd.grad``, without its lazy imports."""
 
 from collections.abc import Sequence
 
@@ -22,7 +22,7 @@ def pullback(output: Tensor, at: Sequence[Tensor], upstream: Tensor, *, again: b
 def pullback_where_used(
     output: Tensor, at: Sequence[Tensor], upstream: Tensor, *, again: bool = False
 ) -> Sequence[Tensor | None]:
-    """As ``pullback``, but None for one that the output does not depend on.
+    """Compute ``pullback``, but None for a tensor that the output does not depend on.
 
     ``torch.autograd.grad`` compares the shapes by way of symbolic ones, for which it imports sympy: 30 MiB, and a fifth
     of a second of the first request.

@@ -1,4 +1,4 @@
-"""Registries: what computes each part of a spec, by name.
+"""Registries: the implementations of each part of a spec, by name.
 
 A registry holds the entries of one kind. An entry is a class made from its options, registered beside its formula,
 its asymptotic cost and its source; tests, benchmarks, docs and ``GET /v1/variants`` walk the registries.
@@ -34,7 +34,7 @@ class Entry(Generic[Part]):
     summary: str
     formula: str
     gradient: str
-    """What goes back through it, ∂x standing for ∂L/∂x."""
+    """Formula of the backward pass, with ∂x for ∂L/∂x."""
     cost: str
     """Asymptotic, in the sequence length n and the head width d."""
     source: str
@@ -82,7 +82,7 @@ class Registry(Generic[Part]):
         return add
 
     def of(self, options: WireModel) -> Part:
-        """What computes the part that these options describe. The same object for the same options."""
+        """Return the implementation of the part that these options describe: one object for the same options."""
         made = self._made.get(id(options))
         if made is None:
             if len(self._made) >= _MOST_MADE:

@@ -1,4 +1,4 @@
-"""How many pairs any pattern allows, exactly, row by row and without laying them out.
+"""Exact number of pairs that any pattern allows, row by row and without laying them out.
 
 A row is cut at the edges of all parts: between two cuts the pattern holds everywhere or nowhere, or repeats. Most rows
 need no look. While p runs from one turn to the next, the order of the cuts stays, so that with each common period T of
@@ -20,7 +20,7 @@ from attention_contract.errors import InvalidRequest
 from attention_service.core.patterns import Part, Pattern, Turns
 
 _AT_ONCE = 2**20
-"""Cuts that are looked at together."""
+"""Cuts processed together."""
 _MOST = 2**24
 """Cuts beyond which counting is refused: it would take more than some seconds."""
 _REFUSED = (
@@ -31,7 +31,7 @@ _REFUSED = (
 
 @dataclass(frozen=True)
 class Run:
-    """Rows side by side that count as often."""
+    """Consecutive rows with the same multiplicity."""
 
     start: int
     stop: int
@@ -40,7 +40,7 @@ class Run:
 
 @lru_cache(maxsize=32)  # one account of costs asks for the same count several times
 def count(pattern: Pattern, first: int, queries: int, keys: int) -> int:
-    """How many pairs of queries at positions first, first + 1, … and keys 0, 1, … are in the pattern.
+    """Return the number of allowed pairs of queries at positions first, first + 1, … and keys 0, 1, ….
 
     Raises InvalidRequest where that takes too long: where strides and blocks have a common multiple beyond the
     sequence and many edges, or where many blocks are drawn at random.
@@ -76,18 +76,18 @@ class _Row:
         self.pattern, self.keys = pattern, keys
         self.once = [part for part in parts if part.every is None]
         self.again = [(part, part.every) for part in parts if part.every is not None]
-        # Beyond so many keys a row repeats; where that is more than there are, it does not.
+        # Beyond this many keys a row repeats, unless it has fewer.
         self.period = min(lcm(*(every for _, every in self.again)), keys + 1)
 
     @property
     def cuts(self) -> int:
-        """In one row."""
+        """Number of cuts in one row."""
         probe = torch.zeros(1, dtype=torch.int64)
         once = 1 + sum(part.edges(probe).shape[1] for part in self.once)
         return once * (1 + sum(2 * -(-self.period // every) for _, every in self.again))
 
     def allowed(self, p: Tensor) -> Tensor:
-        """``[R]`` to ``[R]``: how many keys each query sees."""
+        """Count the keys that each query sees: ``[R]`` to ``[R]``."""
         ends = p.new_tensor([0, self.keys]).expand(len(p), 2)
         cuts = torch.cat([ends, *(part.edges(p) for part in self.once)], dim=1).clamp(0, self.keys)
         cuts = _sorted(cuts)
@@ -109,7 +109,7 @@ class _Row:
         return (self._allows(p, point.flatten(1)) * times.flatten(1)).sum(1)
 
     def _allows(self, p: Tensor, keys: Tensor) -> Tensor:
-        """``[R]`` and ``[R, C]``: whether each query may look at its keys.
+        """Test whether each query of ``[R]`` may look at its keys ``[R, C]``.
 
         A single row is looked at twice: one row of keys alone would have to be side by side.
         """
@@ -120,12 +120,12 @@ class _Row:
 
 
 def _sorted(x: Tensor) -> Tensor:
-    """Along the last dimension; for many short ones numpy is the faster."""
+    """Sort along the last dimension; numpy is faster for many short rows."""
     return torch.from_numpy(np.sort(x.numpy(), axis=-1))
 
 
 def _runs(turns: list[Turns], first: int, queries: int, keys: int) -> Iterator[Run]:
-    """Which rows to look at, and how often each of them counts."""
+    """Yield the rows to count, each with its multiplicity."""
     periods = [each.period for each in turns]
     still = {0, keys}.union(*(each.still for each in turns))
     cuts = {first, first + queries}.union(*(each.rows for each in turns))

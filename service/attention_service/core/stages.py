@@ -24,7 +24,7 @@ from attention_service.core.types import Problem, Selection
 from attention_service.core.visibility import EVERYTHING, real_keys, visibility, without_padding
 
 TAPS = ("q", "k", "v", "scores", "capped_scores", "masked_scores", "lse", "weights", "context")
-"""In the order of the computation. ``lse`` has a meaning for a softmax only."""
+"""Taps in the order of the computation. Only a softmax has ``lse``."""
 
 
 def taps_of(spec: AttentionSpec) -> tuple[str, ...]:
@@ -38,7 +38,7 @@ def stages(
     edits: Sequence[BoundEdit] = (),
     selection: Selection = EVERYTHING,
 ) -> Iterator[tuple[str, Tensor]]:
-    """Each of these taps by name, computed only for the selected heads and queries and only as far as is needed.
+    """Yield each of these taps by name, computed only for the selected heads and queries and up to the last tap.
 
     Every tap is a node of its own in the graph that leads to the context, so that each has a gradient.
     """
@@ -52,7 +52,7 @@ def stages(
         if tap in missing:
             missing.remove(tap)
             yield tap, x
-        del x  # what nobody asked for is freed as soon as the next stage has read it
+        del x  # free a tap that was not requested as soon as the next stage has read it
         if not missing:
             return
 
@@ -116,11 +116,11 @@ def _stages(
 
 @dataclass(frozen=True)
 class _Seen:
-    """What queries look at: keys and values with zeros for padding and for what is not finite."""
+    """Keys and values with zeros for padding and for nonfinite numbers."""
 
     problem: Problem
     nonfinite: Tensor | None
-    """Bool ``[B, Hkv, K]``: which keys were not finite."""
+    """Bool ``[B, Hkv, K]``: nonfinite keys."""
 
     @property
     def v(self) -> Tensor:

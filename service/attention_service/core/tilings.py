@@ -16,20 +16,20 @@ class Leading(Line, Part):
     length: int
 
     def allows(self, p: Tensor, j: Tensor) -> Tensor:
-        """The same for all queries."""
+        """Compare the key index; all queries share the result."""
         return j < self.length
 
     def coverage(self, tiles: Tiles) -> Coverage:
-        """By the first and the last key."""
+        """Compare the tile's first and last key."""
         return Coverage(tiles.j_first < self.length, tiles.j_last < self.length)
 
     def edges(self, p: Tensor) -> Tensor:
-        """Its end."""
+        """Return the end of the range."""
         return torch.full((len(p), 1), self.length)
 
     @property
     def turns(self) -> Turns:
-        """The same for all rows."""
+        """Return edges that all rows share."""
         return Turns(still=(self.length,))
 
 
@@ -41,14 +41,14 @@ class Blocks(Part):
     neighbours: int = 0
 
     def allows(self, p: Tensor, j: Tensor) -> Tensor:
-        """By the numbers of the blocks."""
+        """Compare block numbers."""
         own, other = p // self.size, j // self.size
         if not self.neighbours:
             return own == other
         return (other >= own - self.neighbours) & (other <= own + self.neighbours)
 
     def coverage(self, tiles: Tiles) -> Coverage:
-        """As of a band, over the numbers of the blocks."""
+        """Return the coverage of a band over the block numbers."""
         nearest = tiles.j_first // self.size - tiles.p_last // self.size
         farthest = tiles.j_last // self.size - tiles.p_first // self.size
         return Coverage(
@@ -58,17 +58,17 @@ class Blocks(Part):
 
     @property
     def building(self) -> int:
-        """Each comparison, and both together."""
+        """Booleans per pair: each comparison, and both together."""
         return 3 if self.neighbours else 1
 
     def edges(self, p: Tensor) -> Tensor:
-        """Where the first block begins, and where the last has ended."""
+        """Return the start of the first block and the end of the last."""
         own = p[:, None] // self.size
         return (own + torch.tensor([-self.neighbours, self.neighbours + 1])) * self.size
 
     @property
     def turns(self) -> Turns:
-        """They move by a block at a time."""
+        """Return a period of one block."""
         beside = self.neighbours * self.size
         return Turns(moving=((1 - self.size - beside, -beside), (1 + beside, self.size + beside)), period=self.size)
 
@@ -80,11 +80,11 @@ class Stripes(Part):
     stride: int
 
     def allows(self, p: Tensor, j: Tensor) -> Tensor:
-        """By the remainders."""
+        """Compare remainders."""
         return p % self.stride == j % self.stride
 
     def coverage(self, tiles: Tiles) -> Coverage:
-        """Whether a multiple of the stride lies between the least and the largest j − p, and nothing else does."""
+        """Test for a multiple of the stride between the least and the largest j − p, and for no other number."""
         least, largest = tiles.nearest, tiles.farthest
         some = largest // self.stride * self.stride >= least
         alone = least == largest
@@ -92,21 +92,21 @@ class Stripes(Part):
 
     @property
     def bounds(self) -> Bounds:
-        """A share of all keys."""
+        """Return bounds of a share of all keys."""
         return Bounds(left=True, right=True, strips=frozenset({"n/s"}))
 
     def edges(self, p: Tensor) -> Tensor:
-        """Each key that is seen, and the next."""
+        """Return each allowed key and the key after it."""
         return p[:, None] + torch.tensor([0, 1])
 
     @property
     def every(self) -> int:
-        """The stride."""
+        """Return the stride."""
         return self.stride
 
     @property
     def turns(self) -> Turns:
-        """All move with p; after a stride the first is where another was."""
+        """Return edges that move with p and repeat after a stride."""
         return Turns(period=self.stride)
 
 
@@ -118,32 +118,32 @@ class Remainder(Line, Part):
     least: int
 
     def allows(self, p: Tensor, j: Tensor) -> Tensor:
-        """The same for all queries."""
+        """Compare the key's remainder; all queries share the result."""
         return j % self.size >= self.least
 
     def coverage(self, tiles: Tiles) -> Coverage:
-        """By the block and the remainder of the first and the last key: what is seen is at the end of a block."""
+        """Compare block and remainder of the first and the last key: the allowed keys are at the end of a block."""
         one = tiles.j_first // self.size == tiles.j_last // self.size
         some = (tiles.j_last % self.size >= self.least) | ~one & (self.least < self.size)
         return Coverage(some, (tiles.j_first % self.size >= self.least) & (one | (self.least <= 0)))
 
     @property
     def bounds(self) -> Bounds:
-        """A share of all keys."""
+        """Return bounds of a share of all keys."""
         return Bounds(left=True, right=True, strips=frozenset({"n·c/s"}))
 
     def edges(self, p: Tensor) -> Tensor:
-        """Where a block begins, and where its seen part does."""
+        """Return the start of a block, and of its allowed part."""
         return torch.tensor([0, self.least]).expand(len(p), -1)
 
     @property
     def every(self) -> int:
-        """The size."""
+        """Return the size."""
         return self.size
 
     @property
     def turns(self) -> Turns:
-        """The same for all rows; against what moves, it looks the same after a block."""
+        """Return edges that all rows share, with the period of a block."""
         return Turns(period=self.size)
 
 
@@ -154,11 +154,11 @@ class Segments(Part):
     ends: tuple[int, ...]
 
     def allows(self, p: Tensor, j: Tensor) -> Tensor:
-        """By how many ends are at or before each; no key is before the first."""
+        """Count the ends at or before each position; no key is before the first."""
         return self._number(p) == self._number(j)
 
     def coverage(self, tiles: Tiles) -> Coverage:
-        """By the segments of the first and the last query and key."""
+        """Compare the segments of the first and the last query and key."""
         p_first, p_last = self._number(tiles.p_first), self._number(tiles.p_last)
         j_first, j_last = self._number(tiles.j_first), self._number(tiles.j_last)
         one = (p_first == p_last) & (j_first == j_last)
@@ -173,16 +173,16 @@ class Segments(Part):
 
     @property
     def bounds(self) -> Bounds:
-        """The last segment grows with the sequence."""
+        """Return unlimited bounds: the last segment grows with the sequence."""
         return Bounds(left=False, right=False)
 
     def edges(self, p: Tensor) -> Tensor:
-        """Both ends of the query's own segment."""
+        """Return both ends of the query's own segment."""
         ends = torch.tensor([-1, *self.ends, 2**62])
         number = self._number(p)
         return torch.stack([ends[number], ends[number + 1]], dim=1)
 
     @property
     def turns(self) -> Turns:
-        """Rows differ from segment to segment."""
+        """Return the ends of the segments."""
         return Turns(still=self.ends, rows=self.ends)

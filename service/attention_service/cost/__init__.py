@@ -32,7 +32,7 @@ from attention_service.cost.retrieval import (
     predicted_retrieval_seconds,
     retrieval_flops,
 )
-from attention_service.cost.tensors import (
+from attention_service.cost.tensor_bytes import (
     input_bytes,
     kv_cache_bytes,
     kv_cache_bytes_per_token,

@@ -1,4 +1,4 @@
-"""What a method that approximates costs: its own arithmetic, and around it what every attention has."""
+"""Cost of an approximation: its own arithmetic, within the work that every attention has."""
 
 from dataclasses import replace
 
@@ -9,39 +9,39 @@ from attention_service.core.kernels.reach import reach_of
 from attention_service.core.methods import Approximation, Extent, MethodCost, approximation_of
 from attention_service.cost.encoding import token_flops
 from attention_service.cost.pairs import score_cost
-from attention_service.cost.tensors import projections
+from attention_service.cost.tensor_bytes import projections
 from attention_service.cost.workload import Workload
 
 
 def approximated(work: Workload) -> Approximation | None:
-    """What computes a workload's method where that is not exact."""
+    """Return the approximation of a workload; None if its method is exact."""
     return approximation_of(work.spec)
 
 
 def exactly(work: Workload) -> Workload:
-    """The same attention, exact: what an approximation is compared with. It has no gates, states or learned mixing."""
+    """Return the same attention by the exact method, without gates, states or learned mixing."""
     spec = work.spec.model_copy(update={"method": Exact()})
     sizes = None if work.sizes is None else replace(work.sizes, spec=spec)
     return replace(work, spec=spec, sizes=sizes, sent=frozenset(), fine_gate=False, reported=False)
 
 
 def plainly(work: Workload) -> Workload:
-    """The same with the output alone returned."""
+    """Return the same workload with the output alone returned."""
     if work.taps == {"output"} and work.selected_heads is None and work.selected_queries is None:
         return work
     return replace(work, taps=frozenset({"output"}), selected_heads=None, selected_queries=None)
 
 
 def reach_in(work: Workload) -> int:
-    """Query i sees the keys up to i + reach; K and more where there is no mask."""
+    """Return the reach: query i sees the keys up to i + reach; K or more without a mask."""
     reach = reach_of(replace(work, batched_offsets=False))  # unequal ones are refused, equal ones unknown beforehand
     return work.queries + work.keys if reach is None else reach
 
 
 def decode_step(work: Workload) -> Workload | None:
-    """One query and one new key of each sequence, so that as many keys are there at its end; None where none can be.
+    """Return a step of one query and one new key per sequence that ends with the same keys; None if there is none.
 
-    Past keys and values come with it, or the state that they left.
+    The step takes past keys and values, or the state that replaces them.
     """
     method = approximated(work)
     carried = frozenset() if method is None else method.carried(module=work.sizes is not None)
@@ -51,14 +51,14 @@ def decode_step(work: Workload) -> Workload | None:
 
 
 def sent_always(work: Workload) -> frozenset[str]:
-    """What a method needs of every request beside its tokens: gate and β of raw attention."""
+    """Return the tensors that every request to a method needs beside its tokens: gate and β of raw attention."""
     method = approximated(work)
     carried = None if method is None else method.carried(module=work.sizes is not None)
     return (carried or frozenset()) & {"gate", "beta"}
 
 
 def method_cost(work: Workload) -> MethodCost:
-    """What the method itself says."""
+    """Return the cost that the method states."""
     method = approximated(work)
     if method is None:
         raise ValueError("exact attention is counted by its kernels")
@@ -81,7 +81,7 @@ def method_cost(work: Workload) -> MethodCost:
 
 
 def method_flops(work: Workload, *, backward: bool) -> StageFlops:
-    """One pass; ``scores`` are the products with queries and keys, ``normalizer`` what is elementwise."""
+    """FLOPs of one pass; ``scores`` are the products with queries and keys, ``normalizer`` the elementwise work."""
     counted = method_cost(work)
     one = counted.backward if backward else counted.forward
     times = 2 if backward else 1
@@ -102,7 +102,7 @@ def method_flops(work: Workload, *, backward: bool) -> StageFlops:
 
 
 def method_order(work: Workload, dimension: str, *, memory: bool) -> str:
-    """The method's own order in the tokens, and the projections'."""
+    """Return the method's own order in the tokens, and the projections'."""
     method = approximated(work)
     if method is None:
         raise ValueError("exact attention has an order of its kernels")
@@ -115,7 +115,7 @@ def method_order(work: Workload, dimension: str, *, memory: bool) -> str:
 
 
 def _of_score(work: Workload) -> tuple[int, int]:
-    """What the score takes for queries and keys: matrix products, and the rest. A linear method has none of its own."""
+    """FLOPs of the score on queries and keys: matrix products, and the rest. A linear method has none of its own."""
     if work.spec.method.name == "linear":
         return 0, 0
     score = score_cost(work)

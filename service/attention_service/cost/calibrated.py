@@ -21,18 +21,18 @@ from attention_service.cost.terms import (
 from attention_service.cost.workload import Workload
 
 _UNSEEN = log(2.0)
-"""How far from the median the bounds are for a kind of pass of which there are no runs."""
+"""Log-width of the bounds around the median for a kind of pass without runs."""
 _BEYOND = 0.1
-"""How much further, for each factor of e by which a pass takes longer than any that was measured."""
+"""Additional width per factor of e by which a pass takes longer than the longest measured run."""
 
 
 @dataclass(frozen=True)
 class Spread:
-    """How far single runs of one kind of pass lie from what is predicted."""
+    """Quantiles of measured over predicted times for one kind of pass."""
 
     low: float
     high: float
-    """Natural logarithms of measured / predicted, which one run in twenty is below and above."""
+    """Natural logarithms of measured / predicted: one run in twenty is below ``low``, and one above ``high``."""
     longest: float
     """Seconds of the longest run."""
 
@@ -43,38 +43,38 @@ class Calibrated:
 
     curves: Curves
     spreads: Mapping[str, Spread]
-    """By kind of pass, as in ``forward fused``; none of those that were not run."""
+    """Spread by kind of pass, such as ``forward fused``; kinds without runs are absent."""
     basis: Basis = "calibrated"
 
     def forward(self, work: Workload, kernel: str) -> Estimate:
-        """By the curves."""
+        """Predict from the curves."""
         return self.of(forward_terms(work, kernel), f"forward {kernel}")
 
     def gradients(self, work: Workload, kernel: str, *, twice: bool = False, checks: int = 0) -> Estimate:
-        """By the curves."""
+        """Predict from the curves."""
         return self.of(gradient_terms(work, kernel, twice=twice, checks=checks), f"gradients {kernel}")
 
     def inspection(self, work: Workload, *, named: int = 0) -> Estimate:
-        """By the curves."""
+        """Predict from the curves."""
         return self.of(inspection_terms(work, named=named), "weights materialized")
 
     def transfer(self, of_bytes: int) -> Estimate:
-        """By the curves."""
+        """Predict from the curves."""
         if self.curves.rates.link_bytes_per_s is None:
             return NOTHING
         return self.of(transfer_terms(of_bytes), "transfer")
 
     def carrying(self, form: Form, read: int, written: int, itemsize: int) -> Estimate:
-        """By the curves."""
+        """Predict from the curves."""
         reading = self.of(reading_terms(form, read, itemsize), f"read {form}")
         return reading + self.of(writing_terms(form, written, itemsize), f"write {form}")
 
     def retrieval(self, retrieval: Retrieval) -> Estimate:
-        """By the curves."""
+        """Predict from the curves."""
         return self.of(retrieval_terms(retrieval), "hopfield materialized")
 
     def of(self, terms: Sequence[Term], kind: str) -> Estimate:
-        """Of any pass, by its terms and its kind."""
+        """Predict any pass from its terms and its kind."""
         seconds = self.curves.seconds(terms)
         spread = self.spreads.get(kind)
         if spread is None:

@@ -1,4 +1,4 @@
-"""How long a pass should take, and how sure that is: what a clock answers, and the plainest of clocks."""
+"""Predicted time of a pass with its uncertainty: the protocol of clocks, and the roofline clock."""
 
 from dataclasses import dataclass, replace
 from typing import Protocol
@@ -17,21 +17,21 @@ Basis = accuracy.Basis
 
 @dataclass(frozen=True)
 class Estimate:
-    """Seconds that something should take."""
+    """Predicted seconds."""
 
     median: float
-    """As often exceeded as not."""
+    """Half of the runs take longer."""
     low: float
     high: float
-    """Nine of ten runs should lie between ``low`` and ``high``, and as many below as above."""
+    """Nine of ten runs lie between ``low`` and ``high``; as many lie below as above."""
 
     def __add__(self, other: "Estimate") -> "Estimate":
-        """One after the other, as if both were slow together: the bounds are rather too wide."""
+        """Add two consecutive times as if both were slow together: the bounds are rather too wide."""
         return Estimate(self.median + other.median, self.low + other.low, self.high + other.high)
 
     @classmethod
     def within(cls, median: float, factor: float) -> "Estimate":
-        """From a ``factor``-th of the median to ``factor`` times it."""
+        """Return bounds from the median divided by ``factor`` to the median times ``factor``."""
         return cls(median, median / factor, median * factor)
 
 
@@ -43,42 +43,42 @@ class Clock(Protocol):
 
     @property
     def basis(self) -> Basis:
-        """What the predictions rest on: runs of each kernel, two rates and a start, or what a maker says."""
+        """Source of the predictions: runs of each kernel, measured rates, or a datasheet."""
 
     def forward(self, work: Workload, kernel: str) -> Estimate:
-        """One forward pass with this kernel, the taps that are computed again included."""
+        """Predict one forward pass with this kernel, with the taps that it recomputes."""
 
     def gradients(self, work: Workload, kernel: str, *, twice: bool = False, checks: int = 0) -> Estimate:
-        """One forward and one backward pass; ``twice``: differentiated again; ``checks``: forward passes in float64."""
+        """Predict a forward and a backward pass; ``twice``: differentiated again; ``checks``: float64 passes."""
 
     def inspection(self, work: Workload, *, named: int = 0) -> Estimate:
-        """Statistics of the weights of every query, the weights that are among the taps, and so many keys by name."""
+        """Predict the statistics of all queries' weights, the requested weights, and ``named`` keys per query."""
 
     def transfer(self, of_bytes: int) -> Estimate:
-        """So many bytes between the host and the device; nothing where they share their memory."""
+        """Predict a transfer of bytes between host and device; zero if they share their memory."""
 
     def carrying(self, form: Form, read: int, written: int, itemsize: int) -> Estimate:
-        """Reading a request's tensors and writing a reply's, of so many numbers, in one of the forms of the wire."""
+        """Predict the time to read a request's numbers and to write a reply's, in one form of the wire."""
 
     def retrieval(self, retrieval: Retrieval) -> Estimate:
-        """One Hopfield retrieval, with every step that it may take."""
+        """Predict one Hopfield retrieval, with the maximum number of steps."""
 
 
 @dataclass(frozen=True)
 class Roofline:
-    """A clock that knows no more than a device's rates: the arithmetic or the traffic, whichever is slower."""
+    """Clock that knows a device's rates alone: the slower of arithmetic and traffic."""
 
     rates: Rates
     basis: Basis = "rates"
     factor: float = 3.0
-    """How far from the median the bounds are. A bare roofline is out by this much now and then."""
+    """Ratio of the upper bound to the median. A bare roofline is occasionally this inaccurate."""
 
     def forward(self, work: Workload, kernel: str) -> Estimate:
-        """By the rates."""
+        """Predict from the rates."""
         return Estimate.within(predicted_seconds(work, kernel, self.rates), self.factor)
 
     def gradients(self, work: Workload, kernel: str, *, twice: bool = False, checks: int = 0) -> Estimate:
-        """By the rates."""
+        """Predict from the rates."""
         forward = predicted_seconds(work, kernel, self.rates)
         seconds = predicted_gradient_seconds(work, kernel, self.rates)
         seconds += SECOND_PASSES * twice * (seconds - forward)
@@ -87,22 +87,22 @@ class Roofline:
         return Estimate.within(seconds, self.factor)
 
     def inspection(self, work: Workload, *, named: int = 0) -> Estimate:
-        """By the rates: the weights, and for each pair as much traffic again as five statistics take."""
+        """Predict from the rates: the weights, and the traffic of five statistics for each pair."""
         statistics = 5 * 2 * 8 * work.pairs * work.heads / self.rates.bytes_per_s
         rows = (1 + (named > 0)) * predicted_seconds(work, MATERIALIZED, self.rates)
         return Estimate.within(rows + statistics, self.factor)
 
     def transfer(self, of_bytes: int) -> Estimate:
-        """By the rate of the link."""
+        """Predict from the rate of the link."""
         if self.rates.link_bytes_per_s is None:
             return NOTHING
         return Estimate.within(of_bytes / self.rates.link_bytes_per_s + self.rates.overhead_s, self.factor)
 
     def carrying(self, form: Form, read: int, written: int, itemsize: int) -> Estimate:
-        """By the rates of the host, as far as they are those of the device."""
+        """Predict from the device's rates, which stand in for the host's."""
         terms = [*reading_terms(form, read, itemsize), *writing_terms(form, written, itemsize)]
         return Estimate.within(Curves(self.rates).seconds(terms), self.factor)
 
     def retrieval(self, retrieval: Retrieval) -> Estimate:
-        """By the rates."""
+        """Predict from the rates."""
         return Estimate.within(predicted_retrieval_seconds(retrieval, self.rates), self.factor)

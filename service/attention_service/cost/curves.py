@@ -1,8 +1,8 @@
-"""Efficiency curves: how fast each kind of work is done, as it depends on how much of it there is at a time.
+"""Efficiency curves: the rate of each kind of work as a function of its size.
 
 The roofline model (Williams et al. 2009) has one rate for arithmetic and one for traffic. Here each term of a pass has
-its own, and its logarithm is piecewise linear in the logarithm of the size, with factors for what else makes a
-difference. Of what was never measured, the device's rates stand in.
+its own, and its logarithm is piecewise linear in the logarithm of the size, with factors for other influences. The
+device's rates replace those of work that was never measured.
 """
 
 from collections.abc import Iterable, Iterator, Mapping
@@ -15,17 +15,16 @@ from attention_service.cost.time import Rates
 
 _SIZES = tuple(range(8, 36, 4))
 _ROWS = tuple(range(0, 15, 3))
-"""Where the lines of the curves meet, as logarithms to base 2; beyond the ends the rate stays what it is there."""
+"""Nodes of the piecewise linear curves, as logarithms to base 2; beyond the ends the rate is constant."""
 _STARTS_OF_A_CALL = 4
 _PASSES = {"byte": 4, "element": 8}
 _TEXT_S, _ENCODED_S = 1e-7, 2e-9
-"""What is guessed of work that was never measured: how many steps share the start of a call, how many bytes are moved
-for each that is counted, or for each element, and the seconds to read or write one number as text, or a byte in
-base64."""
+"""Guesses for work that was never measured: steps that share the start of a call, bytes moved per counted byte or per
+element, and the seconds to read or write one number as text, or a byte in base64."""
 
 
 def features(term: Term) -> Iterator[tuple[str, float]]:
-    """What a term's rate depends on, by name, and how much of each there is. The first is the term itself."""
+    """Yield the features of a term's rate by name, each with its amount. The first is the term itself."""
     yield term.name, 1.0
     for kind, value, nodes in (("size", term.size, _SIZES), ("row", term.row, _ROWS)):
         if value is not None:
@@ -38,7 +37,7 @@ def features(term: Term) -> Iterator[tuple[str, float]]:
 
 
 def _steps(value: float, nodes: tuple[int, ...]) -> Iterator[tuple[int, float]]:
-    """How much of each step is gone from the middle node to a value, by the node at its far end."""
+    """Yield the share of each step between the middle node and a value, by the node at its far end."""
     middle = len(nodes) // 2
     for way in (nodes[middle:], nodes[middle::-1]):
         for near, far in pairwise(way):
@@ -48,15 +47,15 @@ def _steps(value: float, nodes: tuple[int, ...]) -> Iterator[tuple[int, float]]:
 
 @dataclass(frozen=True)
 class Curves:
-    """What was measured on one device."""
+    """Measurements of one device."""
 
     rates: Rates
-    """By which what was not measured is guessed."""
+    """Rates that replace missing measurements."""
     logs: Mapping[str, float] = field(default_factory=dict)
-    """By feature: the natural logarithm of a factor on the guessed seconds of each term that has it."""
+    """Natural logarithm of a factor on the guessed seconds of each term with a feature, by feature."""
 
     def seconds(self, terms: Iterable[Term]) -> float:
-        """Of all of them, one after the other."""
+        """Sum the seconds of all terms."""
         return sum(self._of(term) for term in terms if term.amount > 0)
 
     def _of(self, term: Term) -> float:
@@ -66,7 +65,7 @@ class Curves:
 
 
 def guess(term: Term, rates: Rates) -> float:
-    """The logarithm of a term's seconds by the device's rates alone."""
+    """Return the logarithm of a term's seconds by the device's rates alone."""
     match term.unit:
         case "start":
             each = rates.overhead_s / _STARTS_OF_A_CALL

@@ -1,4 +1,4 @@
-"""What position encodings and the norm of queries and keys cost: work on each token, and the bias of each pair."""
+"""Cost of position encodings and of the norm of queries and keys: work per token, and the bias of each pair."""
 
 from dataclasses import dataclass
 
@@ -9,22 +9,22 @@ from attention_service.cost.workload import Workload
 
 @dataclass(frozen=True)
 class Role:
-    """A tensor that an encoding is added to."""
+    """A tensor to which an encoding is added."""
 
     tokens: int
     vectors: int
-    """How many vectors it holds: one for each token of the batch, or one for each head of each of them."""
+    """Number of vectors: one for each token of the batch, or one for each head of each token."""
     width: int
 
 
 @once
 def position_cost(work: Workload, width: int = 0) -> PositionCost:
-    """What the spec's encoding says that it costs; width is that of what it is added to."""
+    """Return the cost that the spec's encoding states; ``width`` is that of the tensor to which it is added."""
     return POSITIONS.of(work.spec.position).cost(work.head_dim, width)
 
 
 def roles(work: Workload) -> list[Role]:
-    """The tensors that an encoding is added to: one that stands in several roles at the same places counts once."""
+    """Return the tensors to which an encoding is added; one tensor in several roles at the same places counts once."""
     apart = not same_places(work)
     keys = "key" in work.inputs or apart
     if work.sizes is None:
@@ -37,18 +37,18 @@ def roles(work: Workload) -> list[Role]:
 
 
 def same_places(work: Workload) -> bool:
-    """Whether queries and new keys are known to stand at the same places."""
+    """True if queries and new keys are known to have the same places."""
     return work.queries == work.new_keys and not work.batched_offsets
 
 
 def tabled_places(work: Workload) -> int:
-    """How many places what is turned goes by: those of the queries, and of the new keys where they are others."""
+    """Number of rotated places: those of the queries, and of the new keys if they differ."""
     rows = work.batch if work.batched_places else 1
     return rows * (work.queries + (0 if same_places(work) else work.new_keys))
 
 
 def token_traffic(work: Workload) -> int:
-    """Bytes read and written for all tokens: a sum moves three tensors, a norm and a turn take four steps each."""
+    """Bytes read and written for all tokens: a sum moves three tensors, a norm and a rotation take four steps each."""
     wide = max(work.itemsize, 4)
     numbers = sum(role.vectors * role.width for role in roles(work) if position_cost(work, role.width).added)
     made = work.batch * (work.heads * work.queries + work.kv_heads * work.new_keys) * work.head_dim
@@ -57,7 +57,7 @@ def token_traffic(work: Workload) -> int:
 
 
 def token_flops(work: Workload) -> tuple[int, int]:
-    """For all tokens, forward and backward: adding, norming and turning.
+    """FLOPs for all tokens, forward and backward: addition, norm and rotation.
 
     The norm takes 4 for each number (square, sum, scale, weigh) and 3 for each mean; backward, 8 for each number:
     its gradient by way of the scale 6, that of the weight 2.

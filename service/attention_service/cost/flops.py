@@ -1,8 +1,8 @@
 """Floating-point operations by stage, forward and backward.
 
 A matrix product of ``[m, k]`` by ``[k, n]`` is 2·m·k·n. That leaves room for a bias: k products need k − 1 additions,
-and the bias is the k-th. What is left out: the additions by which gradients of one tensor in several roles, or of
-biases, are summed (less than one in the width of the model).
+and the bias is the k-th. The sums of gradients of one tensor in several roles, and of biases, are not counted: they are
+fewer than one in the width of the model.
 """
 
 from attention_contract.schemas.complexity import PassFlops, StageFlops
@@ -11,23 +11,23 @@ from attention_service.core.masks import allowed_pairs
 from attention_service.cost.approximate import approximated, method_flops
 from attention_service.cost.encoding import position_cost, token_flops
 from attention_service.cost.pairs import normalizer_cost, score_cost
-from attention_service.cost.tensors import projections
+from attention_service.cost.tensor_bytes import projections
 from attention_service.cost.workload import Workload
 
 
 def flops(work: Workload, *, masked: bool) -> StageFlops:
-    """One forward pass, over every pair or over those that the spec's masks allow.
+    """Count one forward pass, over every pair or over those that the spec's masks allow.
 
-    Scores: the matrix products that the score says it takes for pairs, queries and keys. Queries that are projected
-    apart count twice, with scores and values: once like their neighbours, and once with what they see.
+    Scores: the matrix products that the score states for pairs, queries and keys. Queries with projections of their
+    own count twice in scores and values: once with all others, and once with their own keys.
 
-    Normalizer, for each pair of each head: what else the score takes (a scale 1); softcap 3 (divide, tanh, multiply);
-    masks 1 (add); temperature 1 (divide, unless 1); softmax 5 (maximum, subtract, exp, sum, divide), or what another
-    normalizer says that it takes; dropout 1 (divide). And what else the score takes for each query and key.
+    Normalizer, for each pair of each head: the score's elementwise work (a scale 1); softcap 3 (divide, tanh,
+    multiply); masks 1 (add); temperature 1 (divide, unless 1); softmax 5 (maximum, subtract, exp, sum, divide), or the
+    cost that another normalizer states; dropout 1 (divide). The score's elementwise work on queries and keys is added.
 
-    Position: what the encoding and the norm of queries and keys take for each token, and a bias for each pair.
+    Position: the work of the encoding and of the norm of queries and keys per token, and a bias for each pair.
 
-    A method that approximates says itself what it takes, whatever ``masked``.
+    A method that approximates states its own cost, whatever ``masked``.
     """
     if approximated(work) is not None:
         return method_flops(work, backward=False)
@@ -45,18 +45,18 @@ def flops(work: Workload, *, masked: bool) -> StageFlops:
 
 
 def backward_flops(work: Workload, *, masked: bool, fused: bool) -> StageFlops:
-    """The gradients with respect to inputs and parameters: each matrix product of the forward pass becomes two.
+    """Count the gradients of inputs and parameters: each matrix product of the forward pass becomes two.
 
-    A projection is done once for each of them that gradients are with respect to; what is between always becomes two.
+    A projection has one product for each of them that gradients are requested for; the rest always has two.
 
     Normalizer, for each pair of each head: softmax 4 (w·∂w, its sum over the keys, subtract, multiply by w), or what
-    another says that it takes; what the score says, a scale 1; temperature 1; softcap 5 (multiply, square, subtract,
-    multiply, divide); dropout 1. And twice what the score takes for each query and key.
+    the cost that another normalizer states; the score's own, a scale 1; temperature 1; softcap 5 (multiply, square,
+    subtract, multiply, divide); dropout 1. The score's work on queries and keys counts twice.
 
     A fused kernel keeps no weights and recomputes them from the scores: one product, scale, softcap, masks and
     temperature as in the forward pass, and 2 for exp(s − lse). It finds Σ w·∂w from the output instead, with 2·V for
-    each query, which leaves 2 of the softmax's 4 for each pair. Source: Dao et al. 2022, algorithm 4. Of
-    another normalizer, which no fused kernel here computes, the whole would have to be repeated.
+    each query, which leaves 2 of the softmax's 4 for each pair. Source: Dao et al. 2022, algorithm 4. No fused kernel
+    here computes another normalizer, which would have to be repeated as a whole.
     """
     if approximated(work) is not None:
         return method_flops(work, backward=True)
@@ -88,8 +88,8 @@ def backward_flops(work: Workload, *, masked: bool, fused: bool) -> StageFlops:
 
 
 SECOND_PASSES = 2
-"""Backward passes that the gradient of gradients is worth. The four products of the attention's own have six factors
-beside ∂L/∂output, which is given, and the way back from the weights to q and k takes two products more."""
+"""Backward passes that equal the gradient of gradients. The attention's four own products have six factors beside the
+given ∂L/∂output, and the path from the weights back to q and k takes two more products."""
 
 
 def forward_pass(work: Workload) -> PassFlops:
@@ -113,12 +113,12 @@ def pair_count(work: Workload, *, masked: bool) -> int:
 
 
 def _apart_pairs(work: Workload) -> int:
-    """Pairs that are gone through once more, for queries that are projected apart."""
+    """Pairs that are computed once more, for queries with projections of their own."""
     return work.batch * work.heads * work.apart * work.keys
 
 
 def _of_tokens(work: Workload) -> tuple[int, int]:
-    """What the score takes for queries and keys, whatever the pairs: matrix products, and the rest."""
+    """FLOPs of the score on queries and keys, independent of the pairs: matrix products, and the rest."""
     score = score_cost(work)
     queries = work.batch * work.heads * work.queries
     keys = work.batch * (work.heads if score.by_query_head else work.kv_heads) * work.keys

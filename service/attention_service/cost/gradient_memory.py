@@ -17,7 +17,7 @@ from attention_service.cost.phases import Phase, peak_of
 from attention_service.cost.pieces import by_pieces
 from attention_service.cost.rehearsal import LARGEST, Account, Bytes, most_held
 from attention_service.cost.stand_ins import long_enough
-from attention_service.cost.tensors import input_bytes
+from attention_service.cost.tensor_bytes import input_bytes
 from attention_service.cost.workload import Workload, remembered
 
 _TIMES = 2

@@ -1,4 +1,4 @@
-"""How the cost grows along a sweep: measured between its two largest values, and in the limit."""
+"""Growth of the cost along a sweep: between its two largest values, and in the limit."""
 
 from collections.abc import Sequence
 from math import log
@@ -28,11 +28,11 @@ def _tokens(dimension: str) -> str:
 
 
 _SKIPPED = frozenset({"g", "r"})
-"""Strips beside which whole tiles are left out."""
+"""Strips beside which whole tiles are skipped."""
 
 
 def growth(work: Workload, dimension: str, values: Sequence[int], kernel: str, clock: Clock) -> Growth:
-    """The exponents between the two largest values of a sweep, and the asymptotic forms.
+    """Return the exponents between the two largest values of a sweep, and the asymptotic forms.
 
     FLOPs are those that the kernel does in a forward pass, bytes the kernel's peak with the taps of the workload, the
     time the median that the clock predicts. A size of 0 has no logarithm and is left out; with one that is left, it is
@@ -62,7 +62,7 @@ def growth(work: Workload, dimension: str, values: Sequence[int], kernel: str, c
 
 
 def time_order(work: Workload, dimension: str = "length", kernel: str = "fused") -> str:
-    """As in ``O(n²·d)``: of the work that the kernel does.
+    """Return the order of the kernel's work, such as ``O(n²·d)``.
 
     That is over every pair, or up to half of them, unless the masks leave a query a band of keys, and strips besides,
     and the kernel is the blocked one; beside another, the form over the allowed pairs alone is added. Of strips that
@@ -87,7 +87,7 @@ def time_order(work: Workload, dimension: str = "length", kernel: str = "fused")
 
 
 def memory_order(work: Workload, dimension: str, kernel: str) -> str:
-    """As in ``O(n·d)``: of the peak beyond the parameters, with what the request needs over all pairs."""
+    """Return the order of the peak beyond the parameters, such as ``O(n·d)`` with the request's masks and taps."""
     if approximated(work) is not None:
         return method_order(work, dimension, memory=True)
     by_head, shared = makes_pairs(work, kernel)

@@ -1,4 +1,4 @@
-"""Common GPUs as their makers describe them, so that costs can be asked for hardware that is not here.
+"""Datasheets of common GPUs, so that costs can be predicted for absent hardware.
 
 Rates are peaks of dense matrix products, never those with sparsity, in the arithmetic that PyTorch uses by default:
 float64 on tensor or matrix cores where there are any for it, float32 without TF32, half types accumulated in float32.
@@ -18,7 +18,7 @@ from attention_service.cost.workload import Workload
 
 
 class Source(NamedTuple):
-    """Where the numbers are published."""
+    """Publication of the numbers."""
 
     title: str
     url: str
@@ -31,9 +31,9 @@ class Hardware:
     name: str
     memory_gb: float
     bandwidth_gb_s: float
-    """Of its memory."""
+    """Bandwidth of its memory."""
     link_gb_s: float
-    """To the host, in one direction."""
+    """Bandwidth to the host, in one direction."""
     link: str
     tflops: Mapping[str, float]
     """Peak 10¹² FLOP/s by dtype; one that is missing has no published rate."""
@@ -47,7 +47,7 @@ class Hardware:
 
 
 class Share(NamedTuple):
-    """How much of its peaks a device reaches."""
+    """Share of its peaks that a device reaches."""
 
     flops: float
     bandwidth: float
@@ -66,7 +66,7 @@ POOR: Final = Share(0.25, 0.5, 1e-4)
 
 @dataclass(frozen=True)
 class Datasheet:
-    """A clock of a device that is not here: its peaks, and the shares of them that are commonly reached."""
+    """Clock of an absent device: its peaks, and the shares of them that are commonly reached."""
 
     best: Roofline
     typical: Roofline
@@ -75,7 +75,7 @@ class Datasheet:
 
     @classmethod
     def of(cls, hardware: Hardware, dtype: str) -> "Datasheet":
-        """For passes in one dtype. Raises KeyError where the maker states no rate for it."""
+        """Return the clock for passes in one dtype. Raises KeyError if the datasheet has no rate for it."""
         peak = hardware.tflops[dtype] * 1e12
 
         def reaching(share: Share) -> Roofline:
@@ -86,27 +86,27 @@ class Datasheet:
         return cls(reaching(BEST), reaching(TYPICAL), reaching(POOR))
 
     def forward(self, work: Workload, kernel: str) -> Estimate:
-        """From what the peaks allow to the lower end of what is reached."""
+        """Predict from the peaks down to the lower end of the reached shares."""
         return _between(*(clock.forward(work, kernel) for clock in self._clocks))
 
     def gradients(self, work: Workload, kernel: str, *, twice: bool = False, checks: int = 0) -> Estimate:
-        """From what the peaks allow to the lower end of what is reached."""
+        """Predict from the peaks down to the lower end of the reached shares."""
         return _between(*(clock.gradients(work, kernel, twice=twice, checks=checks) for clock in self._clocks))
 
     def inspection(self, work: Workload, *, named: int = 0) -> Estimate:
-        """From what the peaks allow to the lower end of what is reached."""
+        """Predict from the peaks down to the lower end of the reached shares."""
         return _between(*(clock.inspection(work, named=named) for clock in self._clocks))
 
     def transfer(self, of_bytes: int) -> Estimate:
-        """From what the link allows to the lower end of what is reached."""
+        """Predict from the link's peak down to the lower end of the reached shares."""
         return _between(*(clock.transfer(of_bytes) for clock in self._clocks))
 
     def carrying(self, form: Form, read: int, written: int, itemsize: int) -> Estimate:
-        """As on any host of these years: it is not the device that does this."""
+        """Predict for a typical host of these years, since the host does this work."""
         return _HOST.carrying(form, read, written, itemsize)
 
     def retrieval(self, retrieval: Retrieval) -> Estimate:
-        """From what the peaks allow to the lower end of what is reached."""
+        """Predict from the peaks down to the lower end of the reached shares."""
         return _between(*(clock.retrieval(retrieval) for clock in self._clocks))
 
     @property
@@ -247,12 +247,12 @@ HARDWARE: Final[Mapping[str, Hardware]] = {hardware.name: hardware for hardware 
 
 
 def find(name: str) -> Hardware | None:
-    """The one of this name, in any case and with or without spaces and hyphens; None where there is none."""
+    """Find a device by name, in any case and with or without spaces and hyphens; None if there is none."""
     return next((hardware for hardware in TABLE if _plain(hardware.name) == _plain(name)), None)
 
 
 def listed() -> HardwareList:
-    """The contract's account of the table."""
+    """Return the table in the contract's form."""
     return HardwareList(
         hardware=[
             HardwareInfo(

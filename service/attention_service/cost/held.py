@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 
-from attention_service.cost.tensors import input_bytes, tap_elements
+from attention_service.cost.tensor_bytes import input_bytes, tap_elements
 from attention_service.cost.workload import Workload
 
 
@@ -11,19 +11,19 @@ class Held:
     """Bytes of the tensors without a pair dimension."""
 
     inputs: int
-    """As they came."""
+    """Tensors of the request in their own dtypes."""
     q: int
     kv: int
     """Keys and values, the past included."""
     far: int
-    """Of projections apart, which are made for all tokens."""
+    """Global queries, keys and values, which are computed for all tokens."""
     context: int
     output: int
-    """Of a module; raw attention's is its context."""
+    """Output of a module; the output of raw attention is its context."""
 
     @classmethod
     def of(cls, work: Workload) -> "Held":
-        """The sizes of a workload."""
+        """Return the sizes of a workload."""
         e, projected = work.itemsize, work.sizes is not None
         context = work.batch * work.heads * work.queries * work.value_dim * e
         key = work.batch * work.kv_heads * work.key_dim * e

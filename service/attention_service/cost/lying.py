@@ -1,4 +1,4 @@
-"""Tensors on the meta device: how the answers of operations lie there."""
+"""Strides of the results of operations, as tensors on the meta device."""
 
 from collections.abc import Sequence
 from itertools import zip_longest
@@ -8,12 +8,12 @@ from torch import Tensor
 
 
 def rows(shape: Sequence[int], dtype: torch.dtype) -> Tensor:
-    """Row by row."""
+    """Return a contiguous tensor."""
     return torch.empty(shape, dtype=dtype, device="meta")
 
 
 def laid(shape: Sequence[int], order: Sequence[int], dtype: torch.dtype) -> Tensor:
-    """Without gaps, its dimensions in the order in which they change."""
+    """Return a dense tensor whose dimensions have this order in memory."""
     strides, step = [0] * len(shape), 1
     for dim in order:
         strides[dim] = step
@@ -22,7 +22,7 @@ def laid(shape: Sequence[int], order: Sequence[int], dtype: torch.dtype) -> Tens
 
 
 def broadcast(tensors: Sequence[Tensor], dtype: torch.dtype, *, with_number: bool = False) -> Tensor:
-    """An answer for every element of tensors that are broadcast; it lies as TensorIterator lays it.
+    """Return the elementwise result over broadcast tensors, with the strides of TensorIterator.
 
     with_number: one more argument is a number, which is broadcast too.
     """
@@ -33,7 +33,7 @@ def broadcast(tensors: Sequence[Tensor], dtype: torch.dtype, *, with_number: boo
     if all(x.is_contiguous() for x in tensors) and (1 not in shape or not (different or with_number)):
         return rows(shape, dtype)
     strides = [_strides(x, shape) for x in tensors]
-    order = [*reversed(range(len(shape)))]  # the one that changes fastest first
+    order = [*reversed(range(len(shape)))]  # fastest dimension first
     for last in range(1, len(order)):
         at = last
         for before in reversed(range(last)):
@@ -47,20 +47,20 @@ def broadcast(tensors: Sequence[Tensor], dtype: torch.dtype, *, with_number: boo
 
 
 def together(*shapes: Sequence[int]) -> Sequence[int]:
-    """The shape that these are broadcast to."""
+    """Return the shape to which these are broadcast."""
     backwards = zip_longest(*(reversed(shape) for shape in shapes), fillvalue=1)
     return [next((size for size in sizes if size != 1), 1) for sizes in backwards][::-1]
 
 
 def _strides(x: Tensor, shape: Sequence[int]) -> list[int]:
-    """By dimension of the answer; 0 where one element stands for all."""
+    """Return the strides by dimension of the result; 0 for a dimension that is broadcast."""
     new = len(shape) - x.ndim
     own = zip(x.shape, shape[new:], x.stride(), strict=True)
     return [0] * new + [stride if size == wide else 0 for size, wide, stride in own]
 
 
 def _slower(one: int, other: int, strides: Sequence[Sequence[int]], shape: Sequence[int]) -> int:
-    """Above 0 where a dimension is to change slower than another, below where faster, 0 where no tensor tells."""
+    """Compare the strides of two dimensions: above 0 to swap them, below 0 to keep them, 0 if no tensor decides."""
     for each in strides:
         if each[one] and each[other]:
             if each[one] != each[other]:

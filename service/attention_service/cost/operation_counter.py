@@ -59,7 +59,7 @@ class OperationCounter:
     def __init__(self) -> None:
         self._read = self._written = self._functions = self._operations = 0
         self.times = 1
-        """Each operation counts so many times: a loop may run one of many equal passes."""
+        """Multiplicity of each operation: a loop may run one of many equal passes."""
 
     @property
     def counted(self) -> Traffic:
@@ -68,7 +68,7 @@ class OperationCounter:
 
     @contextmanager
     def repeated(self, times: int) -> Iterator[None]:
-        """Count every operation in this block so many times."""
+        """Multiply the counts of every operation in this block."""
         before = self.times
         self.times = before * times
         yield
@@ -159,7 +159,7 @@ def _powers(args: Sequence[Any], made: Sequence[Tensor]) -> int:
 
 
 def _fused_pairs(q: Tensor, k: Tensor, *, causal: bool) -> int:
-    """Pairs whose weights the fused kernel finds; if it is told that they are causal, those up to the diagonal."""
+    """Pairs whose weights the fused kernel computes; with ``is_causal``, those up to the diagonal."""
     queries, keys = q.shape[2], k.shape[2]
     square = min(queries, keys)
     pairs = square * (square + 1) // 2 + (queries - square) * keys if causal else queries * keys

@@ -1,4 +1,4 @@
-"""Which tensors over query-key pairs a request makes: its masks, and the dtypes of its scores and weights."""
+"""Tensors over query-key pairs: a request's masks, and the dtypes of its scores and weights."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -19,16 +19,16 @@ _ITEMSIZE = {"float16": 2, "bfloat16": 2, "float32": 4, "float64": 8}
 
 @dataclass(frozen=True)
 class Masks:
-    """Elements of every mask of a request, once it is broadcast; none of them has been made."""
+    """Elements of every mask of a request after broadcasting; no mask is allocated."""
 
     together: int
-    """Of all boolean ones together."""
+    """Elements of all boolean masks combined."""
     combined: int
-    """Of all together, the bias included."""
+    """Elements of all masks combined, with the bias."""
 
     @property
     def any(self) -> bool:
-        """Whether there is a mask at all."""
+        """True if there is a mask."""
         return self.combined > 0
 
 
@@ -36,7 +36,7 @@ NO_MASKS = Masks(0, 0)
 
 
 def masks_of(work: Workload, masks: Sequence[Mask] | None = None) -> Masks:
-    """The masks of a request, of which those of positions may be replaced."""
+    """Count the masks of a request; ``masks`` replaces the positional ones."""
     masks = work.spec.masks if masks is None else masks
     if not masks and not work.request_mask_elements and not work.padded:
         return NO_MASKS
@@ -54,10 +54,10 @@ def masks_of(work: Workload, masks: Sequence[Mask] | None = None) -> Masks:
 
 
 def fused_masks(work: Workload) -> Masks:
-    """The masks that the fused kernel is given.
+    """Count the masks that the fused kernel takes.
 
-    None where it can be told that they are plainly causal, and none of positions where they hide nothing, as from the
-    last query of a decode.
+    There is none if the masks are known to be causal, and no positional one that hides nothing, such as for the last
+    query of a decode.
     """
     if plainly_causal(work):
         return NO_MASKS
@@ -68,30 +68,30 @@ def fused_masks(work: Workload) -> Masks:
 
 
 def score_itemsize(work: Workload) -> int:
-    """Bytes of a score: half types are scored in float32, or in what the normalizer runs in where that is wider."""
+    """Bytes of a score: half types are scored in float32, or in the normalizer's dtype if that is wider."""
     return max(work.itemsize, softmax_itemsize(work), 4)
 
 
 @once
 def normalizer_cost(work: Workload) -> PairCost:
-    """What the spec's normalizer says that each pair costs."""
+    """Return the cost per pair that the spec's normalizer states."""
     return NORMALIZERS.of(work.spec.normalizer).cost(work.keys)
 
 
 @once
 def score_cost(work: Workload) -> ScoreCost:
-    """What the spec's score says that queries, keys and pairs cost."""
+    """Return the cost of queries, keys and pairs that the spec's score states."""
     return SCORES.of(work.spec.score).cost(work.widths)
 
 
 def softmax_itemsize(work: Workload) -> int:
-    """Bytes of one element inside the normalizer: a half type is taken as asked, another where it is the wider one."""
+    """Bytes of one element inside the normalizer: a requested half type as it is, otherwise the wider dtype."""
     asked = _ITEMSIZE[work.spec.normalizer.dtype]
     return asked if asked < 4 else max(asked, work.itemsize)
 
 
 def request_mask(work: Workload) -> tuple[int, int, int]:
-    """Batch, heads and queries of the request's mask: the largest product that its number of elements can stand for."""
+    """Batch, heads and queries of the request's mask: the largest product that matches its number of elements."""
     fits = [
         (work.request_mask_elements % (b * h * q * work.told_keys) == 0, b * h * q, (b, h, q))
         for b in {1, work.batch}

@@ -9,7 +9,7 @@ ROUNDING = 4096
 
 @dataclass(frozen=True)
 class Phase:
-    """What is held at a time while one step of a computation runs."""
+    """Bytes held at the same time during one step of a computation."""
 
     name: str
     tensors: Mapping[str, int]
@@ -17,7 +17,7 @@ class Phase:
 
     @property
     def bytes(self) -> int:
-        """Of all of them."""
+        """Bytes of all tensors."""
         return sum(self.tensors.values())
 
 

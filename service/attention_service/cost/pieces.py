@@ -11,7 +11,7 @@ from attention_service.core.methods.running import BLOCK, CHUNK, FINE_CHUNK, Seg
 from attention_service.cost.approximate import approximated, method_cost, reach_in
 from attention_service.cost.pairs import request_mask, score_cost
 from attention_service.cost.rehearsal import LARGEST, Bytes
-from attention_service.cost.tensors import input_bytes
+from attention_service.cost.tensor_bytes import input_bytes
 from attention_service.cost.workload import Workload
 
 _FEW = 12

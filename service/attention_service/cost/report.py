@@ -16,16 +16,16 @@ from attention_service.cost.memory import memory_phases, peak_bytes
 from attention_service.cost.operation_counter import Traffic
 from attention_service.cost.phases import Phase, peak_of
 from attention_service.cost.taps import tap_costs, taps_cost
-from attention_service.cost.tensors import (
+from attention_service.cost.tensor_bytes import (
     input_bytes,
     kv_cache_bytes,
     kv_cache_bytes_per_token,
     output_bytes,
     parameter_count,
 )
+from attention_service.cost.tensor_names import told
 from attention_service.cost.terms import FORMS, Form
 from attention_service.cost.time import executed_backward_flops, executed_flops, moved_bytes
-from attention_service.cost.told_tensors import told
 from attention_service.cost.traffic import gradient_traffic, traffic
 from attention_service.cost.workload import Workload
 

@@ -1,6 +1,6 @@
-"""What a Hopfield retrieval costs: as many attentions as it has steps, in blocks of states.
+"""Cost of a Hopfield retrieval: one attention per step, in blocks of states.
 
-An iteration until its update is small is counted with every step that it may take.
+A retrieval until convergence is counted with its maximum number of steps.
 """
 
 from dataclasses import dataclass, replace
@@ -35,19 +35,19 @@ class Retrieval:
     """At most."""
     itemsize: int
     spec: AttentionSpec
-    """Of the attention by which a state is updated."""
+    """Spec of the attention that updates a state."""
     masked: bool = False
     association: bool = False
-    """Whether the weights are returned."""
+    """True if the weights are returned."""
     state_width: int | None = None
     """Input width of the projection of the states; None for no projection."""
     stored_width: int | None = None
     output_width: int | None = None
     """V."""
     merged: bool = False
-    """Whether states and patterns came with their heads side by side in each of them."""
+    """True if the heads of states and patterns are merged into the last dimension."""
     settles: bool = False
-    """Whether each state falls until its update is small, and the others go on without it."""
+    """True if each state is updated until its update is small, and leaves the batch then."""
     threads: int = 0
     reply: str = "float32"
     """The dtype that is answered in."""

@@ -1,4 +1,4 @@
-"""What returning a tap adds to a request."""
+"""Cost that a returned tap adds to a request."""
 
 from dataclasses import replace
 
@@ -9,7 +9,7 @@ from attention_service.cost.encoding import position_cost
 from attention_service.cost.kernels import kernel_of
 from attention_service.cost.memory import peak_bytes
 from attention_service.cost.pairs import PAIR_TAPS, masks_of, normalizer_cost, score_cost
-from attention_service.cost.tensors import tap_elements
+from attention_service.cost.tensor_bytes import tap_elements
 from attention_service.cost.time import moved_bytes
 from attention_service.cost.workload import Workload
 
@@ -17,18 +17,18 @@ _ORDER = ("scores", "capped_scores", "masked_scores", "lse", "weights")
 
 
 def tap_costs(work: Workload, kernel: str, clock: Clock) -> dict[str, TapCost]:
-    """Of every tap but the output, each beside all others that are returned."""
+    """Return the cost of every tap but the output, each beside all others that are returned."""
     return {tap: _added(work, frozenset({tap}), kernel, clock) for tap in sorted(work.taps - {"output"})}
 
 
 def taps_cost(work: Workload, kernel: str, clock: Clock) -> TapCost | None:
-    """Of all of them together; None where there are none."""
+    """Return the cost of all taps together; None if there are none."""
     taps = work.taps - {"output"}
     return _added(work, taps, kernel, clock) if taps else None
 
 
 def _added(work: Workload, taps: frozenset[str], kernel: str, clock: Clock) -> TapCost:
-    """What these add to the same without them."""
+    """Return the cost that these taps add to the same workload without them."""
     without = replace(work, taps=work.taps - taps)
     return TapCost(
         flops=tap_flops(work, kernel) - tap_flops(without, kernel),
@@ -40,10 +40,10 @@ def _added(work: Workload, taps: frozenset[str], kernel: str, clock: Clock) -> T
 
 
 def tap_flops(work: Workload, kernel: str) -> int:
-    """FLOPs of the stages that are gone through again for the taps that a kernel does not keep.
+    """FLOPs of the stages that are recomputed for the taps that a kernel does not keep.
 
-    For each pair of the selected heads and queries: the score's, the softcap's 3, 1 for masks and what a bias takes,
-    and the normalizer's, of which the log-sum-exp needs all but the division; each as far as the last tap needs.
+    For each pair of the selected heads and queries: the score's, the softcap's 3, 1 for masks, the bias's, and the
+    normalizer's, of which the log-sum-exp needs all but the division; each only as far as the last tap needs.
     """
     missing = work.taps & PAIR_TAPS - kernel_of(work, kernel).keeps
     if approximated(work) is not None or not missing:

@@ -1,4 +1,4 @@
-"""How long a pass should take: the arithmetic or the memory traffic, whichever is slower, and the cost of starting it.
+"""Roofline time of a pass: the slower of arithmetic and memory traffic, and the cost of starting it.
 
 Source: Williams et al. 2009, the roofline model.
 """
@@ -18,14 +18,14 @@ from attention_service.cost.workload import Workload
 
 _STARTS = 1.5, 1.0
 _BACKWARD_STARTS = 5.0, 3.0
-"""What a block and a tile of the blocked kernel cost before the first number, in starts of an attention; measured."""
+"""Constant cost of a block and of a tile of the blocked kernel, in starts of an attention; measured."""
 _OPERATIONS = 8.0
-"""Small operations that take as long as a start, and that masks may take before they count."""
+"""Small operations that take as long as a start; masks with fewer add nothing."""
 
 
 @dataclass(frozen=True)
 class Rates:
-    """What a device does, as measured on it."""
+    """Rates of a device, as measured on it."""
 
     flops_per_s: float
     """Floating-point operations a second in a large matrix product."""
@@ -34,16 +34,16 @@ class Rates:
     overhead_s: float
     """Seconds to start one attention, however small."""
     link_bytes_per_s: float | None = None
-    """Bytes a second between the host and a device that has memory of its own; None where it has not."""
+    """Bytes a second between the host and a device with memory of its own; None if they share memory."""
 
     def seconds(self, flops: float, moved: float, kernel: Kernel, starts: float = 1) -> float:
-        """Return the time of arithmetic, traffic and so many starts, by a kernel."""
+        """Return the time of arithmetic, traffic and starts, by a kernel."""
         computing, moving = flops / self.flops_per_s, moved * kernel.traffic / self.bytes_per_s
         return (max(computing, moving) if kernel.overlaps else computing + moving) + starts * self.overhead_s
 
 
 def predicted_seconds(work: Workload, kernel: str, rates: Rates) -> float:
-    """Seconds of one forward pass with this kernel, the taps that are computed again included."""
+    """Seconds of one forward pass with this kernel, with the taps that are recomputed."""
     if work.reported:  # exact attention, block by block, and the weights that the approximation amounts to
         compared = predicted_seconds(exactly(work), MATERIALIZED, rates)
         return predicted_seconds(replace(work, reported=False), kernel, rates) + 2 * compared
@@ -64,7 +64,7 @@ def predicted_gradient_seconds(work: Workload, kernel: str, rates: Rates) -> flo
 
 
 def moved_bytes(work: Workload, kernel: str) -> int:
-    """Bytes that one forward pass reads and writes: every tensor when it is made and each time that it is used."""
+    """Bytes that one forward pass reads and writes: every tensor once when it is written and at each use."""
     return traffic(work, kernel).moved
 
 
@@ -74,26 +74,26 @@ def executed_share(work: Workload, kernel: str) -> float:
 
 
 def executed_flops(work: Workload, kernel: str) -> int:
-    """FLOPs of one forward pass with this kernel: every pair, but for those that it leaves out."""
+    """FLOPs of one forward pass with this kernel: every pair, except the skipped ones."""
     return _executed(flops(work, masked=False), work, kernel)
 
 
 def executed_backward_flops(work: Workload, kernel: str) -> int:
-    """FLOPs of one backward pass with this kernel, what is computed again included."""
+    """FLOPs of one backward pass with this kernel, with recomputation."""
     return _executed(backward_flops(work, masked=False, fused=kernel_of(work, kernel).recomputes), work, kernel)
 
 
 def _executed(stages: StageFlops, work: Workload, kernel: str) -> int:
-    """FLOPs that the kernel does."""
+    """FLOPs that the kernel executes."""
     attention = stages.scores + stages.normalizer + stages.values
     share = executed_share(work, kernel)
     return stages.total if share == 1 else stages.total - attention + round(attention * share)
 
 
 def _starts(work: Workload, kernel: str, each: tuple[float, float]) -> float:
-    """How many times over a start is paid for: for each block of queries and each tile, or each step of a method.
+    """Number of starts: for each block of queries and each tile, or each step of a method.
 
-    And for masks that take many operations, each time that they are laid out.
+    Masks of many operations add starts each time that they are laid out.
     """
     if approximated(work) is not None:
         return each[1] * method_cost(work).steps
@@ -109,7 +109,7 @@ def _flops_again(work: Workload, kernel: str) -> int:
 
 
 def _pairs_again(work: Workload, kernel: str) -> int:
-    """Pairs for which scores are computed again, for the taps that a kernel does not keep."""
+    """Pairs whose scores are recomputed for the taps that a kernel does not keep."""
     if not work.taps & PAIR_TAPS - kernel_of(work, kernel).keeps:
         return 0
     heads = work.heads if work.selected_heads is None else work.selected_heads

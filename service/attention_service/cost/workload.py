@@ -1,4 +1,4 @@
-"""The sizes of one attention and the few facts about a request on which its cost depends."""
+"""The sizes of one attention, and the facts about a request that determine its cost."""
 
 from collections.abc import Callable, Hashable
 from dataclasses import dataclass, field, fields, replace
@@ -15,12 +15,12 @@ from attention_service.core.types import Widths, added_keys
 DIMENSIONS = (
     "length", "batch", "queries", "keys", "past", "num_heads", "num_kv_heads", "head_dim", "value_dim", "d_model",
 )  # fmt: skip
-"""The sizes that may be varied: those of a request, then those of a model."""
+"""The sizes that a sweep can vary: those of a request, then those of a model."""
 
 
 @dataclass(frozen=True)
 class Workload:
-    """One attention, known by its sizes alone. Sizes may be of any magnitude: nothing is allocated for them.
+    """One attention, described by its sizes alone. Sizes may be arbitrarily large: nothing is allocated for them.
 
     Notation as in ``core.types``: B batch, H query heads, Hkv key/value heads, Q queries, K keys (the past included),
     P past keys, D head width, V value width.
@@ -29,68 +29,68 @@ class Workload:
     batch: int
     queries: int
     keys: int
-    """K, the past and what the spec adds included."""
+    """K: all keys, with the past and the keys that the spec adds."""
     heads: int
     kv_heads: int
     head_dim: int
     value_dim: int
     itemsize: int
-    """Bytes of one element of the dtype that is computed in."""
+    """Bytes of one element of the dtype of the computation."""
     own_key_dim: int | None = None
     """Width of the keys where it differs from ``head_dim``, as raw attention by an additive or bilinear score may."""
     half: bool = False
-    """Whether 2 bytes are a float16 and not a bfloat16."""
+    """True if 2 bytes are a float16 and not a bfloat16."""
     reply: str = ""
-    """The dtype that is answered in, where it is known."""
+    """The dtype of the reply, if it is known."""
     past: int = 0
     spec: AttentionSpec = field(default_factory=AttentionSpec)
     sizes: Sizes | None = None
     """The module's widths; None for raw attention, which has no projections."""
     taps: frozenset[str] = frozenset({"output"})
-    """What is returned."""
+    """Returned taps."""
     selected_heads: int | None = None
-    """How many heads of those taps; None for all."""
+    """Number of selected heads of those taps; None for all."""
     selected_queries: int | None = None
-    """How many queries of those taps; None for all."""
+    """Number of selected queries of those taps; None for all."""
     averaged: bool = False
-    """Whether returned weights are averaged over these heads."""
+    """True if returned weights are averaged over these heads."""
     request_mask_elements: int = 0
     """Elements of the request's own mask; 0 for none."""
     bool_mask: bool = False
-    """Whether that mask is boolean; otherwise it is added."""
+    """True if that mask is boolean; otherwise it is added."""
     padded: bool = False
-    """Whether a key mask or key lengths say which keys are real."""
+    """True if a key mask or key lengths mark the real keys."""
     real_keys: int = 0
-    """Of those as many from the first on as any sequence has, or a few more; 0 where it is not known."""
+    """Upper bound on the real keys of any sequence, which are the first; 0 if it is not known."""
     batched_offsets: bool = False
-    """Whether rows of the batch stand at different places, so that a positional mask differs between them."""
+    """True if rows of the batch have different offsets, so that a positional mask differs between them."""
     offsets: tuple[int, ...] = ()
-    """These places, of each sequence its own, where they are known."""
+    """Offset of each sequence, if they are known."""
     batched_places: bool = False
-    """Whether rows of the batch stand at different places in a position encoding."""
+    """True if rows of the batch have different places in a position encoding."""
     edits: tuple[tuple[str, str], ...] = ()
-    """The tap that each edit is for, and what it does: ``set``, ``value``, ``scale`` or ``renormalize``."""
+    """The tap of each edit, and its action: ``set``, ``value``, ``scale`` or ``renormalize``."""
     edit_elements: int = 0
-    """Of the values that the edits put in place."""
+    """Elements of the edits' values."""
     dropped: bool = False
-    """Whether weights are dropped."""
+    """True if there is dropout."""
     sent: frozenset[str] = frozenset()
-    """Of ``gate``, ``beta``, ``initial_state`` and ``initial_normalizer`` those that the request brings to a running
-    state, and ``return_state`` where it wants the last one."""
+    """Names among ``gate``, ``beta``, ``initial_state`` and ``initial_normalizer`` that the request sends to a running
+    state, and ``return_state`` if it wants the final one."""
     fine_gate: bool = False
-    """Whether that gate has a number for each feature."""
+    """True if that gate has a number for each feature."""
     reported: bool = False
-    """Whether the error against exact attention is wanted."""
+    """True if the request wants the error against exact attention."""
     inputs: frozenset[str] = frozenset({"query", "key", "value"})
-    """Which of them are tensors of their own: self-attention has the query alone."""
+    """Names of distinct input tensors: self-attention has the query alone."""
     wrt: frozenset[str] = frozenset({"inputs", "parameters"})
-    """With respect to which of them gradients are: what a request brings, what is learned."""
+    """Targets of gradients: a request's inputs, the learned parameters."""
     threads: int = field(default_factory=torch.get_num_threads)
     """Threads that each hold a tile of the fused kernel on a CPU; 0 on a GPU, where tiles live in shared memory."""
 
     @cached_property
     def key(self) -> tuple[Hashable, ...]:
-        """The same for equal workloads, and for no others."""
+        """Return a key that is equal for equal workloads alone."""
         sizes = self.sizes
         widths = None if sizes is None else (sizes.d_model, *sizes.inputs, sizes.biases.model_dump_json())
         return self.spec.model_dump_json(), widths, *(getattr(self, name) for name in _HASHABLE)
@@ -102,24 +102,24 @@ class Workload:
 
     @property
     def edited(self) -> bool:
-        """Whether some tap is edited."""
+        """True if a tap is edited."""
         return bool(self.edits)
 
     @property
     def apart(self) -> int:
-        """Queries of each sequence that are projected apart, at most."""
+        """Number of queries per sequence with projections of their own, at most."""
         if self.sizes is None:
             return 0
         return min(len(separate_positions(self.spec.masks)), self.queries)
 
     @property
     def told_keys(self) -> int:
-        """K as masks count it: without what the spec adds."""
+        """K as masks count it: without the keys that the spec adds."""
         return self.keys - self.extra
 
     @property
     def met_keys(self) -> int:
-        """Those that the blocked kernel goes through: what is padding in all sequences it skips, as far as is known."""
+        """Number of keys that the blocked kernel visits: it skips padding of all sequences, as far as that is known."""
         return min(self.real_keys or self.told_keys, self.told_keys)
 
     @property
@@ -129,7 +129,7 @@ class Workload:
 
     @property
     def widths(self) -> Widths:
-        """What the shapes of the spec's learned tensors depend on."""
+        """Widths that determine the shapes of the spec's learned tensors."""
         d_model = None if self.sizes is None else self.sizes.d_model
         return Widths(self.heads, self.kv_heads, self.head_dim, self.value_dim, d_model, self.own_key_dim)
 
@@ -145,14 +145,14 @@ class Workload:
 
     @property
     def decode(self) -> "Workload":
-        """The decode step at whose end as many keys are there: one query and one new key of each sequence."""
+        """Return the decode step that ends with the same keys: one query and one new key of each sequence."""
         return replace(self, queries=1, past=self.told_keys - 1)
 
     def at(self, dimension: str, value: int) -> "Workload":
-        """The same with one size of a sweep changed.
+        """Return the same workload with one size of a sweep changed.
 
-        ``keys`` are the new ones, ``length`` is queries and new keys together; with a width go others, as ``resized``
-        says. Raises ValueError for a size that can't be.
+        ``keys`` are the new ones, ``length`` is queries and new keys together; a width changes others, as in
+        ``resized``. Raises ValueError for an impossible size.
         """
         match dimension:
             case "length":
@@ -171,22 +171,22 @@ class Workload:
                 return self.resized(**{dimension: value})
 
     def value(self, dimension: str) -> int:
-        """The size that ``at`` changes."""
+        """Return the size that ``at`` changes."""
         tokens = {"length": self.queries, "batch": self.batch, "queries": self.queries, "keys": self.new_keys}
         widths = {"num_heads": self.heads, "num_kv_heads": self.kv_heads, "head_dim": self.head_dim}
         model = {"value_dim": self.value_dim, "d_model": self.widths.d_model or 0, "past": self.past}
         return (tokens | widths | model)[dimension]
 
     def _inputs_apart(self) -> "Workload":
-        """As many queries as keys may be one tensor; otherwise the keys come as one of their own."""
+        """Give the keys a tensor of their own, unless there are as many queries as keys."""
         return self if self.queries == self.new_keys else replace(self, inputs=frozenset({"query", "key", "value"}))
 
     def resized(self, **told: int) -> "Workload":
-        """With other widths, all at once, by the names of a config.
+        """Return the same workload with other widths, all at once, by the names of a config.
 
-        What is not told follows: ``num_kv_heads`` ``num_heads`` and ``value_dim`` ``head_dim`` where they are equal,
+        Other widths follow: ``num_kv_heads`` ``num_heads`` and ``value_dim`` ``head_dim`` where they are equal,
         the widths of keys and values ``d_model`` where they equal it, and ``head_dim`` is d_model / num_heads where the
-        heads make up the width of the model. Raises ValueError for widths that can't be.
+        heads make up the width of the model. Raises ValueError for impossible widths.
         """
         sizes = self.sizes
         if sizes is None and "d_model" in told:
@@ -219,9 +219,9 @@ FoundT = TypeVar("FoundT")
 
 
 def remembered(find: Callable[..., FoundT]) -> Callable[..., FoundT]:
-    """What a function finds of a workload and other arguments, remembered for those that are equal.
+    """Decorate a function of a workload and other arguments to cache its results.
 
-    A kernel is chosen by it, then a request is admitted and answered.
+    Choosing a kernel, admission and the reply ask for the same costs.
     """
 
     @lru_cache(maxsize=1024)

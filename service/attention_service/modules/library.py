@@ -43,7 +43,7 @@ class Library:
     # ── loading ──────────────────────────────────────────────────────────────────────────────────────────────────────
 
     def load(self, on_loaded: Callable[[Module], object] | None = None) -> Problems:
-        """Remove what crashes left in the store, and make its modules resident; ``on_loaded`` is told of each.
+        """Remove what crashes left in the store, and make its modules resident; ``on_loaded`` is called with each.
 
         Return a sentence for each module that could not be read. Its files stay on the disk unchanged.
         """
@@ -111,7 +111,7 @@ class Library:
         return self._bytes
 
     def estimate(self, request: CreateModule | ImportModule) -> int:
-        """Bytes that making the module asked for will take at its peak; nothing is allocated.
+        """Peak bytes of the creation of the requested module; nothing is allocated.
 
         Raises what ``create`` or ``import_checkpoint`` would say of its names, shapes and dtypes.
         """

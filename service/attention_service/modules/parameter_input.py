@@ -15,7 +15,7 @@ from attention_service.modules.resident import biases_in, check_shapes, complete
 
 
 def config_of(request: CreateModule) -> ModuleConfig:
-    """The complete config of the module asked for; given parameters decide the biases and dtype it leaves open.
+    """Return the complete config of the requested module; its parameters decide the biases and dtype that are open.
 
     Raises InvalidRequest or ShapeMismatch where the given parameters are not those of the config.
     """

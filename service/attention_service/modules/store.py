@@ -132,7 +132,7 @@ class Store:
         shutil.rmtree(removed, ignore_errors=True)
 
     def clean(self) -> None:
-        """Remove what crashes left behind, and nothing else."""
+        """Remove the leftovers of crashes."""
         if not self._folder.is_dir():
             return
         with suppress(OSError), self._locked(fcntl.LOCK_EX):

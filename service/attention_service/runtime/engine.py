@@ -45,14 +45,14 @@ from attention_service.runtime.operations import complexity, forward, gradients,
 from attention_service.runtime.operations import weights as inspection
 from attention_service.runtime.operations.complexity.subjects import Place
 from attention_service.runtime.operations.operation import Fields
-from attention_service.runtime.planning.accuracy import Accuracy
 from attention_service.runtime.planning.drift import Drift
+from attention_service.runtime.planning.prediction_accuracy import Accuracy
 from attention_service.runtime.planning.quickness import quickly_planned
 from attention_service.runtime.scheduling.budget import Budget
 from attention_service.runtime.scheduling.execution import Execution
 from attention_service.runtime.scheduling.jobs import Job
+from attention_service.runtime.scheduling.joined_jobs import Seen, ran
 from attention_service.runtime.scheduling.later import Later
-from attention_service.runtime.scheduling.passes import Seen, ran
 
 RequestT = TypeVar("RequestT", bound=AttentionInputs)
 ResultT = TypeVar("ResultT")
@@ -79,7 +79,7 @@ class Engine:
         """Descriptions of the modules that could not be loaded from the store."""
         self.accuracy = Accuracy()
         self.recalibration = Recalibration()
-        """Its ``work`` is asked for when predictions drift."""
+        """Its ``work`` starts when predictions drift."""
         self._drift = Drift()
         self._judged = device.clock
         """The clock whose predictions ``accuracy`` and ``_drift`` are about."""

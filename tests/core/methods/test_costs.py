@@ -121,9 +121,8 @@ class Request:
         running = Running(
             log_gate, beta, tensors.get("initial_state"), tensors.get("initial_normalizer"), "return_state" in work.sent
         )
-        return Problem(
-            q, k, v, work.spec, past=work.past, learned=parameters, running=running, key_lengths=self.key_lengths
-        )
+        more = {"past": work.past, "learned": parameters, "running": running, "key_lengths": self.key_lengths}
+        return Problem(q, k, v, work.spec, finite=self.device == "meta", **more)
 
     def output(self, problem, parameters):
         return self.projected(attend(problem).context, parameters)

@@ -20,8 +20,8 @@ from attention_service.core.scores import SCORES
 from attention_service.cost import Calibrated, Rates, Roofline
 from attention_service.runtime.calibration import background, calibrating, stored
 from attention_service.runtime.calibration.calibrating import Calibration, TooBusyError
-from attention_service.runtime.calibration.drawing import draw, kinds
 from attention_service.runtime.calibration.measuring import Bench
+from attention_service.runtime.calibration.random_requests import draw, kinds
 from attention_service.runtime.calibration.recording import Recorder
 from attention_service.runtime.calibration.specs import Lengths, draw_spec
 from attention_service.runtime.device import Device

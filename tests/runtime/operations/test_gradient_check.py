@@ -16,7 +16,9 @@ def compare(f, x, gradient):
         return f(value)
 
     size = float(f(x).abs().sum())
-    return gradient_check._compare(gradient_check._Probe(x, output), gradient, upstream, size), len(passes)
+    return gradient_check._compare(gradient_check._Probe(x, output), gradient, upstream, size, CHECKED_ELEMENTS), len(
+        passes
+    )
 
 
 def smooth(x):

@@ -20,8 +20,8 @@ from attention_service.runtime.calibration.recalibration import Recalibration
 from attention_service.runtime.device import Device
 from attention_service.runtime.engine import Engine
 from attention_service.runtime.operations.forward import Forward
-from attention_service.runtime.planning.accuracy import HISTORY, RATIO_EDGES, Accuracy, Run
 from attention_service.runtime.planning.drift import LONGEST_PAUSE_S, PAUSE_S, SPACING_S, Drift
+from attention_service.runtime.planning.prediction_accuracy import HISTORY, RATIO_EDGES, Accuracy, Run
 
 X = np.random.default_rng(0).normal(size=(2, 5, 8)).astype(np.float32)
 RATES = Rates(1e10, 1e10, 1e-5)

@@ -1,4 +1,4 @@
-"""What a method is: a way from queries, keys and values to the context, exact or approximate."""
+"""Protocol of methods: exact or approximate computation of the context from queries, keys and values."""
 
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -13,7 +13,7 @@ from attention_service.core.registry import Registry
 from attention_service.core.types import Learned, Problem, Widths
 
 Refusal = tuple[str, str]
-"""The field at fault, and what to say about it."""
+"""The invalid field, and the reason."""
 
 
 @dataclass(frozen=True)
@@ -30,20 +30,20 @@ class Extent:
     reach: int
     """Query i sees the keys up to i + reach; K and more where there is no mask."""
     padded: bool = False
-    """Whether a key mask or key lengths say which keys are real."""
+    """True if a key mask or key lengths mark the real keys."""
     sent: frozenset[str] = frozenset()
-    """Which tensors of a running state the request brings, and ``return_state`` where it wants it back."""
+    """Tensors of a running state in the request, and ``return_state`` if the request wants the final state."""
     fine_gate: bool = False
-    """Whether the gate has a number for each feature."""
+    """True if the gate has a number for each feature."""
     d_model: int | None = None
-    """Of a module; None for raw attention."""
+    """Width of the model; None for raw attention."""
     new_keys: int = 0
     """Keys that the request brings."""
 
 
 @dataclass(frozen=True)
 class PassCost:
-    """FLOPs of one pass: products with queries and keys, products with values, and what is elementwise."""
+    """FLOPs of one pass: products with queries and keys, products with values, and elementwise work."""
 
     scores: int
     values: int
@@ -52,35 +52,35 @@ class PassCost:
 
 @dataclass(frozen=True)
 class MethodCost:
-    """What an approximation costs in place of scores, normalizer and values."""
+    """Cost of an approximation, in place of scores, normalizer and values."""
 
     forward: PassCost
     backward: PassCost
     steps: int = 0
-    """How many pieces the forward pass is done in, each of which has its start."""
+    """Number of steps of the forward pass, each of which has a start."""
     projections: int = 0
-    """FLOPs of products with what a module learns beside its projections, forward."""
+    """FLOPs of products with a module's learned tensors other than the projections, forward."""
     inner: int = 0
-    """Those of the FLOPs of the forward pass's products that no query and no key takes part in alone: of what stands
-    between them, or of keys and values that are mixed."""
+    """FLOPs of the forward products without a query or a key as a factor: products of intermediate tensors, or of mixed
+    keys and values."""
 
 
 class Method(Protocol):
-    """A way to the context."""
+    """A computation of the context."""
 
     def taps(self, spec: AttentionSpec) -> tuple[str, ...]:
-        """The points that it passes, in order, ``output`` left out."""
+        """Return the taps of the method in order, without ``output``."""
 
     def learned(self, widths: Widths) -> dict[str, Learned]:
-        """Its learned tensors by name."""
+        """Return the learned tensors by name."""
 
     def refuses(self, spec: AttentionSpec) -> Iterator[Refusal]:
-        """What of the rest of the spec it cannot honour."""
+        """Yield the parts of the spec that the method cannot honour."""
 
     def attend(
         self, problem: Problem, kernel: Kernel, taps: Collection[str], edits: Sequence[BoundEdit]
     ) -> dict[str, Tensor]:
-        """``context`` ``[B, H, Q, V]``, and those of the taps, whole, that it has in memory anyway."""
+        """Compute ``context`` ``[B, H, Q, V]``, and those of the taps, whole, that are in memory anyway."""
 
 
 @runtime_checkable
@@ -88,27 +88,27 @@ class Approximation(Protocol):
     """A method with arithmetic of its own: no kernel computes it, and it has no weights in memory."""
 
     def cost(self, extent: Extent) -> MethodCost:
-        """What it costs."""
+        """Return the cost."""
 
     def orders(self) -> tuple[str, str]:
-        """Time and memory for one head and sequence of n tokens, as in ``n·d²`` and ``n·d``."""
+        """Return time and memory for one head and sequence of n tokens, as in ``n·d²`` and ``n·d``."""
 
     def letters(self) -> Mapping[str, str]:
-        """What the letters of ``orders`` stand for that mean something else here than in ``cost.letters``."""
+        """Return the meaning of letters of ``orders`` that differ from ``cost.letters``."""
 
     def carried(self, *, module: bool) -> frozenset[str] | None:
-        """What a step of one query is sent, and gives back, in place of past keys and values: as in ``Extent.sent``.
+        """Return the tensors of a one-query step in place of past keys and values: names as in ``Extent.sent``.
 
-        Empty where it takes those, as exact attention does; None where no step continues what was before.
+        Empty if a step takes past keys and values, as exact attention does; None if no step continues earlier ones.
         """
 
     def implied_width(self, head_dim: int) -> int:
-        """The width of the features whose products ``implied`` takes; 0 where it gives None."""
+        """Return the width of the features whose products are ``implied``; 0 if that is None."""
 
     def implied(self, problem: Problem, rows: Sequence[int]) -> Tensor | None:
-        """The weights ``[B, H, len(rows), K]`` that its context amounts to for these queries.
+        """Return the weights ``[B, H, len(rows), K]`` that the context implies for these queries.
 
-        None where they are no distribution.
+        None if they are not a distribution.
         """
 
 
@@ -117,8 +117,8 @@ APPROXIMATE_TAPS = ("q", "k", "v", "context")
 
 
 def approximation_of(spec: AttentionSpec) -> Approximation | None:
-    """What computes a spec's method where that is not exact."""
-    if isinstance(spec.method, Exact):  # told quickly: a protocol is looked up by all its names
+    """Return the approximation of a spec's method; None if the method is exact."""
+    if isinstance(spec.method, Exact):  # fast path: isinstance of a protocol compares all its names
         return None
     method = METHODS.of(spec.method)
     return method if isinstance(method, Approximation) else None

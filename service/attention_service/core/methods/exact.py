@@ -27,19 +27,19 @@ class Exact:
     options: spec.Exact
 
     def taps(self, spec: spec.AttentionSpec) -> tuple[str, ...]:
-        """All of them, where the normalizer has them."""
+        """Return all taps that the normalizer has."""
         return taps_of(spec)
 
     def learned(self, widths: Widths) -> dict[str, Learned]:
-        """None."""
+        """Return no learned tensors."""
         return {}
 
     def refuses(self, spec: spec.AttentionSpec) -> Iterator[Refusal]:
-        """Nothing."""
+        """Yield no refusals."""
         yield from ()
 
     def attend(
         self, problem: Problem, kernel: Kernel, taps: Collection[str], edits: Sequence[BoundEdit]
     ) -> dict[str, Tensor]:
-        """As the kernel computes it."""
+        """Compute the context with the kernel."""
         return kernel.attend(problem, taps, edits)

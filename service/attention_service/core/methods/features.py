@@ -1,4 +1,4 @@
-"""Feature maps φ, for which φ(q)·φ(k) stands in the place of exp(q·k)."""
+"""Feature maps φ whose products φ(q)·φ(k) replace exp(q·k)."""
 
 from dataclasses import dataclass
 from typing import Literal

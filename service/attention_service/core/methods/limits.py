@@ -1,4 +1,4 @@
-"""Which specs a method can honour, checked where a spec comes in."""
+"""Validation of a spec against its method."""
 
 from attention_contract.errors import InvalidRequest
 from attention_contract.spec import AttentionSpec

@@ -9,7 +9,7 @@ from torch.nn.functional import linear, logsigmoid
 
 from attention_contract import spec
 from attention_service.core.groups import one_for_each_query_head
-from attention_service.core.methods.around import OwnArithmetic, no_order, nothing_between, reach_in
+from attention_service.core.methods.approximation import OwnArithmetic, no_order, nothing_between, reach_in
 from attention_service.core.methods.base import METHODS, Extent, MethodCost, Refusal
 from attention_service.core.methods.features import Elementwise
 from attention_service.core.methods.running import Features, Running, Tokens
@@ -31,22 +31,22 @@ _FEATURE_FLOPS = {"elu": 3, "relu": 1, "identity": 0, "l2": 3}
 )
 @dataclass(frozen=True)
 class Linear(OwnArithmetic):
-    """A state of fixed size that every key is written to and every query reads."""
+    """A state of fixed size that every key updates and every query reads."""
 
     options: spec.Linear
 
     @property
     def gated(self) -> bool:
-        """Whether there is a gate."""
+        """True if the spec has a gate."""
         return self.options.rule in {"gated", "gated_delta"}
 
     @property
     def delta(self) -> bool:
-        """Whether there is a β."""
+        """True if the spec has a β."""
         return self.options.rule in {"delta", "gated_delta"}
 
     def learned(self, widths: Widths) -> dict[str, Learned]:
-        """Of a module what gate and β are made from, one of each for a key/value head; raw attention is sent them."""
+        """Return the learned tensors of a module's gate and β, one per key/value head; raw requests send gate and β."""
         if widths.d_model is None:
             return {}
         names = [name for name, wanted in (("gate", self.gated), ("beta", self.delta)) if wanted]
@@ -56,7 +56,7 @@ class Linear(OwnArithmetic):
         }
 
     def refuses(self, spec_: spec.AttentionSpec) -> Iterator[Refusal]:
-        """Masks other than causal, and whatever speaks of scores, which it has none of."""
+        """Yield masks other than causal, and every option of scores, which this method does not have."""
         features = f"φ(q)·φ(k) with features {self.options.map} is its score"
         if spec_.score != spec.ScaledDot():
             yield "spec.score", f"{features}; leave score out, or take method exact"
@@ -70,17 +70,17 @@ class Linear(OwnArithmetic):
             yield "spec.masks", f"rule {self.options.rule} depends on the order of the keys; give the mask causal"
 
     def implied_width(self, head_dim: int) -> int:
-        """As wide as a head."""
+        """Return the head width."""
         return head_dim if self.options.rule == "sum" and self.options.normalized else 0
 
     def implied(self, problem: Problem, rows: Sequence[int]) -> Tensor | None:
-        """φ(q)·φ(k) over its sum, for rule ``sum`` where it is normalized and nothing was there before."""
+        """Return φ(q)·φ(k) over its sum, for a normalized rule ``sum`` without an initial state."""
         if not self.implied_width(1) or problem.running.state is not None:
             return None
         return implied_by(self._features(), problem, rows)
 
     def cost(self, extent: Extent) -> MethodCost:
-        """As ``running_cost`` counts it."""
+        """Return the cost by ``running_cost``."""
         per = _FEATURE_FLOPS[self.options.map]
         features = FeatureCost(extent.head_dim, per, per + (self.options.scale is not None))
         counted = running_cost(extent, features, normalize=self.options.normalized, gated=self.gated, delta=self.delta)
@@ -88,13 +88,13 @@ class Linear(OwnArithmetic):
         return replace(counted, projections=2 * learned)
 
     def carried(self, *, module: bool) -> frozenset[str]:
-        """The state, and gate and β where raw attention is sent them."""
+        """Return the state, and gate and β of raw attention."""
         sent = {"initial_state": True, "initial_normalizer": self.options.normalized}
         sent |= {"gate": self.gated and not module, "beta": self.delta and not module, "return_state": True}
         return frozenset(name for name, wanted in sent.items() if wanted)
 
     def orders(self) -> tuple[str, str]:
-        """The state is as wide as the features, d, and as what is written, d."""
+        """Return orders for a state of d features by d values."""
         return "n·d²", "n·d"
 
     def _features(self) -> Elementwise:
@@ -129,7 +129,7 @@ class Linear(OwnArithmetic):
 
 
 def rates_of(tokens: Tensor, learned: Mapping[str, Tensor], name: str) -> Tensor:
-    """What a module's gate (``name`` gate) or β (beta) is the sigmoid of: ``[B, L, d_model]`` to ``[B, Hkv, L, 1]``."""
+    """Return the logits of a module's gate (``name`` gate) or β (beta): ``[B, L, d_model]`` to ``[B, Hkv, L, 1]``."""
     made = linear(tokens, learned[f"method.{name}.weight"], learned[f"method.{name}.bias"])
     return made.transpose(1, 2)[..., None].to(torch.promote_types(made.dtype, torch.float32))
 
@@ -142,7 +142,7 @@ def running(
     *,
     wanted: bool,
 ) -> GivenRunning:
-    """What the method's running state is given; a module's gate and β are made from the tokens of its keys.
+    """Return the inputs of the running state; a module's gate and β are computed from the tokens of its keys.
 
     keys ``[B, L, d_model]`` of a module.
     """
@@ -170,7 +170,7 @@ def running(
 
 
 def _logarithm(gate: Tensor) -> Tensor:
-    """Of a gate; one that was too small for its dtype is the smallest there is."""
+    """Logarithm of a gate; a value that underflowed counts as the smallest positive number."""
     return gate.clamp(min=torch.finfo(gate.dtype).tiny).log()
 
 
@@ -179,7 +179,7 @@ def _accumulated(x: Tensor) -> Tensor:
 
 
 def implied_by(features: Features, problem: Problem, rows: Sequence[int]) -> Tensor:
-    """The weights that features amount to: φ(q_i)·φ(k_j) / Σ over the keys that query i sees, which are all real."""
+    """Return the weights that features imply: φ(q_i)·φ(k_j) / Σ over the keys that query i sees, all real."""
     dtype = torch.promote_types(problem.q.dtype, torch.float32)
     index = torch.tensor(rows, dtype=torch.int64, device=problem.q.device)  # of none it would be floats
     real = real_keys(problem)

@@ -8,7 +8,7 @@ from torch import Tensor
 
 from attention_contract import spec
 from attention_service.core.groups import product
-from attention_service.core.methods.around import (
+from attention_service.core.methods.approximation import (
     OwnArithmetic,
     no_masks,
     no_softmax,
@@ -33,27 +33,27 @@ class Linformer(OwnArithmetic):
     options: spec.Linformer
 
     def learned(self, widths: Widths) -> dict[str, Learned]:
-        """One matrix for keys and one for values, of all heads."""
+        """Return one matrix for keys and one for values, of all heads."""
         matrix = Learned((self.options.rank, self.options.length), heads=None)
         names = ("key_projection",) if self.options.shared else ("key_projection", "value_projection")
         return {f"method.{name}": matrix for name in names}
 
     def refuses(self, spec: spec.AttentionSpec) -> Iterator[Refusal]:
-        """What is no softmax over dot products, and masks."""
+        """Yield masks, and every option that is not a softmax over dot products."""
         yield from no_softmax(spec)
         yield from no_masks(spec)
         yield from nothing_between(spec)
 
     def implied_width(self, head_dim: int) -> int:
-        """0: there are none."""
+        """Return 0: there are no implied weights."""
         return 0
 
     def implied(self, problem: Problem, rows: Sequence[int]) -> None:
-        """None: softmax(…) F may be negative, and need not sum to 1."""
+        """Return None: softmax(…) F may be negative, and need not sum to 1."""
         return
 
     def cost(self, extent: Extent) -> MethodCost:
-        """Two products that mix, two as in exact attention with r keys; scale 1, softmax 5 and 4 backward."""
+        """Count two mixing products and two as in exact attention with r keys; scale 1, softmax 5 and 4 backward."""
         x, rank = extent, self.options.rank
         mixing, pairs = x.batch * x.kv_heads * rank * x.keys, x.batch * x.heads * x.queries * rank
         scores, values = 2 * (mixing + pairs) * x.head_dim, 2 * (mixing + pairs) * x.value_dim

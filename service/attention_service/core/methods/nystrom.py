@@ -1,4 +1,4 @@
-"""Nyström attention: softmax attention by way of landmarks."""
+"""Nyström attention: softmax attention through landmarks."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -8,7 +8,7 @@ from torch import Tensor
 
 from attention_contract import spec
 from attention_service.core.groups import product
-from attention_service.core.methods.around import OwnArithmetic, no_masks, no_softmax, nothing_between, scored
+from attention_service.core.methods.approximation import OwnArithmetic, no_masks, no_softmax, nothing_between, scored
 from attention_service.core.methods.base import METHODS, Extent, MethodCost, Refusal
 from attention_service.core.methods.nystrom_cost import nystrom_cost
 from attention_service.core.types import Problem
@@ -29,17 +29,17 @@ class Nystrom(OwnArithmetic):
     options: spec.Nystrom
 
     def refuses(self, spec: spec.AttentionSpec) -> Iterator[Refusal]:
-        """What is no softmax over dot products, and masks."""
+        """Yield masks, and every option that is not a softmax over dot products."""
         yield from no_softmax(spec)
         yield from no_masks(spec)
         yield from nothing_between(spec)
 
     def implied_width(self, head_dim: int) -> int:
-        """0: there are none."""
+        """Return 0: there are no implied weights."""
         return 0
 
     def implied(self, problem: Problem, rows: Sequence[int]) -> None:
-        """None: of the three factors' product, single weights may be negative."""
+        """Return None: single weights of the three factors' product may be negative."""
         return
 
     def letters(self) -> Mapping[str, str]:
@@ -47,7 +47,7 @@ class Nystrom(OwnArithmetic):
         return {"m": "landmarks"}
 
     def carried(self, *, module: bool) -> None:
-        """None: landmarks are means over all queries, and a query alone has others."""
+        """Return None: landmarks are means over all queries, so a step of one query has others."""
         return
 
     def orders(self) -> tuple[str, str]:
@@ -78,13 +78,13 @@ class Nystrom(OwnArithmetic):
         return {"context": (mixing @ product(right, v)).to(problem.q.dtype)}
 
     def cost(self, extent: Extent) -> MethodCost:
-        """As ``nystrom_cost`` counts it."""
+        """Return the cost by ``nystrom_cost``."""
         return nystrom_cost(extent, self.options)
 
 
 @dataclass(frozen=True)
 class _Means:
-    """How tokens are averaged into m landmarks, padding left out; what is None holds for all."""
+    """Averages of tokens into m landmarks, without padding; None stands for all tokens."""
 
     of_queries: Tensor
     """``[B or 1, m, Q]``"""
@@ -93,15 +93,15 @@ class _Means:
     used: Tensor | None = None
     """Bool ``[B, m]``: sequences with fewer real tokens have fewer landmarks."""
     seen: Tensor | None = None
-    """Bool ``[B, 1, 1, m]``: the same; all of them where there would be none, whose values are zeros."""
+    """Bool ``[B, 1, 1, m]``: the same, but all True if no landmark is used; their values are zeros."""
     real: Tensor | None = None
-    """Bool ``[B, 1, 1, K]``: real keys; all of them where there would be none."""
+    """Bool ``[B, 1, 1, K]``: real keys; all True if no key is real."""
     alone: Tensor | None = None
     """Bool ``[B, 1, 1, 1]``: every real query and key is a landmark of its own."""
 
     @classmethod
     def of(cls, real: Tensor | None, count: int, queries: int, keys: int, past: int, like: Tensor) -> "_Means":
-        """Of self-attention (as many queries as new keys), queries count as real where their own key is."""
+        """Build the averages. In self-attention (as many queries as new keys), a query is real if its own key is."""
         if real is None:
             one = torch.ones(1, 1, dtype=torch.bool, device=like.device)
             number = torch.full((1,), count, device=like.device)
@@ -122,7 +122,7 @@ class _Means:
 
 
 def _averages(real: Tensor, number: Tensor, count: int, like: Tensor) -> Tensor:
-    """``[B, m, L]``: the t-th of r real tokens goes to landmark ⌊t·number / r⌋, with one over how many go there."""
+    """Return ``[B, m, L]``: the t-th of r real tokens goes to landmark ⌊t·number / r⌋, weighted by 1 / its members."""
     place = real.cumsum(-1) - 1  # [B, L]
     total = real.sum(-1, keepdim=True).clamp(min=1)
     segment = (place * number[:, None]).div(total, rounding_mode="floor").masked_fill(~real, -1)
@@ -131,7 +131,7 @@ def _averages(real: Tensor, number: Tensor, count: int, like: Tensor) -> Tensor:
 
 
 def _mean(averages: Tensor, x: Tensor) -> Tensor:
-    """``[B, heads, L, D]`` to ``[B, heads, m, D]``, all heads of a sequence in one product."""
+    """Average ``[B, heads, L, D]`` to ``[B, heads, m, D]``, all heads of a sequence in one product."""
     beside = x.transpose(1, 2).flatten(2)  # [B, L, heads·D]
     means = averages.expand(x.shape[0], -1, -1) @ beside
     return means.view(x.shape[0], averages.shape[1], x.shape[1], x.shape[3]).transpose(1, 2)

@@ -1,11 +1,11 @@
-"""What Nyström attention costs."""
+"""Cost of Nyström attention."""
 
 from attention_contract import spec
 from attention_service.core.methods.base import Extent, MethodCost, PassCost
 
 
 def nystrom_cost(x: Extent, options: spec.Nystrom) -> MethodCost:
-    """Means, three products with landmarks, four m × m products an iteration, and two with the values.
+    """Count means, three products with landmarks, four m × m products an iteration, and two with the values.
 
     Elementwise: scale 1 for each of the queries; softmax 5 (backward 4) for each of the three matrices' entries; 7 an
     iteration and entry (three identities scaled and subtracted from, and a quarter).

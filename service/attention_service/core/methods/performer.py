@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from attention_contract import spec
-from attention_service.core.methods.around import (
+from attention_service.core.methods.approximation import (
     OwnArithmetic,
     no_order,
     no_softmax,
@@ -42,22 +42,22 @@ class Performer(OwnArithmetic):
     options: spec.Performer
 
     def refuses(self, spec: spec.AttentionSpec) -> Iterator[Refusal]:
-        """What is no softmax over dot products, and masks other than causal."""
+        """Yield masks other than causal, and every option that is not a softmax over dot products."""
         yield from no_softmax(spec)
         yield from no_order(spec)
         yield from nothing_between(spec)
 
     def implied_width(self, head_dim: int) -> int:
-        """As many as there are directions."""
+        """Return the number of random directions."""
         return self.features(head_dim)
 
     def implied(self, problem: Problem, rows: Sequence[int]) -> Tensor:
-        """φ(q)·φ(k) over its sum."""
+        """Return φ(q)·φ(k) over its sum."""
         q, k, factor = scored(problem)
         return implied_by(self._features(q, factor), replace(problem, q=q, k=k), rows)
 
     def cost(self, extent: Extent) -> MethodCost:
-        """As ``running_cost`` counts it: scale, projection, |x|²/2 (3 for each of D); subtract twice, exp."""
+        """Return the cost by ``running_cost``: scale, projection, |x|²/2 (3 for each of D); subtract twice, exp."""
         count = self.features(extent.head_dim)
         return running_cost(extent, FeatureCost(count, 4, 4, projected=True), normalize=True)
 
@@ -70,7 +70,7 @@ class Performer(OwnArithmetic):
         return "n·m·d", "n·m"
 
     def features(self, width: int) -> int:
-        """How many, at this head width."""
+        """Return the number of features at this head width."""
         return max(1, int(width * log(width))) if self.options.features is None else self.options.features
 
     def _features(self, q: Tensor, factor: float) -> PositiveRandom:

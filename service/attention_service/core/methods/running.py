@@ -1,4 +1,4 @@
-"""Attention as a running state: what the keys and values so far leave behind, read by each query.
+"""Attention as a running state: a matrix that sums up the keys and values so far, and that each query reads.
 
 With features φ, S_j = S_{j−1} + φ(k_j) v_jᵀ is a matrix of fixed size, so that time and memory grow with the length
 and not with its square. The sequence is taken in chunks: inside one, queries meet keys pair by pair; between them, the
@@ -23,19 +23,19 @@ from attention_service.core.groups import product
 CHUNK = 128
 """Tokens in which queries meet keys pair by pair, with one gate a token or none."""
 FINE_CHUNK = 16
-"""The same with a gate for each feature: the pairs are then formed feature by feature."""
+"""The same with a gate for each feature: pairs are then computed feature by feature."""
 BLOCK = 1024
-"""Tokens that only write to the state, or only read it, at a time."""
+"""Tokens processed together that only write to the state, or only read it."""
 
 
 class Features(Protocol):
-    """φ: what stands for queries and keys in place of themselves."""
+    """φ: the features of queries and keys."""
 
     def queries(self, x: Tensor) -> Tensor:
         """``[..., L, D]`` to ``[..., L, F]``."""
 
     def keys(self, x: Tensor, real: Tensor | None) -> tuple[Tensor, Tensor | None]:
-        """The same, and the logarithm ``[B, Hkv, 1, 1]`` of a factor that was left out of them; None for 1.
+        """Return the features, and the logarithm ``[B, Hkv, 1, 1]`` of a factor divided out of them; None for 1.
 
         real: bool ``[B, 1, L, 1]``; the others have zeros.
         """
@@ -43,7 +43,7 @@ class Features(Protocol):
 
 @dataclass(frozen=True)
 class Tokens:
-    """The keys' side of some tokens: what writes to the state."""
+    """The keys' side of some tokens, which updates the state."""
 
     k: Tensor
     """``[B, Hkv, L, D]``"""
@@ -54,21 +54,21 @@ class Tokens:
     log_gate: Tensor | None = None
     """``[B, Hkv, L, 1 or F]``, at most 0: the logarithm of what remains of the state at a token."""
     beta: Tensor | None = None
-    """``[B, Hkv, L, 1]``: how far a token's write replaces what its key reads; None where it adds."""
+    """``[B, Hkv, L, 1]``: the share of the retrieved value that a token's write replaces; None for additive writes."""
 
     def split(self, *sizes: int) -> "list[Tokens]":
-        """Cut along the tokens, in one node of the graph: slices would each cost the whole length again, backward."""
+        """Cut along the tokens, in one node of the graph: each slice's backward pass would take the whole length."""
         return self._parts([x if x is None else torch.split(x, list(sizes), 2) for x in self._fields])
 
     def chunks(self, size: int) -> "list[Tokens]":
-        """The same, into as many of this size as there are."""
+        """Cut into chunks of this size."""
         if not self.length:
             return []
         return self._parts([x if x is None else torch.split(x, size, 2) for x in self._fields])
 
     @property
     def length(self) -> int:
-        """L."""
+        """Number of tokens, L."""
         return self.k.shape[2]
 
     @property
@@ -85,7 +85,7 @@ class Tokens:
 
 @dataclass(frozen=True)
 class State:
-    """What was written so far."""
+    """The running state."""
 
     value: Tensor
     """``[B, Hkv, F, W]``, times exp(−log_factor)."""
@@ -95,14 +95,14 @@ class State:
 
 @dataclass(frozen=True)
 class Segments:
-    """How many tokens do what, in the order of time; query i reads the state after key i + reach."""
+    """Numbers of tokens by kind, in the order of time; query i reads the state after key i + reach."""
 
     blind: int
     """Queries before the first key."""
     early: int
-    """Keys before the first query, and with it."""
+    """Keys up to the first query's."""
     paired: int
-    """Queries and keys side by side, one of each a step."""
+    """Steps of one query and one key each."""
     late: int
     """Queries after the last key."""
     rest: int
@@ -110,7 +110,7 @@ class Segments:
 
     @classmethod
     def of(cls, queries: int, keys: int, reach: int) -> "Segments":
-        """For a reach of K − 1 or more every query sees every key."""
+        """Split the tokens. For a reach of K − 1 or more, every query sees every key."""
         blind = min(max(-reach, 0), queries)
         early = min(max(reach, 0), keys) if reach < keys - 1 else keys
         paired = min(queries - blind, keys - early)
@@ -119,7 +119,7 @@ class Segments:
 
 @dataclass(frozen=True)
 class Running:
-    """One rule of writing and reading."""
+    """One rule of writing and reading the state."""
 
     features: Features
     normalize: bool
@@ -130,9 +130,9 @@ class Running:
     def attend(
         self, q: Tensor, tokens: Tokens, reach: int, state: Tensor | None = None, *, want_state: bool = False
     ) -> tuple[Tensor, Tensor | None]:
-        """Context ``[B, H, Q, V]`` in the dtype of the values, and the state after the last key where it is wanted.
+        """Return context ``[B, H, Q, V]`` in the dtype of the values, and the state after the last key if wanted.
 
-        state ``[B, Hkv, F, W]``: what the first key is written to. Computed in float32 or wider.
+        state ``[B, Hkv, F, W]``: the initial state. Computed in float32 or wider.
         """
         dtype = torch.promote_types(tokens.v.dtype, torch.float32)
         parts = Segments.of(q.shape[2], tokens.length, reach)
@@ -158,7 +158,7 @@ class Running:
         return min(self.chunk, FINE_CHUNK) if fine else self.chunk
 
     def _read(self, q: Tensor, state: State | None, tokens: Tokens) -> Iterator[Tensor]:
-        """What queries find, all at the same state; zeros where nothing was written."""
+        """Yield the retrieved values of queries that read the same state; zeros if the state is empty."""
         if not q.shape[2]:
             return
         if state is None:
@@ -170,7 +170,7 @@ class Running:
             yield self._normalized(found).to(tokens.v.dtype)
 
     def _write(self, state: State | None, tokens: Tokens) -> State | None:
-        """The state after these keys."""
+        """Return the state after these keys."""
         for block in tokens.chunks(self.block if tokens.beta is None else self._chunk(tokens)):
             _, state = self._step(None, block, state, read=False, write=True)
         return state
@@ -178,7 +178,7 @@ class Running:
     def _step(
         self, q: Tensor | None, tokens: Tokens, state: State | None, *, read: bool, write: bool
     ) -> tuple[Tensor, State | None]:
-        """One chunk: what its queries find ``[B, H, c, W]``, and the state after it."""
+        """Process one chunk: return the retrieved values ``[B, H, c, W]`` of its queries, and the state after it."""
         checkpoint()
         dtype = torch.promote_types(tokens.v.dtype, torch.float32)
         k, log_factor = self.features.keys(tokens.k.to(dtype), tokens.real)  # [B, Hkv, c, F]
@@ -206,7 +206,7 @@ class Running:
         return torch.cat([v, v.new_ones(*v.shape[:3], 1)], 3) if self.normalize else v
 
     def _normalized(self, found: Tensor) -> Tensor:
-        """Divided by the last column; zeros where it is 0, since nothing was found then."""
+        """Divide by the last column; zeros where it is 0, since nothing was retrieved then."""
         if not self.normalize:
             return found
         total = found[..., -1:]
@@ -214,7 +214,7 @@ class Running:
 
 
 def _aligned(state: State | None, log_factor: Tensor | None) -> tuple[State | None, Tensor | None]:
-    """State and new keys with the larger of their factors left out of both; and what the keys are to be scaled by."""
+    """Return state and new keys with the larger of their factors divided out of both, and the scale of the keys."""
     if log_factor is None or state is None or state.log_factor is None:
         return state, None
     larger = torch.maximum(state.log_factor, log_factor)
@@ -222,7 +222,7 @@ def _aligned(state: State | None, log_factor: Tensor | None) -> tuple[State | No
 
 
 def _found(q: Tensor, k: Tensor, v: Tensor, faded: Tensor | None, state: State | None) -> Tensor:
-    """What the queries of a chunk find among its keys up to their own, and in the state before it: ``[B, H, c, W]``."""
+    """Return ``[B, H, c, W]``: values retrieved from the state before and from the chunk's keys so far."""
     batch, heads, length, width = q.shape
     kv_heads = k.shape[1]
     grouped = q.view(batch, kv_heads, heads // kv_heads, length, width)
@@ -242,20 +242,20 @@ def _found(q: Tensor, k: Tensor, v: Tensor, faded: Tensor | None, state: State |
 
 
 def _fading(faded: Tensor) -> Tensor:
-    """What is left at token i of a write at token j ≤ i: ``[B, Hkv, c, c]``; 0 for j > i."""
+    """Return ``[B, Hkv, c, c]``: the share at token i of a write at token j ≤ i; 0 for j > i."""
     return _left((faded - faded.mT).masked_fill(_ahead(faded), -torch.inf))
 
 
 def _left(exponents: Tensor) -> Tensor:
-    """exp, and 0 below the root of the smallest normal number (10⁻¹⁹ in float32).
+    """Compute exp, and 0 below the root of the smallest normal number (10⁻¹⁹ in float32).
 
-    Products of two such numbers would not be normal, and with those a CPU multiplies a hundred times slower.
+    Products of two such numbers would be subnormal, and a CPU multiplies those a hundred times slower.
     """
     return exponents.masked_fill(exponents < log(torch.finfo(exponents.dtype).tiny) / 2, -torch.inf).exp()
 
 
 def _ahead(faded: Tensor) -> Tensor:
-    """Bool ``[c, c]``: token j comes after token i."""
+    """Return bool ``[c, c]``: token j comes after token i."""
     index = torch.arange(faded.shape[2], device=faded.device)
     return index > index[:, None]
 
@@ -272,9 +272,9 @@ def _pairs_by_feature(q: Tensor, k: Tensor, faded: Tensor) -> Tensor:
 
 
 def _replaced(k: Tensor, v: Tensor, beta: Tensor, faded: Tensor | None, state: State | None) -> Tensor:
-    """What the delta rule writes, ``u_i = β_i (v_i − what k_i reads)``, for the tokens of a chunk at once.
+    """Return the writes of the delta rule for a chunk at once: ``u_i = β_i (v_i − the value read by k_i)``.
 
-    Each reads the writes of those before it in the chunk, which makes a triangular system.
+    Each depends on the earlier writes of the chunk, which makes a triangular system.
     Source: Yang et al. 2024 (parallelizing DeltaNet), section 3.2; with gates: Yang et al. 2025, section 3.3.
     """
     if faded is not None and faded.shape[3] != 1:

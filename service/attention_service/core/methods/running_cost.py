@@ -1,4 +1,4 @@
-"""What a running state costs, by the sizes of its chunks."""
+"""Cost of a running state, by the sizes of its chunks."""
 
 from dataclasses import dataclass
 
@@ -8,20 +8,20 @@ from attention_service.core.methods.running import BLOCK, CHUNK, FINE_CHUNK, Seg
 
 @dataclass(frozen=True)
 class FeatureCost:
-    """What features cost."""
+    """Cost of features."""
 
     count: int
-    """F"""
+    """Number of features, F."""
     key_flops: int
-    """Elementwise, for each element of a key's features."""
+    """Elementwise FLOPs per element of a key's features."""
     query_flops: int
     projected: bool = False
-    """Whether they are products with F directions."""
+    """True if features are products with F directions."""
 
 
 @dataclass(frozen=True)
 class _Parts:
-    """How many chunks of paired tokens there are, and how many of them find and leave a state."""
+    """Numbers of chunks of paired tokens, and of chunks that read and write a state."""
 
     segments: Segments
     chunk: int
@@ -30,9 +30,9 @@ class _Parts:
     remainder: int
     """Tokens of the last, shorter one."""
     found: bool
-    """Whether the first chunk finds a state."""
+    """True if the first chunk reads a state."""
     wanted: bool
-    """Whether the last one leaves one."""
+    """True if the last chunk writes a state."""
 
     @classmethod
     def of(cls, x: Extent) -> "_Parts":
@@ -63,24 +63,24 @@ class _Parts:
 
     @property
     def reading(self) -> int:
-        """Paired tokens that find a state."""
+        """Paired tokens whose chunk reads a state."""
         return self.segments.paired - (0 if self.found else self.first)
 
     @property
     def writing(self) -> int:
-        """Paired tokens that leave one."""
+        """Paired tokens whose chunk writes a state."""
         return self.segments.paired - (0 if self.wanted else self.last)
 
     @property
     def chunks(self) -> int:
-        """How many there are."""
+        """Number of chunks."""
         return self.full + (self.remainder > 0)
 
 
 def running_cost(
     x: Extent, features: FeatureCost, *, normalize: bool, gated: bool = False, delta: bool = False
 ) -> MethodCost:
-    """Products of features, chunk by chunk, and what is read from and written to the state between them.
+    """Count products of features chunk by chunk, and the reads and writes of the state between them.
 
     Elementwise: the features; for each pair in a chunk 1 (zero ahead), with a gate 3 (subtract, exp, multiply), with
     one for each feature 4 for each feature (subtract, exp, multiply, multiply and add); 2 for each feature of a token

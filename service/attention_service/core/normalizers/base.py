@@ -1,4 +1,4 @@
-"""What a normalizer is, and what several have in common."""
+"""Protocol and registry of normalizers, with common functions."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -24,23 +24,23 @@ class PairCost:
 
 
 class Normalizer(Protocol):
-    """How the masked scores of one query become its weights. A query whose scores are all −∞ gets zeros."""
+    """Function from the masked scores of a query to its weights. A query with only −∞ gets zeros."""
 
     separable: bool
-    """Whether each weight depends on its own score alone."""
+    """True if each weight depends only on its own score."""
 
     def runs_in(self, dtype: torch.dtype) -> torch.dtype:
-        """The dtype of the computation for inputs of this dtype."""
+        """Return the dtype of the computation for inputs of this dtype."""
 
     def learned(self, widths: Widths) -> dict[str, Learned]:
-        """Its learned tensors by name."""
+        """Return the learned tensors by name."""
 
     def weights(
         self, masked_scores: Tensor, lengths: Tensor | None = None, learned: Mapping[str, Tensor] = NOTHING
     ) -> Tensor:
-        """``[B, H, Q, K]`` to ``[B, H, Q, K]``, in the dtype of the computation.
+        """Return the weights ``[B, H, Q, K]`` of masked scores ``[B, H, Q, K]``, in the dtype of the computation.
 
-        lengths ``[B]``: how many keys of each sequence are no padding; None where all are.
+        lengths ``[B]``: number of real keys of each sequence; None if all keys are real.
         """
 
     def cost(self, keys: int) -> PairCost:
@@ -49,35 +49,35 @@ class Normalizer(Protocol):
 
 @runtime_checkable
 class Exponential(Protocol):
-    """A normalizer whose weights are exponentials divided by their sum, so that the logarithm of the sum tells all."""
+    """Normalizer whose weights are exponentials divided by their sum."""
 
     def lse(self, masked_scores: Tensor, learned: Mapping[str, Tensor] = NOTHING) -> Tensor:
-        """``[B, H, Q, K]`` to ``[B, H, Q]``: the logarithm of what the weights are divided by."""
+        """Return the logarithm of the sum, ``[B, H, Q]``, for masked scores ``[B, H, Q, K]``."""
 
 
 NORMALIZERS = Registry[Normalizer]("normalizer")
 
 
 def has_lse(options: spec.Normalizer) -> bool:
-    """Whether the tap ``lse`` has a meaning."""
-    return hasattr(NORMALIZERS.of(options), "lse")  # as Exponential asks, and tenfold as fast
+    """Return True if the normalizer has the tap ``lse``."""
+    return hasattr(NORMALIZERS.of(options), "lse")  # equals isinstance(…, Exponential), ten times as fast
 
 
 class Plain:
-    """A normalizer that learns nothing."""
+    """Normalizer without learned tensors."""
 
     def learned(self, widths: Widths) -> dict[str, Learned]:
-        """None."""
+        """Return no learned tensors."""
         return {}
 
 
 def tempered_scores(masked_scores: Tensor, temperature: float, dtype: torch.dtype) -> Tensor:
-    """In the dtype that is normalized in, over the temperature."""
+    """Convert the scores to the dtype of the computation and divide them by the temperature."""
     x = masked_scores.to(dtype)
     return x if temperature == 1 else x / temperature
 
 
 def widened(dtype: torch.dtype, name: str) -> torch.dtype:
-    """The dtype of this name, or the scores' own where that is wider and half precision is not asked for."""
+    """Return the named dtype, or the wider dtype of the scores unless the name is a half type."""
     asked: torch.dtype = getattr(torch, name)
     return asked if asked.itemsize < torch.float32.itemsize else torch.promote_types(dtype, asked)

@@ -28,43 +28,43 @@ from attention_service.core.types import Learned, Widths
 )
 @dataclass(frozen=True)
 class Softmax:
-    """softmax(s / T) over the keys."""
+    """Softmax of s / T over the keys."""
 
     options: spec.Softmax
     separable = False
 
     def learned(self, widths: Widths) -> dict[str, Learned]:
-        """A sink's score for each head, where there are sinks."""
+        """Return the sinks, one score per head, if the spec uses them."""
         return {"sinks": Learned((widths.heads,), fill=0.0)} if self.options.sinks else {}
 
     def runs_in(self, dtype: torch.dtype) -> torch.dtype:
-        """The wider of the inputs' dtype and the one asked for; a half type is taken as asked."""
+        """Return the wider of the inputs' dtype and the option's dtype; a half type is used as given."""
         return widened(dtype, self.options.dtype)
 
     def weights(
         self, masked_scores: Tensor, lengths: Tensor | None = None, learned: Mapping[str, Tensor] = NOTHING
     ) -> Tensor:
-        """exp(s/T − lse)."""
+        """Return exp(s/T − lse)."""
         if self.options.sinks:
             return self._with_sinks(masked_scores, learned).softmax(-1)[..., :-1]
         seeing, blind = self._seeing(masked_scores)
         weights = seeing.softmax(-1)
-        del seeing  # one tensor of this size fewer in memory at the peak
+        del seeing  # free one tensor of this size before the peak
         return weights.masked_fill(blind, 0)
 
     def lse(self, masked_scores: Tensor, learned: Mapping[str, Tensor] = NOTHING) -> Tensor:
-        """The logarithm of Σ exp(s/T), a sink's score among them; −∞ for a query that may look nowhere."""
+        """Return log Σ exp(s/T), including a sink; −∞ for a query that may look nowhere."""
         if self.options.sinks:
             return self._with_sinks(masked_scores, learned).logsumexp(-1)
         seeing, blind = self._seeing(masked_scores)
         return seeing.logsumexp(-1).masked_fill(blind.squeeze(-1), -torch.inf)
 
     def cost(self, keys: int) -> PairCost:
-        """Forward: maximum, subtract, exp, sum, divide. Backward: w·∂w, its sum, subtract, multiply by w."""
+        """Count forward: maximum, subtract, exp, sum, divide. Backward: w·∂w, its sum, subtract, multiply by w."""
         return PairCost(5, 4)
 
     def _with_sinks(self, masked_scores: Tensor, learned: Mapping[str, Tensor]) -> Tensor:
-        """s/T with the score of its head's sink after those of the keys: a query always looks there at least."""
+        """Append the sink of each head to s/T, so that every row has a finite score."""
         dtype = self.runs_in(masked_scores.dtype)
         x = tempered_scores(masked_scores, self.options.temperature, dtype)
         sinks = tempered_scores(learned["sinks"].to(masked_scores.dtype), self.options.temperature, dtype)
@@ -72,7 +72,7 @@ class Softmax:
         return torch.cat([x, sinks.expand(*x.shape[:3], 1)], -1)
 
     def _seeing(self, masked_scores: Tensor) -> tuple[Tensor, Tensor]:
-        """s/T with the rows of blind queries made finite, and which rows those are.
+        """Return s/T with finite rows for blind queries, and a mask of these rows.
 
         Both ends of the softmax must be filled: a row of −∞ is 0/0 forward, and its NaN would come back through the
         gradient of anything that only covers it afterwards.
@@ -91,32 +91,32 @@ class Softmax:
 )
 @dataclass(frozen=True)
 class Sigmoid(Plain):
-    """sigmoid(s / T + b), each key for itself. What is forbidden has −∞ and so exactly 0, forward and backward."""
+    """Sigmoid of s / T + b per key. A masked key has score −∞, so its weight and gradient are exactly 0."""
 
     options: spec.Sigmoid
     separable = True
 
     def runs_in(self, dtype: torch.dtype) -> torch.dtype:
-        """The wider of the inputs' dtype and the one asked for; a half type is taken as asked."""
+        """Return the wider of the inputs' dtype and the option's dtype; a half type is used as given."""
         return widened(dtype, self.options.dtype)
 
     def weights(
         self, masked_scores: Tensor, lengths: Tensor | None = None, learned: Mapping[str, Tensor] = NOTHING
     ) -> Tensor:
-        """σ(s/T + b)."""
+        """Return σ(s/T + b)."""
         x = tempered_scores(masked_scores, self.options.temperature, self.runs_in(masked_scores.dtype))
         x = x + self._bias(x, lengths)
         return x.sigmoid()
 
     def cost(self, keys: int) -> PairCost:
-        """Forward: add the bias, exp, add 1, divide. Backward: 1 − w, times w, times ∂w."""
+        """Count forward: add the bias, exp, add 1, divide. Backward: 1 − w, times w, times ∂w."""
         return PairCost(4, 3)
 
     def _bias(self, x: Tensor, lengths: Tensor | None) -> Tensor | float:
-        """One number, or ``[B, 1, 1, 1]`` where sequences differ in length; a sequence without a key counts as one."""
+        """Return one number, or ``[B, 1, 1, 1]`` if lengths differ; a sequence without keys has length 1."""
         if self.options.bias is not None:
             return self.options.bias
         if lengths is None:
             return -log(max(x.shape[-1], 1))
-        # Found in float64: a half type cannot count every length.
+        # Computed in float64: a half type does not represent every length.
         return lengths.clamp(min=1).double().log().neg().to(x.dtype)[:, None, None, None]

@@ -1,4 +1,4 @@
-"""Normalizers that leave low scores out: sparsemax and 1.5-entmax."""
+"""Normalizers that give low scores weight zero: sparsemax and 1.5-entmax."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -20,23 +20,23 @@ from attention_service.core.projections import entmax15_roots, sparsemax
 )
 @dataclass(frozen=True)
 class Sparsemax(Plain):
-    """The point of the simplex nearest to s / T."""
+    """Euclidean projection of s / T onto the simplex."""
 
     options: spec.Sparsemax
     separable = False
 
     def runs_in(self, dtype: torch.dtype) -> torch.dtype:
-        """The wider of the inputs' dtype and the one asked for."""
+        """Return the wider of the inputs' dtype and the option's dtype."""
         return widened(dtype, self.options.dtype)
 
     def weights(
         self, masked_scores: Tensor, lengths: Tensor | None = None, learned: Mapping[str, Tensor] = NOTHING
     ) -> Tensor:
-        """max(s/T − τ, 0)."""
+        """Return max(s/T − τ, 0)."""
         return sparsemax(masked_scores.to(self.runs_in(masked_scores.dtype)), self.options.temperature)
 
     def cost(self, keys: int) -> PairCost:
-        """Nine operations and the sort; four of the gradient.
+        """Count nine operations and the sort; four for the gradient.
 
         Forward: maximum and subtract; ⌈log₂ K⌉ comparisons to sort; running sum, times the rank, plus 1, compare,
         count; subtract τ, maximum with 0. Backward: in the support?, select, sum, subtract.
@@ -53,24 +53,24 @@ class Sparsemax(Plain):
 )
 @dataclass(frozen=True)
 class Entmax15(Plain):
-    """1.5-entmax of s / T: what is to softmax (α = 1) and sparsemax (α = 2) their middle."""
+    """1.5-entmax of s / T, between softmax (α = 1) and sparsemax (α = 2)."""
 
     options: spec.Entmax15
     separable = False
 
     def runs_in(self, dtype: torch.dtype) -> torch.dtype:
-        """The wider of the inputs' dtype and the one asked for."""
+        """Return the wider of the inputs' dtype and the option's dtype."""
         return widened(dtype, self.options.dtype)
 
     def weights(
         self, masked_scores: Tensor, lengths: Tensor | None = None, learned: Mapping[str, Tensor] = NOTHING
     ) -> Tensor:
-        """max(s/2T − τ, 0)²."""
+        """Return max(s/2T − τ, 0)²."""
         x = masked_scores.to(self.runs_in(masked_scores.dtype))
         return entmax15_roots(x, self.options.temperature).square()
 
     def cost(self, keys: int) -> PairCost:
-        """Nineteen operations and the sort; nine of the gradient.
+        """Count nineteen operations and the sort; nine for the gradient.
 
         Forward: maximum, subtract, halve; ⌈log₂ K⌉ comparisons to sort; two running sums and a square; two means;
         variance (multiply, subtract), τ (subtract, maximum with 0, root, subtract), compare, count; subtract τ, maximum
@@ -81,5 +81,5 @@ class Entmax15(Plain):
 
 
 def _levels(keys: int) -> int:
-    """⌈log₂ K⌉: by how many comparisons for each element K of them are sorted."""
+    """Return ⌈log₂ K⌉, the comparisons per element of a sort of K elements."""
     return max(keys - 1, 0).bit_length()

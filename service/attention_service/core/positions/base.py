@@ -1,4 +1,4 @@
-"""What a position encoding is, and the one that is none."""
+"""Protocol and registry of position encodings, and the entry without an encoding."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -20,108 +20,108 @@ class Heads:
     """Some of the query heads."""
 
     count: int
-    """H: how many there are."""
+    """Number of heads, H."""
     picked: Sequence[int] | None = None
-    """Which of them, in this order; None for all."""
+    """Indices of the heads, in this order; None for all."""
 
 
 @dataclass(frozen=True)
 class PositionCost:
-    """What an encoding costs, in FLOPs but where it is said otherwise. Places are integers, and count nothing."""
+    """Cost of an encoding, in FLOPs unless a field says otherwise. Integer arithmetic on places costs nothing."""
 
     place: int = 0
-    """To make what belongs to one place, whatever the heads."""
+    """FLOPs to encode one place, for all heads together."""
     added: int = 0
-    """For each vector that it is added to."""
+    """FLOPs per vector to which the encoding is added."""
     turned: int = 0
-    """For each query and new key of each head, forward and once more backward."""
+    """FLOPs to rotate a query or new key of one head; the backward pass costs the same."""
     pair: int = 0
-    """For each query-key pair of each head."""
+    """FLOPs per query-key pair and head."""
     pair_backward: int = 0
 
 
 class Position(Protocol):
-    """An encoding of places. One that does not do a thing gives back what it was given, or None."""
+    """Encoding of places. A method that does not apply returns its input, or None."""
 
     reads: bool
-    """Whether places make a difference, so that a request may give them."""
+    """True if the encoding depends on places, so that a request can give them."""
     biased: bool
-    """Whether ``bias`` gives one."""
+    """True if ``bias`` returns a bias."""
 
     @property
     def by_reach(self) -> bool:
-        """Whether what a token gets depends on how far its sequence reaches."""
+        """True if the encoding of a token depends on the length of its sequence."""
 
     @property
     def length(self) -> int | None:
-        """How many places it has an encoding for, from 0 on; None where it has one for any."""
+        """Number of encoded places, from 0; None for any place."""
 
     def fault(self, widths: Widths, inputs: Sequence[int]) -> tuple[str, str] | None:
-        """The option at fault (or "") and why, where it cannot be at these widths.
+        """Return the invalid option (or "") and the reason, if the encoding does not fit these widths.
 
-        inputs: how wide query, key and value of a module come; none for raw q and k.
+        inputs: input widths of a module's query, key and value; empty for raw q and k.
         """
 
     def learned(self, widths: Widths) -> dict[str, Learned]:
-        """Its learned tensors by name."""
+        """Return the learned tensors by name."""
 
     def added(self, x: Tensor, places: Tensor, learned: Tensors) -> Tensor:
-        """X with the encoding added: the inputs of a module ``[B, L, W]``, or raw q and k ``[B, H, L, D]``.
+        """Add the encoding to x: inputs of a module ``[B, L, W]``, or raw q and k ``[B, H, L, D]``.
 
         places ``[1 or B, L]``.
         """
 
     def turned(self, q: Tensor, k: Tensor, places: Places) -> tuple[Tensor, Tensor]:
-        """Queries ``[B, H, Q, D]`` and new keys ``[B, Hkv, K − P, D]``, each as its place makes it."""
+        """Rotate queries ``[B, H, Q, D]`` and new keys ``[B, Hkv, K − P, D]`` by their places."""
 
     def bias(self, queries: Tensor, keys: Tensor, heads: Heads, learned: Tensors, dtype: torch.dtype) -> Tensor | None:
-        """What is added to the scores of these queries and keys, whichever of them those are: ``[1 or B, H, Q, K]``.
+        """Return the bias of the scores of these queries and keys: ``[1 or B, H, Q, K]``.
 
-        queries ``[1 or B, Q]`` and keys ``[1 or B, K]`` are places; the learned tensors are of all heads.
+        queries ``[1 or B, Q]`` and keys ``[1 or B, K]`` are places; the learned tensors cover all heads.
         """
 
     def cost(self, head_dim: int, width: int) -> PositionCost:
-        """What it costs for heads so wide, and for what it is added to."""
+        """Return the cost for this head width, and for this width of the tensors to which it is added."""
 
 
 class Inert:
-    """What an encoding does unless it says otherwise: nothing."""
+    """Default methods of an encoding, which do nothing."""
 
     reads = True
     biased = False
 
     @property
     def by_reach(self) -> bool:
-        """It does not."""
+        """Return False."""
         return False
 
     @property
     def length(self) -> int | None:
-        """Any place will do."""
+        """Return None: every place is valid."""
         return None
 
     def fault(self, widths: Widths, inputs: Sequence[int]) -> tuple[str, str] | None:
-        """Nothing is wrong."""
+        """Return None: every width is valid."""
         return None
 
     def learned(self, widths: Widths) -> dict[str, Learned]:
-        """Nothing."""
+        """Return no learned tensors."""
         return {}
 
     def added(self, x: Tensor, places: Tensor, learned: Tensors) -> Tensor:
-        """X as it is."""
+        """Return x unchanged."""
         return x
 
     def turned(self, q: Tensor, k: Tensor, places: Places) -> tuple[Tensor, Tensor]:
-        """Q and k as they are."""
+        """Return q and k unchanged."""
         return q, k
 
     def bias(self, queries: Tensor, keys: Tensor, heads: Heads, learned: Tensors, dtype: torch.dtype) -> Tensor | None:
-        """None."""
+        """Return no bias."""
         return None
 
     def cost(self, head_dim: int, width: int) -> PositionCost:
-        """Nothing."""
+        """Return a cost of zero."""
         return PositionCost()
 
 
@@ -137,7 +137,7 @@ POSITIONS = Registry[Position]("position")
 )
 @dataclass(frozen=True)
 class NoPosition(Inert):
-    """Nothing is added."""
+    """Entry without a position encoding."""
 
     options: options.NoPosition
     reads = False

@@ -1,4 +1,4 @@
-"""Encodings that are added to what comes in."""
+"""Position encodings that are added to the inputs."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -23,12 +23,12 @@ TABLE = "position.weight"
 )
 @dataclass(frozen=True)
 class Sinusoidal(Inert):
-    """Waves from 2π to 2π·θ long, each as a sine and a cosine beside each other."""
+    """Alternating sines and cosines of wavelengths from 2π to 2π·θ."""
 
     options: options.Sinusoidal
 
     def added(self, x: Tensor, places: Tensor, learned: Tensors) -> Tensor:
-        """The angles are found in float64, and the sum in float32 at least."""
+        """Add the encoding. Angles are float64, and the sum is float32 or wider."""
         width = x.shape[-1]
         pairs = torch.arange(0, width, 2, dtype=torch.float64, device=x.device)
         angles = places[..., None] * torch.exp(pairs * (-log(self.options.theta) / width))  # [1 or B, L, ⌈W/2⌉]
@@ -49,38 +49,38 @@ class Sinusoidal(Inert):
 )
 @dataclass(frozen=True)
 class LearnedPosition(Inert):
-    """A vector for each place."""
+    """Learned vector per place."""
 
     options: options.LearnedPosition
 
     @property
     def length(self) -> int | None:
-        """As many as the table has rows."""
+        """Number of rows of the table."""
         return self.options.length
 
     def fault(self, widths: Widths, inputs: Sequence[int]) -> tuple[str, str] | None:
-        """One table must fit every input."""
+        """Return a fault if the inputs have different widths, because one table is added to each."""
         if len(set(inputs)) <= 1:
             return None
-        told = ", ".join(map(str, inputs))
-        return "", f"query, key and value come {told} wide, and one table is added to each; give them one width"
+        found = ", ".join(map(str, inputs))
+        return "", f"query, key and value have the widths {found}, and one table is added to each; give them one width"
 
     def learned(self, widths: Widths) -> dict[str, Learned]:
-        """As wide as the inputs of a module, or as a head of raw q and k."""
+        """Return the table. Its width is that of a module's inputs, or of a head of raw q and k."""
         width = widths.head_dim if widths.d_model is None else widths.d_model
         return {TABLE: Learned((self.options.length, width), heads=None)}
 
     def added(self, x: Tensor, places: Tensor, learned: Tensors) -> Tensor:
-        """The rows of the table; that each place has one is known before it comes here."""
+        """Add the rows of the table. Binding has checked that every place has a row."""
         return _sum(x, learned[TABLE][places])  # [1 or B, L, W]
 
     def cost(self, head_dim: int, width: int) -> PositionCost:
-        """A sum for each number."""
+        """Count one addition per number."""
         return PositionCost(added=width)
 
 
 def _sum(x: Tensor, encoding: Tensor) -> Tensor:
-    """The encoding ``[1 or B, L, W]`` added to x ``[B, L, W]`` or ``[B, H, L, W]``."""
+    """Add the encoding ``[1 or B, L, W]`` to x ``[B, L, W]`` or ``[B, H, L, W]``."""
     if x.ndim == 4:
         encoding = encoding[:, None]
     wide = torch.promote_types(x.dtype, torch.float32)

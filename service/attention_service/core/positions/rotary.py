@@ -1,4 +1,4 @@
-"""Rotary position embedding: queries and keys turned, so that their product depends on the distance between them."""
+"""Rotary position embedding: rotated queries and keys, whose product depends on their distance."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -22,19 +22,19 @@ from attention_service.core.types import Widths
 )
 @dataclass(frozen=True)
 class Rope(Inert):
-    """Each pair of dimensions turned by place · frequency."""
+    """Rotation of each pair of dimensions by place · frequency."""
 
     options: options.Rope
 
     @property
     def by_reach(self) -> bool:
-        """Where the scaling is dynamic."""
+        """True for a dynamic scaling."""
         scaling = self.options.scaling
         dynamic = isinstance(scaling, options.NtkScaling) and scaling.original_max_position_embeddings is not None
         return dynamic or isinstance(scaling, options.LongRopeScaling)
 
     def fault(self, widths: Widths, inputs: Sequence[int]) -> tuple[str, str] | None:
-        """Pairs must come out even, and fit the head."""
+        """Return a fault unless the number of dimensions is even and at most the head width."""
         width, dim = widths.head_dim, self.options.dim
         if dim is None and width % 2:
             return "dim", f"a head is {width} wide, and dimensions turn in pairs; give an even dim below that"
@@ -48,7 +48,7 @@ class Rope(Inert):
         return None
 
     def turned(self, q: Tensor, k: Tensor, places: Places) -> tuple[Tensor, Tensor]:
-        """The angles are found in float64, and the turn is made in float32 at least."""
+        """Rotate queries and keys. Angles are float64, and the rotation is float32 or wider."""
         dim = self.options.dim or q.shape[-1]
         speed, factor = frequencies(self.options, dim, places.reach)
         dtype = torch.promote_types(q.dtype, torch.float32)
@@ -57,7 +57,7 @@ class Rope(Inert):
         return self._apply(q, turn), self._apply(k, other)
 
     def _apply(self, x: Tensor, turn: tuple[Tensor, Tensor]) -> Tensor:
-        """X ``[B, H, L, D]`` with its first dimensions turned, and the rest as they are."""
+        """Rotate the first dimensions of x ``[B, H, L, D]`` and keep the others."""
         cos, sin = turn
         dim = self.options.dim or x.shape[-1]
         turning = x[..., :dim].to(cos.dtype)
@@ -68,13 +68,13 @@ class Rope(Inert):
         return done if dim == x.shape[-1] else torch.cat([done, x[..., dim:]], -1)
 
     def cost(self, head_dim: int, width: int) -> PositionCost:
-        """For each pair of dimensions an angle, its cosine and sine; then four products and two sums."""
+        """Count, per pair of dimensions, an angle, its cosine and sine, four products and two sums."""
         pairs = (self.options.dim or head_dim) // 2
         return PositionCost(place=3 * pairs, turned=6 * pairs)
 
 
 def _turn(places: Tensor, speed: Tensor, factor: float, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
-    """Cosines and sines ``[1 or B, 1, L, dim/2]`` of the angles at these places ``[1 or B, L]``."""
+    """Return cosines and sines ``[1 or B, 1, L, dim/2]`` of the angles at places ``[1 or B, L]``."""
     angles = places[..., None] * speed
     cos, sin = angles.cos(), angles.sin()
     if factor != 1:

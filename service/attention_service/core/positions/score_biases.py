@@ -1,4 +1,4 @@
-"""Encodings that are a bias on the scores: a number for each head and distance."""
+"""Position encodings that add a bias to the scores, by head and distance."""
 
 from dataclasses import dataclass
 from functools import lru_cache
@@ -22,13 +22,13 @@ TABLE = "relative_bias.weight"
 )
 @dataclass(frozen=True)
 class Alibi(Inert):
-    """A penalty in proportion to the distance."""
+    """Penalty proportional to the distance."""
 
     options: options.Alibi
     biased = True
 
     def bias(self, queries: Tensor, keys: Tensor, heads: Heads, learned: Tensors, dtype: torch.dtype) -> Tensor:
-        """−slope · distance."""
+        """Return −slope · distance."""
         ahead = keys[:, None, None] - queries[:, None, :, None]  # [1 or B, 1, Q, K]
         if self.options.symmetric:
             ahead = ahead.abs().neg()
@@ -42,7 +42,7 @@ class Alibi(Inert):
 
 @lru_cache
 def slopes(heads: int) -> tuple[float, ...]:
-    """The slope of each head: for 2ᵐ of them a geometric series that ends at 2⁻⁸.
+    """Return the slope of each head: for 2ᵐ heads a geometric series that ends at 2⁻⁸.
 
     Other numbers take the series of the largest 2ᵐ below, then every other slope of the series of twice as many.
     Source: Press et al. 2022, section 3, and the authors' code.
@@ -62,22 +62,22 @@ def slopes(heads: int) -> tuple[float, ...]:
 )
 @dataclass(frozen=True)
 class RelativeBias(Inert):
-    """A learned number for each bucket of distances."""
+    """Learned number per bucket of distances."""
 
     options: options.RelativeBias
     biased = True
 
     def learned(self, widths: Widths) -> dict[str, Learned]:
-        """A number for each bucket and head."""
+        """Return the table: a number per bucket and head."""
         return {TABLE: Learned((self.options.num_buckets, widths.heads), heads=1)}
 
     def bias(self, queries: Tensor, keys: Tensor, heads: Heads, learned: Tensors, dtype: torch.dtype) -> Tensor:
-        """The number of each bucket."""
+        """Return the number of each pair's bucket."""
         table = learned[TABLE].mT if heads.picked is None else learned[TABLE].mT[list(heads.picked)]  # [H, buckets]
         return table.to(dtype)[:, self.buckets(keys[:, None] - queries[..., None])].transpose(0, 1)
 
     def buckets(self, ahead: Tensor) -> Tensor:
-        """The bucket of each key's place less its query's."""
+        """Return the bucket of key place minus query place."""
         starts = torch.tensor(bucket_starts(self.options), device=ahead.device)
         if not self.options.bidirectional:
             return torch.bucketize(ahead.neg(), starts, right=True)
@@ -91,7 +91,7 @@ class RelativeBias(Inert):
 
 @lru_cache
 def bucket_starts(rule: options.RelativeBias) -> tuple[int, ...]:
-    """The distance at which each bucket but the first of a direction begins.
+    """Return the distance at which each bucket begins, except the first of a direction.
 
     Of n buckets e = n/2 are for single distances; bucket e + c begins at the least d with
     d ≥ e·(max_distance/e)^(c/(n − e)), which is found in whole numbers, since many a bound is a whole number itself.

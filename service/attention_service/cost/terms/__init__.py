@@ -1,4 +1,4 @@
-"""The work of one pass, cut into terms whose rates can be measured: what a calibrated clock adds up.
+"""The work of one pass as terms whose rates can be measured: the summands of a calibrated clock.
 
 Terms name registered entries by their names, so that a new entry has terms of its own; its rates are guessed from the
 device's until they are measured.
@@ -15,17 +15,17 @@ from attention_service.cost.approximate import approximated, exactly, method_cos
 from attention_service.cost.flops import SECOND_PASSES
 from attention_service.cost.kernels import kernel_of
 from attention_service.cost.retrieval import Retrieval
-from attention_service.cost.tensors import tap_elements
-from attention_service.cost.terms.around import around, around_backward, factors, taps
+from attention_service.cost.tensor_bytes import tap_elements
 from attention_service.cost.terms.base import Term, backward, elements, lg, moved, over_pairs, start
 from attention_service.cost.terms.carrying import FORMS, Form, reading_terms, transfer_terms, writing_terms
-from attention_service.cost.terms.kernels import again, of_kernel, stages
+from attention_service.cost.terms.common_terms import around, around_backward, factors, taps
+from attention_service.cost.terms.kernel_terms import again, of_kernel, stages
 from attention_service.cost.traffic import own_traffic
 from attention_service.cost.workload import Workload
 
 _NOT_KEPT = 25
-"""As a logarithm to base 2: memory of more than 32 MiB goes back to the system when it is freed (glibc's
-``DEFAULT_MMAP_THRESHOLD_MAX``), and is cleared page by page when it is asked for again."""
+"""Logarithm to base 2: memory of more than 32 MiB returns to the system when it is freed (glibc's
+``DEFAULT_MMAP_THRESHOLD_MAX``), and is cleared page by page at the next allocation."""
 
 __all__ = [
     "FORMS",
@@ -43,14 +43,14 @@ __all__ = [
 
 @once
 def forward_terms(work: Workload, kernel: str) -> list[Term]:
-    """One forward pass with this kernel, or by the method, the taps that are computed again included."""
+    """Return the terms of one forward pass with this kernel, or by the method, with recomputed taps."""
     return _told(_forward(work, kernel))
 
 
 def gradient_terms(work: Workload, kernel: str, *, twice: bool = False, checks: int = 0) -> list[Term]:
-    """A forward and a backward pass.
+    """Return the terms of a forward and a backward pass.
 
-    ``twice``: and gradients of gradients; ``checks``: and so many forward passes in float64.
+    ``twice`` adds the gradients of gradients, ``checks`` this many forward passes in float64.
     """
     bare = replace(work, taps=frozenset({"output"}), selected_heads=None, selected_queries=None)
     back = [start("gradients"), *around_backward(bare), *backward(_core(bare, kernel, gradient=True))]
@@ -62,9 +62,9 @@ def gradient_terms(work: Workload, kernel: str, *, twice: bool = False, checks: 
 
 
 def inspection_terms(work: Workload, *, named: int = 0) -> list[Term]:
-    """Statistics of every row of weights, computed block by block; the weights that are returned, and ``named`` keys.
+    """Return terms of the statistics of all weights, computed block by block; the returned weights, and ``named`` keys.
 
-    Those are looked for in the selected heads and queries, whose rows are computed once more.
+    The keys are searched in the selected heads and queries, whose rows are recomputed.
     """
     whole = replace(work, taps=frozenset({"weights"}), selected_heads=None, selected_queries=None)
     pairs = work.pairs * work.heads
@@ -83,7 +83,7 @@ def inspection_terms(work: Workload, *, named: int = 0) -> list[Term]:
 
 
 def retrieval_terms(r: Retrieval) -> list[Term]:
-    """As many updates as a retrieval may have steps, block by block, and what is said of them at the end."""
+    """Return the maximum number of updates of a retrieval, block by block, and its final statistics."""
     blocks = max(1, -(-r.states // max(r.rows, 1)))
     update = r.work(r.states)
     terms = [start("retrieval"), start("step", blocks * (r.steps + 1))]
@@ -106,7 +106,7 @@ def _forward(work: Workload, kernel: str) -> Iterator[Term]:
 
 
 def _is_direct(work: Workload, kernel: str) -> bool:
-    """Whether a pass is one of those that are computed by as few calls as there can be."""
+    """True if a pass takes the direct path, with the fewest calls."""
     bare = work.taps == {"output"} and not (work.past or work.padded or work.extra or work.edits or work.dropped)
     alone = bare and not (work.request_mask_elements or work.batched_places or work.reported)
     here = kernel_of(work, kernel).single_call and work.threads > 0 and work.itemsize >= 4
@@ -114,7 +114,7 @@ def _is_direct(work: Workload, kernel: str) -> bool:
 
 
 def _core(work: Workload, kernel: str, *, gradient: bool = False) -> Iterator[Term]:
-    """From q, k and v to the context."""
+    """Yield the terms from q, k and v to the context."""
     if approximated(work) is None:
         yield from of_kernel(work, kernel, gradient=gradient)
         return
@@ -140,7 +140,7 @@ def _times(terms: Iterable[Term], times: float) -> list[Term]:
 
 
 def _told(terms: Iterable[Term]) -> list[Term]:
-    """Those of which there is anything; and what it takes to get memory for tensors so large that it is not kept."""
+    """Drop empty terms, and add the page faults of tensors too large for the allocator to keep."""
     told = [term for term in terms if term.amount > 0]
     whole = (term for term in told if term.name.startswith(("pairs ", "bytes tokens")))
     fresh = sum(term.amount for term in whole if (term.size or 0) > _NOT_KEPT)

@@ -1,4 +1,4 @@
-"""A term: one kind of work in one pass, as much of it as there is, and what its speed depends on."""
+"""A term: the amount of one kind of work in one pass, and the variables of its rate."""
 
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
@@ -12,57 +12,57 @@ Unit = Literal["start", "flop", "byte", "element", "text", "encoded", "link"]
 
 @dataclass(frozen=True)
 class Term:
-    """Work of one kind. Its time is its amount, by a rate that depends on the rest."""
+    """Work of one kind. Its time is its amount by a rate, which depends on the other fields."""
 
     name: str
     unit: Unit
-    """What it is counted in. A start is what is paid before the first number, whatever the size; text is counted by its
-    numbers, what is encoded by its bytes; a link carries bytes between host and device."""
+    """Unit of the amount. A start is the constant cost of an operation; text is counted by its numbers, encoded data by
+    its bytes; a link carries bytes between host and device."""
     amount: float
     size: float | None = None
-    """How much is done at a time, as a logarithm to base 2; None where that makes no difference."""
+    """Logarithm to base 2 of the work done at a time; None if the rate does not depend on it."""
     row: float | None = None
-    """How many keys lie side by side, as a logarithm to base 2; None where that makes no difference."""
+    """Logarithm to base 2 of the number of contiguous keys; None if the rate does not depend on it."""
     marks: tuple[str, ...] = ()
-    """What makes the rate another one by a factor."""
+    """Names that change the rate by a factor."""
     slopes: tuple[tuple[str, float], ...] = ()
-    """What makes the rate another one by a power: names, and logarithms to base 2."""
+    """Names and logarithms to base 2 that change the rate by a power."""
 
 
 def lg(amount: float) -> float:
-    """Logarithm to base 2, of 1 and more."""
+    """Return the logarithm to base 2, of 1 and more."""
     return log2(max(amount, 1.0))
 
 
 def start(name: str, times: float = 1.0) -> Term:
-    """What is paid before the first number."""
+    """Return the constant cost of an operation."""
     return Term(f"start {name}", "start", times)
 
 
 _ROWS = 5
-"""As a logarithm to base 2: with more rows than this, a product is one of matrices, not of a matrix and vectors."""
+"""Logarithm to base 2: a product with more rows than this is one of matrices, not of a matrix and vectors."""
 
 
 def product(name: str, flops: float, depth: int, work: Workload, matrices: int = 1, rows: int = 2**_ROWS) -> Term:
-    """Matrix products: so many of them, of ``rows`` rows, of which each sums over ``depth``."""
+    """Return ``matrices`` matrix products of ``rows`` rows, whose sums have ``depth`` terms."""
     of_one = flops / max(matrices, 1)
     slopes = (("depth", lg(depth) - 6), ("matrices", lg(matrices) - 3), ("rows", min(lg(rows), _ROWS) - _ROWS))
     return Term(f"product {name}", "flop", flops, lg(of_one), marks=(_dtype(work),), slopes=slopes)
 
 
 def moved(name: str, of_bytes: float, work: Workload) -> Term:
-    """Bytes of tokens that are made, copied or read."""
+    """Return the traffic of tokens that are computed, copied or read."""
     return Term(f"bytes {name}", "byte", of_bytes, lg(of_bytes), marks=(_dtype(work),))
 
 
 def over_pairs(name: str, of_bytes: float, work: Workload, *, at_once: float | None = None) -> Term:
-    """Bytes of query-key pairs that one step goes through, all at once or so many at a time."""
+    """Return the traffic of query-key pairs in one step, all at once or ``at_once`` at a time."""
     size = of_bytes if at_once is None else at_once
     return Term(f"pairs {name}", "byte", of_bytes, lg(size), lg(work.keys), marks=(_dtype(work),))
 
 
 def elements(name: str, amount: float, *, at_once: float | None = None, marks: tuple[str, ...] = ()) -> Term:
-    """Numbers that are computed, whatever their width."""
+    """Return numbers that are computed, independent of their width."""
     return Term(f"elements {name}", "element", amount, lg(amount if at_once is None else at_once), marks=marks)
 
 
@@ -71,5 +71,5 @@ def _dtype(work: Workload) -> str:
 
 
 def backward(terms: Iterable[Term]) -> Iterator[Term]:
-    """The same amounts on the way back, whose rates are their own."""
+    """Yield the same amounts of the backward pass, which has rates of its own."""
     return (replace(term, name=f"{term.name}, backward") for term in terms)

@@ -1,26 +1,26 @@
-"""What it takes to read a request's tensors, to write a reply's, and to bring either to a device and back."""
+"""Terms of reading a request's tensors, writing a reply's, and transferring either to a device and back."""
 
 from typing import Literal
 
 from attention_service.cost.terms.base import Term, Unit, lg
 
 Form = Literal["list", "base64", "safetensors"]
-"""Of a tensor on the wire: numbers as text, their bytes as text, or as they lie in memory."""
+"""Form of a tensor on the wire: numbers as text, bytes as text, or raw bytes."""
 FORMS: tuple[Form, ...] = ("list", "base64", "safetensors")
 
 
 def reading_terms(form: Form, numbers: int, itemsize: int) -> list[Term]:
-    """From the body of a request to checked tensors of so many numbers in all."""
+    """Terms from the body of a request to its checked tensors with this many numbers in all."""
     return _carried(f"read {form}", form, numbers, itemsize)
 
 
 def writing_terms(form: Form, numbers: int, itemsize: int) -> list[Term]:
-    """From a reply's tensors to its body."""
+    """Terms from a reply's tensors to its body."""
     return _carried(f"write {form}", form, numbers, itemsize)
 
 
 def transfer_terms(of_bytes: int) -> list[Term]:
-    """Between the host and a device that has memory of its own."""
+    """Terms of a transfer between the host and a device with memory of its own."""
     return [Term("start transfer", "start", 1), Term("bytes transfer", "link", of_bytes, lg(of_bytes))]
 
 

@@ -1,4 +1,4 @@
-"""A request with its sizes known: what binding finds, and what everything after it reads."""
+"""A bound request: its sizes and checked tensors, the input of planning and execution."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -13,13 +13,13 @@ from attention_service.core.types import Dropout, added_keys
 from attention_service.modules.resident import Module
 
 MAX_EMPTY = 2**22
-"""What the other sizes of a tensor without elements may multiply to: it costs nothing to send, and what is made of its
-sizes alone (positions, masks, statistics) would."""
+"""Limit of the product of a tensor's other sizes if one size is 0: such a tensor costs nothing to send, but positions,
+masks and statistics of its sizes would cost memory."""
 
 
 @dataclass(frozen=True)
 class Layout:
-    """What the query's layout left out, to be left out of the reply as well."""
+    """Dimensions that the query omits, which the reply omits too."""
 
     batched: bool = True
     headed: bool = True
@@ -43,31 +43,31 @@ class Bound:
     kv_heads: int
     queries: int
     keys: int
-    """The past and what the spec adds included."""
+    """Number of keys, with the past and the keys that the spec adds."""
     past: int
     head_dim: int
     value_dim: int
     dtype: str
-    """What is computed in."""
+    """Dtype of the computation."""
     reply_dtype: str
-    """What is answered in: that of the query, where it states one."""
+    """Dtype of the reply: the query's, if it states one."""
     arrays: dict[str, Array] = field(repr=False)
-    """The tensors that came, by field, each with its batch dimension (and its head dimension where it has one)."""
+    """Tensors of the request by field, each with its batch dimension (and its head dimension if it has one)."""
     value_is: str
-    """The field that the values come from: value, key or query."""
+    """The field of the values: value, key or query."""
     dropout: Dropout | None = None
     learned: dict[str, Array] = field(default_factory=dict, repr=False)
-    """The learned tensors that came with a raw request, by name; those of a module are its own."""
+    """Learned tensors of a raw request, by name; those of a module belong to the module."""
 
     sequence_masks: tuple[Sequence[Mask], ...] | None = None
-    """The spec's masks with the request's global tokens: of each sequence, or once if all are the same."""
+    """The spec's masks with the request's global tokens: per sequence, or once if all are the same."""
     own_key_dim: int | None = None
-    """Width of a head's keys where it differs from ``head_dim``, that of its queries."""
+    """Width of a head's keys if it differs from ``head_dim``, the width of its queries."""
     state_wanted: bool = False
-    """Whether the running state after the last key is part of the reply."""
+    """True if the reply contains the running state after the last key."""
 
     def of(self, **changes: Any) -> "Bound":
-        """As ``dataclasses.replace``, in a tenth of its time."""
+        """Return ``dataclasses.replace`` of this, ten times as fast."""
         made = object.__new__(Bound)
         made.__dict__.update(self.__dict__, **changes)
         return made
@@ -79,12 +79,12 @@ class Bound:
 
     @property
     def extra(self) -> int:
-        """How many keys the spec adds."""
+        """Number of keys that the spec adds."""
         return added_keys(self.spec)
 
     @property
     def new_keys(self) -> int:
-        """How many keys came with this request."""
+        """Number of keys in this request."""
         return self.keys - self.past - self.extra
 
     @property
@@ -98,7 +98,7 @@ class Bound:
 
 
 def wrong_shape(name: str, expected: str, array: Array | None) -> ShapeMismatch:
-    """The error of a tensor whose shape is not what its role asks for."""
+    """Return the error for a tensor whose shape does not fit its role."""
     actual = list(array.shape) if array is not None else None
     return ShapeMismatch(
         f"{name}: expected {expected}; got shape {actual}", param=name, expected=expected, actual=actual
@@ -106,14 +106,14 @@ def wrong_shape(name: str, expected: str, array: Array | None) -> ShapeMismatch:
 
 
 def widened(array: Array, layout: Layout) -> Array:
-    """A tensor of the query's rank with the dimensions that the query's layout leaves out."""
+    """Return a tensor of the query's rank with the dimensions that the query's layout omits."""
     if not layout.batched:
         array = array[None]
     return array if layout.headed else array[:, None]
 
 
 def strip(value: Tensor, layout: Layout, *, heads_axis: bool) -> Tensor:
-    """Leave out of a batched result what the query's layout left out."""
+    """Remove from a batched result the dimensions that the query's layout omits."""
     if not layout.headed and heads_axis:
         value = value[:, 0]
     return value if layout.batched else value[0]

@@ -1,4 +1,4 @@
-"""From a request for retrieval to its sizes: every shape checked, nothing allocated."""
+"""Binding of retrieval requests: sizes and checked shapes, without allocation."""
 
 import math
 from dataclasses import dataclass
@@ -17,7 +17,7 @@ from attention_service.runtime.device import Device
 
 @dataclass(frozen=True)
 class Bound:
-    """One retrieval with its sizes known and its layout understood."""
+    """One retrieval with its sizes and its layout."""
 
     request: HopfieldRequest
     layout: Layout
@@ -25,9 +25,9 @@ class Bound:
     beta: tuple[float, ...]
     """One for each head."""
     dtype: str
-    """What is computed in: float32 or float64, since a state that is rounded at each step does not settle."""
+    """Dtype of the computation: float32 or float64, since a state that is rounded at each step does not converge."""
     reply_dtype: str
-    """Of the states and the association: the request's."""
+    """Dtype of the states and the association in the reply: the request's."""
 
 
 def bind(request: HopfieldRequest, device: Device) -> Bound:
@@ -81,14 +81,14 @@ def bind(request: HopfieldRequest, device: Device) -> Bound:
 
 
 def _limit(request: HopfieldRequest) -> int:
-    """How many updates there may be."""
+    """Return the maximum number of updates."""
     if request.eps is None:
         return request.steps or 1
     return request.max_steps or DEFAULT_MAX_STEPS
 
 
 def _layout(request: HopfieldRequest, projections: Projections) -> tuple[Layout, int]:
-    """The layout of the states and, where heads are not a dimension of it, how many there are (else 0)."""
+    """Return the layout of the states and, if they have no head dimension, the number of heads (else 0)."""
     states, rank = request.states, request.states.ndim
     projected = projections.state is not None or projections.stored is not None
     merged = request.num_heads is not None or projected
@@ -107,7 +107,7 @@ def _layout(request: HopfieldRequest, projections: Projections) -> tuple[Layout,
 def _split_shape(
     name: str, array: Array, projection: Array | None, called: str, heads: int, layout: Layout
 ) -> tuple[int, int, int, int]:
-    """The shape ``[B, H, L, D]`` of the states or the stored patterns once projected and split."""
+    """Return the shape ``[B, H, L, D]`` of the states or the stored patterns after projection and split."""
     width = array.shape[-1]
     if projection is not None:
         if projection.ndim != 2 or projection.shape[1] != width or not projection.shape[0]:

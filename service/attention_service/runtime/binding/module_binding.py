@@ -1,6 +1,6 @@
-"""From a request to one attention with known sizes: every shape and index checked, nothing allocated.
+"""Binding of attention requests: sizes, checked shapes and indices, without allocation.
 
-The arrays stay what the wire gave (views into the body); only missing batch and head dimensions are added, as views.
+The arrays stay views into the body; missing batch and head dimensions are added as views.
 """
 
 import math
@@ -45,7 +45,7 @@ def bind(module: Module | None, request: AttentionInputs) -> Bound:
 
 
 class _Binder:
-    """The checks of one request, in the order in which a reader would make them."""
+    """The checks of one request, in reading order."""
 
     def __init__(self, module: Module | None, spec: AttentionSpec, request: AttentionInputs) -> None:
         self.target = module
@@ -150,7 +150,7 @@ class _Binder:
             )
 
     def _past(self, layout: Layout, batch: int, kv_heads: int, key_dim: int, value_dim: int) -> int:
-        """P, once past_key and past_value are known to fit."""
+        """Return P, after checking past_key and past_value."""
         request = self.request
         if (request.past_key is None) != (request.past_value is None):
             missing = "past_key" if request.past_key is None else "past_value"
@@ -221,7 +221,7 @@ class _Binder:
         )  # fmt: skip
 
     def _method(self, layout: Layout, sizes: tuple[int, int, int, int, int, int, int, int]) -> None:
-        """What the spec's method reads beside q, k and v, once it is known that it can do what is asked."""
+        """Check and bind the inputs of the spec's method beside q, k and v."""
         batch, _, kv_heads, _, keys, past, head_dim, value_dim = sizes
         check_request(self.spec, self.request, module=self.target is not None, keys=keys)
         self.arrays |= bind_tensors(
@@ -235,7 +235,7 @@ class _Binder:
         )
 
     def _global_tokens(self, layout: Layout, batch: int, keys: int) -> tuple[Sequence[Mask], ...] | None:
-        """The masks of each sequence with its own global tokens, once if all are the same; None if it has none."""
+        """Return each sequence's masks with its own global tokens, once if all are the same; None if there are none."""
         if self.request.global_mask is None:
             return None
         self._per_sequence("global_mask", (batch, keys), layout)
@@ -274,7 +274,7 @@ class _Binder:
         self.arrays["mask"] = mask
 
     def _per_sequence(self, name: str, shape: tuple[int, ...], layout: Layout) -> None:
-        """A tensor with one entry (or row) for each sequence; one number stands for all of them."""
+        """Check a tensor with one entry (or row) per sequence; one number is for all sequences."""
         array = getattr(self.request, name)
         if array is None:
             return

@@ -1,4 +1,4 @@
-"""Where a request's tokens stand in its position encoding: checked before anything is made of it."""
+"""Checks of a request's places against its position encoding, before anything is allocated."""
 
 from collections.abc import Mapping
 
@@ -10,7 +10,7 @@ from attention_service.core.positions import POSITIONS
 
 
 def check_reads_positions(spec: AttentionSpec, positions: Array | None) -> None:
-    """Raise InvalidRequest for positions that nothing would read."""
+    """Raise InvalidRequest for positions that no encoding reads."""
     if positions is not None and not POSITIONS.of(spec.position).reads:
         raise InvalidRequest(
             f"positions: the spec's position encoding is {spec.position.name!r}, which reads no positions; "
@@ -20,7 +20,7 @@ def check_reads_positions(spec: AttentionSpec, positions: Array | None) -> None:
 
 
 def check_as_many(positions: Array | None, queries: int, new_keys: int) -> None:
-    """Raise InvalidRequest for positions of tokens that aren't queries and keys alike."""
+    """Raise InvalidRequest for positions if there are not as many new keys as queries."""
     if positions is not None and queries != new_keys:
         raise InvalidRequest(
             f"positions: they are the places of the new tokens, as queries and as keys, and there are "
@@ -35,7 +35,7 @@ def check_within(
 ) -> None:
     """Raise InvalidRequest for a token at a place that the spec's encoding does not have.
 
-    arrays: the positions and offsets that came; key_is: the field that the keys come from.
+    arrays: positions and offsets of the request; key_is: the field of the keys.
     """
     length = POSITIONS.of(spec.position).length
     if length is None or not queries + new_keys:

@@ -1,4 +1,4 @@
-"""What raw attention says by its tensors: how heads lie in them, in which dtype, and what the spec has learned."""
+"""Facts of raw attention from its tensors: head layout, dtype, and the spec's learned tensors."""
 
 from collections.abc import Mapping
 
@@ -29,7 +29,7 @@ def check_raw_spec(spec: AttentionSpec) -> None:
 
 
 def layout_of(request: AttentionInputs, num_heads: int | None, num_kv_heads: int | None) -> tuple[Layout, int, int]:
-    """The layout of the query and, where ``num_heads`` says so, how many heads and key/value heads it has (else 0)."""
+    """Return the query's layout and, if ``num_heads`` states it, the numbers of heads and key/value heads (else 0)."""
     query = request.query
     if num_heads is not None:
         if query.ndim not in {2, 3}:
@@ -47,7 +47,7 @@ def layout_of(request: AttentionInputs, num_heads: int | None, num_kv_heads: int
 
 
 def split_shape(name: str, array: Array, heads: int, layout: Layout) -> Split:
-    """The shape ``[B, heads, L, W]`` that a tensor has once its heads are split."""
+    """Return the shape ``[B, heads, L, W]`` of a tensor after its heads are split."""
     if not layout.merged:
         b, h, length, width = array.shape
         return b, h, length, width
@@ -90,7 +90,7 @@ def two_widths(spec: AttentionSpec) -> bool:
 
 
 def common_dtype(arrays: Mapping[str, Array]) -> str:
-    """The dtype that all tensors state; float32 where none states one. Raises InvalidTensor where they differ."""
+    """Return the dtype of all tensors; float32 if none states one. Raises InvalidTensor if they differ."""
     named = {
         name: dtype_name(arrays[name])
         for name in _FLOAT_INPUTS
@@ -103,7 +103,7 @@ def common_dtype(arrays: Mapping[str, Array]) -> str:
 
 
 def check_learned(request: RawInputs, widths: Widths) -> dict[str, Array]:
-    """The request's learned tensors. Raises InvalidRequest unless they are the spec's, ShapeMismatch for a shape."""
+    """Return the learned tensors. Raises InvalidRequest unless they are the spec's, ShapeMismatch for a shape."""
     expected, given = learned_of(request.spec, widths), request.parameters
     if unknown := [name for name in given if name not in expected]:
         named = unknown[0][:80]

@@ -1,4 +1,4 @@
-"""Which parts of a request's taps are kept or edited: every index checked against the sizes."""
+"""Selected and edited parts of a request's taps: every index is checked against the sizes."""
 
 import math
 from collections.abc import Sequence
@@ -23,7 +23,7 @@ def check_taps(taps: Sequence[Tap], spec: AttentionSpec) -> None:
 
 
 def check_tap(tap: str, spec: AttentionSpec, param: str) -> None:
-    """Raise InvalidRequest, for the field ``param``, where this tap has no meaning with this spec."""
+    """Raise InvalidRequest, for the field ``param``, if this tap has no meaning with this spec."""
     if tap == "output" or tap in taps_of(spec):
         return
     if approximation_of(spec) is not None:
@@ -40,7 +40,7 @@ def check_tap(tap: str, spec: AttentionSpec, param: str) -> None:
 
 
 def bind_selection(select: Select | None, bound: Bound) -> Selection:
-    """The heads and queries to keep, known to exist. Raises InvalidRequest for an index that is out of range."""
+    """Return the selected heads and queries. Raises InvalidRequest for an index that is out of range."""
     if select is None:
         return Selection()
     check_indices("select.heads", select.heads, bound.heads, "heads")
@@ -57,12 +57,12 @@ def check_indices(param: str, indices: Sequence[int] | None, size: int, what: st
 
 
 def as_tuple(indices: list[int] | None) -> tuple[int, ...] | None:
-    """Indices as the core takes them; None stays None, and stands for all."""
+    """Return indices as a tuple; None stays None, and selects all."""
     return None if indices is None else tuple(indices)
 
 
 def check_edits(edits: Sequence[Edit], bound: Bound) -> None:
-    """Raise InvalidRequest where an edit names what is not there, or brings a value that does not fit."""
+    """Raise InvalidRequest if an edit names a missing index, or has a value that does not fit."""
     dtype = TORCH_DTYPES[bound.dtype]
     for index, edit in enumerate(edits):
         param = f"edits.{index}"

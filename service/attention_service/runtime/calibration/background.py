@@ -1,4 +1,4 @@
-"""A calibration beside requests: one measurement at a time, while nobody waits for the device."""
+"""Calibration beside requests: one measurement at a time, while the device is idle."""
 
 import asyncio
 import time
@@ -13,7 +13,7 @@ from attention_service.runtime.scheduling.budget import Budget
 ResultT = TypeVar("ResultT")
 
 _PAUSE_S, _PATIENCE_S = 0.02, 5.0
-"""How long to wait before looking again whether the device is free, and after how long to measure all the same."""
+"""Seconds between two checks for an idle device, and seconds after which a measurement runs anyway."""
 _SHARE_OF_BUDGET = 4
 
 
@@ -21,14 +21,14 @@ class Run(Protocol):
     """Runs something on the device's thread."""
 
     def __call__(self, work: Callable[[], ResultT]) -> Awaitable[ResultT]:
-        """Its result."""
+        """Return its result."""
 
 
 async def measured(device: Device, budget: Budget, run: Run) -> Calibration:
-    """A calibration whose requests have all been run; its clock is still to be fitted.
+    """Return a calibration with all measurements; its clock is not fitted yet.
 
-    What it needs is admitted like anything else, and it stands in the way of a request for as long as one measurement
-    takes: a fraction of a second. Where others run without a pause, it measures every few seconds; while any wait, not.
+    Its memory is admitted like a request's, and it delays a request by one measurement at most: a fraction of a second.
+    If others run without a pause, it measures every few seconds; while any wait, it does not.
     """
     calibration = await run(partial(Calibration, device, budget.room // _SHARE_OF_BUDGET, seed=time.time_ns()))
     need = 2 * calibration.room  # a request's tensors, and what it needs at its peak
@@ -47,7 +47,7 @@ async def measured(device: Device, budget: Budget, run: Run) -> Calibration:
 
 
 async def _quiet(budget: Budget) -> None:
-    """Wait until nothing runs and nothing waits, but not for ever."""
+    """Wait until nothing runs and nothing waits, with a time limit."""
     since = time.monotonic()
     while (budget.in_flight or budget.waiting) and time.monotonic() - since < _PATIENCE_S:
         await asyncio.sleep(_PAUSE_S)

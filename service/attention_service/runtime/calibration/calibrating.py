@@ -1,4 +1,4 @@
-"""A calibration from beginning to end: all at once, or a request at a time while nobody waits."""
+"""A calibration from beginning to end: all at once, or one measurement at a time while the server is idle."""
 
 import time
 
@@ -10,24 +10,24 @@ from attention_service.runtime.calibration.typical import typical
 from attention_service.runtime.device import Device, measure_rates
 
 SECONDS = 60.0
-"""What a calibration takes at most."""
+"""Maximum duration of a calibration."""
 FITTING_S = 13.0
-"""Of which are left for the curves, or a quarter where it is to be shorter."""
+"""Share of it for fitting the curves; a quarter of a shorter calibration."""
 MOST_BYTES = 2**30
-"""What one request that is measured may need at most."""
+"""Maximum bytes of one measured request."""
 MOST_POINTS = 3000
 FEWEST_POINTS = 200
 
 
 class TooBusyError(Exception):
-    """Too few requests could be measured undisturbed, or what was measured cannot be."""
+    """Too few undisturbed measurements, or an implausible result."""
 
 
 class Calibration:
-    """Measures a device, one request at a time. Used from the device's thread only."""
+    """Measurement of a device, one request at a time. Used from the device's thread only."""
 
     def __init__(self, device: Device, room: int, *, seed: int = 0, seconds: float = SECONDS) -> None:
-        """``room``: the bytes that one request may need; ``seconds``: how long all of it may take."""
+        """``room``: the bytes that one request may need; ``seconds``: the duration of the calibration."""
         self.room = min(room, MOST_BYTES)
         self._left = seconds - min(FITTING_S, seconds / 4)
         self._rates: Rates = measure_rates(device.torch)
@@ -37,11 +37,11 @@ class Calibration:
 
     @property
     def points(self) -> int:
-        """Requests measured so far."""
+        """Number of requests measured so far."""
         return len(self._points)
 
     def step(self) -> bool:
-        """Measure one request. Returns whether there is time for another."""
+        """Measure one request. Returns True if there is time for another."""
         started = time.monotonic()
         if (point := self._bench.next()) is not None:
             self._points.append(point)
@@ -49,7 +49,7 @@ class Calibration:
         return self._left > 0 and self.points < MOST_POINTS
 
     def clock(self) -> Calibrated:
-        """What was found. Raises TooBusyError."""
+        """Fit and return the clock. Raises TooBusyError."""
         if self.points < FEWEST_POINTS:
             raise TooBusyError(
                 f"only {self.points} requests could be measured undisturbed, where {FEWEST_POINTS} are needed; "

@@ -1,4 +1,4 @@
-"""From measured runs to a calibrated clock: efficiency curves by robust regression, and how far runs lie from them."""
+"""Fit of a calibrated clock to measured runs: efficiency curves by robust regression, and the spread of the runs."""
 
 import math
 from collections import Counter, defaultdict
@@ -16,42 +16,42 @@ from attention_service.cost.curves import features, guess
 Numbers = NDArray[np.float64]
 
 _FREE, _CURVED, _MARKED, _SLOPED = 2.0, 0.7, 0.4, 0.35
-"""How far, as a natural logarithm, a rate is expected to be from the guess; and what its size and rows, its marks and
-its slopes are expected to make of it."""
+"""Prior standard deviations of natural logarithms: of a rate around its guess, and of the effects of size and rows, of
+marks and of slopes."""
 _NEARER = 0.25
-"""As a share of that, how far it is expected to be from what is typical, where that is known."""
+"""Share of them that remains as deviation from the typical rate, if that is known."""
 _NOISE, _TAILS = 0.08, 8.0
-"""Of a run: the scale of its noise as a natural logarithm, and the degrees of freedom of Student's distribution."""
+"""Scale of a run's noise as a natural logarithm, and the degrees of freedom of Student's distribution."""
 _STEPS, _ENOUGH, _LONGEST_STEP = 25, 1e-2, 1.5
 _FOLDS, _STEPS_OF_A_FOLD = 5, 4
 _TWENTIETH = 0.05
 _FEW = 60
-"""Of so many runs, the bounds of a kind lie half-way to those of all."""
+"""With this many runs, the bounds of a kind lie half-way to those of all kinds."""
 
 
 @dataclass(frozen=True)
 class Point:
-    """One pass, and what runs of it took."""
+    """Measured runs of one pass."""
 
     kind: str
-    """As in ``forward fused``."""
+    """Kind of the pass, such as ``forward fused``."""
     terms: tuple[Term, ...]
     seconds: tuple[float, ...]
 
     @property
     def median(self) -> float:
-        """Of its runs."""
+        """Median of its runs."""
         return float(np.median(self.seconds))
 
 
 def fit(points: Sequence[Point], rates: Rates, typical: Mapping[str, float] = MappingProxyType({})) -> Calibrated:
-    """A clock that predicts the medians of these points, and whose bounds hold nine of ten of their runs.
+    """Return a clock that predicts the medians of these points, and whose bounds hold nine of ten of their runs.
 
-    The most probable rates: errors of logarithms have Student's distribution, so that a run that was disturbed weighs
-    little, and logarithms of rates are normal about what is typical, or about the guess where that is not known. Found
-    by Gauss-Newton steps with weights (Lange et al. 1989, section 3). The bounds are quantiles of how far runs are from
-    what is predicted without them, the points being left out a few at a time (cross-validation: Stone 1974). Raises
-    ValueError without points.
+    Maximum a posteriori estimate: errors of logarithms have Student's distribution, so that a disturbed run weighs
+    little, and logarithms of rates have a normal prior around the typical rate, or around the guess if that is not
+    known. The method is Gauss-Newton with weights (Lange et al. 1989, section 3). The bounds are quantiles of the
+    residuals under cross-validation, which leaves out a few points at a time (Stone 1974).
+    Raises ValueError without points.
     """
     if not points:
         raise ValueError("there is nothing to fit a clock to; expected at least one point")
@@ -95,16 +95,16 @@ class _Design:
         self.measured = np.log([point.median for point in points])
 
     def terms(self, logs: Numbers) -> Numbers:
-        """Seconds of each term."""
+        """Return the seconds of each term."""
         learned = np.bincount(self.rows, self.values * logs[self.cols], len(self.owners))
         return np.exp(self.guesses + learned)
 
     def predicted(self, logs: Numbers) -> Numbers:
-        """The logarithm of each point's seconds."""
+        """Return the logarithm of each point's seconds."""
         return np.log(np.bincount(self.owners, self.terms(logs), len(self.measured)))
 
     def slopes(self, logs: Numbers) -> NDArray[np.float32]:
-        """∂ predicted / ∂ logs, a row for each point; exact enough for the way to a step, at half the time."""
+        """Return ∂ predicted / ∂ logs, a row for each point; float32 suffices for a step, in half the time."""
         of_terms = self.terms(logs)
         shares = of_terms / np.bincount(self.owners, of_terms, len(self.measured))[self.owners]
         into = self.owners[self.rows] * len(self.columns) + self.cols
@@ -122,7 +122,7 @@ def _expected(feature: str, term: Term) -> float:
 
 
 def _most_probable(design: _Design, logs: Numbers, used: NDArray[np.bool_], steps: int = _STEPS) -> Numbers:
-    """From a first guess of the logarithms to the best ones for the points that are used."""
+    """Optimize the logarithms for the points that are used, from a first guess."""
     for _ in range(steps):
         checkpoint()
         off = design.measured - design.predicted(logs)
@@ -138,7 +138,7 @@ def _most_probable(design: _Design, logs: Numbers, used: NDArray[np.bool_], step
 
 
 def _spreads(points: Sequence[Point], predicted: Numbers) -> dict[str, Spread]:
-    """The bounds of each kind."""
+    """Return the bounds of each kind."""
     off: dict[str, list[float]] = defaultdict(list)
     longest: dict[str, float] = defaultdict(float)
     for point, log_seconds in zip(points, predicted.tolist(), strict=True):
@@ -155,6 +155,6 @@ def _spreads(points: Sequence[Point], predicted: Numbers) -> dict[str, Spread]:
 
 
 def _levels(points: int) -> tuple[float, float]:
-    """The quantiles of so many points that the next one lies between nine times in ten (Vovk et al. 2005)."""
+    """Return the quantiles of this many points between which the next lies nine times in ten (Vovk et al. 2005)."""
     above = min(1.0, (1 - _TWENTIETH) * (1 + 1 / points))
     return 1 - above, above

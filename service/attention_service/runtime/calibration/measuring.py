@@ -1,4 +1,4 @@
-"""Runs of requests that were drawn, on the device that is calibrated, and how long each took."""
+"""Measured times of random requests on the device of the calibration."""
 
 import time
 from collections.abc import Callable, Sequence
@@ -18,9 +18,9 @@ from attention_contract.tensors import Encoding
 from attention_contract.wire import JSON, SAFETENSORS, from_body, to_body
 from attention_service.cost import Rates, Roofline, Term, Workload
 from attention_service.cost.terms import FORMS, Form, reading_terms, transfer_terms, writing_terms
-from attention_service.runtime.calibration.drawing import Drawn, Kind, draw, kinds
 from attention_service.runtime.calibration.fitting import Point
 from attention_service.runtime.calibration.probing import Probe
+from attention_service.runtime.calibration.random_requests import Drawn, Kind, draw, kinds
 from attention_service.runtime.calibration.recording import Recorder
 from attention_service.runtime.calibration.specs import approximations, between
 from attention_service.runtime.device import Device
@@ -29,23 +29,23 @@ from attention_service.runtime.operations import weights as inspection
 from attention_service.runtime.scheduling.jobs import Job
 
 RUNS, ENOUGH_S = 3, 0.003
-"""Of each request at most, and seconds after which they suffice: more requests tell more than more runs of one."""
+"""Maximum runs of a request, and seconds after which fewer suffice: more requests tell more than more runs of one."""
 WARM_S = 0.1
-"""What takes longer is run once: to find code and memory cold costs it nothing to speak of. Code for a new shape, as
-oneDNN makes it for half types, takes some 20 ms."""
+"""A longer request runs once, since a cold start adds little to it. Code for a new shape, such as oneDNN's for half
+types, takes some 20 ms."""
 RANGES_S = ((0.0, 0.01), (0.01, 0.05), (0.05, 0.2))
 SHARES = (0.92, 0.065, 0.015)
-"""What requests should take by the device's rates alone, and how many of them. Many short ones tell more than a few
-long ones, but for what only large tensors cost."""
+"""Shares of requests per range of times predicted from the device's rates. Many short requests tell more than a few
+long ones, but large tensors have costs of their own."""
 USUAL = 0.15
-"""How many of them are as most requests are. By these, what most ask for is told a third better, and everything else
-hardly worse; more of them add little."""
+"""Share of common requests. It makes predictions of common requests a third better and all others hardly worse; a
+larger share adds little."""
 _TRIES = 60
 _BODIES = 10
-"""Every so many-th measurement is of a body."""
+"""A body is measured once in this many measurements."""
 MOST_NUMBERS = 2**19
 Measurable = tuple[str, Sequence[Term], Callable[[], object]]
-"""Its kind, what it consists of, and how to do it once."""
+"""Kind, terms and one execution of a measurement."""
 
 
 class Bench:
@@ -62,9 +62,9 @@ class Bench:
         longer: tuple[float, float] | None = None,
         usual: float = USUAL,
     ) -> None:
-        """``room``: the most bytes that one request may need; ``enough_s``: no more runs of one after so long.
+        """``room``: maximum bytes of one request; ``enough_s``: seconds after which a request is not run again.
 
-        ``longer``: draw such alone as should take so long.
+        ``longer``: draw only requests with at least this predicted time.
         """
         self._longer = longer
         self._usual = usual
@@ -74,7 +74,7 @@ class Bench:
         self._device = replace(device, clock=self._recorder)
         self._room = room
         self._rng = np.random.default_rng(seed)
-        # A forward pass of exact attention twice: it is what is asked for most, and what kernels are chosen by.
+        # Forward passes of exact attention count twice: they are most common, and determine the choice of kernels.
         often = [kind for kind in kinds() if kind.purpose == "forward" and kind.kernel not in approximations()]
         self._kinds = cycle([*kinds(), *often])
         self._carried = cycle(_carried(device))
@@ -82,7 +82,7 @@ class Bench:
         self._probe = Probe(device)
 
     def next(self) -> Point | None:
-        """One request measured, or one body now and then; None where the machine was disturbed meanwhile."""
+        """Measure one request, or occasionally one body; None if the machine was disturbed."""
         self._turn += 1
         measured = self._body() if self._turn % _BODIES == 0 else self._request()
         if measured is None:
@@ -94,7 +94,7 @@ class Bench:
         return Point(kind, tuple(terms), tuple(seconds))
 
     def _timed(self, run: Callable[[], object]) -> tuple[list[float], list[float]]:
-        """Seconds of each run that counts, and of the probe before all of them and at the end."""
+        """Return the seconds of each run that counts, and of the probe before and after them."""
         probes, seconds = [self._probe.seconds()], [_once(run)]
         if seconds[0] <= WARM_S:
             seconds.clear()
@@ -109,7 +109,7 @@ class Bench:
         return None if drawn is None else (kind.name, drawn[1], drawn[0].run)
 
     def _body(self) -> Measurable:
-        """A body to read or to write, or bytes to bring to the device."""
+        """Return a body to read or to write, or bytes to transfer to the device."""
         what, form = next(self._carried)
         numbers, dtype = between(self._rng, 16, MOST_NUMBERS), str(self._rng.choice(["float32", "float64"]))
         tensor = np.resize(self._rng.standard_normal(min(numbers, 2**16)), (1, 1, numbers)).astype(dtype)
@@ -143,7 +143,7 @@ class Bench:
         return predict(work, kind.kernel).median
 
     def prepared(self, drawn: Drawn) -> Job | None:
-        """The job of a request; None where what was drawn can't be, or needs too much."""
+        """Return the job of a request; None if it is invalid or needs too much memory."""
         try:
             job = self._planned(drawn)
         except AttentionError:  # parts that do not go together, or that this kernel does not have

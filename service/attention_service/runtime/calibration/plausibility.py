@@ -1,4 +1,4 @@
-"""Whether fitted curves grow with the length as the computation does. Those of a disturbed machine may not."""
+"""Check that fitted curves grow with the length as the computation does; a disturbed machine's may not."""
 
 from itertools import pairwise
 from math import log2
@@ -6,18 +6,18 @@ from typing import Final
 
 from attention_contract.spec import AttentionSpec
 from attention_service.cost import Clock, Workload, executed_flops
-from attention_service.runtime.calibration.drawing import kinds
+from attention_service.runtime.calibration.random_requests import kinds
 from attention_service.runtime.calibration.specs import approximations
 
 _LENGTHS: Final = (512, 1024, 2048, 4096)
 _OCTAVE: Final = 0.75
-"""How far the exponent between two neighbouring lengths may exceed that of the FLOPs: there a cache may end."""
+"""Maximum excess of the exponent between neighbouring lengths over that of the FLOPs: a cache may end there."""
 _WHOLE: Final = 0.5
-"""The same between the first and the last length."""
+"""Maximum excess between the first and the last length."""
 
 
 def implausible_growth(clock: Clock) -> str | None:
-    """The first exponent of a clock that leaves the known order, in words; None where all are plausible.
+    """Describe the first exponent of a clock that leaves the known order; None if all are plausible.
 
     Predicted times of forward passes and gradients must grow with the length, and little faster than their FLOPs.
     """

@@ -1,4 +1,4 @@
-"""Whether somebody else uses the machine: told by a little work that always is the same."""
+"""Detection of other load on the machine by a small constant amount of work."""
 
 import time
 from collections import deque
@@ -9,14 +9,14 @@ import torch
 from attention_service.runtime.device import Device
 
 _DISTURBED = 1.2
-"""How much longer than usual the probe may take."""
+"""Ratio to the usual time above which the machine is disturbed."""
 _ROUNDS, _KEPT, _WARM_UP = 3, 301, 30
 
 
 class Probe:
-    """A little work that always is the same: where it takes longer than usual, somebody else uses the machine.
+    """A small constant amount of work: if it takes longer than usual, another process uses the machine.
 
-    Done before a run, it leaves the caches as the work between two requests does: full of something else.
+    Before a run, it fills the caches with other data, as the work between two requests does.
     """
 
     def __init__(self, device: Device) -> None:
@@ -29,12 +29,12 @@ class Probe:
             self.seconds()
 
     def seconds(self) -> float:
-        """Of doing it once, the best of a few: the first finds its numbers gone from the caches."""
+        """Return the best time of a few: the first run finds its numbers gone from the caches."""
         self._seen.append(min(self._once() for _ in range(_ROUNDS)))
         return self._seen[-1]
 
     def fill_caches(self) -> None:
-        """Do it once, and look at no clock."""
+        """Run once without timing."""
         self._once()
 
     def _once(self) -> float:
@@ -45,5 +45,5 @@ class Probe:
         return time.perf_counter() - started
 
     def disturbed(self, *seconds: float) -> bool:
-        """Whether it took longer than usual."""
+        """True if it took longer than usual."""
         return max(seconds) > _DISTURBED * median(self._seen)

@@ -14,16 +14,16 @@ FIRST_PAUSE_S, LONGEST_PAUSE_S = 60.0, 3600.0
 
 
 def growing_pauses() -> Iterable[float]:
-    """Seconds between one attempt that found the machine too busy and the next: twice as many each time, endlessly."""
+    """Yield pauses in seconds between attempts on a busy machine: each twice the last, endlessly."""
     return accumulate(chain([FIRST_PAUSE_S], repeat(2)), lambda pause, factor: min(factor * pause, LONGEST_PAUSE_S))
 
 
 class Recalibration:
-    """Runs what measures the device and sets its clock. Used from the event loop only."""
+    """Runs the measurement of the device that sets its clock. Used from the event loop only."""
 
     def __init__(self, pauses: Callable[[], Iterable[float]] = growing_pauses) -> None:
         self.work: Callable[[], Awaitable[None]] | None = None
-        """Measures the device and sets its clock; None where nobody does."""
+        """Measures the device and sets its clock; None if calibration is off."""
         self.done = 0
         self.failed = 0
         self._pauses = pauses
@@ -32,30 +32,30 @@ class Recalibration:
 
     @property
     def running(self) -> bool:
-        """Whether the device is being measured now, or another server's measurement waited for."""
+        """True while the device, or another server's measurement of it, is in progress."""
         return self.planned and not self._pausing
 
     @property
     def planned(self) -> bool:
-        """Whether it is being measured, or will be again after a pause."""
+        """True while it is in progress, or pending after a pause."""
         return self._task is not None and not self._task.done()
 
     def start(self) -> bool:
-        """Measure in the background, unless that is being done. Returns whether it started."""
+        """Measure in the background, unless a measurement is in progress. Returns True if it started."""
         if self.work is None or self.planned:
             return False
         self._task = asyncio.create_task(self._run(self.work))
         return True
 
     async def stop(self) -> None:
-        """Give up a measurement that is running."""
+        """Cancel a running measurement."""
         if self._task is not None:
             self._task.cancel()
             with contextlib.suppress(asyncio.CancelledError):
                 await self._task
 
     async def _run(self, work: Callable[[], Awaitable[None]]) -> None:
-        """Until the device is measured, or something fails that another attempt will not mend."""
+        """Repeat until the device is measured, or a failure occurs that another attempt will not fix."""
         for pause in self._pauses():
             try:
                 await work()

@@ -1,4 +1,4 @@
-"""A clock that keeps what it was asked last: how the terms of a request are had from its plan."""
+"""A clock that records the terms of the last prediction: how a request's terms follow from its plan."""
 
 from dataclasses import dataclass, field
 
@@ -8,27 +8,27 @@ from attention_service.cost.terms import forward_terms, gradient_terms, inspecti
 
 @dataclass(frozen=True)
 class Recorder(Roofline):
-    """Answers by the rates."""
+    """A roofline clock that records its terms."""
 
     asked: list[Term] = field(default_factory=list)
-    """The terms of what was predicted last."""
+    """Terms of the last prediction."""
 
     def forward(self, work: Workload, kernel: str) -> Estimate:
-        """As without keeping it."""
+        """Record the terms and predict."""
         self.asked[:] = forward_terms(work, kernel)
         return super().forward(work, kernel)
 
     def gradients(self, work: Workload, kernel: str, *, twice: bool = False, checks: int = 0) -> Estimate:
-        """As without keeping it."""
+        """Record the terms and predict."""
         self.asked[:] = gradient_terms(work, kernel, twice=twice, checks=checks)
         return super().gradients(work, kernel, twice=twice, checks=checks)
 
     def inspection(self, work: Workload, *, named: int = 0) -> Estimate:
-        """As without keeping it."""
+        """Record the terms and predict."""
         self.asked[:] = inspection_terms(work, named=named)
         return super().inspection(work, named=named)
 
     def retrieval(self, retrieval: Retrieval) -> Estimate:
-        """As without keeping it."""
+        """Record the terms and predict."""
         self.asked[:] = retrieval_terms(retrieval)
         return super().retrieval(retrieval)

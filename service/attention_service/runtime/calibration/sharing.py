@@ -1,4 +1,4 @@
-"""Several servers on one folder: one of them measures the device, the others take up what it finds."""
+"""Several servers on one folder: one of them measures the device, and the others load its calibration."""
 
 import asyncio
 import fcntl
@@ -12,15 +12,15 @@ from attention_service.runtime.calibration import stored
 from attention_service.runtime.device import Device
 
 LOOK_S = 2.0
-"""How often one that waits looks whether it is its turn."""
+"""Seconds between two attempts to take the lock."""
 
 
 @asynccontextmanager
 async def turn(root: Path, device: Device, since: datetime | None) -> AsyncIterator[stored.Stored | None]:
-    """Wait until no other server measures this device; gives what one has found after ``since``, None where none has.
+    """Wait until no other server measures this device; yield a calibration newer than ``since``, or None.
 
-    The lock is the operating system's: it ends with the process that holds it, however that ends. Where the folder
-    can't be written there is nothing to share, and no waiting.
+    The lock is the operating system's: it ends with the process that holds it. If the folder is not writable, there is
+    nothing to share, and no waiting.
     """
     try:
         descriptor = await asyncio.to_thread(_opened, stored.lock_path(root, device))

@@ -28,17 +28,17 @@ from attention_service.runtime.device import Device
 FORMAT: Final = 4
 """Raised where the same names come to mean other work."""
 MOST_LOG: Final = 30.0
-"""Of what was ever measured: beyond, a file is damaged."""
+"""Limit of a logarithm: a file with a larger one is damaged."""
 
 
 @dataclass(frozen=True)
 class Stored:
-    """A clock, and where it is from."""
+    """A clock and its origin."""
 
     clock: Calibrated
     at: datetime
     points: int
-    """How many requests were measured."""
+    """Number of measured requests."""
 
 
 class _Spread(BaseModel):
@@ -71,7 +71,7 @@ class _File(BaseModel):
 
 
 def load(root: Path, device: Device) -> Stored | None:
-    """The calibration that was saved for this device; None for none, or for one that is damaged or implausible."""
+    """Load the calibration of this device; None if there is none, or if it is damaged or implausible."""
     try:
         told = _File.model_validate_json(_path(root, device).read_bytes())
     except (OSError, ValidationError):
@@ -85,7 +85,7 @@ def load(root: Path, device: Device) -> Stored | None:
 
 
 def save(root: Path, device: Device, found: Stored) -> None:
-    """Keep a calibration of this device. Raises OSError."""
+    """Save a calibration of this device. Raises OSError."""
     path, clock = _path(root, device), found.clock
     told = _facts(device) | {
         "at": found.at.isoformat(),
@@ -106,7 +106,7 @@ def save(root: Path, device: Device, found: Stored) -> None:
 
 
 def lock_path(root: Path, device: Device) -> Path:
-    """The file that whoever measures this device holds locked; it stays, empty."""
+    """Return the file that the measuring server of this device locks; it stays, empty."""
     return _path(root, device).with_suffix(".lock")
 
 
@@ -116,7 +116,7 @@ def _path(root: Path, device: Device) -> Path:
 
 
 def _facts(device: Device) -> dict[str, Any]:
-    """What a calibration holds for."""
+    """Return the facts that a calibration depends on."""
     return {
         "format": FORMAT,
         "device": device.model,

@@ -67,7 +67,7 @@ def graph_of(bound: Bound, targets: Targets, uploaded: Uploaded, kernel: str | K
 
 
 def _on_graph(problem: Problem) -> Problem:
-    """The problem with q, k and v as nodes of their own: one tensor may stand in several roles, or in no graph yet."""
+    """Return the problem with q, k and v as separate nodes: one tensor may have several roles, or no graph yet."""
     q, k, v = (
         role.view_as(role) if role.requires_grad else role.detach().requires_grad_()
         for role in (problem.q, problem.k, problem.v)
@@ -78,7 +78,7 @@ def _on_graph(problem: Problem) -> Problem:
 def differentiate(graph: Graph, targets: Targets, upstream: Tensor, *, again: bool = False) -> dict[str, Tensor]:
     """∂L/∂name for every target; zeros for one that the output does not depend on. ``again``: to be differentiated."""
     at = [graph.at[name] for name in targets.names]
-    if not graph.output.requires_grad:  # nothing that was asked for leads to it
+    if not graph.output.requires_grad:  # it depends on none of the targets
         return {name: torch.zeros_like(x) for name, x in zip(targets.names, at, strict=True)}
     return dict(zip(targets.names, pullback(graph.output, at, upstream, again=again), strict=True))
 

@@ -77,7 +77,7 @@ def _probe(
 ) -> _Probe:
     def output(value: Tensor) -> Tensor:
         changed = edits
-        if name in TAPS:  # resume from the tap: put the changed value in its place, after all that was asked for
+        if name in TAPS:  # resume from the tap: the changed value replaces it, after the request's edits
             changed = [*edits, BoundEdit(name, value=value)]
         inputs = tensors | {name: value} if name in INPUTS else tensors
         held = parameters | {name: value} if name in parameters else parameters
@@ -146,7 +146,7 @@ def _difference(probe: _Probe, index: int, upstream: Tensor, step: float) -> flo
 
 
 def _sample(gradient: Tensor) -> list[int]:
-    """Where to compare: the largest elements, and some drawn from a fixed seed so that a check can be repeated."""
+    """Return the largest elements, and some drawn from a fixed seed so that a check is repeatable."""
     count = gradient.numel()
     if count <= CHECKED_ELEMENTS:
         return list(range(count))

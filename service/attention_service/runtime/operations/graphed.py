@@ -1,4 +1,4 @@
-"""The forward pass of a module as one that a GPU can be given as a whole (``graphs``): its output, and nothing else."""
+"""Forward pass of a module for capture as a CUDA graph (``graphs``): the output alone."""
 
 import math
 from dataclasses import dataclass, replace

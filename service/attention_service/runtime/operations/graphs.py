@@ -29,7 +29,7 @@ Capture = Callable[[Run, Tensors], Replay]
 OFTEN = 8
 """A key is captured when it has come so often."""
 MOST = 64
-"""Graphs that are kept; those that were not asked for the longest go first."""
+"""Maximum number of graphs; the least recently used are dropped."""
 ROOM = 2**28
 """Bytes that all of them may hold, by the estimates of what they compute."""
 _KEYS = 4096
@@ -62,7 +62,7 @@ class Graphs:
     @property
     def bytes(self) -> int:
         """The estimated bytes that all graphs hold."""
-        if not self._kept:  # as on a CPU: asked for with every request
+        if not self._kept:  # fast path of a CPU, for every request
             return 0
         return sum(kept.need for kept in list(self._kept.values()))
 

@@ -10,11 +10,11 @@ from attention_service.runtime.planning.plan_cache import PlanCache
 from attention_service.runtime.planning.request_sizes import COARSE, FINE
 
 SMALL: Final = 2**25
-"""Bytes. A coarse bucket may be admitted for twice what a request needs, which is little up to here."""
+"""Bytes. A coarse bucket may be admitted for twice a request's need, which is little up to this size."""
 ANY_ROOM: Final = 2**62
-"""Bytes, for plans on which no memory bears."""
+"""Bytes, for plans that do not depend on memory."""
 _MOST = 64
-"""Exact sizes that one bucket remembers."""
+"""Exact sizes that one bucket caches."""
 
 
 class Rounded(Protocol, Hashable):
@@ -27,7 +27,7 @@ class Rounded(Protocol, Hashable):
         """The lower end of the bucket."""
 
     def growth(self, low: Self) -> float:
-        """How many times the tiles of a kernel may grow from these smaller sizes on."""
+        """Return the factor by which a kernel's tiles may grow from these smaller sizes."""
 
 
 SizesT = TypeVar("SizesT", bound=Rounded)
@@ -39,13 +39,13 @@ class Costs(Protocol[SizesT_contra]):
 
     @property
     def laborious(self) -> bool:
-        """As ``Plan.laborious``."""
+        """True for masks of so many small operations that sizes do not determine the time."""
 
     def kernel(self, sizes: SizesT_contra, room: int) -> str:
-        """The fastest kernel within ``room`` bytes, or where there is none the one that needs the least."""
+        """Return the fastest kernel within ``room`` bytes, or if there is none the one that needs the least."""
 
     def peak_bytes(self, sizes: SizesT_contra, kernel: str, room: int) -> int:
-        """Peak memory; a lower bound where that is far above ``room`` bytes."""
+        """Peak memory; a lower bound if that is far above ``room`` bytes."""
 
     def flops(self, sizes: SizesT_contra, kernel: str) -> int:
         """FLOPs of the computation."""
@@ -115,7 +115,7 @@ class Bucket(Generic[SizesT]):
 def plan_by_bucket(
     cache: PlanCache, clock: Clock, family: Hashable, sizes: SizesT, room: int, costs: Callable[[], Costs[SizesT]]
 ) -> Plan:
-    """The plan of a request, made for its bucket of sizes unless that was made before.
+    """Return the plan of a request from the plan of its bucket, which is cached.
 
     family: equal for requests that differ in their sizes alone; room: bytes that the request may need at most. A
     request that may not fit, or that a coarse bucket bounds loosely, goes on to a finer bucket, then to its exact
@@ -136,7 +136,7 @@ def plan_by_bucket(
 def time_by_bucket(
     cache: PlanCache, clock: Clock, family: Hashable, sizes: SizesT, room: int, costs: Callable[[], Costs[SizesT]]
 ) -> Estimate:
-    """The time of a request, as ``plan_by_bucket`` has it for small ones, without finding its peak."""
+    """Return the time of a request, without its peak; ``plan_by_bucket`` gives small requests the same."""
     return _bucket(cache, clock, family, sizes, COARSE, 1 << room.bit_length(), costs).time(sizes)
 
 

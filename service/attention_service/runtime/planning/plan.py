@@ -7,7 +7,7 @@ from attention_service.cost import Estimate
 
 @dataclass(frozen=True)
 class Plan:
-    """What will run, and what it is expected to cost."""
+    """The chosen kernel and its expected cost."""
 
     kernel: str
     flops: int
@@ -16,4 +16,4 @@ class Plan:
     """An upper bound: the request is admitted for as many bytes."""
     predicted: Estimate
     laborious: bool = False
-    """True for masks of so many small operations that sizes do not tell the time."""
+    """True for masks of so many small operations that sizes do not determine the time."""

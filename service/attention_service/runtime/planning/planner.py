@@ -68,7 +68,7 @@ FORWARD = Purpose()
 
 
 class Question(NamedTuple):
-    """Everything that a request asks for and that bears on its plan, beside its tensors."""
+    """Everything in a request that determines its plan, beside its tensors."""
 
     purpose: Purpose = FORWARD
     kernel: str | None = None
@@ -78,7 +78,7 @@ class Question(NamedTuple):
     reported: bool = False
     returns_dropout_mask: bool = False
     edits: tuple[tuple[str, str], ...] = ()
-    """As ``Workload.edits``."""
+    """Tap and action of each edit, in the form of ``Workload.edits``."""
     wrt: frozenset[str] = frozenset({"inputs", "parameters"})
 
 
@@ -109,23 +109,23 @@ class RequestCosts:
     """The costs of requests that differ in their sizes alone."""
 
     work: Workload
-    """Of one of them."""
+    """Workload of one of them."""
     question: Question
     dtype: str
     device: Device
 
     @property
     def laborious(self) -> bool:
-        """As ``Plan.laborious``."""
+        """True for masks of so many small operations that sizes do not determine the time."""
         return mask_cost(self.work.spec.masks) > CHEAP
 
     def kernel(self, sizes: RequestSizes, room: int) -> str:
-        """The fastest kernel within ``room`` bytes, or where there is none the one that needs the least."""
+        """Return the fastest kernel within ``room`` bytes, or if there is none the one that needs the least."""
         work = sizes.of(self.work)
         return choose_kernel(work, self.dtype, self.device, self.question.kernel, room, self.question.purpose)
 
     def peak_bytes(self, sizes: RequestSizes, kernel: str, room: int) -> int:
-        """Peak memory; a lower bound where that is far above ``room`` bytes."""
+        """Peak memory; a lower bound if that is far above ``room`` bytes."""
         work, purpose = sizes.of(self.work), self.question.purpose
         # The mask of the kept weights is made in blocks and put together.
         dropout_mask = 2 * cost.tap_elements(work, "weights") if self.question.returns_dropout_mask else 0
@@ -171,7 +171,7 @@ def batch_plans(bound: Bound, question: Question, select: Selection, kernel: str
 
 
 def workload(bound: Bound, question: Question, sizes: RequestSizes, threads: int) -> Workload:
-    """A bound request as the cost model takes it."""
+    """Return the workload of a bound request."""
     arrays = bound.arrays
     mask, gate = arrays.get("mask"), arrays.get("gate")
     return Workload(
@@ -213,7 +213,7 @@ def workload(bound: Bound, question: Question, sizes: RequestSizes, threads: int
 
 
 def edit_actions(edits: Sequence[Edit]) -> tuple[tuple[str, str], ...]:
-    """The tap of each edit and the action on it, as ``Workload.edits``."""
+    """Return the tap of each edit and its action, in the form of ``Workload.edits``."""
     return tuple((edit.tap, _action(edit)) for edit in edits) if edits else ()
 
 

@@ -1,4 +1,4 @@
-"""Whether a request is bound and planned on the event loop or on a thread beside it."""
+"""Choice of the event loop or a thread beside it for binding and planning a request."""
 
 from collections.abc import Sequence
 from typing import Final
@@ -17,7 +17,7 @@ _CELLS: Final = 2**12
 def quickly_planned(module: Module | None, request: AttentionInputs) -> bool:
     """True if a request is planned about as fast as one without masks.
 
-    The lengths are those that its tensors seem to have: binding checks them later.
+    The lengths are estimates from its tensors: binding checks them later.
     """
     if isinstance(request, GradientsRequest) and (request.check or request.directions or request.edits):
         return False
@@ -36,7 +36,7 @@ def quickly_planned(module: Module | None, request: AttentionInputs) -> bool:
 
 
 def is_quick(masks: Sequence[Mask], queries: int, keys: int, offsets: int = 1) -> bool:
-    """True if masks take little planning. ``offsets``: different places at which sequences stand."""
+    """True if masks take little planning. ``offsets``: number of different offsets of the sequences."""
     if not masks:
         return True
     tiles = -(-queries // WHOLE.queries) * -(-keys // WHOLE.cell)

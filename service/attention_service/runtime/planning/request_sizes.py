@@ -29,7 +29,7 @@ class RequestSizes(NamedTuple):
     mask: tuple[int, ...] = ()
     """The shape of the request's mask as four dimensions; () for none."""
     real_keys: int = 0
-    """As ``Workload.real_keys``: whole cells of the blocked kernel; 0 for no padding."""
+    """Upper bound on real keys, in whole cells of the blocked kernel; 0 for no padding."""
     offsets: tuple[int, ...] = ()
     """One for each sequence; () for the default."""
     selected_heads: int | None = None
@@ -45,7 +45,7 @@ class RequestSizes(NamedTuple):
         return self._end(lambda size: bucket_lower(size, steps), steps)
 
     def growth(self, low: "RequestSizes") -> float:
-        """How many times the tiles of a kernel may grow from these smaller sizes on: with the batch and the keys."""
+        """Return the growth of a kernel's tiles from these smaller sizes: the product for batch and keys."""
         keys, fewer = self.past + self.new_keys, low.past + low.new_keys
         return self.batch / max(low.batch, 1) * keys / max(fewer, 1)
 
@@ -159,5 +159,5 @@ class RetrievalSizes(NamedTuple):
         return RetrievalSizes(*(bucket_lower(size, steps) for size in self))
 
     def growth(self, low: "RetrievalSizes") -> float:
-        """How many times a block of states may grow from these smaller sizes on."""
+        """Return the factor by which a block of states may grow from these smaller sizes."""
         return self.batch / max(low.batch, 1) * self.patterns / max(low.patterns, 1)

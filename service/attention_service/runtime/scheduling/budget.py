@@ -52,7 +52,7 @@ class Budget:
         return 0 if self._waiting else self.free
 
     def check(self, need: int, what: str = REQUEST, advice: str = FEWER) -> None:
-        """Raise NeverFits or OverBudget if so many bytes do not fit even with nothing else in flight."""
+        """Raise NeverFits or OverBudget if this many bytes do not fit even with nothing else in flight."""
         if need > self.device_bytes:
             raise self._refusal(
                 NeverFits(
@@ -206,11 +206,11 @@ class Body:
         self._held = 0
 
     def expect(self, size: int) -> None:
-        """Raise what ``Budget.check_body`` does for a body that is to have so many bytes; none of them is taken."""
+        """Raise what ``Budget.check_body`` does for a body of this many bytes in all, without taking them."""
         self._budget.check_body(0, size)
 
     def hold(self, more: int) -> None:
-        """Take so many bytes more. Raises what ``Budget.check_body`` does."""
+        """Take this many more bytes. Raises what ``Budget.check_body`` does."""
         self._budget.check_body(self._held, more)
         self._held += more
         self._budget.bodies += more

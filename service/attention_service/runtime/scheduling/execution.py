@@ -25,8 +25,8 @@ from attention_service.runtime.planning.plan import Plan
 from attention_service.runtime.scheduling.batches import choose
 from attention_service.runtime.scheduling.budget import Budget
 from attention_service.runtime.scheduling.jobs import Job
+from attention_service.runtime.scheduling.joined_jobs import Ended, Gone, Pass, Seen, Waiting, alone, draining
 from attention_service.runtime.scheduling.lane import Lane
-from attention_service.runtime.scheduling.passes import Ended, Gone, Pass, Seen, Waiting, alone, draining
 
 log = logging.getLogger(__name__)
 ResultT = TypeVar("ResultT")

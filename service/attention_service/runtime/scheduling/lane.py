@@ -9,7 +9,7 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import suppress
 
 from attention_service.runtime.device import Device
-from attention_service.runtime.scheduling.passes import Gone, Pass, Waiting
+from attention_service.runtime.scheduling.joined_jobs import Gone, Pass, Waiting
 
 _PATIENCE = 5
 """The niceness of the thread for long work: the system runs short work and the event loop first."""

@@ -18,8 +18,8 @@ from attention_service.modules.resident import Module, complete
 from attention_service.runtime.device import Device
 from attention_service.runtime.operations import forward, gradients
 from attention_service.runtime.operations.complexity import report
+from attention_service.runtime.operations.complexity.capacity import largest_within, last
 from attention_service.runtime.operations.complexity.crossing import crossovers, lattice
-from attention_service.runtime.operations.complexity.fitting import largest_within, last
 from attention_service.runtime.operations.complexity.subjects import GRADIENTS, Asked, Place, Subject
 
 DEVICE = Device(torch.device("cpu"), "a cpu", 2**40, Roofline(Rates(1e11, 1e10, 1e-5)))

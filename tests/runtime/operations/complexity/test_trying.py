@@ -14,7 +14,7 @@ from attention_contract.schemas.modules import ModuleConfig
 from attention_service.core.multihead import Sizes, initial_parameters
 from attention_service.cost import Estimate, Rates, Roofline
 from attention_service.modules.resident import Module, complete
-from attention_service.runtime.calibration.drawing import plainest
+from attention_service.runtime.calibration.random_requests import plainest
 from attention_service.runtime.device import Device
 from attention_service.runtime.operations.complexity import report, tried, trying
 from attention_service.runtime.operations.complexity.subjects import Asked, Place

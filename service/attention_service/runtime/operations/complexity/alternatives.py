@@ -1,4 +1,4 @@
-"""What a request is compared with: what the reply calls it, and which of its fields is at fault where it can't be."""
+"""Alternatives to a request: their labels in the reply, and the request fields of their errors."""
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -11,9 +11,9 @@ from attention_contract.schemas.complexity import Alternative
 from attention_contract.spec import AttentionSpec
 
 WIDTHS: Final = ("d_model", "num_heads", "num_kv_heads", "head_dim", "value_dim")
-"""What an alternative may change of a config."""
+"""Fields of a config that an alternative can change."""
 MOST_WORDS: Final = 80
-"""Characters of a label in words."""
+"""Maximum characters of a label in words."""
 
 _BEHIND: Final[dict[str, tuple[str, ...]]] = {
     "kernel": ("spec", "dtype", "hardware"),
@@ -23,18 +23,18 @@ _BEHIND: Final[dict[str, tuple[str, ...]]] = {
     "config": ("spec", *WIDTHS),
     "shape": ("spec.position.length", "spec.method.length", "spec", *WIDTHS),
 }
-"""Where the request's own field is found at fault, which the request alone can be asked for with: what made it so."""
+"""Fields of an alternative that can cause an error in a field of the request, by that field."""
 
 
 @dataclass(frozen=True)
 class Given:
-    """One alternative, and where it stands in the request."""
+    """One alternative, and its place in the request."""
 
     index: int
     other: Alternative
 
     def blamed(self, fault: InvalidRequest, when: str = "") -> InvalidRequest:
-        """The same error, of the field that the alternative says; ``when``: at which size, in words."""
+        """Return the same error for the alternative's field; ``when``: the size, in words."""
         if (fault.param or "").startswith("sweep"):
             return fault
         named = f"compare.{self.index}"
@@ -49,7 +49,7 @@ class Given:
         return next(filter(self._says, _BEHIND.get(top, (*WIDTHS, "spec"))), None)
 
     def _says(self, field: str) -> bool:
-        """Whether the alternative says something of this field, which may be one within another."""
+        """True if the alternative sets this field, which may be nested."""
         value: Any = self.other
         for name in field.split("."):
             value = getattr(value, "return_" if name == "return" else name, None)
@@ -57,15 +57,15 @@ class Given:
 
 
 def renamed(fault: InvalidRequest, param: str, when: str = "") -> InvalidRequest:
-    """The same error, of another field."""
+    """Return the same error for another field."""
     said = fault.detail.removeprefix(f"{fault.param}: ")
     return type(fault)(f"{param}: {when}{said}", param=param, **fault.facts)
 
 
 def labels(alternatives: Sequence[Alternative]) -> list[str]:
-    """What the reply calls each: its own label, or what it says in words, numbered where that is not enough.
+    """Return each alternative's own label, or a description of it, numbered if ambiguous.
 
-    Raises InvalidRequest for a label that is there twice.
+    Raises InvalidRequest for a repeated label.
     """
     taken = ["request"]
     for index, other in enumerate(alternatives):
@@ -85,7 +85,7 @@ def labels(alternatives: Sequence[Alternative]) -> list[str]:
 
 
 def words(other: Alternative) -> str:
-    """What an alternative says, in words."""
+    """Describe an alternative in words."""
     said = other.model_dump(exclude={"label", "spec", "return_"}, exclude_none=True)
     parts = [f"{name} {value}" if isinstance(value, int) else str(value) for name, value in said.items()]
     parts += [] if other.spec is None else _spec_words(other.spec)
@@ -94,13 +94,13 @@ def words(other: Alternative) -> str:
 
 
 def _spec_words(spec: AttentionSpec) -> list[str]:
-    """What is not as by default, each part with those of its options that are not."""
+    """Describe the parts that are not the default, each with its changed options."""
     masks = [_said(mask) for mask in spec.masks]
     return masks + [_option(name, value) for name, value in _changed(spec) if name != "masks"] or ["plain spec"]
 
 
 def _changed(part: BaseModel) -> Iterator[tuple[str, Any]]:
-    """The fields that are not as by default."""
+    """Yield the fields that are not the default."""
     for name, field in type(part).model_fields.items():
         value = getattr(part, name)
         if name != "name" and value != field.get_default(call_default_factory=True):
@@ -108,7 +108,7 @@ def _changed(part: BaseModel) -> Iterator[tuple[str, Any]]:
 
 
 def _option(name: str, value: Any) -> str:
-    """A part by its own name, where it has one; a number or a switch by the field's."""
+    """Return a part's own name if it has one; otherwise the field's name and the value."""
     if isinstance(value, BaseModel):
         return _said(value, name)
     return name if value is True else f"{name} {_said(value)}"

@@ -1,4 +1,4 @@
-"""From which size on one of two costs less than the other: found on the model, by bisection."""
+"""Crossovers on the cost model, by bisection: the size from which one alternative costs less than another."""
 
 from collections.abc import Callable, Sequence
 from functools import cache, partial
@@ -13,9 +13,9 @@ from attention_service.cost import Estimate, Workload
 from attention_service.runtime.operations.complexity.subjects import Subject
 
 STEPS = 64
-"""Places of an octave: neighbours differ by about a hundredth."""
+"""Sizes per octave: neighbours differ by about a hundredth."""
 FAR = {"batch": 2**12}
-"""How far each size is searched at least, where it is not as far as a length."""
+"""Minimum end of the search for each size that does not reach as far as a length."""
 LENGTHS = 2**20
 TOKENS = frozenset({"length", "batch", "queries", "keys", "past"})
 Number = Callable[[int], float]
@@ -23,20 +23,20 @@ Less = Callable[[int], bool]
 
 
 class _Curve:
-    """What one subject costs along a size: each quantity is counted where it is asked for, and once."""
+    """Costs of one subject along a size, each computed lazily and once."""
 
     def __init__(self, subject: Subject, dimension: str) -> None:
         forward = subject.place.device.clock.forward
         self.label = subject.label
         self.work: Callable[[int], Workload] = cache(partial(subject.at, dimension))
-        """Raises InvalidRequest where it can't be."""
+        """Return the workload. Raises InvalidRequest for an impossible size."""
         self.kernel: Callable[[int], str] = cache(lambda size: subject.kernel_of(self.work(size)))
         self.time: Callable[[int], Estimate] = cache(lambda size: forward(self.work(size), self.kernel(size)))
         self.peak_bytes: Number = cache(lambda size: cost.peak_bytes(self.work(size), self.kernel(size)))
         self.flops: Number = cache(lambda size: cost.executed_flops(self.work(size), self.kernel(size)))
 
     def possible(self, size: int) -> bool:
-        """Whether it can be: a spec may have room for so many tokens."""
+        """True if the size is possible: a spec may limit the number of tokens."""
         try:
             self.work(size)
         except InvalidRequest:
@@ -45,10 +45,10 @@ class _Curve:
 
 
 def crossovers(subjects: Sequence[Subject], dimension: str, values: Sequence[int]) -> list[Crossover]:
-    """Of each two subjects, for time, peak memory and FLOPs of the forward pass.
+    """Return the crossovers of each two subjects, for time, peak memory and FLOPs of the forward pass.
 
-    Lengths and batches are searched far beyond ``values``, in steps of a hundredth; a width is looked at where
-    ``values`` has it, since most others can't be.
+    Lengths and batches are searched far beyond ``values``, in steps of a hundredth; widths are searched at ``values``
+    alone, since most others are impossible.
     """
     places = lattice(dimension, values)
     found = []
@@ -60,7 +60,7 @@ def crossovers(subjects: Sequence[Subject], dimension: str, values: Sequence[int
 
 
 def lattice(dimension: str, values: Sequence[int]) -> list[int]:
-    """The sizes at which one is compared with another, in order."""
+    """Return the sizes of the comparison, in order."""
     if dimension not in TOKENS:
         return sorted(set(values))
     last = max(*values, FAR.get(dimension, LENGTHS))
@@ -69,7 +69,7 @@ def lattice(dimension: str, values: Sequence[int]) -> list[int]:
 
 
 def _possible(one: _Curve, other: _Curve, places: list[int]) -> list[int]:
-    """Up to where both can be."""
+    """Return the places up to the last size that is possible for both."""
 
     def ends(index: int) -> bool:
         return not (one.possible(places[index]) and other.possible(places[index]))
@@ -86,15 +86,15 @@ class _Pair:
         self._places = places
 
     def of_peak_bytes(self) -> Crossover:
-        """Where one begins to need less memory."""
+        """Return the size from which one needs less memory."""
         return self._crossover("peak_bytes", [curve.peak_bytes for curve in self._both])
 
     def of_flops(self) -> Crossover:
-        """Where one begins to take fewer FLOPs."""
+        """Return the size from which one takes fewer FLOPs."""
         return self._crossover("flops", [curve.flops for curve in self._both])
 
     def of_time(self) -> Crossover:
-        """Where one begins to be faster, and where it may and must be by the bounds."""
+        """Return the size from which one is faster, and the sizes from which it may and must be by the bounds."""
         medians = [lambda size, curve=curve: curve.time(size).median for curve in self._both]
         found = self._crossover("time", medians)
         if found.cheaper is None:
@@ -117,7 +117,7 @@ class _Pair:
         return found.model_copy(update={"cheaper": labels[index], "at": self._place(onset)})
 
     def _onset(self, less: Less) -> int:
-        """The index from which on it holds at every place looked at; as many as there are where not at the last."""
+        """Return the index from which it holds at every place searched; the number of places if not at the last."""
         places, holding = self._places, len(self._places)
         for index in sorted({*range(0, len(places), STEPS // 2), len(places) - 1}, reverse=True):
             if not less(places[index]):
@@ -126,14 +126,14 @@ class _Pair:
         return 0
 
     def _place(self, index: int, *, everywhere: bool = False) -> int | None:
-        """The size of an index; None for the first unless that is wanted, and past the last."""
+        """Return the size at an index; None for the first unless ``everywhere``, and past the last."""
         if index >= len(self._places) or (index == 0 and not everywhere):
             return None
         return self._places[index]
 
 
 def _first(holds: Callable[[int], bool], low: int, high: int) -> int:
-    """The first index from ``low`` on of which it holds, as it does of all above; ``high`` for none below that."""
+    """Return the first index from ``low`` on that holds, if all above it do; ``high`` if none below does."""
     while low < high:
         checkpoint()
         middle = (low + high) // 2

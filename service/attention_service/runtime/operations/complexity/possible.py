@@ -1,4 +1,4 @@
-"""Which sizes can be asked for: those that a request to the same module, or of the same spec, could have."""
+"""Possible sizes: those of a valid request to the same module, or with the same spec."""
 
 from attention_contract.schemas.complexity import Shape
 from attention_service.core.methods.limits import check_spec
@@ -11,7 +11,7 @@ from attention_service.runtime.operations.recurrent import check_keys, check_pas
 
 
 def check(work: Workload) -> None:
-    """Raise InvalidRequest, naming the field, for what a request would be refused for."""
+    """Raise InvalidRequest, naming the field, for sizes that a request would be refused for."""
     spec, sizes = work.spec, work.sizes
     check_spec(spec)
     check_position(spec, work.widths, () if sizes is None else sizes.inputs)
@@ -26,5 +26,5 @@ def check(work: Workload) -> None:
 
 
 def shape_at(work: Workload) -> Shape:
-    """The shape that a workload has, every default filled in."""
+    """Return the shape of a workload, with every default filled in."""
     return Shape.model_construct(batch=work.batch, queries=work.queries, keys=work.new_keys, past=work.past)

@@ -1,4 +1,4 @@
-"""The reply: costs along a sweep, growth, limits, and what else they are compared with."""
+"""The reply: costs along a sweep, growth, limits and alternatives."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -18,20 +18,20 @@ from attention_service.core.methods import approximation_of
 from attention_service.cost import Workload
 from attention_service.modules.resident import Module
 from attention_service.runtime.operations.complexity.alternatives import renamed
+from attention_service.runtime.operations.complexity.capacity import last, limits
 from attention_service.runtime.operations.complexity.crossing import crossovers
-from attention_service.runtime.operations.complexity.fitting import last, limits
 from attention_service.runtime.operations.complexity.subjects import LARGEST_SIZE, Asked, Place, Subject
 
 MOST_COSTS = 512
-"""Of one reply: values of the sweep, for the request and each alternative."""
+"""Maximum number of costs in one reply: values of the sweep, for the request and each alternative."""
 LARGEST_COUNT = 2**63 - 1
-"""What a reader of the reply can hold in a 64-bit integer."""
+"""The largest 64-bit integer, which every reader of the reply can hold."""
 
 
 def report(module: Module | None, request: ComplexityRequest, place: Place) -> ComplexityReply:
-    """The costs of every shape asked for, what fits, and the same of everything that the request is compared with.
+    """Return the costs of every requested shape, the limits, and the same for every alternative.
 
-    Raises InvalidRequest for what can't be: sizes, or taps of the spec.
+    Raises InvalidRequest for impossible sizes and taps.
     """
     asked = Asked(module, request, place)
     subject = asked.subject
@@ -52,7 +52,7 @@ def report(module: Module | None, request: ComplexityRequest, place: Place) -> C
 
 
 def _check_alternatives(request: ComplexityRequest) -> None:
-    """Raise InvalidRequest for alternatives that the sweep leaves nothing of, and for more costs than one reply has."""
+    """Raise InvalidRequest for alternatives without a value of the sweep, and for more costs than one reply has."""
     values = len(request.sweep.values) if request.sweep else 1
     if values * (1 + len(request.compare)) > MOST_COSTS:
         raise InvalidRequest(
@@ -68,7 +68,7 @@ def _check_alternatives(request: ComplexityRequest) -> None:
 
 
 def swept(request: ComplexityRequest) -> tuple[str, list[int]]:
-    """What is varied, over which values; without a sweep the length, over the one there is."""
+    """Return the varied size and its values; without a sweep the length, and its one value."""
     if request.sweep is None:
         return "length", [request.shape.queries]
     return request.sweep.dimension, request.sweep.values
@@ -89,7 +89,7 @@ def _compared(subject: Subject, request: ComplexityRequest) -> Compared:
 
 
 def _costs(subject: Subject, request: ComplexityRequest) -> list[Cost]:
-    """One for each value of the sweep. Raises InvalidRequest, naming the field at fault, for one that can't be."""
+    """Return one cost per value of the sweep. Raises InvalidRequest, naming the field, for an impossible one."""
     if request.sweep is None:
         with _named(subject):
             return [_counted(subject, subject.base)]
@@ -103,9 +103,9 @@ def _costs(subject: Subject, request: ComplexityRequest) -> list[Cost]:
 
 @contextmanager
 def _named(subject: Subject, param: str | None = None, when: str = "") -> Iterator[None]:
-    """Errors name a field of the request: of an alternative its own, otherwise ``param``, where there is one.
+    """Errors name a field of the request: an alternative's own field, otherwise ``param`` if given.
 
-    The request itself has been looked at before any alternative: what it can be asked for with is not at fault.
+    The request itself is checked before any alternative, so its own fields are valid.
     """
     try:
         yield
@@ -127,7 +127,7 @@ def _growth(subject: Subject, request: ComplexityRequest, costs: list[Cost]) -> 
 
 
 def _projections_crossover(work: Workload) -> int | None:
-    """The length from which on scores and their weighted sum take as many products as the projections."""
+    """Return the length from which scores and their weighted sum take as many products as the projections."""
     if work.sizes is None or approximation_of(work.spec) is not None:
         return None
 
@@ -140,7 +140,7 @@ def _projections_crossover(work: Workload) -> int | None:
 
 
 def _counted(subject: Subject, work: Workload) -> Cost:
-    """The cost of a workload. Raises InvalidRequest for one whose counts not every reader of JSON has room for."""
+    """Return the cost of a workload. Raises InvalidRequest if a count does not fit a 64-bit integer."""
     counted = subject.cost(work)
     if _largest(counted.model_dump()) > LARGEST_COUNT:
         told = counted.shape.model_dump(exclude_none=True)

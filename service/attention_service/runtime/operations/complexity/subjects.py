@@ -1,4 +1,4 @@
-"""What costs are asked for: a workload whose sizes may be varied, the device it is for, and the memory there."""
+"""Subjects of a cost report: a workload with variable sizes, its device, and the memory there."""
 
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -31,35 +31,35 @@ from attention_service.runtime.planning.planner import FORWARD, Purpose, able_ke
 
 GRADIENTS = Purpose("gradients")
 LARGEST_SIZE = 2**31 - 1
-"""Of one dimension of a shape."""
+"""Largest size of one dimension of a shape."""
 
 
 @dataclass(frozen=True)
 class Place:
-    """A device, and the memory of it that may be had."""
+    """A device and its available memory."""
 
     device: Device
     room: int
-    """Bytes, with nothing else in flight: those by which kernels are chosen."""
+    """Bytes with nothing else in flight, by which kernels are chosen."""
     free: int
-    """Bytes now."""
+    """Bytes that are free now."""
 
 
 @dataclass(frozen=True)
 class Subject:
-    """One attention at sizes that may be varied."""
+    """One attention with variable sizes."""
 
     label: str
     base: Workload
     dtype: str
     kernel: str | None
-    """The one that is asked for."""
+    """The requested kernel."""
     place: Place
     given: Given | None = None
-    """Which alternative it is; None for the request itself."""
+    """The alternative; None for the request itself."""
 
     def at(self, dimension: str, value: int) -> Workload:
-        """The workload with one size changed. Raises InvalidRequest where that can't be."""
+        """Return the workload with one size changed. Raises InvalidRequest for an impossible size."""
         if value < (0 if dimension == "past" else 1):
             raise InvalidRequest(f"expected a {dimension} of at least {0 if dimension == 'past' else 1}, got {value}")
         try:
@@ -70,11 +70,11 @@ class Subject:
         return work
 
     def kernel_of(self, work: Workload, purpose: Purpose = FORWARD) -> str:
-        """The one that the planner would take. Raises KernelUnsuitable where none can do it."""
+        """Return the planner's kernel. Raises KernelUnsuitable if no kernel can compute the workload."""
         return choose_kernel(work, self.dtype, self.place.device, self.kernel, self.place.room, purpose)
 
     def cost(self, work: Workload) -> Cost:
-        """Of a workload, with the kernels that the planner would take."""
+        """Return the cost of a workload, with the kernels that the planner would choose."""
         try:
             gradients = self.kernel_of(work, GRADIENTS)
         except KernelUnsuitable:
@@ -93,20 +93,20 @@ class Subject:
 
 @dataclass(frozen=True)
 class Asked:
-    """A request, its module and what answers it: everything that a subject is made of."""
+    """A request, its module and its place: the inputs of every subject."""
 
     module: Module | None
     request: ComplexityRequest
     place: Place
-    """The server's own."""
+    """The server's own place."""
 
     @cached_property
     def subject(self) -> Subject:
-        """What the request itself asks for."""
+        """Return the request's own subject."""
         return self._subject(Alternative(hardware=self.request.hardware), "request")
 
     def alternatives(self) -> list[Subject]:
-        """What it is compared with. Raises InvalidRequest, naming the field at fault, for one that can't be."""
+        """Return the alternatives. Raises InvalidRequest, naming the field, for an impossible one."""
         found = []
         for index, (other, label) in enumerate(zip(self.request.compare, labels(self.request.compare), strict=True)):
             given = Given(index, other)
@@ -117,7 +117,7 @@ class Asked:
         return found
 
     def _subject(self, other: Alternative, label: str) -> Subject:
-        """The request but for what the alternative says."""
+        """Return the request with the alternative's changes."""
         request = self.request
         taps = request.return_ if other.return_ is None else other.return_
         dtype = other.dtype or self._dtype
@@ -172,14 +172,14 @@ class Asked:
         )
 
     def _inputs(self, sizes: Sizes | None) -> set[str]:
-        """What has to come: without a word on keys, a module's tokens are keys and values too where they fit."""
+        """Return the required inputs: keys default to a module's query, and values to the keys, if the widths fit."""
         if sizes is None or self.request.shape.keys is not None:
             return {"query", "key", "value"}
         query, key, value = sizes.inputs
         return {"query"} | ({"key"} if key != query else set()) | ({"value"} if value != key else set())
 
     def _place(self, name: str | None, dtype: str, base: Workload) -> Place:
-        """The device of this name, with all of its memory that a module's parameters leave; the server's without."""
+        """Return the place of this name, with all memory except a module's parameters; default: the server's own."""
         if name is None:
             return self.place
         hardware = find(name)
@@ -220,7 +220,7 @@ def _own_key_dim(request: RawComplexityRequest, spec: AttentionSpec) -> int | No
 
 
 def _resized(work: Workload, widths: dict[str, int]) -> Workload:
-    """With other widths. Raises InvalidRequest, naming the last of them, where they can't be."""
+    """Return the workload with other widths. Raises InvalidRequest, naming the last, for impossible ones."""
     try:
         return work.resized(**widths) if widths else work
     except ValueError as fault:

@@ -1,4 +1,4 @@
-"""From which size on one of two takes less time: found by running both, near where it is predicted."""
+"""Measured crossovers: the size from which one alternative is faster, by runs near the predicted size."""
 
 import time
 from collections.abc import Awaitable, Callable, Sequence
@@ -11,11 +11,11 @@ from numpy.typing import NDArray
 
 from attention_contract.schemas.complexity import ComplexityReply, ComplexityRequest
 from attention_service import cost
-from attention_service.cost.tensors import input_bytes
+from attention_service.cost.tensor_bytes import input_bytes
 from attention_service.modules.resident import Module
 from attention_service.runtime.calibration.background import Run
-from attention_service.runtime.calibration.drawing import plainest
 from attention_service.runtime.calibration.probing import Probe
+from attention_service.runtime.calibration.random_requests import plainest
 from attention_service.runtime.operations import forward
 from attention_service.runtime.operations.complexity.crossing import TOKENS
 from attention_service.runtime.operations.complexity.subjects import Asked, Place, Subject
@@ -25,26 +25,26 @@ from attention_service.runtime.scheduling.jobs import Job
 Numbers = NDArray[np.float64]
 
 WITHIN = 1.6, 1.2
-"""It is looked for within these factors: first of the predicted size, then of what was found."""
+"""Factors around the size that bound the search: first of the predicted size, then of the found one."""
 _BEYOND = 1.3
-"""How far past the sizes that were run the line through their ratios is believed."""
+"""Factor by which the line through the ratios is extrapolated beyond the measured sizes."""
 _FARTHEST = WITHIN[0] * _BEYOND * WITHIN[1]
 _UNSURE = 0.05
-"""Of the logarithm of the size: what the standard error of what is told is at most."""
+"""Maximum standard error of the logarithm of the reported size."""
 _LEVEL = 1e-6
 _SIZES = 7
 _LEAST, _MOST, _ENOUGH_S = 5, 25, 0.03
-"""Rounds of each size: how many at least and at most, and after how many seconds they suffice."""
+"""Minimum and maximum rounds per size, and the seconds after which fewer suffice."""
 _LONGEST_S = 30.0
-"""Of one request: what is predicted to take longer than is left of it is not tried."""
+"""Time limit of one request: pairs whose predicted time exceeds the rest of it are not measured."""
 
 
 async def tried(
     reply: ComplexityReply, module: Module | None, request: ComplexityRequest, place: Place, run: Run, budget: Budget
 ) -> ComplexityReply:
-    """The reply with ``measured`` in its crossovers, wherever both can be run on the server's own device.
+    """Return the reply with ``measured`` in its crossovers, if both can run on the server's own device.
 
-    Each round of runs takes its turn among the requests, and its memory is admitted as theirs is. Raises Overloaded.
+    Each round of runs takes its turn among the requests, and its memory is admitted like theirs. Raises Overloaded.
     """
     asked = Asked(module, request, place)
     here = {each.label: each for each in (asked.subject, *asked.alternatives()) if each.place.device is place.device}
@@ -64,9 +64,9 @@ async def tried(
 
 
 async def crossing(ratio: Callable[[int], Awaitable[float]], near: float, searched: tuple[int, int]) -> int | None:
-    """Where a ratio of times passes 1: where the line through the logarithms of ratios at sizes near it passes 0.
+    """Find where a ratio of times passes 1: the zero of the line through logarithms of ratios at sizes near it.
 
-    None where it does not pass near there, or so flatly that the place can't be told.
+    None if it does not pass near there, or so flatly that the size is uncertain.
     """
     unsure = 0.0
     for factor in WITHIN:
@@ -80,7 +80,7 @@ async def crossing(ratio: Callable[[int], Awaitable[float]], near: float, search
 
 
 def _root(x: Numbers, y: Numbers) -> tuple[float, float]:
-    """Where the line through points is 0, and the standard error of that; infinite for one that is level."""
+    """Return the zero of the line through points and its standard error; infinite for a level line."""
     middle, level = x.mean(), y.mean()
     wide = np.square(x - middle).sum()
     slope = (x - middle) @ y / wide if wide else 0.0
@@ -92,7 +92,7 @@ def _root(x: Numbers, y: Numbers) -> tuple[float, float]:
 
 
 def rounds(jobs: Sequence[Job], probe: Probe) -> list[float]:
-    """Seconds of each, run once after the other; before each run, the caches are filled as between two requests."""
+    """Return the seconds of each job, run alternately; before each run, the probe fills the caches."""
     seconds = []
     for job in jobs:
         probe.fill_caches()
@@ -104,14 +104,14 @@ def rounds(jobs: Sequence[Job], probe: Probe) -> list[float]:
 
 @dataclass(frozen=True)
 class _Trial:
-    """Two, to be run at sizes of one dimension."""
+    """Two subjects to run at sizes of one dimension."""
 
     one: Subject
     other: Subject
     dimension: str
 
     def predicted_s(self, size: int) -> float:
-        """About how long it takes to find where one begins to take less time, around this size."""
+        """Predict the seconds of the search for a crossover around this size."""
         once = 0.0
         for subject in (self.one, self.other):
             work = subject.at(self.dimension, size)
@@ -119,7 +119,7 @@ class _Trial:
         return len(WITHIN) * _SIZES * max(once * _LEAST, min(once * _MOST, _ENOUGH_S))
 
     def need(self, size: int) -> int:
-        """Bytes of both: their tensors, and what each needs at its peak."""
+        """Bytes of both: their tensors and their peaks."""
         bytes_of_both = 0
         for subject in (self.one, self.other):
             work = subject.at(self.dimension, size)
@@ -128,7 +128,7 @@ class _Trial:
         return bytes_of_both
 
     async def ratio(self, size: int, *, probe: Probe, run: Run, budget: Budget) -> float:
-        """The median of the ratios of their times."""
+        """Return the median ratio of their times."""
         need = await run(partial(self.need, size))
         await budget.acquire(need)
         try:

@@ -1,4 +1,4 @@
-"""Requests drawn at random from all that can be asked: what a clock is calibrated on, and what it is tested on."""
+"""Random requests of every supported kind: the data that calibrate and test a clock."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -38,24 +38,24 @@ _SINGLE, _LARGEST_BATCH, _MOST_STEPS = 0.4, 32, 16
 _USUAL_HEADS, _USUAL_WIDTHS, _USUAL_BATCH = (4, 8, 12, 16), (64, 64, 128), 8
 _TAPS = ("q", "k", "v", "scores", "capped_scores", "masked_scores", "weights", "context", "lse")
 _POOL = np.random.default_rng(0).standard_normal(2**16, np.float32)
-"""Enough numbers: what they are makes no difference to the time, unless they are zeros or not finite."""
+"""Random numbers, reused: the time does not depend on their values, unless they are zeros or not finite."""
 
 
 class Kind(NamedTuple):
-    """What is measured apart: a purpose, and the kernel (or method) that does it."""
+    """A kind of measurement: a purpose, and its kernel (or method)."""
 
     purpose: Purpose
     kernel: str
 
     @property
     def name(self) -> str:
-        """As in ``forward fused``."""
+        """Name of the kind, such as ``forward fused``."""
         return f"{self.purpose} {self.kernel}"
 
 
 @dataclass(frozen=True)
 class Drawn:
-    """One request, and the module that it is for; None for raw attention and for Hopfield retrieval."""
+    """One request and its module; None for raw attention and for Hopfield retrieval."""
 
     kind: Kind
     module: Module | None
@@ -63,7 +63,7 @@ class Drawn:
 
 
 def kinds() -> list[Kind]:
-    """Return every kernel that the planner may choose and every method, in every pass that it can do."""
+    """Return every kernel that the planner may choose and every method, in every pass that it supports."""
     there = [entry.name for entry in KERNELS if entry.make().automatic] + approximations()
     passes: tuple[Purpose, ...] = ("forward", "gradients")
     both = [Kind(purpose, kernel) for purpose in passes for kernel in there]
@@ -78,11 +78,10 @@ def draw(
     usual: bool = False,
     spec_of: Callable[[Generator, Lengths], AttentionSpec] | None = None,
 ) -> Drawn | None:
-    """A request of this kind; None where what was drawn can't be, to be drawn again.
+    """Draw a request of this kind; None if the drawn combination is invalid, to be drawn again.
 
-    ``affordable`` says of its sizes whether it may be as large as that; nothing is allocated before. ``usual``: one as
-    most are, self-attention in float32 with heads of a usual width, and nothing asked for beside the answer.
-    ``spec_of`` draws its spec where that is not left to chance.
+    ``affordable`` tests its sizes before anything is allocated. ``usual``: draw a common request, self-attention in
+    float32 with heads of a usual width and no options. ``spec_of`` draws its spec instead of chance.
     """
     lengths, widths, dtype = _usual_sizes(rng) if usual else _sizes(rng)
     if kind.purpose == "hopfield":
@@ -105,9 +104,9 @@ def draw(
 
 
 def plainest(kernel: str, work: Workload, dtype: str) -> tuple[Module | None, ForwardRequest]:
-    """A forward request of these sizes, with the taps that they name, that asks for nothing else; and its module.
+    """Return a forward request of these sizes, with the taps that they name and no other options, and its module.
 
-    Where they have projections, that is one of its own: what its parameters are makes no difference to the time.
+    A module is random: the time does not depend on the values of its parameters.
     """
     rng = np.random.default_rng(0)
     lengths = Lengths(work.batch, work.queries, work.new_keys, work.past)
@@ -139,7 +138,7 @@ def _usual_sizes(rng: Generator) -> tuple[Lengths, Widths, str]:
 
 
 def _lengths(rng: Generator) -> Lengths:
-    """Self-attention, cross-attention, a chunk after a past, and one step of a decode."""
+    """Draw self-attention, cross-attention, a chunk after a past, or one step of a decode."""
     batch = 1 if rng.random() < _SINGLE else between(rng, 1, _LARGEST_BATCH)
     queries = between(rng, SHORTEST, LONGEST)
     others = between(rng, SHORTEST, LONGEST)
@@ -205,7 +204,7 @@ def _module(rng: Generator, config: ModuleConfig) -> Module:
 
 
 def _module_inputs(rng: Generator, lengths: Lengths, sizes: Sizes, dtype: str) -> dict[str, Array]:
-    """The tensors of a request to a module, those left out that are others."""
+    """Draw the tensors of a request to a module, without those that default to others."""
     inputs = {"query": _tensor(rng, (lengths.batch, lengths.queries, sizes.d_model), dtype)}
     if lengths.new_keys != lengths.queries or sizes.key_width != sizes.d_model:
         inputs["key"] = _tensor(rng, (lengths.batch, lengths.new_keys, sizes.key_width), dtype)
@@ -251,7 +250,7 @@ def _past(rng: Generator, lengths: Lengths, widths: Widths, dtype: str) -> dict[
 def _rest(
     rng: Generator, kind: Kind, lengths: Lengths, heads: int, spec: AttentionSpec, wrt: list[str], *, usual: bool
 ) -> dict[str, Any]:
-    """What is neither a tensor of the sequence nor the spec."""
+    """Draw all fields other than the spec and the tensors of the sequence."""
     exact = approximation_of(spec) is None
     rest: dict[str, Any] = {"kernel": kind.kernel} if exact else {}
     if usual:

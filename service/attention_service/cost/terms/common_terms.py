@@ -1,4 +1,4 @@
-"""What surrounds every attention: projections, positions, norms, the past, masks and taps."""
+"""Terms that every attention has: projections, positions, norms, the past, masks and taps."""
 
 from collections.abc import Iterator
 from dataclasses import replace
@@ -10,13 +10,13 @@ from attention_service.core.positions.embeddings import TABLE
 from attention_service.cost.encoding import tabled_places, token_traffic
 from attention_service.cost.held import Held
 from attention_service.cost.pairs import score_cost
-from attention_service.cost.tensors import parameter_count, projections, tap_elements
+from attention_service.cost.tensor_bytes import parameter_count, projections, tap_elements
 from attention_service.cost.terms.base import Term, backward, elements, moved, product, start
 from attention_service.cost.workload import Workload
 
 
 def around(work: Workload) -> Iterator[Term]:
-    """From what came in to q, k and v, and from the context to the output."""
+    """Yield the terms from the inputs to q, k and v, and from the context to the output."""
     held = Held.of(work)
     if work.sizes is not None:
         yield start("module")
@@ -36,7 +36,7 @@ def around(work: Workload) -> Iterator[Term]:
 
 
 def around_backward(work: Workload) -> Iterator[Term]:
-    """The way back: through everything to inputs, and to parameters, where gradients are with respect to them."""
+    """Yield the terms of the backward pass to inputs, and to the parameters that have gradients."""
     yield from backward(term for term in around(work) if term.name != "bytes parameters")
     if work.sizes is None or "parameters" not in work.wrt:
         return
@@ -47,7 +47,7 @@ def around_backward(work: Workload) -> Iterator[Term]:
 
 
 def _projected(work: Workload) -> Iterator[Term]:
-    """The projections of a module."""
+    """Yield the projections of a module."""
     if work.sizes is None:
         return
     into, out = projections(work)
@@ -57,7 +57,7 @@ def _projected(work: Workload) -> Iterator[Term]:
 
 
 def _unread(work: Workload) -> int:
-    """Elements of a learned table of places that are left out, as there is nothing at those places."""
+    """Elements of a learned table at unused places."""
     table = learned_of(work.spec, work.widths).get(TABLE)
     if table is None:
         return 0
@@ -78,7 +78,7 @@ def _encoded(work: Workload) -> Iterator[Term]:
 
 
 def masks(work: Workload) -> Iterator[Term]:
-    """What masks of positions and of the request take to be made, for all pairs of one head."""
+    """Yield the terms of positional and request masks, for all pairs of one head."""
     made = work.queries * work.keys * (work.batch if work.batched_offsets else 1)
     for mask in leaves(work.spec.masks):
         yield start(mask.name, relative_cost(mask))
@@ -90,7 +90,7 @@ def masks(work: Workload) -> Iterator[Term]:
 
 
 def masks_of_tiles(work: Workload, tiles: float) -> Iterator[Term]:
-    """What the masks of positions take to be told of so many tiles, those of one name together."""
+    """Yield the terms of classifying this many tiles by positional masks, one term per name."""
     efforts: dict[str, float] = {}
     for mask in leaves(work.spec.masks):
         efforts[mask.name] = efforts.get(mask.name, 0.0) + relative_cost(mask)
@@ -99,14 +99,14 @@ def masks_of_tiles(work: Workload, tiles: float) -> Iterator[Term]:
 
 
 def taps(work: Workload) -> Iterator[Term]:
-    """What is returned beside the output."""
+    """Yield the terms of the returned taps."""
     for tap in sorted(work.taps - {"output"}):
         yield start("tap")
         yield moved("tap", tap_elements(work, tap) * work.itemsize, work)
 
 
 def factors(work: Workload, repeated: float = 1.0) -> Iterator[Term]:
-    """What a score makes of queries and keys before they meet, so many times over; a plain product takes them as is."""
+    """Yield the terms of a score's work on queries and keys, ``repeated`` times; a plain product has none."""
     score, name = score_cost(work), work.spec.score.name
     if name in {"dot", "scaled_dot"}:
         return

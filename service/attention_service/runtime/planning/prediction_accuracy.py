@@ -1,4 +1,4 @@
-"""Accuracy: what was predicted of past runs, what was measured, and how far apart the two lie.
+"""Accuracy: predicted and measured times of past runs, and their differences.
 
 Used from the event loop only, so nothing here needs a lock.
 """
@@ -20,12 +20,12 @@ RATIO_EDGES = (
     *(0.1, 0.16, 0.25, 0.28, 0.32, 0.36, 0.4, 0.45, 0.5, 0.56, 0.63, 0.71, 0.8, 0.9, 1.0),
     *(1.12, 1.25, 1.4, 1.6, 1.8, 2.0, 2.24, 2.5, 2.8, 3.15, 3.55, 4.0, 6.3, 10.0),
 )
-"""Of histograms of measured over predicted: preferred numbers, R20 between a quarter and four, R5 beyond (ISO 3)."""
+"""Bounds of histograms of measured over predicted: preferred numbers, R20 between 1/4 and 4, R5 beyond (ISO 3)."""
 
 
 @dataclass(slots=True)
 class Run:
-    """One run that ended well, of one request or of some at once."""
+    """One successful run, of one request or of several at once."""
 
     kernel: str
     purpose: Purpose
@@ -33,9 +33,9 @@ class Run:
     seconds: float
     estimated_bytes: int
     peak_bytes: int | None = None
-    """Measured; None where it can't be."""
+    """Measured; None if the device cannot measure it."""
     batch: int = 1
-    """How many requests ran at once."""
+    """Number of requests that ran together."""
 
     @property
     def ratio(self) -> float:
@@ -44,7 +44,7 @@ class Run:
 
     @property
     def covered(self) -> bool:
-        """Whether it took as long as nine of ten should."""
+        """True if the time was within the interval of nine runs in ten."""
         return self.predicted.low <= self.seconds <= self.predicted.high
 
 
@@ -53,11 +53,11 @@ class Accuracy:
 
     def __init__(self) -> None:
         self.watchers: list[Callable[[Run], None]] = []
-        """Told of every run."""
+        """Called with every run."""
         self._runs: dict[tuple[str, Purpose], deque[Run]] = {}
 
     def restart(self) -> None:
-        """Forget all runs: another clock predicts now."""
+        """Forget all runs: a new clock predicts."""
         self._runs.clear()
 
     def record(self, run: Run) -> None:
@@ -70,7 +70,7 @@ class Accuracy:
             watcher(run)
 
     def coverage(self) -> Iterator[tuple[str, Purpose, float]]:
-        """Of each kernel and purpose, the share of runs within their predicted interval."""
+        """Yield the share of runs within their predicted interval, for each kernel and purpose."""
         for (kernel, purpose), runs in self._runs.items():
             yield kernel, purpose, fmean(run.covered for run in runs)
 

@@ -1,4 +1,4 @@
-"""What each kernel does for exact attention."""
+"""Terms of each kernel of exact attention."""
 
 from collections.abc import Iterator
 from dataclasses import replace
@@ -16,18 +16,18 @@ from attention_service.cost.pairs import (
     score_itemsize,
     softmax_itemsize,
 )
-from attention_service.cost.terms.around import factors, masks, masks_of_tiles
 from attention_service.cost.terms.base import Term, elements, lg, moved, over_pairs, product, start
+from attention_service.cost.terms.common_terms import factors, masks, masks_of_tiles
 from attention_service.cost.time import executed_share
 from attention_service.cost.traffic import traffic
 from attention_service.cost.workload import Workload
 
 _TASKS = 4
-"""As a logarithm to base 2: with more tasks than this, they are shared evenly among threads whatever their number."""
+"""Logarithm to base 2: with more tasks than this, threads share them evenly, whatever their number."""
 
 _NOT_BY_LIBRARY = 16**3
-"""Products of half types, of up to so many multiplications, that PyTorch makes itself: for larger ones it asks oneDNN,
-which takes some time to begin (``mkldnn_bf16_gemm``)."""
+"""Largest number of multiplications of a product of half types that PyTorch computes itself: oneDNN, which is slow to
+start, computes larger ones (``mkldnn_bf16_gemm``)."""
 
 
 def of_kernel(work: Workload, kernel: str, *, gradient: bool = False) -> Iterator[Term]:
@@ -53,7 +53,7 @@ def of_other(work: Workload, kernel: str) -> Iterator[Term]:
 
 
 def stages(work: Workload, *, weighed: bool = True) -> Iterator[Term]:
-    """One after the other over all pairs; ``weighed``: on to the values, otherwise no further than the scores."""
+    """Yield the stages over all pairs in order; ``weighed``: up to the values, otherwise up to the scores."""
     heads = work.batch * work.heads
     pairs = work.pairs * work.heads
     c, n = score_itemsize(work), softmax_itemsize(work)
@@ -102,7 +102,7 @@ def again(work: Workload, keeps: frozenset[str] = frozenset()) -> Iterator[Term]
 
 
 def fused(work: Workload, *, share: float, packs: bool) -> Iterator[Term]:
-    """PyTorch's kernel: products and exponentials of a tile at a time; and the mask that it is given."""
+    """Yield the terms of PyTorch's kernel: products and exponentials tile by tile, and its mask."""
     told = fused_masks(work)
     how = "causal" if plainly_causal(work) else "masked" if told.any else "dense"
     yield from _attended(work, how, share, packs=packs)
@@ -119,7 +119,7 @@ def fused(work: Workload, *, share: float, packs: bool) -> Iterator[Term]:
 
 
 def _attended(work: Workload, how: str, share: float, calls: float = 1, *, packs: bool) -> Iterator[Term]:
-    """So many calls of PyTorch's kernel, each with these queries, which look at this share of the keys."""
+    """Yield ``calls`` calls of PyTorch's kernel, each with these queries and this share of the keys."""
     width = max(work.head_dim, work.value_dim)
     pairs = work.pairs * work.heads * share
     rows = max(1, FusedCall.of(work).tile_rows)
@@ -140,7 +140,7 @@ def _attended(work: Workload, how: str, share: float, calls: float = 1, *, packs
 
 
 def fused_blocks(work: Workload, *, gradient: bool) -> Iterator[Term]:
-    """A call of PyTorch's kernel for each block of queries, over the keys that the masks leave it."""
+    """Yield a call of PyTorch's kernel for each block of queries, over the keys that the masks leave."""
     counted, fitted = touched(work), tiling_of(work)
     rows, together = min(fitted.queries, max(work.queries, 1)), sequences(work, fitted)
     keys = max(1, round(counted.pairs / max(work.batch * work.queries, 1)))
@@ -159,7 +159,7 @@ def fused_blocks(work: Workload, *, gradient: bool) -> Iterator[Term]:
 
 
 def blocked(work: Workload) -> Iterator[Term]:
-    """Tile by tile: a start for each thing that is done in each of them, and what is done."""
+    """Yield the terms tile by tile: a start for each operation on each tile, and its work."""
     counted = touched(work)
     spec, tiles = work.spec, counted.strips
     pairs, c = counted.pairs * work.heads, score_itemsize(work)
@@ -204,7 +204,7 @@ def blocked(work: Workload) -> Iterator[Term]:
 
 
 def _in_tiles(work: Workload, name: str, of_bytes: float, pairs: float) -> Term:
-    """Bytes of pairs that one step goes through, tile by tile."""
+    """Return the traffic of pairs in one step, tile by tile."""
     masked = "masked" if work.spec.masks else "dense"
     marks = (f"{8 * work.itemsize} bits", masked)
     return Term(f"pairs {name} in tiles", "byte", of_bytes, lg(pairs * score_itemsize(work)), marks=marks)

@@ -15,8 +15,8 @@ from attention_service.core.cancellation import Abandoned, Cancellation, cancell
 from attention_service.cost import Clock
 from attention_service.runtime.device import Device
 from attention_service.runtime.operations.operation import Fields
-from attention_service.runtime.planning.accuracy import Run
 from attention_service.runtime.planning.plan import Plan
+from attention_service.runtime.planning.prediction_accuracy import Run
 from attention_service.runtime.scheduling.batches import Batch
 from attention_service.runtime.scheduling.jobs import Job
 

@@ -13,7 +13,7 @@ arrive on a closed connection: httpx closes its own after 5 s, nginx and the usu
 
 
 class Server(uvicorn.Server):
-    """Uvicorn that drains the engine as soon as it is told to stop, before it closes connections."""
+    """Uvicorn that drains the engine at the signal to stop, before it closes connections."""
 
     def __init__(self, app: FastAPI, **settings: Any) -> None:
         """``settings``: of ``uvicorn.Config``."""

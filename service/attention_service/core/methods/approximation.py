@@ -1,4 +1,4 @@
-"""What every approximation shares: edits and taps around its own arithmetic, and its limits."""
+"""Common base of the approximations: edits, taps and limits around their own arithmetic."""
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
@@ -21,41 +21,41 @@ from attention_service.core.visibility import without_padding
 
 
 class OwnArithmetic(ABC):
-    """An approximation told by what it makes of queries, keys and values."""
+    """Approximation defined by its own arithmetic on queries, keys and values."""
 
     def taps(self, spec: AttentionSpec) -> tuple[str, ...]:
-        """Those without weights."""
+        """Return the taps without weights."""
         return APPROXIMATE_TAPS
 
     def learned(self, widths: Widths) -> dict[str, Learned]:
-        """None."""
+        """Return no learned tensors."""
         return {}
 
     def letters(self) -> Mapping[str, str]:
-        """None of its own."""
+        """Return no letters of its own."""
         return {}
 
     def carried(self, *, module: bool) -> frozenset[str] | None:
-        """Nothing: a step takes past keys and values."""
+        """Return an empty set: a step takes past keys and values."""
         return frozenset()
 
     def attend(
         self, problem: Problem, kernel: Kernel, taps: Collection[str], edits: Sequence[BoundEdit]
     ) -> dict[str, Tensor]:
-        """Every tap, and whatever else it gives."""
+        """Return every tap, and any additional results."""
         return passed(problem, edits, self._context)
 
     @abstractmethod
     def _context(self, problem: Problem) -> dict[str, Tensor]:
-        """``context``, and whatever else it gives, of a problem with zeros for padded keys and values."""
+        """Compute ``context`` and any additional results; padded keys and values are zeros."""
 
 
 def passed(
     problem: Problem, edits: Sequence[BoundEdit], context: Callable[[Problem], dict[str, Tensor]]
 ) -> dict[str, Tensor]:
-    """Every tap of an approximation, each a node of the graph to the context, and whatever else it gives.
+    """Return every tap of an approximation as a node of the graph to the context, and any additional results.
 
-    ``context`` is given the problem with edits made and zeros for padded keys and values.
+    ``context`` takes the problem with edits applied and zeros for padded keys and values.
     """
     roles = (("q", problem.q), ("k", problem.k), ("v", problem.v))
     taps = {tap: interventions.apply(edits, tap, x) for tap, x in roles}
@@ -64,7 +64,7 @@ def passed(
 
 
 def scored(problem: Problem) -> tuple[Tensor, Tensor, float]:
-    """Queries and keys whose product, times the number, is the score over the temperature."""
+    """Return queries, keys and a factor whose product is the score over the temperature."""
     score = SCORES.of(problem.spec.score)
     if not isinstance(score, Product):
         raise ValueError(f"{problem.spec.score.name} is no product; ask `refuses` first")
@@ -76,7 +76,7 @@ def scored(problem: Problem) -> tuple[Tensor, Tensor, float]:
 
 
 def no_softmax(spec: AttentionSpec) -> Iterator[Refusal]:
-    """Why a method that stands for a softmax over dot products cannot take this spec."""
+    """Yield the refusals of a method that replaces a softmax over dot products."""
     if not isinstance(SCORES.of(spec.score), Product) or spec.score.name == "gaussian":
         known = "dot, scaled_dot, bilinear or cosine"
         yield "spec.score", f"score {spec.score.name} is no product of a query and a key; take {known}, or method exact"
@@ -92,7 +92,7 @@ def no_softmax(spec: AttentionSpec) -> Iterator[Refusal]:
 
 
 def nothing_between(spec: AttentionSpec) -> Iterator[Refusal]:
-    """Why no method that approximates takes a bias of positions, or keys that the spec adds."""
+    """Yield the refusals of every approximation: a bias of positions, and keys that the spec adds."""
     if POSITIONS.of(spec.position).biased:
         yield (
             "spec.position",
@@ -105,7 +105,7 @@ def nothing_between(spec: AttentionSpec) -> Iterator[Refusal]:
 
 
 def no_masks(spec: AttentionSpec) -> Iterator[Refusal]:
-    """Why a method that mixes all keys cannot take this spec."""
+    """Yield the refusals of a method that mixes all keys."""
     if spec.masks:
         yield (
             "spec.masks",
@@ -115,7 +115,7 @@ def no_masks(spec: AttentionSpec) -> Iterator[Refusal]:
 
 
 def no_order(spec: AttentionSpec) -> Iterator[Refusal]:
-    """Why a running state cannot keep this spec's masks: it knows before and after, and nothing else."""
+    """Yield the refusals of a running state, which supports causal masks alone."""
     if reach_of(spec, 1, 1) is None:
         names = ", ".join(mask.name for mask in spec.masks)
         yield (
@@ -125,7 +125,7 @@ def no_order(spec: AttentionSpec) -> Iterator[Refusal]:
 
 
 def reach_of(spec: AttentionSpec, queries: int, keys: int, past: int = 0) -> int | None:
-    """The r for which query i sees the keys up to i + r at offset 0; the keys' number for all; None for other masks."""
+    """Return the r for which query i sees the keys up to i + r at offset 0; K for all; None for other masks."""
     if not spec.masks:
         return queries + keys
     pattern = pattern_of(spec.masks, queries, keys, past)
@@ -133,7 +133,7 @@ def reach_of(spec: AttentionSpec, queries: int, keys: int, past: int = 0) -> int
 
 
 def reach_in(problem: Problem) -> int:
-    """The same for a problem, its offsets included, which must be equal in all rows of the batch."""
+    """Return the same for a problem, with its offsets, which must be equal in all rows of the batch."""
     queries, keys = problem.q.shape[2], problem.k.shape[2]
     reach = reach_of(problem.spec, queries, keys, problem.past)
     if reach is None:

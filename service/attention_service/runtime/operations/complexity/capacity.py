@@ -1,4 +1,4 @@
-"""How far requests can grow in the memory that is free, by the estimate that admits them."""
+"""Largest requests in the free memory, by the estimate that admits them."""
 
 from collections.abc import Callable, Sequence
 from functools import partial
@@ -16,7 +16,7 @@ Bound = Literal["memory", "spec", "shape"]
 
 
 def limits(subject: Subject) -> CostLimits:
-    """The longest sequence and the largest batch, of a forward pass and of gradients."""
+    """Return the longest sequence and the largest batch, for a forward pass and for gradients."""
     try:
         gradients = _fits(subject, GRADIENTS)
     except KernelUnsuitable:
@@ -29,7 +29,7 @@ def _fits(subject: Subject, purpose: Purpose) -> Fits:
 
 
 def _largest(subject: Subject, dimension: str, purpose: Purpose) -> Largest:
-    """Found by search: what a request needs grows with its size, whichever kernel it takes."""
+    """Search the largest size: the bytes of a request grow with its size, whichever kernel it takes."""
     free, size = subject.place.free, 0
 
     def possible(size: int) -> Workload | None:
@@ -39,7 +39,7 @@ def _largest(subject: Subject, dimension: str, purpose: Purpose) -> Largest:
             return None
 
     def bare(size: int, kernel: str) -> float:
-        """What a kernel needs, whatever is returned; quick, since no time is predicted."""
+        """Peak of a kernel without taps; fast, since no time is predicted."""
         work = possible(size)
         return inf if work is None else bare_peak(cost.plainly(work), kernel, purpose, free)
 
@@ -60,7 +60,7 @@ def _largest(subject: Subject, dimension: str, purpose: Purpose) -> Largest:
 
 
 def need(subject: Subject, work: Workload, purpose: Purpose) -> tuple[str, int]:
-    """The kernel that the planner would take, and the bytes for which the request would be admitted."""
+    """Return the planner's kernel, and the bytes for which the request would be admitted."""
     place = subject.place
     kernel = choose_kernel(work, subject.dtype, place.device, subject.kernel, place.free, purpose)
     if purpose.gradient:
@@ -69,15 +69,15 @@ def need(subject: Subject, work: Workload, purpose: Purpose) -> tuple[str, int]:
 
 
 _FLAT = 0.1
-"""A power of the size with which nothing grows that is worth following."""
+"""Exponent of growth in the size below which extrapolation is pointless."""
 
 
 def largest_within(needs: Callable[[int], float], limit: float, start: int, most: int, *, least: int = 0) -> int:
-    """The largest size up to ``most`` whose need, which grows with it, is within the limit; ``least`` for none beyond.
+    """Return the largest size up to ``most`` whose need, which grows with it, is within the limit; else ``least``.
 
-    An estimate may be slow, and grows nearly as a polynomial of second degree: ``likely`` follows the sizes looked at
-    from ``start`` on. Where that did not halve what is left of the range twice in a row, or double what there is before
-    the end of the range is in sight, bisection does, or doubling.
+    An estimate may be slow, and grows nearly as a polynomial of second degree: ``likely`` extrapolates from the sizes
+    tried, beginning with ``start``. If that does not halve the rest of the range twice in a row, or double the size
+    while the end of the range is unknown, bisection or doubling does.
     """
     low, high, idle, ends = least, most + 1, 0, False
     seen: list[tuple[int, float]] = []
@@ -99,9 +99,9 @@ def largest_within(needs: Callable[[int], float], limit: float, start: int, most
 
 
 def likely(seen: Sequence[tuple[int, float]], limit: float) -> float | None:
-    """The size that needs ``limit``, by up to three sizes and what they need; None where they do not tell.
+    """Return the size that needs ``limit``, by up to three sizes and their needs; None if they are inconclusive.
 
-    On the parabola through three, the power through two, or a power of one and a half through one.
+    It lies on the parabola through three points, the power law through two, or a power of 1.5 through one.
     """
     if not seen:
         return None
@@ -120,7 +120,7 @@ def likely(seen: Sequence[tuple[int, float]], limit: float) -> float | None:
 
 
 def last(holds: Callable[[int], bool], most: int) -> int:
-    """The largest number up to ``most`` of which something holds that holds of all below; 0 for none."""
+    """Return the largest number up to ``most`` that holds, if all below it do; 0 for none."""
     low, high = 0, 1
     while high <= most and holds(high):
         low, high = high, 2 * high

@@ -25,7 +25,7 @@ from attention_service.core.visibility import EVERYTHING
 _OVER_PAIRS = {"scores", "capped_scores", "masked_scores", "weights"}
 
 
-@dataclass(frozen=True)
+@dataclass(eq=False, slots=True)
 class Attended:
     """Result of one attention."""
 
@@ -66,6 +66,8 @@ def attend(
         chosen = blocks(problem, Selection(queries=apart.rows))
         far = torch.cat([dict(stages(problem, {"context"}, selection=each))["context"] for each in chosen], 2)
         whole = {"context": whole["context"].index_copy(2, torch.tensor(apart.rows, device=far.device), far)}
+    if not taps:
+        return Attended(whole["context"], {})
     again = _again(problem, set(taps) - set(whole), selection)
     asked = {tap: narrow(x, tap, problem, selection) for tap, x in whole.items() if tap in taps}
     return Attended(whole["context"], again | asked)

@@ -40,7 +40,7 @@ class BoundEdit:
 
 def apply(edits: Iterable[BoundEdit], tap: str, x: Tensor) -> Tensor:
     """Apply the edits of this tap in their order, never in place."""
-    return reduce(_edit, (edit for edit in edits if edit.tap == tap), x)
+    return reduce(_edit, (edit for edit in edits if edit.tap == tap), x) if edits else x
 
 
 def _edit(x: Tensor, edit: BoundEdit) -> Tensor:

@@ -17,6 +17,8 @@ _LOG = logging.getLogger(__name__)
 Kind = Literal["score", "mask", "position", "normalizer", "method", "kernel"]
 Part = TypeVar("Part")
 Maker = TypeVar("Maker", bound=Callable[..., object])
+_MOST_MADE = 1024
+"""Parts that a registry remembers."""
 
 
 @dataclass(frozen=True)
@@ -51,6 +53,8 @@ class Registry(Generic[Part]):
         self.kind = kind
         self._entries: dict[str, Entry[Part]] = {}
         self._group = group
+        self._made: dict[int, tuple[WireModel, Part]] = {}
+        """Parts by the identity of their options, which it keeps alive."""
 
     def register(
         self, options: type[WireModel] | str, *, formula: str, gradient: str, cost: str, source: str
@@ -78,8 +82,13 @@ class Registry(Generic[Part]):
         return add
 
     def of(self, options: WireModel) -> Part:
-        """Return the implementation of the part that these options describe."""
-        return self[_name(type(options))].make(options)
+        """Return the implementation of the part that these options describe: one object for the same options."""
+        made = self._made.get(id(options))
+        if made is None:
+            if len(self._made) >= _MOST_MADE:
+                self._made.clear()
+            made = self._made[id(options)] = options, self[_name(type(options))].make(options)
+        return made[1]
 
     def __getitem__(self, name: str) -> Entry[Part]:
         return self._all()[name]

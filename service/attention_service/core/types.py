@@ -66,9 +66,12 @@ class Running:
     """True if the state after the last key is wanted."""
 
 
-@dataclass(frozen=True)
+_NOT_RUNNING = Running()
+
+
+@dataclass(eq=False, slots=True)  # not frozen: that takes four times as long to make
 class Problem:
-    """One attention, batched and split into heads."""
+    """One attention, batched and split into heads. Nothing changes it once it is made."""
 
     q: Tensor
     """``[B, H, Q, D]``, normed and rotated as in the spec."""
@@ -95,7 +98,7 @@ class Problem:
     """Integer ``[B, Q]``: the places of the queries and of as many new keys, for the position encoding alone."""
     learned: Mapping[str, Tensor] = field(default_factory=dict)
     """The learned tensors of the spec, by name."""
-    running: Running = field(default_factory=Running)
+    running: Running = _NOT_RUNNING
     """Inputs of a running state."""
     dropout: Dropout | None = None
     apart: tuple[Tensor, Tensor, Tensor] | None = None

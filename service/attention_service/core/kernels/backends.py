@@ -19,6 +19,7 @@ LENGTHS = (256, 1024, 4096)
 """At which they are compared; what is longer goes by the last."""
 _HEADS = 8
 _RUNS = 5
+_UNCHANGED = nullcontext()
 Timer = Callable[[Callable[[], object]], float]
 
 
@@ -28,12 +29,13 @@ def fastest(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, *, causal: boo
     Nothing is changed on a CPU; with a mask, for which kernels differ in what they take; and where there is a gradient,
     whose kernel goes with it.
     """
-    tracked = torch.is_grad_enabled() and any(x.requires_grad for x in (q, k, v))
-    if q.device.type != "cuda" or mask is not None or tracked or q.dtype == torch.float64:
-        return nullcontext()
+    if not q.is_cuda or mask is not None or q.dtype == torch.float64:
+        return _UNCHANGED
+    if torch.is_grad_enabled() and any(x.requires_grad for x in (q, k, v)):
+        return _UNCHANGED
     length = next((each for each in LENGTHS if k.shape[2] <= each), LENGTHS[-1])
     if torch.cuda.is_current_stream_capturing():  # nothing can be timed now
-        return nullcontext()
+        return _UNCHANGED
     order = ranked(q.device, q.dtype, q.shape[3], length, causal)
     return sdpa_kernel([*order, SDPBackend.MATH], set_priority=True)
 

@@ -75,7 +75,8 @@ class Fused(Kernel):
         else:
             with fastest(q, k, v, mask, causal=causal):
                 context = self.call(q, k, v, mask, is_causal=causal, scale=scale, enable_gqa=grouped)
-        context = context[..., :width]
+        if context.shape[-1] != width:
+            context = context[..., :width]
         return {"context": context if blind is None else context.masked_fill(blind, 0)}
 
     def unsuitable(self, spec: AttentionSpec, dtype: torch.dtype, needs: Needs) -> Iterator[str]:

@@ -28,9 +28,9 @@ class Layout:
     """Heads lie side by side in the last dimension: ``[B, L, heads·W]``."""
 
 
-@dataclass(frozen=True)
+@dataclass(eq=False)  # not frozen: that takes four times as long to make
 class Bound:
-    """One attention with its sizes known and its arrays batched.
+    """One attention with its sizes known and its arrays batched. Nothing changes it once it is made.
 
     B batch, H query heads, Hkv key/value heads, Q queries, K keys (the past included), P past keys.
     """

@@ -118,7 +118,7 @@ def problem(
     spec, own, apart = bound.spec, bound.sequence_masks, None
     if own is not None and len(own) == 1:
         spec, own = spec.model_copy(update={"masks": [*own[0]]}), None
-    if bound.module is not None and any(separate_positions(masks) for masks in own or (spec.masks,)):
+    if bound.module is not None and spec.masks and any(separate_positions(masks) for masks in own or (spec.masks,)):
         apart = partial(multihead.project, parameters, bound.module.sizes, by="global")
     finite = simple and _surely_finite(bound, tensors)
     prepared = prepare(spec, tensors, learned, by_head, projected=bound.module is not None, apart=apart, finite=finite)
@@ -167,8 +167,8 @@ def output(bound: Bound, parameters: Parameters, context: Tensor, edits: Sequenc
     """The output from context ``[B, H, Q, V]``, in the query's (batched) layout, edited where the request says so."""
     if bound.module is None and not bound.layout.merged:  # the output is the context
         return apply([replace(edit, tap="context") for edit in edits if edit.tap == "output"], "context", context)
-    merge = multihead.merge_heads if bound.module is None else partial(multihead.project_out, parameters)
-    return apply(edits, "output", merge(context))
+    merged = multihead.merge_heads(context)
+    return apply(edits, "output", merged if bound.module is None else multihead.project_merged(parameters, merged))
 
 
 def bind_edits(edits: Sequence[Edit], device: torch.device, dtype: torch.dtype) -> list[BoundEdit]:
@@ -199,8 +199,10 @@ def in_reply(tensor: Tensor, bound: Bound, tap: str | None = None, dtype: str | 
 
     tap: the name of the tap, which tells if heads are its second dimension; None has none.
     """
-    value = strip(tensor.detach(), bound.layout, heads_axis=tap is not None and has_heads(tap, bound))
-    return value.to(TORCH_DTYPES[dtype or bound.reply_dtype]) if value.is_floating_point() else value
+    value = tensor.detach() if tensor.requires_grad else tensor
+    value = strip(value, bound.layout, heads_axis=tap is not None and has_heads(tap, bound))
+    into = TORCH_DTYPES[dtype or bound.reply_dtype]
+    return value.to(into) if value.dtype != into and value.is_floating_point() else value
 
 
 def has_heads(tap: str, bound: Bound) -> bool:

@@ -16,6 +16,7 @@ from attention_service.core.methods.linear import Linear as LinearMethod
 
 NAMES = ("gate", "beta", "initial_state", "initial_normalizer")
 """The request's tensors of a running state."""
+_NOTHING: frozenset[str] = frozenset()
 
 
 def check_request(spec: AttentionSpec, request: AttentionInputs, *, module: bool, keys: int) -> None:
@@ -26,10 +27,9 @@ def check_request(spec: AttentionSpec, request: AttentionInputs, *, module: bool
     if request.past_key is not None and request.past_key.shape[-2]:
         check_past(spec, "past_key")
     method = spec.method
-    sent = [name for name in NAMES if getattr(request, name) is not None]
     reads = _reads(spec, module=module)
-    for name in sent:
-        if name not in reads:
+    for name in NAMES:
+        if getattr(request, name) is not None and name not in reads:
             raise InvalidRequest(f"{name}: {_unread(spec, name, module=module)}", param=name)
     for name in ("return_state", "report_error"):
         if getattr(request, name, False):
@@ -123,10 +123,10 @@ def bind_tensors(
     return bound
 
 
-def _reads(spec: AttentionSpec, *, module: bool) -> set[str]:
+def _reads(spec: AttentionSpec, *, module: bool) -> frozenset[str]:
     """The request's tensors that the method reads."""
     method = METHODS.of(spec.method)
-    return set(method.carried(module=module) - {"return_state"}) if isinstance(method, LinearMethod) else set()
+    return method.carried(module=module) - {"return_state"} if isinstance(method, LinearMethod) else _NOTHING
 
 
 def _unread(spec: AttentionSpec, name: str, *, module: bool) -> str:
@@ -166,7 +166,7 @@ def _check_answerable(name: str, spec: AttentionSpec, request: AttentionInputs) 
             )
 
 
-def _check_linear(method: Linear, request: AttentionInputs, reads: set[str], *, module: bool) -> None:
+def _check_linear(method: Linear, request: AttentionInputs, reads: frozenset[str], *, module: bool) -> None:
     for name in ("gate", "beta"):
         if name in reads and getattr(request, name) is None:
             raise InvalidRequest(f"{name}: rule {method.rule} needs it; send [B, Hkv, Lk]", param=name)

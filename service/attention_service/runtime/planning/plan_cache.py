@@ -32,9 +32,10 @@ class PlanCache:
             if clock is not self._clock:
                 self._entries.clear()
                 self._clock = clock
-            if key in self._entries:
-                self._entries.move_to_end(key)
-                found: ValueT = self._entries[key]
+            found: ValueT | None = self._entries.get(key)
+            if found is not None:
+                if len(self._entries) > MOST // 2:  # otherwise nothing goes soon
+                    self._entries.move_to_end(key)
                 return found
         made = make()
         with self._changing:

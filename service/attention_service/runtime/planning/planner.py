@@ -43,8 +43,7 @@ _EVERYTHING = Selection()
 _CARRIED = frozenset(NAMES)
 
 
-@dataclass(frozen=True)
-class Purpose:
+class Purpose(NamedTuple):
     """The computation that a kernel is chosen for."""
 
     operation: accuracy.Purpose = "forward"

@@ -8,6 +8,7 @@ a job whose like came in the same turn waits for the end of the turn. Other jobs
 
 import asyncio
 import logging
+import os
 import time
 from collections import deque
 from collections.abc import Callable
@@ -65,9 +66,12 @@ class Execution:
     async def measure(self) -> None:
         """Time a hand-off to a thread and back, which decides what runs on the event loop.
 
-        Nothing runs there for a GPU, which would have to be waited for.
+        Nothing runs there for a GPU, which would have to be waited for. On a single core a thread gains nothing.
         """
         if self._device.is_cuda:
+            return
+        if hasattr(os, "sched_getaffinity") and len(os.sched_getaffinity(0)) == 1:
+            self.hold_s = LONGEST_HOLD_S
             return
         matrix = torch.rand(_SIDE, _SIDE)
         here, there = [], []
@@ -90,7 +94,8 @@ class Execution:
         out of memory after all, and what the job raises.
         """
         clock = self._device.clock
-        await self._admit(job, deadline)
+        if not self._budget.take(job.plan.peak_bytes):
+            await self._admit(job, deadline)
         ended: Ended = await self._through(job.run, self._short if job.is_short else self._long, job, clock, deadline)
         return ended
 
@@ -125,12 +130,10 @@ class Execution:
                 self._give_back(waiting)
 
     async def _admit(self, job: Job, deadline: float | None) -> None:
-        need = job.plan.peak_bytes
-        if self._budget.take(need):
-            return
+        """Wait for the memory of a job."""
         try:
             async with asyncio.timeout_at(deadline):  # the loop's clock is the monotonic one
-                await self._budget.acquire(need)
+                await self._budget.acquire(job.plan.peak_bytes)
         except TimeoutError:
             raise _late() from None
 
@@ -157,7 +160,7 @@ class Execution:
                 timer.cancel()
 
     def _begin(self, waiting: Waiting, lane: Lane) -> None:
-        """Run a job now, or queue it until the end of the turn if others are before it or may run in one pass with it."""
+        """Run a job now, or at the end of the turn if others are before it or may run in one pass with it."""
         if self._turn is None:
             self._turn = asyncio.get_running_loop().call_soon(self._end_turn)
             self._turn_began = waiting.admitted

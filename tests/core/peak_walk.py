@@ -19,7 +19,7 @@ from attention_service.core.kernels import unsuitable
 from attention_service.core.normalizers import has_lse
 from attention_service.cost import Workload, gradient_phases, memory_phases
 from attention_service.cost.gradient_memory import names_of
-from attention_service.cost.phases import Phase, peak_of
+from attention_service.cost.memory_phases import Phase, peak_of
 from attention_service.runtime.calibration.specs import Lengths, draw_spec
 
 EDITED_TAPS = ("q", "k", "v", "scores", "capped_scores", "masked_scores", "weights", "context")

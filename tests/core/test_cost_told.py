@@ -12,7 +12,7 @@ from attention_service.core.methods import approximation_of
 from attention_service.core.registry import variants
 from attention_service.core.stages import TAPS
 from attention_service.cost.letters import LETTERS, explained
-from attention_service.cost.phases import Phase
+from attention_service.cost.memory_phases import Phase
 from attention_service.cost.tensor_names import TENSORS, told
 
 SOURCES = sorted(Path(attention_service.__file__).parent.rglob("*.py"))

@@ -12,14 +12,12 @@ FORBIDDEN = frozenset(["What", "Whether", "How", "As", "Where", "Of", "By", "Tha
 """Words that begin a question or a clause without a subject."""
 SHARED = {
     "__init__.py": "marks a package",
-    "answers.py": "schemas of costs and results of meta tensors",
     "base.py": "declares the protocol and the registry of the entries in its folder",
     "errors.py": "the client's errors extend the contract's",
     "attention.py": "schemas and computation of attention",
     "gradients.py": "schemas and operation",
     "hardware.py": "schemas and table of devices",
     "hopfield.py": "schemas, operation, computation and commands of retrieval",
-    "phases.py": "marks in computations and their bytes",
     "weights.py": "schemas and operation",
 }
 """File names that several folders share, with the reason."""

@@ -85,11 +85,11 @@ class _TileKind:
 
     queries: int
     widths: tuple[int, ...]
-    """Of each stretch of keys that do not touch, in ascending order."""
+    """Widths of the disjoint stretches of keys, ascending."""
     masked: tuple[tuple[int, bool], ...]
-    """Of each piece in which masks of positions hide something: its keys, and whether its limits are laid out anew."""
+    """For each masked piece: its keys, and whether its limits are laid out anew."""
     added: bool
-    """Whether keys that the spec adds are among its keys."""
+    """True if its keys include keys that the spec adds."""
 
 
 @dataclass(frozen=True)

@@ -11,9 +11,9 @@ from attention_service.core.multihead import parameter_shapes
 from attention_service.cost.approximate import approximated
 from attention_service.cost.kernels import kernel_of
 from attention_service.cost.memory import rehearsed_kernel
+from attention_service.cost.memory_phases import Phase, peak_of
 from attention_service.cost.pairs import fused_masks
 from attention_service.cost.passes import registered
-from attention_service.cost.phases import Phase, peak_of
 from attention_service.cost.pieces import by_pieces
 from attention_service.cost.rehearsal import LARGEST, Account, Bytes, most_held
 from attention_service.cost.stand_ins import long_enough
@@ -21,7 +21,7 @@ from attention_service.cost.tensor_bytes import input_bytes
 from attention_service.cost.workload import Workload, remembered
 
 _TIMES = 2
-"""What is known at once tells enough where it is so many times the room."""
+"""Skip the rehearsal if a lower bound already exceeds this many times the room."""
 
 
 def gradient_peak_bytes(
@@ -52,7 +52,7 @@ def gradient_phases(
     twice: bool = False,
     checked: bool = False,
 ) -> tuple[Phase, ...]:
-    """What is held in each phase of a forward and a backward pass, by a kernel or, whatever it is called, a method.
+    """Return the memory of each phase of a forward and a backward pass, by a kernel or a method.
 
     names: with respect to what; None for everything that comes in and is learned. ``twice``: the gradients are
     differentiated again, along a direction of each; ``checked``: held against central differences in float64. Taps that
@@ -75,7 +75,7 @@ def _phases(
 
 
 def _least(work: Workload, kernel: str) -> int:
-    """What is known at once: what is sent, and of an exact kernel a matrix of scores or the masks."""
+    """Return a lower bound: the inputs, and for an exact kernel a matrix of scores or the masks."""
     holds = kernel_of(work, kernel).holds
     if approximated(work) is not None or holds == "tiles":
         return input_bytes(work)

@@ -16,9 +16,9 @@ from attention_service.core.phases import phase
 from attention_service.core.stages import TAPS, stages
 from attention_service.core.types import Problem
 from attention_service.cost.kernels import kernel_of
+from attention_service.cost.memory_phases import ROUNDING, Phase, peak_of
 from attention_service.cost.pairs import PAIR_TAPS, fused_masks, masks_of
 from attention_service.cost.passes import registered
-from attention_service.cost.phases import ROUNDING, Phase, peak_of
 from attention_service.cost.pieces import by_pieces
 from attention_service.cost.rehearsal import Account, Bytes, most_held
 from attention_service.cost.retrieval import Retrieval

@@ -1,4 +1,4 @@
-"""What operators of a CPU hold for themselves, beside what they are given and what they answer."""
+"""Workspace of CPU operators, beside their inputs and results."""
 
 from collections.abc import Callable, Sequence
 from functools import cache
@@ -27,7 +27,7 @@ def beside(func: Any, args: Sequence[Any], out: Any, threads: int) -> int:
 
 
 def _converting(args: Sequence[Any], out: Tensor) -> int:
-    """What has another dtype than the answer, in that of the answer."""
+    """Copies of inputs in the dtype of the result."""
     others = (x for x in args if isinstance(x, Tensor) and x.ndim and x.dtype != out.dtype)
     return sum(x.numel() * out.itemsize for x in others)
 
@@ -43,7 +43,7 @@ def _averaging(args: Sequence[Any], out: Tensor) -> int:
 
 
 def _picking(args: Sequence[Any], out: Tensor) -> int:
-    """What is picked from, row by row."""
+    """A row-major copy of the source of an index."""
     return 0 if args[0].is_contiguous() else int(args[0].numel() * out.itemsize)
 
 
@@ -52,13 +52,13 @@ def _exponentials(args: Sequence[Any], out: Tensor) -> int:
 
 
 def _flags(args: Sequence[Any], out: Tensor) -> int:
-    """Which scores are −∞."""
+    """Flags of the scores that are −∞."""
     return int(args[0].numel())
 
 
 @cache
 def _packs(dtype: torch.dtype) -> bool:
-    """Whether products of this type are oneDNN's, as those of half types are on processors with instructions for it."""
+    """Return True if oneDNN computes products of this type, as for half types on processors that support them."""
     known: dict[torch.dtype, Any] = {
         torch.bfloat16: torch.ops.mkldnn._is_mkldnn_bf16_supported,
         torch.float16: torch.ops.mkldnn._is_mkldnn_fp16_supported,
@@ -97,4 +97,4 @@ _RULES: dict[Any, Callable[[Sequence[Any], Tensor], int]] = {
     _aten.logsumexp.default: _exponentials,
     _aten._safe_softmax.default: _flags,
 }
-"""By operator."""
+"""Rules by operator."""

@@ -1,4 +1,4 @@
-"""What is done in many equal pieces, rehearsed with a few of them: each of the others adds what the last one did."""
+"""Extrapolation of work in many equal pieces from a few of them: each further piece adds as much as the last."""
 
 from collections.abc import Callable
 from dataclasses import replace
@@ -17,15 +17,15 @@ from attention_service.cost.workload import Workload
 _FEW = 12
 """Pieces that are rehearsed, and one less."""
 _LONG = MOST_CELLS * Tiling.cell
-"""Of a larger size it is told by what three that are smaller need, as it grows. Up to here the tiles of the blocked
-kernel are gone through, and not bounded."""
+"""Larger sizes are extrapolated from three smaller ones. Up to here the tiles of the blocked kernel are enumerated, not
+bounded."""
 _SLACK = 0.01
 
 
 def by_pieces(
     work: Workload, rehearse: Callable[[Workload], dict[str, Bytes]], *, twice: bool = False
 ) -> dict[str, Bytes]:
-    """What is told of a workload by phase; of one in many pieces, by what is told of shorter ones.
+    """Rehearse a workload by phase; extrapolate one in many pieces from shorter ones.
 
     ``twice``: gradients are differentiated again, and something is kept of each piece of the hidden layer of a score.
     """
@@ -51,9 +51,9 @@ def _longer(few: Bytes, fewer: Bytes, more: int) -> Bytes:
 
 
 def _grown(work: Workload, dimension: str, rehearse: Callable[[Workload], dict[str, Bytes]]) -> dict[str, Bytes]:
-    """By what it is at three sizes, each twice the one before, between which it goes as a square or less.
+    """Extrapolate quadratically from n, 2n and 4n.
 
-    What does not, because another way is taken at the last size, is as much larger as the size is.
+    If the three do not lie on such a curve, because the last size takes another path, scale linearly.
     """
     sizes = [_LONG // 4, _LONG // 2, _LONG]
     low, middle, high = (rehearse(_resized(work, dimension, size)) for size in sizes)

@@ -14,7 +14,7 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from attention_service.core.cancellation import rehearsed_on
-from attention_service.cost.answers import answer
+from attention_service.cost.meta_results import answer
 from attention_service.cost.operation_counter import OperationCounter
 from attention_service.cost.operator_memory import beside
 
@@ -22,7 +22,7 @@ _ADD = torch.ops.aten.add.Tensor
 
 
 Bytes = dict[str, int]
-"""By what the tensors are called."""
+"""Bytes by the name of their tensors."""
 LARGEST = 2**46
 """Bytes that no device has: nothing of such sizes is rehearsed."""
 
@@ -35,7 +35,7 @@ def most_held(
     graph: bool = True,
     threads: int = 1,
 ) -> dict[str, Bytes]:
-    """What a pass over meta tensors holds when it holds most, in each of its phases, beside what is ``resident``.
+    """Return the peak memory of a pass over meta tensors, in each phase, beside the ``resident`` tensors.
 
     pairs: the last two sizes of what has a number for each query and key. ``graph``: autograd keeps what it would for
     the way back. ``threads``: those of a CPU; 0 for a GPU, whose operators take nothing for themselves.
@@ -64,7 +64,7 @@ class Account(TorchDispatchMode):  # type: ignore[no-untyped-call]
         super().__init__()  # type: ignore[no-untyped-call]
         self._counter = counter
         self.most: dict[str, Bytes] = {}
-        """By phase."""
+        """Bytes by phase."""
         self._largest = -1
         self._total = 0
         self._held: Bytes = {}
@@ -73,16 +73,16 @@ class Account(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self._alive: dict[int, object] = {_key(x): None for x in resident}
 
     def begin(self, phase: str) -> None:
-        """What is held from now on counts for this phase, of which there is one of a name."""
+        """Begin a phase. Its name is used once."""
         self._phase, self._largest = phase, -1
         self.take(0)
 
     def call(self, name: str, over_pairs: str | None = None) -> None:
-        """What is made from now on is called so, and so what has a number for each query and key."""
+        """Name the tensors made from now on; ``over_pairs`` names those with a number for each query and key."""
         self._name, self._over_pairs = name, over_pairs or name
 
     def take(self, more: int) -> None:
-        """So many bytes are worked in, beside what is held."""
+        """Note this many bytes of workspace, beside what is held."""
         if self._total + more > self._largest:
             self._largest = self._total + more
             self.most[self._phase] = self._held | {"workspace": more}
@@ -126,10 +126,9 @@ class Account(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
 
 def _accumulates(x: Any, y: Any) -> bool:
-    """Whether this is autograd adding a gradient to one that nobody else holds.
+    """Return True if autograd adds a gradient to one that nobody else holds.
 
-    It does so in place, but where operations are looked at; of the references to what came first two are then those of
-    whom it is shown to.
+    Autograd does so in place, except under a dispatch mode; two references to the first tensor are then the mode's.
     """
     if torch.is_grad_enabled() or torch._C._current_graph_task_id() < 0 or not isinstance(y, Tensor):
         return False
@@ -141,7 +140,7 @@ def _accumulates(x: Any, y: Any) -> bool:
 
 
 def _dense(x: Tensor) -> bool:
-    """Whether it lies without gaps, in whatever order."""
+    """Return True if the tensor has no gaps, in any order of dimensions."""
     step = 1
     for stride, size in sorted(zip(x.stride(), x.shape, strict=True)):
         if size > 1 and stride != step:

@@ -13,8 +13,8 @@ from attention_service.cost.clock import Clock, Estimate
 from attention_service.cost.flops import backward_pass, forward_pass, pair_count
 from attention_service.cost.gradient_memory import gradient_phases
 from attention_service.cost.memory import memory_phases, peak_bytes
+from attention_service.cost.memory_phases import Phase, peak_of
 from attention_service.cost.operation_counter import Traffic
-from attention_service.cost.phases import Phase, peak_of
 from attention_service.cost.taps import tap_costs, taps_cost
 from attention_service.cost.tensor_bytes import (
     input_bytes,

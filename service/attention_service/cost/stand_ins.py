@@ -45,7 +45,7 @@ def inputs_of(work: Workload) -> dict[str, Tensor]:
 
 
 def parameters_of(work: Workload) -> dict[str, Tensor]:
-    """Those of a module, or what raw attention is sent of what its spec learns."""
+    """Return the parameters of a module, or the learned tensors of raw attention."""
     learned = learned_of(work.spec, work.widths)
     shapes = {name: x.shape for name, x in learned.items()} if work.sizes is None else parameter_shapes(work.sizes)
     return {name: _unreal(shape, dtype_of(work)) for name, shape in shapes.items()}
@@ -86,7 +86,7 @@ def output_of(work: Workload, parameters: Tensors, context: Tensor, edits: Colle
 
 
 def selection_of(work: Workload) -> Selection:
-    """As many heads and queries as are selected."""
+    """Return a selection of this many heads and queries."""
     heads, queries = (
         None if count is None else tuple(range(count)) for count in (work.selected_heads, work.selected_queries)
     )
@@ -94,7 +94,7 @@ def selection_of(work: Workload) -> Selection:
 
 
 def dtype_of(work: Workload) -> torch.dtype:
-    """What is computed in."""
+    """Return the computing dtype."""
     return _DTYPES.get(work.itemsize, torch.float16 if work.half else torch.bfloat16)
 
 

@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 from typing import Final, NamedTuple
 
-from attention_service.cost.phases import Phase
+from attention_service.cost.memory_phases import Phase
 
 
 class Told(NamedTuple):

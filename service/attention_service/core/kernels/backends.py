@@ -1,4 +1,4 @@
-"""Which of PyTorch's fused kernels for a GPU is the fastest: asked of the GPU, by its own events.
+"""The fastest of PyTorch's fused kernels on a GPU, measured by the GPU's own events.
 
 Beside its flash kernel PyTorch has one that takes any mask and type ("efficient") and cuDNN's; which of them is the
 fastest depends on the GPU, the type and the length. Its own order is the same everywhere.
@@ -59,7 +59,7 @@ def ranked(
 
 
 def _seconds(run: Callable[[], object]) -> float:
-    """By the device's events, the median of some runs."""
+    """Return the median time of some runs, by the device's events."""
     run()  # code is loaded, and plans are made
     return median(_once(run) for _ in range(_RUNS))
 

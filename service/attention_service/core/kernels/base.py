@@ -19,7 +19,7 @@ PAIR_TAPS = frozenset({"scores", "capped_scores", "masked_scores", "weights", "l
 
 @dataclass(frozen=True)
 class Needs:
-    """What a request asks of a kernel beside the spec."""
+    """The demands of a request on a kernel, beside the spec."""
 
     edits: bool = False
     """Some tap is edited."""

@@ -153,7 +153,7 @@ def _block_mask(problem: Problem, mask: Tensor | None) -> BlockMask | None:
 
 
 def _listed(blocks: Tensor, heads: int) -> tuple[Tensor, Tensor]:
-    """How many blocks of keys each block of queries looks at, and which, those first."""
+    """Count the blocks of keys that each block of queries looks at, and list them first."""
     order = torch.argsort(blocks.to(torch.int8), dim=-1, descending=True, stable=True)
     count = blocks.sum(-1)
     batch, _, rows, columns = blocks.shape

@@ -36,7 +36,7 @@ Three = tuple[Tensor, Tensor, Tensor]
 
 
 def takes_spec(spec: AttentionSpec, dtype: torch.dtype, queries: int, keys: int, past: int) -> bool:
-    """Whether the fused kernel computes this spec, and its masks leave each block of queries few enough keys.
+    """Return True if the fused kernel computes this spec and its masks leave each block of queries few enough keys.
 
     keys: without those that the spec adds, the past included.
     """
@@ -46,7 +46,7 @@ def takes_spec(spec: AttentionSpec, dtype: torch.dtype, queries: int, keys: int,
 
 
 def takes(problem: Problem) -> bool:
-    """Whether that is all: on a CPU, without a mask, padding or dropout of the request's own."""
+    """Return True on a CPU without a mask, padding or dropout of the request's own."""
     own = (problem.mask, problem.key_mask, problem.key_lengths, problem.dropout)
     on_cpu = problem.q.device.type == "cpu"
     if not on_cpu or any(x is not None for x in own):
@@ -70,7 +70,7 @@ def _widest(pattern: Pattern) -> int:
 
 
 def _bands(pattern: Pattern) -> Iterator[Band]:
-    """Those within which all allowed pairs lie."""
+    """Return the bands that contain all allowed pairs."""
     if isinstance(pattern, Band):
         yield pattern
     elif isinstance(pattern, AllOf):
@@ -194,7 +194,7 @@ def _part(group: Group, block: Block) -> Three:
 
 
 def _mask(group: Group, block: Block) -> Tensor | None:
-    """What is added to the scores of a block, ``[1, 1, q, k]``: −∞ where it is forbidden to look, else 0."""
+    """Return the mask of a block, ``[1, 1, q, k]``, that is added to its scores: −∞ for forbidden pairs, else 0."""
     (strip,) = block.strips
     if not any(piece.masked for piece in strip.pieces):
         return None

@@ -53,7 +53,7 @@ class _Memory:
 
     sizes: Sizes
     width: int
-    """Of queries, keys and values."""
+    """Width of queries, keys and values."""
     score: int
     """Bytes of a score."""
 

@@ -1,4 +1,4 @@
-"""What the masks of positions hide within a tile, laid out once where tiles are alike."""
+"""The pairs that positional masks hide within a tile, laid out once for equal tiles."""
 
 from bisect import bisect_right
 from math import lcm
@@ -9,11 +9,11 @@ from torch import Tensor
 from attention_service.core.patterns import Pattern
 
 KEPT = 2
-"""So many of the largest tiles may be remembered."""
+"""Number of tiles of the largest size that are remembered."""
 
 
 class Likeness:
-    """Which tiles look like one that is remembered.
+    """Finds the remembered tile that a tile equals.
 
     Where edges of a pattern move with the query, one tile further along the diagonal it looks the same.
     """
@@ -36,7 +36,7 @@ class Likeness:
     def remember(
         self, queries: tuple[int, int], keys: tuple[int, int]
     ) -> tuple[tuple[int, ...] | None, bool, list[tuple[int, ...]]]:
-        """What a tile is remembered by (None where it is not), whether it is new, and what is forgotten for it."""
+        """Return the key of a tile (None if it is not remembered), whether it is new, and the keys dropped for it."""
         key = self._likeness(queries, keys)
         size = (queries[1] - queries[0]) * (keys[1] - keys[0])
         if key is None or size > self._most:
@@ -52,7 +52,7 @@ class Likeness:
         return key, True, forgotten
 
     def _likeness(self, queries: tuple[int, int], keys: tuple[int, int]) -> tuple[int, ...] | None:
-        """What tiles that look the same have in common; None where something else begins within this one."""
+        """Return the key that equal tiles share; None if another pattern begins within the tile."""
         if self._period is None:
             return None
         kinds = []

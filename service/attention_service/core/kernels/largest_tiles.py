@@ -25,7 +25,7 @@ _LOOKED_AT = 2**15
 _MOST_FIRSTS = 8
 """The same of places at which sequences stand."""
 MOST_CELLS = 1024
-"""Of a block: beyond so many its tiles are bounded, and not gone through."""
+"""Cells of a block. A larger block's tiles are bounded, not enumerated."""
 
 
 class Tile(NamedTuple):
@@ -36,7 +36,7 @@ class Tile(NamedTuple):
     spans: int
     """Stretches of keys that do not touch: of more than one, keys and values are put together."""
     follows: bool
-    """Whether a tile of the same queries came before, whose sums are there."""
+    """True if an earlier tile of the same queries left its sums."""
     remembered: int
     """Pairs whose limits are there from tiles before."""
     limits: int
@@ -46,7 +46,7 @@ class Tile(NamedTuple):
     fresh: int
     """Pairs of the largest piece whose limits are laid out for it."""
     masked: bool
-    """Whether anything of it is hidden."""
+    """True if some of its pairs are hidden."""
 
 
 class Found(NamedTuple):
@@ -54,9 +54,9 @@ class Found(NamedTuple):
 
     tile: Tile
     first: int
-    """Where the first query stands."""
+    """Position of the first query."""
     block: Block
-    """Of this tile and the one before it alone."""
+    """A block of this tile and the one before it alone."""
 
 
 def largest_tiles(sizes: Sizes) -> tuple[int, tuple[Found, ...]]:
@@ -113,7 +113,7 @@ def _bounded(sizes: Sizes, tiling: Tiling, *, rows_whole: bool) -> tuple[Found, 
 
 
 def _seldom(firsts: Sequence[int]) -> tuple[int, ...]:
-    """Of equal ones two, since the second finds what the first has left; of many some, the outermost among them."""
+    """Keep two of equal positions, because the second reuses the first's limits, and a few of many, with both ends."""
     few = sorted({*firsts})
     if len(few) > _MOST_FIRSTS:
         few = [few[index * (len(few) - 1) // (_MOST_FIRSTS - 1)] for index in range(_MOST_FIRSTS)]

@@ -22,7 +22,7 @@ from attention_service.core.visibility import real_keys
 
 @dataclass(frozen=True)
 class Leaves:
-    """What the scores of one tile are made of, and its values."""
+    """The tensors from which one tile's scores are computed, and its values."""
 
     q: Tensor
     """``[B, H, q, D]``, as ``k`` in the dtype of the scores."""
@@ -176,7 +176,7 @@ class Group:
 
 
 class Through(Protocol):
-    """Which blocks of queries are gone through."""
+    """Iterates over the blocks of queries."""
 
     def __call__(self, problem: Problem, *, whole_rows: bool) -> Iterator[tuple[Group, Block]]:
         """Each with the group of sequences that it is of."""
@@ -225,7 +225,7 @@ def scored_in(problem: Problem) -> torch.dtype:
 
 
 def _width(strip: Strip, keys: int) -> int:
-    """How many of a strip's keys are not among those that the spec added."""
+    """Count a strip's keys without those that the spec adds."""
     return sum(max(0, min(stop, keys) - start) for start, stop in strip.spans)
 
 

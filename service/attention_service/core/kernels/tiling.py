@@ -1,4 +1,4 @@
-"""Which keys each block of queries has to look at: told from positions alone, before anything is computed.
+"""The keys that each block of queries looks at, found from positions alone before anything is computed.
 
 Queries are cut into blocks, keys into small cells. Of each cell the masks of positions say whether a block of queries
 may look at none, some or all of it. Cells side by side that are alike make a piece; pieces make strips, each as many
@@ -22,15 +22,15 @@ _NONE, _SOME = 0, 1  # and 2 for every
 
 @dataclass(frozen=True)
 class Tiling:
-    """How large blocks, strips and cells are."""
+    """Sizes of blocks, strips and cells."""
 
     queries: int = 256
-    """Of a block, at most."""
+    """Queries of a block, at most."""
     keys: int = 1024
-    """Of a strip, at most; more where the blocks have fewer queries than this asks for."""
+    """Keys of a strip, at most; more where the blocks have fewer queries than this asks for."""
     cell: int = 64
     scores: int = 2**20
-    """How many are held at a time, over the sequences and heads that are looked at together."""
+    """Scores held at a time, over the sequences and heads that are computed together."""
 
     def fitted(self, heads: int, queries: int, keys: int) -> "Tiling":
         """For each of so many heads: blocks and strips of one sequence that hold no more scores than they may."""
@@ -46,7 +46,7 @@ class Tiling:
         return replace(self, queries=max(1, min(self.queries, queries)))
 
     def sequences(self, keys: int) -> int:
-        """How many sequences to look at together."""
+        """Return the number of sequences to compute together."""
         return max(1, self.scores // max(1, self.queries * min(self.keys, keys)))
 
     @property
@@ -57,9 +57,11 @@ class Tiling:
 
 TILING = Tiling()
 WHOLE = Tiling(queries=256, keys=2**62, scores=2**21)
-"""Of blocks that PyTorch's fused kernel computes: one strip has all keys. That kernel takes 64 of so many queries at a
-time (from 192 on), which two or four threads share evenly; of more, a window leaves each a smaller share of the keys of
-its block."""
+"""The tiling of blocks that PyTorch's fused kernel computes: one strip has all keys.
+
+From 192 queries on, that kernel takes 64 at a time, which two or four threads share evenly. Of larger blocks, a window
+leaves each query a smaller share of the keys.
+"""
 
 
 @dataclass(frozen=True)
@@ -69,7 +71,7 @@ class Piece:
     start: int
     stop: int
     masked: bool
-    """Whether the masks of positions hide some of the pairs."""
+    """True if positional masks hide some of the pairs."""
 
 
 @dataclass(frozen=True)
@@ -80,7 +82,7 @@ class Strip:
 
     @property
     def width(self) -> int:
-        """How many keys."""
+        """The number of keys."""
         return sum(piece.stop - piece.start for piece in self.pieces)
 
     @property
@@ -113,7 +115,7 @@ class Layout:
     queries: int
     keys: int
     extra: int = 0
-    """So many keys more come last, which no mask hides."""
+    """Number of added keys at the end, which no mask hides."""
     real: Tensor | None = None
     """Bool ``[keys]``: which keys are real in any of the sequences."""
 
@@ -173,7 +175,7 @@ class Layout:
             yield start, min(start + at_once, self.queries)
 
     def pieces(self, kinds: NDArray[np.int8], cell: int) -> Iterator[list[Piece]]:
-        """Those of each block, of which ``kinds`` ``[blocks, cells]`` are known."""
+        """Return the pieces of each block, from its ``kinds`` ``[blocks, cells]``."""
         blocks, cells = kinds.shape
         block, before = np.nonzero(kinds[:, 1:] != kinds[:, :-1])
         ends = np.searchsorted(block, np.arange(blocks + 1)).tolist()

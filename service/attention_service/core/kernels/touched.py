@@ -81,7 +81,7 @@ def touched(sizes: Sizes) -> Touched:
 
 @lru_cache(maxsize=64)  # one account of costs asks for the same several times
 def _counted(layout: Layout, fitted: Tiling, rows_whole: bool) -> Touched:
-    """Of one sequence, block by block."""
+    """Count one sequence block by block."""
     dense = layout.pattern == pattern_of((), layout.queries, layout.keys)
     blocks = -(-layout.queries // fitted.queries)
     widths = np.full(blocks, layout.keys + layout.extra) if dense else layout.widths(fitted)
@@ -96,7 +96,7 @@ def _counted(layout: Layout, fitted: Tiling, rows_whole: bool) -> Touched:
 
 @lru_cache(maxsize=64)
 def _estimated(layout: Layout, fitted: Tiling, rows_whole: bool) -> Touched:
-    """Of one sequence: the allowed pairs and what is beside them in their tiles, or what a few blocks look at."""
+    """Estimate one sequence: the allowed pairs with the rest of their tiles, or an extrapolation of a few blocks."""
     blocks, keys = -(-layout.queries // fitted.queries), layout.keys + layout.extra
     if counting.countable(layout.pattern):
         allowed = counting.count(layout.pattern, layout.first, layout.queries, layout.keys)

@@ -1,4 +1,4 @@
-"""How the scores of one tile become weights and a part of the context, and back."""
+"""From the scores of one tile to weights and a part of the context, and the way back."""
 
 from dataclasses import dataclass
 from math import log
@@ -20,7 +20,7 @@ _LOG2_E = 1 / log(2)
 
 @dataclass(frozen=True)
 class Upstream:
-    """What is known of a block when its tiles are gone through again."""
+    """The state of a block in its backward pass."""
 
     gradient: Tensor
     """∂L/∂context, ``[B, H, q, V]``."""
@@ -35,7 +35,7 @@ class Way(Protocol):
 
     @property
     def whole_rows(self) -> bool:
-        """Whether a query's weights need all its scores at once."""
+        """True if a query's weights need all its scores at once."""
 
     def forward(self, group: Group, block: Block) -> tuple[Tensor, Tensor | None]:
         """The context ``[B, H, q, V]`` of a block, and its log-sum-exp ``[B, H, q]`` where there is one."""
@@ -138,7 +138,7 @@ class Weighed:
     def backward(
         self, group: Group, block: Block, strip: Strip, x: Tensor, v: Tensor, upstream: Upstream
     ) -> tuple[Tensor, Tensor]:
-        """By differentiating the weights and their sum."""
+        """Differentiate the weights and their sum."""
         x, v = x.requires_grad_(), v.detach().requires_grad_()
         with torch.enable_grad():
             part = self._part(group, block, strip, x, v)
@@ -151,7 +151,7 @@ class Weighed:
 
 
 def _exponentials(x: Tensor) -> Tensor:
-    """Of x, in place, as powers of two: on a CPU these are no slower where x is −∞ or the power next to nothing."""
+    """Exponentiate x in place, as powers of two. On a CPU these are not slower for −∞ or tiny results."""
     return x.mul_(_LOG2_E).exp2_()
 
 
@@ -162,7 +162,7 @@ def _dropped(x: Tensor, group: Group, block: Block, strip: Strip) -> Tensor:
 
 
 def upstreams(gradient: Tensor, context: Tensor, lse: Tensor, group: Group, block: Block) -> Upstream:
-    """What came back to a block, from tensors over the whole batch and all queries."""
+    """Return the upstream gradients of a block, from tensors over the whole batch and all queries."""
     at = group.sequences, slice(None), slice(block.start, block.stop)
     given = gradient[at].to(group.sums_in)
     if not lse.numel():  # only a softmax has one

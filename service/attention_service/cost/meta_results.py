@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from attention_service.cost.elementwise_answers import (
+from attention_service.cost.elementwise_results import (
     arithmetic,
     chosen,
     compared,
@@ -27,7 +27,7 @@ Rule = Callable[..., Answer]
 
 
 def answer(func: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> Answer:
-    """What an operation answers, without memory; None where that is not told here."""
+    """Return the result of an operation on meta tensors; None if no rule exists."""
     rule = _RULES.get(func)
     if rule is not None:
         return rule(*args, **kwargs)
@@ -79,7 +79,7 @@ def _put(x: Tensor, indices: object, values: object, accumulate: bool = False) -
 
 
 def _added_up(x: Tensor, *args: object, **kwargs: object) -> Tensor:
-    """As the way back of an index does, in place."""
+    """Accumulate in place, as the backward pass of an index does."""
     return x.view(x.shape)
 
 
@@ -118,7 +118,7 @@ def _searched(bounds: Tensor, x: Tensor, **kwargs: Any) -> Tensor:
 
 
 def _looked_up(x: Tensor, indices: Sequence[Tensor | None]) -> Tensor | None:
-    """By one index into one dimension; by flags, of which all may be set."""
+    """Index one dimension, by an index or by flags that may all be set."""
     told = [(dim, index) for dim, index in enumerate(indices) if index is not None]
     if len(told) == 1 and told[0] == (0, indices[0]) and told[0][1].dtype == torch.bool:
         return rows((told[0][1].numel(), *x.shape[told[0][1].ndim :]), x.dtype)
@@ -171,7 +171,7 @@ def _normed(x: Tensor, order: float, dims: Any = (), keepdim: Any = False, *, dt
 
 
 def _told(x: Tensor, dims: Any = (), keepdim: Any = False) -> Tensor:
-    """Whether all or any are."""
+    """Reduce by all or any."""
     return _reduced(x, dims, keepdim, dtype=torch.bool)
 
 
@@ -286,4 +286,4 @@ _RULES: dict[Any, Rule] = {
     **_each(_made, "zeros", "ones", "full", "randn"),
     **_each(_made_like, "empty_like", "zeros_like", "ones_like", "full_like", "flip", "index_fill"),
 }
-"""By operation, but for those that go element by element in one dtype, or change what they are given."""
+"""Rules by operation. Elementwise operations in one dtype and in-place operations have none."""

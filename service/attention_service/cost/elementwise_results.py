@@ -9,7 +9,7 @@ from attention_service.cost.lying import broadcast, rows, together
 
 
 def elementwise(*args: Any, **kwargs: Any) -> Tensor | None:
-    """Of floating-point tensors of one dtype."""
+    """Return the result of an operation on floating-point tensors of one dtype."""
     tensors = [x for x in args if isinstance(x, Tensor)]
     dtype = tensors[0].dtype
     if not dtype.is_floating_point or any(x.dtype != dtype for x in tensors):
@@ -23,7 +23,7 @@ def kept(*args: Any, **kwargs: Any) -> Tensor:
 
 
 def arithmetic(x: Any, y: Any, **kwargs: Any) -> Tensor:
-    """Of two tensors, or a tensor and a number, in the dtype that both fit."""
+    """Return the result for two tensors, or a tensor and a number, in their common dtype."""
     tensors = [each for each in (x, y) if isinstance(each, Tensor)]
     return broadcast(tensors, torch.result_type(x, y), with_number=len(tensors) == 1)
 

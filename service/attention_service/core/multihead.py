@@ -170,7 +170,7 @@ def largest_finite(parameters: Parameters) -> float:
     largest = torch.finfo(dtype).max / 16
     # Sums, not maxima: Python's max passes over NaN.
     # A few rows at a time: a whole weight in float64 is memory that no plan counts.
-    weights = (parameters[f"{role}_proj.weight"].split(64) for role in "kv")
+    weights = (parameters[f"{role}_proj.weight"].split(64) for role in "kv")  # type: ignore[no-untyped-call]
     rows = sum(float(torch.cat([part.double().norm(dim=1) for part in parts]).max()) for parts in weights)
     biases = [bias for role in "kv" if (bias := parameters.get(f"{role}_proj.bias")) is not None]
     shift = sum(float(bias.double().abs().max()) for bias in biases)

@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import pytest
 import torch
-from tests.core.peaks import peaks
+from tests.cost.peaks import peaks
 
 from attention_contract.base import WireModel
 from attention_contract.errors import AttentionError

@@ -5,7 +5,7 @@ from collections.abc import Iterator
 import numpy as np
 import pytest
 import torch
-from tests.core.peaks import peaks
+from tests.cost.peaks import peaks
 
 from attention_contract.errors import AttentionError
 from attention_contract.schemas.gradients import GradientsRequest

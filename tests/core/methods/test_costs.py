@@ -1,12 +1,12 @@
 """What methods say that they cost, against PyTorch's FLOP counter on the meta device and its profiler on the CPU."""
 
 from dataclasses import replace
-from functools import partial
+from functools import cache, partial
 from itertools import product
 
 import pytest
 import torch
-from tests.core.peaks import Request, peaks
+from tests.cost.peaks import Request, peaks
 from torch.utils.flop_counter import FlopCounterMode
 
 from attention_contract import spec
@@ -205,11 +205,27 @@ WORKLOADS |= {
 OFTEN = [f"{name}: {each}" for name in METHODS for each in ("raw", "short", "module", "bfloat16")]
 
 
-@pytest.fixture(scope="module")
-def measured():
-    """The most bytes that each pass held at a time, in one profile of all of them."""
+QUICK = {f"{name}: short" for name in METHODS} | {"linear: state", "gated: by feature", "linformer: module"}
+
+
+def each(names):
+    """The workloads of these names, as parameters of a test; all but a few are a long walk."""
+    return [name if name in QUICK else pytest.param(name, marks=pytest.mark.slow) for name in names]
+
+
+@pytest.fixture
+def measured(name):
+    """The most bytes that each pass held at a time, over this workload and others."""
+    return _measured(name in QUICK)
+
+
+@cache
+def _measured(quick):
+    """One profile of all of them: to start one takes long."""
     passes = {}
     for name, work in WORKLOADS.items():
+        if (name in QUICK) != quick:
+            continue
         request, kernel = Request(work), work.spec.method.name
         passes["forward", name] = partial(request.forward, kernel)
         passes["backward", name] = partial(request.backward, kernel)
@@ -229,26 +245,26 @@ def assert_tight(estimate: int, actual: int) -> None:
     assert low <= estimate <= high, f"{estimate / actual:.3f} of the {actual} bytes measured"
 
 
-@pytest.mark.parametrize("name", WORKLOADS)
+@pytest.mark.parametrize("name", each(WORKLOADS))
 def test_forward_peak_is_what_is_allocated(name, measured):
     work = WORKLOADS[name]
     assert_tight(peak_bytes(work, work.spec.method.name), measured["forward", name])
 
 
-@pytest.mark.parametrize("name", WORKLOADS)
+@pytest.mark.parametrize("name", each(WORKLOADS))
 def test_gradient_peak_is_what_is_allocated(name, measured):
     work = WORKLOADS[name]
     assert_tight(gradient_peak_bytes(work, work.spec.method.name), measured["backward", name])
 
 
-@pytest.mark.parametrize("name", OFTEN)
+@pytest.mark.parametrize("name", each(OFTEN))
 def test_a_report_of_the_error_and_gradients_of_gradients_stay_within_their_estimates(name, measured):
     work, kernel = WORKLOADS[name], WORKLOADS[name].spec.method.name
     assert_tight(peak_bytes(replace(work, reported=True), kernel), measured["report", name])
     assert_tight(gradient_peak_bytes(work, kernel, twice=True), measured["second", name])
 
 
-@pytest.mark.parametrize("name", WORKLOADS)
+@pytest.mark.parametrize("name", each(WORKLOADS))
 def test_what_does_more_is_never_estimated_to_need_less(name):
     work = WORKLOADS[name]
     taps = frozenset({"output", "q", "k", "v", "context"})

@@ -5,7 +5,7 @@ import re
 from pathlib import Path
 
 import pytest
-from tests.cost.test_cost_traffic import METHODS as EVERY_METHOD
+from tests.cost.test_traffic import METHODS as EVERY_METHOD
 
 import attention_service
 from attention_service.core.methods import approximation_of

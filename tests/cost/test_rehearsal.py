@@ -9,9 +9,9 @@ import pytest
 import torch
 from tests.core.methods.test_costs import METHODS
 from tests.core.methods.test_costs import raw as method_raw
-from tests.core.peak_walk import passes_over
-from tests.core.peaks import Request, peaks
-from tests.core.test_cost_memory import module
+from tests.cost.peak_walk import passes_over
+from tests.cost.peaks import Request, peaks
+from tests.cost.test_peaks import module
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from attention_contract.spec import Additive, AnyOf, AttentionSpec, GlobalTokens, SlidingWindow
@@ -46,7 +46,9 @@ def lies(x):
     return tuple(x.shape), x.dtype, strides
 
 
-@pytest.mark.parametrize("number", range(40))
+@pytest.mark.parametrize(
+    "number", [*range(8), *(pytest.param(number, marks=pytest.mark.slow) for number in range(8, 40))]
+)
 def test_what_is_told_of_operations_is_what_they_answer(number):
     run = next(each.run for each in passes_over(number, 0) if each.way == "second")
     with Compared() as compared:
@@ -140,11 +142,12 @@ def test_what_needs_far_too_much_is_told_without_a_rehearsal(kernel, monkeypatch
     assert 2 * 2**20 < input_bytes(work) <= least < needed
 
 
+@pytest.mark.slow
 def test_a_rehearsal_loads_nothing_that_gradients_do_not():
     program = """
 import sys
 import torch
-from tests.core.test_cost_rehearsal import LONG, gradient_peak_bytes
+from tests.cost.test_rehearsal import LONG, gradient_peak_bytes
 x = torch.ones(1, requires_grad=True)
 torch.autograd.grad(2 * x, x, torch.ones(1))
 before = len(sys.modules)

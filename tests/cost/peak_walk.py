@@ -1,6 +1,6 @@
 """Random combinations of what is registered, and how far their estimates of peak memory are from what is measured.
 
-``python -m tests.core.peak_walk --draws 200`` prints the errors by pass and kernel with the worst cases;
+``python -m tests.cost.peak_walk --draws 200`` prints the errors by pass and kernel with the worst cases;
 ``--show 17 backward fused`` what one of them holds when it holds most, beside the phases that are counted.
 """
 
@@ -11,8 +11,8 @@ from dataclasses import dataclass, replace
 from functools import partial
 
 import numpy as np
-from tests.core.peaks import DTYPES, Request, Run, held_at_peak, peaks
-from tests.core.test_cost_memory import ALL_TAPS, KERNELS, SLACK, module, raw
+from tests.cost.peaks import DTYPES, Request, Run, held_at_peak, peaks
+from tests.cost.test_peaks import ALL_TAPS, KERNELS, SLACK, module, raw
 
 from attention_contract.spec import AnyOf, GlobalTokens, SlidingWindow
 from attention_service.core.kernels import unsuitable

@@ -3,9 +3,10 @@
 from collections import defaultdict
 
 import pytest
-from tests.core.peak_walk import Pass, off_by, passes
-from tests.core.peaks import peaks
+from tests.cost.peak_walk import Pass, off_by, passes
+from tests.cost.peaks import peaks
 
+pytestmark = pytest.mark.slow
 DRAWN = 60
 UNDER, OVER = 0.02, 0.05
 

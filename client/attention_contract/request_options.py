@@ -35,7 +35,7 @@ def parsed_options(model: type[BaseModel], text: str, tensors: tuple[tuple[str, 
 def with_tensors(options: ModelT, tensors: dict[str, NDArray[Any]]) -> ModelT:
     """The request of these options with tensors in their places.
 
-    Both share all else, which is immutable. ``model_copy`` does the same in three times the time.
+    Both share all else, which nobody changes. ``model_copy`` does the same in three times the time.
     """
     request = object.__new__(type(options))
     put = object.__setattr__  # the models are frozen

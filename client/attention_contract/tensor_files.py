@@ -38,7 +38,6 @@ ModelT = TypeVar("ModelT", bound=BaseModel)
 MAX_HEADER: Final = 16 * 2**20
 """Bytes of a header that is read."""
 _SMALL_HEADER: Final = 2**16
-_INT64: Final = 2**63
 MAX_TENSORS: Final = 4096
 """Tensors of one file."""
 _CODES: Final = {
@@ -74,7 +73,8 @@ def to_safetensors(model: BaseModel, entry: Entry) -> list[bytes | memoryview]:
     pieces: list[bytes | memoryview] = []
     offset = 0
     # Wide dtypes first, so that every tensor is aligned to its element size, as the format recommends.
-    for name, dtype, array in sorted(tensors, key=lambda item: -item.array.dtype.itemsize):
+    tensors.sort(key=lambda tensor: -tensor.array.dtype.itemsize)
+    for name, dtype, array in tensors:
         data = np.ascontiguousarray(array, dtype=DTYPES[dtype]).reshape(-1).view(np.uint8).data
         end = offset + len(data)
         header[name] = {"dtype": _CODES[dtype], "shape": array.shape, "data_offsets": (offset, end)}
@@ -94,11 +94,7 @@ def _take_tensors(value: Any, path: str, tensors: list[NamedTensor]) -> Any:
         for key, item in value.items():
             kind = type(item)
             # Most values of a reply are plain. A call for each would take longer than all else here.
-            if (
-                kind is str
-                or (kind is float and -math.inf < item < math.inf)
-                or (kind is int and -_INT64 <= item < _INT64)
-            ):
+            if kind is str or (kind is float and math.isfinite(item)) or (kind is int and item.bit_length() < 64):
                 rest[key] = item
             elif not isinstance(item, np.ndarray):
                 rest[key] = _take_tensors(item, f"{path}{key}.", tensors)

@@ -126,7 +126,7 @@ class TensorRoute(OperationRoute):
 async def _reply(
     sent: Headers,
     operation: Operation[Any],
-    reply: WireModel | None,
+    reply: Any,
     media_type: str,
     encoding: Encoding = "list",
 ) -> Response:
@@ -134,7 +134,7 @@ async def _reply(
     if reply is None:
         return Response(status_code=operation.status)
     headers: dict[str, str] = {"Vary": "Accept"} if operation.tensors or operation.pictures else {}
-    if isinstance(reply, VERSIONED):
+    if type(reply) in VERSIONED:
         headers["ETag"] = f'"{reply.version}"'
         if operation.method == "GET" and _unchanged(header(sent, b"if-none-match"), headers["ETag"]):
             return Response(status_code=304, headers=headers)

@@ -6,6 +6,7 @@ from collections import Counter as Counts
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from itertools import accumulate
+from operator import attrgetter
 
 from prometheus_client import CONTENT_TYPE_LATEST, CollectorRegistry, Counter, Gauge, generate_latest
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, Metric
@@ -49,7 +50,7 @@ class Metrics:
         """Count requests."""
         for each in answered:
             self.seconds.add((each.operation,), each.seconds)
-        for (operation, status), count in Counts((each.operation, each.status) for each in answered).items():
+        for (operation, status), count in Counts(map(attrgetter("operation", "status"), answered)).items():
             self.requests.labels(operation, str(status)).inc(count)
             if status == Cancelled.status:
                 self.cancelled.labels(operation).inc(count)

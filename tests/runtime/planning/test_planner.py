@@ -208,11 +208,13 @@ def requests(draw):
 @given(requests())
 def test_the_plan_of_a_bucket_bounds_the_exact_one(drawn):
     operation, sent = drawn
-    plan, exact = (operation.prepare(None, sent, here, ROOM).plan for here in (device(), device().exact()))
+    plan = operation.prepare(None, sent, device(), ROOM).plan
+    # Near a crossover the upper end of a bucket may choose another kernel: the bound is that of the kernel that runs.
+    same = sent.model_copy(update={"kernel": plan.kernel})
+    exact = operation.prepare(None, same, device().exact(), ROOM).plan
     assert 0.98 * exact.peak_bytes <= plan.peak_bytes <= max(1.25 * exact.peak_bytes, exact.peak_bytes + 2**25)
-    if plan.kernel == exact.kernel:
-        assert plan.flops == exact.flops
-        assert plan.predicted.median == pytest.approx(exact.predicted.median, rel=0.15)
+    assert plan.flops == exact.flops
+    assert plan.predicted.median == pytest.approx(exact.predicted.median, rel=0.15)
 
 
 @pytest.mark.parametrize("length", [17, 700])

@@ -28,7 +28,7 @@ from attention_service.core.registry import variants
 from attention_service.core.types import Problem, Widths
 from attention_service.cost import Workload, growth
 from attention_service.runtime.device import Device
-from attention_service.runtime.planning.planner import choose_kernel
+from attention_service.runtime.planning.kernel_choice import choose_kernel
 
 WIDTH = 64
 WINDOW = {"name": "sliding_window", "left": 512, "right": 0}

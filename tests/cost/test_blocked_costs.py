@@ -40,7 +40,7 @@ from attention_service.cost import (
     touched,
 )
 from attention_service.runtime.device import Device
-from attention_service.runtime.planning.planner import Purpose, choose_kernel
+from attention_service.runtime.planning.kernel_choice import Purpose, choose_kernel
 
 RATES = Rates(flops_per_s=1e11, bytes_per_s=1e10, overhead_s=5e-5)
 DEVICE = Device(torch.device("cpu"), "CPU", 2**40, Roofline(RATES))

@@ -31,7 +31,8 @@ from attention_service.runtime.operations.differentiation import (
 from attention_service.runtime.operations.forward import dropout_results, returns_mask, tap_results
 from attention_service.runtime.operations.gradient_check import CHECK_PASSES, CHECKED_ELEMENTS, check
 from attention_service.runtime.operations.operation import Fields, Results, Uploaded, on_host
-from attention_service.runtime.planning.planner import Purpose, Question, edit_actions, plan_request
+from attention_service.runtime.planning.kernel_choice import Purpose
+from attention_service.runtime.planning.planner import Question, edit_actions, plan_request
 from attention_service.runtime.scheduling.jobs import Job
 
 

@@ -19,7 +19,8 @@ from attention_service.runtime.device import Device
 from attention_service.runtime.operations import compute
 from attention_service.runtime.operations.forward import joint_plans, tap_results
 from attention_service.runtime.operations.operation import Fields, Results, Uploaded, on_host
-from attention_service.runtime.planning.planner import Purpose, Question, edit_actions, family_of, plan_request
+from attention_service.runtime.planning.kernel_choice import Purpose
+from attention_service.runtime.planning.planner import Question, edit_actions, family_of, plan_request
 from attention_service.runtime.scheduling.batches import in_common, joinable
 from attention_service.runtime.scheduling.jobs import Job, Joins
 

@@ -10,7 +10,7 @@ from attention_contract.schemas.answers import CostLimits, Fits, Largest
 from attention_service import cost
 from attention_service.cost import Workload
 from attention_service.runtime.operations.complexity.subjects import GRADIENTS, LARGEST_SIZE, Subject
-from attention_service.runtime.planning.planner import FORWARD, Purpose, able_kernels, bare_peak, choose_kernel
+from attention_service.runtime.planning.kernel_choice import FORWARD, Purpose, able_kernels, bare_peak, choose_kernel
 
 Bound = Literal["memory", "spec", "shape"]
 

@@ -27,7 +27,7 @@ from attention_service.runtime.binding.selection import check_taps
 from attention_service.runtime.device import Device
 from attention_service.runtime.operations.complexity.alternatives import WIDTHS, Given, labels
 from attention_service.runtime.operations.complexity.possible import check, shape_at
-from attention_service.runtime.planning.planner import FORWARD, Purpose, able_kernels, choose_kernel
+from attention_service.runtime.planning.kernel_choice import FORWARD, Purpose, able_kernels, choose_kernel
 
 GRADIENTS = Purpose("gradients")
 LARGEST_SIZE = 2**31 - 1

@@ -6,14 +6,12 @@ The estimate that is reported is the one by which a request is admitted and its 
 from attention_service.core.kernels.touched import touched
 from attention_service.cost.approximate import decode_step, exactly, plainly, sent_always
 from attention_service.cost.calibrated import Calibrated, Spread
-from attention_service.cost.clock import Basis, Clock, Estimate, Roofline
+from attention_service.cost.clock import Clock, Estimate, Roofline
 from attention_service.cost.curves import Curves
 from attention_service.cost.flops import (
     SECOND_PASSES,
     backward_flops,
-    backward_pass,
     flops,
-    forward_pass,
     pair_count,
 )
 from attention_service.cost.gradient_memory import (
@@ -50,13 +48,11 @@ from attention_service.cost.time import (
     predicted_seconds,
 )
 from attention_service.cost.traffic import gradient_traffic, traffic
-from attention_service.cost.workload import DIMENSIONS, Workload
+from attention_service.cost.workload import Workload
 
 __all__ = [
-    "DIMENSIONS",
     "LETTERS",
     "SECOND_PASSES",
-    "Basis",
     "Calibrated",
     "Clock",
     "Curves",
@@ -72,14 +68,12 @@ __all__ = [
     "Traffic",
     "Workload",
     "backward_flops",
-    "backward_pass",
     "cost_of",
     "decode_step",
     "exactly",
     "executed_backward_flops",
     "executed_flops",
     "flops",
-    "forward_pass",
     "gradient_peak_bytes",
     "gradient_phases",
     "gradient_traffic",

@@ -97,10 +97,6 @@ class Library:
         module.check_version(version)
         return module
 
-    def holds(self, module: Module) -> bool:
-        """Return True while this module object is resident."""
-        return self._modules.get(module.name) is module
-
     def list(self) -> Modules:
         """Every resident module, by name."""
         return [module for _, module in sorted(self._snapshot().items())]

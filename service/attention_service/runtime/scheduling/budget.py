@@ -73,14 +73,9 @@ class Budget:
                 )
             )
 
-    def take(self, need: int, room: int | None = None) -> bool:
-        """Take bytes at once, to be given back by ``release``. False if they are not free, or others wait.
-
-        room: the value of ``room`` by which the need was planned; False if it has changed.
-        """
+    def take(self, need: int) -> bool:
+        """Take bytes at once, to be given back by ``release``. False if they are not free, or others wait."""
         beside = self.total - self._resident_bytes()
-        if room is not None and room != min(max(beside, 0), self.device_bytes):
-            return False
         if self._waiting or self._admitted > self._max_waiting:
             return False
         if need > beside - self.in_flight or need > self.device_bytes:

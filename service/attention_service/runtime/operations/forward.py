@@ -31,7 +31,7 @@ from attention_service.runtime.operations.operation import Fields, Operation, Re
 from attention_service.runtime.planning.plan import Plan
 from attention_service.runtime.planning.planner import Question, batch_plans, edit_actions, family_of, plan_request
 from attention_service.runtime.scheduling.batches import in_common, joinable
-from attention_service.runtime.scheduling.jobs import SHORT_S, Job, Joins, Size
+from attention_service.runtime.scheduling.jobs import SHORT_S, Job, Joining, Prepared, Size
 
 _MIXED = {"query", "past_key", "past_value", "offsets", "positions"}
 """The tensors of requests of different lengths that run together."""
@@ -64,33 +64,34 @@ def prepare(module: Module | None, request: ForwardRequest, device: Device, room
             return graphed.Graphed(bound, plan.kernel, plan.peak_bytes, device)
         return Forward(bound, request, selection, plan.kernel)
 
-    def joins() -> Joins:
-        lengths = None if mixing else (bound.queries, bound.keys)
-        of = family_of(bound, question, device) if module is None else module
-        key = of, lengths, plan.kernel, question, selection, in_common(bound)
-        mixed = None
-        if lengths is None:
-            mixed = partial(Mixed, request=request, selection=selection, kernel=plan.kernel)
-        return Joins(key, bound, operation, joint_plans(bound, question, selection, plan.kernel, device), mixed)
-
     job_is_small = plan.predicted.high <= SHORT_S  # graphs belong to the thread of short work
     watched = not (request.edits or request.report_error or is_compiled(plan.kernel) or returns_mask(request))
-    mixing = mixes(bound, request)
-    make_joins = joins if watched and joinable(bound) else None
-    of = module if mixing else None
-    return Job("forward", plan, bound.dtype, module, operation(bound), device.torch, watched, make_joins, of)
+    joining = None
+    if watched and joinable(bound):
+        mixed = None
+        if mixes(bound, request):
+            mixed = partial(Mixed, request=request, selection=selection, kernel=plan.kernel)
+        joining = joining_of(bound, question, selection, plan.kernel, device, mixed)
+    return Job(Prepared("forward", plan, bound.dtype, device.torch, operation, watched, joining), bound, module)
 
 
-def joint_plans(
-    bound: Bound, question: Question, selection: Selection, kernel: str, device: Device
-) -> Callable[[Size], Plan]:
-    """The plans of passes that stack requests like this one, by size."""
+def joining_of(
+    bound: Bound,
+    question: Question,
+    selection: Selection,
+    kernel: str,
+    device: Device,
+    mixed: Callable[[Sequence[Bound]], Operation] | None = None,
+) -> Joining:
+    """The means to join requests like this one: with others of equal lengths, or of any if ``mixed`` is given."""
 
-    def plan(size: Size) -> Plan:
+    def plan(bound: Bound, size: Size) -> Plan:
         plans, (batch, queries, keys) = batch_plans(bound, question, selection, kernel, device), size
         return plans.plan(replace(plans.costs.work, batch=batch, queries=queries, keys=keys))
 
-    return plan
+    family = family_of(bound, question, device) if bound.module is None else None
+    lengths = (bound.queries, bound.keys) if mixed is None else None
+    return Joining((family, lengths, kernel, question, selection, in_common(bound)), plan, mixed)
 
 
 @dataclass(eq=False, slots=True)

@@ -42,10 +42,15 @@ def valid(model: type[ModelT], values: dict[str, Any]) -> ModelT:
 
     ``values``: by field; the others have their defaults, which nobody changes.
     """
+    return assembled(model, _defaults(model) | values, set(values))
+
+
+def assembled(model: type[ModelT], values: dict[str, Any], stated: set[str]) -> ModelT:
+    """Make a model of all its values, unchecked. ``stated``: the fields that do not have their defaults."""
     made = object.__new__(model)
     put = object.__setattr__  # the models are frozen
-    put(made, "__dict__", _defaults(model) | values)
-    put(made, "__pydantic_fields_set__", set(values))
+    put(made, "__dict__", values)
+    put(made, "__pydantic_fields_set__", stated)
     put(made, "__pydantic_extra__", None)
     put(made, "__pydantic_private__", None)
     return made

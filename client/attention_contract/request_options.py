@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 from pydantic import BaseModel
 
-from attention_contract.base import valid
+from attention_contract.base import assembled
 from attention_contract.json_reading import from_json
 from attention_contract.tensor_places import place_tensor
 from attention_contract.tensors import DTYPES, FLOATS, Untyped
@@ -68,7 +68,7 @@ def outline_of(model: type[BaseModel], text: str, tensors: tuple[Shaped, ...]) -
 
 def with_tensors(options: ModelT, tensors: Mapping[str, NDArray[Any]]) -> ModelT:
     """The request of these options with tensors in their places. Both share all else, which nobody changes."""
-    return valid(type(options), {**{name: options.__dict__[name] for name in options.model_fields_set}, **tensors})
+    return assembled(type(options), {**options.__dict__, **tensors}, options.__pydantic_fields_set__)
 
 
 @lru_cache(maxsize=KNOWN)

@@ -53,9 +53,12 @@ class Call:
 def call_of(scope: Scope) -> Call:
     """Read the headers of a request. Raises InvalidRequest for one that is too long or cannot be read."""
     headers, state = negotiation.headers_of(scope), scope["app"].state
-    wait = negotiation.wait(headers)
-    deadline = None if wait is None else time.monotonic() + wait
-    return Call(state.engine, state.settings, headers, _etag(header(headers, b"if-match"), "If-Match"), deadline)
+    pin = deadline = None
+    if b"if-match" in headers:
+        pin = _etag(header(headers, b"if-match"), "If-Match")
+    if (wait := negotiation.wait(headers) if b"prefer" in headers else None) is not None:
+        deadline = time.monotonic() + wait
+    return Call(state.engine, state.settings, headers, pin, deadline)
 
 
 def _call(request: Request) -> Call:

@@ -13,7 +13,7 @@ from attention_service.core import multihead
 from attention_service.core.apart import separate_positions
 from attention_service.core.attention import attend
 from attention_service.core.comparison import Compared, compare
-from attention_service.core.kernels import Kernel, is_compiled
+from attention_service.core.kernels import KERNELS, Kernel, is_compiled
 from attention_service.core.methods import approximation_of
 from attention_service.core.multihead import Parameters
 from attention_service.core.phases import phase
@@ -62,8 +62,9 @@ def prepare(module: Module | None, request: ForwardRequest, device: Device, room
     def operation(bound: Bound) -> Operation:
         if device.is_cuda and job_is_small and graphed.takes(bound, request, plan.kernel):
             return graphed.Graphed(bound, plan.kernel, plan.peak_bytes, device)
-        return Forward(bound, request, selection, plan.kernel)
+        return Forward(bound, request, selection, kernel)
 
+    kernel = KERNELS[plan.kernel].make() if plan.kernel in KERNELS else plan.kernel  # else a method that approximates
     job_is_small = plan.predicted.high <= SHORT_S  # graphs belong to the thread of short work
     watched = not (request.edits or request.report_error or is_compiled(plan.kernel) or returns_mask(request))
     joining = None
@@ -120,13 +121,19 @@ class Forward:
         phase("attention", "context", "pairs")
         attended = attend(problem, inner, self.selection, uploaded.edits, self.kernel)
         phase("answer", "taps")
-        results = tap_results(bound, attended.taps, average_heads=request.average_heads)
-        results |= {name: compute.in_reply(x, bound, "k", accumulated(bound)) for name, x in attended.state.items()}
-        results |= dropout_results(bound, request, problem, self.selection)
-        results |= present(bound, problem)
+        results: Results = {}
+        if attended.taps:
+            results = tap_results(bound, attended.taps, average_heads=request.average_heads)
+        for name, x in attended.state.items():
+            results[name] = compute.in_reply(x, bound, "k", accumulated(bound))
+        if request.dropout is not None:
+            results |= dropout_results(bound, request, problem, self.selection)
+        if bound.past or "past_key" in bound.arrays:
+            results |= present(bound, problem)
+        compared = None
         if request.report_error:
             phase("compare with exact attention", "comparison")
-        compared = _compared(bound, problem) if request.report_error else None
+            compared = _compared(bound, problem)
         del problem  # frees queries, keys and values before the output is made
         phase("project out", "output")
         if "output" in request.return_:

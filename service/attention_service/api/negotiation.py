@@ -39,13 +39,11 @@ def headers_of(scope: Scope) -> Headers:
         found = dict(reversed(lines))
         for name in _LISTS & found.keys():
             found[name] = b", ".join(value for other, value in lines if other == name)
-    if found and max(map(len, found.values())) > MAX_HEADER_BYTES:
-        name, size = next(
-            (str(name[:80], "latin-1"), len(value)) for name, value in found.items() if len(value) > MAX_HEADER_BYTES
-        )
+    if (size := max(map(len, found.values()), default=0)) > MAX_HEADER_BYTES:
+        longest = str(max(found, key=lambda each: len(found[each]))[:80], "latin-1")
         raise InvalidRequest(
-            f"{name}: the header has {size} bytes; expected at most {MAX_HEADER_BYTES}",
-            param=name,
+            f"{longest}: the header has {size} bytes; expected at most {MAX_HEADER_BYTES}",
+            param=longest,
             limit=MAX_HEADER_BYTES,
         )
     return found

@@ -91,7 +91,8 @@ def _fields(model: type[BaseModel]) -> frozenset[str]:
 
 
 def _blank(tensor: Shaped) -> NDArray[Any]:
-    """An array of this shape over a single number."""
-    if tensor.dtype == UNTYPED:
-        return np.broadcast_to(np.zeros((), np.float64), tensor.shape).view(Untyped)
-    return np.broadcast_to(np.zeros((), DTYPES[tensor.dtype]), tensor.shape)
+    """An array of this shape over a single number: NaN, which no check of numbers takes for right."""
+    dtype = np.dtype(np.float64) if tensor.dtype == UNTYPED else DTYPES[tensor.dtype]
+    number = np.zeros((), dtype) if dtype.kind == "b" else np.full((), np.nan, dtype)
+    array = np.broadcast_to(number, tensor.shape)
+    return array.view(Untyped) if tensor.dtype == UNTYPED else array

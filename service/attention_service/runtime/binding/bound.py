@@ -98,9 +98,7 @@ class Bound:
         return (self.batch, self.heads, self.queries, self.value_dim)
 
 
-_SHAPES = frozenset(
-    {"query", "key", "value", "mask", "past_key", "past_value", "gate", "beta", "initial_state", "initial_normalizer"}
-)
+_SHAPES = frozenset({"query", "key", "value", "mask", "past_key", "past_value", "initial_state", "initial_normalizer"})
 """The tensors of which binding and planning read the shape and the dtype alone."""
 
 

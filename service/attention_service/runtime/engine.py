@@ -294,21 +294,26 @@ class Engine:
         request: RequestT,
         outline: Outline | None,
     ) -> Job:
-        """A request as a job: bound and planned here where that is quick, otherwise beside the event loop.
+        """A request as a job, bound and planned.
 
         Jobs are remembered by outline: few different ones come often, and of large requests planning is a small part.
         """
+        if outline is None or not reads_shapes_only(outline):
+            return await self._planned(prepare, module, request)
         room, plans, clock = self.budget.room, self.device.plans, self.device.clock
-        remembered = outline is not None and reads_shapes_only(outline)
         key = prepare, None if module is None else module.config_json, outline, room.bit_length()
-        job: Job | None = plans.find(clock, key) if remembered else None
+        job: Job | None = plans.find(clock, key)
         if job is None or job.plan.peak_bytes > room:
-            asked = outline.blank() if outline is not None and remembered else request
-            make = partial(prepare, module, asked, self.device, room)
-            job = make() if quickly_planned(module, asked) else await self._in_thread(make, self._planning)
-            if remembered:
-                plans.keep(clock, key, job.without_module())
-        return job if outline is None or not remembered else job.over(module, request, outline)
+            job = await self._planned(prepare, module, outline.blank())
+            plans.keep(clock, key, job.without_module())
+        return job.over(module, request, outline)
+
+    async def _planned(
+        self, prepare: "Callable[[Module | None, RequestT, Device, int], Job]", module: Module | None, request: RequestT
+    ) -> Job:
+        """Bind and plan here if that is quick, otherwise beside the event loop."""
+        make = partial(prepare, module, request, self.device, self.budget.room)
+        return make() if quickly_planned(module, request) else await self._in_thread(make, self._planning)
 
     async def _run(self, job: Job, deadline: float | None) -> tuple[Fields, Ran]:
         """Have a job run, if it can begin by then, and say what ran."""

@@ -54,7 +54,7 @@ from attention_service.runtime.planning.quickness import quickly_planned
 from attention_service.runtime.scheduling.budget import Budget
 from attention_service.runtime.scheduling.execution import Execution
 from attention_service.runtime.scheduling.jobs import Job
-from attention_service.runtime.scheduling.joined_jobs import Seen, ran
+from attention_service.runtime.scheduling.joint_passes import Observation, ran
 from attention_service.runtime.scheduling.later import Later
 
 RequestT = TypeVar("RequestT", bound=AttentionInputs)
@@ -324,16 +324,16 @@ class Engine:
         """See to what was noted of runs and waits to be counted."""
         self._seen.settle()
 
-    def _keep(self, runs: list[Seen]) -> None:
+    def _keep(self, runs: list[Observation]) -> None:
         """Remember how predictions fared, and measure the device again where those that are watched no longer hold."""
         self._judge()
-        for seen in runs:
-            if seen.clock is not self._judged:  # another was set since
+        for observation in runs:
+            if observation.clock is not self._judged:  # another was set since
                 continue
-            run = seen.run
+            run = observation.run
             self.accuracy.record(run)
-            watched = seen.alone and seen.prepared.watched and seen.clock.basis == "calibrated"
-            drifts = watched and self._drift.see(run, seen.at)
+            watched = observation.alone and observation.prepared.watched and observation.clock.basis == "calibrated"
+            drifts = watched and self._drift.see(run, observation.at)
             if drifts and self.state == "ready":
                 self.recalibration.start()
 

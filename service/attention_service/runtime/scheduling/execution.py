@@ -24,7 +24,15 @@ from attention_service.runtime.planning.plan import Plan
 from attention_service.runtime.scheduling.batches import choose
 from attention_service.runtime.scheduling.budget import Budget
 from attention_service.runtime.scheduling.jobs import Job
-from attention_service.runtime.scheduling.joined_jobs import Ended, Gone, Pass, Seen, Waiting, draining, run_alone
+from attention_service.runtime.scheduling.joint_passes import (
+    Ended,
+    Observation,
+    Outcome,
+    Pass,
+    Waiting,
+    draining,
+    run_alone,
+)
 from attention_service.runtime.scheduling.lane import Lane
 
 log = logging.getLogger(__name__)
@@ -44,7 +52,7 @@ _SIDE = 128
 class Execution:
     """Runs admitted work on one device. Used from the event loop only."""
 
-    def __init__(self, device: Device, budget: Budget, watch: Callable[[Seen], None]) -> None:
+    def __init__(self, device: Device, budget: Budget, watch: Callable[[Observation], None]) -> None:
         """``watch`` receives every run that ended well."""
         self.hold_s = 0.0
         """Jobs that might take longer go to a thread. Set by ``measure``."""
@@ -100,10 +108,10 @@ class Execution:
         now = self._begins(job.kind, lane, came)
         if now and deadline is None and self._stays(plan):
             try:
-                ended, seen = run_alone(job, clock, came, self._device)
+                ended, observation = run_alone(job, clock, came, self._device)
             finally:
                 self._budget.release(plan.peak_bytes)
-            self._observe(seen)
+            self._observe(observation)
             return ended
         waiting = Waiting(asyncio.get_running_loop().create_future(), job.run, job, clock, deadline, came)
         answer: Ended = await self._through(waiting, lane, now=now)
@@ -221,7 +229,7 @@ class Execution:
         try:
             lane.submit(following, self._finish)
         except RuntimeError:  # the thread was stopped
-            self._finish(following, Gone([draining() for _ in following.taken]))
+            self._finish(following, Outcome([draining() for _ in following.taken]))
 
     def _next(self, lane: Lane) -> Pass:
         """Take the first job that waits, and those that run in one pass with it."""
@@ -240,8 +248,8 @@ class Execution:
             lane.waiting.popleft()
             return Pass([first])
         taken = [mates[job] for job in batch.jobs]
-        gone = set(taken)
-        lane.waiting = deque(each for each in lane.waiting if each not in gone)
+        joined = set(taken)
+        lane.waiting = deque(each for each in lane.waiting if each not in joined)
         return Pass(taken, batch)
 
     def _stays(self, plan: Plan | None) -> bool:
@@ -250,22 +258,22 @@ class Execution:
             return False
         return plan.predicted.median <= self.hold_s and plan.predicted.high <= max(LONGEST_HOLD_S, self.hold_s)
 
-    def _finish(self, following: Pass, gone: Gone) -> None:
+    def _finish(self, following: Pass, outcome: Outcome) -> None:
         """Give back the memory, answer everyone, and look at the queues at the end of this turn."""
         if following.more:
             self._budget.release_more(following.more)
-        for waiting, answer in zip(following.taken, gone.answers, strict=True):
+        for waiting, answer in zip(following.taken, outcome.answers, strict=True):
             self._give_back(waiting)
             _answer(waiting, answer)
         if self._turn is None and (self._short.waiting or self._long.waiting):
             self._turn = asyncio.get_running_loop().call_soon(self._end_turn)
-        for seen in gone.runs:
-            self._observe(seen)
+        for observation in outcome.runs:
+            self._observe(observation)
 
-    def _observe(self, seen: Seen) -> None:
+    def _observe(self, observation: Observation) -> None:
         """Report a run. Beside long work a short run takes longer, which is no reason to calibrate again."""
-        seen.alone = self._long.running is None
-        self._watch(seen)
+        observation.alone = self._long.running is None
+        self._watch(observation)
 
     def _give_back(self, waiting: Waiting) -> None:
         if waiting.job is not None:

@@ -77,7 +77,7 @@ class Waiting:
 
 
 @dataclass(slots=True)
-class Seen:
+class Observation:
     """One run, for the statistics."""
 
     prepared: Prepared
@@ -103,12 +103,12 @@ class Seen:
 
 
 @dataclass(slots=True)
-class Gone:
+class Outcome:
     """The outcome of a pass."""
 
     answers: list[Any] = field(default_factory=list)
     """For each of the waiting: an ``Ended``, the result of other work, the fault, or None if nobody waits."""
-    runs: list[Seen] = field(default_factory=list)
+    runs: list[Observation] = field(default_factory=list)
     """The runs that ended well."""
 
 
@@ -138,29 +138,29 @@ class Pass:
         """True if nobody waits for any of it."""
         return all(waiting.done.done() for waiting in self.taken)
 
-    def run(self, device: Device) -> Gone:
+    def run(self, device: Device) -> Outcome:
         """Run the pass; blocks. Jobs that fail together run again, each alone, so that only those at fault fail."""
         device.await_parameters()
         with cancellable(self.cancellation):
             if self.batch is not None:
                 with suppress(Exception):  # whoever is at fault hears of it when it runs alone
                     return self._together(self.batch, device)
-            gone = Gone()
+            outcome = Outcome()
             for waiting in self.taken:
-                gone.answers.append(None if waiting.done.done() else _alone(waiting, device, gone.runs))
-            return gone
+                outcome.answers.append(None if waiting.done.done() else _alone(waiting, device, outcome.runs))
+            return outcome
 
-    def _together(self, batch: Batch, device: Device) -> Gone:
+    def _together(self, batch: Batch, device: Device) -> Outcome:
         fields, started, ended, peak = _timed(lambda: batch.run(device.torch), device)
         answers = [
             Ended(each, batch.plan, started - waiting.admitted, ended - started, len(fields))
             for waiting, each in zip(self.taken, fields, strict=True)
         ]
         clock, prepared = self.taken[0].clock, batch.jobs[0].prepared
-        return Gone(answers, [Seen(prepared, batch.plan, clock, ended, ended - started, peak, len(fields))])
+        return Outcome(answers, [Observation(prepared, batch.plan, clock, ended, ended - started, peak, len(fields))])
 
 
-def run_alone(job: Job, clock: Clock, admitted: float, device: Device) -> tuple[Ended, Seen]:
+def run_alone(job: Job, clock: Clock, admitted: float, device: Device) -> tuple[Ended, Observation]:
     """Run a job by itself; blocks. Raises what the job raises, but NeverFits if memory runs out."""
     try:
         fields, started, ended, peak = _timed(job.run, device)
@@ -169,7 +169,7 @@ def run_alone(job: Job, clock: Clock, admitted: float, device: Device) -> tuple[
             raise _never_fits(job) from fault
         raise
     seconds = ended - started
-    return Ended(fields, job.plan, started - admitted, seconds), Seen(
+    return Ended(fields, job.plan, started - admitted, seconds), Observation(
         job.prepared, job.plan, clock, ended, seconds, peak
     )
 
@@ -179,17 +179,17 @@ def draining() -> Draining:
     return Draining("the server is stopping; try another, or this one once it is back")
 
 
-def _alone(waiting: Waiting, device: Device, runs: list[Seen]) -> Any:
+def _alone(waiting: Waiting, device: Device, runs: list[Observation]) -> Any:
     """The answer to one of the waiting. A job that ends well is added to the runs."""
     try:
         if waiting.job is None:
             return waiting.work()
-        ended, seen = run_alone(waiting.job, waiting.clock, waiting.admitted, device)
+        ended, observation = run_alone(waiting.job, waiting.clock, waiting.admitted, device)
     except Abandoned:  # the caller left, or the server stops
         return draining()
     except Exception as fault:  # raised again where the result is awaited
         return fault
-    runs.append(seen)
+    runs.append(observation)
     return ended
 
 

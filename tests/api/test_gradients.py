@@ -100,33 +100,6 @@ def test_a_modules_parameters_agree_with_multihead_attention(http, rng):
     assert all(row["passed"] for row in reply["check"].values()), reply["check"]
 
 
-def test_rows_that_may_look_nowhere_give_exact_zeros(http, rng):
-    q = rng.normal(size=(1, 2, 3, 4)).tolist()
-    wrt = ["query", "q", "k", "v", "scores", "capped_scores", "masked_scores", "weights"]
-    reply = post(http, "/v1/attention/gradients", query=q, mask=[[False] * 3] * 3, wrt=wrt, spec={"softcap": 3.0})
-    for name in set(wrt) - {"weights"}:
-        assert not np.any(reply["gradients"][name]), name
-    fused = post(http, "/v1/attention/gradients", query=q, mask=[[False] * 3] * 3, wrt=["query"])
-    assert fused["ran"]["kernel"] == "fused"
-    assert not np.any(fused["gradients"]["query"])
-
-
-def test_roles_of_one_tensor_are_told_apart(http, rng):
-    x = typed(rng.normal(size=(2, 3, 4)))
-    one = post(http, "/v1/attention/gradients", query=x, wrt=["query", "q", "k", "v"])["gradients"]
-    np.testing.assert_allclose(one["query"], sum(np.array(one[name]) for name in ("q", "k", "v")), atol=1e-14)
-    three = post(http, "/v1/attention/gradients", query=x, key=x, value=x, wrt=["query", "key", "value"])["gradients"]
-    for role, tap in (("query", "q"), ("key", "k"), ("value", "v")):
-        np.testing.assert_allclose(three[role], one[tap], atol=1e-14)
-
-
-def test_the_check_finds_the_gradient_through_an_edit(http, rng):
-    q = typed(rng.normal(size=(1, 2, 3, 4)))
-    edits = [{"tap": "weights", "heads": [0], "keys": [1], "set": 0, "renormalize": True}]
-    reply = post(http, "/v1/attention/gradients", query=q, edits=edits, wrt=["query", "weights", "scores"], check=True)
-    assert all(row["passed"] for row in reply["check"].values()), reply["check"]
-
-
 @pytest.mark.parametrize(
     ("body", "param"),
     [

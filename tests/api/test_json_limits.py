@@ -79,11 +79,3 @@ def test_a_large_text_of_numbers_is_read(http):
     refusal = problem(http.post(FORWARD, json={"query": ragged}, timeout=60))
     assert (refusal["status"], refusal["param"]) == (422, "query")
     assert "ragged" in refusal["detail"]
-
-
-def test_a_module_too_large_for_the_device_is_told_about_its_size(http):
-    config = {"d_model": 2**20, "num_heads": 1}
-    refusal = problem(http.post("/v1/modules", json={"name": "huge", "config": config}))
-    assert refusal["status"] == 507
-    assert "smaller" in refusal["detail"]
-    assert "queries" not in refusal["detail"]

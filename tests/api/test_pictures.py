@@ -3,13 +3,12 @@
 import io
 import re
 import xml.etree.ElementTree as ET
-from concurrent.futures import ThreadPoolExecutor
 from itertools import pairwise
 
 import pytest
 from PIL import Image
 
-from attention_client import AsyncClient, Client
+from attention_client import Client
 from attention_contract.errors import InvalidRequest
 from attention_contract.schemas.answers import Crossover
 from attention_contract.schemas.complexity import ComplexityReply, Sweep
@@ -169,15 +168,6 @@ def test_an_impossible_request_is_refused_in_words(http):
     assert problem(answer)["param"] == "kernel"
 
 
-def test_many_at_once_are_the_same_picture(server):
-    def draw(_):
-        with Client(server) as client:
-            return client.raw_complexity_picture(64, [64, 128], num_heads=2, head_dim=8, hardware="T4").data
-
-    with ThreadPoolExecutor(4) as threads:
-        assert len(set(threads.map(draw, range(8)))) == 1
-
-
 def test_clients_give_the_file_and_a_notebook_shows_it(server):
     with Client(server) as client:
         client.create_module("drawn", {"d_model": 8, "num_heads": 2}, seed=0)
@@ -191,14 +181,3 @@ def test_clients_give_the_file_and_a_notebook_shows_it(server):
     assert svg._repr_mimebundle_() == {SVG: svg.data.decode()}
     assert png._repr_mimebundle_() == {PNG: png.data}
     assert "data" not in repr(png)
-
-
-async def asked(server):
-    async with AsyncClient(server) as client:
-        return await client.raw_complexity_picture(64, num_heads=2, head_dim=8)
-
-
-def test_the_awaited_client_too(server):
-    import asyncio
-
-    assert asyncio.run(asked(server)).media_type == SVG

@@ -16,7 +16,6 @@ from attention_service.settings import Settings
 from tests.api.talk import post, problem
 
 TENSOR_OPERATIONS = [operation for operation in OPERATIONS if operation.tensors and operation.method == "POST"]
-QUESTIONS = ["forward", "weights", "gradients"]
 MEDIA = [JSON, SAFETENSORS]
 
 
@@ -69,61 +68,9 @@ def test_every_fault_of_a_body_is_a_problem_naming_it(lane, operation, media_typ
         assert refusal["status"] == status
 
 
-@pytest.mark.parametrize("question", QUESTIONS)
-@pytest.mark.parametrize("media_type", MEDIA)
-@pytest.mark.parametrize("raw", [False, True], ids=["module", "raw"])
-def test_a_request_is_answered_the_second_time_as_the_first(lane, rng, question, media_type, raw):
-    path = "/v1/attention" if raw else "/v1/modules/lane"
-    shape = (2, 3, 5, 4) if raw else (2, 5, 8)
-    first, other = (
-        {name: rng.normal(size=shape).astype(np.float32) for name in ("query", "key", "value")} for _ in range(2)
-    )
-
-    def ask(tensors):
-        answer = lane.post(
-            f"{path}/{question}", content=body_of(media_type, tensors), headers={"content-type": media_type}
-        )
-        assert answer.status_code == 200, answer.text
-        return fields_of(answer)
-
-    answers = [ask(tensors) for tensors in (first, other, first, other)]
-    assert answers[0] == answers[2]
-    assert answers[1] == answers[3]
-    assert answers[0][:2] != answers[1][:2]
-
-
 def forward(lane, tensors, name="lane", headers=None, **rest):
     headers = {"content-type": SAFETENSORS} | (headers or {})
     return lane.post(f"/v1/modules/{name}/forward", content=body_of(SAFETENSORS, tensors, **rest), headers=headers)
-
-
-def test_what_depends_on_numbers_is_checked_each_time(lane, rng):
-    x = rng.normal(size=(2, 5, 8)).astype(np.float32)
-    for good, bad, field in (
-        ({"key_lengths": np.array([5, 3])}, {"key_lengths": np.array([5, 6])}, "key_lengths"),
-        ({"key_mask": np.array([[1, 0, 1, 1, 1]] * 2)}, {"key_mask": np.array([[1, 0, 2, 1, 1]] * 2)}, "key_mask"),
-    ):
-        for tensors, status in ((good, 200), (bad, 422), (good, 200), (bad, 422)):
-            answer = forward(lane, {"query": x} | tensors)
-            assert answer.status_code == status, answer.text
-            assert status == 200 or answer.json()["param"] == field
-    body = body_of(SAFETENSORS, {"query": x, "key_mask": np.ones((2, 5), np.bool_)})
-    broken = body.replace(b"\x01" * 10, b"\x02" * 10)
-    for content, status in ((body, 200), (broken, 422), (body, 200), (broken, 422)):
-        answer = lane.post("/v1/modules/lane/forward", content=content, headers={"content-type": SAFETENSORS})
-        assert answer.status_code == status
-        assert status == 200 or problem(answer)["param"] == "key_mask"
-
-
-def test_masks_hide_by_the_numbers_of_their_own_request(lane, rng):
-    x = rng.normal(size=(1, 4, 8)).astype(np.float32)
-    for visible in (1, 3, 2):
-        mask = np.zeros((4, 4), np.bool_)
-        mask[:, :visible] = True
-        answer = forward(lane, {"query": x, "mask": mask}, **{"return": ["weights"]})
-        weights = safetensors.numpy.load(answer.content)["weights"]
-        assert (weights[..., visible:] == 0).all()
-        assert (weights[..., :visible] > 0).all()
 
 
 def test_a_module_that_was_replaced_or_deleted_answers_no_longer(lane, rng):

@@ -124,8 +124,3 @@ def test_edits_are_applied_before_one_looks(http, rng, chosen):
     for row, real in enumerate((6, 4)):
         for name, value in statistics(whole[row], np.arange(6), np.arange(real)).items():
             np.testing.assert_allclose(reply["statistics"][name][row], value, atol=1e-5, err_msg=name)
-
-
-def test_an_edit_of_what_is_not_there_is_refused(http):
-    edits = [{"tap": "weights", "heads": [4], "set": 0}]
-    assert refuse(http, "/v1/attention/weights", query=[[1, 0]], edits=edits)["param"] == "edits.0.heads"

@@ -2,14 +2,10 @@
 
 import asyncio
 import resource
-import socket
 import threading
-import time
 from concurrent.futures import ThreadPoolExecutor
-from urllib.parse import urlsplit
 
 import httpx
-import numpy as np
 import pytest
 import torch
 from benchmarks.admission import BUDGET, TIMES, requests
@@ -21,7 +17,7 @@ from attention_contract.wire import SAFETENSORS, from_body
 from attention_service.cost import Rates, Roofline
 from attention_service.runtime.device import Device
 from attention_service.runtime.engine import Engine
-from tests.api.talk import problem, received
+from tests.api.talk import problem
 from tests.conftest import live_server
 
 MIB = 2**20
@@ -115,42 +111,3 @@ def test_others_go_on_while_requests_are_refused(small):
             stop.set()
         for each in refused:
             assert each.result(60) <= {"over_budget", "never_fits", "overloaded"}
-
-
-# ── bodies ───────────────────────────────────────────────────────────────────────────────────────────────────────────
-
-
-def send(url, stated, sent=b"", path="/v1/attention/forward", media_type="application/json"):
-    """A connection on which a body of the stated length was begun."""
-    parts = urlsplit(url)
-    connection = socket.create_connection((parts.hostname, parts.port), timeout=30)
-    head = f"POST {path} HTTP/1.1\r\nHost: test\r\nContent-Type: {media_type}\r\nContent-Length: {stated}\r\n\r\n"
-    connection.sendall(head.encode() + sent)
-    return connection
-
-
-def until(condition):
-    deadline = time.monotonic() + 10
-    while not condition():
-        assert time.monotonic() < deadline
-        time.sleep(0.01)
-
-
-def body_bytes(url):
-    text = httpx.get(f"{url}/metrics").text
-    return next(float(line.split()[1]) for line in text.splitlines() if line.startswith("attention_body_bytes "))
-
-
-def test_bodies_that_are_read_at_once_share_the_budget(small):
-    large = BUDGET * 3 // 5
-    with send(small, large, b" " * (BUDGET // 2)) as slow:
-        until(lambda: body_bytes(small) >= BUDGET // 2)  # what was sent has arrived
-        with send(small, large) as second:
-            answer = received(second)
-        assert answer.startswith("HTTP/1.1 429")
-        assert "retry-after: 1" in answer.lower()
-        small_one = httpx.post(f"{small}/v1/attention/forward", json={"query": np.eye(2).tolist()}, timeout=30)
-        assert small_one.status_code == 200
-        assert httpx.get(f"{small}/v1").json()["memory"]["in_flight_bytes"] == 0
-        slow.shutdown(socket.SHUT_RDWR)
-    until(lambda: body_bytes(small) == 0)

@@ -118,16 +118,10 @@ def test_queries_and_keys_are_varied_one_without_the_other():
             "sweep.values.1",
         ),
         ({"sweep": {"dimension": "num_kv_heads", "values": [8, 8]}}, "sweep.values"),
-        ({"compare": [{"num_kv_heads": 2}, {"num_kv_heads": 3}]}, "compare.1.num_kv_heads"),
-        ({"compare": [{"d_model": 4}]}, "compare.0.d_model"),
-        ({"compare": [{"kernel": "fused", "spec": {"softcap": 3}}]}, "compare.0.kernel"),
-        ({"compare": [{"head_dim": 7, "spec": {"position": {"name": "rope"}}}]}, "compare.0.spec.position.dim"),
         ({"compare": [{"label": "a"}, {"label": "a"}]}, "compare.1.label"),
-        ({"compare": [{"label": "request"}]}, "compare.0.label"),
         ({"compare": [{"return": ["lse"], "spec": {"normalizer": {"name": "sigmoid"}}}]}, "compare.0.return.0"),
         ({"hardware": "Abacus"}, "hardware"),
         ({"hardware": "T4", "dtype": "bfloat16"}, "hardware"),
-        ({"compare": [{"hardware": "T4", "dtype": "float64"}]}, "compare.0.hardware"),
     ],
 )
 def test_what_cannot_be_is_refused_and_named(fields, param):
@@ -137,8 +131,8 @@ def test_what_cannot_be_is_refused_and_named(fields, param):
 # ── limits ───────────────────────────────────────────────────────────────────────────────────────────────────────────
 
 
-@pytest.mark.parametrize("free", [2**14, 2**20, 3 * 2**22])
-@pytest.mark.parametrize("kernel", [None, *KERNELS])
+@pytest.mark.parametrize("free", [2**14, 2**20])
+@pytest.mark.parametrize("kernel", [None, "blocked"])
 @pytest.mark.parametrize("spec", [{}, WINDOW])
 def test_the_longest_is_the_last_that_a_plain_search_finds(free, kernel, spec):
     limits = ask(free, kernel=kernel, spec=spec).limits
@@ -172,13 +166,7 @@ def test_the_largest_batch_is_of_the_shape_asked_for():
     assert needs[0] <= 2**22 < needs[1]
 
 
-def test_what_is_returned_takes_memory_too():
-    bare, with_weights = (ask(2**24, **{"return": taps}).limits.forward.longest for taps in (["output"], ["weights"]))
-    assert with_weights.size < bare.size / 4
-    assert with_weights.peak_bytes <= 2**24
-
-
-@pytest.mark.parametrize("seed", range(40))
+@pytest.mark.parametrize("seed", range(10))
 def test_the_largest_is_found_in_few_looks_whatever_is_needed(seed):
     """Held against plain bisection: constants, lines and parabolas, in steps, kinked, and ended by the spec."""
     rng = np.random.default_rng(seed)
@@ -206,12 +194,6 @@ def test_a_spec_may_end_before_memory_does():
     spec = {"position": {"name": "learned", "length": 100}}
     found = ask(module=module(spec=spec), shape={"queries": 10, "past": 7}).limits.forward.longest
     assert (found.size, found.bound) == (93, "spec")
-
-
-def test_more_memory_can_be_supposed():
-    told = ask(2**14, memory_bytes=2**30).limits
-    assert told.free_bytes == 2**30
-    assert told == ask(2**30).limits
 
 
 def test_a_kernel_that_is_not_on_this_device_can_be_asked_for_elsewhere():
@@ -298,12 +280,11 @@ def test_one_that_costs_less_throughout_has_no_place_where_it_begins():
 def test_each_two_are_compared_and_each_is_told_as_if_asked_alone():
     others = [
         {"label": "grouped", "num_kv_heads": 2},
-        {"label": "half", "dtype": "bfloat16"},
         {"label": "w", "spec": WINDOW},
     ]
     reply = ask(compare=others, sweep={"values": [64, 128]})
-    assert len(reply.crossovers) == 3 * 6
-    assert [one.label for one in reply.compared] == ["request", "grouped", "half", "w"]
+    assert len(reply.crossovers) == 3 * 3
+    assert [one.label for one in reply.compared] == ["request", "grouped", "w"]
     for one, fields in zip(reply.compared[1:], others, strict=True):
         alone = ask(sweep={"values": [64, 128]}, **{name: value for name, value in fields.items() if name != "label"})
         assert (one.costs, one.growth, one.limits) == (alone.costs, alone.growth, alone.limits)
@@ -316,12 +297,12 @@ def test_a_comparison_of_many_looks_at_each_size_of_each_once(monkeypatch):
     monkeypatch.setattr(
         Subject, "kernel_of", lambda self, work, *of: chosen.append((self.label, work)) or real(self, work, *of)
     )
-    others = [{"spec": {"masks": [{"name": "sliding_window", "left": 2**width}]}} for width in range(3, 9)]
+    others = [{"spec": {"masks": [{"name": "sliding_window", "left": 2**width}]}} for width in (3, 8)]
     subjects = [
         Asked(None, raw(compare=others), place()).subject,
         *Asked(None, raw(compare=others), place()).alternatives(),
     ]
-    assert len(crossovers(subjects, "length", [64])) == 3 * 21
+    assert len(crossovers(subjects, "length", [64])) == 3 * 3
     asked = [(label, work.queries) for label, work in chosen]
     assert len(asked) == len(set(asked))
     assert len(asked) < 100 * len(subjects)

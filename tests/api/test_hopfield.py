@@ -13,7 +13,6 @@ from tests.conftest import live_server
 
 PATH = "/v1/hopfield/retrieve"
 PAIR = {"stored": [[1.0, 0.0], [0.0, 1.0], [-1.0, 0.0]], "states": [[0.9, 0.1], [0.2, 0.7]]}
-PER_STATE = ("steps", "change", "converged")
 
 
 @pytest.fixture
@@ -52,34 +51,6 @@ def test_without_a_word_it_is_one_scaled_attention(client, rng):
     assert reply.converged is None
     assert reply.association is None
     assert reply.ran.dtype == "float64"
-
-
-@pytest.mark.parametrize("media_type", ["safetensors", "json"])
-def test_every_layout_gives_the_same_numbers(server, rng, media_type):
-    stored, states = rng.normal(size=(2, 3, 6, 4)), rng.normal(size=(2, 3, 5, 4))
-    beta = np.array([0.5, 1.0, 4.0])
-    same = {"beta": beta, "eps": 1e-4, "max_steps": 30, "return_association": True}
-    with Client(server, media_type=media_type) as client:
-        whole = client.hopfield_retrieve(stored, states, **same)
-        merged = client.hopfield_retrieve(*(x.swapaxes(1, 2).reshape(2, -1, 12) for x in (stored, states)),
-                                          num_heads=3, **same)  # fmt: skip
-        unbatched = client.hopfield_retrieve(stored[1], states[1], **same)
-        alone = client.hopfield_retrieve(stored[1, 2], states[1, 2], **same | {"beta": beta[2:]})
-        number = client.hopfield_retrieve(stored[1, 2], states[1, 2], **same | {"beta": 4.0})
-    np.testing.assert_allclose(by_head(merged.states, 3), whole.states, rtol=0, atol=1e-12)
-    for other, at in ((merged, ()), (unbatched, (1,)), (alone, (1, 2)), (number, (1, 2))):
-        for name in (*PER_STATE, "association"):
-            expected = getattr(whole, name)[at]
-            assert getattr(other, name).shape == expected.shape
-            np.testing.assert_allclose(getattr(other, name), expected, rtol=0, atol=1e-12)
-        for name, value in other.reached:
-            np.testing.assert_allclose(value, getattr(whole.reached, name)[at], rtol=0, atol=1e-9)
-        least = other.energy.shape[-1]
-        np.testing.assert_allclose(other.energy, whole.energy[at][..., :least], rtol=0, atol=1e-12)
-    np.testing.assert_allclose(alone.states, whole.states[1, 2], rtol=0, atol=1e-12)
-    assert whole.converged.all()
-    assert (whole.change < 1e-4).all()
-    assert whole.energy.shape[-1] == whole.steps.max() + 1
 
 
 @pytest.mark.parametrize(

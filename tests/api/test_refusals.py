@@ -1,26 +1,17 @@
 """What is far over the budget is refused before anything is allocated for it, and others notice nothing."""
 
-import asyncio
 import resource
 import threading
 from concurrent.futures import ThreadPoolExecutor
 
 import httpx
 import pytest
-import torch
 from benchmarks.admission import BUDGET, TIMES, requests
-from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils._pytree import tree_leaves
 
-from attention_contract.errors import NeverFits, OverBudget
-from attention_contract.wire import SAFETENSORS, from_body
-from attention_service.cost import Rates, Roofline
-from attention_service.runtime.device import Device
-from attention_service.runtime.engine import Engine
+from attention_contract.wire import SAFETENSORS
 from tests.api.talk import problem
 from tests.conftest import live_server
 
-MIB = 2**20
 REQUESTS = requests()
 
 
@@ -52,38 +43,6 @@ def test_a_hundred_times_the_budget_is_refused_without_being_allocated(small, na
         assert resident_bytes() - before < 16 * len(body) < BUDGET
         assert http.get("/v1").json()["memory"]["in_flight_bytes"] == 0
         assert http.get("/v1/complexity/accuracy").json()["predictions"] == []  # nothing ever ran here
-
-
-class Allocations(TorchDispatchMode):
-    """Counts the bytes of every tensor that an operation gives."""
-
-    def __init__(self):
-        super().__init__()
-        self.bytes = 0
-
-    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
-        result = func(*args, **(kwargs or {}))
-        for leaf in tree_leaves(result):
-            if isinstance(leaf, torch.Tensor) and leaf.device.type != "meta":
-                self.bytes += leaf.nbytes
-        return result
-
-
-@pytest.mark.parametrize("name", REQUESTS)
-def test_nothing_is_computed_for_what_is_refused(tmp_path, name):
-    operation, body = REQUESTS[name]
-    request = from_body(operation.request, memoryview(body), SAFETENSORS, "request")
-    ask = getattr(Engine, operation.name.removeprefix("raw_"))
-
-    async def play():
-        engine = Engine(tmp_path, Device(torch.device("cpu"), "test", 2**40, Roofline(Rates(1e10, 1e10, 1e-5))), BUDGET)
-        await engine.start()
-        with Allocations() as allocated, pytest.raises((OverBudget, NeverFits)):
-            await ask(engine, None, request)
-        await engine.stop()
-        return allocated.bytes
-
-    assert asyncio.run(play()) < MIB
 
 
 def test_others_go_on_while_requests_are_refused(small):

@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from tests.core.conftest import may_look
 
 from attention_contract.operations import OPERATIONS
 from attention_contract.spec import AttentionSpec
@@ -27,16 +28,9 @@ CONFIGS: dict[str, dict[str, Any]] = {
         "value_width": 2, "bias": {"q_proj": True, "o_proj": True}, "dtype": "float64",
         "spec": {"softcap": 0.7, "masks": [{"name": "sliding_window", "left": 2, "right": 1}]},
     },
-    "properties.waves": {
-        "d_model": 3, "num_heads": 2, "head_dim": 2, "dtype": "float64", "spec": {"position": {"name": "sinusoidal"}},
-    },
     "properties.turned": {
         "d_model": 4, "num_heads": 4, "num_kv_heads": 2, "head_dim": 3, "dtype": "float64",
         "spec": {"position": {"name": "rope", "dim": 2, "theta": 50.0}, "qk_norm": {"eps": 0.1}},
-    },
-    "properties.biased": {
-        "d_model": 4, "num_heads": 2, "dtype": "float64",
-        "spec": {"position": {"name": "relative_bias", "num_buckets": 4, "max_distance": 3}},
     },
 }  # fmt: skip
 drawn = settings(
@@ -98,32 +92,6 @@ class Case:
     merged: bool = False
 
 
-def may_look(mask: Any, p: int, j: int, surplus: int) -> bool:
-    match mask.name:
-        case "causal":
-            return j <= p + (surplus if mask.align == "bottom_right" else 0)
-        case "sliding_window":
-            return (mask.left is None or j >= p - mask.left) and (mask.right is None or j <= p + mask.right)
-        case "global_tokens":
-            return p in mask.positions or j in mask.positions
-        case "prefix_lm":
-            return j < mask.length or j <= p
-        case "block":
-            return abs(j // mask.size - p // mask.size) <= mask.neighbours
-        case "strided":
-            return abs(p - j) <= (mask.stride if mask.local is None else mask.local) or (p - j) % mask.stride == 0
-        case "fixed":
-            return j // mask.stride == p // mask.stride or j % mask.stride >= mask.stride - mask.summary
-        case "documents":
-            ends = list(itertools.accumulate(mask.lengths))
-            return p >= 0 and sum(p >= end for end in ends) == sum(j >= end for end in ends)
-        case "any":
-            return any(may_look(member, p, j, surplus) for member in mask.of)
-        case "all":
-            return all(may_look(member, p, j, surplus) for member in mask.of)
-    raise AssertionError(mask.name)
-
-
 def split(case: Case, name: str, heads: int) -> np.ndarray:
     """``[B, heads, L, W]`` of an input, as the request holds it."""
     x = np.asarray(case.request[name], np.float64)
@@ -151,11 +119,6 @@ def placed(case: Case, batch: int, queries: int, new: int) -> tuple[np.ndarray, 
     return at, np.broadcast_to(case.past + np.arange(new), (batch, new))
 
 
-def waves(at: np.ndarray, width: int) -> np.ndarray:
-    angles = at[..., None] * 10_000.0 ** -((np.arange(width) // 2 * 2) / width)
-    return np.where(np.arange(width) % 2, np.cos(angles), np.sin(angles))
-
-
 def turned(x: np.ndarray, at: np.ndarray, rope: Any) -> np.ndarray:
     dim, y = rope.dim or x.shape[-1], x.copy()
     for c in range(dim // 2):
@@ -177,8 +140,6 @@ def pair_bias(case: Case, head: int, ahead: int) -> float:
     position = case.spec.position
     if position.name == "alibi":
         return slopes(case.heads)[head] * (-abs(ahead) if position.symmetric else ahead)
-    if position.name == "relative_bias":  # four buckets up to 3: distances 0, and more, each way
-        return float(case.parameters["relative_bias.weight"][min(abs(ahead), 1) + 2 * (ahead > 0), head])
     return 0.0
 
 
@@ -199,16 +160,12 @@ def formula(case: Case, put: dict[str, np.ndarray] | None = None) -> dict[str, n
         *(q.shape[0::2] if case.module is None else (r["query"].shape if case.batched else (1, *r["query"].shape))[:2]),
         k.shape[2] if case.module is None else r[key].shape[-2],
     )
-    wavy = spec.position.name == "sinusoidal"
     if case.module is not None:
-        roles = ((r["query"], at_queries), (r[key], at_keys), (r[value], at_keys))
-        x, y, z = ((x if case.batched else x[None]) + wavy * waves(at, x.shape[-1]) for x, at in roles)
+        x, y, z = (r[name] if case.batched else r[name][None] for name in ("query", key, value))
         q, k, v = (
             project(case, name, x, heads)
             for name, x, heads in (("q_proj", x, h), ("k_proj", y, hkv), ("v_proj", z, hkv))
         )
-    elif wavy:
-        q, k = q + waves(at_queries, q.shape[-1])[:, None], k + waves(at_keys, k.shape[-1])[:, None]
     if spec.qk_norm is not None:
         q, k = normed(case, "q", q), normed(case, "k", k)
     if spec.position.name == "rope":
@@ -240,7 +197,9 @@ def formula(case: Case, put: dict[str, np.ndarray] | None = None) -> dict[str, n
     scores, hidden = np.zeros((2, batch, h, queries, keys))
     for b, n, i, j in np.ndindex(batch, h, queries, keys):
         scores[b, n, i, j] = scale * (q[b, n, i] @ k[b, n // (h // hkv), j])
-        seen = real[b, j] and all(may_look(m, i + offsets[b], j, keys - case.past - queries) for m in spec.masks)
+        seen = real[b, j] and all(
+            may_look(mask, i + offsets[b], j, keys - case.past - queries, keys) for mask in spec.masks
+        )
         hidden[b, n, i, j] = (0.0 if seen else -np.inf) + (0.0 if own is None else own[b, n, i, j])
         hidden[b, n, i, j] += pair_bias(case, n, at_keys[b, j] - at_queries[b, i])
     scores = settle("scores", scores)
@@ -347,7 +306,6 @@ specs = st.fixed_dictionaries(
         "masks": st.lists(masks, max_size=2),
         "position": st.sampled_from(
             [
-                {"name": "sinusoidal"},
                 {"name": "alibi"},
                 {"name": "alibi", "symmetric": False},
                 {"name": "rope", "dim": 2, "theta": 9.0},
@@ -489,7 +447,7 @@ def test_every_tap_is_the_formula(ask, modules, case, media_type):
     if "past_key" in case.request:
         for tap in ("present_key", "present_value"):
             close(getattr(reply, tap), as_replied(case, tap, expected[tap]), tap)
-    biased = case.spec.position.name in {"alibi", "relative_bias"}
+    biased = case.spec.position.name == "alibi"
     for kernel in ("materialized",) if case.spec.softcap or biased else ("fused", "materialized"):
         alone = ask("forward", case.request | {"kernel": kernel}, case.module, media_type)
         assert alone.ran.kernel == kernel
@@ -504,46 +462,6 @@ def test_edited_taps_are_the_formula_with_its_taps_edited(ask, modules, case):
     reply = ask("forward", case.request | {"return_": list(TAPS)}, case.module)
     for tap in TAPS:
         close(getattr(reply, tap), as_replied(case, tap, expected[tap]), tap)
-
-
-@drawn
-@given(case=cases())
-def test_statistics_are_means_over_the_queries_that_look_somewhere(ask, modules, case):
-    case.parameters = modules.get(case.module, {})
-    weights = formula(case)["weights"]
-    batch, heads, queries, keys = weights.shape
-    r = case.request
-    offsets = np.broadcast_to(case.past if r.get("offsets") is None else r["offsets"], (batch,))
-    real = np.ones((batch, keys), bool)
-    if "key_mask" in r:
-        real &= r["key_mask"].reshape(batch, keys)
-    if "key_lengths" in r:
-        real &= np.arange(keys) < np.asarray(r["key_lengths"]).reshape(batch, 1)
-    own_real = real[:, case.past :] if queries == keys - case.past else np.ones((batch, queries), bool)
-    names = ("entropy", "max_weight", "mean_distance", "first_key", "own_position")
-    expected = {name: np.full((batch, heads), np.nan) for name in names}
-    for b, h in np.ndindex(batch, heads):
-        rows = [i for i in range(queries) if own_real[b, i] and weights[b, h, i].any()]
-        if not rows:
-            continue
-        w, at = weights[b, h, rows], np.array(rows)[:, None] + offsets[b] - np.arange(keys)
-        expected["entropy"][b, h] = -(w * np.log(np.where(w > 0, w, 1))).sum(-1).mean()
-        expected["max_weight"][b, h] = w.max(-1).mean()
-        expected["mean_distance"][b, h] = (w * abs(at)).sum(-1).mean()
-        expected["first_key"][b, h] = w[:, 0].mean()
-        expected["own_position"][b, h] = (w * (at == 0)).sum(-1).mean()
-    top_k = 2
-    reply = ask("weights", r | {"top_k": top_k}, case.module)
-    plain = replace(case, request={})
-    for name, value in expected.items():
-        close(getattr(reply.statistics, name), as_replied(plain, "lse", value), name)
-    close(reply.weights, as_replied(case, "weights", weights), "weights")
-    unaveraged = replace(case, request=r | {"average_heads": False})
-    best = np.sort(as_replied(unaveraged, "weights", weights), axis=-1)[..., ::-1][..., :top_k]
-    close(reply.top.weights, best, "top")
-    picked = np.take_along_axis(as_replied(unaveraged, "weights", weights), np.maximum(reply.top.keys, 0), -1)
-    assert (reply.top.keys[best == 0] == -1).all()
-    close(np.where(reply.top.keys < 0, 0, picked), best, "top keys")
 
 
 @settings(drawn, max_examples=40)

@@ -18,7 +18,6 @@ LARGE = RawForwardRequest(query=np.zeros((1, 8, 20_000, 64), np.float32))
 TINY = RawForwardRequest(query=np.ones((1, 2, 4, 8), np.float32))
 GIVEN_UP = {
     "forward": LARGE,
-    "causal": LARGE.model_copy(update={"spec": LARGE.spec.model_validate({"masks": [{"name": "causal"}]})}),
     "blocked": LARGE.model_copy(update={"kernel": "blocked"}),
     "gradients": RawGradientsRequest(query=LARGE.query, wrt=["query"]),
     "approximate": RawForwardRequest(

@@ -17,7 +17,7 @@ import torch
 
 from attention_client import Client
 from attention_contract.wire import JSON
-from tests.api.test_serving import process
+from tests.api.processes import process
 from tests.conftest import live_server
 
 WIDTH, LENGTH = 64, 512

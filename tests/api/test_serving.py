@@ -1,14 +1,12 @@
 """The server as a process: the command, its settings, readiness, a graceful stop, and a kill."""
 
 import json
-import os
 import signal
 import socket
-import subprocess
 import sys
 import threading
 import time
-from contextlib import contextmanager, suppress
+from contextlib import suppress
 
 import httpx
 import numpy as np
@@ -23,52 +21,7 @@ from attention_service import __main__ as command
 from attention_service.api.app import create_app
 from attention_service.api.serving import Server
 from attention_service.settings import Settings
-
-
-def started(models_dir, *flags, **env):
-    """A server process on a port that is free now, and its base URL."""
-    with socket.create_server(("127.0.0.1", 0)) as free:
-        port = free.getsockname()[1]
-    environment = {
-        **os.environ,
-        "ATTENTION_MODELS_DIR": str(models_dir),
-        "ATTENTION_PORT": str(port),
-        "ATTENTION_CALIBRATE": "false",
-        **env,
-    }
-    command = [sys.executable, "-m", "attention_service", "--log-format", "json", *flags]
-    server = subprocess.Popen(command, env=environment, stderr=subprocess.PIPE, cwd=models_dir)
-    return server, f"http://127.0.0.1:{port}"
-
-
-def is_ready(server, url):
-    """Whether a server process comes to take work."""
-    deadline = time.monotonic() + 120
-    while time.monotonic() < deadline and server.poll() is None:
-        try:
-            if httpx.get(f"{url}/health/ready").status_code == 200:
-                return True
-        except httpx.TransportError:
-            time.sleep(0.1)
-    return False
-
-
-@contextmanager
-def process(models_dir, *flags, **env):
-    """A server process, once it is ready, and its base URL; another where somebody took its port meanwhile."""
-    server, url = started(models_dir, *flags, **env)
-    if not is_ready(server, url):
-        server.kill()
-        _, told = server.communicate()
-        assert b"address already in use" in told, told
-        server, url = started(models_dir, *flags, **env)
-        assert is_ready(server, url)
-    try:
-        yield server, url
-    finally:
-        server.kill()
-        server.wait()
-        server.stderr.close()
+from tests.api.processes import process
 
 
 def test_a_module_survives_a_kill(tmp_path):

@@ -2,9 +2,6 @@
 
 import numpy as np
 import pytest
-import torch
-from torch.nn.attention import SDPBackend, sdpa_kernel
-from torch.nn.functional import scaled_dot_product_attention as sdpa
 
 from attention_client import Client, InvalidRequest, KernelUnsuitable, ShapeMismatch
 from tests.api.talk import post, refuse
@@ -103,24 +100,6 @@ def test_dropout_is_told_and_told_again(client, rng):
         client.attend(q, kernel="fused", dropout={"p": 0.5})
     with pytest.raises(InvalidRequest, match=r"dropout\.p"):
         client.attend(q, dropout={"p": 1})
-
-
-def test_gradients_of_gradients_are_those_of_the_library(client, rng):
-    arrays = {name: rng.standard_normal((2, H, 4, D)) for name in ("query", "key", "value", "upstream")}
-    directions = {name: rng.standard_normal((2, H, 4, D)) for name in ("query", "value")}
-    q, k, v, upstream = (torch.from_numpy(arrays[name]).requires_grad_() for name in arrays)
-    with sdpa_kernel(SDPBackend.MATH):
-        output = sdpa(q, k, v, is_causal=True)
-        first = torch.autograd.grad(output, (q, k, v), upstream.detach(), create_graph=True)
-        along = sum((first[i] * torch.from_numpy(directions[n])).sum() for i, n in ((0, "query"), (2, "value")))
-        expected = torch.autograd.grad(along, (q, k, v))
-    reply = client.raw_gradients(
-        **arrays, spec={"masks": [{"name": "causal"}]}, wrt=["query", "key", "value"], directions=directions
-    )
-    assert reply.ran.kernel == "materialized"
-    for name, gradient, product in zip(("query", "key", "value"), first, expected, strict=True):
-        np.testing.assert_allclose(reply.gradients[name], gradient.detach(), rtol=0, atol=1e-10)
-        np.testing.assert_allclose(reply.hessian_products[name], product, rtol=0, atol=1e-10)
 
 
 @pytest.mark.parametrize("target", ["query", "weights", "q_proj.weight"])

@@ -33,18 +33,6 @@ def body_of(media_type, tensors, **rest):
     return safetensors.numpy.save(tensors, {"request": json.dumps(rest)})
 
 
-def fields_of(answer):
-    """The tensors of an answer, and the rest without what differs from run to run."""
-    if answer.headers["content-type"] == SAFETENSORS:
-        size = int.from_bytes(answer.content[:8], "little")
-        rest = json.loads(json.loads(answer.content[8 : 8 + size])["__metadata__"]["reply"])
-        tensors = safetensors.numpy.load(answer.content)
-    else:
-        rest, tensors = answer.json(), {}
-    ran = rest.pop("ran")
-    return {name: x.tolist() for name, x in tensors.items()}, rest, {k: v for k, v in ran.items() if "_ms" not in k}
-
-
 def path_of(operation, name="lane"):
     return operation.path.replace("{name}", name)
 
@@ -54,7 +42,7 @@ def path_of(operation, name="lane"):
 def test_every_fault_of_a_body_is_a_problem_naming_it(lane, operation, media_type):
     """Of every operation that takes tensors, in both forms."""
     path, headers = path_of(operation), {"content-type": media_type}
-    for content in (b"", b"{", b"\0" * 7, b"[1]"):
+    for content in (b"", b"{", b"\0" * 7, b"[1]", b"[" * 10**5, b"\xff\xfe"):
         assert problem(lane.request(operation.method, path, content=content, headers=headers))["status"] == 400
     unknown = body_of(media_type, {}, nonsense=1)
     assert problem(lane.post(path, content=unknown, headers=headers))["param"] is not None
@@ -71,29 +59,6 @@ def test_every_fault_of_a_body_is_a_problem_naming_it(lane, operation, media_typ
 def forward(lane, tensors, name="lane", headers=None, **rest):
     headers = {"content-type": SAFETENSORS} | (headers or {})
     return lane.post(f"/v1/modules/{name}/forward", content=body_of(SAFETENSORS, tensors, **rest), headers=headers)
-
-
-def test_a_module_that_was_replaced_or_deleted_answers_no_longer(lane, rng):
-    x = {"query": rng.normal(size=(1, 3, 8)).astype(np.float32)}
-    made = post(lane, "/v1/modules", name="brief", config={"d_model": 8, "num_heads": 2, "bias": False}, seed=1)
-
-    def ask(status=200, **headers):
-        answer = forward(lane, x, "brief", headers)
-        assert answer.status_code == status, answer.text
-        return fields_of(answer) if status == 200 else problem(answer)
-
-    before = ask()
-    assert ask(**{"if-match": f'"{made["version"]}"'}) == before
-    parameters = {f"{role}_proj.weight": np.eye(8).tolist() for role in "qkvo"}
-    changed = lane.put("/v1/modules/brief/parameters", json={"parameters": parameters}).json()
-    after = ask()
-    assert after[2]["version"] == changed["version"] != made["version"]
-    assert after[0] != before[0]
-    assert ask(409, **{"if-match": f'"{made["version"]}"'})["code"] == "version_mismatch"
-    assert lane.delete("/v1/modules/brief").status_code == 204
-    assert ask(404)["code"] == "module_not_found"
-    post(lane, "/v1/modules", name="brief", config={"d_model": 8, "num_heads": 2, "bias": False}, seed=1)
-    assert ask() == before
 
 
 def test_a_request_names_one_version_or_none(lane, rng):

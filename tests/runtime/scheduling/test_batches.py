@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import torch
 
-from attention_contract.errors import DeadlineExceeded, Draining, InvalidTensor
+from attention_contract.errors import DeadlineExceeded, Draining
 from attention_contract.positions import Alibi, Rope
 from attention_contract.schemas.attention import ForwardRequest, RawForwardRequest, Select
 from attention_contract.schemas.modules import CreateModule, ModuleConfig
@@ -273,15 +273,6 @@ def test_a_number_that_is_not_finite_stays_in_its_sequence(tmp_path, device, mon
     play(tmp_path, device, story)
 
 
-def test_different_lengths_of_a_small_module_run_apart(tmp_path, device):
-    async def story(engine):
-        await modules(engine)
-        found = await together(engine, [of(length) for length in (8, 3, 8, 3)])
-        assert [each.ran.batch for each in found] == [2] * 4
-
-    play(tmp_path, device, story)
-
-
 def test_a_batch_ends_where_its_requests_would_take_too_long(tmp_path, device, monkeypatch):
     async def story(engine):
         await modules(engine)
@@ -290,19 +281,6 @@ def test_a_batch_ends_where_its_requests_would_take_too_long(tmp_path, device, m
         assert len(batches.choose(jobs, 2**30).jobs) == 3
         monkeypatch.setattr(batches, "BATCH_S", 0.0)
         assert batches.choose(jobs, 2**30) is None
-
-    play(tmp_path, device, story)
-
-
-def test_a_batch_keeps_to_the_memory_that_there_is(tmp_path, device):
-    async def story(engine):
-        await modules(engine)
-        jobs = [job(engine, 8) for _ in range(8)]
-        whole = batches.choose(jobs, 2**30)
-        assert len(whole.jobs) == 8
-        tight = batches.choose(jobs, 0)
-        assert tight is None or tight.more == 0
-        assert whole.plan.peak_bytes >= sum(each.joins.bound.arrays["query"].nbytes for each in jobs)
 
     play(tmp_path, device, story)
 
@@ -328,24 +306,6 @@ def test_a_fault_of_all_together_is_nobody_s_who_runs_well_alone(tmp_path, devic
         assert isinstance(found.pop(3), ZeroDivisionError)
         same(found, expected[:3] + expected[4:])
         assert {each.ran.batch for each in found} == {1}
-
-    play(tmp_path, device, story)
-
-
-def test_a_number_too_large_fails_alone_and_nan_stays_where_it_is(tmp_path, device):
-    async def story(engine):
-        await modules(engine)
-        large = X.astype(np.float64)
-        large[0, 0, 0] = 1e300
-        asks = [("plain", ForwardRequest(query=X.astype(np.float64))) for _ in range(4)]
-        asks[1] = "plain", ForwardRequest(query=large)
-        asks[2] = "plain", ForwardRequest(query=np.full_like(large, np.nan))
-        expected, found = await alone(engine, asks), await together(engine, asks)
-        assert isinstance(found[1], InvalidTensor)
-        assert found[1].param == "query"
-        assert np.isnan(found[2].output).all()
-        assert np.isfinite(found[3].output).all()
-        same(found, expected)
 
     play(tmp_path, device, story)
 
@@ -406,26 +366,6 @@ def test_the_first_that_waits_is_never_passed_over(tmp_path, device, monkeypatch
         gate.open.set()
         await asyncio.gather(*tasks)
         assert [each[:2] for each in gate.passes] == [("sparse", 1), ("plain", 3), ("causal", 2), ("window", 1)]
-
-    play(tmp_path, device, story)
-
-
-def test_the_loop_computes_only_while_the_thread_is_idle(tmp_path, device, monkeypatch):
-    gate = Gate(monkeypatch)
-
-    async def story(engine):
-        await modules(engine)
-        engine.execution.hold_s = 0.0
-        on_the_thread = asyncio.create_task(engine.forward(*of(8, "sparse")))
-        while not gate.passes:
-            await asyncio.sleep(0.001)
-        engine.execution.hold_s = 1.0
-        waits = asyncio.create_task(engine.forward(*of(8)))
-        await asyncio.sleep(0.01)
-        assert len(gate.passes) == 1
-        gate.open.set()
-        await asyncio.gather(on_the_thread, waits)
-        assert [main for *_, main in gate.passes] == [False, True]
 
     play(tmp_path, device, story)
 
@@ -520,21 +460,3 @@ def test_a_stop_refuses_what_waits_and_ends_what_runs(tmp_path, device, monkeypa
         assert engine.budget.in_flight == 0
 
     asyncio.run(whole())
-
-
-def test_what_was_predicted_of_a_batch_is_held_against_the_batch(tmp_path, device):
-    async def story(engine):
-        await modules(engine)
-        seen = []
-        engine.accuracy.watchers.append(seen.append)
-        found = await together(engine, [of(8)] * 4)
-        engine.settle()
-        (run,) = seen
-        assert run.batch == 4
-        for each in found:
-            assert each.ran.batch == 4
-            assert each.ran.compute_ms == run.seconds * 1e3
-            assert each.ran.predicted_ms == run.predicted.median * 1e3
-            assert run.estimated_bytes > each.ran.peak_bytes
-
-    play(tmp_path, device, story)

@@ -1,6 +1,5 @@
 """What fits, what is cheaper from where on, and what-if sizes: held against plain search on the same estimates."""
 
-import math
 from dataclasses import replace
 
 import numpy as np
@@ -18,9 +17,8 @@ from attention_service.modules.resident import Module, complete
 from attention_service.runtime.device import Device
 from attention_service.runtime.operations import forward, gradients
 from attention_service.runtime.operations.complexity import report
-from attention_service.runtime.operations.complexity.capacity import largest_within, last
-from attention_service.runtime.operations.complexity.crossing import crossovers, lattice
-from attention_service.runtime.operations.complexity.subjects import GRADIENTS, Asked, Place, Subject
+from attention_service.runtime.operations.complexity.crossing import lattice
+from attention_service.runtime.operations.complexity.subjects import GRADIENTS, Asked, Place
 
 DEVICE = Device(torch.device("cpu"), "a cpu", 2**40, Roofline(Rates(1e11, 1e10, 1e-5)))
 WINDOW = {"masks": [{"name": "sliding_window", "left": 32, "right": 32}]}
@@ -166,30 +164,6 @@ def test_the_largest_batch_is_of_the_shape_asked_for():
     assert needs[0] <= 2**22 < needs[1]
 
 
-@pytest.mark.parametrize("seed", range(10))
-def test_the_largest_is_found_in_few_looks_whatever_is_needed(seed):
-    """Held against plain bisection: constants, lines and parabolas, in steps, kinked, and ended by the spec."""
-    rng = np.random.default_rng(seed)
-    of = [rng.uniform(0, scale) for scale in (rng.choice([0, 1e6]), 10 ** rng.uniform(0, 5), rng.choice([0, 1e-3, 50]))]
-    step, kink, end = rng.choice([1, 64]), rng.choice([0, 1000.0]), rng.choice([2**31 - 1, 4096])
-    looks = []
-
-    def needs(size):
-        looks.append(size)
-        if size > end:
-            return math.inf
-        return of[0] + of[1] * (-(-size // step) * step) + of[2] * size**2 + kink * max(0, size - 700)
-
-    limit, most = 10 ** rng.uniform(4, 12), 2**31 - 1
-    found = largest_within(needs, limit, int(rng.choice([1, 128, 5000])), most)
-    assert len(looks) <= 34
-    assert found == last(lambda size: needs(size) <= limit, most)
-    if found:
-        looks.clear()
-        assert largest_within(needs, limit, 1, most, least=found) == found
-        assert looks == [found + 1][: most - found]
-
-
 def test_a_spec_may_end_before_memory_does():
     spec = {"position": {"name": "learned", "length": 100}}
     found = ask(module=module(spec=spec), shape={"queries": 10, "past": 7}).limits.forward.longest
@@ -199,11 +173,6 @@ def test_a_spec_may_end_before_memory_does():
 def test_a_kernel_that_is_not_on_this_device_can_be_asked_for_elsewhere():
     hardware = ask(hardware="H100 SXM", dtype="bfloat16", kernel="flex")
     assert hardware.limits.forward.longest.kernel == "flex"
-
-
-@pytest.mark.parametrize("most", [1, 2, 7, 8, 1000])
-def test_bisection_finds_every_last(most):
-    assert [last(lambda n, end=end: n <= end, most) for end in range(most + 2)] == [*range(most + 1), most]
 
 
 # ── crossovers ───────────────────────────────────────────────────────────────────────────────────────────────────────
@@ -288,24 +257,6 @@ def test_each_two_are_compared_and_each_is_told_as_if_asked_alone():
     for one, fields in zip(reply.compared[1:], others, strict=True):
         alone = ask(sweep={"values": [64, 128]}, **{name: value for name, value in fields.items() if name != "label"})
         assert (one.costs, one.growth, one.limits) == (alone.costs, alone.growth, alone.limits)
-
-
-def test_a_comparison_of_many_looks_at_each_size_of_each_once(monkeypatch):
-    """It would take seconds otherwise: every two are compared, at the same sizes."""
-    chosen = []
-    real = Subject.kernel_of
-    monkeypatch.setattr(
-        Subject, "kernel_of", lambda self, work, *of: chosen.append((self.label, work)) or real(self, work, *of)
-    )
-    others = [{"spec": {"masks": [{"name": "sliding_window", "left": 2**width}]}} for width in (3, 8)]
-    subjects = [
-        Asked(None, raw(compare=others), place()).subject,
-        *Asked(None, raw(compare=others), place()).alternatives(),
-    ]
-    assert len(crossovers(subjects, "length", [64])) == 3 * 3
-    asked = [(label, work.queries) for label, work in chosen]
-    assert len(asked) == len(set(asked))
-    assert len(asked) < 100 * len(subjects)
 
 
 # ── times ────────────────────────────────────────────────────────────────────────────────────────────────────────────

@@ -153,6 +153,8 @@ def test_there_is_no_more_than_there_is():
     budget = Budget(LIMIT, LIMIT, lambda: 0, 1)
     with pytest.raises(BodyTooLarge):
         read(budget, LIMIT + 1, [])
+    with pytest.raises(BodyTooLarge):
+        read(budget, None, [bytes(2**16)] * 8, limit=2**18)
     with pytest.raises(OverBudget):
         read(Budget(LIMIT // 2, LIMIT, lambda: 0, 1), LIMIT, [])
     with budget.body() as other:

@@ -177,7 +177,7 @@ def test_projections_side_by_side_are_the_same_and_one(bias, kv_heads):
     assert list(laid) == list(apart)
     for name, value in laid.items():
         assert value.equal(apart[name])
-        assert value.stride(0) == 1 if name.endswith("weight") else value.is_contiguous()
+        assert value.is_contiguous()
         assert value.nbytes == apart[name].nbytes
     joint = joint_projection(laid)
     if not isinstance(bias, bool):  # some have one and some have not: they are not made in one product
@@ -228,7 +228,4 @@ def test_what_only_seems_to_lie_side_by_side_is_not_taken_for_one():
     assert joint(at(24, 4, 6), at(0, 4, 6), at(48, 4, 6)) is None
     assert joint(at(0, 4, 6), at(24, 2, 6).clone(), at(36, 2, 6)) is None
     columns = whole[:48].view(6, 8)
-    weight, _ = joint(columns[:, :4].t(), columns[:, 4:6].t(), columns[:, 6:].t())
-    assert weight.equal(columns.t())
-    assert joint(columns[:, :4].t(), columns[:, 5:7].t(), columns[:, 6:].t()) is None
-    assert joint(columns[:, :2].t(), columns[:, 4:6].t(), columns[:, 6:].t()) is None
+    assert joint(columns[:, :4].t(), columns[:, 4:6].t(), columns[:, 6:].t()) is None

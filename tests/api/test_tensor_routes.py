@@ -61,6 +61,41 @@ def forward(lane, tensors, name="lane", headers=None, **rest):
     return lane.post(f"/v1/modules/{name}/forward", content=body_of(SAFETENSORS, tensors, **rest), headers=headers)
 
 
+def test_what_depends_on_numbers_is_checked_each_time(lane, rng):
+    x = rng.normal(size=(2, 5, 8)).astype(np.float32)
+    for good, bad, field in (
+        ({"key_lengths": np.array([5, 3])}, {"key_lengths": np.array([5, 6])}, "key_lengths"),
+        ({"key_mask": np.array([[1, 0, 1, 1, 1]] * 2)}, {"key_mask": np.array([[1, 0, 2, 1, 1]] * 2)}, "key_mask"),
+    ):
+        for tensors, status in ((good, 200), (bad, 422), (good, 200), (bad, 422)):
+            answer = forward(lane, {"query": x} | tensors)
+            assert answer.status_code == status, answer.text
+            assert status == 200 or answer.json()["param"] == field
+
+
+def test_a_module_that_was_replaced_or_deleted_answers_no_longer(lane, rng):
+    x = {"query": rng.normal(size=(1, 3, 8)).astype(np.float32)}
+    made = post(lane, "/v1/modules", name="brief", config={"d_model": 8, "num_heads": 2, "bias": False}, seed=1)
+
+    def ask(status=200, **headers):
+        answer = forward(lane, x, "brief", headers)
+        assert answer.status_code == status, answer.text
+        return safetensors.numpy.load(answer.content)["output"].tolist() if status == 200 else problem(answer)
+
+    before = ask()
+    assert ask(**{"if-match": f'"{made["version"]}"'}) == before
+    parameters = {f"{role}_proj.weight": np.eye(8).tolist() for role in "qkvo"}
+    changed = lane.put("/v1/modules/brief/parameters", json={"parameters": parameters}).json()
+    after = ask()
+    assert changed["version"] != made["version"]
+    assert after != before
+    assert ask(409, **{"if-match": f'"{made["version"]}"'})["code"] == "version_mismatch"
+    assert lane.delete("/v1/modules/brief").status_code == 204
+    assert ask(404)["code"] == "module_not_found"
+    post(lane, "/v1/modules", name="brief", config={"d_model": 8, "num_heads": 2, "bias": False}, seed=1)
+    assert ask() == before
+
+
 def test_a_request_names_one_version_or_none(lane, rng):
     x = {"query": rng.normal(size=(1, 3, 8)).astype(np.float32)}
     version = lane.get("/v1/modules/lane").json()["version"]

@@ -168,13 +168,6 @@ DIFFERENT = [
 ]
 
 
-def test_a_label_that_looks_numbered_is_not_given_twice(http):
-    compare = [{"kernel": "fused"}, {"label": "fused (3)", "kernel": "blocked"}, {"kernel": "fused"}]
-    reply = post(http, "/v1/attention/complexity", shape={"queries": 8}, num_heads=1, head_dim=8, compare=compare)
-    labels = [one["label"] for one in reply["compared"]]
-    assert len(set(labels)) == len(labels) == 4
-
-
 def test_labels_tell_apart_whatever_differs(http):
     reply = post(http, PATH, shape={"queries": 16}, compare=DIFFERENT, memory_bytes=2**20, **RAW)
     labels = [one["label"] for one in reply["compared"]]

@@ -86,12 +86,6 @@ def test_many_lines_leave_out_what_would_hide_them_and_say_so(drawn_of):
     assert len([text for text in few if text.endswith((" from 100", " from 2000"))]) == 2
 
 
-def test_crossovers_side_by_side_have_one_text(drawn_of):
-    told = words(drawn_of(LONG[:4], [100, 101, 2000]))
-    assert "2 crossovers from 100 on" in told
-    assert any(text.endswith(" from 2000") for text in told)
-
-
 def test_legends_stay_within_the_picture_and_lines_can_be_told_apart(drawn_of):
     """By what is drawn: no entry over another, none beyond the edge, no two lines that look alike."""
     svg = ET.fromstring(drawn_of(LONG))  # noqa: S314 - our own

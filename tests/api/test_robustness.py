@@ -199,30 +199,24 @@ FULL: dict[str, Any] = {
     "kernel": "materialized", "encoding": "base64",
 }  # fmt: skip
 SPEC = {
-    "score": {"name": "scaled_dot", "scale": 0.5}, "softcap": 2.0, "position": {"name": "none"},
+    "score": {"name": "scaled_dot", "scale": 0.5}, "softcap": 2.0,
+    "position": {"name": "rope", "dim": 2, "style": "interleaved"},
     "masks": [{"name": "any", "of": [{"name": "causal"}, {"name": "global_tokens", "positions": [0]}]}],
     "normalizer": {"name": "softmax", "temperature": 0.5}, "method": {"name": "exact"},
 }  # fmt: skip
-PLACED = {
-    "position": {"name": "rope", "theta": 100.0, "dim": 2, "style": "interleaved", "scaling": {
-        "name": "yarn", "factor": 2.0, "original_max_position_embeddings": 8, "beta_fast": 4.0, "truncate": False}},
-    "qk_norm": {"eps": 0.1, "over": "all_heads", "unit_offset": True},
-}  # fmt: skip
-NORMS = {"parameters": {"q_norm.weight": [1.0, 2.0], "k_norm.weight": [0.5, 1.0]}}
-BIASED = {"position": {"name": "relative_bias", "num_buckets": 4, "max_distance": 9, "bidirectional": True}}
-BUCKETS = {"parameters": {"relative_bias.weight": [[0.1], [0.2], [0.3], [0.4]]}}
 X = [[0.1 * i for i in range(8)], [0.3] * 8]
 VALID: list[tuple[str, dict[str, Any]]] = [
     *((operation.path, operation.example) for operation in OPERATIONS if operation.example),
-    (f"{RAW}/forward", {"query": Q, **FULL, "spec": SPEC}),
+    (f"{RAW}/forward", {"query": Q, **FULL, "spec": SPEC, "positions": [4, 2]}),
     (
         f"{RAW}/gradients",
         {"query": Q, "key": Q, **FULL, "spec": SPEC, "wrt": ["key", "mask", "weights"], "check": True},
     ),
-    (f"{RAW}/forward", {"query": Q, **FULL, "spec": PLACED, "positions": [4, 2], **NORMS}),
-    (f"{RAW}/gradients", {"query": Q, "spec": BIASED, "positions": [4, 2], **BUCKETS, "wrt": ["parameters", "q"]}),
     (f"{RAW}/weights", {"query": Q, "spec": SPEC, "top_k": 2, "query_mask": [True, False], "return_weights": False}),
-    ("/v1/modules/{name}/gradients", {"query": X, **FULL, "wrt": ["parameters", "q"], "upstream": X}),
+    (
+        "/v1/modules/{name}/gradients",
+        {"query": X, **FULL, "wrt": ["parameters", "q"], "upstream": X},
+    ),
     ("/v1/modules/{name}/parameters", {"parameters": {"q_proj.weight": X}}),
 ]
 

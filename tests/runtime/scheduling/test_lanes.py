@@ -46,26 +46,6 @@ async def begun(engine):
     await asyncio.sleep(0.2)
 
 
-@pytest.mark.parametrize("hold", [0.0, 1.0], ids=["on its thread", "on the loop"])
-def test_a_tiny_request_does_not_wait_for_a_large_one(engine, hold):
-    async def story():
-        await engine.start()
-        engine.execution.hold_s = hold * 1e-2
-        large = ask(engine, LARGE)
-        await begun(engine)
-        waits = []
-        for _ in range(5):
-            since = time.monotonic()
-            await engine.forward(None, TINY)
-            waits.append(time.monotonic() - since)
-        assert not large.done()
-        large.cancel()
-        assert sorted(waits)[2] < 0.5  # milliseconds on a machine that does nothing else
-        await engine.stop()
-
-    asyncio.run(story())
-
-
 @pytest.mark.parametrize("request_", GIVEN_UP.values(), ids=GIVEN_UP)
 def test_work_stops_when_its_caller_leaves_and_its_memory_is_given_back(engine, request_):
     async def story():

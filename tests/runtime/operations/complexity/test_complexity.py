@@ -12,7 +12,7 @@ from attention_contract.schemas.complexity import ComplexityRequest, RawComplexi
 from attention_contract.schemas.gradients import GradientsRequest
 from attention_contract.schemas.modules import ModuleConfig
 from attention_service.core.multihead import Sizes, initial_parameters, parameter_shapes
-from attention_service.cost import Rates, Roofline, executed_flops, flops, gradient_peak_bytes, peak_bytes
+from attention_service.cost import Rates, Roofline, executed_flops, flops
 from attention_service.modules.resident import Module, complete
 from attention_service.runtime.device import Device
 from attention_service.runtime.operations import forward, gradients
@@ -127,41 +127,6 @@ def test_what_cannot_be_is_refused_and_named(fields, param):
 
 
 # ── limits ───────────────────────────────────────────────────────────────────────────────────────────────────────────
-
-
-@pytest.mark.parametrize("free", [2**14, 2**20])
-@pytest.mark.parametrize("kernel", [None, "blocked"])
-@pytest.mark.parametrize("spec", [{}, WINDOW])
-def test_the_longest_is_the_last_that_a_plain_search_finds(free, kernel, spec):
-    limits = ask(free, kernel=kernel, spec=spec).limits
-    subject = Asked(None, raw(kernel=kernel, spec=spec), place(free)).subject
-
-    def needs(length, back=False):
-        work = subject.at("length", length)
-        names = [kernel] if kernel else KERNELS
-        if back:
-            return min(gradient_peak_bytes(work, name) for name in names)
-        return min(peak_bytes(work, name) for name in names)
-
-    for found, back in ((limits.forward.longest, False), (limits.gradients.longest, True)):
-        assert found.bound == "memory"
-        if not found.size:
-            assert needs(1, back) > free
-            assert found.kernel is None
-            continue
-        assert needs(found.size, back) <= found.peak_bytes <= free
-        assert needs(found.size + 1, back) > free
-        assert found.kernel == (kernel or found.kernel)
-
-
-def test_the_largest_batch_is_of_the_shape_asked_for():
-    found = ask(2**22, shape={"queries": 16, "keys": 48, "past": 4}).limits.forward.largest_batch
-    subject = Asked(None, raw(shape={"queries": 16, "keys": 48, "past": 4}), place(2**22)).subject
-    needs = [
-        min(peak_bytes(subject.at("batch", batch), name) for name in KERNELS)
-        for batch in (found.size, found.size + 1)
-    ]  # fmt: skip
-    assert needs[0] <= 2**22 < needs[1]
 
 
 def test_a_spec_may_end_before_memory_does():

@@ -103,15 +103,9 @@ def same_numbers(left, right):
 
 @quick
 @given(tensors())
-def test_safetensors_keep_every_bit(array):
+def test_safetensors_and_base64_keep_every_bit(array):
     kind, model = field_of(array)
     assert same_bits(received(b"".join(wire.to_safetensors(model, "request")), wire.SAFETENSORS, kind), array)
-
-
-@quick
-@given(tensors())
-def test_base64_keeps_every_bit(array):
-    kind, model = field_of(array)
     assert same_bits(received(wire.to_json(model, "base64"), wire.JSON, kind), array)
 
 

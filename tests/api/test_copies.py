@@ -62,8 +62,7 @@ def owner(piece):
     return held
 
 
-@pytest.mark.parametrize("pieces", [1, 16])
-@pytest.mark.parametrize("stated", [True, False])
+@pytest.mark.parametrize(("pieces", "stated"), [(1, True), (16, True), (16, False)])
 def test_tensors_are_views_of_the_body_and_the_reply_is_the_output_itself(tmp_path, pieces, stated):
     size = -(-len(BODY) // pieces)
     messages = [BODY[at : at + size] for at in range(0, len(BODY), size)]

@@ -6,7 +6,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from tests.cost.op_counting import count as count_operations
+from tests.cost.counting import Counting
 
 from attention_contract.errors import InvalidRequest
 from attention_contract.spec import (
@@ -227,9 +227,10 @@ def test_random_blocks_are_those_of_the_definition_and_none_twice(size, count, s
 def test_draws_are_made_by_few_operations():
     """Not one for each pair of draws, nor a matrix of pairs for each draw."""
     mask = RandomBlocks(size=1, count=64)
-    _, counted = count_operations(lambda: allowed([mask], 256, 4096))
-    assert counted.operations < 300
-    assert counted.read + counted.written < 64 * 256 * 4096 / 2
+    with Counting() as counted:
+        allowed([mask], 256, 4096)
+    assert counted.traffic.operations < 300
+    assert counted.traffic.moved < 64 * 256 * 4096 / 2
 
 
 def test_random_blocks_stay_what_they_are(drawn_blocks):

@@ -24,9 +24,3 @@ def test_what_is_found_once_is_kept_with_the_workload_alone():
     assert len(asked) == 5
     assert (work, work.key) == (other, other.key)
     assert queries.__name__ == "queries"
-
-
-def test_two_findings_of_one_workload_are_two():
-    single, double = once(lambda work: work.queries), once(lambda work: 2 * work.queries)
-    work = replace(WORK)
-    assert (single(work), double(work), single(work)) == (4, 8, 4)

@@ -46,12 +46,6 @@ def test_an_edit_touches_its_part_and_nothing_else(tap, action, problem):
     assert not after["context"].equal(before["context"])
 
 
-@pytest.mark.parametrize("tap", TAPS)
-def test_an_edit_without_indices_touches_everything(tap, problem):
-    after = attend(problem, (tap,), edits=[BoundEdit(tap, set=0.5)]).taps[tap]
-    assert ((after == 0.5) | (after == -math.inf)).all()
-
-
 def test_a_value_is_put_in_the_order_of_the_indices():
     x = torch.zeros(2, 4, 3, 5)
     value = torch.arange(2 * 2 * 1 * 3.0).view(2, 2, 1, 3)

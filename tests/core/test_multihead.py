@@ -93,17 +93,15 @@ def make(dtype, bias=True, **widths):
 
 
 @DTYPES
-@pytest.mark.parametrize("kernel", HERE)
 @pytest.mark.parametrize("kind", ["none", "bool", "float by head", "padding", "lengths", "bool and padding"])
-def test_output_and_weights(kernel, kind, widths, dtype, tolerance):
+def test_output_and_weights(kind, widths, dtype, tolerance):
     module, inputs = make(dtype, **widths)
     theirs, mine = masks_of(kind, dtype)
     expected, weights = module(*inputs, **theirs, average_attn_weights=False)
-    _, averaged = module(*inputs, **theirs)
-    output, taps = ours(module, inputs, kernel, ("weights",), **mine)
-    torch.testing.assert_close(output, expected.detach(), rtol=0, atol=tolerance)
-    torch.testing.assert_close(taps["weights"], weights.detach(), rtol=0, atol=tolerance)
-    torch.testing.assert_close(taps["weights"].mean(1), averaged.detach(), rtol=0, atol=tolerance)
+    for kernel in HERE:
+        output, taps = ours(module, inputs, kernel, ("weights",), **mine)
+        torch.testing.assert_close(output, expected.detach(), rtol=0, atol=tolerance)
+        torch.testing.assert_close(taps["weights"], weights.detach(), rtol=0, atol=tolerance)
 
 
 @DTYPES
@@ -115,16 +113,6 @@ def test_causal_self_attention_without_biases(kernel, dtype, tolerance):
     output, taps = ours(module, (x, x, x), kernel, ("weights",), AttentionSpec(masks=[Causal()]))
     torch.testing.assert_close(output, expected.detach(), rtol=0, atol=tolerance)
     torch.testing.assert_close(taps["weights"], weights.detach(), rtol=0, atol=tolerance)
-
-
-@DTYPES
-@pytest.mark.parametrize("kernel", HERE)
-def test_one_sequence_without_a_batch(kernel, widths, dtype, tolerance):
-    module, inputs = make(dtype, **widths)
-    single = [x[0] for x in inputs]
-    expected, _ = module(*single)
-    output, _ = ours(module, [x.unsqueeze(0) for x in single], kernel)
-    torch.testing.assert_close(output[0], expected.detach(), rtol=0, atol=tolerance)
 
 
 @pytest.mark.parametrize("kernel", HERE)
@@ -142,11 +130,9 @@ def test_gradients_of_inputs_and_parameters(kernel, widths):
         torch.testing.assert_close(mine_, theirs_, rtol=0, atol=1e-12)
 
     module(*inputs, **theirs, need_weights=False)[0].backward(upstream)
-    in_proj = [p.grad for name, p in module.named_parameters() if name.endswith("proj_weight")]
-    assert torch.cat([g.flatten() for g in in_proj]).numel() == sum(g.numel() for g in found[3:6])
-    torch.testing.assert_close(
-        torch.cat([g.flatten() for g in found[3:6]]), torch.cat([g.flatten() for g in in_proj]), rtol=0, atol=1e-11
-    )
+    in_proj = [p.grad.flatten() for name, p in module.named_parameters() if name.endswith("proj_weight")]
+    mine_ = torch.cat([gradient.flatten() for gradient in found[3:6]])
+    torch.testing.assert_close(mine_, torch.cat(in_proj), rtol=0, atol=1e-11)
 
 
 def test_a_seed_gives_the_same_parameters_in_every_dtype():
@@ -194,22 +180,6 @@ def test_projections_side_by_side_are_the_same_and_one(bias, kv_heads):
         torch.testing.assert_close(mine, other, rtol=0, atol=1e-12)
 
 
-@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
-def test_weights_of_few_bits_lie_row_by_row(dtype):
-    sizes, apart = drawn()
-    laid = side_by_side({name: value.to(dtype) for name, value in apart.items()}, sizes)
-    assert all(value.is_contiguous() for value in laid.values())
-    assert joint_projection(laid) is not None
-
-
-@pytest.mark.parametrize("widths", [{"key_width": 5}, {"value_width": 5}, {"key_width": 24, "value_width": 7}], ids=str)
-def test_projections_of_other_widths_stay_as_they_are(widths):
-    sizes, apart = drawn(**widths)
-    laid = side_by_side(apart, sizes)
-    assert all(laid[name] is value for name, value in apart.items())
-    assert joint_projection(laid) is None
-
-
 def test_what_only_seems_to_lie_side_by_side_is_not_taken_for_one():
     """As parameters do that were read from one file: neighbours, but of other widths, gaps, or another order."""
     whole = torch.randn(200, dtype=torch.float64)
@@ -231,4 +201,3 @@ def test_what_only_seems_to_lie_side_by_side_is_not_taken_for_one():
     weight, _ = joint(columns[:, :4].t(), columns[:, 4:6].t(), columns[:, 6:].t())
     assert weight.equal(columns.t())
     assert joint(columns[:, :4].t(), columns[:, 5:7].t(), columns[:, 6:].t()) is None
-    assert joint(columns[:, :2].t(), columns[:, 4:6].t(), columns[:, 6:].t()) is None

@@ -30,8 +30,7 @@ from attention_contract.positions import (
 from attention_service.core.places import places_of
 from attention_service.core.positions import POSITIONS, Heads
 from attention_service.core.positions.frequencies import frequencies
-from attention_service.core.positions.score_biases import bucket_starts, slopes
-from attention_service.core.types import Widths
+from attention_service.core.positions.score_biases import bucket_starts
 
 DOUBLE = torch.float64
 SHORT, LONG = ([1 + step * c for c in range(16)] for step in (0.05, 1.5))
@@ -93,15 +92,16 @@ def close(actual, expected, tolerance=1e-10):
 # ── rope ─────────────────────────────────────────────────────────────────────────────────────────────────────────────
 
 
-@pytest.mark.parametrize("theta", [10_000.0, 500_000.0])
-@pytest.mark.parametrize(("dim", "width"), [(32, 32), (8, 32), (2, 8)])
-@pytest.mark.parametrize("reach", [7, 64, 65, 300])
+@pytest.mark.parametrize(
+    ("dim", "width", "theta", "reach"),
+    [(32, 32, 10_000.0, 7), (32, 32, 500_000.0, 64), (8, 32, 10_000.0, 65), (2, 8, 10_000.0, 300)],
+)
 @pytest.mark.parametrize("name", SCALINGS)
 def test_frequencies_are_those_of_transformers(name, reach, dim, width, theta, doubled):
     doubled(modeling_rope_utils, modeling_llama)
     scaling, told = SCALINGS[name]
     if name == "dynamic" and dim == 2:
-        return  # refused: the exponent is dim / (dim − 2)
+        dim = 4  # of 2 it is refused: the exponent is dim / (dim − 2)
     length = 64 if scaling is None or name == "linear" else scaling.original_max_position_embeddings
     told = told | {"rope_theta": theta, "partial_rotary_factor": dim / width}
     if told["rope_type"] in {"llama3", "yarn", "longrope"}:
@@ -228,7 +228,7 @@ def bias_of(options, queries, keys, heads, learned=None, picked=None):
     return POSITIONS.of(options).bias(queries, keys, Heads(heads, picked), learned or {}, DOUBLE)
 
 
-@pytest.mark.parametrize("heads", [1, 2, 3, 6, 8, 12, 16, 20, 32, 71, 112])
+@pytest.mark.parametrize("heads", [1, 3, 8, 12, 71])
 def test_slopes_are_those_of_bloom_and_mpt(heads, doubled):
     doubled(modeling_bloom, modeling_mpt)
     keys = torch.arange(5)[None]
@@ -237,11 +237,6 @@ def test_slopes_are_those_of_bloom_and_mpt(heads, doubled):
     close(found[0], expected)
     last = bias_of(Alibi(symmetric=False), torch.tensor([[4]]), keys, heads)
     close(last[0], modeling_mpt.build_mpt_alibi_tensor(heads, 5))
-
-
-def test_the_paper_s_slopes():
-    assert slopes(8) == tuple(2.0**-m for m in range(1, 9))
-    assert slopes(16)[:3] == pytest.approx((2**-0.5, 2**-1, 2**-1.5), abs=0)
 
 
 def test_alibi_is_a_penalty_on_the_distance_and_both_forms_agree_on_keys_behind():
@@ -256,7 +251,7 @@ def test_alibi_is_a_penalty_on_the_distance_and_both_forms_agree_on_keys_behind(
 
 
 @pytest.mark.parametrize("bidirectional", [True, False])
-@pytest.mark.parametrize(("buckets", "furthest"), [(32, 128), (8, 20), (20, 800), (64, 256), (4, 5)])
+@pytest.mark.parametrize(("buckets", "furthest"), [(32, 128), (20, 800), (4, 5)])
 def test_a_relative_bias_is_that_of_t5(bidirectional, buckets, furthest):
     config = T5Config(
         d_model=8, d_kv=4, num_heads=3, is_decoder=not bidirectional, relative_attention_num_buckets=buckets,
@@ -292,14 +287,6 @@ def test_a_bias_depends_on_the_distance_alone(options, shift):
     assert bias_of(options, queries + shift, keys + shift, 4, learned).equal(whole)
 
 
-@pytest.mark.parametrize("options", [Alibi(), RelativeBias()])
-def test_a_bias_of_some_heads_is_theirs(options):
-    places = torch.arange(5)[None]
-    learned = {"relative_bias.weight": normal(32, 6)}
-    whole = bias_of(options, places, places, 6, learned)
-    assert bias_of(options, places[:, 1:3], places[:, 2:], 6, learned, (4, 0, 4)).equal(whole[:, [4, 0, 4], 1:3, 2:])
-
-
 # ── added to the inputs ──────────────────────────────────────────────────────────────────────────────────────────────
 
 
@@ -324,12 +311,6 @@ def test_a_table_gives_a_row_for_each_place():
     close(position.added(x, places, learned), x + table[[5, 0, 3]])
     by_head = normal(2, 2, 3, 4, seed=2)
     close(position.added(by_head, places, learned), by_head + table[[5, 0, 3]])
-
-
-def test_a_table_is_as_wide_as_what_it_is_added_to():
-    position = POSITIONS.of(LearnedPosition(length=6))
-    assert position.learned(Widths(2, 1, 4, 5))["position.weight"].shape == (6, 4)
-    assert position.learned(Widths(2, 1, 4, 5, d_model=8))["position.weight"].shape == (6, 8)
 
 
 # ── places ───────────────────────────────────────────────────────────────────────────────────────────────────────────

@@ -8,7 +8,7 @@ from torch.nn.functional import bilinear, cosine_similarity, linear
 from attention_contract import spec
 from attention_service.core import additive
 from attention_service.core.learned import learned_of
-from attention_service.core.scores import SCORES, Product
+from attention_service.core.scores import SCORES
 from attention_service.core.types import Widths
 
 OPTIONS = [
@@ -89,15 +89,6 @@ def test_scores_are_what_a_library_computes(options, inputs, monkeypatch):
     torch.testing.assert_close(single.double(), expected, rtol=1e-5, atol=1e-5)
 
 
-def test_factors_of_a_product_multiply_to_the_score(options, inputs):
-    score = SCORES.of(options)
-    assert isinstance(score, Product) == (options.name != "additive")
-    if isinstance(score, Product):
-        left, right, factor = score.factors(*inputs)
-        product = torch.einsum("bhqw,bhkw->bhqk", left, right.repeat_interleave(HEADS // KV_HEADS, 1)) * factor
-        torch.testing.assert_close(product, score.scores(*inputs), rtol=0, atol=1e-10)
-
-
 def test_gradients_and_their_gradients_with_respect_to_all_that_goes_in(options, inputs, monkeypatch):
     monkeypatch.setattr(additive, "BLOCK", 200)
     q, k, learned = inputs
@@ -152,30 +143,6 @@ def test_a_gaussian_score_minds_only_its_own_points():
     scores = SCORES.of(spec.Gaussian()).scores(q, k, {})
     assert scores[..., :2].abs().max() == 0
     assert scores[..., 2].isnan().all()
-
-
-def test_the_hidden_layer_is_never_held_whole():
-    """A meta tensor that records how large the largest intermediate is."""
-    from torch.utils._python_dispatch import TorchDispatchMode
-
-    largest = 0
-
-    class Watch(TorchDispatchMode):
-        def __torch_dispatch__(self, function, types, args=(), kwargs=None):
-            nonlocal largest
-            result = function(*args, **(kwargs or {}))
-            for x in result if isinstance(result, list | tuple) else [result]:
-                largest = max(largest, x.numel() if isinstance(x, torch.Tensor) else 0)
-            return result
-
-    n, hidden = 512, 64
-    a = torch.zeros(1, 2, n, hidden, requires_grad=True)
-    c = torch.zeros(1, 2, n, hidden, requires_grad=True)
-    v = torch.zeros(2, hidden, requires_grad=True)
-    with Watch():
-        scores = additive.additive_scores(a, c, v)
-        torch.autograd.grad(scores, (a, c, v), torch.ones_like(scores))
-    assert 2 * n * n <= largest <= additive.BLOCK < 2 * n * n * hidden
 
 
 @pytest.mark.parametrize("size", [1e-38, 1e-22, 1e20, 1e38])

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from torch.nn.functional import scaled_dot_product_attention
 from torch.profiler import ProfilerActivity, profile
 
-from attention_service.core import blocks, hopfield
+from attention_service.core import blocks
 from attention_service.core.hopfield import DOT_PRODUCTS, Memory, retrieve
 from attention_service.cost import (
     Rates,
@@ -151,15 +151,7 @@ SIZES = {
     "one step": {"batch": 2, "heads": 4, "states": 300, "patterns": 500, "width": 64, "steps": 1},
     "steps": {"batch": 2, "heads": 4, "states": 300, "patterns": 500, "width": 64, "steps": 20},
     "one block": {"batch": 1, "heads": 2, "states": 100, "patterns": 700, "width": 32, "steps": 3},
-    "association": {
-        "batch": 1,
-        "heads": 4,
-        "states": 600,
-        "patterns": 900,
-        "width": 32,
-        "steps": 2,
-        "association": True,
-    },
+    "association": {"batch": 1, "heads": 4, "states": 600, "patterns": 900, "width": 32, "steps": 2},
     "masked": {"batch": 2, "heads": 2, "states": 100, "patterns": 2000, "width": 64, "steps": 2, "masked": True},
     "many patterns": {"batch": 1, "heads": 1, "states": 3, "patterns": 300_000, "width": 8, "steps": 2},
 }
@@ -168,7 +160,8 @@ SIZES = {
 @pytest.mark.parametrize("name", SIZES)
 @pytest.mark.parametrize("itemsize", [4, 8])
 def test_peak_is_what_is_allocated(name, itemsize):
-    size = Retrieval(**SIZES[name], itemsize=itemsize, spec=DOT_PRODUCTS, settles=SIZES[name]["steps"] > 1, threads=1)
+    more = {"settles": SIZES[name]["steps"] > 1, "association": name == "association", "threads": 1}
+    size = Retrieval(**SIZES[name], itemsize=itemsize, spec=DOT_PRODUCTS, **more)
     dtype = {4: torch.float32, 8: torch.float64}[itemsize]
     states = torch.randn(size.batch, size.heads, size.states, size.width, dtype=dtype)
     stored = torch.randn(size.batch, size.heads, size.patterns, size.width, dtype=dtype)
@@ -210,7 +203,3 @@ def test_projections_are_counted():
     assert retrieval_flops(layer) - retrieval_flops(plain) == products
     wide = replace(layer, stored_width=10_000)  # what comes so wide is the most that is held
     assert retrieval_peak_bytes(wide) > 4 * 2 * 60 * 10_000 > retrieval_peak_bytes(plain) >= 4 * 2 * 4 * 50 * 60
-
-
-def test_one_pattern_is_called_single_from_nine_tenths_on():
-    assert hopfield.SINGLE == 0.9

@@ -8,6 +8,7 @@ from attention_service.cost.hardware import HARDWARE, TABLE, find
 
 each = pytest.mark.parametrize("hardware", TABLE, ids=lambda hardware: hardware.name)
 
+
 def attention(batch, length, heads, width):
     spec = AttentionSpec()
     return Workload(batch, length, length, heads, heads, width, width, 2, spec=spec, threads=0)

@@ -1,33 +1,29 @@
-"""The peak estimates against what PyTorch's profiler sees allocated on the CPU, operators' own buffers included."""
+"""The peak estimates against what PyTorch's profiler sees allocated on the CPU, operators' own buffers included.
+
+The walk over every registered combination, as it is served, is in ``tests.runtime.peak_walk``.
+"""
 
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from functools import cache, partial
 
-import numpy as np
 import pytest
 import torch
 from tests.cost.peaks import DTYPES, Request, Run, peaks
 from tests.cost.workloads import METHODS, STATE, approximate, module, raw
 
-from attention_contract.positions import Alibi, LearnedPosition, QKNorm, RelativeBias, Rope, Sinusoidal
+from attention_contract.positions import Alibi, QKNorm, RelativeBias, Rope
 from attention_contract.spec import (
     Additive,
     AnyOf,
     AttentionSpec,
-    Bilinear,
-    Block,
     Causal,
-    Documents,
     Entmax15,
-    Gaussian,
     GlobalTokens,
-    Performer,
     SlidingWindow,
     Softmax,
 )
 from attention_service.core.kernels import unsuitable
-from attention_service.core.normalizers import has_lse
 from attention_service.cost import (
     Workload,
     gradient_peak_bytes,
@@ -42,7 +38,6 @@ from attention_service.cost import (
 from attention_service.cost.gradient_memory import names_of
 from attention_service.cost.memory_phases import peak_of
 from attention_service.cost.stand_ins import inputs_of, parameters_of
-from attention_service.runtime.calibration.specs import Lengths, draw_spec
 
 KERNELS = ("fused", "blocked", "materialized")
 GRADIENT_TAPS = ("q", "k", "v", "scores", "capped_scores", "masked_scores", "weights", "context")
@@ -77,36 +72,21 @@ QUICK = {
 }
 SLOW = {
     "longformer": raw(spec=LONGFORMER),
-    "blocks": raw(spec=AttentionSpec(masks=[Block(size=32, neighbours=1), Documents(lengths=[100])])),
-    "softcap": raw(spec=AttentionSpec(softcap=30.0)),
-    "wide values": raw(value_dim=96),
-    "float64": raw(itemsize=8),
     "offsets": raw(batch=4, spec=WINDOW, batched_offsets=True),
-    "mask of pairs": raw(request_mask_elements=512 * 512, bool_mask=True, spec=WINDOW),
     "bias of heads": raw(request_mask_elements=2 * 4 * 512 * 512),
     "module, cross": module(queries=256, keys=2800, inputs=frozenset({"query", "key", "value"})),
     "module, short": module(512, 8, 8, batch=16, queries=64, keys=64, spec=AttentionSpec(position=Rope())),
     "many tiles": raw(batch=1, heads=2, kv_heads=1, queries=2048, keys=2048, spec=WINDOW),
     "many tiles, entmax15": raw(batch=1, heads=1, kv_heads=1, queries=1500, keys=1500, spec=ENTMAX_WINDOW),
-    "chunk": module(queries=128, keys=640, past=512, spec=CAUSAL),
     "additive": module(kv_heads=2, spec=AttentionSpec(score=Additive())),
-    "gaussian": raw(spec=AttentionSpec(score=Gaussian(sigma="learned")), kv_heads=2),
-    "bilinear": module(spec=AttentionSpec(score=Bilinear())),
     "sinks": module(spec=WINDOW.model_copy(update={"normalizer": Softmax(sinks=True)})),
-    "dropout, long": raw(queries=1024, keys=1024, dropped=True),
+    "dropout": raw(queries=1024, keys=1024, dropped=True),
     "added keys": raw(keys=514, spec=AttentionSpec(add_bias_kv=True, add_zero_attn=True)),
-    "sinusoidal": module(spec=AttentionSpec(position=Sinusoidal())),
-    "learned": raw(spec=AttentionSpec(position=LearnedPosition(length=4096))),
-    "rope, by sequence": raw(spec=AttentionSpec(position=Rope()), batched_places=True),
     "turned norm": module(itemsize=2, spec=TURNED_NORM),
     "relative_bias": module(spec=AttentionSpec(position=RelativeBias())),
     "selected": raw(spec=WINDOW, taps=frozenset({"weights", "masked_scores"}), selected_heads=2, selected_queries=32),
-    **{f"{name}: float64, padded": approximate(name, itemsize=8, padded=True) for name in METHODS},
-    **{f"{name}: bfloat16, grouped": approximate(name, itemsize=2, kv_heads=1) for name in METHODS},
     **{f"{name}: module": module(128, kv_heads=2, spec=of) for name, of in METHODS.items()},
-    **{f"{name}: cross": approximate(name, queries=64, keys=700, value_dim=48) for name in METHODS},
-    "delta: state": approximate("delta", sent=STATE),
-    "performer: bilinear": raw(spec=AttentionSpec(method=Performer(features=64), score=Bilinear())),
+    **{f"{name}: cross": approximate(name, queries=64, keys=700, value_dim=48, padded=True) for name in METHODS},
 }
 WORKLOADS = QUICK | SLOW
 
@@ -177,69 +157,6 @@ def _measured(quick: bool) -> dict[str, list[tuple[Pass, int]]]:
 @pytest.mark.parametrize("name", [*QUICK, *(pytest.param(name, marks=pytest.mark.slow) for name in SLOW)])
 def test_the_peak_is_what_is_allocated(name):
     assert_tight(_measured(name in QUICK)[name])
-
-
-# ── random requests ──────────────────────────────────────────────────────────────────────────────────────────────────
-
-EDITED_TAPS = ("q", "k", "v", "scores", "capped_scores", "masked_scores", "weights", "context")
-
-
-def drawn(rng: np.random.Generator) -> Workload:
-    """A request of some MiB: its spec drawn from the registries, and what else a request may bring."""
-    batch, kv_heads, head_dim = (int(rng.choice(some)) for some in ([1, 2, 3], [1, 2, 4], [32, 64]))
-    heads, itemsize, past = kv_heads * int(rng.choice([1, 2])), int(rng.choice([2, 4, 4, 8])), int(rng.choice([0, 130]))
-    queries = int(rng.integers(200, 500))
-    spec = draw_spec(rng, "materialized", Lengths(batch, queries, queries, past))
-    projected = rng.random() < 0.5
-    if projected and rng.random() < 0.15:
-        apart = GlobalTokens(positions=[*range(int(rng.integers(1, 9)))], projections="separate")
-        spec, past = spec.model_copy(update={"masks": [AnyOf(of=[SlidingWindow(left=40, right=40), apart])]}), 0
-    keys = queries + past + spec.add_bias_kv + spec.add_zero_attn
-    more: dict[str, object] = {"padded": rng.random() < 0.2, "dropped": rng.random() < 0.1}
-    if rng.random() < 0.15:
-        offsets = tuple(int(past + each) for each in rng.integers(-40, 40, batch))
-        more |= {"batched_offsets": True, "batched_places": True, "offsets": offsets}
-    if rng.random() < 0.15 and not spec.add_zero_attn:
-        more |= {"request_mask_elements": queries * keys, "bool_mask": rng.random() < 0.5}
-    sizes = {"batch": batch, "queries": queries, "keys": keys, "past": past, "heads": heads, "kv_heads": kv_heads}
-    more |= sizes | {"itemsize": itemsize, "spec": spec}
-    if projected:
-        return module(heads * head_dim, **more)
-    return raw(head_dim=head_dim, value_dim=int(rng.choice([32, 64])), **more)
-
-
-def tapped(rng: np.random.Generator, work: Workload) -> Workload:
-    """The same with some taps returned, of some heads and queries or of all."""
-    known = sorted(ALL_TAPS - {"output"} - (set() if has_lse(work.spec.normalizer) else {"lse"}))
-    taps = {str(tap) for tap in rng.choice(known, int(rng.integers(1, 4)), replace=False)}
-    heads = int(rng.integers(1, work.heads + 1)) if rng.random() < 0.5 else None
-    queries = int(rng.integers(1, work.queries)) if rng.random() < 0.5 else None
-    return replace(work, taps=frozenset({"output", *taps}), selected_heads=heads, selected_queries=queries)
-
-
-def edited(rng: np.random.Generator, work: Workload) -> Workload:
-    """The same with one tap edited."""
-    tap, does = str(rng.choice(EDITED_TAPS)), str(rng.choice(["set", "scale", "value", "renormalize"]))
-    return replace(work, edits=(("weights" if does == "renormalize" else tap, does),))
-
-
-def random_passes(number: int) -> Iterator[Pass]:
-    """Every kind of pass over one drawn request."""
-    rng = np.random.default_rng((0, number))
-    work = drawn(rng)
-    yield from passes(work)
-    yield from passes(tapped(rng, work))
-    changed = edited(rng, work)
-    request = Request(changed)
-    yield Pass("forward", "materialized", changed, partial(request.forward, "materialized"))
-    yield Pass("backward", "materialized", changed, partial(request.backward, "materialized"))
-    yield Pass("taps", "materialized", changed, partial(request.backward, "materialized", taps=True))
-
-
-@pytest.mark.slow
-def test_the_peak_of_any_combination_is_what_is_allocated():
-    every = [each for number in range(60) for each in random_passes(number)]
-    assert_tight([*zip(every, peaks([each.run for each in every]), strict=True)])
 
 
 # ── what the estimates have in common ────────────────────────────────────────────────────────────────────────────────

@@ -8,7 +8,7 @@ from functools import partial
 import pytest
 import torch
 from tests.cost.peaks import Request, peaks
-from tests.cost.test_peaks import random_passes
+from tests.cost.test_peaks import QUICK, SLOW, WORKLOADS, passes
 from tests.cost.workloads import METHODS, approximate, module
 from torch.utils._python_dispatch import TorchDispatchMode
 
@@ -44,24 +44,14 @@ def lies(x):
     return tuple(x.shape), x.dtype, strides
 
 
-@pytest.mark.parametrize(
-    "number", [*range(6), *(pytest.param(number, marks=pytest.mark.slow) for number in range(6, 40))]
-)
-def test_results_on_the_meta_device_are_those_of_the_operations(number):
-    run = next(each.run for each in random_passes(number) if each.way == "second")
+@pytest.mark.parametrize("name", [*QUICK, *(pytest.param(name, marks=pytest.mark.slow) for name in SLOW)])
+def test_results_on_the_meta_device_are_those_of_the_operations(name):
     with Compared() as compared:
-        run()
+        for each in passes(WORKLOADS[name]):
+            if each.way in {"forward", "second"}:
+                each.run()
     assert not compared.wrong
-    assert len(compared.told) > 10
-
-
-@pytest.mark.parametrize("name", METHODS)
-def test_results_on_the_meta_device_are_those_of_the_operations_of_methods(name):
-    work = approximate(name, queries=300, keys=300, padded=True)
-    with Compared() as compared:
-        Request(work).backward(METHODS[name].method.name, twice=True)
-    assert not compared.wrong
-    assert len(compared.told) > 10
+    assert len(compared.told) > 2
 
 
 def test_what_is_held_and_what_comes_and_goes_is_counted():
@@ -107,7 +97,7 @@ LONG = {name: approximate(name, batch=1, heads=2, kv_heads=1, queries=4000, keys
 LONG["additive"] = replace(
     approximate("linear", batch=1, kv_heads=2, queries=400, keys=300), spec=AttentionSpec(score=Additive(hidden=64))
 )
-QUICK = ["linear, causal", "gated", "performer, causal", "additive"]
+FEW = ["linear, causal", "gated", "performer, causal", "additive"]
 
 
 @pytest.mark.parametrize(
@@ -145,6 +135,7 @@ def test_what_needs_far_too_much_is_told_without_a_rehearsal(kernel, monkeypatch
 
 @pytest.mark.slow
 def test_a_rehearsal_loads_nothing_that_gradients_do_not():
+    """PyTorch's compiler takes a second to load, and 60 MB."""
     program = """
 import sys
 import torch

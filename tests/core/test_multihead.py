@@ -6,7 +6,7 @@ import torch
 from torch.nn import MultiheadAttention
 
 from attention_contract.schemas.modules import ModuleConfig
-from attention_contract.spec import AttentionSpec, Causal
+from attention_contract.spec import AttentionSpec
 from attention_service.core.attention import attend
 from attention_service.core.kernels import KERNELS, unsuitable
 from attention_service.core.multihead import (
@@ -22,7 +22,7 @@ from attention_service.core.multihead import (
 from attention_service.core.types import Problem
 
 BATCH, QUERIES, KEYS, D_MODEL, HEADS = 3, 6, 7, 24, 4
-WIDTHS = {"same widths": {}, "own widths": {"kdim": 10, "vdim": 14}}
+WIDTHS = {"same widths": {}, "own widths": {"kdim": 10, "vdim": 14}, "without biases": {"bias": False}}
 DTYPES = pytest.mark.parametrize(("dtype", "tolerance"), [(torch.float32, 1e-6), (torch.float64, 1e-12)], ids=str)
 HERE = [entry.name for entry in KERNELS if not unsuitable(entry.name, AttentionSpec(), torch.float64)]
 
@@ -102,17 +102,6 @@ def test_output_and_weights(kind, widths, dtype, tolerance):
         output, taps = ours(module, inputs, kernel, ("weights",), **mine)
         torch.testing.assert_close(output, expected.detach(), rtol=0, atol=tolerance)
         torch.testing.assert_close(taps["weights"], weights.detach(), rtol=0, atol=tolerance)
-
-
-@DTYPES
-@pytest.mark.parametrize("kernel", HERE)
-def test_causal_self_attention_without_biases(kernel, dtype, tolerance):
-    module, (x, *_) = make(dtype, bias=False)
-    hidden = torch.ones(QUERIES, QUERIES, dtype=torch.bool).triu(1)
-    expected, weights = module(x, x, x, attn_mask=hidden, average_attn_weights=False)
-    output, taps = ours(module, (x, x, x), kernel, ("weights",), AttentionSpec(masks=[Causal()]))
-    torch.testing.assert_close(output, expected.detach(), rtol=0, atol=tolerance)
-    torch.testing.assert_close(taps["weights"], weights.detach(), rtol=0, atol=tolerance)
 
 
 @pytest.mark.parametrize("kernel", HERE)

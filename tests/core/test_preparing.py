@@ -1,7 +1,5 @@
 """What becomes of queries and keys before they meet: encoded, normed, turned, put behind the past."""
 
-from dataclasses import replace
-
 import pytest
 import torch
 
@@ -111,17 +109,6 @@ def test_a_past_and_the_rest_are_the_whole(case):
     close(torch.cat([context(first), context(rest)], 2), context(whole))
 
 
-def test_positions_that_say_what_offsets_say_change_nothing(case):
-    tensors = part(case.tensors(), slice(0, 3))
-    past = {"past_key": normal(2, KV_HEADS, 4, HEAD, seed=5), "past_value": normal(2, KV_HEADS, 4, HEAD, seed=6)}
-    plain = case.prepared(tensors | past)
-    for same in ({"offsets": torch.tensor([4, 4])}, {"positions": torch.tensor([[4, 5, 6]] * 2)}):
-        other = case.prepared(tensors | past | same)
-        close(other.q, plain.q)
-        close(other.k, plain.k)
-        close(context(other), context(plain))
-
-
 def test_sequences_at_different_places_are_as_each_by_itself(case):
     tensors = case.tensors()
     places = torch.tensor([[0, 1, 2, 3, 4, 5, 6], [0, 0, 1, 1, 7, 9, 15]])
@@ -171,25 +158,6 @@ def test_gradients_reach_inputs_and_learned_tensors(case):
         return context(case.prepared({name: given[name] for name in tensors}))
 
     assert torch.autograd.gradcheck(output, [x.requires_grad_() for x in leaves.values()], fast_mode=True)
-
-
-@pytest.mark.parametrize("name", ["alibi", "relative_bias"])
-def test_tiles_of_a_bias_make_up_the_whole(name):
-    case = Case(AttentionSpec(position=POSITION[name]), "raw")
-    past = {"past_key": normal(2, KV_HEADS, 4, HEAD, seed=5), "past_value": normal(2, KV_HEADS, 4, HEAD, seed=6)}
-    problem = case.prepared(case.tensors() | past | {"positions": torch.tensor([[4, 5, 6, 7, 8, 9, 3]] * 2)})
-    bias = pair_bias(problem, torch.float32)
-    whole = bias.tile()
-    assert whole.shape == (2, HEADS, TOKENS, TOKENS + 4)
-    assert whole.dtype == torch.float32
-    rows = [
-        torch.cat([bias.tile(row, slice(0, 5)), bias.tile(row, slice(5, None))], 3) for row in ([0, 1, 2], slice(3, 7))
-    ]
-    assert torch.cat(rows, 2).equal(whole)
-    assert bias.tile([6], heads=(3, 1)).equal(whole[:, [3, 1], 6:])
-    seen = attend(replace(problem, positions=None), ("scores", "masked_scores"), kernel="materialized").taps
-    plain = pair_bias(replace(problem, positions=None), torch.float64).tile()
-    close(seen["masked_scores"] - seen["scores"], plain.expand_as(seen["scores"]))
 
 
 @pytest.mark.parametrize("name", ["alibi", "relative_bias"])

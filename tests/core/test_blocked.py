@@ -74,6 +74,9 @@ def problem_of(make_problem, spec, **more):
 
 def assert_like_the_stages(problem):
     """The context, the log-sum-exp and every gradient."""
+    if problem.spec.normalizer.name == "softmax":
+        found, expected = (attend(problem, ("lse",), kernel=each).taps["lse"] for each in ("blocked", "materialized"))
+        torch.testing.assert_close(found, expected, rtol=0, atol=1e-12)
 
     def differentiated(kernel):
         leaves = {"q": problem.q, "k": problem.k, "v": problem.v, **problem.learned}
@@ -120,17 +123,6 @@ def test_gradients_by_central_differences(every_spec, make_problem):
 
     leaves = [x.clone().requires_grad_() for x in (problem.q, problem.k, problem.v, problem.mask, *learned)]
     assert gradcheck(context, leaves)
-
-
-def test_the_log_sum_exp_comes_along(every_mask, make_problem):
-    for normalizer in (Softmax(), Softmax(sinks=True, temperature=0.5)):
-        spec = AttentionSpec(masks=every_mask, normalizer=normalizer)
-        problem = problem_of(make_problem, spec, key_lengths=LENGTHS)
-        found = attend(problem, ("lse", "q", "v"), kernel="blocked").taps
-        expected = attend(problem, ("lse",), kernel="materialized").taps["lse"]
-        torch.testing.assert_close(found["lse"], expected, rtol=0, atol=1e-12)
-        assert found["q"].equal(problem.q)
-        assert found["v"].equal(problem.v)
 
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32], ids=str)

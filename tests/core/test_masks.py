@@ -7,6 +7,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from tests.core.conftest import MASKS as EVERY_MASK
 from tests.core.conftest import drawn_masks
 from tests.cost.counting import Counting
 
@@ -24,7 +25,7 @@ from attention_contract.spec import (
     SlidingWindow,
     Strided,
 )
-from attention_service.core.masks import MASKS, allowed, allowed_pairs
+from attention_service.core.masks import allowed, allowed_pairs
 
 
 @pytest.mark.parametrize(
@@ -42,14 +43,6 @@ def test_dense_masks_follow_their_definition(every_mask, queries, keys, past, de
         for b, i, j in product(range(len(starts)), range(queries), range(keys)):
             expected = all(definition(each, i + starts[b], j, surplus, keys) for each in every_mask)
             assert bool(mask[b, 0, i, j]) == expected
-
-
-def test_chosen_rows_are_rows_of_the_whole(every_mask):
-    if not every_mask:
-        return
-    rows = torch.tensor([4, 0, 4])
-    whole = allowed(every_mask, 5, 7, past=1, offsets=torch.tensor([0, 2]))
-    assert allowed(every_mask, 5, 7, past=1, offsets=torch.tensor([0, 2]), rows=rows).equal(whole[:, :, rows])
 
 
 lengths = st.integers(0, 12) | st.integers(0, 150)
@@ -149,19 +142,19 @@ def test_what_takes_too_long_to_count_is_refused(chosen):
         allowed_pairs(chosen, 10**7, 10**7)
 
 
-@pytest.mark.parametrize("offset", [2**63 - 1, -(2**63), 2**61, -(2**61)])
-def test_offsets_far_away_are_counted_as_they_are_computed(every_mask, offset):
-    if every_mask:
-        dense = allowed(every_mask, 5, 7, offsets=torch.tensor(offset))
-        assert allowed_pairs(every_mask, 5, 7, offset=offset) == int(dense.sum())
+MOST = 2**31 - 1
+LARGEST = {
+    "block": [Block(size=MOST, neighbours=MOST)],
+    "strided": [Strided(stride=MOST)],
+    "fixed": [FixedStride(stride=MOST, summary=MOST)],
+}
 
 
-def test_the_largest_blocks_do_not_wrap():
-    most = 2**31 - 1
-    for mask in (Block(size=most, neighbours=most), Strided(stride=most), FixedStride(stride=most, summary=most)):
-        for offset in (0, most, -most, 2**61, -(2**61)):
-            dense = allowed([mask], 3, 3, offsets=torch.tensor(offset))
-            assert allowed_pairs([mask], 3, 3, offset=offset) == int(dense.sum())
+@pytest.mark.parametrize("chosen", [*EVERY_MASK.values(), *LARGEST.values()], ids=[*EVERY_MASK, *LARGEST])
+def test_offsets_far_away_are_counted_as_they_are_computed(chosen):
+    for offset in (0, 2**63 - 1, -(2**63), 2**61, -(2**61), MOST, -MOST):
+        dense = allowed(chosen, 5, 7, offsets=torch.tensor(offset))
+        assert dense is None or allowed_pairs(chosen, 5, 7, offset=offset) == int(dense.sum())
 
 
 @settings(deadline=None)
@@ -195,11 +188,3 @@ def test_neighbouring_documents_do_not_see_each_other_nor_what_is_before_them():
     mask = Documents(lengths=[2, 1])
     dense = allowed([mask], 6, 5, offsets=torch.tensor(-1))[0, 0].int().tolist()
     assert dense == [[0] * 5, [1, 1, 0, 0, 0], [1, 1, 0, 0, 0], [0, 0, 1, 0, 0], [0, 0, 0, 1, 1], [0, 0, 0, 1, 1]]
-
-
-def test_every_mask_says_how_much_it_holds(every_mask):
-    for mask in every_mask:
-        pattern = MASKS.of(mask).pattern(0, 6)
-        dense = pattern.allows(torch.arange(6)[:, None], torch.arange(6))
-        assert pattern.laid_out or dense.numel() < 36
-        assert pattern.building >= pattern.laid_out

@@ -137,14 +137,6 @@ def test_a_gaussian_score_tells_near_points_apart_far_from_zero():
     torch.testing.assert_close(scores.double(), exact, rtol=1e-5, atol=1e-6)
 
 
-def test_a_gaussian_score_minds_only_its_own_points():
-    q = torch.ones(1, 1, 2, 3)
-    k = torch.ones(1, 1, 3, 3).index_fill(2, torch.tensor([2]), torch.nan)
-    scores = SCORES.of(spec.Gaussian()).scores(q, k, {})
-    assert scores[..., :2].abs().max() == 0
-    assert scores[..., 2].isnan().all()
-
-
 @pytest.mark.parametrize("size", [1e-38, 1e-22, 1e20, 1e38])
 def test_a_cosine_and_its_gradient_do_not_depend_on_how_long_vectors_are(size):
     generator = torch.Generator().manual_seed(1)
@@ -159,6 +151,14 @@ def test_a_cosine_and_its_gradient_do_not_depend_on_how_long_vectors_are(size):
     exact = cosine_similarity(q.double()[..., None, :], k.double()[..., None, :, :], dim=-1)
     assert found[1].double().sub(exact).abs().max() < 1e-6
     assert (gradients[1] - gradients[0]).abs().max() < 1e-5
+
+
+def test_a_gaussian_score_minds_only_its_own_points():
+    q = torch.ones(1, 1, 2, 3)
+    k = torch.ones(1, 1, 3, 3).index_fill(2, torch.tensor([2]), torch.nan)
+    scores = SCORES.of(spec.Gaussian()).scores(q, k, {})
+    assert scores[..., :2].abs().max() == 0
+    assert scores[..., 2].isnan().all()
 
 
 def test_a_gaussian_score_that_overflows_for_every_key_is_no_number():

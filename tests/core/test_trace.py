@@ -98,12 +98,3 @@ def test_gradients_are_those_of_central_differences(kernel, spec, make_problem):
 
     leaves = [problem.q, problem.k, problem.v, mask.nan_to_num(neginf=0)]
     assert torch.autograd.gradcheck(context, [leaf.requires_grad_() for leaf in leaves])
-
-
-def test_gradients_of_gradients(spec, make_problem):
-    problem = make_problem(batch=1, queries=3, keys=3, spec=spec)
-
-    def context(q, k, v):
-        return attend(replace(problem, q=q, k=k, v=v), kernel="materialized").context
-
-    assert torch.autograd.gradgradcheck(context, [x.requires_grad_() for x in (problem.q, problem.k, problem.v)])

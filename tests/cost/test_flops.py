@@ -20,7 +20,6 @@ from attention_contract.spec import (
     Documents,
     Dot,
     Entmax15,
-    Gaussian,
     GlobalTokens,
     Sigmoid,
     SlidingWindow,
@@ -203,13 +202,6 @@ def test_elementwise_work_per_pair(spec, forward, backward, backward_fused):
     assert fused == backward_fused * pairs + 2 * work.value_dim * rows
 
 
-def test_elementwise_work_of_queries_and_keys():
-    work = work_of(spec=AttentionSpec(score=Gaussian()))
-    of_tokens = 2 * 4 * (10 * 4 * 6 + 10 * 5 * 6)
-    assert flops(work, masked=False).normalizer == 6 * work.pairs * work.heads + of_tokens
-    assert backward_flops(work, masked=False, fused=False).normalizer == 5 * work.pairs * work.heads + 2 * of_tokens
-
-
 VECTORS = 2 * (4 * 10 + 2 * 10)  # queries and keys of two sequences, by head
 NORM = 27 * VECTORS  # of 6 numbers each: square, sum, scale and weigh, and 3 for the mean
 
@@ -231,23 +223,6 @@ def test_positions_and_norms_count_what_they_do(spec, forward, backward):
     work = work_of(kv_heads=2, spec=spec)
     assert flops(work, masked=False).position == forward
     assert backward_flops(work, masked=False, fused=False).position == backward
-
-
-def test_an_encoding_is_added_once_to_what_stands_in_every_role():
-    work = work_of(sizes_of(), spec=AttentionSpec(position=Sinusoidal()))
-    once = 2 * 10 * 24 + 10 * 36  # a sum for each number of both sequences, and the waves of ten places
-    assert flops(replace(work, inputs=frozenset({"query"})), masked=False).position == once
-    assert flops(work, masked=False).position == 3 * once
-    apart = replace(work, inputs=frozenset({"query"}), batched_offsets=True, batched_places=True)
-    assert flops(apart, masked=False).position == 2 * (once + 10 * 36)
-
-
-def test_elementwise_work_of_a_running_state():
-    """One head, 2 tokens of width 1: elu + 1 (3 each, of 2 queries and 2 keys), a pair zeroed or not (4), 2 columns."""
-    work = approximate("linear, causal", batch=1, queries=2, keys=2, heads=1, kv_heads=1, head_dim=1, value_dim=1)
-    stages = flops(work, masked=False)
-    assert (stages.normalizer, stages.scores, stages.values) == (3 * 4 + 4 + 2 * 2, 2 * 4, 2 * 4 * 2)
-    assert stages.total == stages.matmul + stages.normalizer
 
 
 MASKS = {

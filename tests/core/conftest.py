@@ -344,16 +344,6 @@ def reference() -> Callable[[Problem], dict[str, Tensor]]:
     return attend_in_loops
 
 
-@pytest.fixture(scope="session")
-def definition() -> Callable[[spec.Mask, int, int, int, int], bool]:
-    return may_look
-
-
-@pytest.fixture(scope="session")
-def drawn_blocks() -> Callable[[int, int, int, int], list[int]]:
-    return draw
-
-
 @pytest.fixture(params=SPECS.values(), ids=SPECS)
 def every_spec(request: pytest.FixtureRequest) -> spec.AttentionSpec:
     return request.param
@@ -380,23 +370,6 @@ def every_spec_or_mask(request: pytest.FixtureRequest) -> spec.AttentionSpec:
 @pytest.fixture(params=APPROXIMATIONS.values(), ids=APPROXIMATIONS)
 def every_approximation(request: pytest.FixtureRequest) -> spec.AttentionSpec:
     return request.param
-
-
-@pytest.fixture(scope="session")
-def approximations() -> dict[str, spec.AttentionSpec]:
-    return APPROXIMATIONS
-
-
-@pytest.fixture(scope="session")
-def covered() -> dict[str, set[str]]:
-    """Names of the parts that ``every_spec``, ``every_approximation`` and ``every_mask`` go through."""
-    return {
-        "score": {each.score.name for each in SPECS.values()},
-        "normalizer": {each.normalizer.name for each in SPECS.values()},
-        "position": {each.position.name for each in SPECS.values()},
-        "method": {each.method.name for each in [*SPECS.values(), *APPROXIMATIONS.values()]},
-        "mask": {mask.name for masks in MASKS.values() for mask in masks},
-    }
 
 
 class DoubledTorch:

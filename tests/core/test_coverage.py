@@ -79,11 +79,6 @@ def test_no_allowed_pair_is_left_out_and_no_forbidden_one_let_in(chosen, query_c
     compare(pattern_of(chosen, 21, 21), query_cuts, key_cuts, offset, exact=False)
 
 
-def test_every_mask(every_mask):
-    for offset in (-3, 0, 5):
-        compare(pattern_of(every_mask, 21, 21), {1, 4, 8, 16}, {2, 3, 10}, offset, exact=False)
-
-
 def test_more_blocks_than_are_worth_drawing_are_left_open():
     pattern = Drawn(size=1, count=4, seed=0, blocks=2000)
     tiles = Tiles(*(torch.tensor([[end]]) for end in (0, 999, 0, 9)))

@@ -30,7 +30,6 @@ from attention_contract.positions import (
 from attention_service.core.places import places_of
 from attention_service.core.positions import POSITIONS, Heads
 from attention_service.core.positions.frequencies import frequencies
-from attention_service.core.positions.score_biases import bucket_starts
 
 DOUBLE = torch.float64
 SHORT, LONG = ([1 + step * c for c in range(16)] for step in (0.05, 1.5))
@@ -236,16 +235,6 @@ def test_a_relative_bias_is_that_of_t5(bidirectional, buckets, furthest):
     given = places_of(5, 1000, past=0, offsets=torch.tensor(500))
     found = bias_of(options, given.queries, given.keys, 3, {"relative_bias.weight": table})
     close(found, layer.compute_bias(5, 1000, past_seen_tokens=500).detach())
-
-
-def test_a_bucket_begins_at_a_whole_number_exactly():
-    """32 buckets to 128, one direction: 16·8^(c/16) is whole at c = 16/3 of no bucket, 16·2^(c/4) at every fourth."""
-    assert bucket_starts(RelativeBias(num_buckets=32, max_distance=256, bidirectional=False))[15::4] == (
-        16,
-        32,
-        64,
-        128,
-    )
 
 
 # ── added to the inputs ──────────────────────────────────────────────────────────────────────────────────────────────

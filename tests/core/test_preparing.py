@@ -19,10 +19,9 @@ from attention_service.core import qk_norm
 from attention_service.core.attention import attend
 from attention_service.core.multihead import Sizes, project
 from attention_service.core.pair_bias import pair_bias
-from attention_service.core.positions import POSITIONS, score_biases
+from attention_service.core.positions import POSITIONS
 from attention_service.core.preparing import prepare
-from attention_service.core.stages import stages
-from attention_service.core.types import Selection, Widths
+from attention_service.core.types import Widths
 
 HEADS, KV_HEADS, HEAD, WIDTH, TOKENS = 4, 2, 8, 12, 7
 POSITION = {
@@ -172,21 +171,3 @@ def test_keys_that_the_spec_adds_have_no_bias(name):
     assert whole[..., :-1].equal(pair_bias(Case(plain, "raw").prepared(case.tensors()), torch.float64).tile())
     assert bias.tile(keys=slice(5, 8)).equal(whole[..., 5:])
     assert bias.tile(keys=[7, 0]).equal(whole[..., [7, 0]])
-
-
-def test_a_selection_makes_the_bias_of_its_own_heads_and_queries_alone(monkeypatch):
-    made = []
-    bias = score_biases.Alibi.bias
-
-    def noted(self, *given):
-        made.append(bias(self, *given))
-        return made[-1]
-
-    monkeypatch.setattr(score_biases.Alibi, "bias", noted)
-    case = Case(AttentionSpec(position=Alibi()), "raw")
-    problem = case.prepared(case.tensors())
-    whole = attend(problem, ("masked_scores",), kernel="materialized").taps["masked_scores"]
-    assert made.pop().shape == (1, HEADS, TOKENS, TOKENS)
-    taps = dict(stages(problem, ("masked_scores",), selection=Selection(heads=(3, 1), queries=(5,))))
-    assert [each.shape for each in made] == [(1, 2, 1, TOKENS)]
-    close(taps["masked_scores"], whole[:, [3, 1], 5:6])

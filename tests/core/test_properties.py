@@ -4,7 +4,7 @@ import math
 from dataclasses import replace
 
 import torch
-from hypothesis import HealthCheck, assume, given, settings
+from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from tests.core.conftest import SPECS, drawn_masks
 
@@ -27,17 +27,6 @@ tried = settings(deadline=None, max_examples=40, suppress_health_check=[HealthCh
 
 def close(found, expected):
     torch.testing.assert_close(found, expected, rtol=0, atol=1e-12)
-
-
-@tried
-@given(drawn=kernels_and_specs, queries=sizes, keys=sizes, seed=seeds)
-def test_the_order_of_keys_does_not_matter(make_problem, drawn, queries, keys, seed):
-    kernel, spec = drawn
-    assume(spec.position.name == "none")
-    problem = make_problem(queries=queries, keys=keys, seed=seed, spec=spec)
-    order = torch.randperm(keys, generator=torch.Generator().manual_seed(seed))
-    shuffled = replace(problem, k=problem.k[:, :, order], v=problem.v[:, :, order])
-    close(attend(shuffled, kernel=kernel).context, attend(problem, kernel=kernel).context)
 
 
 @tried
@@ -104,14 +93,6 @@ def test_what_a_query_may_not_look_at_has_no_influence_on_it(
         assert not found.isnan().any()
     context = attend(replace(problem, **{which: dirty}), kernel=kernel).context
     assert context[sees].isnan().all()
-
-
-@tried
-@given(kernel=kernels, keys=sizes, real=sizes, seed=seeds)
-def test_padding_gives_what_its_absence_gives(make_problem, kernel, keys, real, seed):
-    problem = make_problem(keys=keys + real, seed=seed, key_lengths=torch.tensor([real, real]))
-    short = replace(problem, k=problem.k[:, :, :real], v=problem.v[:, :, :real], key_lengths=None)
-    close(attend(problem, kernel=kernel).context, attend(short, kernel=kernel).context)
 
 
 @tried

@@ -19,7 +19,6 @@ from attention_service.core.kernels import fused_blocks, tiling
 from attention_service.core.kernels import touched as counted
 from attention_service.core.kernels.blocked import _blocks
 from attention_service.core.kernels.tiling import Tiling
-from attention_service.core.kernels.touched import by_fused
 from attention_service.cost import (
     Rates,
     Roofline,
@@ -90,25 +89,6 @@ def test_beyond_counting_the_estimate_is_near_and_quick(spec, monkeypatch):
     largest = touched(replace(work, queries=2**31, keys=2**31))
     assert process_time() - started < 1
     assert 0 < largest.pairs <= 2**62
-
-
-@pytest.mark.parametrize(
-    ("masks", "length", "taken"),
-    [
-        ([Causal(), SlidingWindow(left=512)], 2**20, True),
-        ([SlidingWindow(left=2**15, right=0)], 2**20, False),
-        ([Strided(stride=1000)], 2**20, False),
-        ([Strided(stride=64)], 2**13, True),
-        ([], 2**10, False),
-    ],
-    ids=str,
-)
-def test_the_fused_kernel_takes_blocks_that_look_at_few_keys(masks, length, taken):
-    spec = AttentionSpec(masks=masks)
-    assert by_fused(replace(RAW, queries=length, keys=length, spec=spec)) == taken
-    for more in ({"softcap": 5.0}, {"normalizer": Entmax15()}):
-        other = spec.model_copy(update=more)
-        assert not by_fused(replace(RAW, queries=length, keys=length, spec=other))
 
 
 def test_a_window_grows_as_a_window():

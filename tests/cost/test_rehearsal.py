@@ -72,15 +72,6 @@ def test_what_is_held_and_what_comes_and_goes_is_counted():
     assert most_held(run) == {"one": one, "another": {"x": 4000, "others": 8000}}
 
 
-def test_what_was_there_before_is_not_counted():
-    resident = torch.empty(1000, device="meta")
-
-    def run(account):
-        resident.detach().view(10, 100).mul(2).sum()
-
-    assert most_held(run, [resident]) == {"": {"made": 4004}}
-
-
 def test_what_has_a_number_for_each_pair_and_what_is_worked_in_is_told_apart():
     def run(account):
         account.call("by_token", "by_pair")

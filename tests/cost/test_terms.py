@@ -7,7 +7,7 @@ import pytest
 
 from attention_contract.positions import Rope
 from attention_contract.schemas.modules import Biases
-from attention_contract.spec import AnyOf, AttentionSpec, Causal, SlidingWindow
+from attention_contract.spec import AttentionSpec, Causal, SlidingWindow
 from attention_service.core.kernels import KERNELS
 from attention_service.core.multihead import Sizes
 from attention_service.core.registry import variants
@@ -19,7 +19,6 @@ from attention_service.cost.terms import (
     forward_terms,
     gradient_terms,
     reading_terms,
-    retrieval_terms,
     writing_terms,
 )
 from attention_service.runtime.calibration.specs import Lengths, draw_spec
@@ -95,21 +94,6 @@ def test_a_causal_mask_halves_the_fused_kernel_and_a_window_thins_the_tiles():
     told = names(forward_terms(capped, "blocked"))
     assert "product tiles" in told, "a plain softmax alone is computed by the fused kernel"
     assert FUSED not in told
-
-
-def test_masks_within_masks_are_counted():
-    nested = AttentionSpec(masks=[AnyOf(of=[Causal(), SlidingWindow(left=3)])])
-    told = names(forward_terms(replace(RAW, spec=nested), "materialized"))
-    assert {"elements any", "elements causal", "elements sliding_window"} <= told
-
-
-def test_a_retrieval_takes_as_long_as_its_steps():
-    from attention_service.cost import Retrieval
-
-    def of(steps):
-        return Retrieval(2, 4, 64, 512, 32, steps, 4, AttentionSpec())
-
-    assert seconds(retrieval_terms(of(40))) / seconds(retrieval_terms(of(10))) == pytest.approx(4, rel=0.2)
 
 
 @pytest.mark.parametrize("form", FORMS)

@@ -31,7 +31,6 @@ from attention_service.cost import (
     touched,
     traffic,
 )
-from attention_service.cost.operation_counter import OperationCounter
 from attention_service.cost.taps import tap_costs
 
 KERNEL_NAMES = [kernel.name for kernel in KERNELS if kernel.name != "flex"]  # flex counts as blocked does
@@ -98,13 +97,6 @@ def test_the_convention_of_counting(run, read, written, functions, operations):
     with Counting() as mode:
         run()
     assert mode.traffic == Traffic(read, written, functions, operations)
-
-
-def test_repeated_operations_are_multiplied():
-    counter = OperationCounter()
-    with counter.repeated(3), counter.repeated(2):
-        counter.count(torch.ops.aten.exp.default, (X,), {}, X.exp())
-    assert counter.counted == Traffic(48, 48, 12, 1).times(6)
 
 
 # ── exact attention ──────────────────────────────────────────────────────────────────────────────────────────────────

@@ -65,13 +65,6 @@ def test_performer_is_performer_pytorchs_with_our_directions(causal, width):
         assert_close(found, linear_attention(phi_q, phi_k, v))
 
 
-def test_performers_default_number_of_features_is_the_papers():
-    q, k, v = inputs(width=16)
-    default = attend(Problem(q, k, v, AttentionSpec(method=spec.Performer()))).context
-    told = attend(Problem(q, k, v, AttentionSpec(method=spec.Performer(features=44)))).context  # 16 · ln 16 = 44.4
-    assert_close(default, told)
-
-
 def test_directions_are_orthogonal_normal_and_drawn_from_the_seed():
     directions = orthogonal_directions(24, 8, seed=0)
     for block in directions.split(8):

@@ -13,10 +13,12 @@ from attention_contract.spec import (
     Block,
     Causal,
     Documents,
+    Entmax15,
     GlobalTokens,
     Sigmoid,
     SlidingWindow,
     Softmax,
+    Sparsemax,
 )
 from attention_service.core.attention import attend
 from attention_service.core.kernels import KERNELS, unsuitable
@@ -123,6 +125,10 @@ def test_a_mask_of_large_numbers_weighs_evenly_and_does_not_blind(kernel, make_p
 
 @pytest.mark.parametrize(("queries", "keys"), [(0, 3), (3, 0), (0, 0)])
 def test_nothing_to_attend(queries, keys, every_mask, make_problem):
+    for normalizer in (Sigmoid(), Sparsemax(), Entmax15()):
+        problem = make_problem(queries=queries, keys=keys, spec=AttentionSpec(masks=every_mask, normalizer=normalizer))
+        for kernel in ("blocked", "materialized"):
+            assert attend(problem, kernel=kernel).context.equal(torch.zeros(2, 2, queries, 3, dtype=torch.float64))
     problem = make_problem(queries=queries, keys=keys, spec=AttentionSpec(masks=every_mask))
     for kernel in NAMES:
         attended = attend(problem, ("weights", "lse", "masked_scores"), kernel=kernel)

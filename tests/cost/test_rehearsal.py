@@ -91,9 +91,7 @@ LONG["additive"] = replace(
 FEW = ["linear, causal", "gated", "performer, causal", "additive"]
 
 
-@pytest.mark.parametrize(
-    "name", [name if name in QUICK else pytest.param(name, marks=pytest.mark.slow) for name in LONG]
-)
+@pytest.mark.parametrize("name", [name if name in FEW else pytest.param(name, marks=pytest.mark.slow) for name in LONG])
 def test_a_few_of_many_equal_pieces_tell_of_all(name):
     work = LONG[name]
     names = names_of(work)

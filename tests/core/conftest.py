@@ -1,7 +1,6 @@
 """Problems to attend to, and the formula written out in plain loops to hold every other way against."""
 
 import math
-import os
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from itertools import accumulate, product
@@ -15,8 +14,6 @@ import attention_service.runtime  # noqa: F401  # it registers the passes that t
 from attention_contract import positions, spec
 from attention_service.core.learned import learned_of
 from attention_service.core.types import Problem, Running
-
-os.environ.setdefault("KERAS_BACKEND", "torch")  # Keras reads it when it is imported
 
 SPECS = {
     "default": spec.AttentionSpec(),

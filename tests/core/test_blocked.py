@@ -10,7 +10,6 @@ from torch.autograd import gradcheck
 from attention_contract.spec import (
     AnyOf,
     AttentionSpec,
-    Causal,
     Entmax15,
     GlobalTokens,
     Sigmoid,
@@ -19,9 +18,8 @@ from attention_contract.spec import (
 )
 from attention_service.core.attention import attend
 from attention_service.core.kernels import tiling
-from attention_service.core.kernels.tiling import Layout, Tiling
+from attention_service.core.kernels.tiling import Tiling
 from attention_service.core.learned import learned_of
-from attention_service.core.masks import pattern_of
 from attention_service.core.types import Dropout
 
 WINDOW = AttentionSpec(masks=[SlidingWindow(left=3, right=1)])
@@ -147,20 +145,3 @@ def test_gradients_are_not_differentiated_again(make_problem):
     (gradient,) = torch.autograd.grad(context.square().sum(), problem.q, create_graph=True)
     with pytest.raises(RuntimeError, match="once_differentiable"):
         gradient.sum().backward()
-
-
-@pytest.mark.parametrize("masks", [[], [Causal()], WINDOW.masks, LONGFORMER], ids=str)
-@pytest.mark.parametrize("whole_rows", [False, True])
-def test_tiles_are_all_that_is_touched_and_no_pair_twice(masks, whole_rows):
-    layout = Layout(pattern_of(masks, 21, 17, 0), 0, 21, 17, extra=2)
-    seen = torch.zeros(21, 19, dtype=torch.int64)
-    for block in layout.blocks(tiling.TILING, whole_rows=whole_rows):
-        assert len(block.strips) <= 1 or not whole_rows
-        for strip in block.strips:
-            assert whole_rows or strip.width <= tiling.TILING.keys
-            for piece in strip.pieces:
-                seen[block.start : block.stop, piece.start : piece.stop] += 1
-    allowed = pattern_of(masks, 21, 17).allows(torch.arange(21)[:, None], torch.arange(17)[None]).expand(21, 17)
-    assert seen.max() == 1
-    assert seen[:, 17:].all()
-    assert seen[:, :17][allowed].all()

@@ -7,7 +7,6 @@ from hypothesis import strategies as st
 from tests.core.conftest import drawn_masks
 
 from attention_service.core.bands import Band, Keys, Queries
-from attention_service.core.combinations import AllOf as Intersection
 from attention_service.core.drawn import Drawn
 from attention_service.core.masks import pattern_of
 from attention_service.core.patterns import Part, Tiles
@@ -63,14 +62,6 @@ def test_every_part_is_drawn_here():
 @given(data=st.data(), query_cuts=cuts, key_cuts=cuts, offset=offsets)
 def test_a_part_is_exact(part, data, query_cuts, key_cuts, offset):
     compare(data.draw(EXACT[part]), query_cuts, key_cuts, offset, exact=True)
-
-
-@settings(deadline=None, max_examples=150)
-@given(bands=st.lists(st.builds(Band, limit, limit), max_size=3), query_cuts=cuts, key_cuts=cuts, offset=offsets)
-def test_an_intersection_of_bands_with_a_diagonal_in_common_is_exact(bands, query_cuts, key_cuts, offset):
-    low = max((band.low for band in bands if band.low is not None), default=-99)
-    high = min((band.high for band in bands if band.high is not None), default=99)
-    compare(Intersection(tuple(bands)), query_cuts, key_cuts, offset, exact=low <= high)
 
 
 @settings(deadline=None, max_examples=150)

@@ -1,9 +1,9 @@
-"""Every score against a library that knows it, in float64, and its gradients."""
+"""Every score against its definition, in float64, its gradients and its limits."""
 
 import pytest
 import torch
-from scipy.spatial.distance import cdist
-from torch.nn.functional import bilinear, cosine_similarity, linear
+from tests.core.conftest import scored
+from torch.nn.functional import cosine_similarity
 
 from attention_contract import spec
 from attention_service.core import additive
@@ -43,44 +43,11 @@ def inputs(options):
     return q, k, drawn
 
 
-def by_a_library(options, q, k, learned, head):
-    """The scores ``[Q, K]`` of one head, by a library's function of that name."""
-    match options:
-        case spec.Dot():
-            return torch.tensordot(q, k, dims=([1], [1]))
-        case spec.ScaledDot():
-            return torch.baddbmm(torch.zeros(1, len(q), len(k)).double(), q[None], k.T[None], alpha=q.shape[1] ** -0.5)[
-                0
-            ]
-        case spec.Bilinear():
-            pairs = torch.cartesian_prod(torch.arange(len(q)), torch.arange(len(k)))
-            weight = learned["score.weight"][head][None]
-            return bilinear(q[pairs[:, 0]], k[pairs[:, 1]], weight).view(len(q), len(k))
-        case spec.Additive():
-            from keras.layers import AdditiveAttention
-
-            into, of_keys = linear(q, learned["score.query_weight"][head]), linear(k, learned["score.key_weight"][head])
-            layer = AdditiveAttention(use_scale=True, dtype="float64")
-            layer.build([(1, *into.shape), (1, *of_keys.shape), (1, *of_keys.shape)])
-            layer.scale.assign(learned["score.v"][head].numpy())
-            return torch.as_tensor(layer._calculate_scores(into[None], of_keys[None])[0].detach())
-        case spec.Gaussian(sigma=sigma):
-            sigma = learned["score.sigma"][head].item() if sigma == "learned" else sigma
-            return torch.from_numpy(cdist(q.numpy(), k.numpy(), "sqeuclidean")) / (-2 * sigma**2)
-        case spec.Cosine(scale=scale):
-            scale = learned["score.scale"][head].item() if scale == "learned" else scale
-            return cosine_similarity(q[:, None], k[None], dim=-1) * scale
-    raise AssertionError(options)
-
-
-def test_scores_are_what_a_library_computes(options, inputs, monkeypatch):
+def test_scores_are_those_of_the_definition(options, inputs, monkeypatch):
     q, k, learned = inputs
-    expected = torch.stack(
-        [
-            torch.stack([by_a_library(options, q[b, h], k[b, h // 2], learned, h) for h in range(HEADS)])
-            for b in range(BATCH)
-        ]
-    )
+    expected = torch.empty(BATCH, HEADS, QUERIES, KEYS, dtype=torch.float64)
+    for b, h, i, j in torch.cartesian_prod(*map(torch.arange, expected.shape)).tolist():
+        expected[b, h, i, j] = scored(options, q[b, h, i].tolist(), k[b, h // 2, j].tolist(), learned, h)
     for block in (2**20, 100, 7):  # elements of a hidden layer held at a time, down to less than one pair's
         monkeypatch.setattr(additive, "BLOCK", block)
         found = SCORES.of(options).scores(q, k, learned)

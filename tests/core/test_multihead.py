@@ -178,6 +178,4 @@ def test_what_only_seems_to_lie_side_by_side_is_not_taken_for_one():
     assert joint(at(24, 4, 6), at(0, 4, 6), at(48, 4, 6)) is None
     assert joint(at(0, 4, 6), at(24, 2, 6).clone(), at(36, 2, 6)) is None
     columns = whole[:48].view(6, 8)
-    weight, _ = joint(columns[:, :4].t(), columns[:, 4:6].t(), columns[:, 6:].t())
-    assert weight.equal(columns.t())
-    assert joint(columns[:, :4].t(), columns[:, 5:7].t(), columns[:, 6:].t()) is None
+    assert joint(columns[:, :4].t(), columns[:, 4:6].t(), columns[:, 6:].t()) is None

@@ -85,7 +85,8 @@ def test_what_takes_long_to_plan_or_consists_of_much_is_not_done_on_the_event_lo
             ran.append(threading.get_ident())
             raise Done
 
-        return replace(job, make_joins=None, operation=SimpleNamespace(upload=upload, launch=None, collect=None))
+        operation = SimpleNamespace(upload=upload, launch=None, collect=None)
+        return replace(job, prepared=replace(job.prepared, joining=None, operation=lambda _: operation))
 
     async def play():
         # By its rates, this device does anything in no time.

@@ -325,7 +325,7 @@ def test_a_batch_keeps_to_the_memory_that_there_is(tmp_path, device):
         assert len(whole.jobs) == 8
         tight = batches.choose(jobs, 0)
         assert tight is None or tight.more == 0
-        assert whole.plan.peak_bytes >= sum(each.joins.bound.arrays["query"].nbytes for each in jobs)
+        assert whole.plan.peak_bytes >= sum(each.bound.arrays["query"].nbytes for each in jobs)
 
     play(tmp_path, device, story)
 

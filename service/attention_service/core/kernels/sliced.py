@@ -12,7 +12,7 @@ from torch import Tensor
 from torch.autograd import Function
 from torch.autograd.function import once_differentiable
 
-from attention_service.core.cancellation import checkpoint, slice_flops
+from attention_service.core.cancellation import SLICE_FLOPS, checkpoint, slice_flops
 
 _forward = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu
 _backward = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu_backward
@@ -24,15 +24,14 @@ Slice = tuple[slice, slice, slice]
 
 def is_long(q: Tensor, k: Tensor, mask: Tensor | None) -> bool:
     """True if one call would take longer than a slice, on a CPU, with a mask that needs no gradient."""
-    if q.device.type != "cpu" or (mask is not None and mask.requires_grad):
-        return False
-    return exceeds_a_slice(q, k)
+    return exceeds_a_slice(q, k) and q.device.type == "cpu" and not (mask is not None and mask.requires_grad)
 
 
 def exceeds_a_slice(q: Tensor, k: Tensor) -> bool:
     """True if one call has more work than a slice."""
     batch, heads, queries, width = q.shape
-    return 4.0 * batch * heads * queries * k.shape[2] * width > slice_flops()
+    work = 4.0 * batch * heads * queries * k.shape[2] * width
+    return work > SLICE_FLOPS and work > slice_flops()
 
 
 def largest_slice(q: Tensor, k: Tensor) -> Slice:

@@ -161,7 +161,7 @@ def test_everything_is_run_as_it_would_be_asked_for_and_its_memory_is_admitted(m
     assert max(lengths) > 500 * 1.5
     for made, request, job in ran:
         assert request.past_key.shape[2] == 3
-        assert job.dtype == "float64"
+        assert job.prepared.dtype == "float64"
         assert set(job.run()) == {"output", "context", "present_key", "present_value"}
         tensors = [request.query, request.key, request.value, *made.parameters.values()]
         assert max(held) >= sum(tensor.nbytes for tensor in tensors) + job.plan.peak_bytes

@@ -50,18 +50,18 @@ def test_the_mask_of_what_is_kept_is_admitted_with_the_rest(device):
     assert whole.plan.peak_bytes - bare.plan.peak_bytes == 2 * 8 * 512 * 512
     some = plan(returned=True, select={"heads": [0], "queries": [1, 2]})
     assert some.plan.peak_bytes - bare.plan.peak_bytes == 2 * 2 * 512
-    assert bare.watched
-    assert not whole.watched
+    assert bare.prepared.watched
+    assert not whole.prepared.watched
 
 
 def test_what_no_calibration_measures_raises_no_alarm(device):
     x = np.ones((1, 2, 8, 4), np.float32)
-    assert hopfield.prepare(HopfieldRequest(stored=x, states=x, steps=3), device).watched
-    assert not hopfield.prepare(HopfieldRequest(stored=x, states=x, eps=0.1), device).watched
+    assert hopfield.prepare(HopfieldRequest(stored=x, states=x, steps=3), device).prepared.watched
+    assert not hopfield.prepare(HopfieldRequest(stored=x, states=x, eps=0.1), device).prepared.watched
     edited = RawForwardRequest(query=x, key=x, value=x, edits=[{"tap": "weights", "set": 0.0}])
-    assert not forward.prepare(None, edited, device, ROOM).watched
+    assert not forward.prepare(None, edited, device, ROOM).prepared.watched
     checked = RawGradientsRequest(query=x, key=x, value=x, wrt=["query"], check=True)
-    assert not gradients.prepare(None, checked, device, ROOM).watched
+    assert not gradients.prepare(None, checked, device, ROOM).prepared.watched
 
 
 @pytest.mark.parametrize("size", [1, 2**26])

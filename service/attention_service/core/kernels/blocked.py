@@ -12,8 +12,9 @@ from torch.autograd.function import once_differentiable
 from attention_contract.spec import AttentionSpec
 from attention_service.core.cancellation import checkpoint
 from attention_service.core.edits import BoundEdit
+from attention_service.core.extent import Extent
 from attention_service.core.kernels import fused_blocks, tiling
-from attention_service.core.kernels.base import KERNELS, Executed, Kernel, Needs, Sizes
+from attention_service.core.kernels.base import KERNELS, Executed, Kernel, Needs
 from attention_service.core.kernels.blocked_rehearsal import LargestTiles
 from attention_service.core.kernels.fused_blocks_rehearsal import rehearsed_blocks
 from attention_service.core.kernels.tiles import Group, Through, groups, scored_in
@@ -76,12 +77,12 @@ class Blocked(Kernel):
         if needs.double_backward:
             yield "gradients of the blocked kernel cannot be differentiated again"
 
-    def executed(self, sizes: Sizes) -> Executed:
+    def executed(self, sizes: Extent) -> Executed:
         """Count the tiles that the masks leave."""
         found = touched(sizes)
         return Executed(found.pairs, found.blocks, found.strips)
 
-    def rehearsal(self, sizes: Sizes, take: Callable[[int], None]) -> Kernel:
+    def rehearsal(self, sizes: Extent, take: Callable[[int], None]) -> Kernel:
         """Return a kernel that computes the largest tiles alone."""
         return _FusedBlocks(sizes, take) if by_fused(sizes) else Blocked(LargestTiles(sizes))
 
@@ -90,7 +91,7 @@ class Blocked(Kernel):
 class _FusedBlocks(Kernel):
     """The rehearsal of blocks that PyTorch's fused kernel computes."""
 
-    sizes: Sizes
+    sizes: Extent
     take: Callable[[int], None]
 
     def attend(self, problem: Problem, taps: Collection[str], edits: Sequence[BoundEdit]) -> dict[str, Tensor]:

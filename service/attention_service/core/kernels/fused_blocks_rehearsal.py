@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 from torch.utils._python_dispatch import _disable_current_modes
 
-from attention_service.core.kernels.base import Sizes
+from attention_service.core.extent import Extent
 from attention_service.core.kernels.fused_call import FusedCall
 from attention_service.core.kernels.fused_rehearsal import Opaque, Take, by_token
 from attention_service.core.kernels.largest_tiles import Tile, largest_tiles
@@ -19,7 +19,7 @@ from attention_service.core.scores import SCORES, Product
 from attention_service.core.types import Problem
 
 
-def rehearsed_blocks(problem: Problem, sizes: Sizes, take: Take) -> tuple[Tensor, Tensor]:
+def rehearsed_blocks(problem: Problem, sizes: Extent, take: Take) -> tuple[Tensor, Tensor]:
     """The context ``[B, H, Q, V]`` and the log-sum-exp ``[B, H, Q]``."""
     score = SCORES.of(problem.spec.score)
     if not isinstance(score, Product):
@@ -51,7 +51,7 @@ def rehearsed_blocks(problem: Problem, sizes: Sizes, take: Take) -> tuple[Tensor
 class _Memory:
     """The most that is worked in while a block is computed."""
 
-    sizes: Sizes
+    sizes: Extent
     width: int
     """Width of queries, keys and values."""
     score: int

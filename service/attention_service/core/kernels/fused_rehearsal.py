@@ -10,7 +10,7 @@ from torch.autograd import Function
 from torch.autograd.function import once_differentiable
 from torch.nn.functional import pad, scaled_dot_product_attention
 
-from attention_service.core.kernels.base import Sizes
+from attention_service.core.extent import Extent
 from attention_service.core.kernels.fused_call import FusedCall
 from attention_service.core.kernels.sliced import exceeds_a_slice, largest_slice
 
@@ -66,7 +66,7 @@ class _Step(Function):
 
 
 def rehearsed_call(
-    sizes: Sizes, take: Take, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, **how: Any
+    sizes: Extent, take: Take, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, **how: Any
 ) -> Tensor:
     """Stand for ``scaled_dot_product_attention``, on meta tensors."""
     on_gpu, width = not sizes.threads, v.shape[-1]
@@ -98,7 +98,7 @@ def rehearsed_call(
     return found[..., :width]
 
 
-def _in_slices(sizes: Sizes, take: Take, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None) -> Tensor:
+def _in_slices(sizes: Extent, take: Take, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None) -> Tensor:
     """Stand for ``attend_in_slices``, one slice of which is worked in at a time."""
     wide = torch.promote_types(q.dtype, torch.float32)
     of_q, of_k, rows = largest_slice(q, k)

@@ -4,10 +4,9 @@ from attention_service.core.methods import exact, linear, linformer, nystrom, pe
 from attention_service.core.methods.base import (
     METHODS,
     Approximation,
-    Extent,
     Method,
     MethodCost,
     approximation_of,
 )
 
-__all__ = ["METHODS", "Approximation", "Extent", "Method", "MethodCost", "approximation_of"]
+__all__ = ["METHODS", "Approximation", "Method", "MethodCost", "approximation_of"]

@@ -9,10 +9,9 @@ from torch import Tensor
 
 from attention_contract.spec import AttentionSpec, Softmax
 from attention_service.core import edits as interventions
-from attention_service.core.bands import Band
 from attention_service.core.edits import BoundEdit
 from attention_service.core.kernels.base import Kernel
-from attention_service.core.masks import pattern_of
+from attention_service.core.masks import reach_of
 from attention_service.core.methods.base import APPROXIMATE_TAPS, Refusal
 from attention_service.core.positions import POSITIONS
 from attention_service.core.scores import SCORES, Product
@@ -116,7 +115,7 @@ def no_masks(spec: AttentionSpec) -> Iterator[Refusal]:
 
 def no_order(spec: AttentionSpec) -> Iterator[Refusal]:
     """Yield the refusals of a running state, which supports causal masks alone."""
-    if reach_of(spec, 1, 1) is None:
+    if spec.masks and reach_of(spec.masks, 1, 1) is None:
         names = ", ".join(mask.name for mask in spec.masks)
         yield (
             "spec.masks",
@@ -124,22 +123,14 @@ def no_order(spec: AttentionSpec) -> Iterator[Refusal]:
         )
 
 
-def reach_of(spec: AttentionSpec, queries: int, keys: int, past: int = 0) -> int | None:
-    """Return the r for which query i sees the keys up to i + r at offset 0; K for all; None for other masks."""
-    if not spec.masks:
-        return queries + keys
-    pattern = pattern_of(spec.masks, queries, keys, past)
-    return pattern.high if isinstance(pattern, Band) and pattern.low is None and pattern.high is not None else None
-
-
 def reach_in(problem: Problem) -> int:
-    """Return the same for a problem, with its offsets, which must be equal in all rows of the batch."""
+    """Return the r for which query i sees the keys up to i + r; all rows of the batch must have the same offset."""
     queries, keys = problem.q.shape[2], problem.k.shape[2]
-    reach = reach_of(problem.spec, queries, keys, problem.past)
+    if not problem.spec.masks:
+        return queries + keys
+    reach = reach_of(problem.spec.masks, queries, keys, problem.past)
     if reach is None:
         raise ValueError("the masks are not those of a running state; ask `refuses` first")
-    if not problem.spec.masks:
-        return reach
     if problem.offsets is None:
         return reach + problem.past
     offset = int(problem.offsets.flatten()[0]) if problem.offsets.numel() else 0

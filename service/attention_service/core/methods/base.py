@@ -8,37 +8,13 @@ from torch import Tensor
 
 from attention_contract.spec import AttentionSpec, Exact
 from attention_service.core.edits import BoundEdit
+from attention_service.core.extent import Extent
 from attention_service.core.kernels.base import Kernel
 from attention_service.core.registry import Registry
 from attention_service.core.types import Learned, Problem, Widths
 
 Refusal = tuple[str, str]
 """The invalid field, and the reason."""
-
-
-@dataclass(frozen=True)
-class Extent:
-    """The sizes on which a method's cost and abilities depend; letters as in ``core.types``."""
-
-    batch: int
-    queries: int
-    keys: int
-    heads: int
-    kv_heads: int
-    head_dim: int
-    value_dim: int
-    reach: int
-    """Query i sees the keys up to i + reach; K and more where there is no mask."""
-    padded: bool = False
-    """True if a key mask or key lengths mark the real keys."""
-    sent: frozenset[str] = frozenset()
-    """Tensors of a running state in the request, and ``return_state`` if the request wants the final state."""
-    fine_gate: bool = False
-    """True if the gate has a number for each feature."""
-    d_model: int | None = None
-    """Width of the model; None for raw attention."""
-    new_keys: int = 0
-    """Keys that the request brings."""
 
 
 @dataclass(frozen=True)

@@ -7,6 +7,7 @@ import torch
 from torch import Tensor
 
 from attention_contract import spec
+from attention_service.core.extent import Extent
 from attention_service.core.groups import product
 from attention_service.core.methods.approximation import (
     OwnArithmetic,
@@ -15,7 +16,7 @@ from attention_service.core.methods.approximation import (
     nothing_between,
     scored,
 )
-from attention_service.core.methods.base import METHODS, Extent, MethodCost, PassCost, Refusal
+from attention_service.core.methods.base import METHODS, MethodCost, PassCost, Refusal
 from attention_service.core.types import Learned, Problem, Widths
 
 

@@ -7,9 +7,10 @@ import torch
 from torch import Tensor
 
 from attention_contract import spec
+from attention_service.core.extent import Extent
 from attention_service.core.groups import product
 from attention_service.core.methods.approximation import OwnArithmetic, no_masks, no_softmax, nothing_between, scored
-from attention_service.core.methods.base import METHODS, Extent, MethodCost, Refusal
+from attention_service.core.methods.base import METHODS, MethodCost, Refusal
 from attention_service.core.methods.nystrom_cost import nystrom_cost
 from attention_service.core.types import Problem
 from attention_service.core.visibility import real_keys

@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from attention_contract import spec
+from attention_service.core.extent import Extent
 from attention_service.core.methods.approximation import (
     OwnArithmetic,
     no_order,
@@ -16,7 +17,7 @@ from attention_service.core.methods.approximation import (
     reach_in,
     scored,
 )
-from attention_service.core.methods.base import METHODS, Extent, MethodCost, Refusal
+from attention_service.core.methods.base import METHODS, MethodCost, Refusal
 from attention_service.core.methods.features import (
     PositiveRandom,
     orthogonal_directions,

@@ -22,7 +22,7 @@ from attention_contract.spec import (
     SlidingWindow,
     Strided,
 )
-from attention_service.core.masks import MASKS, allowed, allowed_pairs
+from attention_service.core.masks import allowed, allowed_pairs
 
 reach = st.none() | st.integers(0, 12)
 leaves = (
@@ -252,11 +252,3 @@ def test_neighbouring_documents_do_not_see_each_other_nor_what_is_before_them():
 def test_a_prefix_of_nothing_is_causal_and_one_of_everything_dense():
     assert allowed([PrefixLM(length=0)], 4, 6).equal(allowed([Causal()], 4, 6))
     assert allowed([PrefixLM(length=6)], 4, 6).all()
-
-
-def test_every_mask_says_how_much_it_holds(every_mask):
-    for mask in every_mask:
-        pattern = MASKS.of(mask).pattern(0, 6)
-        dense = pattern.allows(torch.arange(6)[:, None], torch.arange(6))
-        assert pattern.laid_out or dense.numel() < 36
-        assert pattern.building >= pattern.laid_out

@@ -5,22 +5,16 @@ hides no whole cell of tiles but for the keys that no sequence has, and sequence
 last past key.
 """
 
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import lru_cache, partial
-from typing import Any
 
 import torch
 from torch import Tensor
-from torch.nn.functional import scaled_dot_product_attention
 from torch.utils._python_dispatch import _disable_current_modes
 
-from attention_contract.spec import AttentionSpec
-from attention_service.core.edits import BoundEdit
-from attention_service.core.kernels import fused_blocks
-from attention_service.core.kernels.base import KERNELS, Kernel, Needs
+from attention_service.core.kernels.base import Kernel
 from attention_service.core.kernels.blocked import Blocked
-from attention_service.core.kernels.fused import Fused
 from attention_service.core.kernels.hiding import Likeness, Limits
 from attention_service.core.kernels.tiles import Group, places, scored_in
 from attention_service.core.kernels.tiling import Block, Layout, Strip, Tiling
@@ -41,42 +35,11 @@ def counted_kernel(work: Workload, kernel: str, counter: OperationCounter) -> st
     """A kernel that starts the operations of the real one; the name of one that consists of plain operations."""
     match kernel_of(work, kernel).holds:
         case "masks":
-            return Fused("cpu" if work.threads else "cuda", _call)
+            return kernel_of(work, kernel).rehearsal(work)
         case "tiles":
-            return _CountedBlocked(work, counter)
+            return Blocked(partial(_one_of_each, work, counter), in_blocks=by_fused(work))
         case _:
             return kernel
-
-
-def _call(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, *, is_causal: bool, scale: float, **how: Any) -> Tensor:
-    """The operations by which PyTorch's attention calls its fused kernel of the CPU."""
-    if mask is not None and mask.requires_grad:
-        return scaled_dot_product_attention(q, k, v, mask, is_causal=is_causal, scale=scale, **how)
-    if mask is not None and mask.dtype == torch.bool:
-        look, forbid = (torch.scalar_tensor(x, dtype=q.dtype, device=q.device) for x in (0.0, -torch.inf))
-        mask = torch.where(mask, look, forbid)
-    context: Tensor = _fused(q, k, v, 0.0, is_causal, attn_mask=mask, scale=scale)[0]
-    return context
-
-
-class _CountedBlocked(Kernel):
-    """The blocked kernel, which goes through one tile of each kind."""
-
-    def __init__(self, work: Workload, counter: OperationCounter) -> None:
-        self._work, self._counter = work, counter
-
-    def attend(self, problem: Problem, taps: Collection[str], edits: Sequence[BoundEdit]) -> dict[str, Tensor]:
-        """The context, with q, k, v and the log-sum-exp, which are there anyway."""
-        through = partial(_one_of_each, self._work, self._counter)
-        if not by_fused(self._work):
-            return Blocked(through).attend(problem, taps, edits)
-        context, lse = fused_blocks.attend_in_blocks(problem, with_lse="lse" in taps, through=through)
-        known = {"q": problem.q, "k": problem.k, "v": problem.v, "lse": lse}
-        return {"context": context} | {tap: x for tap, x in known.items() if tap in taps and x is not None}
-
-    def unsuitable(self, spec: AttentionSpec, dtype: torch.dtype, needs: Needs) -> Iterator[str]:
-        """The reasons of the real kernel."""
-        yield from KERNELS["blocked"].make().unsuitable(spec, dtype, needs)
 
 
 @dataclass(frozen=True)

@@ -91,7 +91,7 @@ def _rehearsed(work: Workload, kernel: str, names: tuple[str, ...], twice: bool,
     def run(account: Account) -> None:
         account.begin("attention")
         account.call("inputs")
-        by = rehearsed_kernel(work, kernel, account)
+        by = rehearsed_kernel(work, kernel)
         results = passes.gradients(work, by, resident, names, twice=twice, checked=checked)
         del results  # all of them stay to the end
 

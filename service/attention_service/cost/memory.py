@@ -58,7 +58,7 @@ def _forward(work: Workload, kernel: str) -> dict[str, Bytes]:
     def run(account: Account) -> None:
         account.begin("inputs")
         account.call("inputs")
-        by = rehearsed_kernel(work, kernel, account)
+        by = rehearsed_kernel(work, kernel)
         results = passes.forward(work, _Stages() if isinstance(by, Materialized) else by, resident)
         del results  # all of them stay to the end
 
@@ -111,9 +111,9 @@ def _drop(results: object) -> None:
     """Take the results of a pass, and free them."""
 
 
-def rehearsed_kernel(work: Workload, kernel: str, account: Account) -> Kernel:
+def rehearsed_kernel(work: Workload, kernel: str) -> Kernel:
     """Return what computes a pass on meta tensors; edits need the materialized kernel."""
-    return kernel_of(work, MATERIALIZED if work.edited else kernel).rehearsal(work, account.take)
+    return kernel_of(work, MATERIALIZED if work.edited else kernel).rehearsal(work)
 
 
 class _Stages(Materialized):

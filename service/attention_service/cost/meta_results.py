@@ -220,11 +220,11 @@ def _numbers(*args: Any, dtype: torch.dtype | None = None, **kwargs: Any) -> Ten
     return rows((len(range(*args)),), dtype or torch.int64)
 
 
-def _attended(q: Tensor, *args: Any, **kwargs: Any) -> Answer:
+def _attended(q: Tensor, k: Tensor, v: Tensor, *args: Any, **kwargs: Any) -> Answer:
     """The context, and a number for each query."""
     batch, heads, queries, _ = q.shape
     sums = rows((batch, queries, heads), torch.promote_types(q.dtype, torch.float32))
-    return _laid_as(q, q.shape, q.dtype), sums.transpose(1, 2)
+    return _laid_as(q, (*q.shape[:3], v.shape[3]), q.dtype), sums.transpose(1, 2)
 
 
 def _attended_back(upstream: Tensor, *args: Any, **kwargs: Any) -> tuple[Tensor, ...]:

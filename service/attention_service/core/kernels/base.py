@@ -1,7 +1,7 @@
 """The interface of a kernel: how it computes a context, and what the cost model must know about it."""
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass
 from typing import ClassVar, Literal
 
@@ -84,11 +84,10 @@ class Kernel(ABC):
         """Count the pairs that it computes, and the blocks and tiles that it starts; by default every pair."""
         return Executed(sizes.batch * sizes.queries * sizes.keys)
 
-    def rehearsal(self, sizes: Extent, take: Callable[[int], None]) -> "Kernel":
+    def rehearsal(self, sizes: Extent) -> "Kernel":
         """Return a kernel that makes, keeps and frees on meta tensors what this one does on real ones.
 
-        By default the kernel itself. A kernel whose operations have no meta implementation returns another one;
-        ``take(bytes)`` notes memory that is worked in for a moment.
+        By default the kernel itself. A kernel whose operations have no meta implementation returns another one.
         """
         return self
 

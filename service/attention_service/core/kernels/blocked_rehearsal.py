@@ -37,8 +37,7 @@ class _Remembered(Limits):
 
     def __init__(self, pattern: Pattern, problem: Problem, tile: Tile) -> None:
         super().__init__(pattern, scored_in(problem), problem.q.device, 0)
-        pairs = tile.remembered if pattern.laid_out else 0
-        self._tile, self._left = tile, problem.q.new_empty(pairs, dtype=scored_in(problem))
+        self._tile, self._left = tile, problem.q.new_empty(tile.remembered, dtype=scored_in(problem))
         self._kept: list[Tensor] = []
 
     def of(self, queries: tuple[int, int], keys: tuple[int, int]) -> Tensor:

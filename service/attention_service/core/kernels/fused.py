@@ -2,7 +2,6 @@
 
 from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass, replace
-from functools import partial
 
 import torch
 from torch import Tensor
@@ -14,7 +13,7 @@ from attention_service.core.extent import Extent
 from attention_service.core.groups import one_for_each_query_head
 from attention_service.core.kernels.backends import fastest
 from attention_service.core.kernels.base import KERNELS, Executed, Kernel, Needs
-from attention_service.core.kernels.fused_rehearsal import rehearsed_call
+from attention_service.core.kernels.fused_rehearsal import called_on_cpu, called_on_gpu
 from attention_service.core.kernels.one_width import same_width
 from attention_service.core.kernels.sliced import attend_in_slices, is_long
 from attention_service.core.masks import reach_of
@@ -69,7 +68,7 @@ class Fused(Kernel):
         width = v.shape[-1]
         if not on_gpu:
             q, k, v = same_width(q, k, v)
-        if self.call is scaled_dot_product_attention and is_long(q, k, mask):
+        if not on_gpu and is_long(q, k, mask):
             context = attend_in_slices(q, k, v, mask, scale, causal=causal)
         else:
             with fastest(q, k, v, mask, causal=causal):
@@ -116,9 +115,9 @@ class Fused(Kernel):
         square = min(sizes.queries, sizes.keys)
         return Executed(sizes.batch * (square * (square + 1) // 2 + (sizes.queries - square) * sizes.keys))
 
-    def rehearsal(self, sizes: Extent, take: Callable[[int], None]) -> "Fused":
-        """Return one whose call allocates on the meta device as PyTorch's kernels do on this one."""
-        return Fused("cpu" if sizes.threads else "cuda", partial(rehearsed_call, sizes, take))
+    def rehearsal(self, sizes: Extent) -> "Fused":
+        """Return one whose call starts the operations of PyTorch's kernel on meta tensors."""
+        return Fused("cpu", called_on_cpu) if sizes.threads else Fused("cuda", called_on_gpu)
 
 
 def _mask(problem: Problem, temperature: float, *, on_gpu: bool) -> tuple[Tensor | None, Tensor | None, bool]:

@@ -5,6 +5,7 @@ their log-sum-exp (Dao et al. 2022, section 3.1). The backward pass takes the sa
 """
 
 from collections.abc import Iterator
+from itertools import product
 from typing import Any
 
 import torch
@@ -12,7 +13,8 @@ from torch import Tensor
 from torch.autograd import Function
 from torch.autograd.function import once_differentiable
 
-from attention_service.core.cancellation import checkpoint, slice_flops
+from attention_service.core.blocks import some_of
+from attention_service.core.cancellation import cuts, slice_flops
 
 _forward = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu
 _backward = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu_backward
@@ -24,20 +26,10 @@ Slice = tuple[slice, slice, slice]
 
 def is_long(q: Tensor, k: Tensor, mask: Tensor | None) -> bool:
     """True if one call would take longer than a slice, on a CPU, with a mask that needs no gradient."""
-    if q.device.type != "cpu" or (mask is not None and mask.requires_grad):
+    if not cuts(q) or (mask is not None and mask.requires_grad):
         return False
-    return exceeds_a_slice(q, k)
-
-
-def exceeds_a_slice(q: Tensor, k: Tensor) -> bool:
-    """True if one call has more work than a slice."""
     batch, heads, queries, width = q.shape
     return 4.0 * batch * heads * queries * k.shape[2] * width > slice_flops()
-
-
-def largest_slice(q: Tensor, k: Tensor) -> Slice:
-    """The first slice: no other has more heads or queries."""
-    return next(_slices(q, k))
 
 
 def attend_in_slices(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, scale: float, *, causal: bool) -> Tensor:
@@ -99,11 +91,9 @@ def _slices(q: Tensor, k: Tensor) -> Iterator[Slice]:
     row = 4.0 * batch * group * k.shape[2] * width  # FLOPs of one query of all heads that read one key/value head
     at_once = min(max(int(slice_flops() / (row * queries)), 1), kv_heads)
     rows = max(LEAST_ROWS, int(slice_flops() / row)) if at_once == 1 else queries
-    for head in range(0, kv_heads, at_once):
+    for head, start in some_of(q, list(product(range(0, kv_heads, at_once), range(0, queries, rows)))):
         last = min(head + at_once, kv_heads)
-        for start in range(0, queries, rows):
-            checkpoint()
-            yield slice(head * group, last * group), slice(head, last), slice(start, min(start + rows, queries))
+        yield slice(head * group, last * group), slice(head, last), slice(start, min(start + rows, queries))
 
 
 def _spans(rows: slice, keys: int, *, causal: bool) -> Iterator[tuple[slice, bool]]:

@@ -123,8 +123,9 @@ def executed(work: Workload, kernel: str, mask: torch.Tensor | None = None) -> t
         problem = replace(problem, running=running(work.spec, tensors, parameters, tokens, wanted=wanted))
         if work.dropped:
             problem = replace(problem, dropout=Dropout(0.1, 3))
-        context = attend(problem, taps - {"output"}, selection, kernel=kernel).context
-        return context if sizes is None else project_out(parameters, context)
+        attended = attend(problem, taps - {"output"}, selection, kernel=kernel)
+        _ = [x.to(dtype) for x in attended.taps.values()]  # as the reply has them
+        return attended.context if sizes is None else project_out(parameters, attended.context)
 
     for x in leaves:  # as a server that is asked for no gradients
         x.requires_grad_(False)
@@ -134,7 +135,12 @@ def executed(work: Workload, kernel: str, mask: torch.Tensor | None = None) -> t
         x.requires_grad_()
     output = run(frozenset())
     upstream = torch.ones_like(output)
-    _, backward = count(lambda: torch.autograd.grad(output, leaves, upstream, allow_unused=True))
+
+    def differentiate() -> list[torch.Tensor]:
+        found = torch.autograd.grad(output, leaves, upstream, allow_unused=True)
+        return [x.to(dtype) for x in found if x is not None]
+
+    _, backward = count(differentiate)
     return forward, backward
 
 

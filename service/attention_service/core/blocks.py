@@ -4,6 +4,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from contextvars import ContextVar
 from dataclasses import replace
+from fractions import Fraction
 from typing import TypeVar
 
 import torch
@@ -18,7 +19,7 @@ _FEW = 3
 _MANY = 64
 """Number of blocks of meta tensors beyond which one represents the rest."""
 
-REPEATED: ContextVar[Callable[[int], AbstractContextManager[None]]] = ContextVar(
+REPEATED: ContextVar[Callable[[int | Fraction], AbstractContextManager[None]]] = ContextVar(
     "REPEATED", default=lambda times: nullcontext()
 )
 """Context of one block of meta tensors that represents several equal ones."""

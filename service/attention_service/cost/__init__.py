@@ -27,7 +27,6 @@ from attention_service.cost.operation_counter import Traffic
 from attention_service.cost.report import cost_of
 from attention_service.cost.retrieval import (
     Retrieval,
-    predicted_retrieval_seconds,
     retrieval_flops,
 )
 from attention_service.cost.tensor_bytes import (
@@ -45,6 +44,7 @@ from attention_service.cost.time import (
     executed_flops,
     moved_bytes,
     predicted_gradient_seconds,
+    predicted_retrieval_seconds,
     predicted_seconds,
 )
 from attention_service.cost.traffic import gradient_traffic, traffic

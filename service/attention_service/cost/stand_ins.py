@@ -1,19 +1,15 @@
 """A workload's tensors on PyTorch's meta device, and the passes over them that a server would make."""
 
-from collections.abc import Collection, Mapping
+from collections.abc import Mapping
 from dataclasses import replace
-from functools import partial
 
 import torch
 from torch import Tensor
 
 from attention_contract.spec import Linformer
-from attention_service.core.edits import BoundEdit, apply
 from attention_service.core.learned import learned_of
-from attention_service.core.methods.linear import running
-from attention_service.core.multihead import parameter_shapes, project, project_out
-from attention_service.core.preparing import prepare
-from attention_service.core.types import Dropout, Problem, Selection
+from attention_service.core.multihead import parameter_shapes
+from attention_service.core.types import Selection
 from attention_service.cost.approximate import approximated
 from attention_service.cost.pairs import request_mask
 from attention_service.cost.workload import Workload
@@ -35,7 +31,7 @@ def inputs_of(work: Workload) -> dict[str, Tensor]:
         columns = work.request_mask_elements // max(rows[0] * rows[1] * rows[2], 1)
         made["mask"] = _unreal((*rows, columns), torch.bool if work.bool_mask else dtype)
     if work.padded:
-        made["key_lengths"] = _unreal((work.batch,), torch.int64)
+        made["key_mask"] = _unreal((work.batch, work.told_keys), torch.bool)
     # A method that approximates takes the same offset for all sequences, and reads it.
     if work.batched_offsets and approximated(work) is None:
         made["offsets"] = torch.tensor(work.offsets or range(work.past, work.past + work.batch))  # which are read
@@ -58,31 +54,6 @@ def long_enough(work: Workload) -> Workload:
         return work
     spec = work.spec.model_copy(update={"method": method.model_copy(update={"length": work.keys})})
     return replace(work, spec=spec, sizes=None if work.sizes is None else replace(work.sizes, spec=spec))
-
-
-def problem_of(work: Workload, tensors: Tensors, parameters: Tensors) -> Problem:
-    """The attention inside the request."""
-    sizes = work.sizes
-
-    def by_head(query: Tensor, key: Tensor, value: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        return (query, key, value) if sizes is None else project(parameters, sizes, query, key, value)
-
-    if sizes is not None and "key" not in tensors and work.queries < work.new_keys:
-        # A few of the queries of self-attention.
-        tensors = {**tensors, "key": tensors["query"], "query": tensors["query"][:, : work.queries]}
-    apart = None if sizes is None or not work.apart else partial(project, parameters, sizes, by="global")
-    learned = {name: parameters[name] for name in learned_of(work.spec, work.widths)}
-    prepared = prepare(work.spec, tensors, learned, by_head, projected=sizes is not None, apart=apart)
-    tokens = tensors.get("key", tensors["query"])
-    given = running(work.spec, tensors, parameters, tokens, wanted="return_state" in work.sent)
-    return replace(prepared, running=given, dropout=Dropout(0.1, 0) if work.dropped else None)
-
-
-def output_of(work: Workload, parameters: Tensors, context: Tensor, edits: Collection[BoundEdit]) -> Tensor:
-    """The output of a module; raw attention's is its context."""
-    if work.sizes is None:
-        return apply([replace(edit, tap="context") for edit in edits if edit.tap == "output"], "context", context)
-    return apply(edits, "output", project_out(parameters, context))
 
 
 def selection_of(work: Workload) -> Selection:

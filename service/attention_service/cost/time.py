@@ -13,6 +13,7 @@ from attention_service.cost.approximate import approximated, exactly, method_cos
 from attention_service.cost.flops import backward_flops, flops
 from attention_service.cost.kernels import kernel_of
 from attention_service.cost.pairs import PAIR_TAPS, score_cost
+from attention_service.cost.retrieval import Retrieval, retrieval_flops
 from attention_service.cost.traffic import gradient_traffic, traffic
 from attention_service.cost.workload import Workload
 
@@ -21,6 +22,10 @@ _BACKWARD_STARTS = 5.0, 3.0
 """Constant cost of a block and of a tile of the blocked kernel, in starts of an attention; measured."""
 _OPERATIONS = 8.0
 """Small operations that take as long as a start; masks with fewer add nothing."""
+_STEP_MOVED = 20
+"""Elements for each pair whose traffic takes as long as finding the largest weight of a step, as measured on a CPU."""
+_LAST_MOVED = 50
+"""The same for the last energy and the entropy, whose logarithms and exponentials take longer than their traffic."""
 
 
 @dataclass(frozen=True)
@@ -61,6 +66,17 @@ def predicted_gradient_seconds(work: Workload, kernel: str, rates: Rates) -> flo
     return predicted_seconds(work, kernel, rates) + rates.seconds(
         _executed(stages, work, kernel), moved, kernel_of(work, kernel), starts
     )
+
+
+def predicted_retrieval_seconds(r: Retrieval, rates: Rates) -> float:
+    """Seconds of every step that it may take, block by block."""
+    blocks = -(-r.states // max(r.rows, 1))
+    update = replace(r.work(r.states), inputs=frozenset({"query", "key", "value"}))
+    moved = r.steps * moved_bytes(update, MATERIALIZED)
+    moved += (r.steps * _STEP_MOVED + _LAST_MOVED) * r.pairs * r.itemsize
+    arithmetic = retrieval_flops(r) / rates.flops_per_s + moved / rates.bytes_per_s
+    starts = 2 * blocks * (r.steps + 1) + 1  # an attention, and the work on states around it
+    return arithmetic + starts * rates.overhead_s
 
 
 def moved_bytes(work: Workload, kernel: str) -> int:

@@ -5,14 +5,12 @@ from functools import cache, partial
 from itertools import product
 
 import pytest
-import torch
 from tests.cost.peaks import Request, peaks
 from torch.utils.flop_counter import FlopCounterMode
 
 from attention_contract import spec
 from attention_contract.schemas.modules import Biases
 from attention_contract.spec import AttentionSpec
-from attention_service.core.attention import attend
 from attention_service.core.multihead import Sizes
 from attention_service.cost import (
     Rates,
@@ -29,7 +27,6 @@ from attention_service.cost import (
     predicted_seconds,
 )
 from attention_service.cost.gradient_memory import names_of
-from attention_service.cost.stand_ins import inputs_of, output_of, parameters_of, problem_of
 
 BIASES = Biases(q_proj=True, k_proj=True, v_proj=True, o_proj=True)
 CAUSAL = [spec.Causal()]
@@ -68,12 +65,6 @@ def module(name, width=128, heads=4, kv_heads=4, **more):
     return replace(work, sizes=sizes, inputs=frozenset({"query"}), sent=work.sent - {"gate", "beta"})
 
 
-def output_over(work, tensors, parameters):
-    """The output of one pass over meta tensors, of which there are no numbers to look at."""
-    problem = replace(problem_of(work, tensors, parameters), finite=True)
-    return output_of(work, parameters, attend(problem).context, ())
-
-
 # ── FLOPs ────────────────────────────────────────────────────────────────────────────────────────────────────────────
 
 SHAPES = {
@@ -98,20 +89,20 @@ def test_matrix_products_are_what_pytorch_counts(name, shape):
     if name != "linear" and METHODS[name].method.name == "linear":
         works.append(raw(name, sent=STATE - {"return_state"}, **sizes))
     for work in works:
-        tensors, parameters = inputs_of(work), parameters_of(work)
-        leaves = [x.requires_grad_() for x in (*tensors.values(), *parameters.values())]
+        request = Request(work)
         with FlopCounterMode(display=False) as forward:
-            output = output_over(work, tensors, parameters)
+            request.forward("materialized")
         assert flops(work, masked=False).matmul == forward.get_total_flops()
-        with FlopCounterMode(display=False) as backward:
-            torch.autograd.grad(output.sum(), leaves, allow_unused=True)
-        assert backward_flops(work, masked=False, fused=False).matmul == backward.get_total_flops()
+        with FlopCounterMode(display=False) as both:
+            request.backward("materialized")
+        backward = both.get_total_flops() - forward.get_total_flops()
+        assert backward_flops(work, masked=False, fused=False).matmul == backward
 
 
 def test_a_gate_for_each_feature_is_counted_too():
     work = raw("gated", queries=100, keys=100, fine_gate=True)
     with FlopCounterMode(display=False) as counted:
-        output_over(work, inputs_of(work), parameters_of(work))
+        Request(work).forward("materialized")
     assert flops(work, masked=False).matmul == counted.get_total_flops()
     assert flops(work, masked=False).normalizer > flops(replace(work, fine_gate=False), masked=False).normalizer
 

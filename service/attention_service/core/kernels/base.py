@@ -91,6 +91,13 @@ class Kernel(ABC):
         """
         return self
 
+    def counted(self, sizes: Extent) -> "Kernel":
+        """Return a kernel that starts on meta tensors the operations of this one; by default that of ``rehearsal``.
+
+        One of many equal parts may stand for all, within ``blocks.REPEATED``.
+        """
+        return self.rehearsal(sizes)
+
 
 KERNELS = Registry[Kernel]("kernel", group="attention_service.kernels")
 """The kernels here, and those that installed packages register."""

@@ -1,4 +1,4 @@
-"""Kernels that run on meta tensors under an operation counter; one tile of each kind stands for all that are alike.
+"""The blocked kernel on meta tensors: one tile of each kind stands for all that are alike.
 
 Left out is the search for tiles, which a host does. Taken as known: a request's mask is as long as the keys, padding
 hides no whole cell of tiles but for the keys that no sequence has, and sequences at other places have the tiles of the
@@ -7,39 +7,25 @@ last past key.
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from functools import lru_cache, partial
+from fractions import Fraction
+from functools import lru_cache
 
 import torch
 from torch import Tensor
 from torch.utils._python_dispatch import _disable_current_modes
 
-from attention_service.core.kernels.base import Kernel
-from attention_service.core.kernels.blocked import Blocked
+from attention_service.core.blocks import REPEATED
+from attention_service.core.extent import Extent
 from attention_service.core.kernels.hiding import Likeness, Limits
 from attention_service.core.kernels.tiles import Group, places, scored_in
 from attention_service.core.kernels.tiling import Block, Layout, Strip, Tiling
-from attention_service.core.kernels.touched import by_fused, tiling_of
+from attention_service.core.kernels.touched import tiling_of
 from attention_service.core.masks import pattern_of
 from attention_service.core.patterns import Pattern
 from attention_service.core.types import Problem
-from attention_service.cost.kernels import kernel_of
-from attention_service.cost.operation_counter import OperationCounter
-from attention_service.cost.workload import Workload
 
-_fused = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu
 _PASSES = 2
 """Groups of sequences that are told apart; the second finds the limits that the first one left."""
-
-
-def counted_kernel(work: Workload, kernel: str, counter: OperationCounter) -> str | Kernel:
-    """A kernel that starts the operations of the real one; the name of one that consists of plain operations."""
-    match kernel_of(work, kernel).holds:
-        case "masks":
-            return kernel_of(work, kernel).rehearsal(work)
-        case "tiles":
-            return Blocked(partial(_one_of_each, work, counter), in_blocks=by_fused(work))
-        case _:
-            return kernel
 
 
 @dataclass(frozen=True)
@@ -76,58 +62,60 @@ class _Kinds:
     following: dict[_TileKind, tuple[_Tile, int]]
 
 
-def _one_of_each(
-    work: Workload, counter: OperationCounter, problem: Problem, *, whole_rows: bool
-) -> Iterator[tuple[Group, Block]]:
-    fitted = tiling_of(work)
-    if not work.batch or not work.queries:
-        return
-    with _disable_current_modes():  # tiles are found by real numbers
-        at_once = min(work.batch, places(problem, fitted)[1])
-        kinds = _kinds_of(_layout(work), fitted, whole_rows)
-    groups, rest = divmod(work.batch, at_once)
-    again = int(not work.batched_offsets)  # at other places nothing looks as before
-    sizes = [(at_once, 1, 0)] * (groups > 0) + [(at_once, groups - 1, again)] * (groups > 1)
-    sizes += [(rest, 1, again if groups else 0)] * (rest > 0)
-    pattern = pattern_of(problem.spec.masks, problem.q.shape[2], problem.keys, problem.past)
-    outside = counter.times
-    for size, times, turn in sizes:
-        limits = _CountedLimits(pattern, problem)
-        counter.times = outside * times
-        group = Group(problem, slice(0, size), work.past, limits, pattern)
-        group.met()
-        for each in kinds[turn]:
-            counter.times = outside * times * each.count
-            limits.fresh = each.tile.fresh
-            strips = () if each.tile.strip is None else _Strips(each, limits, counter, outside * times)
-            yield group, Block(each.tile.start, each.tile.stop, strips)
-    counter.times = outside
+class OneOfEach:
+    """The blocks with a tile of each kind, in place of all blocks."""
+
+    def __init__(self, sizes: Extent) -> None:
+        self._sizes = sizes
+
+    def __call__(self, problem: Problem, *, whole_rows: bool) -> Iterator[tuple[Group, Block]]:
+        """Yield each block within ``REPEATED``, as often as there are blocks of its kind."""
+        sizes, fitted = self._sizes, tiling_of(self._sizes)
+        if not sizes.batch or not sizes.queries:
+            return
+        with _disable_current_modes():  # tiles are found by real numbers
+            at_once = min(sizes.batch, places(problem, fitted)[1])
+            kinds = _kinds_of(_layout(sizes), fitted, whole_rows)
+        groups, rest = divmod(sizes.batch, at_once)
+        again = int(not sizes.batched_offsets)  # at other places nothing looks as before
+        parts = [(at_once, 1, 0)] * (groups > 0) + [(at_once, groups - 1, again)] * (groups > 1)
+        parts += [(rest, 1, again if groups else 0)] * (rest > 0)
+        pattern = pattern_of(problem.spec.masks, problem.q.shape[2], problem.keys, problem.past)
+        for size, times, turn in parts:
+            limits = _CountedLimits(pattern, problem)
+            with REPEATED.get()(times):
+                group = Group(problem, slice(0, size), sizes.past, limits, pattern)
+                group.met()
+                for each in kinds[turn]:
+                    yield from _block(group, each, limits)
+
+
+def _block(group: Group, kinds: _Kinds, limits: "_CountedLimits") -> Iterator[tuple[Group, Block]]:
+    limits.fresh = kinds.tile.fresh
+    with REPEATED.get()(kinds.count):
+        strips = () if kinds.tile.strip is None else _Strips(kinds, limits)
+        yield group, Block(kinds.tile.start, kinds.tile.stop, strips)
 
 
 class _Strips(tuple[Strip]):
-    """The strips of a block: its first, then one of each kind that follows."""
+    """The strips of a block: its first, then one of each kind that follows, as often as there are of them."""
 
-    _told: list[tuple[_Tile, int]]
+    _told: list[tuple[_Tile, Fraction]]
     _limits: "_CountedLimits"
-    _counter: OperationCounter
-    _times: int
 
-    def __new__(cls, kinds: _Kinds, limits: "_CountedLimits", counter: OperationCounter, times: int) -> "_Strips":
-        tiles = [kinds.tile, *(tile for tile, _ in kinds.following.values())]
-        self = super().__new__(cls, [tile.strip for tile in tiles if tile.strip is not None])
-        counts = [kinds.count, *(count for _, count in kinds.following.values())]
-        self._told = [*zip(tiles, counts, strict=True)]
-        self._limits, self._counter, self._times = limits, counter, times
+    def __new__(cls, kinds: _Kinds, limits: "_CountedLimits") -> "_Strips":
+        following = ((tile, Fraction(count, kinds.count)) for tile, count in kinds.following.values())
+        told = [(kinds.tile, Fraction(1)), *following]
+        self = super().__new__(cls, [tile.strip for tile, _ in told if tile.strip is not None])
+        self._told, self._limits = told, limits
         return self
 
     def __iter__(self) -> Iterator[Strip]:
-        before = self._counter.times
-        for tile, count in self._told:
+        for tile, each in self._told:
             if tile.strip is not None:
                 self._limits.fresh = tile.fresh
-                self._counter.times = self._times * count
-                yield tile.strip
-        self._counter.times = before
+                with REPEATED.get()(each):
+                    yield tile.strip
 
 
 class _CountedLimits(Limits):
@@ -145,10 +133,10 @@ class _CountedLimits(Limits):
         return self._like.new_empty(queries[1] - queries[0], keys[1] - keys[0])
 
 
-def _layout(work: Workload) -> Layout:
-    pattern = pattern_of(work.spec.masks, work.queries, work.told_keys, work.past)
-    real = None if work.met_keys == work.told_keys else torch.arange(work.told_keys) < work.met_keys
-    return Layout(pattern, work.past, work.queries, work.told_keys, work.extra, real)
+def _layout(sizes: Extent) -> Layout:
+    pattern = pattern_of(sizes.spec.masks, sizes.queries, sizes.told_keys, sizes.past)
+    real = None if sizes.met_keys == sizes.told_keys else torch.arange(sizes.told_keys) < sizes.met_keys
+    return Layout(pattern, sizes.past, sizes.queries, sizes.told_keys, sizes.extra, real)
 
 
 @lru_cache(maxsize=64)

@@ -1,6 +1,5 @@
-"""A workload's tensors on PyTorch's meta device, and the passes over them that a server would make."""
+"""A workload's tensors on PyTorch's meta device."""
 
-from collections.abc import Mapping
 from dataclasses import replace
 
 import torch
@@ -12,9 +11,9 @@ from attention_service.core.multihead import parameter_shapes
 from attention_service.core.types import Selection
 from attention_service.cost.approximate import approximated
 from attention_service.cost.pairs import request_mask
+from attention_service.cost.tensor_bytes import carried_shapes, token_shapes
 from attention_service.cost.workload import Workload
 
-Tensors = Mapping[str, Tensor]
 _DTYPES = {4: torch.float32, 8: torch.float64}
 
 
@@ -24,7 +23,7 @@ def inputs_of(work: Workload) -> dict[str, Tensor]:
     wide = torch.promote_types(dtype, torch.float32)
     made = {
         name: _unreal(shape, wide if name.startswith("initial") else dtype)
-        for name, shape in (_tokens(work) | _carried(work)).items()
+        for name, shape in (token_shapes(work) | carried_shapes(work)).items()
     }
     if work.request_mask_elements:
         rows = request_mask(work)
@@ -67,33 +66,6 @@ def selection_of(work: Workload) -> Selection:
 def dtype_of(work: Workload) -> torch.dtype:
     """Return the computing dtype."""
     return _DTYPES.get(work.itemsize, torch.float16 if work.half else torch.bfloat16)
-
-
-def _tokens(work: Workload) -> dict[str, tuple[int, ...]]:
-    """Shapes of queries, keys and values, past ones included."""
-    sizes, lead = work.sizes, (work.batch, work.kv_heads)
-    widths = (work.head_dim, work.key_dim, work.value_dim) if sizes is None else sizes.inputs
-    heads = (work.heads, work.kv_heads, work.kv_heads)
-    tokens = (work.queries if "key" in work.inputs else work.new_keys, work.new_keys, work.new_keys)
-    shapes: dict[str, tuple[int, ...]] = {
-        name: (work.batch, length, width) if sizes is not None else (work.batch, each, length, width)
-        for name, each, length, width in zip(("query", "key", "value"), heads, tokens, widths, strict=True)
-        if name in work.inputs
-    }
-    past = {"past_key": (*lead, work.past, work.key_dim), "past_value": (*lead, work.past, work.value_dim)}
-    return shapes | past if work.past else shapes
-
-
-def _carried(work: Workload) -> dict[str, tuple[int, ...]]:
-    """Shapes of what a running state is sent."""
-    lead = work.batch, work.kv_heads
-    shapes: dict[str, tuple[int, ...]] = {
-        "gate": (*lead, work.new_keys, work.head_dim if work.fine_gate else 1),
-        "beta": (*lead, work.new_keys, 1),
-        "initial_state": (*lead, work.head_dim, work.value_dim),
-        "initial_normalizer": (*lead, work.head_dim),
-    }
-    return {name: shape for name, shape in shapes.items() if name in work.sent}
 
 
 def _unreal(shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:

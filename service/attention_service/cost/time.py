@@ -10,9 +10,8 @@ from attention_service.core.kernels import Kernel
 from attention_service.core.kernels.materialized import MATERIALIZED
 from attention_service.core.mask_cost import mask_cost
 from attention_service.cost.approximate import approximated, exactly, method_cost
-from attention_service.cost.flops import backward_flops, flops
+from attention_service.cost.flops import backward_flops, flops, tap_flops
 from attention_service.cost.kernels import kernel_of
-from attention_service.cost.pairs import PAIR_TAPS, score_cost
 from attention_service.cost.retrieval import Retrieval, retrieval_flops
 from attention_service.cost.traffic import gradient_traffic, traffic
 from attention_service.cost.workload import Workload
@@ -52,7 +51,7 @@ def predicted_seconds(work: Workload, kernel: str, rates: Rates) -> float:
     if work.reported:  # exact attention, block by block, and the weights that the approximation amounts to
         compared = predicted_seconds(exactly(work), MATERIALIZED, rates)
         return predicted_seconds(replace(work, reported=False), kernel, rates) + 2 * compared
-    executed = _executed(flops(work, masked=False), work, kernel) + _flops_again(work, kernel)
+    executed = _executed(flops(work, masked=False), work, kernel) + tap_flops(work, kernel)
     return rates.seconds(
         executed, moved_bytes(work, kernel), kernel_of(work, kernel), 1 + _starts(work, kernel, _STARTS)
     )
@@ -118,16 +117,3 @@ def _starts(work: Workload, kernel: str, each: tuple[float, float]) -> float:
     if not counted.blocks:
         return laying
     return each[0] * counted.blocks + (each[1] + laying) * counted.tiles
-
-
-def _flops_again(work: Workload, kernel: str) -> int:
-    return score_cost(work).pair_products * _pairs_again(work, kernel)
-
-
-def _pairs_again(work: Workload, kernel: str) -> int:
-    """Pairs whose scores are recomputed for the taps that a kernel does not keep."""
-    if not work.taps & PAIR_TAPS - kernel_of(work, kernel).keeps:
-        return 0
-    heads = work.heads if work.selected_heads is None else work.selected_heads
-    queries = work.queries if work.selected_queries is None else work.selected_queries
-    return work.batch * heads * queries * work.keys

@@ -15,6 +15,7 @@ from torch.autograd.function import once_differentiable
 
 from attention_service.core.blocks import some_of
 from attention_service.core.cancellation import cuts, slice_flops
+from attention_service.core.groups import by_kv_head
 
 _forward = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu
 _backward = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu_backward
@@ -78,7 +79,7 @@ class _Sliced(Function):
                 )  # fmt: skip
                 of_q[:, heads, rows] += found[0]
                 for total, part in ((of_k, found[1]), (of_v, found[2])):
-                    total[:, kv_heads, keys] += _by_kv_head(part, kv_heads.stop - kv_heads.start)
+                    total[:, kv_heads, keys] += by_kv_head(part, kv_heads.stop - kv_heads.start)
                 del found, total, part  # before the next slice
         return of_q, of_k.to(k.dtype), of_v.to(v.dtype), None, None, None
 
@@ -114,12 +115,6 @@ def _paired(q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         return q, k, v
     k, v = (x.repeat_interleave(group, 1) if x.shape[1] > 1 else x.expand(-1, group, -1, -1) for x in (k, v))
     return q, k, v
-
-
-def _by_kv_head(x: Tensor, kv_heads: int) -> Tensor:
-    """Gradients summed over the query heads that read one key/value head."""
-    batch, heads, keys, width = x.shape
-    return x if heads == kv_heads else x.reshape(batch, kv_heads, heads // kv_heads, keys, width).sum(2)
 
 
 def _narrow(mask: Tensor | None, heads: slice, rows: slice) -> Tensor | None:

@@ -1,9 +1,8 @@
 """Tiny requests beside a large one, over HTTP: their latency, and how soon an abandoned large one has stopped.
 
-``python -m benchmarks.beside`` prints the table. The large request: 8 heads of width 64, float32.
+The large request: 8 heads of width 64, float32.
 """
 
-import argparse
 import sys
 import threading
 import time
@@ -17,6 +16,7 @@ import numpy as np
 
 from attention_contract.schemas.attention import RawForwardRequest
 from attention_contract.wire import SAFETENSORS, to_body
+from benchmarks.page import parser, publish
 from benchmarks.processes import cores_for, free_port, running
 from benchmarks.tables import table
 
@@ -72,25 +72,30 @@ def measure(url: str, tokens: int, seconds: float) -> tuple[list[float], list[fl
     return alone, beside, stopped
 
 
-def main() -> None:
-    """Start a server and print the table."""
-    parser = argparse.ArgumentParser(prog="python -m benchmarks.beside", description=__doc__)
-    parser.add_argument("--tokens", type=int, default=20_000)
-    parser.add_argument("--seconds", type=float, default=5.0, help="of tiny requests beside the large one")
-    options = parser.parse_args()
+def lines(tokens: int, seconds: float) -> Iterator[str]:
+    """Start a server and measure."""
     port = free_port()
     cores, _ = cores_for(CORES)
     with TemporaryDirectory() as folder:
         command = [sys.executable, "-m", "attention_service", "--models-dir", folder, "--port", str(port)]
         command += ["--calibrate", "false"]
         with running(command, port, "/health/ready", cores, {}, Path(folder) / "log") as server:
-            alone, beside, stopped = measure(server.url, options.tokens, options.seconds)
+            alone, beside, stopped = measure(server.url, tokens, seconds)
     rows = [
         [name, str(len(found)), *(f"{np.percentile(found, share):.1f}" for share in (50, 99, 100))]
-        for name, found in (("alone", alone), (f"beside {options.tokens} tokens", beside))
+        for name, found in (("alone", alone), (f"beside {tokens} tokens", beside))
     ]
-    sys.stdout.write(table(["tiny requests", "count", "p50 ms", "p99 ms", "longest ms"], rows))
-    sys.stdout.write(f"\nThe large request stopped {stopped:.0f} ms after its caller had left.\n")
+    yield from table(["tiny requests", "count", "p50 ms", "p99 ms", "longest ms"], rows).splitlines()
+    yield f"\nThe large request stopped {stopped:.0f} ms after its caller had left."
+
+
+def main() -> None:
+    """Measure, print, write."""
+    options = parser(__doc__, 1)
+    options.add_argument("--tokens", type=int, default=20_000)
+    options.add_argument("--seconds", type=float, default=5.0, help="of tiny requests beside the large one")
+    told = options.parse_args()
+    publish("Beside", "Tiny requests beside a large one, over HTTP.", lines(told.tokens, told.seconds), told.output)
 
 
 if __name__ == "__main__":

@@ -1,6 +1,6 @@
 """Time to bind, plan and admit a request with a new shape, with warm buckets.
 
-``python -m benchmarks.planning`` prints the median microseconds of each stream of requests. No attention is computed.
+No attention is computed.
 """
 
 import time
@@ -18,10 +18,11 @@ from attention_service.modules.resident import Module, complete
 from attention_service.runtime.device import Device
 from attention_service.runtime.operations import forward
 from attention_service.runtime.scheduling.budget import Budget
+from benchmarks.page import parser, publish
+from benchmarks.tables import table
 
 ROOM = 2**33
-BATCHES = 40
-"""Number of batches in which requests of a stream are timed; the median counts."""
+_TEXT = "Microseconds of one request whose shape did not come before, in streams whose buckets of sizes are known."
 
 
 @dataclass(frozen=True)
@@ -81,14 +82,19 @@ def _walk(module: Module, requests: Iterable[ForwardRequest], device: Device, bu
     return time.perf_counter() - started
 
 
-def main() -> None:
-    """Measure and print."""
-    device = Device.open("cpu", 1)
-    budget = Budget(ROOM, ROOM, lambda: 0, 256)
-    print(f"{'stream':48} {'median us':>10} {'mean us':>10}")
+def rows() -> Iterator[list[str]]:
+    """Measure each stream."""
+    device, budget = Device.open("cpu", 1), Budget(ROOM, ROOM, lambda: 0, 256)
     for stream in streams(np.random.default_rng(0)):
         middle, mean = microseconds(stream, device, budget)
-        print(f"{stream.name:48} {middle:10.1f} {mean:10.1f}")
+        yield [stream.name, f"{middle:.0f}", f"{mean:.0f}"]
+
+
+def main() -> None:
+    """Measure, print, write."""
+    told = parser(__doc__, 1).parse_args()
+    lines = table(["stream", "median µs", "mean µs"], list(rows())).splitlines()
+    publish("Planning", _TEXT, lines, told.output)
 
 
 if __name__ == "__main__":

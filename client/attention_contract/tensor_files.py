@@ -4,7 +4,7 @@ A file is the length of its header in 8 bytes, the header as JSON, and the bytes
 """
 
 import math
-from functools import cache
+from functools import lru_cache
 from operator import itemgetter
 from typing import Any, Final, Literal, NamedTuple, TypeVar
 
@@ -16,12 +16,10 @@ from pydantic import BaseModel
 from attention_contract.errors import InvalidTensor, Unreadable
 from attention_contract.json_reading import check_text, from_json, measure_text
 from attention_contract.json_writing import fields_on_wire, plain_scalar
-from attention_contract.request_options import MAX_TENSORS as MAX_REMEMBERED
-from attention_contract.request_options import MAX_TEXT, parsed_options, with_tensors
+from attention_contract.request_options import KNOWN, MAX_TEXT, Outline, Shaped, outline_of, with_tensors
 from attention_contract.tensor_places import place_tensor
 from attention_contract.tensors import (
     DTYPES,
-    FLOATS,
     TensorFault,
     Untyped,
     checked_shape,
@@ -50,8 +48,6 @@ _CODES: Final = {
     "float64": "F64",
 }
 _NAMES: Final = {code: name for name, code in _CODES.items()}
-_PLAIN: Final = FLOATS | {"bool"}
-"""Dtypes whose tensors every field takes as they are, or never."""
 
 
 class NamedTensor(NamedTuple):
@@ -60,6 +56,16 @@ class NamedTensor(NamedTuple):
     name: str
     dtype: str
     array: NDArray[Any]
+
+
+class Header(NamedTuple):
+    """The header of a file whose tensors fill it without gaps or overlaps."""
+
+    metadata: dict[str, Any]
+    tensors: tuple[Shaped, ...]
+    """In the order of their bytes."""
+    ends: tuple[int, ...]
+    """The byte after each, counted from the end of the header."""
 
 
 # ── writing ──────────────────────────────────────────────────────────────────────────────────────────────────────────
@@ -116,73 +122,91 @@ def from_safetensors(body: bytes | memoryview, entry: Entry, model: type[ModelT]
 
     Raises Unreadable for a broken file or metadata, InvalidTensor or InvalidRequest for a field at fault.
     """
-    view = memoryview(body)
-    header, start = _read_header(view)
-    metadata = header.pop("__metadata__", {})
-    text = metadata.get(entry, "{}") if isinstance(metadata, dict) else None
-    if not isinstance(text, str):
-        raise Unreadable(f"the safetensors metadata is not an object whose entry {entry!r} is text")
-    tensors = _read_tensors(view[start:], header)
-    if entry == "request" and len(text) <= MAX_TEXT and len(tensors) <= MAX_REMEMBERED:
-        fields = _fields(model)
-        if all(name in fields and dtype in _PLAIN for name, dtype, _ in tensors):
-            options: ModelT = parsed_options(model, text, tuple([(name, dtype) for name, dtype, _ in tensors]))
-            return with_tensors(options, {name: array for name, _, array in tensors})
+    return _placed(*_read(memoryview(body), entry), entry, model)
+
+
+def request_from_safetensors(body: bytes | memoryview, model: type[ModelT]) -> tuple[ModelT, Outline | None]:
+    """Read a request as ``from_safetensors`` does, with its outline if that can be remembered."""
+    header, text, arrays = _read(memoryview(body), "request")
+    outline = outline_of(model, text, header.tensors)
+    if outline is None:
+        return _placed(header, text, arrays, "request", model), None
+    return with_tensors(
+        outline.options, {each.name: x for each, x in zip(header.tensors, arrays, strict=True)}
+    ), outline
+
+
+def _placed(header: Header, text: str, arrays: list[NDArray[Any]], entry: Entry, model: type[ModelT]) -> ModelT:
+    """The model of a text, with the tensors in their places."""
     encoded = text.encode()
     if len(encoded) > _SMALL_HEADER:
         check_text(measure_text(encoded))
     data = from_json(encoded, f"the metadata entry {entry!r}")
-    for name, _, array in tensors:
-        place_tensor(data, name, array, model)
+    for tensor, array in zip(header.tensors, arrays, strict=True):
+        place_tensor(data, tensor.name, array, model)
     return validate(model, data, by_name=False)
 
 
-@cache
-def _fields(model: type[BaseModel]) -> frozenset[str]:
-    return frozenset(model.model_fields)
-
-
-def _read_header(view: memoryview) -> tuple[dict[str, Any], int]:
-    """The header of a file, and the byte at which its tensors begin."""
+def _read(view: memoryview, entry: Entry) -> tuple[Header, str, list[NDArray[Any]]]:
+    """The header of a file, the text of its metadata entry, and its tensors."""
     if len(view) < 8:
         raise Unreadable(f"the safetensors file has {len(view)} bytes; expected at least 8")
     size = int.from_bytes(view[:8], "little")
     if size > min(MAX_HEADER, len(view) - 8):
         raise Unreadable(f"the safetensors header says {size} bytes; the body has {len(view) - 8} after its length")
     text = bytes(view[8 : 8 + size])
+    header = _small_header(text) if size <= MAX_TEXT else _header(text)
+    data = view[8 + size :]
+    start, arrays = 0, []
+    for tensor, end in zip(header.tensors, header.ends, strict=True):
+        if end > len(data):
+            raise Unreadable(f"tensor {tensor.name[:80]!r} ends at byte {end}; the file holds {len(data)}")
+        try:
+            arrays.append(from_buffer(data[start:end], DTYPES[tensor.dtype], tensor.shape))
+        except TensorFault as fault:
+            raise InvalidTensor(f"{clip(tensor.name)}: {fault.message}", param=clip(tensor.name)) from None
+        start = end
+    if start != len(data):
+        raise Unreadable(f"the file holds {len(data)} bytes of tensors; its header accounts for {start}")
+    told = header.metadata.get(entry, "{}")
+    if not isinstance(told, str):
+        raise _no_text(entry)
+    return header, told, arrays
+
+
+def _header(text: bytes) -> Header:
+    """Read a header. Raises Unreadable or InvalidTensor."""
     if (count := text.count(b'"data_offsets"')) > MAX_TENSORS:
         raise Unreadable(f"the safetensors file has {count} tensors; expected at most {MAX_TENSORS}")
-    if size > _SMALL_HEADER:
+    if len(text) > _SMALL_HEADER:
         check_text(measure_text(text))
-    return from_json(text, "the safetensors header"), 8 + size
-
-
-def _read_tensors(data: memoryview, header: dict[str, Any]) -> list[NamedTensor]:
-    """The tensors of a file, once it is known that they fill it without gaps or overlaps."""
-    placed = [(*_offsets(name, entry), name) for name, entry in header.items()]
-    placed.sort(key=itemgetter(0, 1))
-    tensors = []
-    end = 0
+    entries = from_json(text, "the safetensors header")
+    metadata = entries.pop("__metadata__", {})
+    if not isinstance(metadata, dict):
+        raise _no_text("request")
+    placed = sorted(((*_offsets(name, entry), name) for name, entry in entries.items()), key=itemgetter(0, 1))
+    tensors, end = [], 0
     for first, last, name in placed:
         if first != end or last < first:
             raise Unreadable(f"tensor {name[:80]!r} starts at byte {first}; expected {end}: tensors must fill the file")
         end = last
-        if last > len(data):
-            raise Unreadable(f"tensor {name[:80]!r} ends at byte {last}; the file holds {len(data)}")
-        entry = header[name]
-        code = entry.get("dtype")
-        dtype = _NAMES.get(code) if isinstance(code, str) else None
-        if dtype is None:
-            param, known = clip(name), ", ".join(_NAMES)
-            raise InvalidTensor(f"{param}: unknown dtype {str(code)[:20]!r}; expected one of {known}", param=param)
-        try:
-            array = from_buffer(data[first:last], DTYPES[dtype], checked_shape(entry.get("shape")))
-        except TensorFault as fault:
-            raise InvalidTensor(f"{clip(name)}: {fault.message}", param=clip(name)) from None
-        tensors.append(NamedTensor(name, dtype, array))
-    if end != len(data):
-        raise Unreadable(f"the file holds {len(data)} bytes of tensors; its header accounts for {end}")
-    return tensors
+        tensors.append(_shaped(name, entries[name]))
+    return Header(metadata, tuple(tensors), tuple(last for _, last, _ in placed))
+
+
+_small_header = lru_cache(maxsize=KNOWN)(_header)
+
+
+def _shaped(name: str, entry: dict[str, Any]) -> Shaped:
+    code = entry.get("dtype")
+    dtype = _NAMES.get(code) if isinstance(code, str) else None
+    if dtype is None:
+        param, known = clip(name), ", ".join(_NAMES)
+        raise InvalidTensor(f"{param}: unknown dtype {str(code)[:20]!r}; expected one of {known}", param=param)
+    try:
+        return Shaped(name, dtype, checked_shape(entry.get("shape")))
+    except TensorFault as fault:
+        raise InvalidTensor(f"{clip(name)}: {fault.message}", param=clip(name)) from None
 
 
 def _offsets(name: str, entry: Any) -> tuple[int, int]:
@@ -192,3 +216,7 @@ def _offsets(name: str, entry: Any) -> tuple[int, int]:
         if type(first) is int and type(last) is int and first >= 0 <= last:
             return first, last
     raise Unreadable(f"tensor {name[:80]!r} has no valid data_offsets")
+
+
+def _no_text(entry: Entry) -> Unreadable:
+    return Unreadable(f"the safetensors metadata is not an object whose entry {entry!r} is text")

@@ -6,14 +6,24 @@ they lie in memory, in a safetensors file whose tensors are named by their field
 or ``reply``. Numbers without a dtype (``Untyped``) are nested lists in both.
 """
 
+from contextlib import suppress
 from typing import Final, TypeVar
 
+import numpy as np
+import orjson
 from pydantic import BaseModel
 
 from attention_contract.json_reading import TextSize, from_json, read_json
 from attention_contract.json_writing import to_json
-from attention_contract.tensor_files import MAX_HEADER, Entry, from_safetensors, to_safetensors
-from attention_contract.tensors import Encoding
+from attention_contract.request_options import UNTYPED, Outline, Shaped, outline_of, with_tensors
+from attention_contract.tensor_files import (
+    MAX_HEADER,
+    Entry,
+    from_safetensors,
+    request_from_safetensors,
+    to_safetensors,
+)
+from attention_contract.tensors import Encoding, Untyped
 from attention_contract.validation import validate
 
 JSON: Final = "application/json"
@@ -21,6 +31,8 @@ SAFETENSORS: Final = "application/vnd.safetensors"
 MEDIA_TYPES: Final = (JSON, SAFETENSORS)
 PICTURES: Final = {"image/svg+xml": "svg", "image/png": "png"}
 """Media types of replies that can be drawn, and the ending of their files."""
+_FEW: Final = 256
+"""Values beside a request's tensors, up to which they are looked up in what was read before."""
 ModelT = TypeVar("ModelT", bound=BaseModel)
 
 
@@ -31,6 +43,23 @@ def from_body(
     if media_type == SAFETENSORS:
         return from_safetensors(body, entry, model)
     return validate(model, read_json(body, model, size), by_name=False)
+
+
+def request_from_body(
+    model: type[ModelT], body: bytes | memoryview, media_type: str, size: TextSize | None = None
+) -> tuple[ModelT, Outline | None]:
+    """Read a request as ``from_body`` does, with its outline; None if the outline cannot be remembered."""
+    if media_type == SAFETENSORS:
+        return request_from_safetensors(body, model)
+    data = read_json(body, model, size)
+    arrays = {name: value for name, value in data.items() if type(value) is Untyped and value.dtype == np.float64}
+    if size is not None and size.items - sum([array.size for array in arrays.values()]) <= _FEW:
+        with suppress(TypeError):  # a tensor of another kind, or in another place
+            rest = orjson.dumps({name: value for name, value in data.items() if name not in arrays}).decode()
+            tensors = tuple([Shaped(name, UNTYPED, array.shape) for name, array in arrays.items()])
+            if (outline := outline_of(model, rest, tensors)) is not None:
+                return with_tensors(outline.options, arrays), outline
+    return validate(model, data, by_name=False), None
 
 
 def to_body(model: BaseModel, media_type: str, entry: Entry, encoding: Encoding = "list") -> list[bytes | memoryview]:
@@ -47,6 +76,7 @@ __all__ = [
     "from_body",
     "from_json",
     "from_safetensors",
+    "request_from_body",
     "to_body",
     "to_json",
     "to_safetensors",

@@ -21,6 +21,20 @@ LIMIT = 2**24
 STATUS = Path("/proc/self/status")
 
 
+@pytest.fixture(scope="module")
+def url(tmp_path_factory):
+    """The address of a server with a small budget."""
+    settings = {"memory_budget": LIMIT, "max_body_bytes": 2**35}
+    with live_server(tmp_path_factory.mktemp("models"), **settings) as address:
+        yield address
+
+
+@pytest.fixture
+def http(url):
+    with httpx.Client(base_url=url, timeout=20) as client:
+        yield client
+
+
 def begun(url, length):
     """A connection on which a body of this length was promised, and nothing sent."""
     address = urlsplit(url)
@@ -34,35 +48,37 @@ def held(http):
     return next(float(line.split()[1]) for line in lines if line.startswith("attention_body_bytes "))
 
 
-def test_who_promises_much_and_sends_nothing_takes_nothing_from_others(tmp_path):
-    with live_server(tmp_path, memory_budget=LIMIT) as url, httpx.Client(base_url=url, timeout=20) as http:
-        waiting = [begun(url, LIMIT * 3 // 4) for _ in range(4)]
-        time.sleep(0.2)
-        assert held(http) == 0
-        body = b" " * (LIMIT // 3) + b'{"query": [[1.0, 0.0]]}'
-        answer = http.post(FORWARD, content=body, headers={"content-type": "application/json"})
-        assert answer.status_code == 200, answer.text
-        for one in waiting:
-            one.close()
+def test_who_promises_much_and_sends_nothing_takes_nothing_from_others(url, http):
+    waiting = [begun(url, LIMIT * 3 // 4) for _ in range(4)]
+    time.sleep(0.2)
+    assert held(http) == 0
+    body = b" " * (LIMIT // 3) + b'{"query": [[1.0, 0.0]]}'
+    answer = http.post(FORWARD, content=body, headers={"content-type": "application/json"})
+    assert answer.status_code == 200, answer.text
+    for one in waiting:
+        one.close()
 
 
-def test_what_comes_is_held_in_steps_until_it_is_answered(tmp_path):
-    with live_server(tmp_path, memory_budget=LIMIT) as url, httpx.Client(base_url=url, timeout=20) as http:
-        body = b" " * (LIMIT // 3) + json.dumps({"query": [[1.0, 0.0]]}).encode()
-        with begun(url, len(body)) as raw:
-            raw.sendall(body[: LIMIT // 4])
-            deadline = time.monotonic() + 10
-            while held(http) < LIMIT // 4 and time.monotonic() < deadline:
-                time.sleep(0.02)
-            assert LIMIT // 4 <= held(http) < LIMIT // 2
-            raw.sendall(body[LIMIT // 4 :])
-            assert received(raw).startswith("HTTP/1.1 200")
-        assert held(http) == 0
+def test_what_comes_is_held_in_steps_until_it_is_answered_and_is_shared_with_others(url, http):
+    body = b" " * (LIMIT // 3) + json.dumps({"query": [[1.0, 0.0]]}).encode()
+    with begun(url, len(body)) as raw:
+        raw.sendall(body[: LIMIT // 4])
+        deadline = time.monotonic() + 10
+        while held(http) < LIMIT // 4 and time.monotonic() < deadline:
+            time.sleep(0.02)
+        assert LIMIT // 4 <= held(http) < LIMIT // 2
+        with begun(url, LIMIT * 4 // 5) as second:
+            answer = received(second)
+            assert answer.startswith("HTTP/1.1 429")
+            assert "retry-after: 1" in answer.lower()
+        raw.sendall(body[LIMIT // 4 :])
+        assert received(raw).startswith("HTTP/1.1 200")
+    assert held(http) == 0
 
 
 @pytest.mark.parametrize("length", [LIMIT + 1, 2**40])
-def test_what_is_stated_beyond_the_budget_is_refused_before_it_comes(tmp_path, length):
-    with live_server(tmp_path, memory_budget=LIMIT, max_body_bytes=2**35) as url, begun(url, length) as raw:
+def test_what_is_stated_beyond_the_budget_is_refused_before_it_comes(url, length):
+    with begun(url, length) as raw:
         answer = received(raw)
         assert answer.startswith("HTTP/1.1 413")
         assert ("over_budget" if length < 2**35 else "body_too_large") in answer
@@ -137,6 +153,8 @@ def test_there_is_no_more_than_there_is():
     budget = Budget(LIMIT, LIMIT, lambda: 0, 1)
     with pytest.raises(BodyTooLarge):
         read(budget, LIMIT + 1, [])
+    with pytest.raises(BodyTooLarge):
+        read(budget, None, [bytes(2**16)] * 8, limit=2**18)
     with pytest.raises(OverBudget):
         read(Budget(LIMIT // 2, LIMIT, lambda: 0, 1), LIMIT, [])
     with budget.body() as other:

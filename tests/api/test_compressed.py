@@ -62,16 +62,6 @@ def test_members_of_nothing_are_not_gone_through_without_end(http, coding, compr
     assert (document["status"], document["code"]) == (400, "unreadable")
 
 
-def test_a_large_body_that_hardly_compresses_is_read_in_good_time(http, rng):
-    x = rng.normal(size=(1, 2048, 512)).astype(np.float32)
-    body = safetensors.numpy.save({"query": x, "key": x[:, :1], "value": x[:, :1]})
-    reply = http.post(
-        FORWARD, content=gzip.compress(body, 1), headers={"content-type": SAFETENSORS, "content-encoding": "gzip"}
-    )
-    assert reply.status_code == 200, reply.text
-    assert np.array_equal(safetensors.numpy.load(reply.content)["output"], np.repeat(x[:, :1], 2048, axis=1))
-
-
 def test_codings_that_are_not_read_are_named(http):
     for coding in ("br", "gzip, gzip", "deflate", "x" * 200):
         refusal = problem(ask(http, b"{}", coding))
@@ -81,7 +71,7 @@ def test_codings_that_are_not_read_are_named(http):
 
 
 @pytest.mark.parametrize(("coding", "compress"), CODINGS)
-@pytest.mark.parametrize("harm", [lambda b: b[: len(b) // 2], lambda b: b"junk" + b, lambda b: b[:12] + b"\0" * 40])
+@pytest.mark.parametrize("harm", [lambda b: b"junk" + b, lambda b: b[:12] + b"\0" * 40])
 def test_a_broken_compressed_body_is_unreadable(http, coding, compress, harm):
     body = compress(b'{"query": [[' + b"0.25, " * 500 + b"0]]}")
     refusal = problem(ask(http, harm(body), coding))
@@ -96,28 +86,28 @@ def test_a_compressed_body_that_ends_too_early_is_told_as_such(http, coding, com
         assert f"Content-Encoding: {coding}" in problem(ask(http, body[:-missing], coding))["detail"]
 
 
-@pytest.mark.parametrize(("coding", "compress"), CODINGS)
-def test_the_limit_holds_for_what_comes_out(tmp_path, coding, compress):
+def test_the_limit_holds_for_what_comes_out(tmp_path):
     with live_server(tmp_path, max_body_bytes=2**20) as url, httpx.Client(base_url=url) as http:
-        bomb = compress(b" " * 2**28)
-        assert len(bomb) < 2**20
-        refusal = problem(ask(http, bomb, coding))
-        assert (refusal["status"], refusal["code"], refusal["limit_bytes"]) == (413, "body_too_large", 2**20)
-        assert refusal["needed_bytes"] < 2**22  # it stopped there
-        assert ask(http, compress(b'{"query": [[1.0, 0.0]]}' + b" " * 2**19), coding).status_code == 200
+        for coding, compress in CODINGS:
+            bomb = compress(b" " * 2**26)
+            assert len(bomb) < 2**20
+            refusal = problem(ask(http, bomb, coding))
+            assert (refusal["status"], refusal["code"], refusal["limit_bytes"]) == (413, "body_too_large", 2**20)
+            assert refusal["needed_bytes"] < 2**22  # it stopped there
+            assert ask(http, compress(b'{"query": [[1.0, 0.0]]}' + b" " * 2**19), coding).status_code == 200
 
 
-@pytest.mark.parametrize(("coding", "compress"), CODINGS)
-def test_what_comes_out_is_held_in_the_budget(tmp_path, coding, compress):
+def test_what_comes_out_is_held_in_the_budget(tmp_path):
     with live_server(tmp_path, memory_budget=8 * 2**20) as url, httpx.Client(base_url=url) as http:
-        refusal = problem(ask(http, compress(b" " * 2**26), coding))
-        assert (refusal["status"], refusal["code"]) == (413, "over_budget")
-        assert "attention_body_bytes 0.0" in http.get("/metrics").text
+        for coding, compress in CODINGS:
+            refusal = problem(ask(http, compress(b" " * 2**26), coding))
+            assert (refusal["status"], refusal["code"]) == (413, "over_budget")
+            assert "attention_body_bytes 0.0" in http.get("/metrics").text
 
 
 @pytest.mark.parametrize(("coding", "compress"), CODINGS)
 def test_nothing_more_is_decompressed_once_the_caller_has_left(coding, compress):
-    bomb = compress(b" " * 2**29)
+    bomb = compress(b" " * 2**27)
     budget = Budget(2**40, 2**40, lambda: 0, 1)
     messages = [{"type": "http.request", "body": bomb}, {"type": "http.disconnect"}]
 
@@ -130,4 +120,4 @@ def test_nothing_more_is_decompressed_once_the_caller_has_left(coding, compress)
                 await read_body({b"content-encoding": coding.encode()}, receive, 2**40, memory)
             return budget.bodies
 
-    assert asyncio.run(play()) < 2**28
+    assert asyncio.run(play()) < 2**26

@@ -9,7 +9,7 @@ import torch
 
 from attention_contract.schemas.attention import ForwardReply, ForwardRequest
 from attention_contract.schemas.modules import CreateModule, ModuleConfig
-from attention_contract.wire import SAFETENSORS, from_body, to_body
+from attention_contract.wire import SAFETENSORS, from_body, request_from_body, to_body
 from attention_service.api import bodies
 from attention_service.api.app import create_app
 from attention_service.settings import Settings
@@ -25,9 +25,9 @@ def exchange(tmp_path, messages, headers):
     seen = []
 
     def noted(model, body, *rest):
-        request = from_body(model, body, *rest)
+        request, outline = request_from_body(model, body, *rest)
         seen.append((request, body))
-        return request
+        return request, outline
 
     coming = [{"type": "http.request", "body": body, "more_body": True} for body in messages]
     coming[-1]["more_body"] = False
@@ -48,7 +48,7 @@ def exchange(tmp_path, messages, headers):
             scope = {"type": "http", "method": "POST", "path": "/v1/modules/m/forward", "query_string": b""}
             await app(scope | {"headers": [*HEADERS, *headers], "http_version": "1.1"}, receive, send)
 
-    with patch.object(bodies, "from_body", noted):
+    with patch.object(bodies, "request_from_body", noted):
         asyncio.run(play())
     ((request, body),) = seen
     return request, body, sent
@@ -62,8 +62,7 @@ def owner(piece):
     return held
 
 
-@pytest.mark.parametrize("pieces", [1, 16])
-@pytest.mark.parametrize("stated", [True, False])
+@pytest.mark.parametrize(("pieces", "stated"), [(1, True), (16, True), (16, False)])
 def test_tensors_are_views_of_the_body_and_the_reply_is_the_output_itself(tmp_path, pieces, stated):
     size = -(-len(BODY) // pieces)
     messages = [BODY[at : at + size] for at in range(0, len(BODY), size)]

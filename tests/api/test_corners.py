@@ -15,32 +15,12 @@ def client(server):
         yield client
 
 
-@pytest.mark.parametrize("length", [1, 3, 4])
-def test_a_gate_for_each_feature_of_a_gated_delta_rule(client, rng, length):
-    q, k, v = rng.standard_normal((3, 1, 1, length, 4))
-    gate, beta = rng.uniform(0.2, 1, (1, 1, length, 4)), rng.uniform(0, 1, (1, 1, length))
-    spec = {"method": {"name": "linear", "rule": "gated_delta", "features": "identity"}, "masks": CAUSAL}
-    found = client.attend(q, k, v, spec=spec, gate=gate, beta=beta).output[0, 0]
-    state = np.zeros((4, 4))
-    for i in range(length):
-        state = gate[0, 0, i][:, None] * state
-        key = k[0, 0, i]
-        state = state + beta[0, 0, i] * np.outer(key, v[0, 0, i] - state.T @ key)
-        np.testing.assert_allclose(found[i], state.T @ q[0, 0, i], rtol=0, atol=1e-12)
-
-
 @pytest.mark.parametrize("score", ["cosine", "bilinear"])
 def test_a_linformer_of_half_type_under_a_score_of_its_own(client, score):
     spec = {"score": {"name": score}, "method": {"name": "linformer", "rank": 2, "length": 8}}
     config = {"d_model": 4, "num_heads": 2, "dtype": "float16", "spec": spec}
     client.create_module(f"corner.{score}", config, seed=0)
     assert np.isfinite(client.forward(f"corner.{score}", [[1, 2, 3, 4]]).output).all()
-
-
-def test_dropout_of_nothing_keeps_everything(client):
-    reply = client.attend(Q, dropout={"p": 0, "return_mask": True})
-    assert reply.dropout_mask.all()
-    np.testing.assert_allclose(reply.output, client.attend(Q).output, rtol=0, atol=1e-12)
 
 
 @pytest.mark.parametrize("method", ["linear", "performer"])
@@ -50,12 +30,6 @@ def test_gradients_where_no_query_sees_a_key_are_zero(client, method):
     for more in ({"check": True}, {"directions": {"query": Q}}):
         reply = client.raw_gradients(Q, **request, **more)
         assert not any(gradient.any() for gradient in reply.gradients.values())
-
-
-def test_second_gradients_of_a_cosine_at_zero_are_finite(client):
-    for query in (np.zeros((2, 2)), Q * 1e-200):
-        reply = client.raw_gradients(query, spec={"score": {"name": "cosine"}}, directions={"query": Q})
-        assert np.isfinite(reply.hessian_products["query"]).all()
 
 
 def test_a_gate_too_small_for_its_dtype_forgets(client):
@@ -102,6 +76,12 @@ def test_no_keys_and_no_sequences(client):
     assert none.output.shape == (0, 2, 3, 4)
 
 
+def test_second_gradients_of_a_cosine_at_zero_are_finite(client):
+    for query in (np.zeros((2, 2)), Q * 1e-200):
+        reply = client.raw_gradients(query, spec={"score": {"name": "cosine"}}, directions={"query": Q})
+        assert np.isfinite(reply.hessian_products["query"]).all()
+
+
 def test_a_sink_of_minus_infinity_takes_nothing(client):
     spec = {"normalizer": {"sinks": True, "temperature": 0.5}}
     hidden = np.array([[True, True], [False, False]])
@@ -109,13 +89,3 @@ def test_a_sink_of_minus_infinity_takes_nothing(client):
         reply = client.attend(Q, spec=spec, parameters={"sinks": [-np.inf]}, mask=hidden, kernel=kernel)
         plain = client.attend(Q, spec={"normalizer": {"temperature": 0.5}}, mask=hidden)
         np.testing.assert_allclose(reply.output, plain.output, rtol=0, atol=1e-12)
-
-
-@pytest.mark.parametrize("score", [{"name": "cosine", "scale": 20.0}, {"name": "bilinear"}])
-def test_scores_of_half_types_are_made_in_float32_by_every_kernel(client, rng, score):
-    q = rng.standard_normal((1, 1, 32, 64)).astype(np.float16)
-    parameters = {"score.weight": rng.standard_normal((1, 64, 64)) / 8} if score["name"] == "bilinear" else {}
-    request = {"spec": {"score": score}, "parameters": parameters}
-    rounded = {name: x.astype(np.float16).astype(np.float64) for name, x in parameters.items()}
-    exact = client.attend(q.astype(np.float64), spec=request["spec"], parameters=rounded).output
-    np.testing.assert_allclose(client.attend(q, **request).output, exact, rtol=1e-3, atol=2e-3)

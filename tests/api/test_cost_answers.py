@@ -1,7 +1,6 @@
 """What a complexity reply says of kernels, taps, steps, growth and alternatives, over HTTP."""
 
 import json
-import re
 from itertools import combinations
 
 import numpy as np
@@ -9,7 +8,6 @@ import pytest
 
 from attention_contract.schemas.complexity import ComplexityReply
 from tests.api.talk import post, refuse
-from tests.docs.snippets import ROOT
 
 PATH = "/v1/attention/complexity"
 RAW = {"num_heads": 4, "head_dim": 16}
@@ -24,10 +22,9 @@ def cost(http, **fields):
 # ── taps ─────────────────────────────────────────────────────────────────────────────────────────────────────────────
 
 
-@pytest.mark.parametrize("kernel", ["fused", "blocked", "materialized"])
-@pytest.mark.parametrize("taps", [["weights"], ["weights", "scores"], ["q", "lse", "weights"]])
-def test_what_taps_add_together_is_the_difference_to_the_output_alone(http, kernel, taps):
-    bare, all_of_them = (cost(http, kernel=kernel, **{"return": ["output", *some]}) for some in ([], taps))
+@pytest.mark.parametrize("taps", [["weights"], ["q", "lse", "weights"]])
+def test_what_taps_add_together_is_the_difference_to_the_output_alone(http, taps):
+    bare, all_of_them = (cost(http, kernel="blocked", **{"return": ["output", *some]}) for some in ([], taps))
     joint = all_of_them["taps_together"]
     assert "taps_together" not in bare
     assert joint["peak_bytes"] == all_of_them["peak_bytes"]["request"] - bare["peak_bytes"]["request"]
@@ -38,33 +35,6 @@ def test_what_taps_add_together_is_the_difference_to_the_output_alone(http, kern
     assert joint["output_bytes"] == sum(one["output_bytes"] for one in each.values())
     if len(taps) == 1:
         assert joint == each[taps[0]]
-
-
-def test_what_taps_share_is_in_none_of_their_own_costs(http):
-    found = cost(http, kernel="fused", **{"return": ["output", "scores", "weights"]})
-    assert sum(one["flops"] for one in found["taps"].values()) < found["taps_together"]["flops"]
-
-
-@pytest.mark.parametrize(
-    "fields",
-    [
-        {"spec": {"softcap": 20, "position": {"name": "alibi"}, "masks": [{"name": "causal"}]}},
-        {
-            "spec": {"qk_norm": {}, "position": {"name": "rope"}},
-            "dtype": "bfloat16",
-            "shape": {"queries": 8, "past": 9},
-        },
-        {"spec": {"method": {"name": "performer"}}},
-    ],
-)
-def test_memory_is_told_in_names_that_the_page_explains(http, fields):
-    page = (ROOT / "docs" / "cost-names.md").read_text("utf-8")
-    explained = set(re.findall(r"^\| `(\w+)` \|", page, re.MULTILINE))
-    for kernel in ["blocked", "materialized"] if "method" not in fields["spec"] else [None]:
-        found = cost(http, kernel=kernel, **fields)
-        for phase in found["memory"]:
-            assert set(phase["tensors"]) <= explained
-            assert sum(phase["tensors"].values()) == phase["bytes"]
 
 
 # ── kernels ──────────────────────────────────────────────────────────────────────────────────────────────────────────
@@ -126,16 +96,13 @@ def test_a_step_of_a_running_state_costs_what_it_does_whatever_came_before(http,
     assert np.shape(answer["final_state"]) == (4, 16, 16)
 
 
-@pytest.mark.parametrize("method", [{"name": "performer"}, {"name": "linformer", "rank": 8, "length": 512}])
-def test_a_step_of_another_method_is_one_query_over_past_keys(http, rng, method):
-    spec = {"method": method}
+def test_a_step_of_another_method_is_one_query_over_past_keys(http, rng):
+    spec = {"method": {"name": "performer"}}
     found = cost(http, spec=spec)
     token, past = rng.normal(size=(4, 1, 16)).tolist(), rng.normal(size=(4, 255, 16)).tolist()
-    learned = {"key_projection": (8, 512), "value_projection": (8, 512)} if "rank" in method else {}
-    sent = {"parameters": {f"method.{name}": rng.normal(size=size).tolist() for name, size in learned.items()}}
-    sent |= {"query": token, "key": token, "value": token, "past_key": past, "past_value": past}
+    sent = {"query": token, "key": token, "value": token, "past_key": past, "past_value": past}
     ran = post(http, "/v1/attention/forward", spec=spec, **sent)["ran"]
-    assert ran["kernel"] == found["decode_kernel"] == method["name"]
+    assert ran["kernel"] == found["decode_kernel"] == "performer"
     assert ran["flops"] == found["executed"]["decode"]["flops"]
 
 
@@ -144,11 +111,6 @@ def test_landmarks_over_all_queries_have_no_step(http):
     assert "decode" not in found["predicted"]
     assert "decode" not in found["executed"]
     assert "decode_kernel" not in found
-
-
-def test_a_gate_that_every_request_sends_is_among_its_inputs(http):
-    plain, gated = (cost(http, spec=CAUSAL | {"method": {"name": "linear", "rule": rule}}) for rule in ("sum", "gated"))
-    assert gated["input_bytes"] - plain["input_bytes"] == 4 * 256 * 4
 
 
 # ── growth ───────────────────────────────────────────────────────────────────────────────────────────────────────────
@@ -165,15 +127,6 @@ def test_growth_leaves_a_size_of_nothing_out(http, values, between):
     if between[0] > 1000:
         assert growth["flops_exponent"] == pytest.approx(1, abs=0.01)
         assert growth["peak_bytes_exponent"] == pytest.approx(1, abs=0.05)
-
-
-def test_growth_is_between_the_largest_whatever_their_order(http):
-    one, other = (
-        post(http, PATH, shape={"queries": 8}, sweep={"values": values}, **RAW)["growth"]
-        for values in ([64, 4096, 16384], [16384, 64, 4096])
-    )
-    assert one == other
-    assert one["between"] == [4096, 16384]
 
 
 def test_orders_explain_their_letters(http):
@@ -207,38 +160,21 @@ def test_what_is_null_is_left_out_and_read_as_null(http):
 DIFFERENT = [
     {"spec": {"softcap": 30}},
     {"spec": {"softcap": 50}},
-    {"spec": {"normalizer": {"name": "softmax", "temperature": 2}}},
     {"spec": {"normalizer": {"name": "softmax", "temperature": 2, "sinks": True}}},
-    {"spec": {"score": {"name": "scaled_dot", "scale": 0.5}}},
-    {"spec": {"masks": [{"name": "sliding_window", "left": 8}]}},
-    {"spec": {"masks": [{"name": "sliding_window", "right": 8}]}},
     {"spec": {"masks": [{"name": "any", "of": [{"name": "causal"}, {"name": "block", "size": 4}]}]}},
     {"spec": {"add_zero_attn": True}},
-    {"spec": {"qk_norm": {}}},
     {"spec": {}},
-    {"spec": {"masks": [{"name": "global_tokens", "positions": [*range(100), 200]}]}},
-    {"spec": {"masks": [{"name": "global_tokens", "positions": [*range(100), 201]}]}},
     {"return": ["output", "weights"]},
-    {"dtype": "bfloat16", "num_kv_heads": 2},
-    {},
 ]
 
 
-def test_a_label_that_looks_numbered_is_not_given_twice(http):
-    compare = [{"kernel": "fused"}, {"label": "fused (3)", "kernel": "blocked"}, {"kernel": "fused"}]
-    reply = post(http, "/v1/attention/complexity", shape={"queries": 8}, num_heads=1, head_dim=8, compare=compare)
-    labels = [one["label"] for one in reply["compared"]]
-    assert len(set(labels)) == len(labels) == 4
-
-
 def test_labels_tell_apart_whatever_differs(http):
-    reply = post(http, PATH, shape={"queries": 16}, compare=DIFFERENT, **RAW)
+    reply = post(http, PATH, shape={"queries": 16}, compare=DIFFERENT, memory_bytes=2**20, **RAW)
     labels = [one["label"] for one in reply["compared"]]
     assert all(one != other for one, other in combinations(labels, 2))
     assert max(map(len, labels)) < 100
     assert labels[0] == "request"
-    assert {"softcap 30", "softcap 50", "softmax (temperature 2)", "plain spec", "add_zero_attn"} <= set(labels)
-    assert "softmax (temperature 2, sinks)" in labels
+    assert {"softcap 30", "softcap 50", "softmax (temperature 2, sinks)", "plain spec", "add_zero_attn"} <= set(labels)
     assert "any (of causal or block (size 4))" in labels
     assert "returning output, weights" in labels
     assert {tuple(found["between"]) for found in reply["crossovers"]} == set(combinations(labels, 2))
@@ -262,6 +198,8 @@ LEARNED = {"position": {"name": "learned", "length": 100}}
             {"spec": {"position": {"name": "rope"}}}, "compare.0.spec.position.dim",
         ),
         ({"shape": {"queries": 2**20}}, {"head_dim": 2**30}, "compare.0.head_dim"),
+        ({}, {"d_model": 4}, "compare.0.d_model"),
+        ({}, {"label": "request"}, "compare.0.label"),
     ],
 )  # fmt: skip
 def test_errors_of_an_alternative_name_what_it_says(http, fields, other, param):
@@ -289,13 +227,6 @@ def test_a_spec_that_ends_early_is_named_down_to_its_length(http):
         assert refuse(http, "/v1/modules/ended/complexity", shape=shape)["param"] == param
 
 
-def test_the_size_that_makes_counts_too_large_is_named(http):
-    assert refuse(http, PATH, shape={"queries": 8, "batch": 2**31 - 1, "past": 2**31 - 1}, **RAW)["param"] in {
-        "shape.batch",
-        "shape.past",
-    }
-
-
 def test_crossovers_are_measured_where_that_is_asked_for(http):
     """Both are run on the server's device, and everything that was held for it is given back."""
     window = {"masks": [{"name": "sliding_window", "left": 15, "right": 0}]}
@@ -310,10 +241,3 @@ def test_crossovers_are_measured_where_that_is_asked_for(http):
         assert measured is None or (found["of"] == "time" and "there" not in found["between"] and measured > 0)
     metrics = http.get("/metrics").text
     assert "attention_in_flight_bytes 0.0" in metrics
-
-
-def test_measure_is_true_or_false(http):
-    answer = http.post(
-        "/v1/attention/complexity", json={"shape": {"queries": 8}, "num_heads": 1, "head_dim": 8, "measure": "twice"}
-    )
-    assert (answer.status_code, answer.json()["param"]) == (422, "measure")

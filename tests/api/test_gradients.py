@@ -2,8 +2,6 @@
 
 import numpy as np
 import pytest
-import torch
-from torch.nn.functional import scaled_dot_product_attention as sdpa
 
 from tests.api.talk import post, refuse
 
@@ -36,95 +34,6 @@ def test_closed_forms(http):
     np.testing.assert_allclose(reply["weights"], a, atol=1e-15)
     assert set(reply["check"]) == set(expected)
     assert all(row["passed"] and row["elements"] for row in reply["check"].values())
-
-
-@pytest.mark.parametrize("taps", [[], ["scores"]])
-def test_every_input_agrees_with_autograd_through_sdpa(http, rng, taps):
-    shapes = {
-        "query": (2, 4, 5, 8),
-        "key": (2, 2, 6, 8),
-        "value": (2, 2, 6, 3),
-        "mask": (4, 5, 6),
-        "upstream": (2, 4, 5, 3),
-    }
-    arrays = {name: rng.normal(size=shape) for name, shape in shapes.items()}
-    reply = post(
-        http, "/v1/attention/gradients", wrt=["query", "key", "value", "mask", *taps], check=True,
-        spec={"masks": [{"name": "causal", "align": "bottom_right"}]},
-        **{name: typed(array) for name, array in arrays.items()},
-    )  # fmt: skip
-    q, k, v, mask = (torch.from_numpy(arrays[name]).requires_grad_() for name in ("query", "key", "value", "mask"))
-    allowed = torch.ones(5, 6, dtype=torch.bool).tril(1)
-    output = sdpa(q, k, v, mask.masked_fill(~allowed, -torch.inf).expand(2, 4, 5, 6), enable_gqa=True)
-    gradients = torch.autograd.grad(output, (q, k, v, mask), torch.from_numpy(arrays["upstream"]))
-    for name, gradient in zip(("query", "key", "value", "mask"), gradients, strict=True):
-        np.testing.assert_allclose(reply["gradients"][name], gradient, atol=1e-12, err_msg=name)
-    np.testing.assert_allclose(reply["output"], output.detach(), atol=1e-12)
-    assert all(row["passed"] for row in reply["check"].values()), reply["check"]
-    assert reply["ran"]["kernel"] == ("materialized" if taps else "fused")
-
-
-def test_a_modules_parameters_agree_with_multihead_attention(http, rng):
-    reference = torch.nn.MultiheadAttention(8, 2, batch_first=True, dtype=torch.float64)
-    packed, bias = reference.in_proj_weight.detach(), torch.from_numpy(rng.normal(size=24))
-    with torch.no_grad():
-        reference.in_proj_bias.copy_(bias)
-        reference.out_proj.bias.copy_(torch.from_numpy(rng.normal(size=8)))
-    parameters = {}
-    for index, name in enumerate(("q_proj", "k_proj", "v_proj")):
-        parameters[f"{name}.weight"] = typed(packed[8 * index : 8 * index + 8])
-        parameters[f"{name}.bias"] = typed(bias[8 * index : 8 * index + 8])
-    parameters["o_proj.weight"] = typed(reference.out_proj.weight.detach())
-    parameters["o_proj.bias"] = typed(reference.out_proj.bias.detach())
-    post(
-        http, "/v1/modules", name="grads", config={"d_model": 8, "num_heads": 2, "dtype": DOUBLE}, parameters=parameters
-    )
-
-    x = rng.normal(size=(2, 5, 8))
-    reply = post(
-        http, "/v1/modules/grads/gradients", query=typed(x), wrt=["query", "parameters", "weights"], check=True
-    )
-    query = torch.from_numpy(x).requires_grad_()
-    output, weights = reference(query, query, query, average_attn_weights=False)
-    output.sum().backward()
-    got = reply["gradients"]
-    np.testing.assert_allclose(got["query"], query.grad, atol=1e-12)  # over all three roles
-    stacked = np.concatenate([got[f"{name}.weight"] for name in ("q_proj", "k_proj", "v_proj")])
-    np.testing.assert_allclose(stacked, reference.in_proj_weight.grad, atol=1e-12)
-    stacked = np.concatenate([got[f"{name}.bias"] for name in ("q_proj", "k_proj", "v_proj")])
-    np.testing.assert_allclose(stacked, reference.in_proj_bias.grad, atol=1e-12)
-    np.testing.assert_allclose(got["o_proj.weight"], reference.out_proj.weight.grad, atol=1e-12)
-    np.testing.assert_allclose(got["o_proj.bias"], reference.out_proj.bias.grad, atol=1e-12)
-    assert np.shape(got["weights"]) == tuple(weights.shape)
-    assert set(reply["check"]) == set(got)
-    assert all(row["passed"] for row in reply["check"].values()), reply["check"]
-
-
-def test_rows_that_may_look_nowhere_give_exact_zeros(http, rng):
-    q = rng.normal(size=(1, 2, 3, 4)).tolist()
-    wrt = ["query", "q", "k", "v", "scores", "capped_scores", "masked_scores", "weights"]
-    reply = post(http, "/v1/attention/gradients", query=q, mask=[[False] * 3] * 3, wrt=wrt, spec={"softcap": 3.0})
-    for name in set(wrt) - {"weights"}:
-        assert not np.any(reply["gradients"][name]), name
-    fused = post(http, "/v1/attention/gradients", query=q, mask=[[False] * 3] * 3, wrt=["query"])
-    assert fused["ran"]["kernel"] == "fused"
-    assert not np.any(fused["gradients"]["query"])
-
-
-def test_roles_of_one_tensor_are_told_apart(http, rng):
-    x = typed(rng.normal(size=(2, 3, 4)))
-    one = post(http, "/v1/attention/gradients", query=x, wrt=["query", "q", "k", "v"])["gradients"]
-    np.testing.assert_allclose(one["query"], sum(np.array(one[name]) for name in ("q", "k", "v")), atol=1e-14)
-    three = post(http, "/v1/attention/gradients", query=x, key=x, value=x, wrt=["query", "key", "value"])["gradients"]
-    for role, tap in (("query", "q"), ("key", "k"), ("value", "v")):
-        np.testing.assert_allclose(three[role], one[tap], atol=1e-14)
-
-
-def test_the_check_finds_the_gradient_through_an_edit(http, rng):
-    q = typed(rng.normal(size=(1, 2, 3, 4)))
-    edits = [{"tap": "weights", "heads": [0], "keys": [1], "set": 0, "renormalize": True}]
-    reply = post(http, "/v1/attention/gradients", query=q, edits=edits, wrt=["query", "weights", "scores"], check=True)
-    assert all(row["passed"] for row in reply["check"].values()), reply["check"]
 
 
 @pytest.mark.parametrize(

@@ -13,7 +13,6 @@ from tests.conftest import live_server
 
 PATH = "/v1/hopfield/retrieve"
 PAIR = {"stored": [[1.0, 0.0], [0.0, 1.0], [-1.0, 0.0]], "states": [[0.9, 0.1], [0.2, 0.7]]}
-PER_STATE = ("steps", "change", "converged")
 
 
 @pytest.fixture
@@ -52,77 +51,6 @@ def test_without_a_word_it_is_one_scaled_attention(client, rng):
     assert reply.converged is None
     assert reply.association is None
     assert reply.ran.dtype == "float64"
-
-
-def test_one_step_with_projections_is_scaled_dot_product_attention(client, rng):
-    """Eq. 10: Z = softmax(β R W_Q W_Kᵀ Yᵀ) Y W_K W_V."""
-    heads, width, out = 2, 4, 3
-    stored, states = rng.normal(size=(2, 9, 5)), rng.normal(size=(2, 6, 7))
-    w_q, w_k, w_v = rng.normal(size=(8, 7)), rng.normal(size=(8, 5)), rng.normal(size=(heads * out, width))
-    projections = {"state": w_q, "stored": w_k, "output": w_v}
-    reply = client.hopfield_retrieve(stored, states, projections=projections, num_heads=heads, return_association=True)
-    q, k = by_head(states @ w_q.T, heads), by_head(stored @ w_k.T, heads)
-    v = k @ w_v.reshape(heads, out, width).swapaxes(-1, -2)
-    expected = sdpa(q, k, v, width**-0.5)
-    np.testing.assert_allclose(by_head(reply.states, heads), expected, rtol=0, atol=1e-10)
-    np.testing.assert_allclose(reply.association @ v, expected, rtol=0, atol=1e-10)
-    assert reply.energy.shape == (2, heads, 6, 2)
-
-
-@pytest.mark.parametrize("given", ["state", "stored", "output"])
-def test_each_projection_stands_alone(client, rng, given):
-    stored, states, matrix = rng.normal(size=(5, 4)), rng.normal(size=(3, 4)), rng.normal(size=(4, 4))
-    reply = client.hopfield_retrieve(stored, states, projections={given: matrix}, steps=2)
-    q = states @ matrix.T if given == "state" else states
-    k = stored @ matrix.T if given == "stored" else stored
-    for _ in range(2):
-        q = sdpa(q[None, None], k[None, None], k[None, None], 0.5)[0, 0]
-    np.testing.assert_allclose(reply.states, q @ matrix.T if given == "output" else q, rtol=0, atol=1e-10)
-
-
-@pytest.mark.parametrize("media_type", ["safetensors", "json"])
-def test_every_layout_gives_the_same_numbers(server, rng, media_type):
-    stored, states = rng.normal(size=(2, 3, 6, 4)), rng.normal(size=(2, 3, 5, 4))
-    beta = np.array([0.5, 1.0, 4.0])
-    same = {"beta": beta, "eps": 1e-4, "max_steps": 30, "return_association": True}
-    with Client(server, media_type=media_type) as client:
-        whole = client.hopfield_retrieve(stored, states, **same)
-        merged = client.hopfield_retrieve(*(x.swapaxes(1, 2).reshape(2, -1, 12) for x in (stored, states)),
-                                          num_heads=3, **same)  # fmt: skip
-        unbatched = client.hopfield_retrieve(stored[1], states[1], **same)
-        alone = client.hopfield_retrieve(stored[1, 2], states[1, 2], **same | {"beta": beta[2:]})
-        number = client.hopfield_retrieve(stored[1, 2], states[1, 2], **same | {"beta": 4.0})
-    np.testing.assert_allclose(by_head(merged.states, 3), whole.states, rtol=0, atol=1e-12)
-    for other, at in ((merged, ()), (unbatched, (1,)), (alone, (1, 2)), (number, (1, 2))):
-        for name in (*PER_STATE, "association"):
-            expected = getattr(whole, name)[at]
-            assert getattr(other, name).shape == expected.shape
-            np.testing.assert_allclose(getattr(other, name), expected, rtol=0, atol=1e-12)
-        for name, value in other.reached:
-            np.testing.assert_allclose(value, getattr(whole.reached, name)[at], rtol=0, atol=1e-9)
-        least = other.energy.shape[-1]
-        np.testing.assert_allclose(other.energy, whole.energy[at][..., :least], rtol=0, atol=1e-12)
-    np.testing.assert_allclose(alone.states, whole.states[1, 2], rtol=0, atol=1e-12)
-    assert whole.converged.all()
-    assert (whole.change < 1e-4).all()
-    assert whole.energy.shape[-1] == whole.steps.max() + 1
-
-
-def test_padding_may_hold_anything_and_changes_nothing(client, rng):
-    stored, states = rng.normal(size=(2, 7, 4)), rng.normal(size=(2, 3, 4))
-    mask = np.array([[1, 1, 0, 1, 0, 1, 1], [1] * 5 + [0] * 2], bool)
-    spoilt = np.where(mask[..., None], stored, np.nan)
-    spoilt[0, 2] = np.inf
-    for kwargs in ({"projections": {"stored": rng.normal(size=(6, 4)), "state": rng.normal(size=(6, 4))}}, {}):
-        reply = client.hopfield_retrieve(
-            spoilt, states, stored_mask=mask, num_heads=2, steps=3, return_association=True, **kwargs
-        )
-        for b in range(2):
-            alone = client.hopfield_retrieve(stored[b][mask[b]], states[b], num_heads=2, steps=3, **kwargs)
-            np.testing.assert_allclose(reply.states[b], alone.states, rtol=0, atol=1e-12)
-            np.testing.assert_allclose(reply.energy[b], alone.energy, rtol=0, atol=1e-12)
-            assert (reply.reached.pattern[b] == np.flatnonzero(mask[b])[alone.reached.pattern]).all()
-            assert (reply.association[b][..., ~mask[b]] == 0).all()
 
 
 @pytest.mark.parametrize(
@@ -167,43 +95,29 @@ def test_no_states_are_no_error(client):
     ("change", "param"),
     [
         ({"beta": 0}, "beta"),
-        ({"beta": -1.5}, "beta"),
         ({"beta": "NaN"}, "beta"),
-        ({"beta": "Infinity"}, "beta"),
         ({"beta": 1e300}, "beta"),
         ({"beta": [1.0, 2.0]}, "beta"),
         ({"beta": [-1.0]}, "beta.0"),
-        ({"beta": "high"}, "beta"),
         ({"steps": 0}, "steps"),
-        ({"steps": 1001}, "steps"),
-        ({"steps": 2.5}, "steps"),
         ({"eps": 0}, "eps"),
-        ({"eps": "Infinity"}, "eps"),
-        ({"steps": 2, "eps": 0.1}, "steps"),
-        ({"max_steps": 3}, "max_steps"),
-        ({"eps": 0.1, "max_steps": 1001}, "max_steps"),
         ({"stored": []}, "stored"),
         ({"stored": {"dtype": "float32", "shape": [0, 2], "data": []}}, "stored"),
-        ({"stored": [1.0, 2.0]}, "stored"),
         ({"stored": [[1.0, 2.0, 3.0]]}, "stored"),
         ({"stored": [[[1.0, 2.0]]]}, "stored"),
         ({"stored": [["NaN", 0.0]]}, "stored"),
         ({"states": [["Infinity", 0.0]]}, "states"),
         ({"states": [1.0, 2.0]}, "states"),
-        ({"states": 1.0}, "states"),
         ({"states": {"dtype": "float32", "shape": [1, 0], "data": []}}, "states"),
         ({"states": {"dtype": "float64", "shape": [1, 2], "data": [1, 2]},
           "stored": {"dtype": "float32", "shape": [1, 2], "data": [1, 2]}}, "states"),
         ({"num_heads": 3}, "states"),
-        ({"num_heads": 0}, "num_heads"),
         ({"stored_mask": [True, False]}, "stored_mask"),
         ({"stored_mask": [False, False, False]}, "stored_mask"),
         ({"projections": {"state": [[1.0, 2.0, 3.0]]}}, "projections.state"),
         ({"projections": {"stored": [[1.0], [2.0]]}}, "projections.stored"),
-        ({"projections": {"stored": [[1.0, 2.0]]}}, "projections.stored"),
         ({"projections": {"state": [["NaN", 2.0], [1.0, 1.0]]}}, "projections.state"),
         ({"projections": {"output": [[1.0, 2.0, 3.0]]}}, "projections.output"),
-        ({"projections": {"output": [["Infinity", 2.0]]}}, "projections.output"),
         ({"projections": {"key": [[1.0]]}}, "projections.key"),
         ({"stored": [[1.0, 1.0]], "projections": {"output": [[3e38, 3e38]]}}, "projections.output"),
         ({"stored": [[1e30, 1e30]], "states": [[1e30, 1e30]]}, "states"),
@@ -215,15 +129,6 @@ def test_what_cannot_be_is_refused_by_name(http, change, param):
     problem = refuse(http, PATH, **PAIR | change)
     assert (problem["status"], problem.get("param")) == (422, param), problem
     assert len(problem["detail"]) > 20
-
-
-def test_blow_ups_are_refused_and_large_numbers_that_fit_are_not(client):
-    large = np.array([[1e17, 0.0], [0.0, 1e17]])
-    reply = client.hopfield_retrieve(large.astype(np.float32), large.astype(np.float32), beta=1.0)
-    np.testing.assert_array_equal(reply.states, large.astype(np.float32))
-    assert np.isfinite(reply.energy).all()
-    reply = client.hopfield_retrieve(large * 1e100, large * 1e100)
-    assert np.isfinite(reply.energy).all()
 
 
 def test_what_is_too_much_is_refused_before_it_is_made(tmp_path):

@@ -31,9 +31,9 @@ KERNELS = [
 ]
 
 
-def drawn(rng, score, dtype=np.float64):
-    tensors = {name: rng.normal(size=shape).astype(dtype) for name, shape in SHAPES.items()}
-    return tensors, {name: rng.normal(size=shape).astype(dtype) for name, shape in LEARNED[score].items()}
+def drawn(rng, score):
+    tensors = {name: rng.normal(size=shape) for name, shape in SHAPES.items()}
+    return tensors, {name: rng.normal(size=shape) for name, shape in LEARNED[score].items()}
 
 
 def reference(tensors, learned, *, mask):
@@ -50,32 +50,28 @@ def reference(tensors, learned, *, mask):
 
 
 @pytest.mark.parametrize(("score", "kernel"), KERNELS)
-@pytest.mark.parametrize("dtype", [np.float64, np.float32])
-def test_forward_weights_and_gradients(server, rng, score, kernel, dtype):
-    tensors, learned = drawn(rng, score, dtype)
-    upstream = rng.normal(size=(BATCH, HEADS, QUERIES, DV)).astype(dtype)
+def test_forward_weights_and_gradients(server, rng, score, kernel):
+    tensors, learned = drawn(rng, score)
+    upstream = rng.normal(size=(BATCH, HEADS, QUERIES, DV))
     spec = {"score": SCORES[score], "masks": [{"name": "causal"}]}
     mask = torch.ones(QUERIES, KEYS, dtype=torch.bool).tril()
-    leaves = {n: torch.tensor(x, dtype=torch.float64, requires_grad=True) for n, x in (tensors | learned).items()}
+    leaves = {name: torch.tensor(x, requires_grad=True) for name, x in (tensors | learned).items()}
     output, weights = reference(leaves, leaves, mask=mask)
-    expected = torch.autograd.grad(output, list(leaves.values()), torch.tensor(upstream, dtype=torch.float64))
-    tolerance = 1e-9 if dtype == np.float64 else 1e-4
+    expected = torch.autograd.grad(output, list(leaves.values()), torch.tensor(upstream))
     with Client(server) as client:
         q, k, v = tensors.values()
         asked = {"spec": spec, "parameters": learned}
         reply = client.raw_forward(q, k, v, kernel=kernel, return_=["output", "weights", "k"], **asked)
-        np.testing.assert_allclose(reply.output, output.detach(), atol=tolerance)
-        np.testing.assert_allclose(reply.weights, weights.detach(), atol=tolerance)
+        np.testing.assert_allclose(reply.output, output.detach(), atol=1e-9)
+        np.testing.assert_allclose(reply.weights, weights.detach(), atol=1e-9)
         np.testing.assert_allclose(reply.k, k)
         if kernel is None:
             looked = client.raw_weights(q, k, v, **asked)
-            np.testing.assert_allclose(looked.weights, weights.detach(), atol=tolerance)
-        found = client.raw_gradients(
-            q, k, v, upstream=upstream, wrt=[*leaves], kernel=kernel, check=dtype == np.float64, **asked
-        )
+            np.testing.assert_allclose(looked.weights, weights.detach(), atol=1e-9)
+        found = client.raw_gradients(q, k, v, upstream=upstream, wrt=[*leaves], kernel=kernel, check=True, **asked)
     for name, gradient in zip(leaves, expected, strict=True):
-        np.testing.assert_allclose(found.gradients[name], gradient, atol=10 * tolerance, err_msg=name)
-    assert all(row.passed for row in (found.check or {}).values())
+        np.testing.assert_allclose(found.gradients[name], gradient, atol=1e-8, err_msg=name)
+    assert all(row.passed for row in found.check.values())
 
 
 @pytest.mark.parametrize("score", LEARNED)

@@ -2,19 +2,12 @@
 
 import numpy as np
 import pytest
-import torch
-from torch.nn.attention import SDPBackend, sdpa_kernel
-from torch.nn.functional import scaled_dot_product_attention as sdpa
 
 from attention_client import Client, InvalidRequest, KernelUnsuitable, ShapeMismatch
-from tests.api.talk import post, refuse
+from tests.api.talk import post
 
 SPECS = {
     "bilinear": {"score": {"name": "bilinear"}},
-    "additive": {"score": {"name": "additive", "hidden": 3}},
-    "gaussian": {"score": {"name": "gaussian", "sigma": "learned"}},
-    "cosine": {"score": {"name": "cosine", "scale": "learned"}},
-    "sinks": {"normalizer": {"sinks": True}},
     "added keys": {"add_bias_kv": True, "add_zero_attn": True},
     "all of them": {"score": {"name": "additive"}, "normalizer": {"sinks": True}, "add_bias_kv": True, "softcap": 2.0},
 }
@@ -27,42 +20,21 @@ def client(server):
         yield client
 
 
-@pytest.fixture(params=SPECS)
-def named(request):
-    return request.param, SPECS[request.param]
-
-
-def test_a_module_answers_all_four_questions(client, rng, named):
-    name, spec = named
-    x = rng.standard_normal((2, 5, 8))
+@pytest.mark.parametrize("name", SPECS)
+def test_learned_tensors_in_a_request_give_the_numbers_of_a_module_that_holds_them(client, rng, name):
+    spec, x = SPECS[name], rng.standard_normal((2, 5, 8))
     config = {"d_model": 8, "num_heads": H, "num_kv_heads": HKV, "dtype": "float64", "spec": spec}
     made = client.create_module(f"learned.{name.replace(' ', '-')}", config, seed=3)
     listed = client.list_parameters(made.name).parameters
-    learned = [info for info in listed if "_proj" not in info.name]
-    assert learned
-    replaced = {
-        info.name: rng.standard_normal(info.shape) + (2 if info.name == "score.sigma" else 0) for info in listed
-    }
+    replaced = {info.name: rng.standard_normal(info.shape) for info in listed}
     client.replace_parameters(made.name, replaced)
     reply = client.forward(made.name, x, return_=["output", "q", "k", "v", "weights", "context"])
-    assert client.weights(made.name, x, top_k=1).weights.shape == reply.weights.shape
-    found = client.gradients(made.name, x, wrt=["query", "parameters", "weights"], check=True)
-    assert set(found.gradients) == {"query", "weights", *replaced}
-    assert all(check.passed for check in found.check.values()), found.check
-    cost = client.complexity(made.name, 5).costs[0]
-    assert cost.parameter_bytes == 8 * sum(np.prod(info.shape) for info in listed)
-    assert client.get_parameter(made.name, learned[0].name).value.shape == tuple(learned[0].shape)
-
-    # The same numbers from q, k and v with the learned tensors in the request, before any key is added.
     extra = spec.get("add_bias_kv", False) + spec.get("add_zero_attn", False)
-    q, k, v = reply.q, *(x[:, :, : x.shape[2] - extra] for x in (reply.k, reply.v))
-    given = {info.name: replaced[info.name] for info in learned}
+    q, k, v = reply.q, *(x[:, :, : x.shape[2] - extra] for x in (reply.k, reply.v))  # before any key is added
+    given = {name: value for name, value in replaced.items() if "_proj" not in name}
     raw = client.attend(q, k, v, spec=spec, parameters=given, return_=["output", "weights"])
     np.testing.assert_allclose(raw.output, reply.context, rtol=0, atol=1e-12)
     np.testing.assert_allclose(raw.weights, reply.weights, rtol=0, atol=1e-12)
-    checked = client.raw_gradients(q, k, v, spec=spec, parameters=given, wrt=["key", "parameters"], check=True)
-    assert set(checked.gradients) == {"key", *given}
-    assert all(check.passed for check in checked.check.values())
 
 
 def test_what_the_spec_learns_must_come_and_nothing_else(client):
@@ -80,20 +52,6 @@ def test_what_the_spec_learns_must_come_and_nothing_else(client):
     with pytest.raises(InvalidRequest, match=r"score\.weight"):
         client.raw_gradients(q, spec=spec, parameters=weight, wrt=["score.v"])
     assert client.attend(q, spec=spec, parameters=weight).output.shape == q.shape
-
-
-def test_options_that_make_no_sense_are_refused(http):
-    for score, at in (
-        ({"name": "gaussian", "sigma": 0}, "sigma"),
-        ({"name": "gaussian", "sigma": -1}, "sigma"),
-        ({"name": "gaussian", "sigma": "wide"}, "sigma"),
-        ({"name": "additive", "hidden": 0}, "hidden"),
-        ({"name": "cosine", "scale": "Infinity"}, "scale"),
-        ({"name": "bilinear", "scale": 1}, "scale"),
-        ({"name": "manhattan"}, "score"),
-    ):
-        problem = refuse(http, "/v1/attention/forward", query=[[1.0]], spec={"score": score})
-        assert (problem["status"], at in problem["param"]) == (422, True), problem
 
 
 def test_a_head_of_a_learned_tensor(client):
@@ -130,46 +88,17 @@ def test_dropout_is_told_and_told_again(client, rng):
         client.attend(q, dropout={"p": 1})
 
 
-def test_gradients_of_gradients_are_those_of_the_library(client, rng):
-    arrays = {name: rng.standard_normal((2, H, 4, D)) for name in ("query", "key", "value", "upstream")}
-    directions = {name: rng.standard_normal((2, H, 4, D)) for name in ("query", "value")}
-    q, k, v, upstream = (torch.from_numpy(arrays[name]).requires_grad_() for name in arrays)
-    with sdpa_kernel(SDPBackend.MATH):
-        output = sdpa(q, k, v, is_causal=True)
-        first = torch.autograd.grad(output, (q, k, v), upstream.detach(), create_graph=True)
-        along = sum((first[i] * torch.from_numpy(directions[n])).sum() for i, n in ((0, "query"), (2, "value")))
-        expected = torch.autograd.grad(along, (q, k, v))
-    reply = client.raw_gradients(
-        **arrays, spec={"masks": [{"name": "causal"}]}, wrt=["query", "key", "value"], directions=directions
-    )
-    assert reply.ran.kernel == "materialized"
-    for name, gradient, product in zip(("query", "key", "value"), first, expected, strict=True):
-        np.testing.assert_allclose(reply.gradients[name], gradient.detach(), rtol=0, atol=1e-10)
-        np.testing.assert_allclose(reply.hessian_products[name], product, rtol=0, atol=1e-10)
-
-
-@pytest.mark.parametrize(
-    "target", ["query", "weights", "scores", "q", "score.v", "q_proj.weight"], ids=lambda name: name.replace(".", "-")
-)
-def test_a_hessian_product_is_a_difference_of_gradients(client, rng, target):
-    """Of ⟨H d, e⟩, which is symmetric: once by products, once by moving along d, where what is sent can be moved."""
+@pytest.mark.parametrize("target", ["query", "weights", "q_proj.weight"])
+def test_a_hessian_product_is_symmetric(client, rng, target):
+    """⟨H d, e⟩ = ⟨d, H e⟩, for an input, a tap and a parameter."""
     spec = {"score": {"name": "additive"}, "normalizer": {"name": "entmax15"}}
     config = {"d_model": 6, "num_heads": 2, "dtype": "float64", "spec": spec}
     made = client.create_module(f"second.{target}", config, seed=1)
-    x, step = rng.standard_normal((1, 3, 6)), 1e-6
+    x = rng.standard_normal((1, 3, 6))
     along = rng.standard_normal(x.shape)
-    moved = [client.gradients(made.name, x + sign * step * along, wrt=["query"]) for sign in (1, -1)]
-    numeric = (moved[0].gradients["query"] - moved[1].gradients["query"]) / (2 * step)
-    names = ["query"] if target == "query" else ["query", target]
+    names = list(dict.fromkeys(["query", target]))
     reply = client.gradients(made.name, x, wrt=names, directions={"query": along})
-    if target not in {
-        "weights",
-        "scores",
-        "q",
-    }:  # where a tap is a node of its own, all that leads to it is the query's
-        np.testing.assert_allclose(reply.hessian_products["query"], numeric, rtol=0, atol=1e-5)
-    shape = reply.gradients[target].shape
-    other = rng.standard_normal(shape)
+    other = rng.standard_normal(reply.gradients[target].shape)
     back = client.gradients(made.name, x, wrt=names, directions={target: other})
     np.testing.assert_allclose(
         (reply.hessian_products[target] * other).sum(), (back.hessian_products["query"] * along).sum(), atol=1e-10

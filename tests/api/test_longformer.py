@@ -69,34 +69,6 @@ def forward(theirs, x, padding=0, globals_of=(GLOBALS,) * BATCH):
     return theirs(x, attention_mask=mask, **arguments)[0]
 
 
-@pytest.mark.parametrize("padding", [0, 3])
-def test_every_kernel_gives_the_numbers_of_transformers(client, theirs, padding):
-    x = torch.randn(BATCH, LENGTH, WIDTH, dtype=torch.float64, requires_grad=True)
-    expected = forward(theirs, x, padding)
-    upstream = torch.randn_like(expected)
-    real = np.ones((BATCH, LENGTH), bool)
-    real[0, LENGTH - padding :] = False
-    if padding:  # what padding itself would look at is nobody's business
-        upstream[0, -padding:] = 0
-    gradients = torch.autograd.grad(expected, [x, *theirs.parameters()], upstream)
-    for kernel in ("fused", "materialized", "blocked"):
-        if kernel not in {row.name for row in client.list_variants().variants}:
-            continue
-        reply = client.forward("longformer", x, key_mask=real, kernel=kernel, return_=["output", "context"])
-        np.testing.assert_allclose(reply.output[real], expected.detach()[real], rtol=0, atol=1e-10)
-        found = client.gradients(
-            "longformer", x, key_mask=real, kernel=kernel, upstream=upstream, wrt=["query", "parameters"]
-        )
-        np.testing.assert_allclose(found.gradients["query"][real], gradients[0][real], rtol=0, atol=1e-10)
-        for (name, _), gradient in zip(theirs.named_parameters(), gradients[1:], strict=True):
-            role, _, kind = name.partition(".")
-            ours = found.gradients[f"{ROLES[role]}.{kind}"]
-            np.testing.assert_allclose(ours, gradient, rtol=0, atol=1e-10, err_msg=name)
-
-
-OWN = [([0, 5, 6], [3]), ([2, 15], [0, 2, 9]), ([], [7]), ([1, 4], [1, 4]), ([], [])]
-
-
 def marked(globals_of):
     mask = np.zeros((len(globals_of), LENGTH), bool)
     for row, positions in zip(mask, globals_of, strict=True):
@@ -105,37 +77,42 @@ def marked(globals_of):
 
 
 @pytest.mark.parametrize("kernel", ["fused", "materialized", "blocked", None])
-@pytest.mark.parametrize("globals_of", OWN[:2])
+@pytest.mark.parametrize("own", [None, ([0, 5, 6], [3]), ([2], [0, 2, 9])], ids=["of the spec", "", "few"])
 @pytest.mark.parametrize("padding", [0, 3])
-def test_each_sequence_may_have_global_tokens_of_its_own(client, theirs, kernel, globals_of, padding):
-    globals_of = [[at for at in each if at < LENGTH - padding] for each in globals_of]
+def test_every_kernel_gives_the_numbers_of_transformers(client, theirs, kernel, own, padding):
+    """Global tokens are those of the spec, or each sequence has its own."""
     x = torch.randn(BATCH, LENGTH, WIDTH, dtype=torch.float64, requires_grad=True)
-    expected = forward(theirs, x, padding, globals_of)
+    expected = forward(theirs, x, padding, own or (GLOBALS,) * BATCH)
     upstream = torch.randn_like(expected)
     real = np.ones((BATCH, LENGTH), bool)
     real[0, LENGTH - padding :] = False
-    upstream[~torch.tensor(real)] = 0
+    upstream[~torch.tensor(real)] = 0  # the outputs at padding do not matter
     gradients = torch.autograd.grad(expected, [x, *theirs.parameters()], upstream)
-    asked = {"key_mask": real, "global_mask": marked(globals_of), "kernel": kernel}
-    reply = client.forward("longformer.own", x, **asked)
+    name = "longformer.own" if own else "longformer"
+    asked = {"key_mask": real, "kernel": kernel} | ({"global_mask": marked(own)} if own else {})
+    reply = client.forward(name, x, **asked)
     np.testing.assert_allclose(reply.output[real], expected.detach()[real], rtol=0, atol=1e-10)
-    found = client.gradients("longformer.own", x, upstream=upstream, wrt=["query", "parameters"], **asked)
+    found = client.gradients(name, x, upstream=upstream, wrt=["query", "parameters"], **asked)
     np.testing.assert_allclose(found.gradients["query"][real], gradients[0][real], rtol=0, atol=1e-10)
-    for (name, _), gradient in zip(theirs.named_parameters(), gradients[1:], strict=True):
-        role, _, kind = name.partition(".")
+    for (theirs_name, _), gradient in zip(theirs.named_parameters(), gradients[1:], strict=True):
+        role, _, kind = theirs_name.partition(".")
         ours = found.gradients[f"{ROLES[role]}.{kind}"]
-        np.testing.assert_allclose(ours, gradient, rtol=0, atol=1e-10, err_msg=name)
-    if kernel is None:
-        looked = client.weights("longformer.own", x, key_mask=real, global_mask=asked["global_mask"])
-        taps = client.forward("longformer.own", x, **asked, return_=["weights", "v"])
-        np.testing.assert_allclose(looked.weights, taps.weights, rtol=0, atol=1e-12)
-        checked = client.gradients("longformer.own", x, **asked, wrt=["scores", "q_global.weight"], check=True)
-        assert all(check.passed for check in checked.check.values()), checked.check
+        np.testing.assert_allclose(ours, gradient, rtol=0, atol=1e-10, err_msg=theirs_name)
 
 
-@pytest.mark.parametrize("kernel", ["fused", "materialized", "blocked", None])
-@pytest.mark.parametrize("globals_of", OWN)
-@pytest.mark.parametrize("spec", [spec_of([5], "shared"), {"masks": [WINDOWED]}, spec_of([], "shared"), {}])
+def test_weights_and_gradients_of_taps_follow_the_global_tokens_of_a_request(client):
+    x = torch.randn(BATCH, LENGTH, WIDTH, dtype=torch.float64)
+    asked = {"global_mask": marked(([0, 5, 6], [3]))}
+    taps = client.forward("longformer.own", x, **asked, return_=["weights"])
+    looked = client.weights("longformer.own", x, **asked)
+    np.testing.assert_allclose(looked.weights, taps.weights, rtol=0, atol=1e-12)
+    checked = client.gradients("longformer.own", x, **asked, wrt=["scores", "q_global.weight"], check=True)
+    assert all(check.passed for check in checked.check.values()), checked.check
+
+
+@pytest.mark.parametrize("kernel", ["fused", "blocked", None])
+@pytest.mark.parametrize("globals_of", [([2, 15], [0, 2, 9]), ([], [7]), ([], [])])
+@pytest.mark.parametrize("spec", [spec_of([5], "shared"), {"masks": [WINDOWED]}, {}])
 def test_global_tokens_of_a_request_are_a_mask(client, globals_of, spec, kernel):
     rng = np.random.default_rng(1)
     q, k, v, upstream = (rng.standard_normal((BATCH, 2, LENGTH, 4)) for _ in range(4))

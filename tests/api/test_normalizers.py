@@ -14,23 +14,6 @@ def normalizer(request):
     return {"name": request.param}
 
 
-def typed(x):
-    return {"dtype": "float64", "shape": list(np.shape(x)), "data": np.ravel(x).tolist()}
-
-
-def test_a_module_normalizes_as_its_spec_says(http, normalizer):
-    name = normalizer["name"]
-    spec = {"normalizer": normalizer | {"temperature": 0.5}, "masks": [{"name": "causal"}]}
-    post(http, "/v1/modules", name=name, config={"d_model": 4, "num_heads": 2, "spec": spec}, seed=0)
-    reply = post(http, f"/v1/modules/{name}/forward", query=np.eye(4).tolist(), **{"return": ["output", "weights"]})
-    weights = np.array(reply["weights"])
-    assert not np.triu(weights[0], 1).any()
-    assert (weights >= 0).all()
-    assert np.allclose(weights.sum(-1), 1, atol=1e-6) == (name != "sigmoid")
-    assert reply["ran"]["kernel"] == "materialized"
-    http.delete(f"/v1/modules/{name}")
-
-
 def test_a_normalizer_without_a_name_is_a_softmax(http):
     cold, plain = (
         post(http, "/v1/attention/forward", query=X, spec={"normalizer": normalizer}, **{"return": ["weights"]})
@@ -48,27 +31,10 @@ def test_the_log_sum_exp_is_refused(http, normalizer, question):
     assert "lse" in document["detail"]
 
 
-def test_the_log_sum_exp_of_a_shape_is_refused(http, normalizer):
-    body = {"shape": {"queries": 4}, "num_heads": 1, "head_dim": 2, "spec": {"normalizer": normalizer}}
-    assert refuse(http, "/v1/attention/complexity", **body, **{"return": ["lse"]})["param"] == "return.0"
-    cost = post(http, "/v1/attention/complexity", **body)["costs"][0]
-    assert cost["kernel"] == "materialized"
-
-
 def test_the_fused_kernel_is_refused(http, normalizer):
     document = refuse(http, "/v1/attention/forward", query=X, spec={"normalizer": normalizer}, kernel="fused")
     assert document["param"] == "kernel"
     assert f"no normalizer {normalizer['name']}" in document["detail"]
-
-
-def test_gradients_pass_their_check(http, normalizer, rng):
-    q, mask = rng.normal(size=(1, 2, 4, 3)), np.zeros((4, 4))
-    wrt = ["query", "q", "k", "v", "scores", "masked_scores", "weights", "mask"]
-    edits = [{"tap": "weights", "heads": [0], "keys": [1], "set": 0, "renormalize": True}]
-    body = {"query": typed(q), "mask": typed(mask), "spec": {"normalizer": normalizer}, "wrt": wrt, "check": True}
-    for more in ({}, {"edits": edits}):
-        reply = post(http, "/v1/attention/gradients", **body, **more)
-        assert all(row["passed"] for row in reply["check"].values()), reply["check"]
 
 
 def test_statistics_are_of_the_shares_and_the_largest_weight_is_as_it_is(http, normalizer, rng):
@@ -91,11 +57,3 @@ def test_statistics_are_of_the_shares_and_the_largest_weight_is_as_it_is(http, n
     keys = np.array(reply["top"]["keys"])
     assert ((keys == -1) == (np.array(reply["top"]["weights"]) == 0)).all()
     assert (keys == -1).any() == (normalizer["name"] != "sigmoid")
-
-
-def test_padding_changes_no_weight(http, normalizer, rng):
-    x = rng.normal(size=(5, 4))
-    spec = {"normalizer": normalizer}
-    padded = post(http, "/v1/attention/forward", query=x.tolist(), key_lengths=[3], spec=spec)
-    short = post(http, "/v1/attention/forward", query=x.tolist(), key=x[:3].tolist(), value=x[:3].tolist(), spec=spec)
-    np.testing.assert_allclose(padded["output"], short["output"], atol=1e-6)

@@ -5,116 +5,48 @@ import pytest
 
 from tests.api.talk import post, refuse
 
-POSITIONS = {
-    "sinusoidal": {"name": "sinusoidal"},
-    "learned": {"name": "learned", "length": 8},
-    "rope": {"name": "rope", "theta": 100, "dim": 2, "style": "interleaved"},
-    "yarn": {"name": "rope", "scaling": {"name": "yarn", "factor": 4, "original_max_position_embeddings": 4}},
-    "alibi": {"name": "alibi"},
-    "relative_bias": {"name": "relative_bias", "num_buckets": 8, "max_distance": 4},
-}
-NORM = {"over": "all_heads", "unit_offset": True}
-HEADS, KV_HEADS, HEAD, WIDTH, TOKENS = 4, 2, 4, 6, 6
 CAUSAL = [{"name": "causal"}]
-
-
-def typed(x):
-    return {"dtype": "float64", "shape": list(np.shape(x)), "data": np.ravel(x).tolist()}
-
-
-def learned(spec, width=HEAD):
-    """Random learned tensors of a spec, as a raw request brings them."""
-    draw = np.random.default_rng(5).normal
-    found = {}
-    if spec["position"]["name"] == "learned":
-        found["position.weight"] = draw(size=(8, width))
-    if spec["position"]["name"] == "relative_bias":
-        found["relative_bias.weight"] = draw(size=(8, HEADS))
-    if spec.get("qk_norm"):
-        found |= {"q_norm.weight": draw(size=HEADS * HEAD), "k_norm.weight": draw(size=KV_HEADS * HEAD)}
-    return {name: typed(x) for name, x in found.items()}
-
-
-@pytest.fixture(params=POSITIONS, ids=POSITIONS)
-def spec(request):
-    return {"position": POSITIONS[request.param], "qk_norm": NORM, "masks": CAUSAL}
+ROTATED = {"position": {"name": "rope", "theta": 100, "style": "interleaved"}, "qk_norm": {}, "masks": CAUSAL}
+WIDTH, TOKENS = 8, 6
 
 
 @pytest.fixture
-def module(http, spec):
-    name = f"placed-{spec['position']['name']}"
-    config = {"d_model": WIDTH, "num_heads": HEADS, "num_kv_heads": KV_HEADS, "head_dim": HEAD, "dtype": "float64"}
-    post(http, "/v1/modules", name=name, config=config | {"spec": spec}, seed=0)
-    yield name
-    http.delete(f"/v1/modules/{name}")
-
-
-@pytest.fixture(params=["module", "raw"])
-def ask(request, http, spec, rng):
-    """A function that asks one question about the same tokens, as a module or raw, with more fields."""
-    if request.param == "module":
-        path = f"/v1/modules/{request.getfixturevalue('module')}"
-        whole = {"query": rng.normal(size=(2, TOKENS, WIDTH))}
-        more = {}
-    else:
-        path = "/v1/attention"
-        sizes = {"query": HEADS, "key": KV_HEADS, "value": KV_HEADS}
-        whole = {name: rng.normal(size=(2, heads, TOKENS, HEAD)) for name, heads in sizes.items()}
-        more = {"spec": spec, "parameters": learned(spec)}
+def ask(http, rng):
+    """Ask a module with rotated positions one question about some of the same tokens."""
+    config = {"d_model": WIDTH, "num_heads": 4, "num_kv_heads": 2, "dtype": "float64", "spec": ROTATED}
+    post(http, "/v1/modules", name="placed", config=config, seed=0)
+    whole = rng.normal(size=(2, TOKENS, WIDTH))
 
     def about(question, rows=slice(None), **fields):
-        tokens = {name: typed(x[..., rows, :]) for name, x in whole.items()}
-        return post(http, f"{path}/{question}", **tokens, **more, **fields)
+        return post(http, f"/v1/modules/placed/{question}", query=whole[:, rows].tolist(), **fields)
 
     return about
 
 
-def test_a_sequence_in_parts_is_the_whole(ask, spec):
-    empty = typed(np.zeros((2, KV_HEADS, 0, HEAD)))
-    whole = ask("forward", past_key=empty, past_value=empty, **{"return": ["output", "k", "q"]})
-    axis = np.ndim(whole["output"]) - 2
-    past, outputs = {"past_key": empty, "past_value": empty}, []
+def test_a_sequence_in_parts_is_the_whole(ask):
+    whole = ask("forward", **{"return": ["output", "k"]})
+    past, outputs = {}, []
     for start, end in ((0, 3), (3, 4), (4, 6)):
-        step = ask("forward", slice(start, end), **past)
+        step = ask("forward", slice(start, end), **past, **{"return": ["output", "k", "v"]})
         outputs.append(step["output"])
-        past = {"past_key": typed(step["present_key"]), "past_value": typed(step["present_value"])}
-    np.testing.assert_allclose(np.concatenate(outputs, axis), whole["output"], atol=1e-12)
-    np.testing.assert_allclose(past["past_key"]["data"], np.ravel(whole["k"]), atol=1e-12)
-    np.testing.assert_allclose(past["past_key"]["data"], np.ravel(whole["present_key"]), atol=1e-12)
+        past = {"past_key": step["k"], "past_value": step["v"]}
+    np.testing.assert_allclose(np.concatenate(outputs, 1), whole["output"], atol=1e-6)
+    np.testing.assert_allclose(step["present_key"], whole["k"], atol=1e-6)
 
 
-def test_positions_are_the_places_of_the_tokens(ask, spec):
+def test_positions_are_the_places_of_the_tokens(ask):
     plain = ask("forward")["output"]
     told = ask("forward", positions=[[0, 1, 2, 3, 4, 5]] * 2)["output"]
-    np.testing.assert_allclose(told, plain, atol=1e-12)
+    np.testing.assert_allclose(told, plain, atol=1e-6)
     packed = ask("forward", positions=[[0, 1, 2, 0, 1, 2], [0, 1, 2, 3, 4, 5]])["output"]
-    np.testing.assert_allclose(packed[1], plain[1], atol=1e-12)
+    np.testing.assert_allclose(packed[1], plain[1], atol=1e-6)
     assert not np.allclose(packed[0], plain[0])
 
 
-def test_gradients_pass_their_check(ask, spec):
-    names = list(learned(spec))
-    reply = ask("gradients", wrt=["query", "q", "k", "masked_scores", *names], check=True)
-    assert all(row["passed"] for row in reply["check"].values()), reply["check"]
-    assert all(np.any(reply["gradients"][name]) for name in names)
-
-
-def test_weights_are_looked_at_and_costs_counted(ask, spec, http, module):
-    reply = ask("weights", **{"return_weights": True})
-    np.testing.assert_allclose(reply["weights"], ask("forward", **{"return": ["weights"]})["weights"], atol=1e-12)
-    cost = post(http, f"/v1/modules/{module}/complexity", shape={"queries": TOKENS, "batch": 2})["costs"][0]
-    ran = ask("forward")["ran"]
-    assert cost["forward"]["dense"]["position"] > 0
-    assert ran["kernel"] in {"fused", "materialized", "blocked"}
-    assert cost["forward"]["dense"]["total"] >= ran["flops"] > 0
-
-
-def test_a_biased_position_is_not_for_the_fused_kernel(ask, spec, http):
-    if spec["position"]["name"] not in {"alibi", "relative_bias"}:
-        assert ask("forward", kernel="fused")["ran"]["kernel"] == "fused"
-        return
-    document = refuse(http, "/v1/attention/forward", query=np.eye(HEAD).tolist(), kernel="fused",
-                      spec={"position": {"name": "alibi"}})  # fmt: skip
+def test_a_biased_position_is_not_for_the_fused_kernel(ask, http):
+    assert ask("forward", kernel="fused")["ran"]["kernel"] == "fused"
+    spec = {"position": {"name": "alibi"}}
+    document = refuse(http, "/v1/attention/forward", query=np.eye(4).tolist(), kernel="fused", spec=spec)
     assert document["param"] == "kernel"
     assert "alibi" in document["detail"]
 
@@ -123,6 +55,9 @@ X = np.zeros((3, 4)).tolist()
 LEARNED = {"name": "learned", "length": 4}
 TABLE = {"parameters": {"position.weight": np.zeros((4, 4)).tolist()}}
 ROPE = {"name": "rope"}
+LONG = {
+    "name": "longrope", "short_factor": [1], "long_factor": [2], "factor": 2, "original_max_position_embeddings": 8,
+}  # fmt: skip
 
 
 @pytest.mark.parametrize(
@@ -140,24 +75,7 @@ ROPE = {"name": "rope"}
         ({"spec": {"position": LEARNED}, "key": [[0, 0, 0, 0]] * 5, **TABLE}, "key", "4"),
         ({"spec": {"position": LEARNED}}, "parameters.position.weight", "[4, 4]"),
         ({"spec": {"position": {"name": "rope", "dim": 6}}}, "spec.position.dim", "4"),
-        (
-            {
-                "spec": {
-                    "position": ROPE
-                    | {
-                        "scaling": {
-                            "name": "longrope",
-                            "short_factor": [1],
-                            "long_factor": [2],
-                            "factor": 2,
-                            "original_max_position_embeddings": 8,
-                        }
-                    }
-                }
-            },
-            "spec.position.scaling",
-            "2 pairs",
-        ),
+        ({"spec": {"position": ROPE | {"scaling": LONG}}}, "spec.position.scaling", "2 pairs"),
         ({"spec": {"position": ROPE}, "query": [[1, 2, 3]]}, "spec.position.dim", "3 wide"),
         (
             {"spec": {"position": ROPE | {"scaling": {"name": "ntk", "factor": 2}}}, "query": [[1, 2]]},

@@ -1,32 +1,17 @@
 """What is far over the budget is refused before anything is allocated for it, and others notice nothing."""
 
-import asyncio
 import resource
-import socket
 import threading
-import time
 from concurrent.futures import ThreadPoolExecutor
-from urllib.parse import urlsplit
 
 import httpx
-import numpy as np
 import pytest
-import torch
 from benchmarks.admission import BUDGET, TIMES, requests
-from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils._pytree import tree_leaves
 
-from attention_contract import operations
-from attention_contract.errors import NeverFits, OverBudget
-from attention_contract.validation import validate
-from attention_contract.wire import SAFETENSORS, from_body, to_safetensors
-from attention_service.cost import Rates, Roofline
-from attention_service.runtime.device import Device
-from attention_service.runtime.engine import Engine
-from tests.api.talk import problem, received
+from attention_contract.wire import SAFETENSORS
+from tests.api.talk import problem
 from tests.conftest import live_server
 
-MIB = 2**20
 REQUESTS = requests()
 
 
@@ -60,38 +45,6 @@ def test_a_hundred_times_the_budget_is_refused_without_being_allocated(small, na
         assert http.get("/v1/complexity/accuracy").json()["predictions"] == []  # nothing ever ran here
 
 
-class Allocations(TorchDispatchMode):
-    """Counts the bytes of every tensor that an operation gives."""
-
-    def __init__(self):
-        super().__init__()
-        self.bytes = 0
-
-    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
-        result = func(*args, **(kwargs or {}))
-        for leaf in tree_leaves(result):
-            if isinstance(leaf, torch.Tensor) and leaf.device.type != "meta":
-                self.bytes += leaf.nbytes
-        return result
-
-
-@pytest.mark.parametrize("name", REQUESTS)
-def test_nothing_is_computed_for_what_is_refused(tmp_path, name):
-    operation, body = REQUESTS[name]
-    request = from_body(operation.request, memoryview(body), SAFETENSORS, "request")
-    ask = getattr(Engine, operation.name.removeprefix("raw_"))
-
-    async def play():
-        engine = Engine(tmp_path, Device(torch.device("cpu"), "test", 2**40, Roofline(Rates(1e10, 1e10, 1e-5))), BUDGET)
-        await engine.start()
-        with Allocations() as allocated, pytest.raises((OverBudget, NeverFits)):
-            await ask(engine, None, request)
-        await engine.stop()
-        return allocated.bytes
-
-    assert asyncio.run(play()) < MIB
-
-
 def test_others_go_on_while_requests_are_refused(small):
     stop = threading.Event()
     headers = {"content-type": SAFETENSORS, "accept": "application/json"}
@@ -117,62 +70,3 @@ def test_others_go_on_while_requests_are_refused(small):
             stop.set()
         for each in refused:
             assert each.result(60) <= {"over_budget", "never_fits", "overloaded"}
-
-
-# ── bodies ───────────────────────────────────────────────────────────────────────────────────────────────────────────
-
-
-def send(url, stated, sent=b"", path="/v1/attention/forward", media_type="application/json"):
-    """A connection on which a body of the stated length was begun."""
-    parts = urlsplit(url)
-    connection = socket.create_connection((parts.hostname, parts.port), timeout=30)
-    head = f"POST {path} HTTP/1.1\r\nHost: test\r\nContent-Type: {media_type}\r\nContent-Length: {stated}\r\n\r\n"
-    connection.sendall(head.encode() + sent)
-    return connection
-
-
-def until(condition):
-    deadline = time.monotonic() + 10
-    while not condition():
-        assert time.monotonic() < deadline
-        time.sleep(0.01)
-
-
-def body_bytes(url):
-    text = httpx.get(f"{url}/metrics").text
-    return next(float(line.split()[1]) for line in text.splitlines() if line.startswith("attention_body_bytes "))
-
-
-def test_a_body_larger_than_the_budget_is_refused_by_its_length_alone(small):
-    with send(small, 2 * BUDGET, media_type="application/vnd.safetensors") as connection:
-        answer = received(connection)
-    assert answer.startswith("HTTP/1.1 413")
-    assert '"code":"over_budget"' in answer
-    assert f'"needed_bytes":{2 * BUDGET}' in answer
-
-
-def test_bodies_that_are_read_at_once_share_the_budget(small):
-    large = BUDGET * 3 // 5
-    with send(small, large, b" " * (BUDGET // 2)) as slow:
-        until(lambda: body_bytes(small) >= BUDGET // 2)  # what was sent has arrived
-        with send(small, large) as second:
-            answer = received(second)
-        assert answer.startswith("HTTP/1.1 429")
-        assert "retry-after: 1" in answer.lower()
-        small_one = httpx.post(f"{small}/v1/attention/forward", json={"query": np.eye(2).tolist()}, timeout=30)
-        assert small_one.status_code == 200
-        assert httpx.get(f"{small}/v1").json()["memory"]["in_flight_bytes"] == 0
-        slow.shutdown(socket.SHUT_RDWR)
-    until(lambda: body_bytes(small) == 0)
-
-
-def test_a_request_that_is_answered_gives_its_body_back(small):
-    body = to_safetensors(
-        validate(operations.raw_forward.request, {"query": np.ones((512, 64), np.float32)}), "request"
-    )
-    content = b"".join(map(bytes, body))
-    assert len(content) > 32 * 1024
-    for _ in range(3):
-        answer = httpx.post(f"{small}/v1/attention/forward", content=content, headers={"content-type": SAFETENSORS})
-        assert answer.status_code == 200
-    assert body_bytes(small) == 0

@@ -1,75 +1,27 @@
 """The server as a process: the command, its settings, readiness, a graceful stop, and a kill."""
 
 import json
-import os
 import signal
 import socket
-import subprocess
 import sys
 import threading
 import time
-from contextlib import contextmanager, suppress
+from contextlib import suppress
 
 import httpx
 import numpy as np
 import pytest
-import uvicorn
 import uvloop
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
 from attention_client.connection_settings import LIMITS
-from attention_contract.schemas.attention import RawForwardRequest
 from attention_contract.schemas.gradients import RawGradientsRequest
 from attention_contract.wire import SAFETENSORS, to_body
+from attention_service import __main__ as command
 from attention_service.api.app import create_app
 from attention_service.api.serving import Server
 from attention_service.settings import Settings
-
-
-def started(models_dir, *flags, **env):
-    """A server process on a port that is free now, and its base URL."""
-    with socket.create_server(("127.0.0.1", 0)) as free:
-        port = free.getsockname()[1]
-    environment = {
-        **os.environ,
-        "ATTENTION_MODELS_DIR": str(models_dir),
-        "ATTENTION_PORT": str(port),
-        "ATTENTION_CALIBRATE": "false",
-        **env,
-    }
-    command = [sys.executable, "-m", "attention_service", "--log-format", "json", *flags]
-    server = subprocess.Popen(command, env=environment, stderr=subprocess.PIPE, cwd=models_dir)
-    return server, f"http://127.0.0.1:{port}"
-
-
-def is_ready(server, url):
-    """Whether a server process comes to take work."""
-    deadline = time.monotonic() + 120
-    while time.monotonic() < deadline and server.poll() is None:
-        try:
-            if httpx.get(f"{url}/health/ready").status_code == 200:
-                return True
-        except httpx.TransportError:
-            time.sleep(0.1)
-    return False
-
-
-@contextmanager
-def process(models_dir, *flags, **env):
-    """A server process, once it is ready, and its base URL; another where somebody took its port meanwhile."""
-    server, url = started(models_dir, *flags, **env)
-    if not is_ready(server, url):
-        server.kill()
-        _, told = server.communicate()
-        assert b"address already in use" in told, told
-        server, url = started(models_dir, *flags, **env)
-        assert is_ready(server, url)
-    try:
-        yield server, url
-    finally:
-        server.kill()
-        server.wait()
-        server.stderr.close()
+from tests.api.processes import process
 
 
 def test_a_module_survives_a_kill(tmp_path):
@@ -122,22 +74,17 @@ def test_what_outlasts_the_grace_is_told_that_the_server_stopped(tmp_path):
         assert server.wait(20) == 0
 
 
-def post_safetensors(url, operation, request):
-    """Ask for raw attention; the answer does not matter."""
-    body = b"".join(to_body(request, SAFETENSORS, "request", "list"))
-    headers = {"content-type": SAFETENSORS, "accept": SAFETENSORS}
-    with suppress(httpx.HTTPError):
-        return httpx.post(f"{url}/v1/attention/{operation}", content=body, headers=headers, timeout=30)
-
-
-@pytest.mark.parametrize("operation", ["forward", "gradients"])
-def test_the_process_ends_within_its_grace_whatever_computes(tmp_path, operation):
-    """Two threads ask for seconds of work; the server is told to stop at once."""
-    query = np.full((1, 8, 12_000, 64), 0.01, np.float32)
-    more = {"wrt": ["query"]} if operation == "gradients" else {}
-    request = {"gradients": RawGradientsRequest, "forward": RawForwardRequest}[operation](query=query, **more)
+def test_the_process_ends_within_its_grace_whatever_computes(tmp_path):
+    request = RawGradientsRequest(query=np.full((1, 8, 12_000, 64), 0.01, np.float32), wrt=["query"])
     with process(tmp_path, "--drain-seconds", "1", "--threads", "1") as (server, url):
-        asking = threading.Thread(target=lambda: post_safetensors(url, operation, request))
+        content = b"".join(to_body(request, SAFETENSORS, "request"))
+        headers = {"content-type": SAFETENSORS}
+
+        def ask():
+            with suppress(httpx.HTTPError):  # the answer does not matter
+                httpx.post(f"{url}/v1/attention/gradients", content=content, headers=headers, timeout=30)
+
+        asking = threading.Thread(target=ask)
         asking.start()
         deadline = time.monotonic() + 30
         while not httpx.get(f"{url}/v1").json()["memory"]["in_flight_bytes"] and time.monotonic() < deadline:
@@ -149,26 +96,6 @@ def test_the_process_ends_within_its_grace_whatever_computes(tmp_path, operation
         asking.join(10)
 
 
-def test_a_wrong_setting_is_said_in_the_users_words(tmp_path):
-    command = [sys.executable, "-m", "attention_service", "--port", "99999"]
-    failed = subprocess.run(command, capture_output=True, text=True, cwd=tmp_path, check=False)
-    assert failed.returncode == 2
-    assert "--port" in failed.stderr
-    assert "ATTENTION_PORT" in failed.stderr
-
-
-@pytest.mark.parametrize(
-    ("flag", "value"), [("--device", "tpu"), ("--models-dir", "a-file"), ("--memory-budget", "lots")]
-)
-def test_what_cannot_be_served_is_said_before_anything_starts(tmp_path, flag, value):
-    (tmp_path / "a-file").write_text("")
-    command = [sys.executable, "-m", "attention_service", flag, value]
-    failed = subprocess.run(command, capture_output=True, text=True, cwd=tmp_path, check=False)
-    assert failed.returncode == 2
-    assert flag in failed.stderr
-    assert "Traceback" not in failed.stderr
-
-
 def test_a_flag_wins_over_a_variable_over_the_file(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     (tmp_path / ".env").write_text("ATTENTION_PORT=1111\nATTENTION_MAX_QUEUE=7\nATTENTION_DEVICE=\n")
@@ -177,48 +104,61 @@ def test_a_flag_wins_over_a_variable_over_the_file(tmp_path, monkeypatch):
     assert Settings(port=3333).port == 3333
 
 
-@pytest.mark.parametrize("name", Settings.model_fields)
-def test_every_setting_is_a_flag_with_a_word_of_help(name):
-    shown = subprocess.run(
-        [sys.executable, "-m", "attention_service", "--help"], capture_output=True, text=True, check=True,
-        env={**os.environ, "COLUMNS": "300"},
-    ).stdout if not HELP else HELP[0]  # fmt: skip
-    HELP[:] = [shown]
-    assert f"--{name.replace('_', '-')}" in shown
-    assert Settings.model_fields[name].description.split("\n")[0][:20] in shown
-
-
-HELP: list[str] = []
-
-
-@pytest.mark.parametrize("log_format", ["json", "console"])
-def test_a_taken_port_is_one_line(tmp_path, log_format):
-    with socket.create_server(("127.0.0.1", 0)) as taken:
-        port = str(taken.getsockname()[1])
-        command = [sys.executable, "-m", "attention_service", "--port", port, "--models-dir", str(tmp_path)]
-        done = subprocess.run([*command, "--log-format", log_format], capture_output=True, text=True, check=False)
-    assert done.returncode == 1
-    assert done.stderr == f"--port (ATTENTION_PORT): cannot listen on 127.0.0.1:{port}: address already in use\n"
-
-
-def test_the_server_stands_on_the_fast_parts_of_uvicorn(tmp_path):
-    config = uvicorn.Config(create_app(Settings(_env_file=None, models_dir=tmp_path)))
-    config.load()
-    assert config.http_protocol_class is HttpToolsProtocol
-    assert config.get_loop_factory() is uvloop.new_event_loop
-
-
 def test_idle_connections_are_closed_by_those_who_call(tmp_path):
     settings = Settings(_env_file=None, models_dir=tmp_path)
     kept = Server(create_app(settings)).config.timeout_keep_alive
     assert kept >= 2 * max(LIMITS.keepalive_expiry, httpx.Limits().keepalive_expiry)
 
 
-def test_other_threads_do_not_keep_the_event_loop_waiting_for_long(tmp_path):
-    story = (
-        "import sys; from attention_service import __main__ as main; "
-        "main.Server.run = lambda self: print(sys.getswitchinterval()); main.serve(sys.argv[1:])"
-    )
-    command = [sys.executable, "-c", story, "--models-dir", str(tmp_path)]
-    told = subprocess.run(command, check=True, capture_output=True, text=True)
-    assert float(told.stdout) <= 1e-3
+@pytest.mark.parametrize(
+    ("flag", "value", "said"),
+    [
+        ("--port", "99999", "ATTENTION_PORT"),
+        ("--device", "tpu", "--device"),
+        ("--models-dir", "a-file", "--models-dir"),
+        ("--memory-budget", "lots", "--memory-budget"),
+    ],
+)
+def test_what_cannot_be_served_is_said_before_anything_starts(tmp_path, monkeypatch, capsys, flag, value, said):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "a-file").write_text("")
+    assert command.serve([flag, value]) == 2
+    told = capsys.readouterr().err
+    assert flag in told
+    assert said in told
+
+
+def test_every_setting_is_a_flag_with_a_word_of_help(monkeypatch, capsys):
+    monkeypatch.setenv("COLUMNS", "300")
+    with pytest.raises(SystemExit):
+        command.serve(["--help"])
+    shown = capsys.readouterr().out
+    for name, field in Settings.model_fields.items():
+        assert f"--{name.replace('_', '-')}" in shown
+        assert field.description.split("\n")[0][:20] in shown
+
+
+def test_a_taken_port_is_one_line(tmp_path, capsys):
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = str(taken.getsockname()[1])
+        assert command.serve(["--port", port, "--models-dir", str(tmp_path)]) == 1
+    said = f"--port (ATTENTION_PORT): cannot listen on 127.0.0.1:{port}: address already in use\n"
+    assert capsys.readouterr().err == said
+
+
+def test_the_command_serves_on_uvloop_and_other_threads_do_not_keep_it_waiting_for_long(tmp_path, monkeypatch):
+    intervals = []
+
+    def run(server):
+        intervals.append(sys.getswitchinterval())
+        server.config.load()
+        assert server.config.http_protocol_class is HttpToolsProtocol
+        assert server.config.get_loop_factory() is uvloop.new_event_loop
+
+    monkeypatch.setattr(command.Server, "run", run)
+    before = sys.getswitchinterval()
+    try:
+        command.serve(["--models-dir", str(tmp_path), "--port", "0", "--log-level", "error"])
+    finally:
+        sys.setswitchinterval(before)
+    assert intervals[0] <= 1e-3

@@ -16,7 +16,6 @@ from attention_service.settings import Settings
 from tests.api.talk import post, problem
 
 TENSOR_OPERATIONS = [operation for operation in OPERATIONS if operation.tensors and operation.method == "POST"]
-QUESTIONS = ["forward", "weights", "gradients"]
 MEDIA = [JSON, SAFETENSORS]
 
 
@@ -34,18 +33,6 @@ def body_of(media_type, tensors, **rest):
     return safetensors.numpy.save(tensors, {"request": json.dumps(rest)})
 
 
-def fields_of(answer):
-    """The tensors of an answer, and the rest without what differs from run to run."""
-    if answer.headers["content-type"] == SAFETENSORS:
-        size = int.from_bytes(answer.content[:8], "little")
-        rest = json.loads(json.loads(answer.content[8 : 8 + size])["__metadata__"]["reply"])
-        tensors = safetensors.numpy.load(answer.content)
-    else:
-        rest, tensors = answer.json(), {}
-    ran = rest.pop("ran")
-    return {name: x.tolist() for name, x in tensors.items()}, rest, {k: v for k, v in ran.items() if "_ms" not in k}
-
-
 def path_of(operation, name="lane"):
     return operation.path.replace("{name}", name)
 
@@ -55,7 +42,7 @@ def path_of(operation, name="lane"):
 def test_every_fault_of_a_body_is_a_problem_naming_it(lane, operation, media_type):
     """Of every operation that takes tensors, in both forms."""
     path, headers = path_of(operation), {"content-type": media_type}
-    for content in (b"", b"{", b"\0" * 7, b"[1]"):
+    for content in (b"", b"{", b"\0" * 7, b"[1]", b"[" * 10**5, b"\xff\xfe"):
         assert problem(lane.request(operation.method, path, content=content, headers=headers))["status"] == 400
     unknown = body_of(media_type, {}, nonsense=1)
     assert problem(lane.post(path, content=unknown, headers=headers))["param"] is not None
@@ -67,29 +54,6 @@ def test_every_fault_of_a_body_is_a_problem_naming_it(lane, operation, media_typ
     ):
         refusal = problem(lane.post(path, content=unknown, headers=headers | {name: value}))
         assert refusal["status"] == status
-
-
-@pytest.mark.parametrize("question", QUESTIONS)
-@pytest.mark.parametrize("media_type", MEDIA)
-@pytest.mark.parametrize("raw", [False, True], ids=["module", "raw"])
-def test_a_request_is_answered_the_second_time_as_the_first(lane, rng, question, media_type, raw):
-    path = "/v1/attention" if raw else "/v1/modules/lane"
-    shape = (2, 3, 5, 4) if raw else (2, 5, 8)
-    first, other = (
-        {name: rng.normal(size=shape).astype(np.float32) for name in ("query", "key", "value")} for _ in range(2)
-    )
-
-    def ask(tensors):
-        answer = lane.post(
-            f"{path}/{question}", content=body_of(media_type, tensors), headers={"content-type": media_type}
-        )
-        assert answer.status_code == 200, answer.text
-        return fields_of(answer)
-
-    answers = [ask(tensors) for tensors in (first, other, first, other)]
-    assert answers[0] == answers[2]
-    assert answers[1] == answers[3]
-    assert answers[0][:2] != answers[1][:2]
 
 
 def forward(lane, tensors, name="lane", headers=None, **rest):
@@ -107,23 +71,6 @@ def test_what_depends_on_numbers_is_checked_each_time(lane, rng):
             answer = forward(lane, {"query": x} | tensors)
             assert answer.status_code == status, answer.text
             assert status == 200 or answer.json()["param"] == field
-    body = body_of(SAFETENSORS, {"query": x, "key_mask": np.ones((2, 5), np.bool_)})
-    broken = body.replace(b"\x01" * 10, b"\x02" * 10)
-    for content, status in ((body, 200), (broken, 422), (body, 200), (broken, 422)):
-        answer = lane.post("/v1/modules/lane/forward", content=content, headers={"content-type": SAFETENSORS})
-        assert answer.status_code == status
-        assert status == 200 or problem(answer)["param"] == "key_mask"
-
-
-def test_masks_hide_by_the_numbers_of_their_own_request(lane, rng):
-    x = rng.normal(size=(1, 4, 8)).astype(np.float32)
-    for visible in (1, 3, 2):
-        mask = np.zeros((4, 4), np.bool_)
-        mask[:, :visible] = True
-        answer = forward(lane, {"query": x, "mask": mask}, **{"return": ["weights"]})
-        weights = safetensors.numpy.load(answer.content)["weights"]
-        assert (weights[..., visible:] == 0).all()
-        assert (weights[..., :visible] > 0).all()
 
 
 def test_a_module_that_was_replaced_or_deleted_answers_no_longer(lane, rng):
@@ -133,15 +80,15 @@ def test_a_module_that_was_replaced_or_deleted_answers_no_longer(lane, rng):
     def ask(status=200, **headers):
         answer = forward(lane, x, "brief", headers)
         assert answer.status_code == status, answer.text
-        return fields_of(answer) if status == 200 else problem(answer)
+        return safetensors.numpy.load(answer.content)["output"].tolist() if status == 200 else problem(answer)
 
     before = ask()
     assert ask(**{"if-match": f'"{made["version"]}"'}) == before
     parameters = {f"{role}_proj.weight": np.eye(8).tolist() for role in "qkvo"}
     changed = lane.put("/v1/modules/brief/parameters", json={"parameters": parameters}).json()
     after = ask()
-    assert after[2]["version"] == changed["version"] != made["version"]
-    assert after[0] != before[0]
+    assert changed["version"] != made["version"]
+    assert after != before
     assert ask(409, **{"if-match": f'"{made["version"]}"'})["code"] == "version_mismatch"
     assert lane.delete("/v1/modules/brief").status_code == 204
     assert ask(404)["code"] == "module_not_found"

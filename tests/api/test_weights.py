@@ -34,14 +34,6 @@ def test_statistics_are_over_real_queries_only(http, rng):
     np.testing.assert_allclose(reply["top"]["weights"], np.take_along_axis(weights, order, -1), atol=1e-7)
 
 
-def test_a_past_moves_the_own_position(http, rng):
-    new, past = rng.normal(size=(1, 1, 2, 4)), rng.normal(size=(1, 1, 3, 4)).tolist()
-    reply = post(http, "/v1/attention/weights", query=new.tolist(), past_key=past, past_value=past)
-    expected = statistics(np.array(reply["weights"])[0], np.array([3, 4]), np.arange(2))
-    for name, value in expected.items():
-        np.testing.assert_allclose(reply["statistics"][name][0], value, atol=1e-5, err_msg=name)
-
-
 def test_padding_is_given_or_seen(http, rng):
     x = rng.normal(size=(5, 8)).tolist()
     post(http, "/v1/modules", name="looks", config={"d_model": 8, "num_heads": 2})
@@ -124,8 +116,3 @@ def test_edits_are_applied_before_one_looks(http, rng, chosen):
     for row, real in enumerate((6, 4)):
         for name, value in statistics(whole[row], np.arange(6), np.arange(real)).items():
             np.testing.assert_allclose(reply["statistics"][name][row], value, atol=1e-5, err_msg=name)
-
-
-def test_an_edit_of_what_is_not_there_is_refused(http):
-    edits = [{"tap": "weights", "heads": [4], "set": 0}]
-    assert refuse(http, "/v1/attention/weights", query=[[1, 0]], edits=edits)["param"] == "edits.0.heads"

@@ -68,6 +68,7 @@ def test_what_is_asked_is_what_its_name_says():
     assert all(len(one.body) < 2**18 for one in asked if "draws" in one.name)
 
 
+@pytest.mark.slow
 def test_growth_of_what_is_served(tmp_path, monkeypatch, sockets):
     monkeypatch.setattr(scaling, "NAMES", (contestants.UNBATCHED, contestants.BATCHING))
     monkeypatch.setattr(scaling, "BASE", scaling.Workload("tiny", 1, 8, 16, 2, seconds=0.2))
@@ -84,6 +85,7 @@ def test_the_exponent_is_the_slope_of_the_larger_half():
     assert scaling.exponent(cells) == pytest.approx(2)
 
 
+@pytest.mark.slow
 def test_serving_writes_its_page(tmp_path, monkeypatch, capsys, sockets):
     output = tmp_path / "page.md"
     told = ["--quick", "--workload", "W1", "--concurrency", "1", "--rounds", "1", "--seconds", "0.2", "--form", "json"]

@@ -58,6 +58,7 @@ def test_load_counts_what_was_answered(tmp_path, request, tool):
     assert broken.rate == 0
 
 
+@pytest.mark.slow
 def test_every_server_is_compared_and_the_page_written(tmp_path, sockets):
     found = rounds.compare(TINY, contestants.entries(TINY.name), (2,), 2, TINY.seconds, tmp_path)
     assert found.faults == {}

@@ -1,6 +1,7 @@
 """A played service: it answers every operation of the contract and remembers each request."""
 
 import asyncio
+from collections.abc import Callable
 from typing import Any
 
 import httpx
@@ -230,18 +231,25 @@ class Played:
         return httpx.Response(operation.status, content=body, headers={"content-type": media_type})
 
 
-def ask(kind: str, played: Played, method: str, *args: Any, **kwargs: Any) -> Any:
-    """Return the reply that one of the two clients gives."""
-    options = {name: kwargs.pop(name) for name in ("timeout", "retries", "media_type", "headers") if name in kwargs}
+def both(kind: str, url: str, ask: Callable[[Any], Any], **options: Any) -> Any:
+    """Return what ``ask``, a function of a client, gives with one of the two clients."""
 
     async def awaited() -> Any:
-        async with AsyncClient(URL, transport=played.transport, **options) as client:
-            return await getattr(client, method)(*args, **kwargs)
+        async with AsyncClient(url, **options) as client:
+            return await ask(client)
 
     if kind == "async":
         return asyncio.run(awaited())
-    with Client(URL, transport=played.transport, **options) as client:
-        return getattr(client, method)(*args, **kwargs)
+    with Client(url, **options) as client:
+        return ask(client)
+
+
+def ask(kind: str, played: Played, method: str, *args: Any, **kwargs: Any) -> Any:
+    """Return the reply of the played service that one of the two clients gives."""
+    options = {name: kwargs.pop(name) for name in ("timeout", "retries", "media_type", "headers") if name in kwargs}
+    return both(
+        kind, URL, lambda client: getattr(client, method)(*args, **kwargs), transport=played.transport, **options
+    )
 
 
 def call_of(method, *args, **kwargs):

@@ -1,17 +1,14 @@
 """Servers on the loopback: one that plays the service, and one that misbehaves."""
 
-import asyncio
 import socket
 import ssl
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
-from typing import Any
 
 import httpx
 
-from attention_client import AsyncClient, Client
 from tests.client.service import Played
 
 
@@ -127,16 +124,3 @@ def read_request(connection: socket.socket) -> bytes:
 
 def _gone() -> int:
     raise ConnectionResetError("the client went away")
-
-
-def both(kind: str, url: str, ask: Callable[[Any], Any], **options: Any) -> Any:
-    """Return what ``ask``, a function of a client, gives with one of the two clients."""
-
-    async def awaited() -> Any:
-        async with AsyncClient(url, **options) as client:
-            return await ask(client)
-
-    if kind == "async":
-        return asyncio.run(awaited())
-    with Client(url, **options) as client:
-        return ask(client)

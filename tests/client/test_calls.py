@@ -64,11 +64,6 @@ def test_the_arguments_are_the_fields_of_the_request_with_its_defaults(name):
             assert default == field.get_default(call_default_factory=True)
 
 
-def test_raw_attention_is_attend_as_well():
-    assert Client.attend is Client.raw_forward
-    assert AsyncClient.attend is AsyncClient.raw_forward
-
-
 def test_models_and_plain_values_make_the_same_call():
     assert (
         call_of("create_module", "demo", CONFIG).request

@@ -1,6 +1,5 @@
 """The requests of a call, its repeats and its deadline."""
 
-import asyncio
 import socket
 import threading
 import time
@@ -11,7 +10,6 @@ import numpy as np
 import pytest
 
 from attention_client import (
-    AsyncClient,
     Client,
     ConnectionFailed,
     DeadlineExceeded,
@@ -24,8 +22,8 @@ from attention_client import (
 from attention_contract import errors
 from attention_contract.operations import OPERATIONS
 from attention_contract.wire import JSON, SAFETENSORS
-from tests.client.service import EXAMPLES, URL, Played, X, ask
-from tests.client.tcp import both, read_request, stubborn
+from tests.client.service import EXAMPLES, Played, X, ask, both
+from tests.client.tcp import read_request, stubborn
 
 
 def refusal(error, **headers):
@@ -211,17 +209,6 @@ def test_a_broken_encoding_is_reported_with_the_status_that_came(kind):
     assert caught.value.facts["answered"] == 404
 
 
-def test_redirects_without_end_have_no_status_of_their_own():
-    around = httpx.MockTransport(lambda request: httpx.Response(307, headers={"location": "/v1"}))
-    with (
-        httpx.Client(base_url=URL, transport=around, follow_redirects=True) as http,
-        Client(http=http) as client,
-        pytest.raises(UnexpectedReply, match="redirects without end") as caught,
-    ):
-        client.server_info()
-    assert "answered" not in caught.value.facts
-
-
 # ── time ─────────────────────────────────────────────────────────────────────────────────────────────────────────────
 
 
@@ -280,21 +267,6 @@ def trickle(connection, over):
         connection.sendall(b" ")
 
 
-def send_much(kind, url):
-    """Forward 16 MiB with a deadline of 0.4 s."""
-    x = np.zeros((1, 4 * 2**20), np.float32)
-
-    async def awaited():
-        async with AsyncClient(url, timeout=0.4) as client:
-            await client.forward("demo", x)
-
-    if kind == "async":
-        asyncio.run(awaited())
-    else:
-        with Client(url, timeout=0.4) as client:
-            client.forward("demo", x)
-
-
 def slow_reader(connection, over):
     connection.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
     while not over.wait(0.02):
@@ -306,22 +278,5 @@ def test_the_deadline_holds_against_a_server_that_is_slow(kind, talk):
     with stubborn(talk) as url:
         started = time.monotonic()
         with pytest.raises(DeadlineExceeded, match=r"forward did not end within 0\.4 s"):
-            send_much(kind, url)
+            both(kind, url, lambda client: client.forward("demo", np.zeros((1, 2**22), np.float32)), timeout=0.4)
         assert time.monotonic() - started < 10
-
-
-def test_a_server_that_hangs_up_is_a_failed_connection():
-    with (
-        stubborn(lambda connection, over: None) as url,
-        Client(url, retries=1) as client,
-        pytest.raises(ConnectionFailed, match="broke"),
-    ):
-        client.server_info()
-
-
-def test_no_server_is_a_failed_connection(kind):
-    played = Played(*[httpx.ConnectError("refused")] * 2)
-    with pytest.raises(ConnectionFailed, match=f"cannot connect to {URL}: refused") as caught:
-        ask(kind, played, "server_info", retries=1)
-    assert isinstance(caught.value.__cause__, httpx.ConnectError)
-    assert len(played.requests) == 2

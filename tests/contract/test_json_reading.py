@@ -7,10 +7,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from attention_contract import json_reading
 from attention_contract.errors import AttentionError, BodyTooLarge, InvalidRequest, Unreadable
 from attention_contract.json_reading import (
-    MAX_ITEMS,
-    MAX_LISTS,
     MAX_OBJECTS,
     check_text,
     measure_text,
@@ -70,7 +69,7 @@ def outcome(read, text):
     )
 
 
-@settings(max_examples=400, deadline=None)
+@settings(max_examples=200, deadline=None)
 @given(query=tensors, key=tensors, mask=tensors, heads=nested, indent=st.sampled_from([None, 1]))
 def test_both_readers_agree(query, key, mask, heads, indent):
     body = {"query": query, "key": key, "mask": mask, "select": {"heads": heads}, "return": ["output"]}
@@ -127,14 +126,6 @@ def test_a_large_text_is_looked_through_to_its_end(more):
     }
 
 
-@pytest.mark.parametrize(
-    "text", [b"\xef\xbb\xbf{}", b"[{}]", b"3", b"[[1.0]]", b'{"query": [[1.0]]', b'{"query" [1.0]}', b""]
-)
-def test_a_text_that_is_no_object_is_unreadable(text):
-    with pytest.raises(Unreadable):
-        read_json(text, ForwardRequest)
-
-
 def test_among_very_many_names_an_unknown_one_is_told():
     names = ", ".join(f'"f{index}": 0' for index in range(100))
     with pytest.raises(InvalidRequest) as refusal:
@@ -173,8 +164,10 @@ def test_the_sizes_of_a_text_are_upper_bounds():
 
 
 @pytest.mark.parametrize("item", [b"[]", b"{}", b"1", b'""'])
-def test_a_text_of_very_many_values_is_refused_before_it_is_parsed(item):
-    most = MAX_ITEMS if item in {b"1", b'""'} else MAX_LISTS
+def test_a_text_of_very_many_values_is_refused_before_it_is_parsed(item, monkeypatch):
+    most = 2000 if item in {b"1", b'""'} else 500
+    monkeypatch.setattr(json_reading, "MAX_ITEMS", 2000)
+    monkeypatch.setattr(json_reading, "MAX_LISTS", 500)
     text = b'{"query": [' + b",".join([item] * (most + 1)) + b"]}"
     with pytest.raises(BodyTooLarge, match=str(most)):
         check_text(measure_text(text))

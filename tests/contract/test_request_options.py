@@ -10,7 +10,7 @@ from attention_contract.errors import InvalidRequest, InvalidTensor, Unreadable
 from attention_contract.request_options import KNOWN, parsed_options
 from attention_contract.schemas.attention import ForwardRequest
 from attention_contract.schemas.weights import WeightsRequest
-from attention_contract.wire import from_safetensors
+from attention_contract.tensor_files import request_from_safetensors
 
 
 @pytest.fixture(autouse=True)
@@ -23,7 +23,7 @@ def body(request=None, **tensors):
 
 
 def read(data, model=ForwardRequest):
-    return from_safetensors(data, "request", model)
+    return request_from_safetensors(data, model)[0]
 
 
 def outcome(data):

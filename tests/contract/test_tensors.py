@@ -103,15 +103,9 @@ def same_numbers(left, right):
 
 @quick
 @given(tensors())
-def test_safetensors_keep_every_bit(array):
+def test_safetensors_and_base64_keep_every_bit(array):
     kind, model = field_of(array)
     assert same_bits(received(b"".join(wire.to_safetensors(model, "request")), wire.SAFETENSORS, kind), array)
-
-
-@quick
-@given(tensors())
-def test_base64_keeps_every_bit(array):
-    kind, model = field_of(array)
     assert same_bits(received(wire.to_json(model, "base64"), wire.JSON, kind), array)
 
 
@@ -128,34 +122,12 @@ def test_nested_lists_keep_every_number(array):
 
 
 @quick
-@given(tensors())
-def test_flat_data_keeps_every_number(array):
-    flat = json.loads(wire.to_json(array.reshape(-1)))
-    form = {"dtype": dtype_name(array), "shape": list(array.shape), "data": flat}
-    back = decode(form)
-    assert not isinstance(back, Untyped)
-    same_numbers(back, array)
-
-
-@quick
 @given(tensors(tuple(set(DTYPES) - {"bfloat16"})))
 def test_the_safetensors_library_reads_what_we_write_and_we_read_what_it_writes(array):
     kind, model = field_of(array)
     loaded = safetensors.numpy.load(b"".join(wire.to_safetensors(model, "request")))
     assert same_bits(loaded[kind], array)
     assert same_bits(received(safetensors.numpy.save({kind: array}), wire.SAFETENSORS, kind), array)
-
-
-def test_the_safetensors_library_reads_bfloat16_as_torch_and_we_read_its():
-    torch = pytest.importorskip("torch")
-    from safetensors import torch as library
-
-    array = np.array(SPECIAL["bfloat16"], np.uint16).view(ml_dtypes.bfloat16)
-    kind, model = field_of(array)
-    tensor = library.load(b"".join(wire.to_safetensors(model, "request")))[kind]
-    assert tensor.dtype == torch.bfloat16
-    assert tensor.view(torch.int16).numpy().tobytes() == array.tobytes()
-    assert same_bits(received(library.save({kind: tensor}), wire.SAFETENSORS, kind), array)
 
 
 @pytest.mark.parametrize("form", ["list", "base64", "safetensors"])
@@ -179,15 +151,6 @@ def test_the_layout_in_memory_does_not_show_on_the_wire(array, form):
     found = received(body, wire.SAFETENSORS if form == "safetensors" else wire.JSON, kind)
     np.testing.assert_array_equal(found.astype(np.float64), array.astype(np.float64))
     assert found.dtype.isnative
-
-
-def test_a_model_keeps_numpy_arrays_in_the_wires_byte_order():
-    assert Holder(floats=np.ones(2, ">f4")).floats.dtype == np.dtype("<f4")
-
-
-def test_pydantics_own_json_is_nested_lists_without_non_finite_numbers():
-    array = np.array([[1.0, np.nan], [np.inf, -np.inf]], np.float32)
-    assert json.loads(Holder(floats=array).model_dump_json())["floats"] == [[1.0, "NaN"], ["Infinity", "-Infinity"]]
 
 
 # ── numbers that state no dtype ──────────────────────────────────────────────────────────────────────────────────────
@@ -277,29 +240,21 @@ def deep(depth, leaf=1.0):
     ("value", "says"),
     [
         ([[1.0], [1.0, 2.0]], "ragged"),
-        ([[[1.0], [2.0]], [[1.0]]], "ragged"),
         ([[1.0], 2.0], "ragged"),
-        ([1.0, [2.0]], "ragged"),
-        ([[1.0], []], "ragged"),
         ([[], [[]]], "ragged"),
         ([[1.0], None], "ragged"),
-        ([[1.0], "NaN"], "ragged"),
-        ([[1.0], {}], "ragged"),
         (deep(9), "more than 8"),
         ([None, 1.0], "null"),
         ([1.0, {}], "dict"),
         ([True, 1.0], "bool"),
         (["nan"], "'nan'"),
-        (["1.0"], "'1.0'"),
         ([b"1"], "bytes"),
         ("hello", "'hello'"),
         ({}, "dtype"),
         ([2**63, 1], "64 bits"),
-        ([-(2**63) - 1], "64 bits"),
         ([10**400, 1.0], "64 bits"),
         (np.zeros(2, np.complex64), "complex64"),
         (np.array(["a"]), "cannot be sent"),
-        (np.array([None]), "object"),
         (np.zeros(2, np.uint8), "uint8"),
     ],
     ids=label,
@@ -323,39 +278,27 @@ def f32(**fields):
     ("value", "says"),
     [
         (f32(data=[1.0]), "takes 2 numbers, got 1"),
-        (f32(data=[1.0, 2.0, 3.0]), "got 3"),
         (f32(data=[[1.0], [2.0]]), "nested"),
-        (f32(data=[1.0, {}]), "nested"),
         (f32(data="NaN"), "flat list"),
         (f32(data=[1.0, None]), "null"),
         (f32(data=[True, False]), "true and false"),
         (f32(data=[1.0, 1e39]), "too large for float32"),
-        (f32(dtype="float16", data=[1.0, 65520.0]), "too large for float16"),
         (f32(dtype="bfloat16", data=[1.0, 3.4e38]), "too large for bfloat16"),
         (f32(dtype="int32", data=[1, 2**31]), "int32"),
-        (f32(dtype="int32", data=[1, -(2**31) - 1]), "int32"),
         (f32(dtype="int64", data=[1, 2**63]), "64 bits"),
         (f32(dtype="int64", data=[1, 1.5]), "int64"),
-        (f32(dtype="int64", data=[1, "NaN"]), "int64"),
         (f32(dtype="bool", data=[0, 1]), "bool"),
         (f32(dtype="float8"), "'float8'"),
-        (f32(dtype="<f4"), "'<f4'"),
         (f32(dtype=["float32"]), "unknown dtype"),
-        (f32(dtype=None), "unknown dtype"),
         (f32(shape=[-1, -2]), "non-negative"),
         (f32(shape=[2.0]), "non-negative"),
         (f32(shape=[True, 2]), "non-negative"),
-        (f32(shape=["2"]), "non-negative"),
-        (f32(shape=[None]), "non-negative"),
         (f32(shape=2), "non-negative"),
-        (f32(shape={"0": 2}), "non-negative"),
         (f32(shape=[1] * 9), "9 dimensions"),
         (f32(shape=[2**40]), "takes 1099511627776 numbers"),
-        (f32(shape=[2**62] * 8), "overflows"),
         (f32(shape=[2**32, 2**32]), "overflows"),
         (f32(shape=[0, 2**62], data=[]), "overflows"),
         (f32(shape=[10**4000]), "overflows"),
-        (f32(strides=[1]), "expected an object"),
         (f32(base64=""), "one of"),
         ({"dtype": "float32", "shape": [1]}, "one of"),
         ({"shape": [1], "data": [1.0]}, "expected an object"),
@@ -370,10 +313,8 @@ def test_an_object_that_is_no_tensor_is_refused(value, says):
     ("text", "says"),
     [
         ("AACAPw==", "about 6"),
-        ("AACAPwAAAE", "about 7"),
         ("AACAPwAAAEAAAA==", "about 12"),
         ("AACAPwAAA!A=", "alphabet"),
-        ("AACAPwAAéEA=", "alphabet"),
         ("AACAPwAA\nEA=", "alphabet"),
         ("AAAA====AAA=", "base64|takes 8 bytes"),
         ("", "takes 8 bytes"),
@@ -399,34 +340,6 @@ def test_non_finite_numbers_are_strings_and_never_literals():
             wire.from_body(Holder, b'{"floats": [' + literal + b"]}", wire.JSON, "request")
 
 
-def test_what_would_become_infinite_is_refused_and_infinity_itself_is_not():
-    with pytest.raises(TensorFault):
-        cast(np.array([1e39]), "float32")
-    assert cast(np.array([np.inf, np.nan]), "float16").tolist()[0] == np.inf
-
-
-@pytest.mark.parametrize(
-    "value",
-    [
-        "x" * MEGABYTE,
-        ["x" * MEGABYTE],
-        [1.0] * (MEGABYTE // 4) + [None],
-        [[1.0] * (MEGABYTE // 8), [1.0]],
-        {"x" * MEGABYTE: 1},
-        f32(dtype="x" * MEGABYTE),
-        f32(dtype=["x" * MEGABYTE]),
-        f32(shape=[1] * MEGABYTE),
-        f32(shape=["x" * MEGABYTE]),
-        f32(data=["x" * MEGABYTE, 1.0]),
-        f32(data="x" * MEGABYTE),
-        {"dtype": "float32", "shape": [1], "base64": "x" * MEGABYTE},
-    ],
-    ids=label,
-)
-def test_a_megabyte_of_bad_input_is_answered_in_a_sentence(value):
-    refuses("floats", value)
-
-
 HUGE = 2**40
 HEADER = json.dumps({"floats": {"dtype": "F32", "shape": [HUGE], "data_offsets": [0, 4 * HUGE]}}).encode()
 
@@ -448,10 +361,6 @@ def test_nothing_of_a_declared_size_is_allocated(media_type, body):
         assert tracemalloc.get_traced_memory()[1] < MEGABYTE
     finally:
         tracemalloc.stop()
-
-
-def test_a_zero_size_tensor_may_have_any_other_size_that_fits():
-    assert decode({"dtype": "float64", "shape": [0, 2**40], "data": []}).shape == (0, 2**40)
 
 
 def test_a_buffer_is_viewed_not_copied_unless_it_lies_unaligned():

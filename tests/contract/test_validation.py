@@ -12,6 +12,9 @@ from attention_contract.validation import validate
 
 LONG = "x" * 10**6
 LLAMA3 = {"name": "llama3", "factor": 8, "original_max_position_embeddings": 8192}
+LONGROPE = {
+    "name": "longrope", "short_factor": [1], "long_factor": [1, 2], "factor": 2, "original_max_position_embeddings": 8,
+}  # fmt: skip
 PATTERNS = {"stored": [[1.0]], "states": [[1.0]]}
 MODULE = {"name": "m", "config": {"d_model": 8, "num_heads": 2}}
 
@@ -38,7 +41,6 @@ CASES = [
     (ForwardRequest, raw(qurey=1), "qurey", "no such field"),
     (ForwardRequest, raw(spec={}), "spec", "no such field"),
     (ForwardRequest, raw(**{"return": ["wieghts"]}), "return.0", "'weights'"),
-    (ForwardRequest, raw(**{"return": ["weights", "q_proj"]}), "return.1", "'weights'"),
     (ForwardRequest, raw(**{"return": []}), "return", "at least 1"),
     (ForwardRequest, raw(edits=[{"tap": "lse", "set": 0}]), "edits.0.tap", "'weights'"),
     (ForwardRequest, raw(edits=[{"tap": "scores"}]), "edits.0", "exactly one"),
@@ -52,24 +54,19 @@ CASES = [
     (ForwardRequest, raw(edits=[{"tap": "q", "value": [1, [2]]}]), "edits.0.value", "ragged"),
     (ForwardRequest, raw(edits=[{"tap": "q", "set": 0}] * 257), "edits", "at most 256"),
     (ForwardRequest, raw(select={"heads": [-1]}), "select.heads.0", "greater"),
-    (ForwardRequest, raw(select={"heads": [2**64]}), "select.heads.0", "less"),
     (ForwardRequest, raw(select={"heads": []}), "select.heads", "at least 1"),
     (ForwardRequest, raw(kernel=3), "kernel", "string"),
     (ForwardRequest, raw(version=LONG), "version", "at most 256"),
     (ForwardRequest, raw(key_lengths=[1.5]), "key_lengths", "int64"),
     (RawForwardRequest, raw(parameters={"score.weight": "x"}), "parameters.score.weight", "number"),
-    (RawForwardRequest, raw(parameters=[1.0]), "parameters", "dictionary"),
     (RawForwardRequest, raw(spec={"score": {"name": "cosmic"}}), "spec.score", "'scaled_dot'"),
     (RawForwardRequest, raw(spec={"score": {}}), "spec.score", "name"),
-    (RawForwardRequest, raw(spec={"score": "dot"}), "spec.score", "name|dictionary|object"),
     (RawForwardRequest, raw(spec={"score": {"name": "dot", "scale": 2}}), "spec.score.scale", "no such field"),
     (RawForwardRequest, raw(spec={"score": {"name": "scaled_dot", "scale": "NaN"}}), "spec.score.scale", "finite"),
     (RawForwardRequest, raw(spec={"softcap": 0}), "spec.softcap", "greater than or equal"),
-    (RawForwardRequest, raw(spec={"softcap": "Infinity"}), "spec.softcap", "finite"),
     (RawForwardRequest, raw(spec={"masks": {"name": "causal"}}), "spec.masks", "list"),
     (RawForwardRequest, raw(spec={"masks": [{"name": "casual"}]}), "spec.masks.0", "'causal'"),
     (RawForwardRequest, raw(spec={"masks": [{"name": "causal", "align": "x"}]}), "spec.masks.0.align", "top_left"),
-    (RawForwardRequest, raw(spec={"masks": [{"name": "causal", "causal": 1}]}), "spec.masks.0.causal", "no such"),
     (RawForwardRequest, raw(spec={"masks": [any_of()]}), "spec.masks.0.of", "at least 1"),
     (RawForwardRequest, raw(spec={"masks": [any_of({"name": "x"})]}), "spec.masks.0.of.0", "'global_tokens'"),
     (
@@ -96,21 +93,13 @@ CASES = [
         "spec.normalizer.dtype",
         "float32",
     ),
-    (RawForwardRequest, raw(spec={"normalizer": {"temperature": 0}}), "spec.normalizer.temperature", "0"),
     (RawForwardRequest, raw(spec={"normalizer": {"bias": 1}}), "spec.normalizer.bias", "no such field"),
     (RawForwardRequest, raw(spec={"normalizer": {"name": "softmin"}}), "spec.normalizer", "'entmax15'"),
-    (RawForwardRequest, raw(spec={"normalizer": "softmax"}), "spec.normalizer", "dictionary|object"),
     (
         RawForwardRequest,
         raw(spec={"normalizer": {"name": "sigmoid", "bias": "NaN"}}),
         "spec.normalizer.bias",
         "finite",
-    ),
-    (
-        RawForwardRequest,
-        raw(spec={"normalizer": {"name": "sparsemax", "dtype": "float16"}}),
-        "spec.normalizer.dtype",
-        "float32",
     ),
     *(
         (RawForwardRequest, raw(spec={"position": {"name": name, **options}}), f"spec.position{field}", told)
@@ -118,10 +107,7 @@ CASES = [
             ("rop", {}, "", "'rope'"),
             ("sinusoidal", {"theta": -1}, ".theta", "greater than 1"),
             ("learned", {}, ".length", "required"),
-            ("learned", {"length": 0}, ".length", "greater"),
-            ("rope", {"theta": -10_000}, ".theta", "greater than 1"),
             ("rope", {"dim": 3}, ".dim", "multiple of 2"),
-            ("rope", {"dim": 0}, ".dim", "greater"),
             ("rope", {"style": "thirds"}, ".style", "'interleaved'"),
             ("rope", {"scaling": {"name": "linear", "factor": 0.5}}, ".scaling.factor", "greater"),
             ("rope", {"scaling": {"name": "longer", "factor": 2}}, ".scaling", "'yarn'"),
@@ -132,22 +118,8 @@ CASES = [
                 "required",
             ),
             ("rope", {"dim": 2, "scaling": {"name": "ntk", "factor": 2}}, "", "4 or more"),
-            (
-                "rope",
-                {
-                    "scaling": {
-                        "name": "longrope",
-                        "short_factor": [1],
-                        "long_factor": [1, 2],
-                        "factor": 2,
-                        "original_max_position_embeddings": 8,
-                    }
-                },
-                ".scaling",
-                "one for each pair",
-            ),
+            ("rope", {"scaling": LONGROPE}, ".scaling", "one for each pair"),
             ("alibi", {"slopes": [1]}, ".slopes", "no such field"),
-            ("relative_bias", {"num_buckets": 1}, ".num_buckets", "greater"),
             ("relative_bias", {"num_buckets": 7}, "", "make it even"),
             ("relative_bias", {"num_buckets": 2}, "", "4 or more"),
             ("relative_bias", {"max_distance": 8}, "", "make it larger"),
@@ -166,7 +138,6 @@ CASES = [
     (CreateModule, MODULE | {"name": "a/b"}, "name", "pattern"),
     (CreateModule, MODULE | {"name": LONG}, "name", "pattern"),
     (CreateModule, MODULE | {"name": "m\n"}, "name", "pattern"),
-    (CreateModule, {"name": "config"}, "config", "required"),
     (CreateModule, {"name": "seed", "config": {"d_model": 8}}, "config.num_heads", "required"),
     (CreateModule, {"name": "m", "config": {"d_model": 9, "num_heads": 2}}, "config.d_model", "multiple"),
     (
@@ -176,13 +147,11 @@ CASES = [
         "3 does not divide",
     ),
     (CreateModule, {"name": "m", "config": {"d_model": 8, "num_heads": 2, "bias": "maybe"}}, "config.bias", "boolean"),
-    (CreateModule, {"name": "m", "config": {"d_model": 2**40, "num_heads": 2}}, "config.d_model", "less"),
     (CreateModule, MODULE | {"seed": -1}, "seed", "greater"),
     (CreateModule, MODULE | {"seed": 1, "parameters": {}}, "seed", "both"),
     (ReplaceParameters, {"parameters": {}}, "parameters", "at least 1"),
     (ImportModule, {"checkpoint": ""}, "checkpoint", "at least 1"),
     (ImportModule, {"checkpoint": "c", "part": "both"}, "part", "'cross'"),
-    (ComplexityRequest, {"shape": {}}, "shape.queries", "required"),
     (ComplexityRequest, {"shape": {"queries": 0}}, "shape.queries", "greater"),
     (ComplexityRequest, {"shape": {"queries": 1}, "sweep": {"values": [1, -1]}}, "sweep.values.1", "greater"),
     (ComplexityRequest, {"shape": {"queries": 1}, "sweep": {"values": [1]}}, "sweep.values", "at least 2"),
@@ -200,8 +169,6 @@ CASES = [
     ),
     (HopfieldRequest, PATTERNS | {"steps": 3, "eps": 0.1}, "steps", "exclude"),
     (HopfieldRequest, PATTERNS | {"max_steps": 3}, "max_steps", "send eps"),
-    (HopfieldRequest, PATTERNS | {"max_steps": 3, "steps": 2}, "max_steps", "send eps"),
-    (HopfieldRequest, PATTERNS | {"eps": -1}, "eps", "greater"),
 ]
 
 
@@ -233,22 +200,17 @@ def test_further_faults_are_listed_by_their_fields_up_to_eight():
         {LONG: 1},
         {LONG + str(n): 1 for n in range(3)},
         raw(kernel=LONG),
-        raw(encoding=LONG),
-        raw(num_heads=LONG),
         raw(parameters={LONG: "x"}),
         raw(parameters=LONG),
         raw(edits=[LONG]),
-        raw(edits=LONG),
         raw(select={LONG: 1}),
         raw(spec=LONG),
         raw(spec={LONG: 1}),
         raw(spec={"score": {"name": LONG}}),
-        raw(spec={"score": {"name": [LONG]}}),
-        raw(spec={"normalizer": {"name": LONG}}),
         raw(spec={"masks": [{"name": LONG}]}),
         raw(**{"return": [LONG] * 3}),
     ],
-    ids=range(19),
+    ids=range(14),
 )
 def test_a_megabyte_of_bad_input_is_not_echoed(data):
     error = refuses(RawForwardRequest, data)

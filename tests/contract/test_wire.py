@@ -8,7 +8,6 @@ import pytest
 from attention_contract import wire
 from attention_contract.errors import AttentionError, InvalidRequest, InvalidTensor, Unreadable
 from attention_contract.schemas.attention import ForwardRequest, RawForwardRequest
-from attention_contract.schemas.gradients import GradientsReply
 from attention_contract.schemas.modules import CreateModule
 from attention_contract.schemas.weights import WeightsReply
 
@@ -97,14 +96,6 @@ def test_a_reply_keeps_nested_tensors_and_non_finite_numbers(media_type):
     assert np.isnan(back.ran.queue_ms)
 
 
-@pytest.mark.parametrize("media_type", wire.MEDIA_TYPES)
-def test_gradients_are_a_map_of_names_that_may_be_empty(media_type):
-    for gradients in ({}, {"q_proj.weight": np.ones((2, 2), np.float32)}):
-        reply = GradientsReply.model_validate({"gradients": gradients, "ran": RAN})
-        body = b"".join(wire.to_body(reply, media_type, "reply", "base64"))
-        assert set(wire.from_body(GradientsReply, body, media_type, "reply").gradients) == set(gradients)
-
-
 @pytest.mark.parametrize(
     "name",
     [
@@ -119,13 +110,6 @@ def test_gradients_are_a_map_of_names_that_may_be_empty(media_type):
 def test_a_tensor_in_a_place_for_none_is_refused(name):
     header = {"query": ONE, name: tensor(4)}
     refuses(file_of(header, b"\0" * 8, {"edits": [{"tap": "scores"}]}), InvalidRequest)
-
-
-@pytest.mark.parametrize(
-    "request_", [{"parameters": [1.0]}, {"parameters": "x"}, {"parameters": 3}, {"parameters": None}], ids=str
-)
-def test_a_map_of_tensors_must_be_a_map(request_):
-    refuses(file_of({"query": ONE, "parameters.a": tensor(4)}, b"\0" * 8, request_), InvalidTensor)
 
 
 @pytest.mark.parametrize(
@@ -159,49 +143,37 @@ LENGTH_ONLY = (2**63).to_bytes(8, "little")
     "body",
     [
         b"",
-        b"1234567",
-        LENGTH_ONLY,
         LENGTH_ONLY + b"{}",
         (3).to_bytes(8, "little") + b"{}",
         (2**24 + 1).to_bytes(8, "little") + b" " * (2**24 + 1),
         file_of(b""),
-        file_of(b"xxxx"),
         file_of(b"[]"),
-        file_of(b'"x"'),
         file_of(b"\xff\xfe{}"),
         file_of(b'{"query": NaN}'),
         file_of(b'{"\\ud800": {}}'),
-        file_of({"query": None}),
         file_of({"query": [1]}),
-        file_of({"query": {}}),
         file_of({"query": ONE | {"data_offsets": None}}, b"\0" * 4),
-        file_of({"query": ONE | {"data_offsets": [0]}}, b"\0" * 4),
         file_of({"query": ONE | {"data_offsets": [0, 4, 8]}}, b"\0" * 4),
         file_of({"query": ONE | {"data_offsets": [-4, 0]}}, b"\0" * 4),
         file_of({"query": ONE | {"data_offsets": [0.0, 4.0]}}, b"\0" * 4),
         file_of({"query": ONE | {"data_offsets": [False, 4]}}, b"\0" * 4),
-        file_of({"query": ONE | {"data_offsets": ["0", "4"]}}, b"\0" * 4),
         file_of({"query": ONE | {"data_offsets": [4, 0]}}, b"\0" * 4),
         file_of({"query": ONE | {"data_offsets": [0, 10**30]}}, b"\0" * 4),
-        file_of({"query": ONE, "key": ONE}, b"\0" * 4),
         file_of({"query": tensor(0, count=2), "key": tensor(4)}, b"\0" * 8),
         file_of({"query": ONE, "key": tensor(8)}, b"\0" * 12),
         file_of({"query": tensor(4)}, b"\0" * 8),
         file_of({"query": ONE}, b"\0" * 5),
-        file_of({"query": ONE}, b"\0" * 3),
         file_of({"query": ONE}),
         file_of({}, b"\0"),
         file_of({"__metadata__": [], "query": ONE}, b"\0" * 4),
-        file_of({"__metadata__": None, "query": ONE}, b"\0" * 4),
         file_of({"__metadata__": {"request": {}}, "query": ONE}, b"\0" * 4),
         file_of({"__metadata__": {"request": "{"}, "query": ONE}, b"\0" * 4),
         file_of({"__metadata__": {"request": "[]"}, "query": ONE}, b"\0" * 4),
-        file_of({"__metadata__": {"request": "null"}, "query": ONE}, b"\0" * 4),
         file_of({"__metadata__": {"request": '{"a": NaN}'}, "query": ONE}, b"\0" * 4),
         file_of({"q" * 10**6: ONE | {"data_offsets": None}}, b"\0" * 4),
         file_of({"q" * 10**6: ONE, "key": ONE}, b"\0" * 4),
     ],
-    ids=range(42),
+    ids=range(30),
 )
 def test_a_broken_file_is_unreadable(body):
     refuses(body, Unreadable)
@@ -211,18 +183,13 @@ def test_a_broken_file_is_unreadable(body):
     "entry",
     [
         {"dtype": "F8_E4M3"},
-        {"dtype": "float32"},
-        {"dtype": None},
         {"dtype": ["F32"]},
-        {"dtype": {}},
         {"dtype": "F" * 10**6},
         {"shape": [2]},
         {"shape": []} | {"data_offsets": [0, 0]},
         {"shape": [2**40]},
-        {"shape": [-1]},
         {"shape": [1.0]},
         {"shape": [True]},
-        {"shape": None},
         {"shape": [1] * 9},
         {"shape": [2**62] * 4},
         {"shape": [0, 2**62], "data_offsets": [0, 0]},
@@ -298,16 +265,6 @@ def test_a_misaligned_tensor_is_read_all_the_same():
 
 
 # ── JSON ─────────────────────────────────────────────────────────────────────────────────────────────────────────────
-
-
-@pytest.mark.parametrize(
-    "body",
-    [b"", b"null", b"[]", b"3", b'"x"', b"{", b"\xff", b"{}{}", b"\xef\xbb\xbf{}", b'{"query": NaN}', b"{'a': 1}"],
-)
-def test_a_body_that_is_no_json_object_is_unreadable(body):
-    with pytest.raises(Unreadable) as caught:
-        wire.from_body(RawForwardRequest, body, wire.JSON, "request")
-    assert len(caught.value.detail) < 400
 
 
 def test_fields_that_are_unset_are_left_out():

@@ -1,21 +1,19 @@
 """Problems to attend to, and the formula written out in plain loops to hold every other way against."""
 
 import math
-import os
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from itertools import accumulate, product
 
 import pytest
 import torch
+from hypothesis import strategies as st
 from torch import Tensor
 
 import attention_service.runtime  # noqa: F401  # it registers the passes that the cost model rehearses
 from attention_contract import positions, spec
 from attention_service.core.learned import learned_of
 from attention_service.core.types import Problem, Running
-
-os.environ.setdefault("KERAS_BACKEND", "torch")  # Keras reads it when it is imported
 
 SPECS = {
     "default": spec.AttentionSpec(),
@@ -303,6 +301,27 @@ def random_problem(
     return replace(problem, learned=learned | problem.learned)
 
 
+def drawn_masks() -> st.SearchStrategy[spec.Mask]:
+    """Any registered mask, and unions and intersections of them."""
+    reach, size = st.none() | st.integers(0, 12), st.integers(1, 7)
+    leaves = st.one_of(
+        st.builds(spec.Causal, align=st.sampled_from(["top_left", "bottom_right"])),
+        st.builds(spec.SlidingWindow, left=reach, right=reach),
+        st.builds(spec.GlobalTokens, positions=st.lists(st.integers(0, 20), min_size=1, max_size=5)),
+        st.builds(spec.PrefixLM, length=st.integers(0, 20)),
+        st.builds(spec.Block, size=size, neighbours=st.integers(0, 2)),
+        st.builds(spec.Strided, stride=size, local=reach),
+        st.builds(spec.FixedStride, stride=st.integers(4, 7), summary=st.integers(1, 4)),
+        st.builds(spec.RandomBlocks, size=size, count=st.integers(1, 4), seed=st.integers(0, 2**31 - 1)),
+        st.builds(spec.Documents, lengths=st.lists(st.integers(1, 9), min_size=1, max_size=4)),
+    )
+
+    def either(of: list[spec.Mask]) -> st.SearchStrategy[spec.Mask]:
+        return st.sampled_from([spec.AnyOf(of=of), spec.AllOf(of=of)])
+
+    return st.recursive(leaves, lambda inner: st.lists(inner, min_size=1, max_size=3).flatmap(either), max_leaves=5)
+
+
 @pytest.fixture(scope="session", autouse=True)
 def one_thread() -> Iterator[None]:
     """Problems here are tiny: threads would only wait for each other."""
@@ -322,16 +341,6 @@ def reference() -> Callable[[Problem], dict[str, Tensor]]:
     return attend_in_loops
 
 
-@pytest.fixture(scope="session")
-def definition() -> Callable[[spec.Mask, int, int, int, int], bool]:
-    return may_look
-
-
-@pytest.fixture(scope="session")
-def drawn_blocks() -> Callable[[int, int, int, int], list[int]]:
-    return draw
-
-
 @pytest.fixture(params=SPECS.values(), ids=SPECS)
 def every_spec(request: pytest.FixtureRequest) -> spec.AttentionSpec:
     return request.param
@@ -342,26 +351,22 @@ def every_mask(request: pytest.FixtureRequest) -> list[spec.Mask]:
     return request.param
 
 
+PAIRS = [
+    *((name, masks) for name in SPECS for masks in ("none", "several")),
+    *((name, masks) for masks in MASKS for name in ("default", "relative_bias, sigmoid")),
+]
+
+
+@pytest.fixture(params=dict.fromkeys(PAIRS), ids=", ".join)
+def every_spec_or_mask(request: pytest.FixtureRequest) -> spec.AttentionSpec:
+    """Every spec without masks and with several, and every mask with two specs."""
+    name, masks = request.param
+    return SPECS[name].model_copy(update={"masks": MASKS[masks]})
+
+
 @pytest.fixture(params=APPROXIMATIONS.values(), ids=APPROXIMATIONS)
 def every_approximation(request: pytest.FixtureRequest) -> spec.AttentionSpec:
     return request.param
-
-
-@pytest.fixture(scope="session")
-def approximations() -> dict[str, spec.AttentionSpec]:
-    return APPROXIMATIONS
-
-
-@pytest.fixture(scope="session")
-def covered() -> dict[str, set[str]]:
-    """Names of the parts that ``every_spec``, ``every_approximation`` and ``every_mask`` go through."""
-    return {
-        "score": {each.score.name for each in SPECS.values()},
-        "normalizer": {each.normalizer.name for each in SPECS.values()},
-        "position": {each.position.name for each in SPECS.values()},
-        "method": {each.method.name for each in [*SPECS.values(), *APPROXIMATIONS.values()]},
-        "mask": {mask.name for masks in MASKS.values() for mask in masks},
-    }
 
 
 class DoubledTorch:

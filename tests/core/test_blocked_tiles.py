@@ -6,7 +6,7 @@ from attention_contract.spec import AnyOf, AttentionSpec, Documents, Entmax15, S
 from attention_service.core.kernels.largest_tiles import MOST_CELLS, largest_tiles
 from attention_service.core.kernels.tiling import Tiling
 from attention_service.core.types import added_keys
-from attention_service.cost import Workload, gradient_peak_bytes
+from attention_service.cost import Workload
 
 SPECS = {
     "strips beside a band": AttentionSpec(masks=[Strided(stride=3)]),
@@ -32,9 +32,3 @@ def test_the_largest_tiles_lie_within_the_keys(name, keys):
             assert 0 <= min(starts) < max(stops) <= work.keys
             assert len(strip.spans) <= tile.spans
             assert strip.width <= tile.keys
-
-
-@pytest.mark.parametrize("name", SPECS)
-def test_what_gradients_need_beyond_what_is_gone_through_can_be_told(name):
-    work = Workload(1, 8, CELLS + 20, 1, 1, 2, 5, 8, past=20, spec=SPECS[name])
-    assert gradient_peak_bytes(work, "blocked") > work.keys * 7 * 8

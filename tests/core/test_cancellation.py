@@ -16,10 +16,6 @@ from attention_service.core.kernels import sliced
 from attention_service.core.types import Problem
 
 
-def test_a_checkpoint_outside_of_cancellable_work_does_nothing():
-    checkpoint()
-
-
 def test_a_checkpoint_raises_in_the_thread_of_the_work_alone():
     given_up, here = Cancellation(), []
     given_up.cancel()
@@ -50,7 +46,7 @@ CASES = {
 }
 
 
-@pytest.mark.parametrize("flops", [1.0, 3e4, 1e5])
+@pytest.mark.parametrize("flops", [1.0, 3e4])
 @pytest.mark.parametrize("case", CASES.values(), ids=CASES)
 def test_slices_give_the_numbers_and_gradients_of_one_call(rng, monkeypatch, case, flops):
     def run():

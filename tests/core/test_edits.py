@@ -9,7 +9,7 @@ from attention_contract.spec import AttentionSpec, Causal
 from attention_service.core import edits
 from attention_service.core.attention import attend, trace
 from attention_service.core.edits import AXES, BoundEdit
-from attention_service.core.types import Problem, Selection
+from attention_service.core.types import Problem
 
 TAPS = ("q", "k", "v", "scores", "capped_scores", "masked_scores", "weights", "context")
 PICKED = {"heads": (1, 0), "queries": (2,), "keys": (0, 3, 3)}
@@ -46,12 +46,6 @@ def test_an_edit_touches_its_part_and_nothing_else(tap, action, problem):
     assert not after["context"].equal(before["context"])
 
 
-@pytest.mark.parametrize("tap", TAPS)
-def test_an_edit_without_indices_touches_everything(tap, problem):
-    after = attend(problem, (tap,), edits=[BoundEdit(tap, set=0.5)]).taps[tap]
-    assert ((after == 0.5) | (after == -math.inf)).all()
-
-
 def test_a_value_is_put_in_the_order_of_the_indices():
     x = torch.zeros(2, 4, 3, 5)
     value = torch.arange(2 * 2 * 1 * 3.0).view(2, 2, 1, 3)
@@ -63,21 +57,6 @@ def test_a_value_is_put_in_the_order_of_the_indices():
                 expected[b, head, 2, key] = value[b, h, 0, j]
     assert after.equal(expected)
     assert x.count_nonzero() == 0
-
-
-def test_a_value_is_broadcast_and_takes_the_dtype_of_the_tap():
-    x = torch.zeros(2, 4, 3, 5, dtype=torch.bfloat16)
-    value = torch.arange(5, dtype=torch.float64)
-    after = edits.apply([BoundEdit("q", heads=(1,), value=value)], "q", x)
-    assert after.dtype == torch.bfloat16
-    assert after[:, 1].equal(value.bfloat16().expand(2, 3, 5))
-    assert after[:, [0, 2, 3]].count_nonzero() == 0
-
-
-def test_the_output_of_a_module_can_be_edited():
-    x = torch.ones(2, 3, 4)
-    after = edits.apply([BoundEdit("output", queries=(1,), set=0.0), BoundEdit("q", set=9.0)], "output", x)
-    assert after.sum((0, 2)).tolist() == [8, 0, 8]
 
 
 def test_patching_a_tap_with_its_own_value_changes_nothing(problem):
@@ -120,7 +99,7 @@ def test_a_row_that_sums_to_zero_stays_zero(problem):
 
 
 @pytest.mark.parametrize("tap", ["scores", "capped_scores", "masked_scores"])
-@pytest.mark.parametrize("action", [{"set": 50.0}, {"set": math.inf}, {"scale": 0.0}], ids=str)
+@pytest.mark.parametrize("action", [{"set": 50.0}, {"scale": 0.0}], ids=str)
 def test_edited_scores_stay_masked(tap, action, make_problem):
     float_mask = torch.zeros(5).index_fill(0, torch.tensor(1), -math.inf)
     problem = make_problem(spec=AttentionSpec(masks=[Causal()]), mask=float_mask, key_lengths=torch.tensor([4, 4]))
@@ -129,22 +108,7 @@ def test_edited_scores_stay_masked(tap, action, make_problem):
     after = attend(problem, ("masked_scores", "weights"), edits=[BoundEdit(tap, **action)]).taps
     assert (after["masked_scores"][forbidden] == -math.inf).all()
     assert (after["masked_scores"][~forbidden] > -math.inf).all()
-    if action.get("set") != math.inf:
-        assert after["weights"][forbidden].count_nonzero() == 0
-
-
-def test_hiding_every_key_by_an_edit_blinds_the_query(problem):
-    after = attend(problem, ("weights", "lse"), edits=[BoundEdit("masked_scores", queries=(2,), set=-math.inf)])
-    assert after.context[:, :, 2].count_nonzero() == 0
-    assert (after.taps["lse"][:, :, 2] == -math.inf).all()
-
-
-def test_taps_of_edited_attention_are_narrowed_too(problem):
-    edit = [BoundEdit("weights", keys=(0,), set=0.0)]
-    whole = attend(problem, TAPS, edits=edit).taps
-    part = attend(problem, TAPS, Selection(heads=(3,), queries=(1,)), edits=edit).taps
-    assert part["weights"].equal(whole["weights"][:, [3]][:, :, [1]])
-    assert part["k"].equal(whole["k"][:, [1]])
+    assert after["weights"][forbidden].count_nonzero() == 0
 
 
 def test_gradients_pass_by_what_was_edited(problem):

@@ -4,6 +4,7 @@ from dataclasses import replace
 
 import pytest
 import torch
+from tests.core.conftest import MASKS
 from torch.nn.attention.flex_attention import flex_attention
 
 from attention_contract.spec import AttentionSpec, Documents, Sigmoid, Softmax
@@ -24,24 +25,28 @@ REQUESTS = {
 warned = pytest.mark.filterwarnings("ignore:flex_attention called without torch.compile")
 
 
-@pytest.fixture(params=REQUESTS.values(), ids=REQUESTS)
-def asked(request):
-    return request.param
+PLAIN, CAPPED = {}, {"softcap": 0.7, "normalizer": Softmax(temperature=2.5)}
+CASES = [
+    *((masks, "past and offsets", PLAIN) for masks in MASKS),
+    *(("several", name, CAPPED) for name in REQUESTS),
+    ("none", "float mask", PLAIN),
+]
 
 
-def spec_of(masks, **more):
-    return AttentionSpec(masks=masks, **more)
+def case_of(make_problem, case, **more):
+    """The problem of a case; None if the kernel cannot do it."""
+    masks, request, options = case
+    spec = AttentionSpec(masks=MASKS[masks], **options)
+    if unsuitable("flex", spec, torch.float32, device="cuda"):
+        return None
+    return make_problem(queries=140, keys=160, width=16, value_width=16, spec=spec, **REQUESTS[request], **more)
 
 
 @warned
-@pytest.mark.parametrize(
-    "more", [{}, {"softcap": 0.7, "normalizer": Softmax(temperature=2.5)}], ids=["plain", "capped"]
-)
-def test_masks_and_scores_like_the_stages(every_mask, asked, more, make_problem):
-    spec = spec_of(every_mask, **more)
-    if unsuitable("flex", spec, torch.float32, device="cuda"):
+@pytest.mark.parametrize("case", CASES, ids=lambda case: f"{case[0]}-{case[1]}")
+def test_masks_and_scores_like_the_stages(case, make_problem):
+    if (problem := case_of(make_problem, case)) is None:
         return
-    problem = make_problem(queries=140, keys=160, width=16, value_width=16, spec=spec, **asked)
     found = flexed(problem, {"lse"}, flex_attention)
     expected = attend(problem, ("lse",), kernel="materialized")
     torch.testing.assert_close(found["context"], expected.context, rtol=0, atol=1e-5)
@@ -69,11 +74,9 @@ def test_what_it_cannot_do(spec, dtype, needs, reason):
 
 @pytest.mark.gpu
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")
-def test_the_compiled_kernel_and_its_gradient_on_a_gpu(every_mask, asked, make_problem):
-    problem = make_problem(
-        queries=140, keys=160, width=16, value_width=16, dtype=torch.float32, spec=spec_of(every_mask), **asked
-    )
-    if unsuitable("flex", problem.spec, torch.float32, device="cuda"):
+@pytest.mark.parametrize("case", CASES, ids=lambda case: f"{case[0]}-{case[1]}")
+def test_the_compiled_kernel_and_its_gradient_on_a_gpu(case, make_problem):
+    if (problem := case_of(make_problem, case, dtype=torch.float32)) is None:
         return
     moved = {name: x.cuda() for name, x in vars(problem).items() if isinstance(x, torch.Tensor)}
     on_gpu = replace(problem, **moved)

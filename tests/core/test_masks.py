@@ -1,12 +1,14 @@
 """Masks of positions, dense and counted, against their definitions."""
 
 import time
+from itertools import product
 
 import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from tests.cost.op_counting import count as count_operations
+from tests.core.conftest import MASKS as EVERY_MASK
+from tests.core.conftest import draw, drawn_masks, may_look
 
 from attention_contract.errors import InvalidRequest
 from attention_contract.spec import (
@@ -24,65 +26,22 @@ from attention_contract.spec import (
 )
 from attention_service.core.masks import allowed, allowed_pairs
 
-reach = st.none() | st.integers(0, 12)
-leaves = (
-    st.builds(Causal, align=st.sampled_from(["top_left", "bottom_right"]))
-    | st.builds(SlidingWindow, left=reach, right=reach)
-    | st.builds(GlobalTokens, positions=st.lists(st.integers(0, 20), min_size=1, max_size=5))
-    | st.builds(PrefixLM, length=st.integers(0, 20))
-    | st.builds(Block, size=st.integers(1, 7), neighbours=st.integers(0, 2))
-    | st.builds(Strided, stride=st.integers(1, 6), local=reach)
-    | st.builds(FixedStride, stride=st.integers(4, 7), summary=st.integers(1, 4))
-    | st.builds(RandomBlocks, size=st.integers(1, 5), count=st.integers(1, 4), seed=st.integers(0, 2**31 - 1))
-    | st.builds(Documents, lengths=st.lists(st.integers(1, 9), min_size=1, max_size=4))
-)
-
-
-def either(of):
-    return st.sampled_from([AnyOf(of=of), AllOf(of=of)])
-
-
-masks = st.recursive(leaves, lambda inner: st.lists(inner, min_size=1, max_size=3).flatmap(either), max_leaves=5)
-
 
 @pytest.mark.parametrize(
     ("queries", "keys", "past"), [(5, 6, 0), (6, 4, 0), (3, 9, 4), (1, 5, 4), (0, 3, 0), (3, 0, 0)]
 )
-@pytest.mark.parametrize("offsets", [None, 0, 2, -3, [0, 3]])
-def test_dense_masks_follow_their_definition(every_mask, queries, keys, past, offsets, definition):
-    given_offsets = None if offsets is None else torch.tensor(offsets)
-    mask = allowed(every_mask, queries, keys, past=past, offsets=given_offsets)
-    if not every_mask:
-        assert mask is None
-        return
-    batch = len(offsets) if isinstance(offsets, list) else 1
-    assert mask.shape == (batch, 1, queries, keys)
-    steps = offsets if isinstance(offsets, list) else [past if offsets is None else offsets]
+def test_dense_masks_follow_their_definition(every_mask, queries, keys, past):
     surplus = keys - past - queries
-    expected = [
-        [
-            [
-                [all(definition(m, i + o, j, surplus, keys) for m in every_mask) for j in range(keys)]
-                for i in range(queries)
-            ]
-        ]
-        for o in steps
-    ]
-    assert mask.equal(torch.tensor(expected, dtype=torch.bool).view(mask.shape))
-
-
-def test_chosen_rows_are_rows_of_the_whole(every_mask):
-    if not every_mask:
-        return
-    rows = torch.tensor([4, 0, 4])
-    whole = allowed(every_mask, 5, 7, past=1, offsets=torch.tensor([0, 2]))
-    assert allowed(every_mask, 5, 7, past=1, offsets=torch.tensor([0, 2]), rows=rows).equal(whole[:, :, rows])
-
-
-def test_both_alignments_agree_where_the_past_makes_up_the_difference():
-    top, bottom = ([Causal(align=align)] for align in ("top_left", "bottom_right"))
-    assert allowed(top, 3, 8, past=5).equal(allowed(bottom, 3, 8, past=5))
-    assert not allowed(top, 3, 8).equal(allowed(bottom, 3, 8))
+    for offsets in (None, 0, -3, [0, 3]):
+        mask = allowed(every_mask, queries, keys, past=past, offsets=None if offsets is None else torch.tensor(offsets))
+        if not every_mask:
+            assert mask is None
+            continue
+        starts = offsets if isinstance(offsets, list) else [past if offsets is None else offsets]
+        assert mask.shape == (len(starts), 1, queries, keys)
+        for b, i, j in product(range(len(starts)), range(queries), range(keys)):
+            expected = all(may_look(each, i + starts[b], j, surplus, keys) for each in every_mask)
+            assert bool(mask[b, 0, i, j]) == expected
 
 
 lengths = st.integers(0, 12) | st.integers(0, 150)
@@ -90,7 +49,7 @@ lengths = st.integers(0, 12) | st.integers(0, 150)
 
 @settings(deadline=None, max_examples=300)
 @given(
-    chosen=st.lists(masks, max_size=3),
+    chosen=st.lists(drawn_masks(), max_size=3),
     queries=lengths,
     new=lengths,
     past=st.integers(0, 6),
@@ -111,30 +70,6 @@ def test_a_million_tokens_are_counted_at_once():
     assert allowed_pairs([Causal(), SlidingWindow(left=left)], n, n) == (left + 1) * n - left * (left + 1) // 2
     assert 0 < allowed_pairs([Causal(), longformer], n, n) < n * (n + 1) // 2
     assert time.process_time() - start < 1
-
-
-def test_counts_larger_than_int64_are_exact():
-    assert allowed_pairs([Causal()], 10**12, 10**12) == 10**12 * (10**12 + 1) // 2
-
-
-@pytest.mark.parametrize(
-    "mask", [SlidingWindow(left=2**31 - 1, right=2**31 - 1), GlobalTokens(positions=[0, 2**31 - 1])]
-)
-def test_offsets_at_the_end_of_int64_do_not_wrap(mask):
-    for offset in (2**63 - 1, -(2**63)):
-        dense = allowed([mask], 3, 3, offsets=torch.tensor(offset))
-        assert (
-            int(dense.sum())
-            == allowed_pairs([mask], 3, 3, offset=offset)
-            == (0 if isinstance(mask, SlidingWindow) else 3)
-        )
-    near = allowed([mask], 3, 3)
-    assert int(near.sum()) == allowed_pairs([mask], 3, 3) == (9 if isinstance(mask, SlidingWindow) else 5)
-
-
-def test_masks_can_be_shaped_without_memory(every_mask):
-    mask = allowed(every_mask, 5, 7, offsets=torch.zeros(2, dtype=torch.int64, device="meta"), device="meta")
-    assert mask is None or (mask.is_meta and mask.shape == (2, 1, 5, 7))
 
 
 SPARSE = {
@@ -191,19 +126,19 @@ def test_what_takes_too_long_to_count_is_refused(chosen):
         allowed_pairs(chosen, 10**7, 10**7)
 
 
-@pytest.mark.parametrize("offset", [2**63 - 1, -(2**63), 2**61, -(2**61)])
-def test_offsets_far_away_are_counted_as_they_are_computed(every_mask, offset):
-    if every_mask:
-        dense = allowed(every_mask, 5, 7, offsets=torch.tensor(offset))
-        assert allowed_pairs(every_mask, 5, 7, offset=offset) == int(dense.sum())
+MOST = 2**31 - 1
+LARGEST = {
+    "block": [Block(size=MOST, neighbours=MOST)],
+    "strided": [Strided(stride=MOST)],
+    "fixed": [FixedStride(stride=MOST, summary=MOST)],
+}
 
 
-def test_the_largest_blocks_do_not_wrap():
-    most = 2**31 - 1
-    for mask in (Block(size=most, neighbours=most), Strided(stride=most), FixedStride(stride=most, summary=most)):
-        for offset in (0, most, -most, 2**61, -(2**61)):
-            dense = allowed([mask], 3, 3, offsets=torch.tensor(offset))
-            assert allowed_pairs([mask], 3, 3, offset=offset) == int(dense.sum())
+@pytest.mark.parametrize("chosen", [*EVERY_MASK.values(), *LARGEST.values()], ids=[*EVERY_MASK, *LARGEST])
+def test_offsets_far_away_are_counted_as_they_are_computed(chosen):
+    for offset in (0, 2**63 - 1, -(2**63), 2**61, -(2**61), MOST, -MOST):
+        dense = allowed(chosen, 5, 7, offsets=torch.tensor(offset))
+        assert dense is None or allowed_pairs(chosen, 5, 7, offset=offset) == int(dense.sum())
 
 
 @settings(deadline=None)
@@ -214,41 +149,11 @@ def test_the_largest_blocks_do_not_wrap():
     keys=st.integers(0, 30),
     offset=st.integers(-(2**40), 2**40),
 )
-def test_random_blocks_are_those_of_the_definition_and_none_twice(size, count, seed, keys, offset, drawn_blocks):
+def test_random_blocks_are_those_of_the_definition_and_none_twice(size, count, seed, keys, offset):
     mask = RandomBlocks(size=size, count=count, seed=seed)
     dense = allowed([mask], 4, keys, offsets=torch.tensor(offset))[0, 0]
     blocks = -(-keys // size)
     for i, row in enumerate(dense):
         seen = {j // size for j in row.nonzero().flatten().tolist()}
-        assert seen == set(drawn_blocks(seed, (i + offset) // size, blocks, count))
+        assert seen == set(draw(seed, (i + offset) // size, blocks, count))
         assert len(seen) == min(count, blocks)
-
-
-def test_draws_are_made_by_few_operations():
-    """Not one for each pair of draws, nor a matrix of pairs for each draw."""
-    mask = RandomBlocks(size=1, count=64)
-    _, counted = count_operations(lambda: allowed([mask], 256, 4096))
-    assert counted.operations < 300
-    assert counted.read + counted.written < 64 * 256 * 4096 / 2
-
-
-def test_random_blocks_stay_what_they_are(drawn_blocks):
-    assert [drawn_blocks(0, row, 100, 3) for row in (-1, 0, 1, 2**40)] == [
-        [48, 82, 85],
-        [19, 15, 42],
-        [55, 71, 5],
-        [67, 98, 97],
-    ]
-    means = torch.tensor([[float(block) for block in drawn_blocks(7, row, 64, 3)] for row in range(2000)]).mean(0)
-    assert means.sub(31.5).abs().max() < 2  # of a standard deviation of 18.5 / √2000 ≈ 0.4
-
-
-def test_neighbouring_documents_do_not_see_each_other_nor_what_is_before_them():
-    mask = Documents(lengths=[2, 1])
-    dense = allowed([mask], 6, 5, offsets=torch.tensor(-1))[0, 0].int().tolist()
-    assert dense == [[0] * 5, [1, 1, 0, 0, 0], [1, 1, 0, 0, 0], [0, 0, 1, 0, 0], [0, 0, 0, 1, 1], [0, 0, 0, 1, 1]]
-
-
-def test_a_prefix_of_nothing_is_causal_and_one_of_everything_dense():
-    assert allowed([PrefixLM(length=0)], 4, 6).equal(allowed([Causal()], 4, 6))
-    assert allowed([PrefixLM(length=6)], 4, 6).all()

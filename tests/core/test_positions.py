@@ -19,7 +19,6 @@ from attention_contract.positions import (
     Alibi,
     LearnedPosition,
     LinearScaling,
-    Llama3Scaling,
     LongRopeScaling,
     NtkScaling,
     RelativeBias,
@@ -30,50 +29,24 @@ from attention_contract.positions import (
 from attention_service.core.places import places_of
 from attention_service.core.positions import POSITIONS, Heads
 from attention_service.core.positions.frequencies import frequencies
-from attention_service.core.positions.score_biases import bucket_starts, slopes
-from attention_service.core.types import Widths
 
 DOUBLE = torch.float64
 SHORT, LONG = ([1 + step * c for c in range(16)] for step in (0.05, 1.5))
 SCALINGS = {
-    "none": (None, {"rope_type": "default"}),
-    "linear": (LinearScaling(factor=3.0), {"rope_type": "linear", "factor": 3.0}),
-    "dynamic": (NtkScaling(factor=2.5, original_max_position_embeddings=64), {"rope_type": "dynamic", "factor": 2.5}),
-    "llama3": (
-        Llama3Scaling(factor=8.0, low_freq_factor=1.0, high_freq_factor=4.0, original_max_position_embeddings=64),
-        {"rope_type": "llama3", "factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0},
-    ),
-    "llama3, other bounds": (
-        Llama3Scaling(factor=2.0, low_freq_factor=0.5, high_freq_factor=9.0, original_max_position_embeddings=64),
-        {"rope_type": "llama3", "factor": 2.0, "low_freq_factor": 0.5, "high_freq_factor": 9.0},
-    ),
-    "yarn": (YarnScaling(factor=4.0, original_max_position_embeddings=64), {"rope_type": "yarn", "factor": 4.0}),
-    "yarn, every option": (
-        YarnScaling(
-            factor=7.0, original_max_position_embeddings=64, beta_fast=9.0, beta_slow=2.0, attention_factor=1.25,
-            truncate=False,
-        ),
-        {
-            "rope_type": "yarn", "factor": 7.0, "beta_fast": 9.0, "beta_slow": 2.0, "attention_factor": 1.25,
-            "truncate": False,
-        },
-    ),
-    "longrope": (
-        LongRopeScaling(
-            short_factor=SHORT, long_factor=LONG, factor=4.0, original_max_position_embeddings=64
-        ),
-        {"rope_type": "longrope", "factor": 4.0},
-    ),
-    "longrope, attention factor": (
-        LongRopeScaling(
-            short_factor=SHORT, long_factor=LONG, factor=1.0, original_max_position_embeddings=64, attention_factor=1.5
-        ),
-        {"rope_type": "longrope", "factor": 1.0, "attention_factor": 1.5},
-    ),
-    "yarn, a step": (
-        YarnScaling(factor=2.0, original_max_position_embeddings=4), {"rope_type": "yarn", "factor": 2.0}
-    ),
+    "none": {"name": "default"},
+    "linear": {"name": "linear", "factor": 3.0},
+    "dynamic": {"name": "ntk", "factor": 2.5},
+    "llama3": {"name": "llama3", "factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0},
+    "llama3, other bounds": {"name": "llama3", "factor": 2.0, "low_freq_factor": 0.5, "high_freq_factor": 9.0},
+    "yarn": {"name": "yarn", "factor": 4.0},
+    "yarn, every option": {
+        "name": "yarn", "factor": 7.0, "beta_fast": 9.0, "beta_slow": 2.0, "attention_factor": 1.25, "truncate": False
+    },
+    "yarn, a step": {"name": "yarn", "factor": 2.0, "original_max_position_embeddings": 4},
+    "longrope": {"name": "longrope", "factor": 4.0},
+    "longrope, attention factor": {"name": "longrope", "factor": 1.0, "attention_factor": 1.5},
 }  # fmt: skip
+"""Options as Transformers calls them, too."""
 
 
 def normal(*shape, seed=0, dtype=DOUBLE):
@@ -93,22 +66,26 @@ def close(actual, expected, tolerance=1e-10):
 # ── rope ─────────────────────────────────────────────────────────────────────────────────────────────────────────────
 
 
-@pytest.mark.parametrize("theta", [10_000.0, 500_000.0])
-@pytest.mark.parametrize(("dim", "width"), [(32, 32), (8, 32), (2, 8)])
-@pytest.mark.parametrize("reach", [7, 64, 65, 300])
+@pytest.mark.parametrize(
+    ("dim", "width", "theta", "reach"),
+    [(32, 32, 10_000.0, 7), (32, 32, 500_000.0, 64), (8, 32, 10_000.0, 65), (2, 8, 10_000.0, 300)],
+)
 @pytest.mark.parametrize("name", SCALINGS)
 def test_frequencies_are_those_of_transformers(name, reach, dim, width, theta, doubled):
     doubled(modeling_rope_utils, modeling_llama)
-    scaling, told = SCALINGS[name]
+    options = dict(SCALINGS[name])
     if name == "dynamic" and dim == 2:
-        return  # refused: the exponent is dim / (dim − 2)
-    length = 64 if scaling is None or name == "linear" else scaling.original_max_position_embeddings
-    told = told | {"rope_theta": theta, "partial_rotary_factor": dim / width}
-    if told["rope_type"] in {"llama3", "yarn", "longrope"}:
-        told |= {"original_max_position_embeddings": length}
-    if told["rope_type"] == "longrope":
-        lists = {"short_factor": SHORT[: dim // 2], "long_factor": LONG[: dim // 2]}
-        scaling, told = scaling.model_copy(update=lists), told | lists
+        dim = 4  # of 2 it is refused: the exponent is dim / (dim − 2)
+    length = options.get("original_max_position_embeddings", 64)
+    if options["name"] not in {"default", "linear"}:
+        options["original_max_position_embeddings"] = length
+    if options["name"] == "longrope":
+        options |= {"short_factor": SHORT[: dim // 2], "long_factor": LONG[: dim // 2]}
+    scaling = None if name == "none" else options
+    kind = {"ntk": "dynamic"}.get(options["name"], options["name"])
+    told = options | {"rope_type": kind, "rope_theta": theta, "partial_rotary_factor": dim / width}
+    if kind in {"default", "linear", "dynamic"}:
+        told.pop("original_max_position_embeddings", None)
     config = LlamaConfig(
         hidden_size=4 * width, num_attention_heads=4, head_dim=width, max_position_embeddings=length,
         rope_parameters=told,
@@ -155,13 +132,6 @@ PLACES = torch.tensor([[0, 1, 5, 100_000], [3, 2, 1, 7]])
 
 def angles(dim, theta=10_000.0):
     return PLACES[..., None].double() * theta ** (-torch.arange(0, dim, 2, dtype=DOUBLE) / dim)
-
-
-def test_halves_turn_as_llama_turns_them():
-    x = normal(2, 3, 4, 8)
-    both = torch.cat([angles(8)] * 2, -1)
-    expected, _ = modeling_llama.apply_rotary_pos_emb(x, x, both.cos(), both.sin())
-    close(turned(Rope(), x, PLACES), expected)
 
 
 @pytest.mark.parametrize("dim", [8, 4])
@@ -212,15 +182,6 @@ def test_scores_depend_on_the_distance_alone(p, j, shift, style, dim, scaling):
     close(score(p, j), score(p + shift, j + shift))
 
 
-@pytest.mark.parametrize("style", ["half", "interleaved"])
-def test_a_turn_keeps_lengths_and_a_partial_one_leaves_the_rest(style):
-    x = normal(2, 3, 4, 8)
-    found = turned(Rope(style=style, dim=6), x, PLACES)
-    assert found[..., 6:].equal(x[..., 6:])
-    close(found.norm(dim=-1), x.norm(dim=-1))
-    close(turned(Rope(style=style), x, torch.zeros_like(PLACES)), x)
-
-
 # ── biases ───────────────────────────────────────────────────────────────────────────────────────────────────────────
 
 
@@ -228,7 +189,7 @@ def bias_of(options, queries, keys, heads, learned=None, picked=None):
     return POSITIONS.of(options).bias(queries, keys, Heads(heads, picked), learned or {}, DOUBLE)
 
 
-@pytest.mark.parametrize("heads", [1, 2, 3, 6, 8, 12, 16, 20, 32, 71, 112])
+@pytest.mark.parametrize("heads", [1, 3, 8, 12, 71])
 def test_slopes_are_those_of_bloom_and_mpt(heads, doubled):
     doubled(modeling_bloom, modeling_mpt)
     keys = torch.arange(5)[None]
@@ -239,24 +200,8 @@ def test_slopes_are_those_of_bloom_and_mpt(heads, doubled):
     close(last[0], modeling_mpt.build_mpt_alibi_tensor(heads, 5))
 
 
-def test_the_paper_s_slopes():
-    assert slopes(8) == tuple(2.0**-m for m in range(1, 9))
-    assert slopes(16)[:3] == pytest.approx((2**-0.5, 2**-1, 2**-1.5), abs=0)
-
-
-def test_alibi_is_a_penalty_on_the_distance_and_both_forms_agree_on_keys_behind():
-    places = torch.arange(6)[None]
-    found = bias_of(Alibi(), places, places, 2)
-    for head, slope in enumerate((2**-4, 2**-8)):
-        for i in range(6):
-            assert found[0, head, i].tolist() == [-slope * abs(i - j) for j in range(6)]
-    signed = bias_of(Alibi(symmetric=False), places, places, 2)
-    assert signed.tril().equal(found.tril())
-    assert signed.triu(1).equal(-found.triu(1))
-
-
 @pytest.mark.parametrize("bidirectional", [True, False])
-@pytest.mark.parametrize(("buckets", "furthest"), [(32, 128), (8, 20), (20, 800), (64, 256), (4, 5)])
+@pytest.mark.parametrize(("buckets", "furthest"), [(32, 128), (20, 800), (4, 5)])
 def test_a_relative_bias_is_that_of_t5(bidirectional, buckets, furthest):
     config = T5Config(
         d_model=8, d_kv=4, num_heads=3, is_decoder=not bidirectional, relative_attention_num_buckets=buckets,
@@ -268,36 +213,6 @@ def test_a_relative_bias_is_that_of_t5(bidirectional, buckets, furthest):
     given = places_of(5, 1000, past=0, offsets=torch.tensor(500))
     found = bias_of(options, given.queries, given.keys, 3, {"relative_bias.weight": table})
     close(found, layer.compute_bias(5, 1000, past_seen_tokens=500).detach())
-
-
-def test_a_bucket_begins_at_a_whole_number_exactly():
-    """32 buckets to 128, one direction: 16·8^(c/16) is whole at c = 16/3 of no bucket, 16·2^(c/4) at every fourth."""
-    assert bucket_starts(RelativeBias(num_buckets=32, max_distance=256, bidirectional=False))[15::4] == (
-        16,
-        32,
-        64,
-        128,
-    )
-
-
-@pytest.mark.parametrize(
-    "options", [Alibi(), Alibi(symmetric=False), RelativeBias(), RelativeBias(bidirectional=False)]
-)
-@settings(deadline=None, max_examples=25)
-@given(st.integers(-(10**6), 10**6))
-def test_a_bias_depends_on_the_distance_alone(options, shift):
-    queries, keys = torch.tensor([[3, 400, 0]]), torch.tensor([[0, 1, 5, 77]])
-    learned = {"relative_bias.weight": normal(32, 4)}
-    whole = bias_of(options, queries, keys, 4, learned)
-    assert bias_of(options, queries + shift, keys + shift, 4, learned).equal(whole)
-
-
-@pytest.mark.parametrize("options", [Alibi(), RelativeBias()])
-def test_a_bias_of_some_heads_is_theirs(options):
-    places = torch.arange(5)[None]
-    learned = {"relative_bias.weight": normal(32, 6)}
-    whole = bias_of(options, places, places, 6, learned)
-    assert bias_of(options, places[:, 1:3], places[:, 2:], 6, learned, (4, 0, 4)).equal(whole[:, [4, 0, 4], 1:3, 2:])
 
 
 # ── added to the inputs ──────────────────────────────────────────────────────────────────────────────────────────────
@@ -326,12 +241,6 @@ def test_a_table_gives_a_row_for_each_place():
     close(position.added(by_head, places, learned), by_head + table[[5, 0, 3]])
 
 
-def test_a_table_is_as_wide_as_what_it_is_added_to():
-    position = POSITIONS.of(LearnedPosition(length=6))
-    assert position.learned(Widths(2, 1, 4, 5))["position.weight"].shape == (6, 4)
-    assert position.learned(Widths(2, 1, 4, 5, d_model=8))["position.weight"].shape == (6, 8)
-
-
 # ── places ───────────────────────────────────────────────────────────────────────────────────────────────────────────
 
 
@@ -345,10 +254,7 @@ def test_places_count_the_past_and_offsets_move_the_queries_alone():
     assert moved.queries[:2].tolist() == [[0, 1], [-7, -6]]
     assert moved.keys.tolist() == [[0, 1, 2, 3, 4]]
     assert moved.reach[:2].tolist() == [[5], [5]]
-
-
-def test_positions_are_those_of_the_new_tokens():
-    given = places_of(2, 2, past=1, positions=torch.tensor([[4, 9], [0, 0]]))
-    assert given.queries.tolist() == [[4, 9], [0, 0]]
-    assert given.keys.tolist() == [[0, 4, 9], [0, 0, 0]]
-    assert given.reach.tolist() == [[10], [1]]
+    told = places_of(2, 2, past=1, positions=torch.tensor([[4, 9], [0, 0]]))
+    assert told.queries.tolist() == [[4, 9], [0, 0]]
+    assert told.keys.tolist() == [[0, 4, 9], [0, 0, 0]]
+    assert told.reach.tolist() == [[10], [1]]

@@ -1,23 +1,17 @@
 """What becomes of queries and keys before they meet: encoded, normed, turned, put behind the past."""
 
-from dataclasses import replace
-
 import pytest
 import torch
 
 from attention_contract.positions import (
     Alibi,
     LearnedPosition,
-    LinearScaling,
-    Llama3Scaling,
-    LongRopeScaling,
     NoPosition,
     NtkScaling,
     QKNorm,
     RelativeBias,
     Rope,
     Sinusoidal,
-    YarnScaling,
 )
 from attention_contract.schemas.modules import Biases
 from attention_contract.spec import AttentionSpec, Causal
@@ -25,11 +19,9 @@ from attention_service.core import qk_norm
 from attention_service.core.attention import attend
 from attention_service.core.multihead import Sizes, project
 from attention_service.core.pair_bias import pair_bias
-from attention_service.core.positions import POSITIONS, score_biases
-from attention_service.core.positions.score_biases import bucket_starts
+from attention_service.core.positions import POSITIONS
 from attention_service.core.preparing import prepare
-from attention_service.core.stages import stages
-from attention_service.core.types import Selection, Widths
+from attention_service.core.types import Widths
 
 HEADS, KV_HEADS, HEAD, WIDTH, TOKENS = 4, 2, 8, 12, 7
 POSITION = {
@@ -38,20 +30,9 @@ POSITION = {
     "learned": LearnedPosition(length=16),
     "rope": Rope(),
     "rope, interleaved": Rope(style="interleaved", dim=4),
-    "rope, linear": Rope(scaling=LinearScaling(factor=2.0)),
-    "rope, ntk": Rope(scaling=NtkScaling(factor=2.0)),
     "rope, dynamic": Rope(scaling=NtkScaling(factor=2.0, original_max_position_embeddings=16)),
-    "rope, llama3": Rope(scaling=Llama3Scaling(factor=8.0, original_max_position_embeddings=16)),
-    "rope, yarn": Rope(scaling=YarnScaling(factor=4.0, original_max_position_embeddings=16)),
-    "rope, longrope": Rope(
-        scaling=LongRopeScaling(
-            short_factor=[1.0, 2.0, 3.0, 4.0], long_factor=[9.0] * 4, factor=4.0, original_max_position_embeddings=16
-        )
-    ),
     "alibi": Alibi(),
-    "alibi, signed": Alibi(symmetric=False),
     "relative_bias": RelativeBias(num_buckets=8, max_distance=6),
-    "relative_bias, one way": RelativeBias(num_buckets=8, max_distance=6, bidirectional=False),
 }
 NORMS = {"no norm": None, "by head": QKNorm(), "over all": QKNorm(over="all_heads", unit_offset=True, eps=0.1)}
 SIZES = Sizes(WIDTH, HEADS, KV_HEADS, HEAD, HEAD, WIDTH, WIDTH, Biases())
@@ -127,17 +108,6 @@ def test_a_past_and_the_rest_are_the_whole(case):
     close(torch.cat([context(first), context(rest)], 2), context(whole))
 
 
-def test_positions_that_say_what_offsets_say_change_nothing(case):
-    tensors = part(case.tensors(), slice(0, 3))
-    past = {"past_key": normal(2, KV_HEADS, 4, HEAD, seed=5), "past_value": normal(2, KV_HEADS, 4, HEAD, seed=6)}
-    plain = case.prepared(tensors | past)
-    for same in ({"offsets": torch.tensor([4, 4])}, {"positions": torch.tensor([[4, 5, 6]] * 2)}):
-        other = case.prepared(tensors | past | same)
-        close(other.q, plain.q)
-        close(other.k, plain.k)
-        close(context(other), context(plain))
-
-
 def test_sequences_at_different_places_are_as_each_by_itself(case):
     tensors = case.tensors()
     places = torch.tensor([[0, 1, 2, 3, 4, 5, 6], [0, 0, 1, 1, 7, 9, 15]])
@@ -145,18 +115,6 @@ def test_sequences_at_different_places_are_as_each_by_itself(case):
     for row in range(2):
         alone = {name: x[row : row + 1] for name, x in tensors.items()} | {"positions": places[row : row + 1]}
         close(both[row : row + 1], context(case.prepared(alone)))
-
-
-def test_one_tensor_in_every_role_is_as_three(kind):
-    spec = AttentionSpec(position=Sinusoidal(), qk_norm=QKNorm())
-    case = Case(spec, "module")
-    tensors = case.tensors()
-    x = tensors["query"]
-    for offsets in ({}, {"offsets": torch.tensor([3, 1])}):
-        apart = {"query": x, "key": x.clone(), "value": x.clone()}
-        one, three = case.prepared(tensors | offsets), case.prepared(apart | offsets)
-        close(torch.cat([one.q, one.k.repeat(1, 2, 1, 1), one.v.repeat(1, 2, 1, 1)], 1),
-              torch.cat([three.q, three.k.repeat(1, 2, 1, 1), three.v.repeat(1, 2, 1, 1)], 1))  # fmt: skip
 
 
 def test_an_encoding_is_added_to_every_input_of_a_module_and_to_raw_queries_and_keys_alone():
@@ -177,14 +135,6 @@ def test_an_encoding_is_added_to_every_input_of_a_module_and_to_raw_queries_and_
     close(moved.q[1], tensors["query"][1] + table[9:])
     close(moved.k, tensors["key"] + table[:TOKENS])
     assert moved.v is tensors["value"]
-
-
-def test_queries_and_keys_are_normed_before_they_are_turned():
-    case = Case(AttentionSpec(position=Rope(), qk_norm=QKNorm()), "raw")
-    case.parameters["q_norm.weight"] = case.parameters["k_norm.weight"] = torch.full((HEAD,), 2.0)
-    problem = case.prepared(case.tensors())
-    for x in (problem.q, problem.k):
-        torch.testing.assert_close(x.norm(dim=-1), torch.full(x.shape[:3], 2 * HEAD**0.5).double(), rtol=1e-5, atol=0)
 
 
 @pytest.mark.parametrize("over", ["head", "all_heads"])
@@ -210,25 +160,6 @@ def test_gradients_reach_inputs_and_learned_tensors(case):
 
 
 @pytest.mark.parametrize("name", ["alibi", "relative_bias"])
-def test_tiles_of_a_bias_make_up_the_whole(name):
-    case = Case(AttentionSpec(position=POSITION[name]), "raw")
-    past = {"past_key": normal(2, KV_HEADS, 4, HEAD, seed=5), "past_value": normal(2, KV_HEADS, 4, HEAD, seed=6)}
-    problem = case.prepared(case.tensors() | past | {"positions": torch.tensor([[4, 5, 6, 7, 8, 9, 3]] * 2)})
-    bias = pair_bias(problem, torch.float32)
-    whole = bias.tile()
-    assert whole.shape == (2, HEADS, TOKENS, TOKENS + 4)
-    assert whole.dtype == torch.float32
-    rows = [
-        torch.cat([bias.tile(row, slice(0, 5)), bias.tile(row, slice(5, None))], 3) for row in ([0, 1, 2], slice(3, 7))
-    ]
-    assert torch.cat(rows, 2).equal(whole)
-    assert bias.tile([6], heads=(3, 1)).equal(whole[:, [3, 1], 6:])
-    seen = attend(replace(problem, positions=None), ("scores", "masked_scores"), kernel="materialized").taps
-    plain = pair_bias(replace(problem, positions=None), torch.float64).tile()
-    close(seen["masked_scores"] - seen["scores"], plain.expand_as(seen["scores"]))
-
-
-@pytest.mark.parametrize("name", ["alibi", "relative_bias"])
 def test_keys_that_the_spec_adds_have_no_bias(name):
     plain = AttentionSpec(position=POSITION[name])
     case = Case(plain.model_copy(update={"add_zero_attn": True}), "raw")
@@ -240,28 +171,3 @@ def test_keys_that_the_spec_adds_have_no_bias(name):
     assert whole[..., :-1].equal(pair_bias(Case(plain, "raw").prepared(case.tensors()), torch.float64).tile())
     assert bias.tile(keys=slice(5, 8)).equal(whole[..., 5:])
     assert bias.tile(keys=[7, 0]).equal(whole[..., [7, 0]])
-
-
-def test_the_starts_of_the_most_buckets_are_found_in_no_time():
-    starts = bucket_starts(RelativeBias(num_buckets=1024, max_distance=2**31 - 1, bidirectional=False))
-    assert len(starts) == 1023
-    assert list(starts) == sorted(starts)
-    assert starts[-1] < 2**31 - 1
-
-
-def test_a_selection_makes_the_bias_of_its_own_heads_and_queries_alone(monkeypatch):
-    made = []
-    bias = score_biases.Alibi.bias
-
-    def noted(self, *given):
-        made.append(bias(self, *given))
-        return made[-1]
-
-    monkeypatch.setattr(score_biases.Alibi, "bias", noted)
-    case = Case(AttentionSpec(position=Alibi()), "raw")
-    problem = case.prepared(case.tensors())
-    whole = attend(problem, ("masked_scores",), kernel="materialized").taps["masked_scores"]
-    assert made.pop().shape == (1, HEADS, TOKENS, TOKENS)
-    taps = dict(stages(problem, ("masked_scores",), selection=Selection(heads=(3, 1), queries=(5,))))
-    assert [each.shape for each in made] == [(1, 2, 1, TOKENS)]
-    close(taps["masked_scores"], whole[:, [3, 1], 5:6])

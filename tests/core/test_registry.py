@@ -3,6 +3,7 @@
 from typing import get_args
 
 import pytest
+from tests.core.conftest import APPROXIMATIONS, MASKS, SPECS
 
 from attention_contract import spec
 from attention_service.core.registry import Registry, variants
@@ -38,8 +39,12 @@ def test_every_entry_states_its_facts(entry):
 
 
 @pytest.mark.parametrize("kind", UNIONS)
-def test_the_tests_of_kernels_go_through_every_entry(kind, covered):
-    assert covered[kind] == {entry.name for entry in variants() if entry.kind == kind}
+def test_the_tests_of_kernels_go_through_every_entry(kind):
+    if kind == "mask":
+        covered = {mask.name for masks in MASKS.values() for mask in masks}
+    else:
+        covered = {getattr(each, kind).name for each in [*SPECS.values(), *APPROXIMATIONS.values()]}
+    assert covered == {entry.name for entry in variants() if entry.kind == kind}
 
 
 def test_a_name_is_registered_once():

@@ -1,14 +1,14 @@
-"""Every score against a library that knows it, in float64, and its gradients."""
+"""Every score against its definition, in float64, its gradients and its limits."""
 
 import pytest
 import torch
-from scipy.spatial.distance import cdist
-from torch.nn.functional import bilinear, cosine_similarity, linear
+from tests.core.conftest import scored
+from torch.nn.functional import cosine_similarity
 
 from attention_contract import spec
 from attention_service.core import additive
 from attention_service.core.learned import learned_of
-from attention_service.core.scores import SCORES, Product
+from attention_service.core.scores import SCORES
 from attention_service.core.types import Widths
 
 OPTIONS = [
@@ -43,59 +43,17 @@ def inputs(options):
     return q, k, drawn
 
 
-def by_a_library(options, q, k, learned, head):
-    """The scores ``[Q, K]`` of one head, by a library's function of that name."""
-    match options:
-        case spec.Dot():
-            return torch.tensordot(q, k, dims=([1], [1]))
-        case spec.ScaledDot():
-            return torch.baddbmm(torch.zeros(1, len(q), len(k)).double(), q[None], k.T[None], alpha=q.shape[1] ** -0.5)[
-                0
-            ]
-        case spec.Bilinear():
-            pairs = torch.cartesian_prod(torch.arange(len(q)), torch.arange(len(k)))
-            weight = learned["score.weight"][head][None]
-            return bilinear(q[pairs[:, 0]], k[pairs[:, 1]], weight).view(len(q), len(k))
-        case spec.Additive():
-            from keras.layers import AdditiveAttention
-
-            into, of_keys = linear(q, learned["score.query_weight"][head]), linear(k, learned["score.key_weight"][head])
-            layer = AdditiveAttention(use_scale=True, dtype="float64")
-            layer.build([(1, *into.shape), (1, *of_keys.shape), (1, *of_keys.shape)])
-            layer.scale.assign(learned["score.v"][head].numpy())
-            return torch.as_tensor(layer._calculate_scores(into[None], of_keys[None])[0].detach())
-        case spec.Gaussian(sigma=sigma):
-            sigma = learned["score.sigma"][head].item() if sigma == "learned" else sigma
-            return torch.from_numpy(cdist(q.numpy(), k.numpy(), "sqeuclidean")) / (-2 * sigma**2)
-        case spec.Cosine(scale=scale):
-            scale = learned["score.scale"][head].item() if scale == "learned" else scale
-            return cosine_similarity(q[:, None], k[None], dim=-1) * scale
-    raise AssertionError(options)
-
-
-def test_scores_are_what_a_library_computes(options, inputs, monkeypatch):
+def test_scores_are_those_of_the_definition(options, inputs, monkeypatch):
     q, k, learned = inputs
-    expected = torch.stack(
-        [
-            torch.stack([by_a_library(options, q[b, h], k[b, h // 2], learned, h) for h in range(HEADS)])
-            for b in range(BATCH)
-        ]
-    )
+    expected = torch.empty(BATCH, HEADS, QUERIES, KEYS, dtype=torch.float64)
+    for b, h, i, j in torch.cartesian_prod(*map(torch.arange, expected.shape)).tolist():
+        expected[b, h, i, j] = scored(options, q[b, h, i].tolist(), k[b, h // 2, j].tolist(), learned, h)
     for block in (2**20, 100, 7):  # elements of a hidden layer held at a time, down to less than one pair's
         monkeypatch.setattr(additive, "BLOCK", block)
         found = SCORES.of(options).scores(q, k, learned)
         torch.testing.assert_close(found, expected, rtol=0, atol=1e-10)
     single = SCORES.of(options).scores(q.float(), k.float(), {n: x.float() for n, x in learned.items()})
     torch.testing.assert_close(single.double(), expected, rtol=1e-5, atol=1e-5)
-
-
-def test_factors_of_a_product_multiply_to_the_score(options, inputs):
-    score = SCORES.of(options)
-    assert isinstance(score, Product) == (options.name != "additive")
-    if isinstance(score, Product):
-        left, right, factor = score.factors(*inputs)
-        product = torch.einsum("bhqw,bhkw->bhqk", left, right.repeat_interleave(HEADS // KV_HEADS, 1)) * factor
-        torch.testing.assert_close(product, score.scores(*inputs), rtol=0, atol=1e-10)
 
 
 def test_gradients_and_their_gradients_with_respect_to_all_that_goes_in(options, inputs, monkeypatch):
@@ -146,38 +104,6 @@ def test_a_gaussian_score_tells_near_points_apart_far_from_zero():
     torch.testing.assert_close(scores.double(), exact, rtol=1e-5, atol=1e-6)
 
 
-def test_a_gaussian_score_minds_only_its_own_points():
-    q = torch.ones(1, 1, 2, 3)
-    k = torch.ones(1, 1, 3, 3).index_fill(2, torch.tensor([2]), torch.nan)
-    scores = SCORES.of(spec.Gaussian()).scores(q, k, {})
-    assert scores[..., :2].abs().max() == 0
-    assert scores[..., 2].isnan().all()
-
-
-def test_the_hidden_layer_is_never_held_whole():
-    """A meta tensor that records how large the largest intermediate is."""
-    from torch.utils._python_dispatch import TorchDispatchMode
-
-    largest = 0
-
-    class Watch(TorchDispatchMode):
-        def __torch_dispatch__(self, function, types, args=(), kwargs=None):
-            nonlocal largest
-            result = function(*args, **(kwargs or {}))
-            for x in result if isinstance(result, list | tuple) else [result]:
-                largest = max(largest, x.numel() if isinstance(x, torch.Tensor) else 0)
-            return result
-
-    n, hidden = 512, 64
-    a = torch.zeros(1, 2, n, hidden, requires_grad=True)
-    c = torch.zeros(1, 2, n, hidden, requires_grad=True)
-    v = torch.zeros(2, hidden, requires_grad=True)
-    with Watch():
-        scores = additive.additive_scores(a, c, v)
-        torch.autograd.grad(scores, (a, c, v), torch.ones_like(scores))
-    assert 2 * n * n <= largest <= additive.BLOCK < 2 * n * n * hidden
-
-
 @pytest.mark.parametrize("size", [1e-38, 1e-22, 1e20, 1e38])
 def test_a_cosine_and_its_gradient_do_not_depend_on_how_long_vectors_are(size):
     generator = torch.Generator().manual_seed(1)
@@ -192,6 +118,14 @@ def test_a_cosine_and_its_gradient_do_not_depend_on_how_long_vectors_are(size):
     exact = cosine_similarity(q.double()[..., None, :], k.double()[..., None, :, :], dim=-1)
     assert found[1].double().sub(exact).abs().max() < 1e-6
     assert (gradients[1] - gradients[0]).abs().max() < 1e-5
+
+
+def test_a_gaussian_score_minds_only_its_own_points():
+    q = torch.ones(1, 1, 2, 3)
+    k = torch.ones(1, 1, 3, 3).index_fill(2, torch.tensor([2]), torch.nan)
+    scores = SCORES.of(spec.Gaussian()).scores(q, k, {})
+    assert scores[..., :2].abs().max() == 0
+    assert scores[..., 2].isnan().all()
 
 
 def test_a_gaussian_score_that_overflows_for_every_key_is_no_number():

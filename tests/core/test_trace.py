@@ -7,8 +7,7 @@ import pytest
 import torch
 
 from attention_contract.spec import AttentionSpec, Causal, SlidingWindow, Softmax
-from attention_service.core.attention import attend, trace
-from attention_service.core.kernels import KERNELS, unsuitable
+from attention_service.core.attention import trace
 
 TAPS = ("q", "k", "v", "scores", "capped_scores", "masked_scores", "weights", "context")
 SPECS = {
@@ -18,7 +17,6 @@ SPECS = {
     "temperature": AttentionSpec(normalizer=Softmax(temperature=0.7)),
     "blind queries": AttentionSpec(masks=[SlidingWindow(left=0, right=0), Causal()]),
 }
-HERE = [entry.name for entry in KERNELS if not unsuitable(entry.name, AttentionSpec(), torch.float64)]
 
 
 @pytest.fixture(params=SPECS.values(), ids=SPECS)
@@ -28,16 +26,6 @@ def spec(request):
 
 def upstream_of(context):
     return torch.randn(context.shape, generator=torch.Generator().manual_seed(7), dtype=context.dtype)
-
-
-def test_it_holds_every_tap_whole(every_spec, every_mask, make_problem):
-    problem = make_problem(spec=every_spec.model_copy(update={"masks": every_mask}))
-    nodes = trace(problem)
-    assert tuple(nodes) == TAPS
-    assert len({id(node) for node in nodes.values()}) == len(TAPS)
-    taps = attend(problem, TAPS, kernel="materialized").taps
-    for name in TAPS:
-        assert nodes[name].equal(taps[name])
 
 
 def test_the_closed_forms(spec, make_problem):
@@ -85,16 +73,6 @@ def test_forbidden_scores_and_blind_queries_have_gradient_zero(make_problem):
         assert gradient.isfinite().all()
 
 
-def test_nodes_differ_where_nothing_happens_between_them(make_problem):
-    """Without softcap and masks three taps are equal; each still has its own gradient."""
-    nodes = trace(make_problem())
-    context = nodes["context"]
-    stages = [nodes[name] for name in ("scores", "capped_scores", "masked_scores")]
-    first, *others = torch.autograd.grad(context, stages, upstream_of(context))
-    assert first.count_nonzero() > 0
-    assert all(other.equal(first) for other in others)
-
-
 def test_it_leads_to_tensors_that_ask_for_a_gradient_and_leaves_others_alone(make_problem):
     problem = make_problem()
     weight = torch.ones((), dtype=torch.float64, requires_grad=True)
@@ -102,33 +80,3 @@ def test_it_leads_to_tensors_that_ask_for_a_gradient_and_leaves_others_alone(mak
     assert torch.autograd.grad(nodes["context"].sum(), weight)[0].isfinite()
     assert not problem.k.requires_grad
     assert nodes["k"].requires_grad
-
-
-@pytest.mark.parametrize("kernel", HERE)
-@pytest.mark.parametrize("request_masks", ["none", "float mask", "lengths"])
-def test_gradcheck(kernel, spec, request_masks, make_problem):
-    if kernel == "fused" and spec.softcap is not None:
-        pytest.skip("the fused kernel has no softcap")
-    mask = torch.randn(3, 4, generator=torch.Generator().manual_seed(3), dtype=torch.float64)
-    mask[1] = -math.inf  # a query that may look nowhere
-    more = {"key_lengths": torch.tensor([3, 0])} if request_masks == "lengths" else {}
-    problem = make_problem(queries=3, keys=4, spec=spec, **more)
-    leaves = [problem.q, problem.k, problem.v]
-
-    def context(q, k, v, bias=None):
-        # Infinities cannot be moved by a small step, so they stand beside the mask that is differentiated.
-        total = None if bias is None else torch.where(mask == -math.inf, mask, bias)
-        return attend(replace(problem, q=q, k=k, v=v, mask=total), kernel=kernel).context
-
-    if request_masks == "float mask":
-        leaves.append(mask.nan_to_num(neginf=0))
-    assert torch.autograd.gradcheck(context, [leaf.requires_grad_() for leaf in leaves])
-
-
-def test_gradients_of_gradients(spec, make_problem):
-    problem = make_problem(batch=1, queries=3, keys=3, spec=spec)
-
-    def context(q, k, v):
-        return attend(replace(problem, q=q, k=k, v=v), kernel="materialized").context
-
-    assert torch.autograd.gradgradcheck(context, [x.requires_grad_() for x in (problem.q, problem.k, problem.v)])

@@ -74,30 +74,3 @@ def _undisturbed() -> Iterator[None]:
     finally:
         gc.enable()
         torch.set_num_threads(threads)
-
-
-def held_at_peak(run: Run) -> list[tuple[int, str]]:
-    """What one run holds when it holds most: bytes, and the operations in which they were allocated, outermost last."""
-    with _undisturbed(), profile(activities=[ProfilerActivity.CPU], profile_memory=True) as profiler:
-        run()
-    held: dict[int, tuple[int, str]] = {}
-    now = most = 0
-    at_peak: list[tuple[int, str]] = []
-    for _, pointer, size, name in sorted(_changes(profiler.profiler.kineto_results.experimental_event_tree(), ())):
-        now += size
-        if size > 0:
-            held[pointer] = size, name
-        else:
-            held.pop(pointer, None)
-        if now > most:
-            most, at_peak = now, [*held.values()]
-    return at_peak
-
-
-def _changes(events: Sequence[object], within: tuple[str, ...]) -> Iterator[tuple[int, int, int, str]]:
-    """When, where and of how many bytes memory was taken or given back."""
-    for event in events:
-        fields = event.extra_fields
-        if hasattr(fields, "alloc_size"):
-            yield event.start_time_ns, fields.ptr, fields.alloc_size, " < ".join(reversed(within))
-        yield from _changes(event.children, (*within, event.name))

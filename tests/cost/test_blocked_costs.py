@@ -5,7 +5,6 @@ from time import process_time
 
 import pytest
 import torch
-from torch.profiler import ProfilerActivity, profile
 
 from attention_contract.spec import (
     AnyOf,
@@ -13,29 +12,21 @@ from attention_contract.spec import (
     Causal,
     Entmax15,
     GlobalTokens,
-    RandomBlocks,
     SlidingWindow,
     Strided,
 )
-from attention_service.core.attention import attend
 from attention_service.core.kernels import fused_blocks, tiling
 from attention_service.core.kernels import touched as counted
 from attention_service.core.kernels.blocked import _blocks
 from attention_service.core.kernels.tiling import Tiling
-from attention_service.core.kernels.touched import by_fused
-from attention_service.core.types import Problem
 from attention_service.cost import (
     Rates,
     Roofline,
     Workload,
-    executed_backward_flops,
-    executed_flops,
-    flops,
     gradient_peak_bytes,
     growth,
     memory_order,
     peak_bytes,
-    predicted_seconds,
     time_order,
     touched,
 )
@@ -70,7 +61,7 @@ def test_tiles_are_counted_as_the_kernel_cuts_them(more, every_mask, monkeypatch
     assert found.widest == max(sum(widths) for _, _, widths in done) or not every_mask
 
 
-@pytest.mark.parametrize("real", [1, 7, 8, 18, 19])
+@pytest.mark.parametrize("real", [1, 8, 18])
 def test_padding_of_all_sequences_is_not_counted(real, every_mask, monkeypatch, make_problem):
     monkeypatch.setattr(tiling, "TILING", Tiling(8, 8, 2, 2**8))
     problem = make_problem(batch=3, queries=21, keys=19, spec=AttentionSpec(masks=every_mask))
@@ -100,43 +91,6 @@ def test_beyond_counting_the_estimate_is_near_and_quick(spec, monkeypatch):
     assert 0 < largest.pairs <= 2**62
 
 
-@pytest.mark.parametrize(
-    ("masks", "length", "taken"),
-    [
-        ([Causal(), SlidingWindow(left=512)], 2**20, True),
-        ([SlidingWindow(left=2**15, right=0)], 2**20, False),
-        ([Strided(stride=1000)], 2**20, False),
-        ([Strided(stride=64)], 2**13, True),
-        ([], 2**10, False),
-    ],
-    ids=str,
-)
-def test_the_fused_kernel_takes_blocks_that_look_at_few_keys(masks, length, taken):
-    spec = AttentionSpec(masks=masks)
-    assert by_fused(replace(RAW, queries=length, keys=length, spec=spec)) == taken
-    for more in ({"softcap": 5.0}, {"normalizer": Entmax15()}):
-        other = spec.model_copy(update=more)
-        assert not by_fused(replace(RAW, queries=length, keys=length, spec=other))
-
-
-def test_masks_that_take_too_long_to_count_are_sampled():
-    masks = [AnyOf(of=[SlidingWindow(left=512, right=0), RandomBlocks(size=64, count=3)])]
-    work = replace(RAW, queries=2**24, keys=2**24, spec=AttentionSpec(masks=masks))
-    started = process_time()
-    width = touched(work).pairs / work.queries
-    assert process_time() - started < 1
-    assert 512 + 256 < width < 60 * 1024, "of 16 million"
-
-
-def test_flops_are_those_of_the_tiles():
-    work = replace(RAW, spec=WINDOW)
-    dense, share = flops(work, masked=False), touched(work).pairs / work.pairs
-    assert executed_flops(work, "blocked") == pytest.approx(dense.total * share)
-    assert flops(work, masked=True).total < executed_flops(work, "blocked") < 2 * flops(work, masked=True).total
-    assert executed_flops(work, "fused") == executed_flops(work, "materialized") == dense.total
-    assert 2 * executed_flops(work, "blocked") < executed_backward_flops(work, "blocked")
-
-
 def test_a_window_grows_as_a_window():
     lengths = [2**12, 2**15, 2**16]
     for spec, order in ((WINDOW, "O(n·w·d)"), (LONGFORMER, "O(n·(w + g)·d)")):
@@ -154,15 +108,8 @@ def test_a_window_grows_as_a_window():
     assert memory_order(tapped, "length", "blocked") == "O(h·n² + n·d)"
 
 
-def test_the_peak_does_not_grow_with_the_pairs():
-    short, long = (replace(RAW, queries=n, keys=n, spec=WINDOW) for n in (2**17, 2**18))
-    assert peak_bytes(long, "blocked") / peak_bytes(short, "blocked") < 2.01
-    assert gradient_peak_bytes(long, "blocked") < 2**30 < peak_bytes(long, "fused")
-
-
 @pytest.mark.parametrize("told", [peak_bytes, gradient_peak_bytes])
-@pytest.mark.parametrize("length", [2**17 - 1, 2**17, 10**6])
-@pytest.mark.parametrize("past", [0, 70_000])
+@pytest.mark.parametrize(("length", "past"), [(2**17 - 1, 0), (2**17, 70_000), (10**6, 0)])
 def test_what_is_too_long_to_go_through_needs_as_much_for_a_token(told, length, past):
     short, long = (replace(RAW, queries=n, keys=n + past, past=past, spec=WINDOW) for n in (2**14, length))
     tokens = [2 * each.queries + 3 * each.keys for each in (short, long)]
@@ -197,28 +144,3 @@ def test_a_kernel_that_does_not_fit_is_passed_over():
     assert choose_kernel(work, "float32", slow, None, materialized) == "materialized"
     assert choose_kernel(work, "float32", slow, None, materialized - 1) == "blocked"
     assert choose_kernel(work, "float32", slow, None, NO_ROOM) == "blocked", "the one that comes nearest"
-
-
-def test_a_start_is_paid_for_every_tile():
-    busy = replace(RATES, overhead_s=1.0)
-    found = touched(replace(RAW, spec=WINDOW))
-    seconds = predicted_seconds(replace(RAW, spec=WINDOW), "blocked", busy)
-    assert found.blocks + found.strips < seconds < 4 * (found.blocks + found.strips)
-
-
-def test_sixteen_thousand_tokens_forward_and_backward_hold_a_few_copies_of_the_inputs():
-    length = 2**14
-    q, k, v = torch.randn(3, 1, 1, length, 64)
-    leaves = [x.requires_grad_() for x in (q, k, v)]
-    with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as profiler:
-        context = attend(Problem(*leaves, WINDOW), kernel="blocked").context
-        gradients = torch.autograd.grad(context.sum(), leaves)
-    events = sorted(profiler.profiler.kineto_results.events(), key=lambda event: event.start_ns())
-    held = peak = 0
-    for event in events:
-        if event.name() == "[memory]":
-            held += event.nbytes()
-            peak = max(peak, held)
-    inputs = 3 * q.nbytes
-    assert all(gradient.isfinite().all() for gradient in gradients)
-    assert peak < 3 * inputs, f"{peak / inputs:.1f} times the inputs"

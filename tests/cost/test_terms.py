@@ -4,24 +4,21 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-import torch
 
 from attention_contract.positions import Rope
 from attention_contract.schemas.modules import Biases
-from attention_contract.spec import AnyOf, AttentionSpec, Causal, Linear, SlidingWindow
-from attention_service.core.kernels import KERNELS, unsuitable
+from attention_contract.spec import AttentionSpec, Causal, SlidingWindow
+from attention_service.core.kernels import KERNELS
 from attention_service.core.multihead import Sizes
 from attention_service.core.registry import variants
 from attention_service.cost import Rates, Workload
-from attention_service.cost.curves import Curves, features, guess
+from attention_service.cost.curves import Curves, guess
 from attention_service.cost.terms import (
     FORMS,
     Term,
     forward_terms,
     gradient_terms,
-    inspection_terms,
     reading_terms,
-    retrieval_terms,
     writing_terms,
 )
 from attention_service.runtime.calibration.specs import Lengths, draw_spec
@@ -99,56 +96,6 @@ def test_a_causal_mask_halves_the_fused_kernel_and_a_window_thins_the_tiles():
     assert FUSED not in told
 
 
-def test_masks_within_masks_are_counted():
-    nested = AttentionSpec(masks=[AnyOf(of=[Causal(), SlidingWindow(left=3)])])
-    told = names(forward_terms(replace(RAW, spec=nested), "materialized"))
-    assert {"elements any", "elements causal", "elements sliding_window"} <= told
-
-
-def test_products_of_the_materialized_kernel_are_its_flops():
-    told = {term.name: term.amount for term in forward_terms(RAW, "materialized")}
-    assert told["product scores"] == told["product values"] == 2 * 2 * 4 * 64 * 64 * 16
-
-
-def test_the_way_back_has_rates_of_its_own():
-    forward, both = names(forward_terms(MODULE, "fused")), names(gradient_terms(MODULE, "fused"))
-    assert forward < both
-    once = {name for name in both - forward if not name.endswith("backward")}
-    weights = {"product projections, weights", "product output projection, weights"}
-    parameters = {"start gradients of parameters", "bytes gradients of parameters"} | weights
-    assert once == {"start gradients"} | parameters
-    inputs = names(gradient_terms(replace(MODULE, wrt=frozenset({"inputs"})), "fused"))
-    assert both - inputs == parameters
-
-
-def test_methods_count_what_they_say():
-    work = replace(RAW, spec=AttentionSpec(method=Linear()))
-    told = names(forward_terms(work, "linear"))
-    assert {"start linear", "product linear", "elements linear"} <= told
-    assert not any("scores" in name for name in told)
-    reported = replace(work, reported=True)
-    assert seconds(forward_terms(reported, "linear")) > seconds(forward_terms(work, "linear"))
-
-
-def test_an_inspection_takes_more_where_keys_are_named_and_weights_returned():
-    bare = replace(RAW, taps=frozenset())
-    plain, named, returned = (
-        seconds(inspection_terms(bare)),
-        seconds(inspection_terms(bare, named=3)),
-        seconds(inspection_terms(replace(RAW, taps=frozenset({"weights"})))),
-    )
-    assert plain < min(named, returned)
-
-
-def test_a_retrieval_takes_as_long_as_its_steps():
-    from attention_service.cost import Retrieval
-
-    def of(steps):
-        return Retrieval(2, 4, 64, 512, 32, steps, 4, AttentionSpec())
-
-    assert seconds(retrieval_terms(of(40))) / seconds(retrieval_terms(of(10))) == pytest.approx(4, rel=0.2)
-
-
 @pytest.mark.parametrize("form", FORMS)
 def test_bodies_take_time_by_their_size(form):
     for terms in (reading_terms, writing_terms):
@@ -189,13 +136,3 @@ def test_marks_are_factors_and_slopes_are_powers():
     plain = replace(term, marks=(), slopes=())
     curves = Curves(RATES, logs)
     assert curves.seconds([term]) == pytest.approx(3 * np.exp(2) * curves.seconds([plain]))
-
-
-def test_features_are_told_apart():
-    for kernel in ("fused", "blocked", "materialized"):
-        if unsuitable(kernel, MODULE.spec, torch.float32):
-            continue
-        for term in gradient_terms(MODULE, kernel):
-            told = [name for name, _ in features(term)]
-            assert len(told) == len(set(told))
-            assert all(name == term.name or name.startswith(f"{term.name}, ") for name in told)

@@ -1,5 +1,6 @@
 """Settings, commands, targets, services, paths and links of the documents exist."""
 
+import importlib
 import re
 import tomllib
 
@@ -9,7 +10,7 @@ from attention_contract.errors import error_classes
 from attention_contract.operations import OPERATIONS
 from attention_service.core.registry import variants
 from attention_service.settings import Settings
-from tests.docs import hardware_page, names_page, settings_page, variants_page
+from tests.docs import variants_page
 from tests.docs.snippets import DOCUMENTS, ROOT, blocks
 
 PAGES = [*DOCUMENTS, ROOT / "CONTRIBUTING.md", ROOT / "CHANGELOG.md"]
@@ -34,20 +35,10 @@ def console_lines():
                 yield from (line.partition("#")[0].strip() for line in block.code.splitlines())
 
 
-def test_the_page_of_settings_is_current():
-    assert settings_page.PAGE.read_text("utf-8") == settings_page.render(), "run python -m tests.docs.settings_page"
-
-
-def test_the_page_of_variants_is_current():
-    assert variants_page.PAGE.read_text("utf-8") == variants_page.render(), "run python -m tests.docs.variants_page"
-
-
-def test_the_page_of_hardware_is_current():
-    assert hardware_page.PAGE.read_text("utf-8") == hardware_page.render(), "run python -m tests.docs.hardware_page"
-
-
-def test_the_page_of_names_is_current():
-    assert names_page.PAGE.read_text("utf-8") == names_page.render(), "run python -m tests.docs.names_page"
+@pytest.mark.parametrize("generator", ["settings_page", "variants_page", "hardware_page", "names_page"])
+def test_a_generated_page_is_current(generator):
+    module = importlib.import_module(f"tests.docs.{generator}")
+    assert module.PAGE.read_text("utf-8") == module.render(), f"run python -m tests.docs.{generator}"
 
 
 def test_every_variant_that_runs_on_a_cpu_was_measured():

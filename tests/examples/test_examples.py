@@ -1,20 +1,17 @@
 """Every example runs from the command line, and its claims hold."""
 
-import contextlib
 import os
 import re
 import shutil
-import socket
 import subprocess
 import sys
-import time
 import tomllib
 from pathlib import Path
 
-import httpx
 import pytest
 import torch
 from platformdirs import user_cache_path
+from tests.api.processes import process
 from tests.conftest import live_server
 from transformers import BertConfig, BertModel
 
@@ -55,6 +52,7 @@ def test_the_quickstart_answers_the_four_questions_in_every_run(server):
         assert "O(n²" in printed
 
 
+@pytest.mark.slow
 def test_capacity_plans_for_absent_hardware(server, tmp_path):
     picture = tmp_path / "capacity.svg"
     printed = succeed(sys.executable, EXAMPLES / "capacity.py", "--picture", picture, ATTENTION_URL=server)
@@ -100,51 +98,19 @@ def with_the_kernel_package(tmp_path: Path) -> str:
 
 
 def test_a_kernel_of_an_installed_package_is_served_by_its_name_and_compared(with_the_kernel_package, tmp_path):
-    with socket.create_server(("127.0.0.1", 0)) as free:
-        port = free.getsockname()[1]
-    url, attention = f"http://127.0.0.1:{port}", (sys.executable, "-c", "from attention_client.cli import main; main()")
-    served = subprocess.Popen(
-        [sys.executable, "-m", "attention_service", "--port", str(port), "--models-dir", tmp_path / "models"],
-        env=os.environ
-        | {"PYTHONPATH": with_the_kernel_package, "ATTENTION_CALIBRATE": "false", "OMP_NUM_THREADS": "1"},
-        stderr=subprocess.DEVNULL,
-    )
-    try:
-        wait_until_ready(url, served)
-        for spec, dtype in (("{}", "float32"), ('{"masks": [{"name": "causal"}]}', "float64")):
-            printed = succeed(
-                *attention,
-                "--url",
-                url,
-                "compare",
-                "online_softmax",
-                "--dtype",
-                dtype,
-                "--spec",
-                spec,
-                "--kv-heads",
-                "2",
-            )
-            assert printed.count("passed") == 4
-            assert "online_softmax" in printed
-        assert "online_softmax" in succeed(*attention, "--url", url, "variants")
-        cost = succeed(
-            *attention, "--url", url, "complexity", "--queries", "300", "--num-heads", "4", "--head-dim", "16", "--json"
-        )
+    with process(tmp_path, PYTHONPATH=with_the_kernel_package, OMP_NUM_THREADS="1") as (_, url):
+
+        def attention(*arguments: str) -> str:
+            command = "from attention_client.cli import main; main()"
+            return succeed(sys.executable, "-c", command, "--url", url, *arguments)
+
+        causal = '{"masks": [{"name": "causal"}]}'
+        printed = attention("compare", "online_softmax", "--dtype", "float64", "--spec", causal, "--kv-heads", "2")
+        assert printed.count("passed") == 4
+        assert "online_softmax" in printed
+        assert "online_softmax" in attention("variants")
+        cost = attention("complexity", "--queries", "300", "--num-heads", "4", "--head-dim", "16", "--json")
         assert '"kernel":"online_softmax"' not in cost.replace(" ", ""), "it runs only where a request names it"
-    finally:
-        served.terminate()
-        served.wait(30)
-
-
-def wait_until_ready(url: str, served: subprocess.Popen[bytes]) -> None:
-    deadline = time.monotonic() + 120
-    while time.monotonic() < deadline and served.poll() is None:
-        with contextlib.suppress(httpx.TransportError):
-            if httpx.get(f"{url}/health/ready").status_code == 200:
-                return
-        time.sleep(0.1)
-    raise AssertionError("the server did not become ready")
 
 
 def test_an_imported_pytorch_module_gives_the_same_numbers(tmp_path):
@@ -219,6 +185,7 @@ def test_the_demo_reports_a_missing_config(tmp_path):
     assert "config.json" in done.stderr
 
 
+@pytest.mark.slow
 def test_the_demo_fails_if_the_numbers_differ(tiny_bert, tmp_path):
     """A checkpoint with other weights in the service fails the comparison."""
     other = shutil.copytree(tiny_bert, tmp_path / "tiny-bert")

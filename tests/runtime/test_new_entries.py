@@ -23,6 +23,9 @@ from attention_contract.spec import AttentionSpec, ScaledDot
 from attention_service.core.bands import Band
 from attention_service.core.kernels import KERNELS, Executed, Kernel, Needs
 from attention_service.core.masks import MASKS
+from attention_service.core.methods import METHODS
+from attention_service.core.methods.approximation import OwnArithmetic, no_masks
+from attention_service.core.methods.base import MethodCost, PassCost
 from attention_service.core.registry import variants
 from attention_service.core.scores import SCORES, Product
 from attention_service.cost import Rates, Roofline
@@ -39,7 +42,7 @@ INPUTS = {
 
 @pytest.fixture(autouse=True)
 def _registries_as_before(monkeypatch):
-    for registry in (SCORES, MASKS, KERNELS):
+    for registry in (SCORES, MASKS, METHODS, KERNELS):
         list(registry)  # those of installed packages are there
         monkeypatch.setattr(registry, "_entries", dict(registry._entries))
 
@@ -135,6 +138,51 @@ def test_a_mask_of_known_parts_is_its_options_and_its_class(ask):
     np.testing.assert_allclose(output, softmax_attention(scores, abs(i - j) <= 2), rtol=0, atol=1e-12)
     assert cost.allowed_pairs == (abs(i - j) <= 2).sum()
     assert "neighbours" in {entry.name for entry in variants()}
+
+
+def test_a_method_is_its_options_and_its_class(ask):
+    class Unweighted(WireModel):
+        name: Literal["unweighted"] = "unweighted"
+        scale: float = 1.0
+
+    class Spec(AttentionSpec):
+        method: Unweighted = Unweighted()
+
+    @METHODS.register(Unweighted, **FACTS)
+    @dataclass(frozen=True)
+    class _Unweighted(OwnArithmetic):
+        """Products of queries and keys, without a softmax: Q (Kᵀ V)."""
+
+        options: Unweighted
+
+        def refuses(self, spec):
+            yield from no_masks(spec)
+
+        def implied_width(self, head_dim):
+            return 0
+
+        def implied(self, problem, rows):
+            return None
+
+        def orders(self):
+            return "n·d²", "d²"
+
+        def cost(self, extent):
+            product = 2 * extent.batch * extent.heads * extent.head_dim * extent.value_dim
+            forward = PassCost(product * extent.keys, product * extent.queries, 0)
+            return MethodCost(forward, PassCost(2 * forward.scores, 2 * forward.values, 0))
+
+        def _context(self, problem):
+            return {"context": self.options.scale * problem.q @ (problem.k.mT @ problem.v)}
+
+    output, cost = answers(ask, Spec(method=Unweighted(scale=0.5)))
+    expected = 0.5 * INPUTS["query"] @ (INPUTS["key"].swapaxes(-1, -2) @ INPUTS["value"])
+    np.testing.assert_allclose(output, expected, rtol=0, atol=1e-12)
+    assert cost.kernel == "unweighted"
+    assert cost.executed_flops == 2 * HEADS * WIDTH**2 * 2 * LENGTH
+    assert "unweighted" in {entry.name for entry in variants()}
+    with pytest.raises(InvalidRequest, match=r"spec\.masks: method unweighted"):
+        ask("forward", RawForwardRequest(**INPUTS, spec=Spec(masks=[{"name": "causal"}])))
 
 
 class Plain(Kernel):

@@ -14,8 +14,9 @@ from starlette.types import Receive, Scope
 from attention_contract.errors import BodyTooLarge, InvalidRequest, Unreadable, UnsupportedMediaType
 from attention_contract.json_reading import TextSize, check_text, measure_text
 from attention_contract.operations import Operation
+from attention_contract.request_options import Outline
 from attention_contract.validation import clip, validate
-from attention_contract.wire import JSON, SAFETENSORS, from_body
+from attention_contract.wire import JSON, SAFETENSORS, request_from_body
 from attention_service.api.disconnection import unless_gone
 from attention_service.api.negotiation import MAX_HEADER_BYTES, Headers, content_type, header
 from attention_service.runtime.scheduling.budget import Body
@@ -51,17 +52,17 @@ _WINDOW: Final = 27
 
 async def read_request(
     scope: Scope, headers: Headers, receive: Receive, operation: Operation[Any], settings: Settings, memory: Body
-) -> Any:
-    """The request in a body, or in the query string of a GET.
+) -> tuple[Any, Outline | None]:
+    """The request in a body, or in the query string of a GET, with its outline if that can be remembered.
 
     Raises UnsupportedMediaType, BodyTooLarge, Unreadable, an InvalidRequest that names the field at fault, or what
     ``memory`` raises.
     """
     model = operation.request
     if model is None:
-        return None
+        return None, None
     if operation.method == "GET":
-        return validate(model, _query(scope), by_name=False)
+        return validate(model, _query(scope), by_name=False), None
     media_type = content_type(headers)
     if media_type != JSON and not (media_type == SAFETENSORS and operation.tensors):
         offered = [JSON, SAFETENSORS] if operation.tensors else [JSON]
@@ -71,8 +72,8 @@ async def read_request(
     if media_type == SAFETENSORS:
         body = await read_body(headers, receive, settings.max_body_bytes, memory)
         if int.from_bytes(body[:8], "little") <= _INLINE_HEADER:
-            return from_body(model, body, media_type, "request")
-        return await run_in_threadpool(from_body, model, body, media_type, "request")
+            return request_from_body(model, body, media_type)
+        return await run_in_threadpool(request_from_body, model, body, media_type)
     body = await read_body(headers, receive, min(settings.max_json_bytes, settings.max_body_bytes), memory)
     inline = len(body) <= _INLINE_NUMBERS
     size = measure_text(body) if inline else await run_in_threadpool(measure_text, body)
@@ -80,8 +81,8 @@ async def read_request(
     if size.parsed_bytes > UNCOUNTED:
         memory.hold(size.parsed_bytes)
     if inline and _is_quickly_parsed(size):
-        return from_body(model, body, media_type, "request", size)
-    return await run_in_threadpool(from_body, model, body, media_type, "request", size)
+        return request_from_body(model, body, media_type, size)
+    return await run_in_threadpool(request_from_body, model, body, media_type, size)
 
 
 def _is_quickly_parsed(size: TextSize) -> bool:

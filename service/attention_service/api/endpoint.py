@@ -20,6 +20,7 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 from attention_contract.base import WireModel
 from attention_contract.errors import AttentionError, InvalidRequest
 from attention_contract.operations import Operation
+from attention_contract.request_options import Outline
 from attention_contract.schemas.modules import ModuleInfo
 from attention_contract.tensors import Encoding
 from attention_contract.wire import JSON, PICTURES
@@ -34,7 +35,7 @@ from attention_service.settings import Settings
 Handler = Callable[..., Awaitable[WireModel | None]]
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Call:
     """The engine, the settings and the headers of a request, for its handler."""
 
@@ -45,14 +46,19 @@ class Call:
     """The version that If-Match names."""
     deadline: float | None
     """The time, of ``time.monotonic``, by which computing must have begun; None for none."""
+    outline: Outline | None = None
+    """The outline of the body, if it can be remembered."""
 
 
 def call_of(scope: Scope) -> Call:
     """Read the headers of a request. Raises InvalidRequest for one that is too long or cannot be read."""
     headers, state = negotiation.headers_of(scope), scope["app"].state
-    wait = negotiation.wait(headers)
-    deadline = None if wait is None else time.monotonic() + wait
-    return Call(state.engine, state.settings, headers, _etag(header(headers, b"if-match"), "If-Match"), deadline)
+    pin = deadline = None
+    if b"if-match" in headers:
+        pin = _etag(header(headers, b"if-match"), "If-Match")
+    if (wait := negotiation.wait(headers) if b"prefer" in headers else None) is not None:
+        deadline = time.monotonic() + wait
+    return Call(state.engine, state.settings, headers, pin, deadline)
 
 
 def _call(request: Request) -> Call:
@@ -112,8 +118,9 @@ class TensorRoute(OperationRoute):
         operation, call = self.operation, call_of(scope)
         media_type = negotiation.accepted(call.headers, operation)
         with call.engine.budget.body() as memory:
-            body = await read_request(scope, call.headers, receive, operation, call.settings, memory)
-            body = _pinned(body, call.pin)
+            body, call.outline = await read_request(scope, call.headers, receive, operation, call.settings, memory)
+            if call.pin is not None:
+                body, call.outline = _pinned(body, call.pin), None
             if media_type in PICTURES:
                 body = pictures.with_sweep(body)
             reply: Any = await unless_gone(receive, self.handler(body=body, call=call, **scope["path_params"]))
@@ -159,9 +166,9 @@ def _etag(given: str | None, name: str) -> str | None:
     return tag[1:-1]
 
 
-def _pinned(body: Any, pin: str | None) -> Any:
+def _pinned(body: Any, pin: str) -> Any:
     """The body with the version that If-Match names, if it can carry one."""
-    if pin is None or body is None or "version" not in type(body).model_fields:
+    if body is None or "version" not in type(body).model_fields:
         return body
     if body.version not in {None, pin}:
         raise InvalidRequest(

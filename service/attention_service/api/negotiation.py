@@ -39,13 +39,13 @@ def headers_of(scope: Scope) -> Headers:
         found = dict(reversed(lines))
         for name in _LISTS & found.keys():
             found[name] = b", ".join(value for other, value in lines if other == name)
-    for name, value in found.items():
-        if len(value) > MAX_HEADER_BYTES:
-            raise InvalidRequest(
-                f"{str(name[:80], 'latin-1')}: the header has {len(value)} bytes; expected at most {MAX_HEADER_BYTES}",
-                param=str(name[:80], "latin-1"),
-                limit=MAX_HEADER_BYTES,
-            )
+    if (size := max(map(len, found.values()), default=0)) > MAX_HEADER_BYTES:
+        longest = str(max(found, key=lambda each: len(found[each]))[:80], "latin-1")
+        raise InvalidRequest(
+            f"{longest}: the header has {size} bytes; expected at most {MAX_HEADER_BYTES}",
+            param=longest,
+            limit=MAX_HEADER_BYTES,
+        )
     return found
 
 

@@ -60,32 +60,32 @@ def _serve(operation: Operation[Any]) -> Callable[[Handler], Handler]:
 
 @_serve(operations.forward)
 async def forward(name: str, body: ForwardRequest, call: CallDep) -> ForwardReply:
-    return await call.engine.forward(name, body, call.deadline)
+    return await call.engine.forward(name, body, call.deadline, call.outline)
 
 
 @_serve(operations.raw_forward)
 async def raw_forward(body: RawForwardRequest, call: CallDep) -> ForwardReply:
-    return await call.engine.forward(None, body, call.deadline)
+    return await call.engine.forward(None, body, call.deadline, call.outline)
 
 
 @_serve(operations.weights)
 async def weights(name: str, body: WeightsRequest, call: CallDep) -> WeightsReply:
-    return await call.engine.weights(name, body, call.deadline)
+    return await call.engine.weights(name, body, call.deadline, call.outline)
 
 
 @_serve(operations.raw_weights)
 async def raw_weights(body: RawWeightsRequest, call: CallDep) -> WeightsReply:
-    return await call.engine.weights(None, body, call.deadline)
+    return await call.engine.weights(None, body, call.deadline, call.outline)
 
 
 @_serve(operations.gradients)
 async def gradients(name: str, body: GradientsRequest, call: CallDep) -> GradientsReply:
-    return await call.engine.gradients(name, body, call.deadline)
+    return await call.engine.gradients(name, body, call.deadline, call.outline)
 
 
 @_serve(operations.raw_gradients)
 async def raw_gradients(body: RawGradientsRequest, call: CallDep) -> GradientsReply:
-    return await call.engine.gradients(None, body, call.deadline)
+    return await call.engine.gradients(None, body, call.deadline, call.outline)
 
 
 @_serve(operations.complexity)

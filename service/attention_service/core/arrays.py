@@ -71,7 +71,9 @@ def _writable(array: NDArray[Any]) -> NDArray[Any]:
 
 def to_numpy(tensor: Tensor) -> NDArray[Any]:
     """The tensor as an array, of the same shape and dtype; shares the memory of a tensor that is on the host."""
-    host = to_host(tensor.detach())
+    host = tensor if tensor.device.type == "cpu" else to_host(tensor)
+    if host.requires_grad:
+        host = host.detach()
     if host.dtype == torch.bfloat16:
         bits: NDArray[Any] = host.view(torch.int16).numpy()
         return bits.view(_BFLOAT16)

@@ -15,7 +15,6 @@ from attention_service.core.blocks import blocks, put_together
 from attention_service.core.edits import BoundEdit
 from attention_service.core.kernels import KERNELS, MATERIALIZED
 from attention_service.core.kernels.base import Kernel
-from attention_service.core.kernels.materialized import Materialized
 from attention_service.core.methods import METHODS, approximation_of
 from attention_service.core.nonfinite_keys import affected_queries, find_nonfinite_keys, with_nan_rows, without
 from attention_service.core.stages import TAPS, narrow, stages
@@ -56,13 +55,13 @@ def attend(
         return _approximate(problem, taps, selection, edits)
     if isinstance(kernel, str):
         kernel = KERNELS[MATERIALIZED if edits else kernel].make()
-    by_stages = isinstance(kernel, Materialized)
+    by_stages = kernel.by_stages
     nonfinite = None if by_stages else find_nonfinite_keys(problem)
     given = problem if nonfinite is None else without(nonfinite, problem)
     whole = METHODS.of(problem.spec.method).attend(given, kernel, taps, edits)
     if nonfinite is not None:
         whole = {"context": with_nan_rows(whole["context"], affected_queries(nonfinite, problem))}
-    if not by_stages and (apart := apart_rows(problem, EVERYTHING)) is not None:
+    if problem.apart is not None and not by_stages and (apart := apart_rows(problem, EVERYTHING)) is not None:
         chosen = blocks(problem, Selection(queries=apart.rows))
         far = torch.cat([dict(stages(problem, {"context"}, selection=each))["context"] for each in chosen], 2)
         whole = {"context": whole["context"].index_copy(2, torch.tensor(apart.rows, device=far.device), far)}

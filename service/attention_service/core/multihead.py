@@ -15,7 +15,7 @@ from torch.nn.functional import linear as whole_linear
 from attention_contract.schemas.modules import Biases, ModuleConfig
 from attention_contract.spec import AttentionSpec
 from attention_service.core.apart import has_separate
-from attention_service.core.cancellation import checked, checkpoint, cuts, slice_flops
+from attention_service.core.cancellation import SLICE_FLOPS, checked, checkpoint, cuts, slice_flops
 from attention_service.core.learned import learned_of
 from attention_service.core.types import Learned, Problem, Widths, added_keys
 
@@ -125,25 +125,16 @@ def side_by_side(parameters: Parameters, sizes: Sizes) -> dict[str, Tensor]:
     """The parameters with the projections of queries, keys and values one behind the other in memory.
 
     As long as all three read inputs of one width; then one product with all of them (``joint_projection``) is made of
-    a token where it has all three roles. On a CPU these weights and that of the output lie column by column, unless
-    their numbers are of 16 bits: so MKL packs them sooner, a tenth of a product with few tokens.
+    a token where it has all three roles.
     """
     laid = dict(parameters)
     if len(set(sizes.inputs)) == 1:
-        laid["o_proj.weight"] = _laid([laid["o_proj.weight"]])[0]
         for kind in "weight", "bias":
             names = [name for role in "qkv" if (name := f"{role}_proj.{kind}") in parameters]
             if len(names) == len("qkv"):
-                laid |= zip(names, _laid([parameters[name] for name in names]), strict=True)
+                parts = [parameters[name] for name in names]
+                laid |= zip(names, torch.cat(parts).split_with_sizes([len(part) for part in parts]), strict=True)
     return laid
-
-
-def _laid(parts: Sequence[Tensor]) -> list[Tensor]:
-    """Weights or biases one behind the other."""
-    first, sizes = parts[0], [len(part) for part in parts]
-    if first.ndim == 1 or first.is_cuda or first.itemsize < 4:
-        return [*torch.cat([*parts]).split_with_sizes(sizes)]
-    return [part.t() for part in torch.cat([part.t() for part in parts], 1).split_with_sizes(sizes, 1)]
 
 
 def joint_projection(parameters: Parameters) -> Joint | None:
@@ -184,9 +175,9 @@ def _joint(parts: Sequence[Tensor]) -> Tensor | None:
     first, end = parts[0], parts[0].data_ptr()
     for part in parts:
         apart = part.data_ptr() != end or part.untyped_storage().data_ptr() != first.untyped_storage().data_ptr()
-        if apart or part.shape[1:] != first.shape[1:] or part.stride() != first.stride():
+        if apart or part.shape[1:] != first.shape[1:] or not part.is_contiguous():
             return None
-        end += len(part) * part.stride(0) * part.itemsize
+        end += part.nbytes
     return first.as_strided((sum(map(len, parts)), *first.shape[1:]), first.stride())
 
 
@@ -229,7 +220,8 @@ def merge_heads(x: Tensor) -> Tensor:
 
 def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
     """x·wᵀ + b, in slices of rows with a checkpoint before each if it takes long on the CPU."""
-    if 2.0 * x.numel() * weight.shape[0] <= slice_flops() or not cuts(x):
+    work = 2.0 * x.numel() * weight.shape[0]
+    if work <= SLICE_FLOPS or work <= slice_flops() or not cuts(x):
         return whole_linear(x, weight, bias)
     rows, at_once = x.numel() // x.shape[-1], max(int(slice_flops() / (2.0 * weight.numel())), 1)
     if x.is_meta:  # two slices hold as much as many

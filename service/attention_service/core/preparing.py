@@ -45,7 +45,10 @@ def prepare(
     if places is not None:
         q, k, v = _added(position, (q, k, v), places, learned, to_value=projected)
     far = None if apart is None else _turned(spec, apart(q, k, v), places, learned)
-    q, k, v = _turned(spec, by_head(q, k, v) if projected else (q, k, v), places, learned)
+    if projected:
+        q, k, v = by_head(q, k, v)
+    if spec.qk_norm is not None or places is not None:
+        q, k, v = _turned(spec, (q, k, v), places, learned)
     if "past_key" in tensors:
         k = torch.cat([tensors["past_key"], k], dim=2)  # [B, Hkv, P + new, D]
         v = torch.cat([tensors["past_value"], v], dim=2)
@@ -61,7 +64,7 @@ def prepare(
         apart=far,
         finite=finite,
     )  # fmt: skip
-    return with_added_keys(given)
+    return with_added_keys(given) if spec.add_bias_kv or spec.add_zero_attn else given
 
 
 def _turned(spec: AttentionSpec, three: Three, places: Places | None, learned: Tensors) -> Three:

@@ -36,7 +36,8 @@ class Library:
         self.device = device
         self._store = Store(root)
         self._modules: dict[str, Module] = {}
-        self._bytes = 0
+        self.resident_bytes = 0
+        """Bytes of all parameters on the device."""
         self._condition = threading.Condition()
         self._changing_names: set[str] = set()
 
@@ -100,11 +101,6 @@ class Library:
     def list(self) -> Modules:
         """Every resident module, by name."""
         return [module for _, module in sorted(self._snapshot().items())]
-
-    @property
-    def resident_bytes(self) -> int:
-        """Bytes of all parameters on the device."""
-        return self._bytes
 
     def estimate(self, request: CreateModule | ImportModule) -> int:
         """Peak bytes of the creation of the requested module; nothing is allocated.
@@ -219,7 +215,7 @@ class Library:
             self._count()
 
     def _count(self) -> None:
-        self._bytes = sum(module.bytes for module in self._modules.values())
+        self.resident_bytes = sum(module.bytes for module in self._modules.values())
 
     def _existing(self) -> str:
         names = sorted(self._snapshot())

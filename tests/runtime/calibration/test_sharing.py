@@ -173,21 +173,3 @@ def test_a_machine_that_was_too_busy_is_measured_later():
     assert (recalibration.done, recalibration.failed) == (1, 2)
     assert {running for running, _ in seen} == {True, False}, "it pauses in between"
     assert not any(started for _, started in seen), "and is not started twice"
-
-
-def test_an_engine_that_stops_gives_up_the_next_attempt():
-    async def life():
-        recalibration = Recalibration()
-
-        async def busy():
-            raise TooBusyError("too busy")
-
-        recalibration.work = busy
-        recalibration.start()
-        while recalibration.running:
-            await asyncio.sleep(0)
-        assert recalibration.planned
-        await recalibration.stop()
-        return recalibration.planned
-
-    assert not asyncio.run(life())

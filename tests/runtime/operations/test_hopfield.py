@@ -25,29 +25,6 @@ def matrix(*shape):
     return np.random.default_rng(1).normal(size=shape).astype(np.float32) / 8
 
 
-@pytest.mark.parametrize(
-    ("asked", "sizes"),
-    [
-        (request((7, 4), (5, 4)), (1, 1, 5, 7, 4, 1)),
-        (request((3, 7, 4), (3, 5, 4), steps=9), (1, 3, 5, 7, 4, 9)),
-        (request((2, 3, 7, 4), (2, 3, 5, 4), eps=0.1), (2, 3, 5, 7, 4, 100)),
-        (request((2, 7, 12), (2, 5, 12), num_heads=3, eps=0.1, max_steps=8), (2, 3, 5, 7, 4, 8)),
-        (request((7, 12), (5, 12), num_heads=3), (1, 3, 5, 7, 4, 1)),
-        (
-            request((2, 7, 9), (2, 5, 6), projections={"stored": matrix(8, 9), "state": matrix(8, 6)}, num_heads=2),
-            (2, 2, 5, 7, 4, 1),
-        ),
-    ],
-)
-def test_sizes_are_those_of_the_layout(asked, sizes):
-    size = hopfield.bind(asked, DEVICE).size
-    assert (size.batch, size.heads, size.states, size.patterns, size.width, size.steps) == sizes
-
-
-def test_beta_is_by_default_that_of_attention():
-    assert hopfield.bind(request((3, 7, 4), (3, 5, 4)), DEVICE).beta == (0.5, 0.5, 0.5)
-
-
 @st.composite
 def drawn(draw):
     """A request of any layout, with whatever fields it may have."""

@@ -1,4 +1,4 @@
-"""The plain forward pass against float64 PyTorch, and the numbers that are not finite."""
+"""The plain forward pass: joint projections, and numbers that are not finite."""
 
 import math
 
@@ -7,7 +7,7 @@ import pytest
 import torch
 from torch.nn.functional import linear
 
-from attention_contract.schemas.attention import ForwardRequest, RawForwardRequest
+from attention_contract.schemas.attention import ForwardRequest
 from attention_contract.schemas.modules import ModuleConfig
 from attention_contract.spec import AttentionSpec, Causal
 from attention_service.core import multihead
@@ -20,7 +20,6 @@ from attention_service.runtime.operations.forward import Forward
 from attention_service.runtime.operations.operation import execute
 
 CPU = torch.device("cpu")
-CLOSE = {"float32": 2e-5, "float64": 1e-12}
 CAUSAL = AttentionSpec(masks=[Causal()])
 
 
@@ -40,117 +39,6 @@ def answered(module, request):
     """The output of the executor."""
     operation = Forward(bind(module, request), request, Selection(), "fused")
     return execute(operation, CPU)["output"]
-
-
-def expected(module, request):
-    """In float64, by PyTorch, from the formula."""
-    sizes, p = module.sizes, {name: value.double() for name, value in module.parameters.items()}
-    query = torch.from_numpy(request.query).double()
-    key = query if request.key is None else torch.from_numpy(request.key).double()
-    value = key if request.value is None else torch.from_numpy(request.value).double()
-
-    def split(x, role, heads):
-        x = linear(x, p[f"{role}_proj.weight"], p.get(f"{role}_proj.bias"))
-        return x.unflatten(-1, (heads, -1)).transpose(-2, -3)
-
-    q, k, v = split(query, "q", sizes.heads), split(key, "k", sizes.kv_heads), split(value, "v", sizes.kv_heads)
-    k, v = (x.repeat_interleave(sizes.heads // sizes.kv_heads, -3) for x in (k, v))
-    scores = q @ k.transpose(-1, -2)
-    spec = module.config.spec
-    scale = getattr(spec.score, "scale", 1.0) or sizes.head_dim**-0.5
-    scores = scores * (1.0 if spec.score.name == "dot" else scale) / spec.normalizer.temperature
-    if spec.masks:
-        hidden = torch.ones(scores.shape[-2:], dtype=torch.bool).triu(1)
-        scores = scores.masked_fill(hidden, -math.inf)
-    context = scores.softmax(-1) @ v
-    merged = context.transpose(-2, -3).flatten(-2)
-    return linear(merged, p["o_proj.weight"], p.get("o_proj.bias")).numpy()
-
-
-def drawn(rng, dtype):
-    """Random sizes, and the inputs of one request."""
-    heads = int(rng.choice([1, 2, 4, 6]))
-    kv_heads = int(rng.choice([n for n in range(1, heads + 1) if heads % n == 0]))
-    head_dim, d_model = int(rng.integers(1, 20)), int(rng.integers(1, 40))
-    config = {"num_heads": heads, "num_kv_heads": kv_heads, "head_dim": head_dim, "value_dim": head_dim}
-    config |= {"d_model": d_model, "biased": bool(rng.random() < 0.5), "dtype": dtype}
-    lead = (int(rng.integers(1, 4)),) if rng.random() < 0.7 else ()
-    queries = int(rng.integers(1, 40))
-    shapes = {"query": (*lead, queries, d_model)}
-    spec = {"score": [{"name": "scaled_dot"}, {"name": "dot"}, {"name": "scaled_dot", "scale": 0.3}][rng.integers(3)]}
-    spec |= {"normalizer": {"name": "softmax", "temperature": float(rng.choice([1.0, 2.5]))}}
-    if rng.random() < 0.5:
-        config |= {"key_width": int(rng.integers(1, 40)), "value_width": int(rng.integers(1, 40))}
-        keys = int(rng.integers(1, 40))
-        shapes |= {"key": (*lead, keys, config["key_width"]), "value": (*lead, keys, config["value_width"])}
-    elif rng.random() < 0.5:
-        shapes["key"] = (*lead, int(rng.integers(1, 40)), d_model)
-    if rng.random() < 0.5:
-        spec["masks"] = [{"name": "causal", "align": "top_left"}]
-    given = {name: rng.standard_normal(shape).astype(dtype) for name, shape in shapes.items()}
-    return AttentionSpec(**spec), config, ForwardRequest(**given)
-
-
-@pytest.mark.parametrize("seed", range(60))
-def test_a_module_gives_the_numbers_of_the_formula(seed):
-    rng = np.random.default_rng(seed)
-    dtype = str(rng.choice(["float32", "float64"]))
-    spec, config, request = drawn(rng, dtype)
-    here = module(rng, spec, **config)
-    found = answered(here, request)
-    assert (found.dtype.name, found.shape) == (dtype, request.query.shape)
-    np.testing.assert_allclose(found, expected(here, request), rtol=CLOSE[dtype], atol=CLOSE[dtype])
-
-
-def drawn_raw(rng, dtype):
-    """A request of raw attention of random sizes and layout."""
-    heads, width = int(rng.choice([1, 2, 6])), int(rng.integers(1, 20))
-    kv_heads = int(rng.choice([n for n in range(1, heads + 1) if heads % n == 0]))
-    queries = int(rng.integers(1, 40))
-    keys = int(rng.integers(1, 40)) if rng.random() < 0.5 else queries
-    lead = [(int(rng.integers(1, 4)),), ()][rng.integers(2)]
-    by_head = bool(lead) or rng.random() < 0.5
-    if not by_head:
-        heads = kv_heads = 1
-
-    def shape(heads, length):
-        return (*lead, *((heads,) if by_head else ()), length, width)
-
-    shapes = {"query": shape(heads, queries), "key": shape(kv_heads, keys), "value": shape(kv_heads, keys)}
-    if rng.random() < 0.3 or not keys:
-        del shapes["value"]
-    if rng.random() < 0.2 and heads == kv_heads:
-        shapes = {"query": shapes["query"]}
-    spec = {"score": [{"name": "scaled_dot"}, {"name": "dot"}, {"name": "scaled_dot", "scale": 0.3}][rng.integers(3)]}
-    spec |= {"normalizer": {"name": "softmax", "temperature": float(rng.choice([1.0, 2.5]))}}
-    if rng.random() < 0.5:
-        spec["masks"] = [{"name": "causal", "align": "top_left"}]
-    given = {name: rng.standard_normal(each).astype(dtype) for name, each in shapes.items()}
-    return RawForwardRequest(spec=spec, **given)
-
-
-def expected_raw(request):
-    """In float64, from the formula."""
-    q, k = request.query, request.query if request.key is None else request.key
-    q, k, v = (torch.from_numpy(x).double() for x in (q, k, k if request.value is None else request.value))
-    if q.ndim > 2:
-        k, v = (x.repeat_interleave(q.shape[-3] // x.shape[-3], -3) for x in (k, v))
-    scale = getattr(request.spec.score, "scale", 1.0) or q.shape[-1] ** -0.5
-    scale = (1.0 if request.spec.score.name == "dot" else scale) / request.spec.normalizer.temperature
-    scores = q @ k.transpose(-1, -2) * scale
-    if request.spec.masks:
-        scores = scores.masked_fill(torch.ones(scores.shape[-2:], dtype=torch.bool).triu(1), -math.inf)
-    return (scores.softmax(-1) @ v).numpy()
-
-
-@pytest.mark.parametrize("seed", range(60))
-def test_raw_attention_gives_the_numbers_of_the_formula(seed):
-    rng = np.random.default_rng(seed)
-    dtype = str(rng.choice(["float32", "float64"]))
-    request = drawn_raw(rng, dtype)
-    found = answered(None, request)
-    assert found.dtype.name == dtype
-    np.testing.assert_allclose(found, expected_raw(request), rtol=CLOSE[dtype], atol=CLOSE[dtype])
 
 
 X = np.random.default_rng(0).standard_normal((2, 5, 8)).astype(np.float32)

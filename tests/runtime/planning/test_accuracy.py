@@ -60,13 +60,6 @@ def test_the_report_is_that_of_the_last_thousand_by_kernel_and_purpose(rng):
     ]  # fmt: skip
 
 
-def test_the_edges_ascend_evenly_and_are_as_far_below_one_as_above():
-    steps = np.diff(np.log(RATIO_EDGES))
-    assert (steps > 0).all()
-    np.testing.assert_allclose(np.log(RATIO_EDGES), -np.log(RATIO_EDGES[::-1]), atol=0.03)
-    np.testing.assert_allclose(steps[2:-2], math.log(10) / 20, atol=0.03)
-
-
 def test_memory_is_compared_where_it_was_measured():
     accuracy = Accuracy()
     for peak in (None, 80, 95, 101):
@@ -93,12 +86,8 @@ def alarms(stream, count, every=SPACING_S, drift=None, start=0.0, factor=1.28):
 
 
 def test_a_clock_that_holds_is_left_alone_for_a_hundred_thousand_runs():
-    assert alarms(ratios(0), 100_000) == []
-
-
-def test_a_clock_whose_interval_covers_four_of_five_is_left_alone_too():
-    wide = 0.15 * 1.645 / 1.282  # so that 20 % lie outside
-    assert alarms(ratios(1, wide), 100_000) == []
+    wide = 0.15 * 1.645 / 1.282  # so that 20 % lie outside of the interval
+    assert alarms(ratios(0), 100_000) == alarms(ratios(1, wide), 100_000) == []
 
 
 @pytest.mark.parametrize("slower", [1.5, 1 / 1.5])

@@ -8,7 +8,6 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from attention_contract.errors import AttentionError
 from attention_contract.schemas.attention import ForwardRequest, RawForwardRequest
 from attention_contract.schemas.gradients import RawGradientsRequest
 from attention_contract.schemas.modules import Biases, ModuleConfig
@@ -57,19 +56,14 @@ def rehearsed(monkeypatch):
     return sizes
 
 
-@pytest.mark.parametrize("name", [each.name for each in fields(Workload)])
-def test_every_field_of_a_workload_is_part_of_its_key(name):
-    before = getattr(WORK, name)
-    other = OTHER[name] if name in OTHER else not before if isinstance(before, bool) else (before or 0) + 1
-    assert replace(WORK, **{name: other}).key != WORK.key
-    assert replace(WORK, **{name: before}).key == WORK.key
-
-
-@pytest.mark.parametrize(
-    "change", [{"d_model": 16}, {"key_width": 3}, {"value_width": 3}, {"biases": Biases(q_proj=True)}]
-)
-def test_other_widths_of_a_module_make_another_key(change):
-    assert replace(WORK, sizes=replace(WORK.sizes, **change)).key != WORK.key
+def test_every_field_of_a_workload_and_of_its_module_is_part_of_its_key():
+    for name in (each.name for each in fields(Workload)):
+        before = getattr(WORK, name)
+        other = OTHER[name] if name in OTHER else not before if isinstance(before, bool) else (before or 0) + 1
+        assert replace(WORK, **{name: other}).key != WORK.key
+        assert replace(WORK, **{name: before}).key == WORK.key
+    for change in ({"d_model": 16}, {"key_width": 3}, {"value_width": 3}, {"biases": Biases(q_proj=True)}):
+        assert replace(WORK, sizes=replace(WORK.sizes, **change)).key != WORK.key
 
 
 def test_a_request_of_a_known_bucket_is_not_rehearsed(rehearsed):
@@ -159,14 +153,6 @@ def test_another_clock_plans_anew():
     assert after.predicted.median > 1 > before.predicted.median
 
 
-def test_a_refusal_is_not_remembered():
-    here = device()
-    for _ in range(2):
-        with pytest.raises(AttentionError):
-            forward.prepare(None, request(kernel="fused", spec=AttentionSpec(softcap=3.0)), here, ROOM)
-    assert len(here.plans) == 0
-
-
 # ── bounds ───────────────────────────────────────────────────────────────────────────────────────────────────────────
 
 MASKS = ([], [{"name": "causal"}], [{"name": "causal", "align": "bottom_right"}], WINDOW["masks"])
@@ -204,7 +190,7 @@ def requests(draw):
     return operation[0], operation[1](**sent)
 
 
-@settings(max_examples=60, deadline=None, derandomize=True, database=None)
+@settings(max_examples=40, deadline=None, derandomize=True, database=None)
 @given(requests())
 def test_the_plan_of_a_bucket_bounds_the_exact_one(drawn):
     operation, sent = drawn

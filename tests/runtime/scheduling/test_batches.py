@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import torch
 
-from attention_contract.errors import DeadlineExceeded, Draining, InvalidTensor
+from attention_contract.errors import DeadlineExceeded, Draining
 from attention_contract.positions import Alibi, Rope
 from attention_contract.schemas.attention import ForwardRequest, RawForwardRequest, Select
 from attention_contract.schemas.modules import CreateModule, ModuleConfig
@@ -154,8 +154,7 @@ async def modules(engine):
         await engine.create(CreateModule(name=name, config=ModuleConfig(d_model=8, num_heads=2, spec=spec), seed=1))
 
 
-@pytest.mark.parametrize("seed", range(2))
-@pytest.mark.parametrize("on_the_loop", [True, False])
+@pytest.mark.parametrize(("seed", "on_the_loop"), [(0, True), (1, False)])
 def test_random_mixtures_give_each_caller_what_it_gets_alone(tmp_path, device, seed, on_the_loop):
     rng = np.random.default_rng(seed)
 
@@ -163,7 +162,7 @@ def test_random_mixtures_give_each_caller_what_it_gets_alone(tmp_path, device, s
         await modules(engine)
         engine.execution.hold_s = 1.0 if on_the_loop else 0.0
         sizes, failed = set(), 0
-        for _ in range(5):
+        for _ in range(4):
             kinds = rng.choice(list(SPECS), 2, replace=False)
             asks = [drawn(rng, kinds) for _ in range(60)]
             expected = await alone(engine, asks)
@@ -173,29 +172,7 @@ def test_random_mixtures_give_each_caller_what_it_gets_alone(tmp_path, device, s
             assert all(each.ran.batch == 1 for each in expected if not isinstance(each, Exception))
             sizes |= {each.ran.batch for each in found if not isinstance(each, Exception)}
         assert max(sizes) > 2, "hardly anything ran together"
-        assert 0 < failed < 90
-
-    play(tmp_path, device, story)
-
-
-@pytest.mark.parametrize(
-    "scaling",
-    [
-        {"name": "ntk", "factor": 4.0, "original_max_position_embeddings": 3},
-        {
-            "name": "longrope", "factor": 4.0, "original_max_position_embeddings": 3,
-            "short_factor": [1.0, 1.0], "long_factor": [2.0, 4.0],
-        },
-    ],
-    ids=["ntk", "longrope"],
-)  # fmt: skip
-def test_frequencies_that_go_by_the_reach_are_those_of_each_sequence(tmp_path, device, scaling):
-    spec = AttentionSpec(masks=[Causal()], position=Rope(scaling=scaling))
-
-    async def story(engine):
-        await engine.create(CreateModule(name="far", config=ModuleConfig(d_model=8, num_heads=2, spec=spec), seed=1))
-        asks = [of(length, "far") for length in (2, 8, 3, 7)]
-        same(await together(engine, asks), await alone(engine, asks))
+        assert 0 < failed < 80
 
     play(tmp_path, device, story)
 
@@ -207,7 +184,7 @@ def of(length, name="plain", **more):
     return name, ForwardRequest(query=X[:, :length], **more)
 
 
-@pytest.mark.parametrize("name", ["causal", "biased", "sparse", "extra"])
+@pytest.mark.parametrize("name", ["causal", "sparse"])
 def test_inspections_of_equal_lengths_run_together_too(tmp_path, device, rng, name):
     async def story(engine):
         await modules(engine)
@@ -245,7 +222,7 @@ def job(engine, length, name="plain"):
     return engine_module.forward.prepare(engine.library.get(name), ask, engine.device, engine.budget.room)
 
 
-@pytest.mark.parametrize("name", ["plain", "causal", "aligned", "window", "by-reach", "biased", "sparse", "extra"])
+@pytest.mark.parametrize("name", ["causal", "aligned", "window", "by-reach", "biased", "extra"])
 def test_different_lengths_share_the_projections_of_a_large_module(tmp_path, device, monkeypatch, name):
     monkeypatch.setattr(forward, "MIXED_BYTES", 0)
 
@@ -260,7 +237,7 @@ def test_different_lengths_share_the_projections_of_a_large_module(tmp_path, dev
     play(tmp_path, device, story)
 
 
-@pytest.mark.parametrize("name", ["plain", "causal", "aligned", "window", "biased"])
+@pytest.mark.parametrize("name", ["causal", "window", "biased"])
 def test_steps_over_different_pasts_share_the_projections_of_a_large_module(tmp_path, device, monkeypatch, rng, name):
     monkeypatch.setattr(forward, "MIXED_BYTES", 0)
 
@@ -296,15 +273,6 @@ def test_a_number_that_is_not_finite_stays_in_its_sequence(tmp_path, device, mon
     play(tmp_path, device, story)
 
 
-def test_different_lengths_of_a_small_module_run_apart(tmp_path, device):
-    async def story(engine):
-        await modules(engine)
-        found = await together(engine, [of(length) for length in (8, 3, 8, 3)])
-        assert [each.ran.batch for each in found] == [2] * 4
-
-    play(tmp_path, device, story)
-
-
 def test_a_batch_ends_where_its_requests_would_take_too_long(tmp_path, device, monkeypatch):
     async def story(engine):
         await modules(engine)
@@ -313,19 +281,6 @@ def test_a_batch_ends_where_its_requests_would_take_too_long(tmp_path, device, m
         assert len(batches.choose(jobs, 2**30).jobs) == 3
         monkeypatch.setattr(batches, "BATCH_S", 0.0)
         assert batches.choose(jobs, 2**30) is None
-
-    play(tmp_path, device, story)
-
-
-def test_a_batch_keeps_to_the_memory_that_there_is(tmp_path, device):
-    async def story(engine):
-        await modules(engine)
-        jobs = [job(engine, 8) for _ in range(8)]
-        whole = batches.choose(jobs, 2**30)
-        assert len(whole.jobs) == 8
-        tight = batches.choose(jobs, 0)
-        assert tight is None or tight.more == 0
-        assert whole.plan.peak_bytes >= sum(each.joins.bound.arrays["query"].nbytes for each in jobs)
 
     play(tmp_path, device, story)
 
@@ -355,25 +310,7 @@ def test_a_fault_of_all_together_is_nobody_s_who_runs_well_alone(tmp_path, devic
     play(tmp_path, device, story)
 
 
-def test_a_number_too_large_fails_alone_and_nan_stays_where_it_is(tmp_path, device):
-    async def story(engine):
-        await modules(engine)
-        large = X.astype(np.float64)
-        large[0, 0, 0] = 1e300
-        asks = [("plain", ForwardRequest(query=X.astype(np.float64))) for _ in range(4)]
-        asks[1] = "plain", ForwardRequest(query=large)
-        asks[2] = "plain", ForwardRequest(query=np.full_like(large, np.nan))
-        expected, found = await alone(engine, asks), await together(engine, asks)
-        assert isinstance(found[1], InvalidTensor)
-        assert found[1].param == "query"
-        assert np.isnan(found[2].output).all()
-        assert np.isfinite(found[3].output).all()
-        same(found, expected)
-
-    play(tmp_path, device, story)
-
-
-@pytest.mark.parametrize("seed", range(3))
+@pytest.mark.parametrize("seed", range(2))
 def test_those_who_go_away_take_nobody_with_them_and_leave_nothing_behind(tmp_path, device, seed):
     rng = random.Random(seed)
 
@@ -429,42 +366,6 @@ def test_the_first_that_waits_is_never_passed_over(tmp_path, device, monkeypatch
         gate.open.set()
         await asyncio.gather(*tasks)
         assert [each[:2] for each in gate.passes] == [("sparse", 1), ("plain", 3), ("causal", 2), ("window", 1)]
-
-    play(tmp_path, device, story)
-
-
-def test_the_loop_computes_only_while_the_thread_is_idle(tmp_path, device, monkeypatch):
-    gate = Gate(monkeypatch)
-
-    async def story(engine):
-        await modules(engine)
-        engine.execution.hold_s = 0.0
-        on_the_thread = asyncio.create_task(engine.forward(*of(8, "sparse")))
-        while not gate.passes:
-            await asyncio.sleep(0.001)
-        engine.execution.hold_s = 1.0
-        waits = asyncio.create_task(engine.forward(*of(8)))
-        await asyncio.sleep(0.01)
-        assert len(gate.passes) == 1
-        gate.open.set()
-        await asyncio.gather(on_the_thread, waits)
-        assert [main for *_, main in gate.passes] == [False, True]
-
-    play(tmp_path, device, story)
-
-
-def test_the_loop_is_held_by_what_is_predicted_to_be_quick_alone(tmp_path, device, monkeypatch):
-    gate = Gate(monkeypatch)
-    gate.open.set()
-
-    async def story(engine):
-        await modules(engine)
-        median = (await engine.forward(*of(8))).ran.predicted_ms / 1e3
-        assert 0 < engine.execution.hold_s <= 5e-3
-        for hold, stays in ((median * 1.01, True), (median * 0.99, False)):
-            engine.execution.hold_s = hold
-            await engine.forward(*of(8))
-            assert gate.passes[-1][2] == stays
 
     play(tmp_path, device, story)
 
@@ -559,21 +460,3 @@ def test_a_stop_refuses_what_waits_and_ends_what_runs(tmp_path, device, monkeypa
         assert engine.budget.in_flight == 0
 
     asyncio.run(whole())
-
-
-def test_what_was_predicted_of_a_batch_is_held_against_the_batch(tmp_path, device):
-    async def story(engine):
-        await modules(engine)
-        seen = []
-        engine.accuracy.watchers.append(seen.append)
-        found = await together(engine, [of(8)] * 4)
-        engine.settle()
-        (run,) = seen
-        assert run.batch == 4
-        for each in found:
-            assert each.ran.batch == 4
-            assert each.ran.compute_ms == run.seconds * 1e3
-            assert each.ran.predicted_ms == run.predicted.median * 1e3
-            assert run.estimated_bytes > each.ran.peak_bytes
-
-    play(tmp_path, device, story)

@@ -1,7 +1,9 @@
 """The memory budget: never exceeded, fair in order, refused early, given back whatever happens."""
 
 import asyncio
+import math
 import random
+from collections import Counter
 
 import pytest
 
@@ -125,34 +127,69 @@ def test_refusals_are_counted_by_their_code():
     asyncio.run(play())
 
 
-def test_the_budget_holds_under_random_work_and_cancellation():
-    async def play():
-        rng = random.Random(0)
-        budget = make(waiting=10_000)
-        peak = 0
+class World:
+    """Random requests, modules that come to stay and go again, and callers who leave at any moment."""
 
-        async def work():
-            nonlocal peak
-            need = rng.randint(1, 100)
-            await budget.acquire(need)
-            try:
-                peak = max(peak, budget.in_flight)
-                assert budget.in_flight <= budget.total
-                await asyncio.sleep(rng.random() / 1000)
-            finally:
-                budget.release(need)
+    def __init__(self, seed):
+        self.rng = random.Random(seed)
+        self.resident, self.modules = 0, []
+        self.budget = Budget(100, 1000, lambda: self.resident, 40)
+        self.turns, self.ends, self.peak = [], Counter(), 0
 
-        tasks = [asyncio.create_task(work()) for _ in range(400)]
-        await asyncio.sleep(0)
-        for task in rng.sample(tasks, 150):
-            task.cancel()
-            if rng.random() < 0.3:
+    async def request(self, number):
+        need = int(math.exp(self.rng.uniform(0, math.log(150))))
+        waited = not self.budget.take(need)
+        try:
+            if waited:
+                await self.budget.acquire(need)
+        except (OverBudget, Overloaded) as refusal:
+            self.ends[refusal.code] += 1
+            return
+        if waited:
+            self.turns.append(number)
+        try:
+            held = self.budget.in_flight + self.resident
+            assert held <= self.budget.total
+            self.peak = max(self.peak, held)
+            for _ in range(self.rng.randrange(4)):
                 await asyncio.sleep(0)
-        await asyncio.gather(*tasks, return_exceptions=True)
-        assert 0 < peak <= 100
-        assert (budget.in_flight, budget.waiting, budget.free) == (0, 0, 100)
+            if self.rng.random() < 0.05 and need < 20:  # a module, resident before its making gives its memory back
+                self.modules.append(need)
+                self.resident += need
+            self.ends["done"] += 1
+        finally:
+            self.budget.release(need)
 
-    asyncio.run(play())
+    def nobody_waits_for_what_is_there(self):
+        first = next((need for need, turn in self.budget._waiting if not turn.done()), math.inf)
+        assert first > self.budget.free
+
+    async def play(self, requests):
+        tasks = []
+        for number in range(requests):
+            tasks.append(asyncio.create_task(self.request(number)))
+            if self.rng.random() < 0.3:
+                await asyncio.sleep(0)
+                self.nobody_waits_for_what_is_there()
+            if self.rng.random() < 0.1:
+                self.rng.choice(tasks[-50:]).cancel()
+            if self.modules and self.rng.random() < 0.05:
+                self.resident -= self.modules.pop()
+                self.budget.wake()
+        for found in await asyncio.gather(*tasks, return_exceptions=True):
+            assert found is None or isinstance(found, asyncio.CancelledError), found
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_random_work_never_exceeds_the_budget_and_has_its_turn_in_order(seed):
+    world = World(seed)
+    asyncio.run(asyncio.wait_for(world.play(20_000), 60))
+    assert (world.budget.in_flight, world.budget.waiting) == (0, 0)
+    assert world.turns == sorted(world.turns)
+    assert world.peak == world.budget.total
+    for code in ("over_budget", "overloaded"):
+        assert world.budget.refused[code] == world.ends[code] > 100
+    assert world.ends["done"] > 2000 < len(world.turns)
 
 
 # ── bodies ───────────────────────────────────────────────────────────────────────────────────────────────────────────

@@ -72,6 +72,9 @@ class Kernel(ABC):
     single_call: ClassVar[bool] = False
     """For a plain softmax it is one call of PyTorch's scaled dot product attention, which may stand in its place."""
 
+    by_stages: ClassVar[bool] = False
+    """It goes through all taps one after the other, and by itself keeps what is not finite from other queries."""
+
     @abstractmethod
     def attend(self, problem: Problem, taps: Collection[str], edits: Sequence[BoundEdit]) -> dict[str, Tensor]:
         """Compute ``context`` ``[B, H, Q, V]``, and those of the taps, whole, that the kernel has in memory anyway."""

@@ -48,7 +48,7 @@ class Fused(Kernel):
 
     def attend(self, problem: Problem, taps: Collection[str], edits: Sequence[BoundEdit]) -> dict[str, Tensor]:
         """Compute the context by one call, its arguments made so that each device takes its fast path."""
-        clean = without_padding(problem)
+        clean = without_padding(problem) if is_padded(problem) else problem
         normalizer = NORMALIZERS.of(problem.spec.normalizer)
         score = SCORES.of(problem.spec.score)
         if not isinstance(score, Product) or not isinstance(normalizer, Softmax) or problem.spec.softcap is not None:
@@ -70,9 +70,11 @@ class Fused(Kernel):
             q, k, v = same_width(q, k, v)
         if not on_gpu and is_long(q, k, mask):
             context = attend_in_slices(q, k, v, mask, scale, causal=causal)
-        else:
+        elif q.is_cuda:
             with fastest(q, k, v, mask, causal=causal):
                 context = self.call(q, k, v, mask, is_causal=causal, scale=scale, enable_gqa=grouped)
+        else:
+            context = self.call(q, k, v, mask, is_causal=causal, scale=scale, enable_gqa=grouped)
         if context.shape[-1] != width:
             context = context[..., :width]
         return {"context": context if blind is None else context.masked_fill(blind, 0)}

@@ -26,6 +26,7 @@ class Materialized(Kernel):
     """Keeps the whole [B, H, Lq, Lk] of scores and weights: takes every spec, edit and gradient."""
 
     keeps = PAIR_TAPS
+    by_stages = True
     timed_as = "stages"
     automatic = True
 

@@ -14,7 +14,7 @@ from torch.autograd import Function
 from torch.autograd.function import once_differentiable
 
 from attention_service.core.blocks import some_of
-from attention_service.core.cancellation import cuts, slice_flops
+from attention_service.core.cancellation import SLICE_FLOPS, cuts, slice_flops
 from attention_service.core.groups import by_kv_head
 
 _forward = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu
@@ -27,10 +27,10 @@ Slice = tuple[slice, slice, slice]
 
 def is_long(q: Tensor, k: Tensor, mask: Tensor | None) -> bool:
     """True if one call would take longer than a slice, on a CPU, with a mask that needs no gradient."""
-    if not cuts(q) or (mask is not None and mask.requires_grad):
-        return False
     batch, heads, queries, width = q.shape
-    return 4.0 * batch * heads * queries * k.shape[2] * width > slice_flops()
+    work = 4.0 * batch * heads * queries * k.shape[2] * width
+    told = mask is not None and mask.requires_grad
+    return work > SLICE_FLOPS and cuts(q) and work > slice_flops() and not told
 
 
 def attend_in_slices(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, scale: float, *, causal: bool) -> Tensor:

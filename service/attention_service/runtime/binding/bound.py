@@ -7,6 +7,7 @@ from typing import Any
 from torch import Tensor
 
 from attention_contract.errors import ShapeMismatch
+from attention_contract.request_options import Outline
 from attention_contract.spec import AttentionSpec, Mask
 from attention_contract.tensors import Array
 from attention_service.core.types import Dropout, added_keys
@@ -95,6 +96,15 @@ class Bound:
         if self.layout.merged:
             return (self.batch, self.queries, self.heads * self.value_dim)
         return (self.batch, self.heads, self.queries, self.value_dim)
+
+
+_SHAPES = frozenset({"query", "key", "value", "mask", "past_key", "past_value", "initial_state", "initial_normalizer"})
+"""The tensors of which binding and planning read the shape and the dtype alone."""
+
+
+def reads_shapes_only(outline: Outline) -> bool:
+    """True if binding and planning a request read none of its numbers."""
+    return all(each.name in _SHAPES for each in outline.tensors)
 
 
 def wrong_shape(name: str, expected: str, array: Array | None) -> ShapeMismatch:

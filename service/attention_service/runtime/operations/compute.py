@@ -101,7 +101,7 @@ def problem(
     views: q, k and v may be views of one tensor, which is faster; use it if none of them outlives the others.
     three: q, k and v by head, if they are projected already.
     """
-    learned = {name: parameters[name] for name in learned_names(bound)}
+    learned = {name: parameters[name] for name in names} if (names := learned_names(bound)) else {}
     simple = (views or three is not None) and _is_simple(bound, parameters)
     joint = bound.module.joint if simple and bound.module is not None else None
 
@@ -146,7 +146,8 @@ def projected(bound: Bound, tokens: Tensor, parameters: Parameters) -> Three:
 def _is_simple(bound: Bound, parameters: Parameters) -> bool:
     """True for a module on the CPU if nothing replaces q, k or v after its own projections."""
     module, spec = bound.module, bound.spec
-    replaced = bound.past or bound.extra or spec.qk_norm is not None or spec.position.name != "none"
+    replaced = bound.past or spec.qk_norm is not None or spec.position.name != "none"
+    replaced = replaced or spec.add_bias_kv or spec.add_zero_attn
     if module is None or parameters is not module.parameters or replaced or bound.head_dim != bound.value_dim:
         return False
     return module.device.type == "cpu"

@@ -13,7 +13,7 @@ from attention_service.core import multihead
 from attention_service.core.apart import separate_positions
 from attention_service.core.attention import attend
 from attention_service.core.comparison import Compared, compare
-from attention_service.core.kernels import Kernel, is_compiled
+from attention_service.core.kernels import KERNELS, Kernel, is_compiled
 from attention_service.core.methods import approximation_of
 from attention_service.core.multihead import Parameters
 from attention_service.core.phases import phase
@@ -31,7 +31,7 @@ from attention_service.runtime.operations.operation import Fields, Operation, Re
 from attention_service.runtime.planning.plan import Plan
 from attention_service.runtime.planning.planner import Question, batch_plans, edit_actions, family_of, plan_request
 from attention_service.runtime.scheduling.batches import in_common, joinable
-from attention_service.runtime.scheduling.jobs import SHORT_S, Job, Joins, Size
+from attention_service.runtime.scheduling.jobs import SHORT_S, Job, Joining, Prepared, Size
 
 _MIXED = {"query", "past_key", "past_value", "offsets", "positions"}
 """The tensors of requests of different lengths that run together."""
@@ -62,35 +62,37 @@ def prepare(module: Module | None, request: ForwardRequest, device: Device, room
     def operation(bound: Bound) -> Operation:
         if device.is_cuda and job_is_small and graphed.takes(bound, request, plan.kernel):
             return graphed.Graphed(bound, plan.kernel, plan.peak_bytes, device)
-        return Forward(bound, request, selection, plan.kernel)
+        return Forward(bound, request, selection, kernel)
 
-    def joins() -> Joins:
-        lengths = None if mixing else (bound.queries, bound.keys)
-        of = family_of(bound, question, device) if module is None else module
-        key = of, lengths, plan.kernel, question, selection, in_common(bound)
-        mixed = None
-        if lengths is None:
-            mixed = partial(Mixed, request=request, selection=selection, kernel=plan.kernel)
-        return Joins(key, bound, operation, joint_plans(bound, question, selection, plan.kernel, device), mixed)
-
+    kernel = KERNELS[plan.kernel].make() if plan.kernel in KERNELS else plan.kernel  # else a method that approximates
     job_is_small = plan.predicted.high <= SHORT_S  # graphs belong to the thread of short work
     watched = not (request.edits or request.report_error or is_compiled(plan.kernel) or returns_mask(request))
-    mixing = mixes(bound, request)
-    make_joins = joins if watched and joinable(bound) else None
-    of = module if mixing else None
-    return Job("forward", plan, bound.dtype, module, operation(bound), device.torch, watched, make_joins, of)
+    joining = None
+    if watched and joinable(bound):
+        mixed = None
+        if mixes(bound, request):
+            mixed = partial(Mixed, request=request, selection=selection, kernel=plan.kernel)
+        joining = joining_of(bound, question, selection, plan.kernel, device, mixed)
+    return Job(Prepared("forward", plan, bound.dtype, device.torch, operation, watched, joining), bound, module)
 
 
-def joint_plans(
-    bound: Bound, question: Question, selection: Selection, kernel: str, device: Device
-) -> Callable[[Size], Plan]:
-    """The plans of passes that stack requests like this one, by size."""
+def joining_of(
+    bound: Bound,
+    question: Question,
+    selection: Selection,
+    kernel: str,
+    device: Device,
+    mixed: Callable[[Sequence[Bound]], Operation] | None = None,
+) -> Joining:
+    """The means to join requests like this one: with others of equal lengths, or of any if ``mixed`` is given."""
 
-    def plan(size: Size) -> Plan:
+    def plan(bound: Bound, size: Size) -> Plan:
         plans, (batch, queries, keys) = batch_plans(bound, question, selection, kernel, device), size
         return plans.plan(replace(plans.costs.work, batch=batch, queries=queries, keys=keys))
 
-    return plan
+    family = family_of(bound, question, device) if bound.module is None else None
+    lengths = (bound.queries, bound.keys) if mixed is None else None
+    return Joining((family, lengths, kernel, question, selection, in_common(bound)), plan, mixed)
 
 
 @dataclass(eq=False, slots=True)
@@ -119,13 +121,19 @@ class Forward:
         phase("attention", "context", "pairs")
         attended = attend(problem, inner, self.selection, uploaded.edits, self.kernel)
         phase("answer", "taps")
-        results = tap_results(bound, attended.taps, average_heads=request.average_heads)
-        results |= {name: compute.in_reply(x, bound, "k", accumulated(bound)) for name, x in attended.state.items()}
-        results |= dropout_results(bound, request, problem, self.selection)
-        results |= present(bound, problem)
+        results: Results = {}
+        if attended.taps:
+            results = tap_results(bound, attended.taps, average_heads=request.average_heads)
+        for name, x in attended.state.items():
+            results[name] = compute.in_reply(x, bound, "k", accumulated(bound))
+        if request.dropout is not None:
+            results |= dropout_results(bound, request, problem, self.selection)
+        if bound.past or "past_key" in bound.arrays:
+            results |= present(bound, problem)
+        compared = None
         if request.report_error:
             phase("compare with exact attention", "comparison")
-        compared = _compared(bound, problem) if request.report_error else None
+            compared = _compared(bound, problem)
         del problem  # frees queries, keys and values before the output is made
         phase("project out", "output")
         if "output" in request.return_:

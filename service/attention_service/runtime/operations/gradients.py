@@ -33,7 +33,7 @@ from attention_service.runtime.operations.gradient_check import CHECK_PASSES, CH
 from attention_service.runtime.operations.operation import Fields, Results, Uploaded, on_host
 from attention_service.runtime.planning.kernel_choice import Purpose
 from attention_service.runtime.planning.planner import Question, edit_actions, plan_request
-from attention_service.runtime.scheduling.jobs import Job
+from attention_service.runtime.scheduling.jobs import Job, Prepared
 
 
 def prepare(module: Module | None, request: GradientsRequest, device: Device, room: int) -> Job:
@@ -60,15 +60,12 @@ def prepare(module: Module | None, request: GradientsRequest, device: Device, ro
         wrt=_kinds_of(targets),
     )
     plan = plan_request(bound, question, device, room, selection, request.edits)
-    return Job(
-        "gradients",
-        plan,
-        bound.dtype,
-        module,
-        Gradients(bound, request, selection, targets, plan.kernel),
-        device.torch,
-        watched=not (twice or checks or taps or request.edits or is_compiled(plan.kernel) or returns_mask(request)),
-    )
+
+    def operation(bound: Bound) -> Gradients:
+        return Gradients(bound, request, selection, targets, plan.kernel)
+
+    watched = not (twice or checks or taps or request.edits or is_compiled(plan.kernel) or returns_mask(request))
+    return Job(Prepared("gradients", plan, bound.dtype, device.torch, operation, watched), bound, module)
 
 
 def _targets(wrt: Sequence[str], bound: Bound) -> Targets:

@@ -22,7 +22,7 @@ from attention_service.runtime.operations.compute import converted
 from attention_service.runtime.operations.operation import Fields, Results, Uploaded, on_host
 from attention_service.runtime.planning.buckets import ANY_ROOM, plan_by_bucket
 from attention_service.runtime.planning.request_sizes import RetrievalSizes
-from attention_service.runtime.scheduling.jobs import Job
+from attention_service.runtime.scheduling.jobs import Job, Prepared
 
 _ROUNDED = RetrievalSizes._fields
 _FAMILY = [each.name for each in fields(cost.Retrieval) if each.name not in {*_ROUNDED, "spec"}]
@@ -69,7 +69,7 @@ def prepare(request: HopfieldRequest, device: Device, room: int = ANY_ROOM) -> J
     family = "hopfield", *(getattr(size, name) for name in _FAMILY)
     plan = plan_by_bucket(device.plans, device.clock, family, sizes, room, lambda: RetrievalCosts(size, device))
     watched = request.eps is None  # otherwise it may end after any step
-    return Job("hopfield", plan, bound.dtype, None, Retrieval(bound), device.torch, watched)
+    return Job(Prepared("hopfield", plan, bound.dtype, device.torch, Retrieval, watched), bound)
 
 
 @dataclass(eq=False, slots=True)

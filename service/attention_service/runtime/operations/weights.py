@@ -17,12 +17,12 @@ from attention_service.runtime.binding.module_binding import bind
 from attention_service.runtime.binding.selection import bind_selection, check_edits, check_tap
 from attention_service.runtime.device import Device
 from attention_service.runtime.operations import compute
-from attention_service.runtime.operations.forward import joint_plans, tap_results
+from attention_service.runtime.operations.forward import joining_of, tap_results
 from attention_service.runtime.operations.operation import Fields, Results, Uploaded, on_host
 from attention_service.runtime.planning.kernel_choice import Purpose
-from attention_service.runtime.planning.planner import Question, edit_actions, family_of, plan_request
-from attention_service.runtime.scheduling.batches import in_common, joinable
-from attention_service.runtime.scheduling.jobs import Job, Joins
+from attention_service.runtime.planning.planner import Question, edit_actions, plan_request
+from attention_service.runtime.scheduling.batches import joinable
+from attention_service.runtime.scheduling.jobs import Job, Prepared
 
 
 def prepare(module: Module | None, request: WeightsRequest, device: Device, room: int) -> Job:
@@ -56,13 +56,10 @@ def prepare(module: Module | None, request: WeightsRequest, device: Device, room
     def operation(bound: Bound) -> Inspection:
         return Inspection(bound, request, selection)
 
-    def joins() -> Joins:
-        of = family_of(bound, question, device) if module is None else module
-        key = of, (bound.queries, bound.keys), question, selection, in_common(bound)
-        return Joins(key, bound, operation, joint_plans(bound, question, selection, plan.kernel, device))
-
-    make_joins = joins if query_mask is None and not request.edits and joinable(bound) else None
-    return Job("weights", plan, bound.dtype, module, operation(bound), device.torch, make_joins=make_joins)
+    joining = None
+    if query_mask is None and not request.edits and joinable(bound):
+        joining = joining_of(bound, question, selection, plan.kernel, device)
+    return Job(Prepared("weights", plan, bound.dtype, device.torch, operation, joining=joining), bound, module)
 
 
 @dataclass(eq=False, slots=True)

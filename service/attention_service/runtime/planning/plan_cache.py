@@ -28,19 +28,27 @@ class PlanCache:
 
     def get(self, clock: Clock, key: Hashable, make: Callable[[], ValueT]) -> ValueT:
         """The entry of this key, made now unless it was before. What ``make`` raises is not remembered."""
+        found: ValueT | None = self.find(clock, key)
+        if found is None:
+            found = make()
+            self.keep(clock, key, found)
+        return found
+
+    def find(self, clock: Clock, key: Hashable) -> Any:
+        """The entry of this key; None if there is none."""
         with self._changing:
             if clock is not self._clock:
                 self._entries.clear()
                 self._clock = clock
-            found: ValueT | None = self._entries.get(key)
-            if found is not None:
-                if len(self._entries) > MOST // 2:  # otherwise nothing goes soon
-                    self._entries.move_to_end(key)
-                return found
-        made = make()
+            found = self._entries.get(key)
+            if found is not None and len(self._entries) > MOST // 2:  # otherwise nothing goes soon
+                self._entries.move_to_end(key)
+            return found
+
+    def keep(self, clock: Clock, key: Hashable, entry: Any) -> None:
+        """Remember an entry."""
         with self._changing:
             if clock is self._clock:  # another clock may have been set meanwhile
-                self._entries[key] = made
+                self._entries[key] = entry
                 if len(self._entries) > MOST:
                     self._entries.popitem(last=False)
-        return made

@@ -18,7 +18,7 @@ from attention_service.runtime.binding.bound import Bound
 from attention_service.runtime.operations.operation import Fields, execute
 from attention_service.runtime.planning.plan import Plan
 from attention_service.runtime.planning.quickness import is_quick
-from attention_service.runtime.scheduling.jobs import Job, Joins
+from attention_service.runtime.scheduling.jobs import Job, Joining
 
 BATCH_S = 5e-3
 """Seconds that the requests of one batch would take one after the other, by the upper bounds of their predictions."""
@@ -56,8 +56,6 @@ class Batch:
     jobs: tuple[Job, ...]
     groups: tuple[tuple[int, ...], ...]
     """The places in ``jobs`` of those that have equal lengths."""
-    joins: Joins
-    """The joins of the first job."""
     plan: Plan
     """The plan of the whole pass, stacked tensors included."""
 
@@ -68,12 +66,13 @@ class Batch:
 
     def run(self, device: torch.device) -> list[Fields]:
         """The reply's fields of each job: views of the results of one pass. Blocks."""
-        bounds = [_joins(job).bound for job in self.jobs]
+        first, bounds = self.jobs[0].prepared, [job.bound for job in self.jobs]
+        mixed = _joining(self.jobs[0]).mixed
         stacks = [stacked([bounds[place] for place in group]) for group in self.groups]
-        if len(stacks) == 1 or self.joins.mixed is None:
-            found = [execute(self.joins.operation(stacks[0]), device)]
+        if len(stacks) == 1 or mixed is None:
+            found = [execute(first.operation(stacks[0]), device)]
         else:
-            fields = execute(self.joins.mixed(stacks), device)
+            fields = execute(mixed(stacks), device)
             found = [fields[str(index)] for index in range(len(stacks))]
         answers: dict[int, Fields] = {}
         for group, whole in zip(self.groups, found, strict=True):
@@ -90,7 +89,7 @@ def choose(waiting: Sequence[Job], spare: int) -> Batch | None:
 
     spare: bytes that a batch may need beyond what its jobs are admitted for.
     """
-    first = _joins(waiting[0])
+    first = _joining(waiting[0])
     seconds = 0.0
     taken: list[Job] = []
     for job in waiting:
@@ -116,26 +115,26 @@ def _batch(jobs: Sequence[Job]) -> Batch:
         predicted = sum((each.predicted for each in plans), Estimate(0.0, 0.0, 0.0))
         flops, peak = sum(each.flops for each in plans), sum(each.peak_bytes for each in plans)
         plan = replace(plan, flops=flops, peak_bytes=peak, predicted=predicted)
-    copied = sum(array.nbytes for job in jobs for array in _joins(job).bound.arrays.values())
+    copied = sum(array.nbytes for job in jobs for array in job.bound.arrays.values())
     plan = replace(plan, peak_bytes=plan.peak_bytes + copied)
-    return Batch(tuple(jobs), tuple(map(tuple, groups.values())), _joins(jobs[0]), plan)
+    return Batch(tuple(jobs), tuple(map(tuple, groups.values())), plan)
 
 
 def _plan(jobs: Sequence[Job], lengths: tuple[int, int]) -> Plan:
     """The plan of jobs of equal lengths at once."""
-    joins = _joins(jobs[0])
-    return jobs[0].plan if len(jobs) == 1 else joins.plan((sum(_joins(job).bound.batch for job in jobs), *lengths))
+    if len(jobs) == 1:
+        return jobs[0].plan
+    return _joining(jobs[0]).plan(jobs[0].bound, (sum(job.bound.batch for job in jobs), *lengths))
 
 
-def _joins(job: Job) -> Joins:
-    if job.joins is None:
+def _joining(job: Job) -> Joining:
+    if job.prepared.joining is None:
         raise TypeError("a job that runs alone is in no batch")
-    return job.joins
+    return job.prepared.joining
 
 
 def _lengths(job: Job) -> tuple[int, int]:
-    bound = _joins(job).bound
-    return bound.queries, bound.keys
+    return job.bound.queries, job.bound.keys
 
 
 def stacked(bounds: Sequence[Bound]) -> Bound:

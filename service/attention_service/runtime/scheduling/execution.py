@@ -19,13 +19,20 @@ from typing import Any, TypeVar
 import torch
 
 from attention_contract.errors import DeadlineExceeded
-from attention_service.cost import Clock
 from attention_service.runtime.device import Device
 from attention_service.runtime.planning.plan import Plan
 from attention_service.runtime.scheduling.batches import choose
 from attention_service.runtime.scheduling.budget import Budget
 from attention_service.runtime.scheduling.jobs import Job
-from attention_service.runtime.scheduling.joined_jobs import Ended, Gone, Pass, Seen, Waiting, alone, draining
+from attention_service.runtime.scheduling.joint_passes import (
+    Ended,
+    Observation,
+    Outcome,
+    Pass,
+    Waiting,
+    draining,
+    run_alone,
+)
 from attention_service.runtime.scheduling.lane import Lane
 
 log = logging.getLogger(__name__)
@@ -45,7 +52,7 @@ _SIDE = 128
 class Execution:
     """Runs admitted work on one device. Used from the event loop only."""
 
-    def __init__(self, device: Device, budget: Budget, watch: Callable[[Seen], None]) -> None:
+    def __init__(self, device: Device, budget: Budget, watch: Callable[[Observation], None]) -> None:
         """``watch`` receives every run that ended well."""
         self.hold_s = 0.0
         """Jobs that might take longer go to a thread. Set by ``measure``."""
@@ -82,7 +89,7 @@ class Execution:
             here.append(time.perf_counter() - started)
             await asyncio.sleep(_PAUSE_S)
             started = time.perf_counter()
-            await self._through(partial(torch.mm, matrix, matrix), self._short)
+            await self._call(partial(torch.mm, matrix, matrix), self._short)
             there.append(time.perf_counter() - started)
         self.hold_s = min(max(median(there) - median(here), 0.0) / HAND_OFF_SHARE, LONGEST_HOLD_S)
 
@@ -93,21 +100,31 @@ class Execution:
         its memory is free then. Raises what the budget does, DeadlineExceeded, Draining, NeverFits if the device runs
         out of memory after all, and what the job raises.
         """
-        clock = self._device.clock
-        if not self._budget.take(job.plan.peak_bytes):
+        clock, plan = self._device.clock, job.prepared.plan
+        if not self._budget.take(plan.peak_bytes):
             await self._admit(job, deadline)
-        ended: Ended = await self._through(job.run, self._short if job.is_short else self._long, job, clock, deadline)
-        return ended
+        lane = self._short if job.prepared.is_short else self._long
+        came = time.monotonic()
+        now = self._begins(job.kind, lane, came)
+        if now and deadline is None and self._stays(plan):
+            try:
+                ended, observation = run_alone(job, clock, came, self._device)
+            finally:
+                self._budget.release(plan.peak_bytes)
+            self._observe(observation)
+            return ended
+        waiting = Waiting(asyncio.get_running_loop().create_future(), job.run, job, clock, deadline, came)
+        answer: Ended = await self._through(waiting, lane, now=now)
+        return answer
 
     async def call(self, work: Callable[[], ResultT]) -> ResultT:
         """Run other work in the queue of the long jobs."""
-        result: ResultT = await self._through(work, self._long)
-        return result
+        return await self._call(work, self._long)
 
     async def warm_up(self, work: Callable[[], object]) -> None:
         """Run some work on each thread."""
         for lane in (self._short, self._long):
-            await self._through(work, lane)
+            await self._call(work, lane)
 
     async def renew(self) -> None:
         """Replace the threads once what runs has ended, which frees what libraries keep for each thread."""
@@ -137,21 +154,22 @@ class Execution:
         except TimeoutError:
             raise _late() from None
 
-    async def _through(
-        self,
-        work: Callable[[], Any],
-        lane: Lane,
-        job: Job | None = None,
-        clock: Clock | None = None,
-        deadline: float | None = None,
-    ) -> Any:
+    async def _call(self, work: Callable[[], ResultT], lane: Lane) -> ResultT:
+        """Run other work in the queue of a lane."""
+        waiting = Waiting(asyncio.get_running_loop().create_future(), work, None, self._device.clock)
+        now = self._begins(id(waiting), lane, waiting.admitted)
+        result: ResultT = await self._through(waiting, lane, now=now)
+        return result
+
+    async def _through(self, waiting: Waiting, lane: Lane, *, now: bool) -> Any:
+        """Wait in the queue of a lane for the result. ``now``: begin the next pass at once."""
         loop = asyncio.get_running_loop()
-        future = loop.create_future()
-        waiting = Waiting(future, work, job, clock or self._device.clock, deadline)
-        self._begin(waiting, lane)
-        timer = None if deadline is None else loop.call_at(deadline, self._expire, waiting, lane)
+        lane.waiting.append(waiting)
+        if now:
+            self._look(lane)
+        timer = None if waiting.deadline is None else loop.call_at(waiting.deadline, self._expire, waiting, lane)
         try:
-            return await future
+            return await waiting.done
         except asyncio.CancelledError:
             self.leave(waiting)
             raise
@@ -159,28 +177,19 @@ class Execution:
             if timer is not None:
                 timer.cancel()
 
-    def _begin(self, waiting: Waiting, lane: Lane) -> None:
-        """Run a job now, or at the end of the turn if others are before it or may run in one pass with it."""
+    def _begins(self, kind: int, lane: Lane, now: float) -> bool:
+        """Note a job that came, and return True if it may begin now.
+
+        It waits for the end of the turn if others wait or run before it, or may run in one pass with it.
+        """
         if self._turn is None:
             self._turn = asyncio.get_running_loop().call_soon(self._end_turn)
-            self._turn_began = waiting.admitted
-        job = waiting.job
-        kind = id(waiting) if job is None else job.kind
-        mates = self.expects_mates or kind in self._kinds
+            self._turn_began = now
         self._came += 1
+        mates = self.expects_mates or kind in self._kinds
         self._kinds.add(kind)
-        held = waiting.admitted - self._turn_began > LONGEST_HOLD_S
-        at_once = not (mates or held or lane.waiting) and lane.running is None
-        if at_once and job is not None and waiting.deadline is None and self._stays(job.plan):
-            answer, seen = alone(waiting, self._device)
-            self._give_back(waiting)
-            _answer(waiting, answer)
-            if seen is not None:
-                self._observe(seen)
-            return
-        lane.waiting.append(waiting)
-        if at_once:
-            self._look(lane)
+        held = now - self._turn_began > LONGEST_HOLD_S
+        return not (mates or held or lane.waiting) and lane.running is None
 
     def _end_turn(self) -> None:
         """Begin what waits, pass after pass until a thread is busy or the event loop has been held for long enough."""
@@ -220,20 +229,16 @@ class Execution:
         try:
             lane.submit(following, self._finish)
         except RuntimeError:  # the thread was stopped
-            self._finish(following, Gone([draining() for _ in following.taken]))
+            self._finish(following, Outcome([draining() for _ in following.taken]))
 
     def _next(self, lane: Lane) -> Pass:
         """Take the first job that waits, and those that run in one pass with it."""
         first = lane.waiting[0]
-        if lane.long or len(lane.waiting) == 1 or first.job is None or first.job.joins is None:
+        key = None if lane.long or len(lane.waiting) == 1 or first.job is None else first.job.key
+        if key is None:
             lane.waiting.popleft()
             return Pass([first])
-        key = first.job.joins.key
-        mates = {
-            each.job: each
-            for each in lane.waiting
-            if each.job is not None and each.job.joins is not None and each.job.joins.key == key
-        }
+        mates = {each.job: each for each in lane.waiting if each.job is not None and each.job.key == key}
         try:
             batch = choose([job for job, each in mates.items() if not each.done.done()], self._budget.spare)
         except Exception:  # jobs that cannot be planned together run alone
@@ -243,8 +248,8 @@ class Execution:
             lane.waiting.popleft()
             return Pass([first])
         taken = [mates[job] for job in batch.jobs]
-        gone = set(taken)
-        lane.waiting = deque(each for each in lane.waiting if each not in gone)
+        joined = set(taken)
+        lane.waiting = deque(each for each in lane.waiting if each not in joined)
         return Pass(taken, batch)
 
     def _stays(self, plan: Plan | None) -> bool:
@@ -253,23 +258,22 @@ class Execution:
             return False
         return plan.predicted.median <= self.hold_s and plan.predicted.high <= max(LONGEST_HOLD_S, self.hold_s)
 
-    def _finish(self, following: Pass, gone: Gone) -> None:
+    def _finish(self, following: Pass, outcome: Outcome) -> None:
         """Give back the memory, answer everyone, and look at the queues at the end of this turn."""
         if following.more:
             self._budget.release_more(following.more)
-        for waiting, answer in zip(following.taken, gone.answers, strict=True):
+        for waiting, answer in zip(following.taken, outcome.answers, strict=True):
             self._give_back(waiting)
             _answer(waiting, answer)
         if self._turn is None and (self._short.waiting or self._long.waiting):
             self._turn = asyncio.get_running_loop().call_soon(self._end_turn)
-        for seen in gone.runs:
-            self._observe(seen)
+        for observation in outcome.runs:
+            self._observe(observation)
 
-    def _observe(self, seen: Seen) -> None:
+    def _observe(self, observation: Observation) -> None:
         """Report a run. Beside long work a short run takes longer, which is no reason to calibrate again."""
-        if self._long.running is not None:
-            seen.watched = False
-        self._watch(seen)
+        observation.alone = self._long.running is None
+        self._watch(observation)
 
     def _give_back(self, waiting: Waiting) -> None:
         if waiting.job is not None:

@@ -2,10 +2,13 @@
 
 from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 
+from attention_contract.request_options import Outline
 from attention_contract.schemas.accuracy import Purpose
+from attention_contract.schemas.attention import AttentionInputs
 from attention_service.modules.resident import Module
 from attention_service.runtime.binding.bound import Bound
 from attention_service.runtime.operations.operation import Fields, Operation, execute
@@ -18,55 +21,78 @@ Size = tuple[int, int, int]
 
 
 @dataclass(eq=False, slots=True)
-class Joins:
-    """The means to run requests in one pass."""
+class Joining:
+    """The means to run jobs of one module, or of raw attention, in one pass."""
 
     key: Hashable
-    """Equal for requests that can run in one pass."""
-    bound: Bound
-    operation: Callable[[Bound], Operation]
-    """Makes the operation over these tensors, or over those of several requests stacked along the batch."""
-    plan: Callable[[Size], Plan]
+    """Equal for jobs of one module that can run in one pass."""
+    plan: Callable[[Bound, Size], Plan]
     """Plans a pass of equal lengths."""
     mixed: Callable[[Sequence[Bound]], Operation] | None = None
     """Makes the operation over different lengths; None if only equal ones can be joined."""
 
 
 @dataclass(eq=False, slots=True)
-class Job:
-    """One planned operation on a device."""
+class Prepared:
+    """Everything about a planned request but its numbers and its module."""
 
     purpose: Purpose
     plan: Plan
     dtype: str
-    module: Module | None
-    operation: Operation
     device: torch.device
+    operation: Callable[[Any], Operation]
+    """Makes the operation over a bound request, or over several stacked along the batch."""
     watched: bool = True
     """True if a calibration measures requests of this kind."""
-    make_joins: Callable[[], Joins] | None = None
-    """Makes ``joins``; None for a job that always runs alone."""
-    mixing: Module | None = None
-    """The module, if requests of different lengths run in one pass."""
-    _joins: Joins | None = None
-
-    def run(self) -> Fields:
-        """Upload, launch and collect; blocks until the reply's fields are on the host."""
-        return execute(self.operation, self.device)
-
-    @property
-    def joins(self) -> Joins | None:
-        """The means to join the job with others; None if it runs alone. Made only if others wait."""
-        if self._joins is None and self.make_joins is not None:
-            self._joins = self.make_joins()
-        return self._joins
-
-    @property
-    def kind(self) -> int:
-        """Equal for jobs that can most likely run in one pass: those of one cached plan, or of one large module."""
-        return id(self.plan if self.mixing is None else self.mixing)
+    joining: Joining | None = None
+    """None for a job that always runs alone."""
 
     @property
     def is_short(self) -> bool:
         """True if the job is predicted to take no longer than ``SHORT_S``."""
         return not self.plan.laborious and self.plan.predicted.high <= SHORT_S
+
+
+@dataclass(eq=False, slots=True)
+class Job:
+    """One planned request."""
+
+    prepared: Prepared
+    bound: Any
+    """The request, bound: a ``Bound``, or the bound retrieval of a Hopfield request."""
+    module: Module | None = None
+
+    def run(self) -> Fields:
+        """Upload, launch and collect; blocks until the reply's fields are on the host."""
+        prepared = self.prepared
+        return execute(prepared.operation(self.bound), prepared.device)
+
+    @property
+    def plan(self) -> Plan:
+        """The plan of the job alone."""
+        return self.prepared.plan
+
+    @property
+    def key(self) -> Hashable:
+        """Equal for jobs that can run in one pass; None for a job that always runs alone."""
+        joining = self.prepared.joining
+        return None if joining is None else (self.module, joining.key)
+
+    @property
+    def kind(self) -> int:
+        """Equal for jobs that can most likely run in one pass: those of one cached plan, or of one large module."""
+        joining = self.prepared.joining
+        return id(self.prepared.plan if joining is None or joining.mixed is None else self.module)
+
+    def without_module(self) -> "Job":
+        """The job to be remembered: it keeps no parameters in memory."""
+        return Job(self.prepared, self.bound.of(module=None))
+
+    def over(self, module: Module | None, request: AttentionInputs, outline: Outline) -> "Job":
+        """The same job over the tensors of another request of the same outline."""
+        arrays = dict(self.bound.arrays)
+        for name, _, shape in outline.tensors:
+            if name in arrays:
+                array, like = getattr(request, name), arrays[name]
+                arrays[name] = array if like.shape == shape else array.reshape(like.shape)
+        return Job(self.prepared, self.bound.of(module=module, arrays=arrays), module)

@@ -9,7 +9,7 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import suppress
 
 from attention_service.runtime.device import Device
-from attention_service.runtime.scheduling.joined_jobs import Gone, Pass, Waiting
+from attention_service.runtime.scheduling.joint_passes import Outcome, Pass, Waiting
 
 _PATIENCE = 5
 """The niceness of the thread for long work: the system runs short work and the event loop first."""
@@ -27,22 +27,22 @@ class Lane:
         self._device = device
         self._thread = self._started()
 
-    def submit(self, following: Pass, ended: Callable[[Pass, Gone], None]) -> None:
+    def submit(self, following: Pass, ended: Callable[[Pass, Outcome], None]) -> None:
         """Run a pass on the thread; ``ended`` hears of it on the event loop. Raises RuntimeError after ``stop``."""
         future = self._thread.submit(following.run, self._device)
         self.running = following
         loop = asyncio.get_running_loop()
 
-        def told(done: "Future[Gone]") -> None:
+        def after_pass(done: "Future[Outcome]") -> None:
             with suppress(RuntimeError):  # the loop is closed
                 loop.call_soon_threadsafe(hand_back, done)
 
-        def hand_back(done: "Future[Gone]") -> None:
+        def hand_back(done: "Future[Outcome]") -> None:
             self.running = None
             fault = done.exception()
-            ended(following, done.result() if fault is None else Gone([fault] * len(following.taken)))
+            ended(following, done.result() if fault is None else Outcome([fault] * len(following.taken)))
 
-        future.add_done_callback(told)
+        future.add_done_callback(after_pass)
 
     def remove(self, waiting: Waiting) -> bool:
         """Take a job out of the queue, or stop the running pass if nobody waits for it. True if it had not begun."""

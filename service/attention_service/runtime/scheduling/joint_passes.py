@@ -9,7 +9,8 @@ from typing import Any
 
 import torch
 
-from attention_contract.errors import AttentionError, Draining, NeverFits
+from attention_contract.base import valid
+from attention_contract.errors import Draining, NeverFits
 from attention_contract.schemas.attention import Ran
 from attention_service.core.cancellation import Abandoned, Cancellation, cancellable
 from attention_service.cost import Clock
@@ -18,7 +19,7 @@ from attention_service.runtime.operations.operation import Fields
 from attention_service.runtime.planning.plan import Plan
 from attention_service.runtime.planning.prediction_accuracy import Run
 from attention_service.runtime.scheduling.batches import Batch
-from attention_service.runtime.scheduling.jobs import Job
+from attention_service.runtime.scheduling.jobs import Job, Prepared
 
 # Made for each request, so none is frozen: a frozen one takes five times as long to make.
 
@@ -38,22 +39,26 @@ class Ended:
     """Requests in the pass."""
 
 
-def ran(own: Plan, dtype: str, version: str | None, ended: Ended, device: Device) -> Ran:
-    """The reply's account of a job; ``own``: the plan of it alone; ``version``: that of its module."""
-    plan = ended.plan
-    return Ran(
-        kernel=plan.kernel,
-        device=device.place,
-        dtype=dtype,
-        version=version,
-        flops=own.flops,
-        predicted_ms=plan.predicted.median * 1e3,
-        predicted_low_ms=plan.predicted.low * 1e3,
-        predicted_high_ms=plan.predicted.high * 1e3,
-        compute_ms=ended.seconds * 1e3,
-        queue_ms=ended.queued * 1e3,
-        batch=ended.batch,
-        peak_bytes=own.peak_bytes,
+def ran(job: Job, ended: Ended, device: Device) -> Ran:
+    """The reply's account of a job."""
+    own, plan = job.prepared.plan, ended.plan
+    predicted = plan.predicted
+    return valid(
+        Ran,
+        {
+            "kernel": plan.kernel,
+            "device": device.place,
+            "dtype": job.prepared.dtype,
+            "version": None if job.module is None else job.module.version,
+            "flops": own.flops,
+            "predicted_ms": predicted.median * 1e3,
+            "predicted_low_ms": predicted.low * 1e3,
+            "predicted_high_ms": predicted.high * 1e3,
+            "compute_ms": ended.seconds * 1e3,
+            "queue_ms": ended.queued * 1e3,
+            "batch": ended.batch,
+            "peak_bytes": own.peak_bytes,
+        },
     )
 
 
@@ -72,24 +77,38 @@ class Waiting:
 
 
 @dataclass(slots=True)
-class Seen:
+class Observation:
     """One run, for the statistics."""
 
-    run: Run
+    prepared: Prepared
+    """The first job of the run."""
+    plan: Plan
+    """The plan of the whole run."""
     clock: Clock
     at: float
     """The time when it ended."""
-    watched: bool
-    """True if a calibration measures requests of this kind."""
+    seconds: float
+    peak_bytes: int | None
+    """Measured; None if the device cannot measure it."""
+    batch: int = 1
+    alone: bool = True
+    """True if no long work ran at the same time."""
+
+    @property
+    def run(self) -> Run:
+        """The run, with its prediction."""
+        plan = self.plan
+        purpose, peaks = self.prepared.purpose, (plan.peak_bytes, self.peak_bytes)
+        return Run(plan.kernel, purpose, plan.predicted, self.seconds, *peaks, self.batch)
 
 
 @dataclass(slots=True)
-class Gone:
+class Outcome:
     """The outcome of a pass."""
 
     answers: list[Any] = field(default_factory=list)
     """For each of the waiting: an ``Ended``, the result of other work, the fault, or None if nobody waits."""
-    runs: list[Seen] = field(default_factory=list)
+    runs: list[Observation] = field(default_factory=list)
     """The runs that ended well."""
 
 
@@ -119,46 +138,40 @@ class Pass:
         """True if nobody waits for any of it."""
         return all(waiting.done.done() for waiting in self.taken)
 
-    def run(self, device: Device) -> Gone:
+    def run(self, device: Device) -> Outcome:
         """Run the pass; blocks. Jobs that fail together run again, each alone, so that only those at fault fail."""
         device.await_parameters()
         with cancellable(self.cancellation):
             if self.batch is not None:
                 with suppress(Exception):  # whoever is at fault hears of it when it runs alone
                     return self._together(self.batch, device)
-            gone = Gone()
+            outcome = Outcome()
             for waiting in self.taken:
-                answer, seen = alone(waiting, device) if not waiting.done.done() else (None, None)
-                gone.answers.append(answer)
-                if seen is not None:
-                    gone.runs.append(seen)
-            return gone
+                outcome.answers.append(None if waiting.done.done() else _alone(waiting, device, outcome.runs))
+            return outcome
 
-    def _together(self, batch: Batch, device: Device) -> Gone:
+    def _together(self, batch: Batch, device: Device) -> Outcome:
         fields, started, ended, peak = _timed(lambda: batch.run(device.torch), device)
         answers = [
             Ended(each, batch.plan, started - waiting.admitted, ended - started, len(fields))
             for waiting, each in zip(self.taken, fields, strict=True)
         ]
-        seen = _seen(batch.jobs[0], self.taken[0].clock, batch.plan, started, ended, peak, len(fields))
-        return Gone(answers, [seen])
+        clock, prepared = self.taken[0].clock, batch.jobs[0].prepared
+        return Outcome(answers, [Observation(prepared, batch.plan, clock, ended, ended - started, peak, len(fields))])
 
 
-def alone(waiting: Waiting, device: Device) -> tuple[Any, Seen | None]:
-    """The answer to a job that runs by itself, and its run if that ended well; blocks."""
-    job = waiting.job
+def run_alone(job: Job, clock: Clock, admitted: float, device: Device) -> tuple[Ended, Observation]:
+    """Run a job by itself; blocks. Raises what the job raises, but NeverFits if memory runs out."""
     try:
-        result, started, ended, peak = _timed(waiting.work, device)
-    except AttentionError as fault:
-        return fault, None
-    except Abandoned:
-        return draining(), None  # the caller left, or the server stops
-    except Exception as fault:  # raised again where the result is awaited
-        return _as_told(fault, job), None
-    if job is None:
-        return result, None
-    seen = _seen(job, waiting.clock, job.plan, started, ended, peak)
-    return Ended(result, job.plan, started - waiting.admitted, ended - started), seen
+        fields, started, ended, peak = _timed(job.run, device)
+    except Exception as fault:
+        if _out_of_memory(fault):
+            raise _never_fits(job) from fault
+        raise
+    seconds = ended - started
+    return Ended(fields, job.plan, started - admitted, seconds), Observation(
+        job.prepared, job.plan, clock, ended, seconds, peak
+    )
 
 
 def draining() -> Draining:
@@ -166,9 +179,18 @@ def draining() -> Draining:
     return Draining("the server is stopping; try another, or this one once it is back")
 
 
-def _seen(job: Job, clock: Clock, plan: Plan, started: float, ended: float, peak: int | None, batch: int = 1) -> Seen:
-    run = Run(plan.kernel, job.purpose, plan.predicted, ended - started, plan.peak_bytes, peak, batch)
-    return Seen(run, clock, ended, job.watched)
+def _alone(waiting: Waiting, device: Device, runs: list[Observation]) -> Any:
+    """The answer to one of the waiting. A job that ends well is added to the runs."""
+    try:
+        if waiting.job is None:
+            return waiting.work()
+        ended, observation = run_alone(waiting.job, waiting.clock, waiting.admitted, device)
+    except Abandoned:  # the caller left, or the server stops
+        return draining()
+    except Exception as fault:  # raised again where the result is awaited
+        return fault
+    runs.append(observation)
+    return ended
 
 
 def _timed(work: Callable[[], Any], device: Device) -> tuple[Any, float, float, int | None]:
@@ -178,16 +200,15 @@ def _timed(work: Callable[[], Any], device: Device) -> tuple[Any, float, float, 
     return result, started, time.monotonic(), peak()
 
 
-def _as_told(fault: Exception, job: Job | None) -> Exception:
-    """The fault that the caller hears of: NeverFits if memory ran out."""
-    full = isinstance(fault, torch.OutOfMemoryError | MemoryError)
+def _out_of_memory(fault: Exception) -> bool:
     # The CPU allocator has no exception of its own.
-    if job is None or not (full or (isinstance(fault, RuntimeError) and "can't allocate memory" in str(fault))):
-        return fault
-    refusal = NeverFits(
+    told = isinstance(fault, RuntimeError) and "can't allocate memory" in str(fault)
+    return told or isinstance(fault, torch.OutOfMemoryError | MemoryError)
+
+
+def _never_fits(job: Job) -> NeverFits:
+    return NeverFits(
         f"the device ran out of memory, though the estimate was {job.plan.peak_bytes} bytes; "
         "ask for fewer queries, heads or taps at a time",
         needed_bytes=job.plan.peak_bytes,
     )
-    refusal.__cause__ = fault
-    return refusal

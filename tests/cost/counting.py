@@ -1,0 +1,159 @@
+"""Counts of the operations that PyTorch runs: traffic by the cost model's convention, FLOPs by the operators' own.
+
+The arithmetic of an operator is that of its definition: one operation an element for a sum, a product or an elementary
+function, n·log n comparisons for a sort. Comparisons, masks and copies are no arithmetic. A fused kernel counts as the
+products and the softmax that it replaces.
+"""
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from functools import partial
+from math import ceil, log2
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
+from torch.utils.flop_counter import flop_registry
+
+from attention_service.core.attention import attend
+from attention_service.core.kernels import tiles
+from attention_service.core.kernels.tiling import Layout
+from attention_service.core.learned import learned_of
+from attention_service.core.methods.linear import running
+from attention_service.core.multihead import project, project_out
+from attention_service.core.preparing import prepare
+from attention_service.core.types import Dropout, Problem
+from attention_service.cost import Traffic, Workload
+from attention_service.cost.operation_counter import OperationCounter
+from attention_service.cost.stand_ins import dtype_of, inputs_of, parameters_of, selection_of
+
+BY_RESULT = {
+    **dict.fromkeys(["add", "sub", "rsub", "mul", "div", "neg", "abs", "pow", "sqrt", "reciprocal", "clamp"], 1),
+    **dict.fromkeys(["exp", "log", "tanh", "sin", "cos", "maximum", "minimum"], 1),
+    **{"addcmul": 2, "sigmoid": 4, "sigmoid_backward": 3, "_softmax": 5, "_softmax_backward_data": 4},
+}
+"""Operations for each element of the result."""
+BY_INPUT = {"sum": 1, "mean": 1, "amax": 1, "logsumexp": 3, "cumsum": 1, "linalg_vector_norm": 2}
+"""Operations for each element of the argument."""
+FUSED = "_scaled_dot_product_flash_attention_for_cpu"
+
+
+class Counting(TorchDispatchMode):
+    """Counts while it is entered."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._counter = OperationCounter()
+        self.matmul = self.arithmetic = 0
+
+    @property
+    def traffic(self) -> Traffic:
+        return self._counter.counted
+
+    @property
+    def flops(self) -> int:
+        return self.matmul + self.arithmetic
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = kwargs or {}
+        out = func(*args, **kwargs)
+        self._counter.count(func, args, kwargs, out)
+        name = func._schema.name.removeprefix("aten::")
+        if func._overloadpacket in flop_registry:
+            self.matmul += flop_registry[func._overloadpacket](*args, **kwargs, out_val=out)
+        elif name == FUSED:
+            self._count_fused(*args[:3], causal=len(args) > 4 and args[4], products=1, of_pair=6)
+        elif name == f"{FUSED}_backward":
+            self._count_fused(*args[1:4], causal=args[7], products=2.5, of_pair=6)
+        else:
+            self.arithmetic += arithmetic(name.removesuffix("_"), args, out)
+        return out
+
+    def _count_fused(self, q: Tensor, k: Tensor, v: Tensor, *, causal: bool, products: float, of_pair: int) -> None:
+        rows = (min(row + 1, k.shape[2]) if causal else k.shape[2] for row in range(q.shape[2]))
+        pairs = q.shape[0] * q.shape[1] * sum(rows)
+        self.matmul += int(products * 2 * pairs * (q.shape[3] + v.shape[3]))
+        self.arithmetic += of_pair * pairs
+
+
+def arithmetic(name: str, args: Any, out: Any) -> int:
+    """Operations of one operator that is no matrix product."""
+    x = next((x for x in (out, *args) if isinstance(x, Tensor)), None)
+    if x is None or not x.is_floating_point():
+        return 0
+    if name == "sort":
+        return args[0].numel() * ceil(log2(max(args[0].shape[-1], 1)))
+    if name in BY_INPUT:
+        return BY_INPUT[name] * args[0].numel()
+    return BY_RESULT.get(name, 0) * x.numel()
+
+
+def executed(work: Workload, kernel: str) -> tuple[Counting, Counting]:
+    """Count a real pass over random tensors, and the way back to every input and parameter."""
+    tensors = {name: _real(x) for name, x in inputs_of(work).items()}
+    parameters = {name: _real(x) for name, x in parameters_of(work).items()}
+    if work.padded:
+        tensors["key_mask"] = torch.ones(work.batch, work.told_keys, dtype=torch.bool)
+        tensors["key_mask"][:, work.met_keys :] = False
+        tensors["key_mask"][-1, -1] = work.told_keys == 1  # padding hides no whole tile
+    leaves = [x for name, x in tensors.items() if x.is_floating_point() and name != "mask"] + [*parameters.values()]
+
+    def run(taps: frozenset[str]) -> Tensor:
+        found = attend(problem_of(work, tensors, parameters), taps - {"output"}, selection_of(work), kernel=kernel)
+        _ = [x.to(dtype_of(work)) for x in found.taps.values()]  # as the reply has them
+        return found.context if work.sizes is None else project_out(parameters, found.context)
+
+    with _tiles_are_found_uncounted():
+        with torch.no_grad(), Counting() as forward:
+            run(work.taps)
+        for x in leaves:
+            x.requires_grad_()
+        output = run(frozenset())
+        upstream = torch.ones_like(output)
+        with Counting() as backward:
+            found = torch.autograd.grad(output, leaves, upstream, allow_unused=True)
+            _ = [x.to(dtype_of(work)) for x in found if x is not None]
+    return forward, backward
+
+
+def problem_of(work: Workload, tensors: dict[str, Tensor], parameters: dict[str, Tensor]) -> Problem:
+    """The attention inside the request."""
+    sizes = work.sizes
+
+    def by_head(*three: Tensor) -> tuple[Tensor, ...]:
+        return three if sizes is None else project(parameters, sizes, *three)
+
+    apart = None if sizes is None or not work.apart else partial(project, parameters, sizes, by="global")
+    learned = {name: parameters[name] for name in learned_of(work.spec, work.widths)}
+    prepared = prepare(work.spec, tensors, learned, by_head, projected=sizes is not None, apart=apart)
+    tokens = tensors.get("key", tensors["query"])
+    given = running(work.spec, tensors, parameters, tokens, wanted="return_state" in work.sent)
+    return replace(prepared, running=given, dropout=Dropout(0.1, 0) if work.dropped else None)
+
+
+def _real(x: Tensor) -> Tensor:
+    """The same with numbers, where it has none."""
+    if not x.is_meta:
+        return x
+    if x.is_floating_point():
+        return torch.rand(x.shape).to(x.dtype)
+    return torch.rand(x.shape) > 0.1 if x.dtype == torch.bool else torch.arange(x.numel()).view(x.shape) % 7
+
+
+@contextmanager
+def _tiles_are_found_uncounted() -> Iterator[None]:
+    """Leave out of the account how a host finds the tiles."""
+
+    def uncounted(find: Callable[..., Any], *args: Any) -> Any:
+        with _disable_current_modes():
+            return find(*args)
+
+    kinds, places = Layout.kinds, tiles.places
+    Layout.kinds = lambda *args: uncounted(kinds, *args)  # type: ignore[method-assign]
+    tiles.places = partial(uncounted, places)
+    try:
+        yield
+    finally:
+        Layout.kinds, tiles.places = kinds, places  # type: ignore[method-assign]

@@ -14,7 +14,7 @@ from torch.autograd import Function
 from torch.autograd.function import once_differentiable
 
 from attention_service.core.blocks import some_of
-from attention_service.core.cancellation import SLICE_FLOPS, cuts, slice_flops
+from attention_service.core.cancellation import cuts, exceeds_a_slice, slice_flops
 from attention_service.core.groups import by_kv_head
 
 _forward = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu
@@ -30,7 +30,7 @@ def is_long(q: Tensor, k: Tensor, mask: Tensor | None) -> bool:
     batch, heads, queries, width = q.shape
     work = 4.0 * batch * heads * queries * k.shape[2] * width
     told = mask is not None and mask.requires_grad
-    return work > SLICE_FLOPS and cuts(q) and work > slice_flops() and not told
+    return exceeds_a_slice(work) and cuts(q) and not told
 
 
 def attend_in_slices(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, scale: float, *, causal: bool) -> Tensor:

@@ -82,7 +82,7 @@ class Served:
         }
         spec = self.module.config.spec if self.module else getattr(self.request, "spec", AttentionSpec())
         where = "module" if self.module else "raw"
-        return f"{where} {self.job.dtype} {told} {spec.model_dump(exclude_defaults=True)}"
+        return f"{where} {self.job.prepared.dtype} {told} {spec.model_dump(exclude_defaults=True)}"
 
 
 def combinations(purposes: Sequence[Purpose]) -> Iterator[Parts]:

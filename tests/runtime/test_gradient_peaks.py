@@ -66,5 +66,7 @@ def test_the_plan_tells_what_is_held(kind, asked):
     planned = [*jobs(kind, asked)]
     measured = peaks([job.run for job in planned])
     for job, actual in zip(planned, measured, strict=True):
-        least = 0.98 if job.dtype in {"float32", "float64"} else 0.95  # oneDNN's products of half types work in more
+        least = (
+            0.98 if job.prepared.dtype in {"float32", "float64"} else 0.95
+        )  # oneDNN's products of half types work in more
         assert least * actual - SLACK <= job.plan.peak_bytes <= 1.05 * actual + SLACK

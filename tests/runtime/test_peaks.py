@@ -36,7 +36,7 @@ def walked() -> list[tuple[Served, int]]:
 def test_a_plan_tells_what_is_held(walked):
     off = []
     for each, actual in walked:
-        over = PACKED if TORCH_DTYPES[each.job.dtype].itemsize == 2 else OVER
+        over = PACKED if TORCH_DTYPES[each.job.prepared.dtype].itemsize == 2 else OVER
         over = SETTLING if getattr(each.request, "eps", None) is not None else over
         if not -UNDER <= (error := off_by(each.job.plan.peak_bytes, actual)) <= over:
             off.append((round(error, 3), each.parts, each.described))

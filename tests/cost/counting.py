@@ -7,6 +7,7 @@ products and the softmax that it replaces.
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from functools import partial
 from math import ceil, log2
 from typing import Any
@@ -19,9 +20,14 @@ from torch.utils.flop_counter import flop_registry
 from attention_service.core.attention import attend
 from attention_service.core.kernels import tiles
 from attention_service.core.kernels.tiling import Layout
+from attention_service.core.learned import learned_of
+from attention_service.core.methods.linear import running
+from attention_service.core.multihead import project, project_out
+from attention_service.core.preparing import prepare
+from attention_service.core.types import Dropout, Problem
 from attention_service.cost import Traffic, Workload
 from attention_service.cost.operation_counter import OperationCounter
-from attention_service.cost.stand_ins import inputs_of, output_of, parameters_of, problem_of, selection_of
+from attention_service.cost.stand_ins import dtype_of, inputs_of, parameters_of, selection_of
 
 BY_RESULT = {
     **dict.fromkeys(["add", "sub", "rsub", "mul", "div", "neg", "abs", "pow", "sqrt", "reciprocal", "clamp"], 1),
@@ -88,16 +94,16 @@ def executed(work: Workload, kernel: str) -> tuple[Counting, Counting]:
     """Count a real pass over random tensors, and the way back to every input and parameter."""
     tensors = {name: _real(x) for name, x in inputs_of(work).items()}
     parameters = {name: _real(x) for name, x in parameters_of(work).items()}
-    if tensors.pop("key_lengths", None) is not None:
+    if work.padded:
         tensors["key_mask"] = torch.ones(work.batch, work.told_keys, dtype=torch.bool)
         tensors["key_mask"][:, work.met_keys :] = False
         tensors["key_mask"][-1, -1] = work.told_keys == 1  # padding hides no whole tile
     leaves = [x for name, x in tensors.items() if x.is_floating_point() and name != "mask"] + [*parameters.values()]
 
     def run(taps: frozenset[str]) -> Tensor:
-        problem = problem_of(work, tensors, parameters)
-        context = attend(problem, taps - {"output"}, selection_of(work), kernel=kernel).context
-        return output_of(work, parameters, context, ())
+        found = attend(problem_of(work, tensors, parameters), taps - {"output"}, selection_of(work), kernel=kernel)
+        _ = [x.to(dtype_of(work)) for x in found.taps.values()]  # as the reply has them
+        return found.context if work.sizes is None else project_out(parameters, found.context)
 
     with _tiles_are_found_uncounted():
         with torch.no_grad(), Counting() as forward:
@@ -107,8 +113,24 @@ def executed(work: Workload, kernel: str) -> tuple[Counting, Counting]:
         output = run(frozenset())
         upstream = torch.ones_like(output)
         with Counting() as backward:
-            torch.autograd.grad(output, leaves, upstream, allow_unused=True)
+            found = torch.autograd.grad(output, leaves, upstream, allow_unused=True)
+            _ = [x.to(dtype_of(work)) for x in found if x is not None]
     return forward, backward
+
+
+def problem_of(work: Workload, tensors: dict[str, Tensor], parameters: dict[str, Tensor]) -> Problem:
+    """The attention inside the request."""
+    sizes = work.sizes
+
+    def by_head(*three: Tensor) -> tuple[Tensor, ...]:
+        return three if sizes is None else project(parameters, sizes, *three)
+
+    apart = None if sizes is None or not work.apart else partial(project, parameters, sizes, by="global")
+    learned = {name: parameters[name] for name in learned_of(work.spec, work.widths)}
+    prepared = prepare(work.spec, tensors, learned, by_head, projected=sizes is not None, apart=apart)
+    tokens = tensors.get("key", tensors["query"])
+    given = running(work.spec, tensors, parameters, tokens, wanted="return_state" in work.sent)
+    return replace(prepared, running=given, dropout=Dropout(0.1, 0) if work.dropped else None)
 
 
 def _real(x: Tensor) -> Tensor:

@@ -24,7 +24,7 @@ from attention_service.core.bands import Band
 from attention_service.core.kernels import KERNELS, Executed, Kernel, Needs
 from attention_service.core.masks import MASKS
 from attention_service.core.methods import METHODS
-from attention_service.core.methods.approximation import OwnArithmetic, no_masks
+from attention_service.core.methods.approximation import Approximation, no_masks
 from attention_service.core.methods.base import MethodCost, PassCost
 from attention_service.core.registry import variants
 from attention_service.core.scores import SCORES, Product
@@ -150,19 +150,13 @@ def test_a_method_is_its_options_and_its_class(ask):
 
     @METHODS.register(Unweighted, **FACTS)
     @dataclass(frozen=True)
-    class _Unweighted(OwnArithmetic):
+    class _Unweighted(Approximation):
         """Products of queries and keys, without a softmax: Q (Kᵀ V)."""
 
         options: Unweighted
 
         def refuses(self, spec):
             yield from no_masks(spec)
-
-        def implied_width(self, head_dim):
-            return 0
-
-        def implied(self, problem, rows):
-            return None
 
         def orders(self):
             return "n·d²", "d²"

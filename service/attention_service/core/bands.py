@@ -37,11 +37,6 @@ class Band(Part):
         return Coverage(some, every)
 
     @property
-    def building(self) -> int:
-        """Booleans per pair: each comparison, and both together."""
-        return 3 if self.low is not None and self.high is not None else 2
-
-    @property
     def bounds(self) -> Bounds:
         """Return which sides have a limit."""
         return Bounds(self.low is not None, self.high is not None)

@@ -1,9 +1,11 @@
 """Blocks of queries: parts of a computation that need not be in memory at once."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from contextvars import ContextVar
 from dataclasses import replace
+from fractions import Fraction
+from typing import TypeVar
 
 import torch
 from torch import Tensor
@@ -11,14 +13,28 @@ from torch import Tensor
 from attention_service.core.cancellation import checkpoint
 from attention_service.core.types import Problem, Selection
 
+PartT = TypeVar("PartT")
 _ELEMENTS = 2**20
+_FEW = 3
 _MANY = 64
 """Number of blocks of meta tensors beyond which one represents the rest."""
 
-REPEATED: ContextVar[Callable[[int], AbstractContextManager[None]]] = ContextVar(
+REPEATED: ContextVar[Callable[[int | Fraction], AbstractContextManager[None]]] = ContextVar(
     "REPEATED", default=lambda times: nullcontext()
 )
 """Context of one block of meta tensors that represents several equal ones."""
+
+
+def some_of(x: Tensor, parts: Sequence[PartT]) -> Iterator[PartT]:
+    """Yield each part of long work, with a checkpoint before it.
+
+    Of many parts of meta tensors, the one before the last stands for all between the first and the last.
+    """
+    few = x.is_meta and len(parts) > _FEW
+    for at, times in ((0, 1), (-2, len(parts) - 2), (-1, 1)) if few else ((at, 1) for at in range(len(parts))):
+        checkpoint()
+        with REPEATED.get()(times):
+            yield parts[at]
 
 
 def rows_at_once(batch: int, heads: int, keys: int) -> int:

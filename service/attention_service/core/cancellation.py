@@ -77,6 +77,11 @@ def slice_flops() -> float:
     return SLICE_FLOPS * (_rehearsed_threads.get() or torch.get_num_threads())
 
 
+def exceeds_a_slice(work: float) -> bool:
+    """Return True if one operation of this many FLOPs is more than a slice. Small work reads no number of threads."""
+    return work > SLICE_FLOPS and work > slice_flops()
+
+
 def cuts(x: Tensor) -> bool:
     """Return True if long operations on this tensor are cut: on a CPU, and where one is rehearsed."""
     return x.device.type == "cpu" or (x.is_meta and bool(_rehearsed_threads.get()))

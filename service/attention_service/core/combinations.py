@@ -20,20 +20,6 @@ class _Several:
         for pattern in self.of:
             yield from pattern.parts()
 
-    @property
-    def laid_out(self) -> bool:
-        """Return False only for a single pattern that is not laid out."""
-        return _laid_out(self.of)
-
-    @property
-    def building(self) -> int:
-        """Return the peak of evaluating one pattern after the other."""
-        return _building(self.of)
-
-    def beside(self, queries: int) -> int:
-        """Return the largest extra of one pattern."""
-        return max((pattern.beside(queries) for pattern in self.of), default=0)
-
 
 @dataclass(frozen=True)
 class AllOf(_Several):
@@ -95,18 +81,3 @@ class AnyOf(_Several):
             all(bounds.right for bounds in each),
             frozenset().union(*(bounds.strips for bounds in each)),
         )
-
-
-def _laid_out(of: Sequence[Pattern]) -> bool:
-    return len(of) > 1 or any(pattern.laid_out for pattern in of)
-
-
-def _building(of: Sequence[Pattern]) -> int:
-    """Booleans per pair while each pattern is joined with those before it: both operands and the result."""
-    held = peak = 0
-    for index, pattern in enumerate(of):
-        peak = max(peak, held + pattern.building)
-        joined = int(index > 0 or pattern.laid_out)
-        peak = max(peak, held + pattern.laid_out + joined)
-        held = joined
-    return peak

@@ -14,8 +14,6 @@ from attention_service.core.patterns import Bounds, Coverage, Part, Tiles, Turns
 _DRAWS_OF_A_TILE = 256
 _AT_ONCE = 2**14
 """Maximum number of draws computed together, unless one query has more."""
-_HELD = 3
-"""Temporary integers per draw."""
 
 
 @dataclass(frozen=True)
@@ -92,15 +90,6 @@ class Drawn(Part):
             again = (drawn[:, :index] == drawn[:, index : index + 1]).any(1)
             drawn[:, index].masked_fill_(again, self.blocks - self._draws + index)
         return drawn
-
-    @property
-    def building(self) -> int:
-        """Return the number of booleans per pair: the marks and the look-up."""
-        return 2
-
-    def beside(self, queries: int) -> int:
-        """Return the bytes of the draws of the queries computed together."""
-        return _HELD * torch.int64.itemsize * min(queries, self._rows) * self._draws
 
     @property
     def bounds(self) -> Bounds:

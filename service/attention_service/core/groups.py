@@ -32,3 +32,9 @@ def head_read_by(head: int, heads: int, kv_heads: int) -> int:
 def one_for_each_query_head(x: Tensor, heads: int) -> Tensor:
     """``[B, Hkv, K, W]`` to ``[B, H, K, W]``, each key/value head repeated for the queries that read it."""
     return x.repeat_interleave(heads // x.shape[1], dim=1)
+
+
+def by_kv_head(x: Tensor, kv_heads: int) -> Tensor:
+    """Sum a gradient ``[B, H, K, W]`` over the query heads that read one key/value head."""
+    batch, heads, keys, width = x.shape
+    return x if heads == kv_heads else x.reshape(batch, kv_heads, heads // kv_heads, keys, width).sum(2)

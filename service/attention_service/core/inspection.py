@@ -13,6 +13,7 @@ from attention_service.core.blocks import blocks
 from attention_service.core.edits import BoundEdit
 from attention_service.core.stages import narrow, stages
 from attention_service.core.types import Problem, Selection
+from attention_service.core.visibility import real_keys
 
 Top = tuple[Tensor, Tensor]
 """Weights and indices of keys, ``[B, H, Q, count]``."""
@@ -69,14 +70,10 @@ def positions_of(problem: Problem) -> Tensor:
 def real_queries(problem: Problem) -> Tensor:
     """Mark the real queries, bool ``[B, Q]``: in self-attention those whose own key is real, otherwise all."""
     batch, _, queries, _ = problem.q.shape
-    real = torch.ones(batch, problem.keys, dtype=torch.bool, device=problem.q.device)
-    if queries != problem.keys - problem.past:
-        return real.new_ones(batch, queries)
-    if problem.key_mask is not None:
-        real = real & problem.key_mask
-    if problem.key_lengths is not None:
-        real = real & (torch.arange(real.shape[1], device=real.device) < problem.key_lengths[:, None])
-    return real[:, problem.past :]
+    real = real_keys(problem)
+    if real is None or queries != problem.keys - problem.past:
+        return torch.ones(batch, queries, dtype=torch.bool, device=problem.q.device)
+    return real[:, problem.past : problem.keys]
 
 
 class Totals:

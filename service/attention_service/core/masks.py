@@ -242,6 +242,12 @@ def pattern_of(masks: Sequence[spec.Mask], queries: int, keys: int, past: int = 
     return patterns[0] if len(patterns) == 1 else AllOf(patterns)
 
 
+def reach_of(masks: Sequence[spec.Mask], queries: int, keys: int, past: int = 0) -> int | None:
+    """Return the r for which the masks allow the keys up to p + r, and no others; None for other masks and for none."""
+    band = pattern_of(masks, queries, keys, past)
+    return band.high if isinstance(band, Band) and band.low is None else None
+
+
 def allowed(
     masks: Sequence[spec.Mask],
     queries: int,

@@ -28,17 +28,6 @@ class Pattern(Hashable, Protocol):
         """Return which tiles have allowed pairs. A tile is a range of queries against a range of keys."""
 
     @property
-    def laid_out(self) -> bool:
-        """True if ``allows`` returns a value for each pair, not one for each query or key."""
-
-    @property
-    def building(self) -> int:
-        """Number of booleans per pair held at a time while ``allows`` runs."""
-
-    def beside(self, queries: int) -> int:
-        """Return additional bytes for this number of queries."""
-
-    @property
     def bounds(self) -> "Bounds":
         """The number of keys that a query may see as the sequence grows."""
 
@@ -103,26 +92,12 @@ class Turns:
 
 
 class Part(ABC):
-    """A pattern that is built of no other. By default it is laid out over all pairs, and a query sees few keys."""
+    """A pattern that is built of no other. By default a query sees few keys."""
 
     @property
     def every(self) -> int | None:
         """The number of keys after which the edges repeat; None if ``edges`` returns all of them."""
         return None
-
-    @property
-    def laid_out(self) -> bool:
-        """Return True: one boolean per pair."""
-        return True
-
-    @property
-    def building(self) -> int:
-        """Return 1: the result alone."""
-        return 1
-
-    def beside(self, queries: int) -> int:
-        """Return 0."""
-        return 0
 
     def parts(self) -> "Iterator[Part]":
         """Yield itself."""
@@ -155,21 +130,6 @@ class Line:
     """Mixin before ``Part``: one result per query or per key alone."""
 
     @property
-    def laid_out(self) -> bool:
-        """Return False: the result is as long as the queries or the keys."""
-        return False
-
-    @property
-    def building(self) -> int:
-        """Return 0: no booleans over pairs."""
-        return 0
-
-    @property
     def bounds(self) -> Bounds:
         """Return bounds under which few rows or columns are whole."""
         return Bounds(left=True, right=True, strips=frozenset({"g"}))
-
-
-def making(pattern: Pattern, pairs: int, queries: int) -> int:
-    """Bytes at the peak while a pattern is laid out over this many pairs; other temporaries are freed before."""
-    return max(pairs * pattern.building, pairs * max(0, pattern.building - 1) + pattern.beside(queries))

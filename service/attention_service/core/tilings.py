@@ -56,11 +56,6 @@ class Blocks(Part):
             (nearest >= -self.neighbours) & (farthest <= self.neighbours),
         )
 
-    @property
-    def building(self) -> int:
-        """Booleans per pair: each comparison, and both together."""
-        return 3 if self.neighbours else 1
-
     def edges(self, p: Tensor) -> Tensor:
         """Return the start of the first block and the end of the last."""
         own = p[:, None] // self.size

@@ -19,15 +19,12 @@ from attention_service.cost.gradient_memory import (
     gradient_phases,
 )
 from attention_service.cost.growth import growth, memory_order, time_order
-from attention_service.cost.hardware import Datasheet, Hardware
-from attention_service.cost.letters import LETTERS
+from attention_service.cost.hardware import Datasheet
 from attention_service.cost.memory import inspection_peak_bytes, memory_phases, peak_bytes, retrieval_peak_bytes
-from attention_service.cost.memory_phases import Phase
 from attention_service.cost.operation_counter import Traffic
 from attention_service.cost.report import cost_of
 from attention_service.cost.retrieval import (
     Retrieval,
-    predicted_retrieval_seconds,
     retrieval_flops,
 )
 from attention_service.cost.tensor_bytes import (
@@ -45,21 +42,19 @@ from attention_service.cost.time import (
     executed_flops,
     moved_bytes,
     predicted_gradient_seconds,
+    predicted_retrieval_seconds,
     predicted_seconds,
 )
 from attention_service.cost.traffic import gradient_traffic, traffic
 from attention_service.cost.workload import Workload
 
 __all__ = [
-    "LETTERS",
     "SECOND_PASSES",
     "Calibrated",
     "Clock",
     "Curves",
     "Datasheet",
     "Estimate",
-    "Hardware",
-    "Phase",
     "Rates",
     "Retrieval",
     "Roofline",

@@ -5,8 +5,7 @@ from dataclasses import replace
 from attention_contract.schemas.complexity import StageFlops
 from attention_contract.spec import Exact
 from attention_service.core.apart import has_separate
-from attention_service.core.kernels.reach import reach_of
-from attention_service.core.methods import Approximation, Extent, MethodCost, approximation_of
+from attention_service.core.methods import Approximation, MethodCost, approximation_of
 from attention_service.cost.encoding import token_flops
 from attention_service.cost.pairs import score_cost
 from attention_service.cost.tensor_bytes import projections
@@ -30,12 +29,6 @@ def plainly(work: Workload) -> Workload:
     if work.taps == {"output"} and work.selected_heads is None and work.selected_queries is None:
         return work
     return replace(work, taps=frozenset({"output"}), selected_heads=None, selected_queries=None)
-
-
-def reach_in(work: Workload) -> int:
-    """Return the reach: query i sees the keys up to i + reach; K or more without a mask."""
-    reach = reach_of(replace(work, batched_offsets=False))  # unequal ones are refused, equal ones unknown beforehand
-    return work.queries + work.keys if reach is None else reach
 
 
 def decode_step(work: Workload) -> Workload | None:
@@ -62,22 +55,7 @@ def method_cost(work: Workload) -> MethodCost:
     method = approximated(work)
     if method is None:
         raise ValueError("exact attention is counted by its kernels")
-    extent = Extent(
-        batch=work.batch,
-        queries=work.queries,
-        keys=work.keys,
-        heads=work.heads,
-        kv_heads=work.kv_heads,
-        head_dim=work.head_dim,
-        value_dim=work.value_dim,
-        reach=reach_in(work),
-        padded=work.padded,
-        sent=work.sent,
-        fine_gate=work.fine_gate,
-        d_model=None if work.sizes is None else work.sizes.d_model,
-        new_keys=work.new_keys,
-    )
-    return method.cost(extent)
+    return method.cost(work)
 
 
 def method_flops(work: Workload, *, backward: bool) -> StageFlops:

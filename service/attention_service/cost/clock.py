@@ -7,9 +7,14 @@ from attention_contract.schemas import accuracy
 from attention_service.core.kernels.materialized import MATERIALIZED
 from attention_service.cost.curves import Curves
 from attention_service.cost.flops import SECOND_PASSES
-from attention_service.cost.retrieval import Retrieval, predicted_retrieval_seconds
+from attention_service.cost.retrieval import Retrieval
 from attention_service.cost.terms import Form, reading_terms, writing_terms
-from attention_service.cost.time import Rates, predicted_gradient_seconds, predicted_seconds
+from attention_service.cost.time import (
+    Rates,
+    predicted_gradient_seconds,
+    predicted_retrieval_seconds,
+    predicted_seconds,
+)
 from attention_service.cost.workload import Workload
 
 Basis = accuracy.Basis

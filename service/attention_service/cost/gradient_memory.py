@@ -3,19 +3,21 @@
 What of a graph is freed when is a matter of the order in which it is gone through, and of a graph of a graph more so.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+
+from torch import Tensor
 
 from attention_service.core.attention import taps_of
 from attention_service.core.learned import learned_of
 from attention_service.core.multihead import parameter_shapes
 from attention_service.cost.approximate import approximated
 from attention_service.cost.kernels import kernel_of
-from attention_service.cost.memory import rehearsed_kernel
+from attention_service.cost.memory import held_by, rehearsed_kernel
 from attention_service.cost.memory_phases import Phase, peak_of
 from attention_service.cost.pairs import fused_masks
-from attention_service.cost.passes import registered
+from attention_service.cost.passes import Passes
 from attention_service.cost.pieces import by_pieces
-from attention_service.cost.rehearsal import LARGEST, Account, Bytes, most_held
+from attention_service.cost.rehearsal import LARGEST, Bytes
 from attention_service.cost.stand_ins import long_enough
 from attention_service.cost.tensor_bytes import input_bytes
 from attention_service.cost.workload import Workload, remembered
@@ -85,17 +87,12 @@ def _least(work: Workload, kernel: str) -> int:
 
 @remembered
 def _rehearsed(work: Workload, kernel: str, names: tuple[str, ...], twice: bool, checked: bool) -> dict[str, Bytes]:
-    passes = registered()
-    resident = passes.parameters(work)
+    by = rehearsed_kernel(work, kernel)
 
-    def run(account: Account) -> None:
-        account.begin("attention")
-        account.call("inputs")
-        by = rehearsed_kernel(work, kernel, account)
-        results = passes.gradients(work, by, resident, names, twice=twice, checked=checked)
-        del results  # all of them stay to the end
+    def run(passes: Passes, resident: Mapping[str, Tensor]) -> object:
+        return passes.gradients(work, by, resident, names, twice=twice, checked=checked)
 
-    return most_held(run, resident.values(), pairs=(work.queries, work.keys), threads=work.threads)
+    return held_by(work, run, first="attention", graph=True)
 
 
 def names_of(work: Workload, *, taps: bool = False) -> tuple[str, ...]:

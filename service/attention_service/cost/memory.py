@@ -3,7 +3,7 @@
 The order of phases is that of the computation. Each names what is held while it runs; the peak is the largest.
 """
 
-from collections.abc import Collection, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import replace
 
 from torch import Tensor
@@ -18,7 +18,7 @@ from attention_service.core.types import Problem
 from attention_service.cost.kernels import kernel_of
 from attention_service.cost.memory_phases import ROUNDING, Phase, peak_of
 from attention_service.cost.pairs import PAIR_TAPS, fused_masks, masks_of
-from attention_service.cost.passes import registered
+from attention_service.cost.passes import Passes, registered
 from attention_service.cost.pieces import by_pieces
 from attention_service.cost.rehearsal import Account, Bytes, most_held
 from attention_service.cost.retrieval import Retrieval
@@ -52,38 +52,43 @@ def _phases(work: Workload, kernel: str) -> tuple[Phase, ...]:
 
 @remembered
 def _forward(work: Workload, kernel: str) -> dict[str, Bytes]:
-    passes = registered()
-    resident = passes.parameters(work)
-
-    def run(account: Account) -> None:
-        account.begin("inputs")
-        account.call("inputs")
-        by = rehearsed_kernel(work, kernel, account)
-        results = passes.forward(work, _Stages() if isinstance(by, Materialized) else by, resident)
-        del results  # all of them stay to the end
-
-    return most_held(run, resident.values(), pairs=(work.queries, work.keys), graph=False, threads=work.threads)
+    by = rehearsed_kernel(work, kernel)
+    by = _Stages() if isinstance(by, Materialized) else by
+    return held_by(work, lambda passes, resident: passes.forward(work, by, resident))
 
 
 @remembered
 def inspection_peak_bytes(work: Workload, named: int) -> int:
     """The most that statistics, the ``named`` most attended keys and the returned weights hold at a time."""
-    phases = by_pieces(work, lambda piece: _inspection(piece, named))
-    return max(sum(held.values()) for held in phases.values()) + ROUNDING
+
+    def held(piece: Workload) -> dict[str, Bytes]:
+        return held_by(piece, lambda passes, resident: passes.inspection(piece, resident, named))
+
+    return max(sum(each.values()) for each in by_pieces(work, held).values()) + ROUNDING
 
 
-@remembered
-def _inspection(work: Workload, named: int) -> dict[str, Bytes]:
+def held_by(
+    work: Workload,
+    run: Callable[[Passes, Mapping[str, Tensor]], object],
+    *,
+    first: str = "inputs",
+    graph: bool = False,
+) -> dict[str, Bytes]:
+    """Return what a pass holds in each phase, its results to the end; ``first`` names the first phase.
+
+    run: from the server's passes and the resident parameters to the results. ``graph``: for the way back.
+    """
     passes = registered()
     resident = passes.parameters(work)
 
-    def run(account: Account) -> None:
-        account.begin("inputs")
+    def rehearse(account: Account) -> None:
+        account.begin(first)
         account.call("inputs")
-        results = passes.inspection(work, resident, named)
-        del results
+        results = run(passes, resident)
+        del results  # all of them stay to the end
 
-    return most_held(run, resident.values(), pairs=(work.queries, work.keys), graph=False, threads=work.threads)
+    pairs = work.queries, work.keys
+    return most_held(rehearse, resident.values(), pairs=pairs, graph=graph, threads=work.threads)
 
 
 def retrieval_peak_bytes(sizes: Retrieval) -> int:
@@ -111,9 +116,9 @@ def _drop(results: object) -> None:
     """Take the results of a pass, and free them."""
 
 
-def rehearsed_kernel(work: Workload, kernel: str, account: Account) -> Kernel:
+def rehearsed_kernel(work: Workload, kernel: str) -> Kernel:
     """Return what computes a pass on meta tensors; edits need the materialized kernel."""
-    return kernel_of(work, MATERIALIZED if work.edited else kernel).rehearsal(work, account.take)
+    return kernel_of(work, MATERIALIZED if work.edited else kernel).rehearsal(work)
 
 
 class _Stages(Materialized):

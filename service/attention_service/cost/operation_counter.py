@@ -11,6 +11,7 @@ score, the fused kernel one for each pair that it looks at.
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from fractions import Fraction
 from functools import cache
 from math import prod
 from typing import Any, Final
@@ -58,8 +59,9 @@ class OperationCounter:
 
     def __init__(self) -> None:
         self._read = self._written = self._functions = self._operations = 0
-        self.times = 1
-        """Multiplicity of each operation: a loop may run one of many equal passes."""
+        self._times = 1
+        self.at: dict[str, Traffic] = {}
+        """The sums before the first operation on tensors of each name."""
 
     @property
     def counted(self) -> Traffic:
@@ -67,12 +69,16 @@ class OperationCounter:
         return Traffic(self._read, self._written, self._functions, self._operations)
 
     @contextmanager
-    def repeated(self, times: int) -> Iterator[None]:
+    def repeated(self, times: int | Fraction) -> Iterator[None]:
         """Multiply the counts of every operation in this block."""
-        before = self.times
-        self.times = before * times
+        before = self._times
+        self._times = int(before * times)
         yield
-        self.times = before
+        self._times = before
+
+    def mark(self, name: str) -> None:
+        """Note the sums before tensors of this name are made."""
+        self.at.setdefault(name, self.counted)
 
     def count(self, func: Any, args: Sequence[Any], kwargs: Mapping[str, Any], out: Any) -> None:
         """Add one operation, once it has run."""
@@ -93,7 +99,7 @@ class OperationCounter:
         target = kwargs.get("out")
         if target is not None and _alias(target) not in map(_alias, _tensors(args)):
             read -= _extent(target)
-        times = self.times
+        times = self._times
         self._read += times * read
         self._written += times * sum(map(_extent, made))
         self._operations += times

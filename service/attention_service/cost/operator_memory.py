@@ -7,7 +7,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from attention_service.core.kernels.fused_call import FusedCall
+
 _aten = torch.ops.aten
+_FUSED = _aten._scaled_dot_product_flash_attention_for_cpu.default
+_FUSED_BACKWARD = _aten._scaled_dot_product_flash_attention_for_cpu_backward.default
 _PRODUCTS = {_aten.mm.default: 1, _aten.bmm.default: 1, _aten.addmm.default: 2}
 """And which argument is the second factor."""
 _ROWS, _NARROW, _DEEP = 256, 96, 1024
@@ -19,11 +23,23 @@ _MOST_PACKED = {True: 2**20 + 5 * 2**16, False: 2**20}
 
 def beside(func: Any, args: Sequence[Any], out: Any, threads: int) -> int:
     """Bytes at the most while an operator runs on so many threads."""
+    if func is _FUSED:
+        return _call(args[0], args[1], threads).workspace()
+    if func is _FUSED_BACKWARD:
+        gradient, q, k = args[:3]
+        laid_out = 0 if gradient.transpose(1, 2).is_contiguous() else gradient.nbytes
+        return int(_call(q, k, threads).backward_workspace() + laid_out)
     if func in _PRODUCTS:
         second = args[_PRODUCTS[func]]
         return _packed(out, second, threads) if _packs(second.dtype) else 0
     rule = _RULES.get(func)
     return 0 if rule is None else rule(args, out)
+
+
+def _call(q: Tensor, k: Tensor, threads: int) -> FusedCall:
+    batch, heads, queries, width = q.shape
+    half = q.dtype == torch.float16
+    return FusedCall(batch, heads, k.shape[1], queries, k.shape[2], width, q.itemsize, half, threads)
 
 
 def _converting(args: Sequence[Any], out: Tensor) -> int:
@@ -90,7 +106,7 @@ def _whole(size: int) -> int:
 
 
 _RULES: dict[Any, Callable[[Sequence[Any], Tensor], int]] = {
-    **{getattr(_aten, name).Tensor: _converting for name in ("add", "sub", "mul", "div")},
+    **{getattr(_aten, name).Tensor: _converting for name in ("add", "add_", "sub", "mul", "div")},
     **dict.fromkeys((_aten.sum.default, _aten.sum.dim_IntList), _adding_up),
     **dict.fromkeys((_aten.mean.default, _aten.mean.dim), _averaging),
     _aten.index_select.default: _picking,

@@ -5,7 +5,6 @@ from dataclasses import dataclass
 from math import prod
 
 from attention_contract.spec import Mask
-from attention_service.core.kernels.reach import plainly_causal, reach_of
 from attention_service.core.memo import once
 from attention_service.core.normalizers import NORMALIZERS, PairCost
 from attention_service.core.scores import SCORES, ScoreCost
@@ -59,10 +58,9 @@ def fused_masks(work: Workload) -> Masks:
     There is none if the masks are known to be causal, and no positional one that hides nothing, such as for the last
     query of a decode.
     """
-    if plainly_causal(work):
+    if work.plainly_causal:
         return NO_MASKS
-    reach = reach_of(work)
-    if reach is not None and reach >= work.told_keys - 1:
+    if work.reach is not None and work.reach >= work.told_keys - 1:
         return masks_of(work, ())
     return masks_of(work)
 

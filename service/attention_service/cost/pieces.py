@@ -7,8 +7,9 @@ from functools import partial
 from attention_service.core.additive import BLOCK as HIDDEN
 from attention_service.core.kernels.largest_tiles import MOST_CELLS
 from attention_service.core.kernels.tiling import Tiling
-from attention_service.core.methods.running import BLOCK, CHUNK, FINE_CHUNK, Segments
-from attention_service.cost.approximate import approximated, method_cost, reach_in
+from attention_service.core.methods.running import BLOCK, CHUNK, FINE_CHUNK
+from attention_service.core.methods.running_cost import segments_of
+from attention_service.cost.approximate import approximated, method_cost
 from attention_service.cost.pairs import request_mask, score_cost
 from attention_service.cost.rehearsal import LARGEST, Bytes
 from attention_service.cost.tensor_bytes import input_bytes
@@ -95,7 +96,7 @@ def in_pieces(work: Workload, *, twice: bool = False) -> tuple[int, int] | None:
 def _unit(work: Workload, *, twice: bool) -> int | None:
     """Queries of a piece, of which all but the first and the last few do and hold the same; None for no pieces."""
     if approximated(work) is not None:
-        paired = Segments.of(work.queries, work.keys, reach_in(work)).paired
+        paired = segments_of(work).paired
         unit = (FINE_CHUNK if work.fine_gate else CHUNK) if paired else BLOCK
         steps = method_cost(_shorter(work, unit)).steps if min(work.queries, work.new_keys) > unit else 0
         return unit if 0 < steps < method_cost(work).steps else None

@@ -6,7 +6,8 @@ told beside them.
 """
 
 import weakref
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -46,6 +47,13 @@ def most_held(
     return {phase: {name: size for name, size in held.items() if size} for phase, held in account.most.items()}
 
 
+@contextmanager
+def counted_in(counter: OperationCounter, *, graph: bool) -> Iterator[None]:
+    """Count the operations of a pass over meta tensors. ``graph``: autograd keeps what it would for the way back."""
+    with torch.inference_mode(mode=False), torch.set_grad_enabled(graph), Account((), None, 0, counter):
+        yield
+
+
 class Account(TorchDispatchMode):  # type: ignore[no-untyped-call]
     """Bytes of the storages that are alive, now and at most; and, with a counter, the operations."""
 
@@ -80,6 +88,8 @@ class Account(TorchDispatchMode):  # type: ignore[no-untyped-call]
     def call(self, name: str, over_pairs: str | None = None) -> None:
         """Name the tensors made from now on; ``over_pairs`` names those with a number for each query and key."""
         self._name, self._over_pairs = name, over_pairs or name
+        if self._counter is not None:
+            self._counter.mark(name)
 
     def take(self, more: int) -> None:
         """Note this many bytes of workspace, beside what is held."""

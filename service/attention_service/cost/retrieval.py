@@ -3,23 +3,17 @@
 A retrieval until convergence is counted with its maximum number of steps.
 """
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 from attention_contract.spec import AttentionSpec
 from attention_service.core.blocks import rows_at_once
-from attention_service.core.kernels.materialized import MATERIALIZED
 from attention_service.cost.flops import flops
-from attention_service.cost.time import Rates, moved_bytes
 from attention_service.cost.workload import Workload
 
 _LSE_FLOPS = 4
 """For each pair, the log-sum-exp after the last step: maximum, subtract, exp, sum."""
 _ENTROPY_FLOPS = 3
 """For each pair, the entropy of the last weights: log, product, sum."""
-_STEP_MOVED = 20
-"""Elements for each pair whose traffic takes as long as finding the largest weight of a step, as measured on a CPU."""
-_LAST_MOVED = 50
-"""The same for the last energy and the entropy, whose logarithms and exponentials take longer than their traffic."""
 
 
 @dataclass(frozen=True)
@@ -95,14 +89,3 @@ def retrieval_flops(r: Retrieval) -> int:
 def _projecting_flops(r: Retrieval) -> int:
     into = r.batch * r.heads * r.width * (r.states * (r.state_width or 0) + r.patterns * (r.stored_width or 0))
     return 2 * (into + r.batch * r.heads * r.states * r.width * (r.output_width or 0))
-
-
-def predicted_retrieval_seconds(r: Retrieval, rates: Rates) -> float:
-    """Seconds of every step that it may take, block by block."""
-    blocks = -(-r.states // max(r.rows, 1))
-    update = replace(r.work(r.states), inputs=frozenset({"query", "key", "value"}))
-    moved = r.steps * moved_bytes(update, MATERIALIZED)
-    moved += (r.steps * _STEP_MOVED + _LAST_MOVED) * r.pairs * r.itemsize
-    arithmetic = retrieval_flops(r) / rates.flops_per_s + moved / rates.bytes_per_s
-    starts = 2 * blocks * (r.steps + 1) + 1  # an attention, and the work on states around it
-    return arithmetic + starts * rates.overhead_s

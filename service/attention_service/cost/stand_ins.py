@@ -1,24 +1,19 @@
-"""A workload's tensors on PyTorch's meta device, and the passes over them that a server would make."""
+"""A workload's tensors on PyTorch's meta device."""
 
-from collections.abc import Collection, Mapping
 from dataclasses import replace
-from functools import partial
 
 import torch
 from torch import Tensor
 
 from attention_contract.spec import Linformer
-from attention_service.core.edits import BoundEdit, apply
 from attention_service.core.learned import learned_of
-from attention_service.core.methods.linear import running
-from attention_service.core.multihead import parameter_shapes, project, project_out
-from attention_service.core.preparing import prepare
-from attention_service.core.types import Dropout, Problem, Selection
+from attention_service.core.multihead import parameter_shapes
+from attention_service.core.types import Selection
 from attention_service.cost.approximate import approximated
 from attention_service.cost.pairs import request_mask
+from attention_service.cost.tensor_bytes import carried_shapes, token_shapes
 from attention_service.cost.workload import Workload
 
-Tensors = Mapping[str, Tensor]
 _DTYPES = {4: torch.float32, 8: torch.float64}
 
 
@@ -28,14 +23,14 @@ def inputs_of(work: Workload) -> dict[str, Tensor]:
     wide = torch.promote_types(dtype, torch.float32)
     made = {
         name: _unreal(shape, wide if name.startswith("initial") else dtype)
-        for name, shape in (_tokens(work) | _carried(work)).items()
+        for name, shape in (token_shapes(work) | carried_shapes(work)).items()
     }
     if work.request_mask_elements:
         rows = request_mask(work)
         columns = work.request_mask_elements // max(rows[0] * rows[1] * rows[2], 1)
         made["mask"] = _unreal((*rows, columns), torch.bool if work.bool_mask else dtype)
     if work.padded:
-        made["key_lengths"] = _unreal((work.batch,), torch.int64)
+        made["key_mask"] = _unreal((work.batch, work.told_keys), torch.bool)
     # A method that approximates takes the same offset for all sequences, and reads it.
     if work.batched_offsets and approximated(work) is None:
         made["offsets"] = torch.tensor(work.offsets or range(work.past, work.past + work.batch))  # which are read
@@ -60,31 +55,6 @@ def long_enough(work: Workload) -> Workload:
     return replace(work, spec=spec, sizes=None if work.sizes is None else replace(work.sizes, spec=spec))
 
 
-def problem_of(work: Workload, tensors: Tensors, parameters: Tensors) -> Problem:
-    """The attention inside the request."""
-    sizes = work.sizes
-
-    def by_head(query: Tensor, key: Tensor, value: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        return (query, key, value) if sizes is None else project(parameters, sizes, query, key, value)
-
-    if sizes is not None and "key" not in tensors and work.queries < work.new_keys:
-        # A few of the queries of self-attention.
-        tensors = {**tensors, "key": tensors["query"], "query": tensors["query"][:, : work.queries]}
-    apart = None if sizes is None or not work.apart else partial(project, parameters, sizes, by="global")
-    learned = {name: parameters[name] for name in learned_of(work.spec, work.widths)}
-    prepared = prepare(work.spec, tensors, learned, by_head, projected=sizes is not None, apart=apart)
-    tokens = tensors.get("key", tensors["query"])
-    given = running(work.spec, tensors, parameters, tokens, wanted="return_state" in work.sent)
-    return replace(prepared, running=given, dropout=Dropout(0.1, 0) if work.dropped else None)
-
-
-def output_of(work: Workload, parameters: Tensors, context: Tensor, edits: Collection[BoundEdit]) -> Tensor:
-    """The output of a module; raw attention's is its context."""
-    if work.sizes is None:
-        return apply([replace(edit, tap="context") for edit in edits if edit.tap == "output"], "context", context)
-    return apply(edits, "output", project_out(parameters, context))
-
-
 def selection_of(work: Workload) -> Selection:
     """Return a selection of this many heads and queries."""
     heads, queries = (
@@ -96,33 +66,6 @@ def selection_of(work: Workload) -> Selection:
 def dtype_of(work: Workload) -> torch.dtype:
     """Return the computing dtype."""
     return _DTYPES.get(work.itemsize, torch.float16 if work.half else torch.bfloat16)
-
-
-def _tokens(work: Workload) -> dict[str, tuple[int, ...]]:
-    """Shapes of queries, keys and values, past ones included."""
-    sizes, lead = work.sizes, (work.batch, work.kv_heads)
-    widths = (work.head_dim, work.key_dim, work.value_dim) if sizes is None else sizes.inputs
-    heads = (work.heads, work.kv_heads, work.kv_heads)
-    tokens = (work.queries if "key" in work.inputs else work.new_keys, work.new_keys, work.new_keys)
-    shapes: dict[str, tuple[int, ...]] = {
-        name: (work.batch, length, width) if sizes is not None else (work.batch, each, length, width)
-        for name, each, length, width in zip(("query", "key", "value"), heads, tokens, widths, strict=True)
-        if name in work.inputs
-    }
-    past = {"past_key": (*lead, work.past, work.key_dim), "past_value": (*lead, work.past, work.value_dim)}
-    return shapes | past if work.past else shapes
-
-
-def _carried(work: Workload) -> dict[str, tuple[int, ...]]:
-    """Shapes of what a running state is sent."""
-    lead = work.batch, work.kv_heads
-    shapes: dict[str, tuple[int, ...]] = {
-        "gate": (*lead, work.new_keys, work.head_dim if work.fine_gate else 1),
-        "beta": (*lead, work.new_keys, 1),
-        "initial_state": (*lead, work.head_dim, work.value_dim),
-        "initial_normalizer": (*lead, work.head_dim),
-    }
-    return {name: shape for name, shape in shapes.items() if name in work.sent}
 
 
 def _unreal(shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:

@@ -29,48 +29,42 @@ def kv_cache_bytes(work: Workload) -> int:
     return work.batch * work.told_keys * kv_cache_bytes_per_token(work)
 
 
-def input_bytes(work: Workload) -> int:
-    """The request's tensors in the dtype that is computed in.
-
-    Query, key and value where they are tensors of their own, past keys and values, the mask, what a running state is
-    given, and what the spec of raw attention learns.
-    """
-    return sum(input_tensors(work).values())
-
-
 @once
-def input_tensors(work: Workload) -> dict[str, int]:
-    """The bytes of ``query``, ``key``, ``value``, ``past``, and of the ``rest``, which stays to the end."""
-    if work.sizes is None:
-        widths = (work.heads * work.head_dim, work.kv_heads * work.key_dim, work.kv_heads * work.value_dim)
-    else:
-        widths = (work.sizes.d_model, work.sizes.key_width, work.sizes.value_width)
-    tokens = (work.queries, work.new_keys, work.new_keys)
-    tensors = {
-        name: work.batch * length * width * work.itemsize if name in work.inputs else 0
-        for name, length, width in zip(("query", "key", "value"), tokens, widths, strict=True)
+def input_bytes(work: Workload) -> int:
+    """The request's tensors in the dtype that is computed in, with what the spec of raw attention learns."""
+    wide = max(work.itemsize, 4)
+    shapes = token_shapes(work) | carried_shapes(work)
+    sent = sum(prod(shape) * (wide if name.startswith("initial") else work.itemsize) for name, shape in shapes.items())
+    learned = parameter_count(work) if work.sizes is None else 0
+    mask = work.request_mask_elements * (1 if work.bool_mask else work.itemsize)
+    return sent + mask + (learned + work.edit_elements) * work.itemsize
+
+
+def token_shapes(work: Workload) -> dict[str, tuple[int, ...]]:
+    """Shapes of queries, keys and values, past ones included."""
+    sizes, lead = work.sizes, (work.batch, work.kv_heads)
+    widths = (work.head_dim, work.key_dim, work.value_dim) if sizes is None else sizes.inputs
+    heads = (work.heads, work.kv_heads, work.kv_heads)
+    tokens = (work.queries if "key" in work.inputs else work.new_keys, work.new_keys, work.new_keys)
+    shapes: dict[str, tuple[int, ...]] = {
+        name: (work.batch, length, width) if sizes is not None else (work.batch, each, length, width)
+        for name, each, length, width in zip(("query", "key", "value"), heads, tokens, widths, strict=True)
+        if name in work.inputs
     }
-    learned = parameter_count(work) * work.itemsize if work.sizes is None else 0
-    past = work.batch * work.past * kv_cache_bytes_per_token(work)
-    return tensors | {"past": past, "rest": _rest(work) + learned}
+    past = {"past_key": (*lead, work.past, work.key_dim), "past_value": (*lead, work.past, work.value_dim)}
+    return shapes | past if work.past else shapes
 
 
-def _rest(work: Workload) -> int:
-    return mask_bytes(work) + running_bytes(work) + work.edit_elements * work.itemsize
-
-
-def mask_bytes(work: Workload) -> int:
-    """The request's own mask."""
-    return work.request_mask_elements * (1 if work.bool_mask else work.itemsize)
-
-
-def running_bytes(work: Workload) -> int:
-    """Gate, β, state and its normalizer that a request brings."""
-    tokens = work.new_keys * (
-        (("gate" in work.sent) * (work.head_dim if work.fine_gate else 1)) + ("beta" in work.sent)
-    )
-    state = work.head_dim * (work.value_dim * ("initial_state" in work.sent) + ("initial_normalizer" in work.sent))
-    return work.batch * work.kv_heads * (tokens * work.itemsize + state * max(work.itemsize, 4))
+def carried_shapes(work: Workload) -> dict[str, tuple[int, ...]]:
+    """Shapes of what a running state is sent."""
+    lead = work.batch, work.kv_heads
+    shapes: dict[str, tuple[int, ...]] = {
+        "gate": (*lead, work.new_keys, work.head_dim if work.fine_gate else 1),
+        "beta": (*lead, work.new_keys, 1),
+        "initial_state": (*lead, work.head_dim, work.value_dim),
+        "initial_normalizer": (*lead, work.head_dim),
+    }
+    return {name: shape for name, shape in shapes.items() if name in work.sent}
 
 
 def projections(work: Workload) -> tuple[int, int]:
@@ -108,8 +102,3 @@ def tap_elements(work: Workload, tap: str) -> int:
         "lse": heads * queries,
     }
     return work.batch * elements.get(tap, heads * queries * work.keys)
-
-
-def output_of(work: Workload) -> int:
-    """Bytes of a module's output."""
-    return tap_elements(work, "output") * work.itemsize

@@ -10,9 +10,9 @@ from attention_service.core.kernels import Kernel
 from attention_service.core.kernels.materialized import MATERIALIZED
 from attention_service.core.mask_cost import mask_cost
 from attention_service.cost.approximate import approximated, exactly, method_cost
-from attention_service.cost.flops import backward_flops, flops
+from attention_service.cost.flops import backward_flops, flops, tap_flops
 from attention_service.cost.kernels import kernel_of
-from attention_service.cost.pairs import PAIR_TAPS, score_cost
+from attention_service.cost.retrieval import Retrieval, retrieval_flops
 from attention_service.cost.traffic import gradient_traffic, traffic
 from attention_service.cost.workload import Workload
 
@@ -21,6 +21,10 @@ _BACKWARD_STARTS = 5.0, 3.0
 """Constant cost of a block and of a tile of the blocked kernel, in starts of an attention; measured."""
 _OPERATIONS = 8.0
 """Small operations that take as long as a start; masks with fewer add nothing."""
+_STEP_MOVED = 20
+"""Elements for each pair whose traffic takes as long as finding the largest weight of a step, as measured on a CPU."""
+_LAST_MOVED = 50
+"""The same for the last energy and the entropy, whose logarithms and exponentials take longer than their traffic."""
 
 
 @dataclass(frozen=True)
@@ -47,7 +51,7 @@ def predicted_seconds(work: Workload, kernel: str, rates: Rates) -> float:
     if work.reported:  # exact attention, block by block, and the weights that the approximation amounts to
         compared = predicted_seconds(exactly(work), MATERIALIZED, rates)
         return predicted_seconds(replace(work, reported=False), kernel, rates) + 2 * compared
-    executed = _executed(flops(work, masked=False), work, kernel) + _flops_again(work, kernel)
+    executed = _executed(flops(work, masked=False), work, kernel) + tap_flops(work, kernel)
     return rates.seconds(
         executed, moved_bytes(work, kernel), kernel_of(work, kernel), 1 + _starts(work, kernel, _STARTS)
     )
@@ -61,6 +65,17 @@ def predicted_gradient_seconds(work: Workload, kernel: str, rates: Rates) -> flo
     return predicted_seconds(work, kernel, rates) + rates.seconds(
         _executed(stages, work, kernel), moved, kernel_of(work, kernel), starts
     )
+
+
+def predicted_retrieval_seconds(r: Retrieval, rates: Rates) -> float:
+    """Seconds of every step that it may take, block by block."""
+    blocks = -(-r.states // max(r.rows, 1))
+    update = replace(r.work(r.states), inputs=frozenset({"query", "key", "value"}))
+    moved = r.steps * moved_bytes(update, MATERIALIZED)
+    moved += (r.steps * _STEP_MOVED + _LAST_MOVED) * r.pairs * r.itemsize
+    arithmetic = retrieval_flops(r) / rates.flops_per_s + moved / rates.bytes_per_s
+    starts = 2 * blocks * (r.steps + 1) + 1  # an attention, and the work on states around it
+    return arithmetic + starts * rates.overhead_s
 
 
 def moved_bytes(work: Workload, kernel: str) -> int:
@@ -102,16 +117,3 @@ def _starts(work: Workload, kernel: str, each: tuple[float, float]) -> float:
     if not counted.blocks:
         return laying
     return each[0] * counted.blocks + (each[1] + laying) * counted.tiles
-
-
-def _flops_again(work: Workload, kernel: str) -> int:
-    return score_cost(work).pair_products * _pairs_again(work, kernel)
-
-
-def _pairs_again(work: Workload, kernel: str) -> int:
-    """Pairs whose scores are recomputed for the taps that a kernel does not keep."""
-    if not work.taps & PAIR_TAPS - kernel_of(work, kernel).keeps:
-        return 0
-    heads = work.heads if work.selected_heads is None else work.selected_heads
-    queries = work.queries if work.selected_queries is None else work.selected_queries
-    return work.batch * heads * queries * work.keys

@@ -5,12 +5,10 @@ from dataclasses import dataclass, field, fields, replace
 from functools import cached_property, lru_cache, wraps
 from typing import TypeVar
 
-import torch
-
-from attention_contract.spec import AttentionSpec
 from attention_service.core.apart import separate_positions
+from attention_service.core.extent import Extent
 from attention_service.core.multihead import Sizes
-from attention_service.core.types import Widths, added_keys
+from attention_service.core.types import Widths
 
 DIMENSIONS = (
     "length", "batch", "queries", "keys", "past", "num_heads", "num_kv_heads", "head_dim", "value_dim", "d_model",
@@ -19,31 +17,13 @@ DIMENSIONS = (
 
 
 @dataclass(frozen=True)
-class Workload:
-    """One attention, described by its sizes alone. Sizes may be arbitrarily large: nothing is allocated for them.
+class Workload(Extent):
+    """One attention, described by its sizes alone, and the facts about a request that determine its cost."""
 
-    Notation as in ``core.types``: B batch, H query heads, Hkv key/value heads, Q queries, K keys (the past included),
-    P past keys, D head width, V value width.
-    """
-
-    batch: int
-    queries: int
-    keys: int
-    """K: all keys, with the past and the keys that the spec adds."""
-    heads: int
-    kv_heads: int
-    head_dim: int
-    value_dim: int
-    itemsize: int
-    """Bytes of one element of the dtype of the computation."""
     own_key_dim: int | None = None
     """Width of the keys where it differs from ``head_dim``, as raw attention by an additive or bilinear score may."""
-    half: bool = False
-    """True if 2 bytes are a float16 and not a bfloat16."""
     reply: str = ""
     """The dtype of the reply, if it is known."""
-    past: int = 0
-    spec: AttentionSpec = field(default_factory=AttentionSpec)
     sizes: Sizes | None = None
     """The module's widths; None for raw attention, which has no projections."""
     taps: frozenset[str] = frozenset({"output"})
@@ -54,39 +34,20 @@ class Workload:
     """Number of selected queries of those taps; None for all."""
     averaged: bool = False
     """True if returned weights are averaged over these heads."""
-    request_mask_elements: int = 0
-    """Elements of the request's own mask; 0 for none."""
     bool_mask: bool = False
-    """True if that mask is boolean; otherwise it is added."""
-    padded: bool = False
-    """True if a key mask or key lengths mark the real keys."""
-    real_keys: int = 0
-    """Upper bound on the real keys of any sequence, which are the first; 0 if it is not known."""
-    batched_offsets: bool = False
-    """True if rows of the batch have different offsets, so that a positional mask differs between them."""
-    offsets: tuple[int, ...] = ()
-    """Offset of each sequence, if they are known."""
+    """True if the request's mask is boolean; otherwise it is added."""
     batched_places: bool = False
     """True if rows of the batch have different places in a position encoding."""
     edits: tuple[tuple[str, str], ...] = ()
     """The tap of each edit, and its action: ``set``, ``value``, ``scale`` or ``renormalize``."""
     edit_elements: int = 0
     """Elements of the edits' values."""
-    dropped: bool = False
-    """True if there is dropout."""
-    sent: frozenset[str] = frozenset()
-    """Names among ``gate``, ``beta``, ``initial_state`` and ``initial_normalizer`` that the request sends to a running
-    state, and ``return_state`` if it wants the final one."""
-    fine_gate: bool = False
-    """True if that gate has a number for each feature."""
     reported: bool = False
     """True if the request wants the error against exact attention."""
     inputs: frozenset[str] = frozenset({"query", "key", "value"})
     """Names of distinct input tensors: self-attention has the query alone."""
     wrt: frozenset[str] = frozenset({"inputs", "parameters"})
     """Targets of gradients: a request's inputs, the learned parameters."""
-    threads: int = field(default_factory=torch.get_num_threads)
-    """Threads that each hold a tile of the fused kernel on a CPU; 0 on a GPU, where tiles live in shared memory."""
 
     @cached_property
     def key(self) -> tuple[Hashable, ...]:
@@ -94,11 +55,6 @@ class Workload:
         sizes = self.sizes
         widths = None if sizes is None else (sizes.d_model, *sizes.inputs, sizes.biases.model_dump_json())
         return self.spec.model_dump_json(), widths, *(getattr(self, name) for name in _HASHABLE)
-
-    @property
-    def extra(self) -> int:
-        """Keys that the spec adds."""
-        return added_keys(self.spec)
 
     @property
     def edited(self) -> bool:
@@ -113,25 +69,14 @@ class Workload:
         return min(len(separate_positions(self.spec.masks)), self.queries)
 
     @property
-    def told_keys(self) -> int:
-        """K as masks count it: without the keys that the spec adds."""
-        return self.keys - self.extra
-
-    @property
-    def met_keys(self) -> int:
-        """Number of keys that the blocked kernel visits: it skips padding of all sequences, as far as that is known."""
-        return min(self.real_keys or self.told_keys, self.told_keys)
-
-    @property
-    def new_keys(self) -> int:
-        """Keys that this request brings."""
-        return self.told_keys - self.past
+    def d_model(self) -> int | None:
+        """Width of the model; None for raw attention."""
+        return None if self.sizes is None else self.sizes.d_model
 
     @property
     def widths(self) -> Widths:
         """Widths that determine the shapes of the spec's learned tensors."""
-        d_model = None if self.sizes is None else self.sizes.d_model
-        return Widths(self.heads, self.kv_heads, self.head_dim, self.value_dim, d_model, self.own_key_dim)
+        return Widths(self.heads, self.kv_heads, self.head_dim, self.value_dim, self.d_model, self.own_key_dim)
 
     @property
     def key_dim(self) -> int:
@@ -174,7 +119,7 @@ class Workload:
         """Return the size that ``at`` changes."""
         tokens = {"length": self.queries, "batch": self.batch, "queries": self.queries, "keys": self.new_keys}
         widths = {"num_heads": self.heads, "num_kv_heads": self.kv_heads, "head_dim": self.head_dim}
-        model = {"value_dim": self.value_dim, "d_model": self.widths.d_model or 0, "past": self.past}
+        model = {"value_dim": self.value_dim, "d_model": self.d_model or 0, "past": self.past}
         return (tokens | widths | model)[dimension]
 
     def _inputs_apart(self) -> "Workload":

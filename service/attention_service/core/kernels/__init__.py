@@ -4,10 +4,10 @@ import torch
 
 from attention_contract.spec import AttentionSpec
 from attention_service.core.kernels import blocked, flex, fused, materialized  # noqa: F401  # they register themselves
-from attention_service.core.kernels.base import KERNELS, Executed, Kernel, Needs, Sizes
+from attention_service.core.kernels.base import KERNELS, Executed, Kernel, Needs
 from attention_service.core.kernels.materialized import MATERIALIZED
 
-__all__ = ["KERNELS", "MATERIALIZED", "Executed", "Kernel", "Needs", "Sizes", "is_compiled", "unsuitable"]
+__all__ = ["KERNELS", "MATERIALIZED", "Executed", "Kernel", "Needs", "is_compiled", "unsuitable"]
 
 
 def unsuitable(

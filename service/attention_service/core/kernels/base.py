@@ -1,15 +1,16 @@
 """The interface of a kernel: how it computes a context, and what the cost model must know about it."""
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass
-from typing import ClassVar, Literal, Protocol
+from typing import ClassVar, Literal
 
 import torch
 from torch import Tensor
 
 from attention_contract.spec import AttentionSpec
 from attention_service.core.edits import BoundEdit
+from attention_service.core.extent import Extent
 from attention_service.core.registry import Registry
 from attention_service.core.types import Problem
 
@@ -31,82 +32,6 @@ class Needs:
     """A gradient of a gradient is wanted."""
     device: str = "cpu"
     """The type of the device."""
-
-
-class Sizes(Protocol):
-    """The sizes of one attention, with the letters of ``core.types``."""
-
-    @property
-    def batch(self) -> int:
-        """B."""
-
-    @property
-    def queries(self) -> int:
-        """Q."""
-
-    @property
-    def keys(self) -> int:
-        """K, the past and the keys that the spec adds included."""
-
-    @property
-    def told_keys(self) -> int:
-        """K without the keys that the spec adds."""
-
-    @property
-    def met_keys(self) -> int:
-        """K without added keys and without what is known to be padding in every sequence."""
-
-    @property
-    def heads(self) -> int:
-        """H."""
-
-    @property
-    def kv_heads(self) -> int:
-        """Hkv."""
-
-    @property
-    def past(self) -> int:
-        """P."""
-
-    @property
-    def extra(self) -> int:
-        """Keys that the spec adds."""
-
-    @property
-    def itemsize(self) -> int:
-        """Bytes of one element of q, k and v."""
-
-    @property
-    def half(self) -> bool:
-        """True if two bytes are a float16, not a bfloat16."""
-
-    @property
-    def spec(self) -> AttentionSpec:
-        """The spec."""
-
-    @property
-    def request_mask_elements(self) -> int:
-        """Elements of the request's own mask; 0 for none."""
-
-    @property
-    def padded(self) -> bool:
-        """The request says which keys are padding."""
-
-    @property
-    def dropped(self) -> bool:
-        """Weights are dropped."""
-
-    @property
-    def batched_offsets(self) -> bool:
-        """Sequences stand at different places."""
-
-    @property
-    def offsets(self) -> tuple[int, ...]:
-        """These places, if they are known."""
-
-    @property
-    def threads(self) -> int:
-        """Threads of the CPU; 0 for a GPU."""
 
 
 @dataclass(frozen=True)
@@ -158,17 +83,23 @@ class Kernel(ABC):
     def unsuitable(self, spec: AttentionSpec, dtype: torch.dtype, needs: Needs) -> Iterator[str]:
         """Yield each reason why it cannot do what is asked, with q, k and v of this dtype."""
 
-    def executed(self, sizes: Sizes) -> Executed:
+    def executed(self, sizes: Extent) -> Executed:
         """Count the pairs that it computes, and the blocks and tiles that it starts; by default every pair."""
         return Executed(sizes.batch * sizes.queries * sizes.keys)
 
-    def rehearsal(self, sizes: Sizes, take: Callable[[int], None]) -> "Kernel":
+    def rehearsal(self, sizes: Extent) -> "Kernel":
         """Return a kernel that makes, keeps and frees on meta tensors what this one does on real ones.
 
-        By default the kernel itself. A kernel whose operations have no meta implementation returns another one;
-        ``take(bytes)`` notes memory that is worked in for a moment.
+        By default the kernel itself. A kernel whose operations have no meta implementation returns another one.
         """
         return self
+
+    def counted(self, sizes: Extent) -> "Kernel":
+        """Return a kernel that starts on meta tensors the operations of this one; by default that of ``rehearsal``.
+
+        One of many equal parts may stand for all, within ``blocks.REPEATED``.
+        """
+        return self.rehearsal(sizes)
 
 
 KERNELS = Registry[Kernel]("kernel", group="attention_service.kernels")

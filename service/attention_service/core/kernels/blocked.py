@@ -1,7 +1,7 @@
 """Attention tile by tile: exact, in memory that grows with the length alone, skipping what the masks forbid."""
 
-from collections.abc import Callable, Collection, Iterator, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Collection, Iterator, Sequence
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -12,10 +12,11 @@ from torch.autograd.function import once_differentiable
 from attention_contract.spec import AttentionSpec
 from attention_service.core.cancellation import checkpoint
 from attention_service.core.edits import BoundEdit
+from attention_service.core.extent import Extent
 from attention_service.core.kernels import fused_blocks, tiling
-from attention_service.core.kernels.base import KERNELS, Executed, Kernel, Needs, Sizes
+from attention_service.core.kernels.base import KERNELS, Executed, Kernel, Needs
 from attention_service.core.kernels.blocked_rehearsal import LargestTiles
-from attention_service.core.kernels.fused_blocks_rehearsal import rehearsed_blocks
+from attention_service.core.kernels.tile_kinds import OneOfEach
 from attention_service.core.kernels.tiles import Group, Through, groups, scored_in
 from attention_service.core.kernels.tiling import Block
 from attention_service.core.kernels.totals import Totals
@@ -42,15 +43,19 @@ class Blocked(Kernel):
     timed_as = "tiles"
     automatic = True
 
-    def __init__(self, through: Through | None = None) -> None:
-        """Create the kernel. ``through``: the blocks to compute; None for all."""
-        self._through = through or _blocks
+    def __init__(self, through: Through | None = None, *, in_blocks: bool | None = None) -> None:
+        """Create the kernel.
+
+        through: the blocks to compute; None for all. ``in_blocks``: PyTorch's fused kernel computes the blocks; None
+        asks each problem.
+        """
+        self._through, self._in_blocks = through, in_blocks
 
     def attend(self, problem: Problem, taps: Collection[str], edits: Sequence[BoundEdit]) -> dict[str, Tensor]:
         """Compute the context, and return q, k, v and the log-sum-exp if they are asked for."""
         q, k, v, mask = problem.q, problem.k, problem.v, problem.mask
-        if fused_blocks.takes(problem):
-            context, lse = fused_blocks.attend_in_blocks(problem, with_lse="lse" in taps)
+        if fused_blocks.takes(problem) if self._in_blocks is None else self._in_blocks:
+            context, lse = fused_blocks.attend_in_blocks(problem, with_lse="lse" in taps, through=self._through)
             known = {"q": q, "k": k, "v": v, "lse": lse}
             return {"context": context} | {tap: x for tap, x in known.items() if tap in taps and x is not None}
         added = mask if mask is not None and mask.is_floating_point() else None
@@ -59,7 +64,7 @@ class Blocked(Kernel):
         told = None if added is not None else mask
         frame = replace(problem, q=nothing, k=nothing, v=nothing, mask=told, learned={}, apart=None)
         context, lse = _Blocked.apply(  # type: ignore[no-untyped-call]
-            frame, self._through, tuple(problem.learned), q, k, v, added, *problem.learned.values()
+            frame, self._through or _blocks, tuple(problem.learned), q, k, v, added, *problem.learned.values()
         )
         known = {"q": q, "k": k, "v": v}
         normalizer = NORMALIZERS.of(problem.spec.normalizer)
@@ -76,32 +81,18 @@ class Blocked(Kernel):
         if needs.double_backward:
             yield "gradients of the blocked kernel cannot be differentiated again"
 
-    def executed(self, sizes: Sizes) -> Executed:
+    def executed(self, sizes: Extent) -> Executed:
         """Count the tiles that the masks leave."""
         found = touched(sizes)
         return Executed(found.pairs, found.blocks, found.strips)
 
-    def rehearsal(self, sizes: Sizes, take: Callable[[int], None]) -> Kernel:
+    def rehearsal(self, sizes: Extent) -> "Blocked":
         """Return a kernel that computes the largest tiles alone."""
-        return _FusedBlocks(sizes, take) if by_fused(sizes) else Blocked(LargestTiles(sizes))
+        return Blocked(LargestTiles(sizes), in_blocks=by_fused(sizes))
 
-
-@dataclass(frozen=True)
-class _FusedBlocks(Kernel):
-    """The rehearsal of blocks that PyTorch's fused kernel computes."""
-
-    sizes: Sizes
-    take: Callable[[int], None]
-
-    def attend(self, problem: Problem, taps: Collection[str], edits: Sequence[BoundEdit]) -> dict[str, Tensor]:
-        """Compute the context on meta tensors."""
-        context, sums = rehearsed_blocks(problem, self.sizes, self.take)
-        known = {"q": problem.q, "k": problem.k, "v": problem.v, "lse": sums}
-        return {"context": context} | {tap: x for tap, x in known.items() if tap in taps}
-
-    def unsuitable(self, spec: AttentionSpec, dtype: torch.dtype, needs: Needs) -> Iterator[str]:
-        """Yield what the blocked kernel cannot do."""
-        yield from Blocked().unsuitable(spec, dtype, needs)
+    def counted(self, sizes: Extent) -> "Blocked":
+        """Return a kernel that computes one tile of each kind."""
+        return Blocked(OneOfEach(sizes), in_blocks=by_fused(sizes))
 
 
 class _Blocked(Function):

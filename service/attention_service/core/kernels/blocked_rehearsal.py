@@ -5,7 +5,7 @@ from collections.abc import Iterator
 from torch import Tensor
 from torch.utils._python_dispatch import _disable_current_modes
 
-from attention_service.core.kernels.base import Sizes
+from attention_service.core.extent import Extent
 from attention_service.core.kernels.hiding import Limits
 from attention_service.core.kernels.largest_tiles import Tile, largest_tiles
 from attention_service.core.kernels.tiles import Group, scored_in
@@ -18,7 +18,7 @@ from attention_service.core.types import Problem
 class LargestTiles:
     """The blocks with a tile that may hold most, in place of all blocks."""
 
-    def __init__(self, sizes: Sizes) -> None:
+    def __init__(self, sizes: Extent) -> None:
         self._sizes = sizes
 
     def __call__(self, problem: Problem, *, whole_rows: bool) -> Iterator[tuple[Group, Block]]:
@@ -37,8 +37,7 @@ class _Remembered(Limits):
 
     def __init__(self, pattern: Pattern, problem: Problem, tile: Tile) -> None:
         super().__init__(pattern, scored_in(problem), problem.q.device, 0)
-        pairs = tile.remembered if pattern.laid_out else 0
-        self._tile, self._left = tile, problem.q.new_empty(pairs, dtype=scored_in(problem))
+        self._tile, self._left = tile, problem.q.new_empty(tile.remembered, dtype=scored_in(problem))
         self._kept: list[Tensor] = []
 
     def of(self, queries: tuple[int, int], keys: tuple[int, int]) -> Tensor:

@@ -2,23 +2,21 @@
 
 from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass, replace
-from functools import partial
 
 import torch
 from torch import Tensor
 from torch.nn.functional import scaled_dot_product_attention
 
 from attention_contract.spec import AttentionSpec
-from attention_service.core.bands import Band
 from attention_service.core.edits import BoundEdit
+from attention_service.core.extent import Extent
 from attention_service.core.groups import one_for_each_query_head
 from attention_service.core.kernels.backends import fastest
-from attention_service.core.kernels.base import KERNELS, Executed, Kernel, Needs, Sizes
-from attention_service.core.kernels.fused_rehearsal import rehearsed_call
+from attention_service.core.kernels.base import KERNELS, Executed, Kernel, Needs
+from attention_service.core.kernels.fused_rehearsal import called_on_cpu, called_on_gpu
 from attention_service.core.kernels.one_width import same_width
-from attention_service.core.kernels.reach import plainly_causal
 from attention_service.core.kernels.sliced import attend_in_slices, is_long
-from attention_service.core.masks import pattern_of
+from attention_service.core.masks import reach_of
 from attention_service.core.normalizers import NORMALIZERS, Softmax
 from attention_service.core.positions import POSITIONS
 from attention_service.core.scores import SCORES, Product
@@ -70,7 +68,7 @@ class Fused(Kernel):
         width = v.shape[-1]
         if not on_gpu:
             q, k, v = same_width(q, k, v)
-        if self.call is scaled_dot_product_attention and is_long(q, k, mask):
+        if not on_gpu and is_long(q, k, mask):
             context = attend_in_slices(q, k, v, mask, scale, causal=causal)
         elif q.is_cuda:
             with fastest(q, k, v, mask, causal=causal):
@@ -112,16 +110,16 @@ class Fused(Kernel):
         if needs.double_backward:
             yield "gradients of the fused kernel cannot be differentiated again"
 
-    def executed(self, sizes: Sizes) -> Executed:
+    def executed(self, sizes: Extent) -> Executed:
         """Count every pair, but for a plainly causal mask only those up to the diagonal."""
-        if not plainly_causal(sizes):
+        if not sizes.plainly_causal:
             return super().executed(sizes)
         square = min(sizes.queries, sizes.keys)
         return Executed(sizes.batch * (square * (square + 1) // 2 + (sizes.queries - square) * sizes.keys))
 
-    def rehearsal(self, sizes: Sizes, take: Callable[[int], None]) -> "Fused":
-        """Return one whose call allocates on the meta device as PyTorch's kernels do on this one."""
-        return Fused("cpu" if sizes.threads else "cuda", partial(rehearsed_call, sizes, take))
+    def rehearsal(self, sizes: Extent) -> "Fused":
+        """Return one whose call starts the operations of PyTorch's kernel on meta tensors."""
+        return Fused("cpu", called_on_cpu) if sizes.threads else Fused("cuda", called_on_gpu)
 
 
 def _mask(problem: Problem, temperature: float, *, on_gpu: bool) -> tuple[Tensor | None, Tensor | None, bool]:
@@ -152,17 +150,15 @@ def _mask(problem: Problem, temperature: float, *, on_gpu: bool) -> tuple[Tensor
 
 def _reach(problem: Problem) -> int | None:
     """The r for which the spec's masks say j ≤ i + r and nothing else; None where that is not what they say."""
-    if not problem.spec.masks or problem.sequence_masks is not None:
+    if problem.sequence_masks is not None:
         return None
-    band = pattern_of(problem.spec.masks, problem.q.shape[2], problem.keys, problem.past)
-    if not isinstance(band, Band) or band.low is not None or band.high is None:
-        return None
-    if problem.offsets is None:
-        return band.high + problem.past
+    reach = reach_of(problem.spec.masks, problem.q.shape[2], problem.keys, problem.past)
+    if reach is None or problem.offsets is None:
+        return None if reach is None else reach + problem.past
     if problem.offsets.device.type != "cpu":
         return None  # to read them would wait for everything queued on the device
     offsets = set(problem.offsets.flatten().tolist())
-    return band.high + offsets.pop() if len(offsets) == 1 else None
+    return reach + offsets.pop() if len(offsets) == 1 else None
 
 
 def _passable(bias: Tensor, q: Tensor, *, on_gpu: bool) -> Tensor:

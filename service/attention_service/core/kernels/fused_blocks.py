@@ -17,7 +17,7 @@ from attention_contract.spec import AttentionSpec
 from attention_service.core.bands import Band
 from attention_service.core.cancellation import checkpoint
 from attention_service.core.combinations import AllOf
-from attention_service.core.groups import one_for_each_query_head
+from attention_service.core.groups import by_kv_head, one_for_each_query_head
 from attention_service.core.kernels import tiling
 from attention_service.core.kernels.base import Needs
 from attention_service.core.kernels.fused import Fused
@@ -166,7 +166,7 @@ def _differentiate(group: Group, block: Block, scale: float, kept: Three, into: 
     found = _backward(gradient, *part, context, sums, 0.0, False, attn_mask=mask, scale=scale)
     of_q.copy_(found[0])
     for total, each in zip((of_k, of_v), found[1:], strict=True):
-        scatter_add(total, _by_kv_head(each, total.shape[1]), block.strips[0])
+        scatter_add(total, by_kv_head(each, total.shape[1]), block.strips[0])
 
 
 def every_block(problem: Problem, *, whole_rows: bool) -> Iterator[tuple[Group, Block]]:
@@ -204,11 +204,3 @@ def _mask(group: Group, block: Block) -> Tensor | None:
 def _blind(mask: Tensor) -> Tensor:
     """Bool ``[1, 1, q]``: queries that look nowhere."""
     return mask.amax(-1) == -torch.inf
-
-
-def _by_kv_head(x: Tensor, kv_heads: int) -> Tensor:
-    """The gradient of keys or values that were repeated for each query head that reads them."""
-    batch, heads, keys, width = x.shape
-    if heads == kv_heads:
-        return x
-    return x.reshape(batch, kv_heads, heads // kv_heads, keys, width).sum(2)

@@ -8,7 +8,7 @@ from functools import cache
 
 import torch
 
-from attention_service.core.kernels.base import Sizes
+from attention_service.core.extent import Extent
 
 FUSED_KEYS = 512
 """Keys that the CPU's kernel takes at a time."""
@@ -31,7 +31,7 @@ class FusedCall:
     threads: int
 
     @classmethod
-    def of(cls, sizes: Sizes, width: int = 0) -> "FusedCall":
+    def of(cls, sizes: Extent, width: int = 0) -> "FusedCall":
         """Return the call over a whole attention."""
         shape = sizes.batch, sizes.heads, sizes.kv_heads, sizes.queries, sizes.keys
         return cls(*shape, width, sizes.itemsize, sizes.half, sizes.threads)

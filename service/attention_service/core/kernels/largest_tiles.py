@@ -11,7 +11,7 @@ import torch
 from numpy.typing import NDArray
 
 from attention_service.core.bands import Band
-from attention_service.core.kernels.base import Sizes
+from attention_service.core.extent import Extent
 from attention_service.core.kernels.hiding import KEPT, Likeness
 from attention_service.core.kernels.tiling import Block, Layout, Piece, Strip, Tiling
 from attention_service.core.kernels.touched import sequences, tiling_of, touched, whole_rows
@@ -59,7 +59,7 @@ class Found(NamedTuple):
     """A block of this tile and the one before it alone."""
 
 
-def largest_tiles(sizes: Sizes) -> tuple[int, tuple[Found, ...]]:
+def largest_tiles(sizes: Extent) -> tuple[int, tuple[Found, ...]]:
     """Return the number of sequences looked at together, and the Pareto-maximal tiles."""
     fitted, rows_whole = tiling_of(sizes), whole_rows(sizes)
     at_once = min(sizes.batch, sequences(sizes, fitted))
@@ -77,7 +77,7 @@ def largest_tiles(sizes: Sizes) -> tuple[int, tuple[Found, ...]]:
     return at_once, _tiles(layout, _seldom(firsts), fitted, rows_whole=rows_whole)
 
 
-def _dense(sizes: Sizes, all_keys: int, tiling: Tiling, *, rows_whole: bool) -> tuple[Found, ...]:
+def _dense(sizes: Extent, all_keys: int, tiling: Tiling, *, rows_whole: bool) -> tuple[Found, ...]:
     """Every block looks at every one of these keys."""
     queries, keys = min(tiling.queries, sizes.queries), all_keys
     if rows_whole:
@@ -92,7 +92,7 @@ def _dense(sizes: Sizes, all_keys: int, tiling: Tiling, *, rows_whole: bool) -> 
     return (Found(tile, sizes.past, Block(0, queries, tuple(strips))),)
 
 
-def _bounded(sizes: Sizes, tiling: Tiling, *, rows_whole: bool) -> tuple[Found, ...]:
+def _bounded(sizes: Extent, tiling: Tiling, *, rows_whole: bool) -> tuple[Found, ...]:
     """One as large as any can be, where there are too many to go through."""
     seen = touched(sizes)
     ((dense, *_),) = _dense(sizes, seen.widest, tiling, rows_whole=rows_whole)

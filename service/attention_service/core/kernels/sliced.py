@@ -5,6 +5,7 @@ their log-sum-exp (Dao et al. 2022, section 3.1). The backward pass takes the sa
 """
 
 from collections.abc import Iterator
+from itertools import product
 from typing import Any
 
 import torch
@@ -12,7 +13,9 @@ from torch import Tensor
 from torch.autograd import Function
 from torch.autograd.function import once_differentiable
 
-from attention_service.core.cancellation import SLICE_FLOPS, checkpoint, slice_flops
+from attention_service.core.blocks import some_of
+from attention_service.core.cancellation import cuts, exceeds_a_slice, slice_flops
+from attention_service.core.groups import by_kv_head
 
 _forward = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu
 _backward = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu_backward
@@ -24,19 +27,10 @@ Slice = tuple[slice, slice, slice]
 
 def is_long(q: Tensor, k: Tensor, mask: Tensor | None) -> bool:
     """True if one call would take longer than a slice, on a CPU, with a mask that needs no gradient."""
-    return exceeds_a_slice(q, k) and q.device.type == "cpu" and not (mask is not None and mask.requires_grad)
-
-
-def exceeds_a_slice(q: Tensor, k: Tensor) -> bool:
-    """True if one call has more work than a slice."""
     batch, heads, queries, width = q.shape
     work = 4.0 * batch * heads * queries * k.shape[2] * width
-    return work > SLICE_FLOPS and work > slice_flops()
-
-
-def largest_slice(q: Tensor, k: Tensor) -> Slice:
-    """The first slice: no other has more heads or queries."""
-    return next(_slices(q, k))
+    told = mask is not None and mask.requires_grad
+    return exceeds_a_slice(work) and cuts(q) and not told
 
 
 def attend_in_slices(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, scale: float, *, causal: bool) -> Tensor:
@@ -85,7 +79,7 @@ class _Sliced(Function):
                 )  # fmt: skip
                 of_q[:, heads, rows] += found[0]
                 for total, part in ((of_k, found[1]), (of_v, found[2])):
-                    total[:, kv_heads, keys] += _by_kv_head(part, kv_heads.stop - kv_heads.start)
+                    total[:, kv_heads, keys] += by_kv_head(part, kv_heads.stop - kv_heads.start)
                 del found, total, part  # before the next slice
         return of_q, of_k.to(k.dtype), of_v.to(v.dtype), None, None, None
 
@@ -98,11 +92,9 @@ def _slices(q: Tensor, k: Tensor) -> Iterator[Slice]:
     row = 4.0 * batch * group * k.shape[2] * width  # FLOPs of one query of all heads that read one key/value head
     at_once = min(max(int(slice_flops() / (row * queries)), 1), kv_heads)
     rows = max(LEAST_ROWS, int(slice_flops() / row)) if at_once == 1 else queries
-    for head in range(0, kv_heads, at_once):
+    for head, start in some_of(q, list(product(range(0, kv_heads, at_once), range(0, queries, rows)))):
         last = min(head + at_once, kv_heads)
-        for start in range(0, queries, rows):
-            checkpoint()
-            yield slice(head * group, last * group), slice(head, last), slice(start, min(start + rows, queries))
+        yield slice(head * group, last * group), slice(head, last), slice(start, min(start + rows, queries))
 
 
 def _spans(rows: slice, keys: int, *, causal: bool) -> Iterator[tuple[slice, bool]]:
@@ -123,12 +115,6 @@ def _paired(q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         return q, k, v
     k, v = (x.repeat_interleave(group, 1) if x.shape[1] > 1 else x.expand(-1, group, -1, -1) for x in (k, v))
     return q, k, v
-
-
-def _by_kv_head(x: Tensor, kv_heads: int) -> Tensor:
-    """Gradients summed over the query heads that read one key/value head."""
-    batch, heads, keys, width = x.shape
-    return x if heads == kv_heads else x.reshape(batch, kv_heads, heads // kv_heads, keys, width).sum(2)
 
 
 def _narrow(mask: Tensor | None, heads: slice, rows: slice) -> Tensor | None:

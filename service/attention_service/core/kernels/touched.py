@@ -7,8 +7,8 @@ import numpy as np
 import torch
 
 from attention_service.core import counting
+from attention_service.core.extent import Extent
 from attention_service.core.kernels import fused_blocks, tiling
-from attention_service.core.kernels.base import Sizes
 from attention_service.core.kernels.tiling import Layout, Tiling
 from attention_service.core.masks import pattern_of
 from attention_service.core.memo import once
@@ -36,7 +36,7 @@ class Touched:
 
 
 @once
-def by_fused(sizes: Sizes) -> bool:
+def by_fused(sizes: Extent) -> bool:
     """Return True if the blocked kernel gives its blocks to the fused one (``kernels.fused_blocks``)."""
     own = sizes.request_mask_elements or sizes.padded or sizes.dropped
     if sizes.threads == 0 or own:
@@ -45,7 +45,7 @@ def by_fused(sizes: Sizes) -> bool:
 
 
 @once
-def whole_rows(sizes: Sizes) -> bool:
+def whole_rows(sizes: Extent) -> bool:
     """Return True if all keys of a block are one strip: a query's weights need all its scores at once."""
     if by_fused(sizes):
         return True
@@ -54,20 +54,20 @@ def whole_rows(sizes: Sizes) -> bool:
 
 
 @once
-def tiling_of(sizes: Sizes) -> Tiling:
+def tiling_of(sizes: Extent) -> Tiling:
     """The sizes of blocks and strips."""
     if by_fused(sizes):
         return tiling.WHOLE.whole(sizes.queries)
     return tiling.TILING.fitted(sizes.heads, sizes.queries, sizes.keys)
 
 
-def sequences(sizes: Sizes, fitted: Tiling) -> int:
+def sequences(sizes: Extent, fitted: Tiling) -> int:
     """Count the sequences that are looked at together."""
     return 1 if sizes.batched_offsets and sizes.spec.masks else max(1, min(sizes.batch, fitted.sequences(sizes.keys)))
 
 
 @once
-def touched(sizes: Sizes) -> Touched:
+def touched(sizes: Extent) -> Touched:
     """Count what the blocked kernel computes at the offset P, without keys known to be padding in all sequences."""
     fitted = tiling_of(sizes)
     groups = -(-sizes.batch // sequences(sizes, fitted))

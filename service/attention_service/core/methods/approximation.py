@@ -1,66 +1,85 @@
 """Common base of the approximations: edits, taps and limits around their own arithmetic."""
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import replace
 
 import torch
 from torch import Tensor
 
-from attention_contract.spec import AttentionSpec, Softmax
+from attention_contract.spec import AttentionSpec, Exact, Softmax
 from attention_service.core import edits as interventions
-from attention_service.core.bands import Band
 from attention_service.core.edits import BoundEdit
+from attention_service.core.extent import Extent
 from attention_service.core.kernels.base import Kernel
-from attention_service.core.masks import pattern_of
-from attention_service.core.methods.base import APPROXIMATE_TAPS, Refusal
+from attention_service.core.masks import reach_of
+from attention_service.core.methods.base import METHODS, MethodCost, Refusal
 from attention_service.core.positions import POSITIONS
 from attention_service.core.scores import SCORES, Product
 from attention_service.core.types import Learned, Problem, Widths
 from attention_service.core.visibility import without_padding
 
 
-class OwnArithmetic(ABC):
-    """Approximation defined by its own arithmetic on queries, keys and values."""
+class Approximation(ABC):
+    """A method with arithmetic of its own: no kernel computes it, and it has no weights in memory."""
 
     def taps(self, spec: AttentionSpec) -> tuple[str, ...]:
         """Return the taps without weights."""
-        return APPROXIMATE_TAPS
+        return "q", "k", "v", "context"
 
     def learned(self, widths: Widths) -> dict[str, Learned]:
         """Return no learned tensors."""
         return {}
 
+    @abstractmethod
+    def cost(self, extent: Extent) -> MethodCost:
+        """Return the cost."""
+
+    @abstractmethod
+    def orders(self) -> tuple[str, str]:
+        """Return time and memory for one head and sequence of n tokens, as in ``n·d²`` and ``n·d``."""
+
     def letters(self) -> Mapping[str, str]:
-        """Return no letters of its own."""
+        """Return the meaning of letters of ``orders`` that differ from ``cost.letters``."""
         return {}
 
     def carried(self, *, module: bool) -> frozenset[str] | None:
-        """Return an empty set: a step takes past keys and values."""
+        """Return the tensors of a one-query step in place of past keys and values: names as in ``Extent.sent``.
+
+        Empty if a step takes past keys and values, as exact attention does; None if no step continues earlier ones.
+        """
         return frozenset()
+
+    def implied_width(self, head_dim: int) -> int:
+        """Return the width of the features whose products are ``implied``; 0 if that is None."""
+        return 0
+
+    def implied(self, problem: Problem, rows: Sequence[int]) -> Tensor | None:
+        """Return the weights ``[B, H, len(rows), K]`` that the context implies for these queries.
+
+        None if they are not a distribution: single weights may be negative, or need not sum to 1.
+        """
+        return None
 
     def attend(
         self, problem: Problem, kernel: Kernel, taps: Collection[str], edits: Sequence[BoundEdit]
     ) -> dict[str, Tensor]:
-        """Return every tap, and any additional results."""
-        return passed(problem, edits, self._context)
+        """Return every tap as a node of the graph to the context, and any additional results."""
+        roles = (("q", problem.q), ("k", problem.k), ("v", problem.v))
+        q, k, v = (interventions.apply(edits, tap, x) for tap, x in roles)
+        found = self._context(without_padding(replace(problem, q=q, k=k, v=v)))
+        context = interventions.apply(edits, "context", found["context"])
+        return {"q": q, "k": k, "v": v} | found | {"context": context}
 
     @abstractmethod
     def _context(self, problem: Problem) -> dict[str, Tensor]:
-        """Compute ``context`` and any additional results; padded keys and values are zeros."""
+        """Compute ``context`` and any additional results; edits are made, and padded keys and values are zeros."""
 
 
-def passed(
-    problem: Problem, edits: Sequence[BoundEdit], context: Callable[[Problem], dict[str, Tensor]]
-) -> dict[str, Tensor]:
-    """Return every tap of an approximation as a node of the graph to the context, and any additional results.
-
-    ``context`` takes the problem with edits applied and zeros for padded keys and values.
-    """
-    roles = (("q", problem.q), ("k", problem.k), ("v", problem.v))
-    taps = {tap: interventions.apply(edits, tap, x) for tap, x in roles}
-    found = context(without_padding(replace(problem, q=taps["q"], k=taps["k"], v=taps["v"])))
-    return taps | found | {"context": interventions.apply(edits, "context", found["context"])}
+def approximation_of(spec: AttentionSpec) -> Approximation | None:
+    """Return the approximation of a spec's method; None if the method is exact."""
+    method = None if isinstance(spec.method, Exact) else METHODS.of(spec.method)
+    return method if isinstance(method, Approximation) else None
 
 
 def scored(problem: Problem) -> tuple[Tensor, Tensor, float]:
@@ -116,7 +135,7 @@ def no_masks(spec: AttentionSpec) -> Iterator[Refusal]:
 
 def no_order(spec: AttentionSpec) -> Iterator[Refusal]:
     """Yield the refusals of a running state, which supports causal masks alone."""
-    if reach_of(spec, 1, 1) is None:
+    if spec.masks and reach_of(spec.masks, 1, 1) is None:
         names = ", ".join(mask.name for mask in spec.masks)
         yield (
             "spec.masks",
@@ -124,22 +143,14 @@ def no_order(spec: AttentionSpec) -> Iterator[Refusal]:
         )
 
 
-def reach_of(spec: AttentionSpec, queries: int, keys: int, past: int = 0) -> int | None:
-    """Return the r for which query i sees the keys up to i + r at offset 0; K for all; None for other masks."""
-    if not spec.masks:
-        return queries + keys
-    pattern = pattern_of(spec.masks, queries, keys, past)
-    return pattern.high if isinstance(pattern, Band) and pattern.low is None and pattern.high is not None else None
-
-
 def reach_in(problem: Problem) -> int:
-    """Return the same for a problem, with its offsets, which must be equal in all rows of the batch."""
+    """Return the r for which query i sees the keys up to i + r; all rows of the batch must have the same offset."""
     queries, keys = problem.q.shape[2], problem.k.shape[2]
-    reach = reach_of(problem.spec, queries, keys, problem.past)
+    if not problem.spec.masks:
+        return queries + keys
+    reach = reach_of(problem.spec.masks, queries, keys, problem.past)
     if reach is None:
         raise ValueError("the masks are not those of a running state; ask `refuses` first")
-    if not problem.spec.masks:
-        return reach
     if problem.offsets is None:
         return reach + problem.past
     offset = int(problem.offsets.flatten()[0]) if problem.offsets.numel() else 0

@@ -1,12 +1,12 @@
 """Protocol of methods: exact or approximate computation of the context from queries, keys and values."""
 
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Protocol, runtime_checkable
+from typing import Protocol
 
 from torch import Tensor
 
-from attention_contract.spec import AttentionSpec, Exact
+from attention_contract.spec import AttentionSpec
 from attention_service.core.edits import BoundEdit
 from attention_service.core.kernels.base import Kernel
 from attention_service.core.registry import Registry
@@ -14,31 +14,6 @@ from attention_service.core.types import Learned, Problem, Widths
 
 Refusal = tuple[str, str]
 """The invalid field, and the reason."""
-
-
-@dataclass(frozen=True)
-class Extent:
-    """The sizes on which a method's cost and abilities depend; letters as in ``core.types``."""
-
-    batch: int
-    queries: int
-    keys: int
-    heads: int
-    kv_heads: int
-    head_dim: int
-    value_dim: int
-    reach: int
-    """Query i sees the keys up to i + reach; K and more where there is no mask."""
-    padded: bool = False
-    """True if a key mask or key lengths mark the real keys."""
-    sent: frozenset[str] = frozenset()
-    """Tensors of a running state in the request, and ``return_state`` if the request wants the final state."""
-    fine_gate: bool = False
-    """True if the gate has a number for each feature."""
-    d_model: int | None = None
-    """Width of the model; None for raw attention."""
-    new_keys: int = 0
-    """Keys that the request brings."""
 
 
 @dataclass(frozen=True)
@@ -83,42 +58,4 @@ class Method(Protocol):
         """Compute ``context`` ``[B, H, Q, V]``, and those of the taps, whole, that are in memory anyway."""
 
 
-@runtime_checkable
-class Approximation(Protocol):
-    """A method with arithmetic of its own: no kernel computes it, and it has no weights in memory."""
-
-    def cost(self, extent: Extent) -> MethodCost:
-        """Return the cost."""
-
-    def orders(self) -> tuple[str, str]:
-        """Return time and memory for one head and sequence of n tokens, as in ``n·d²`` and ``n·d``."""
-
-    def letters(self) -> Mapping[str, str]:
-        """Return the meaning of letters of ``orders`` that differ from ``cost.letters``."""
-
-    def carried(self, *, module: bool) -> frozenset[str] | None:
-        """Return the tensors of a one-query step in place of past keys and values: names as in ``Extent.sent``.
-
-        Empty if a step takes past keys and values, as exact attention does; None if no step continues earlier ones.
-        """
-
-    def implied_width(self, head_dim: int) -> int:
-        """Return the width of the features whose products are ``implied``; 0 if that is None."""
-
-    def implied(self, problem: Problem, rows: Sequence[int]) -> Tensor | None:
-        """Return the weights ``[B, H, len(rows), K]`` that the context implies for these queries.
-
-        None if they are not a distribution.
-        """
-
-
 METHODS = Registry[Method]("method")
-APPROXIMATE_TAPS = ("q", "k", "v", "context")
-
-
-def approximation_of(spec: AttentionSpec) -> Approximation | None:
-    """Return the approximation of a spec's method; None if the method is exact."""
-    if isinstance(spec.method, Exact):  # fast path: isinstance of a protocol compares all its names
-        return None
-    method = METHODS.of(spec.method)
-    return method if isinstance(method, Approximation) else None

@@ -8,9 +8,10 @@ from torch import Tensor
 from torch.nn.functional import linear, logsigmoid
 
 from attention_contract import spec
+from attention_service.core.extent import Extent
 from attention_service.core.groups import one_for_each_query_head
-from attention_service.core.methods.approximation import OwnArithmetic, no_order, nothing_between, reach_in
-from attention_service.core.methods.base import METHODS, Extent, MethodCost, Refusal
+from attention_service.core.methods.approximation import Approximation, no_order, nothing_between, reach_in
+from attention_service.core.methods.base import METHODS, MethodCost, Refusal
 from attention_service.core.methods.features import Elementwise
 from attention_service.core.methods.running import Features, Running, Tokens
 from attention_service.core.methods.running_cost import FeatureCost, running_cost
@@ -30,7 +31,7 @@ _FEATURE_FLOPS = {"elu": 3, "relu": 1, "identity": 0, "l2": 3}
     source="Katharopoulos et al. 2020, eqs. 4-12; delta: Schlag et al. 2021, eq. 24; gated delta: Yang et al. 2025",
 )
 @dataclass(frozen=True)
-class Linear(OwnArithmetic):
+class Linear(Approximation):
     """A state of fixed size that every key updates and every query reads."""
 
     options: spec.Linear

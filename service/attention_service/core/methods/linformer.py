@@ -1,21 +1,22 @@
 """Linformer: softmax attention over a fixed number of projected keys."""
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
 from attention_contract import spec
+from attention_service.core.extent import Extent
 from attention_service.core.groups import product
 from attention_service.core.methods.approximation import (
-    OwnArithmetic,
+    Approximation,
     no_masks,
     no_softmax,
     nothing_between,
     scored,
 )
-from attention_service.core.methods.base import METHODS, Extent, MethodCost, PassCost, Refusal
+from attention_service.core.methods.base import METHODS, MethodCost, PassCost, Refusal
 from attention_service.core.types import Learned, Problem, Widths
 
 
@@ -27,7 +28,7 @@ from attention_service.core.types import Learned, Problem, Widths
     source="Wang et al. 2020, eq. 7",
 )
 @dataclass(frozen=True)
-class Linformer(OwnArithmetic):
+class Linformer(Approximation):
     """Keys and values mixed along the sequence before any query meets them."""
 
     options: spec.Linformer
@@ -43,14 +44,6 @@ class Linformer(OwnArithmetic):
         yield from no_softmax(spec)
         yield from no_masks(spec)
         yield from nothing_between(spec)
-
-    def implied_width(self, head_dim: int) -> int:
-        """Return 0: there are no implied weights."""
-        return 0
-
-    def implied(self, problem: Problem, rows: Sequence[int]) -> None:
-        """Return None: softmax(…) F may be negative, and need not sum to 1."""
-        return
 
     def cost(self, extent: Extent) -> MethodCost:
         """Count two mixing products and two as in exact attention with r keys; scale 1, softmax 5 and 4 backward."""

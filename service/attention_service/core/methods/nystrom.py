@@ -1,15 +1,16 @@
 """Nyström attention: softmax attention through landmarks."""
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
 from attention_contract import spec
+from attention_service.core.extent import Extent
 from attention_service.core.groups import product
-from attention_service.core.methods.approximation import OwnArithmetic, no_masks, no_softmax, nothing_between, scored
-from attention_service.core.methods.base import METHODS, Extent, MethodCost, Refusal
+from attention_service.core.methods.approximation import Approximation, no_masks, no_softmax, nothing_between, scored
+from attention_service.core.methods.base import METHODS, MethodCost, Refusal
 from attention_service.core.methods.nystrom_cost import nystrom_cost
 from attention_service.core.types import Problem
 from attention_service.core.visibility import real_keys
@@ -23,7 +24,7 @@ from attention_service.core.visibility import real_keys
     source="Xiong et al. 2021, eqs. 13-14 and algorithm 1",
 )
 @dataclass(frozen=True)
-class Nystrom(OwnArithmetic):
+class Nystrom(Approximation):
     """A few means of queries and keys stand between all queries and all keys."""
 
     options: spec.Nystrom
@@ -33,14 +34,6 @@ class Nystrom(OwnArithmetic):
         yield from no_softmax(spec)
         yield from no_masks(spec)
         yield from nothing_between(spec)
-
-    def implied_width(self, head_dim: int) -> int:
-        """Return 0: there are no implied weights."""
-        return 0
-
-    def implied(self, problem: Problem, rows: Sequence[int]) -> None:
-        """Return None: single weights of the three factors' product may be negative."""
-        return
 
     def letters(self) -> Mapping[str, str]:
         """M landmarks."""

@@ -1,7 +1,8 @@
 """Cost of Nyström attention."""
 
 from attention_contract import spec
-from attention_service.core.methods.base import Extent, MethodCost, PassCost
+from attention_service.core.extent import Extent
+from attention_service.core.methods.base import MethodCost, PassCost
 
 
 def nystrom_cost(x: Extent, options: spec.Nystrom) -> MethodCost:

@@ -8,15 +8,16 @@ import torch
 from torch import Tensor
 
 from attention_contract import spec
+from attention_service.core.extent import Extent
 from attention_service.core.methods.approximation import (
-    OwnArithmetic,
+    Approximation,
     no_order,
     no_softmax,
     nothing_between,
     reach_in,
     scored,
 )
-from attention_service.core.methods.base import METHODS, Extent, MethodCost, Refusal
+from attention_service.core.methods.base import METHODS, MethodCost, Refusal
 from attention_service.core.methods.features import (
     PositiveRandom,
     orthogonal_directions,
@@ -36,7 +37,7 @@ from attention_service.core.visibility import real_keys
     source="Choromanski et al. 2021, lemma 1 and section 2.4",
 )
 @dataclass(frozen=True)
-class Performer(OwnArithmetic):
+class Performer(Approximation):
     """A running state whose features' products are exp(q·k) on average."""
 
     options: spec.Performer

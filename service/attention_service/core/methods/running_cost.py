@@ -2,8 +2,16 @@
 
 from dataclasses import dataclass
 
-from attention_service.core.methods.base import Extent, MethodCost, PassCost
+from attention_service.core.extent import Extent
+from attention_service.core.masks import reach_of
+from attention_service.core.methods.base import MethodCost, PassCost
 from attention_service.core.methods.running import BLOCK, CHUNK, FINE_CHUNK, Segments
+
+
+def segments_of(x: Extent) -> Segments:
+    """Split the tokens of a request, at the offset P."""
+    reach = reach_of(x.spec.masks, x.queries, x.keys, x.past)
+    return Segments.of(x.queries, x.keys, x.queries + x.keys if reach is None else reach + x.past)
 
 
 @dataclass(frozen=True)
@@ -36,7 +44,7 @@ class _Parts:
 
     @classmethod
     def of(cls, x: Extent) -> "_Parts":
-        segments = Segments.of(x.queries, x.keys, x.reach)
+        segments = segments_of(x)
         chunk = FINE_CHUNK if x.fine_gate else CHUNK
         full, remainder = divmod(segments.paired, chunk)
         wanted = "return_state" in x.sent

@@ -49,10 +49,6 @@ class Position(Protocol):
     """True if ``bias`` returns a bias."""
 
     @property
-    def by_reach(self) -> bool:
-        """True if the encoding of a token depends on the length of its sequence."""
-
-    @property
     def length(self) -> int | None:
         """Number of encoded places, from 0; None for any place."""
 
@@ -89,11 +85,6 @@ class Inert:
 
     reads = True
     biased = False
-
-    @property
-    def by_reach(self) -> bool:
-        """Return False."""
-        return False
 
     @property
     def length(self) -> int | None:

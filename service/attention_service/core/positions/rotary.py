@@ -26,13 +26,6 @@ class Rope(Inert):
 
     options: options.Rope
 
-    @property
-    def by_reach(self) -> bool:
-        """True for a dynamic scaling."""
-        scaling = self.options.scaling
-        dynamic = isinstance(scaling, options.NtkScaling) and scaling.original_max_position_embeddings is not None
-        return dynamic or isinstance(scaling, options.LongRopeScaling)
-
     def fault(self, widths: Widths, inputs: Sequence[int]) -> tuple[str, str] | None:
         """Return a fault unless the number of dimensions is even and at most the head width."""
         width, dim = widths.head_dim, self.options.dim

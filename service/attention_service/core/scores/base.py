@@ -32,10 +32,6 @@ class ScoreCost:
     key_flops: int = 0
     by_query_head: bool = False
     """True if keys are processed once for each query head, not once for each key/value head."""
-    query_width: int = 0
-    """Width of the tensor that replaces each query; 0 if the query is used unchanged."""
-    key_width: int = 0
-    """Width of the tensor that replaces each key; 0 if the key is used unchanged."""
     layer: int = 0
     """Elements of a hidden layer for each pair, of which no more than ``additive.BLOCK`` are held at a time."""
 

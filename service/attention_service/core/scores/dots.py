@@ -80,4 +80,4 @@ class Bilinear(Product):
     def cost(self, widths: Widths) -> ScoreCost:
         """The product of the queries with W, and that of the result with the keys."""
         d, e = widths.head_dim, widths.key_dim
-        return ScoreCost(2 * e, query_products=2 * d * e, query_width=e)
+        return ScoreCost(2 * e, query_products=2 * d * e)

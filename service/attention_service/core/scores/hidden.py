@@ -55,8 +55,6 @@ class Additive:
             query_products=2 * hidden * d,
             key_products=2 * hidden * widths.key_dim,
             by_query_head=True,
-            query_width=hidden,
-            key_width=hidden,
             layer=hidden,
         )
 

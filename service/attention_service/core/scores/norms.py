@@ -53,10 +53,7 @@ class Gaussian(Product):
     def cost(self, widths: Widths) -> ScoreCost:
         """The product of D + 2 columns, and σ; 4·D for a query: subtract, square, sum; 5·D for a key, with the mean."""
         d = widths.head_dim
-        return ScoreCost(
-            2 * (d + 2), 1, pair_backward_flops=1, query_flops=4 * d, key_flops=5 * d,
-            query_width=d + 2, key_width=d + 2,
-        )  # fmt: skip
+        return ScoreCost(2 * (d + 2), 1, pair_backward_flops=1, query_flops=4 * d, key_flops=5 * d)
 
 
 @SCORES.register(
@@ -87,10 +84,7 @@ class Cosine(Product):
     def cost(self, widths: Widths) -> ScoreCost:
         """The product and the scale; 3·D for each query and key: square, sum, divide."""
         d = widths.head_dim
-        return ScoreCost(
-            2 * d, 1, pair_backward_flops=1, query_flops=3 * d, key_flops=3 * d,
-            query_width=d, key_width=d,
-        )  # fmt: skip
+        return ScoreCost(2 * d, 1, pair_backward_flops=1, query_flops=3 * d, key_flops=3 * d)
 
 
 def _half_square(x: Tensor) -> Tensor:

@@ -8,30 +8,39 @@ from attention_service.core.learned import learned_of
 from attention_service.core.mask_cost import leaves, relative_cost
 from attention_service.core.positions.embeddings import TABLE
 from attention_service.cost.encoding import tabled_places, token_traffic
-from attention_service.cost.held import Held
 from attention_service.cost.pairs import score_cost
-from attention_service.cost.tensor_bytes import parameter_count, projections, tap_elements
+from attention_service.cost.tensor_bytes import (
+    input_bytes,
+    kv_cache_bytes_per_token,
+    parameter_count,
+    projections,
+    tap_elements,
+)
 from attention_service.cost.terms.base import Term, backward, elements, moved, product, start
 from attention_service.cost.workload import Workload
 
 
 def around(work: Workload) -> Iterator[Term]:
     """Yield the terms from the inputs to q, k and v, and from the context to the output."""
-    held = Held.of(work)
+    kv = work.batch * work.keys * kv_cache_bytes_per_token(work)
+    q, context = (
+        work.batch * work.heads * work.queries * width * work.itemsize for width in (work.head_dim, work.value_dim)
+    )
     if work.sizes is not None:
         yield start("module")
         yield from _projected(work)
-        tokens = held.inputs + held.q + held.kv + held.far + 2 * held.context + held.output
+        roles = (q + kv) * (2 if work.apart else 1)
+        tokens = input_bytes(work) + roles + 2 * context + tap_elements(work, "output") * work.itemsize
         yield moved("tokens of a module", tokens, work)
         yield moved("parameters", (parameter_count(work) - _unread(work)) * work.itemsize, work)
     else:
-        yield moved("tokens", held.inputs - _unread(work) * work.itemsize + held.context, work)
+        yield moved("tokens", input_bytes(work) - _unread(work) * work.itemsize + context, work)
     if work.past:
         yield start("past")
-        yield moved("past", held.kv, work)
+        yield moved("past", kv, work)
     if work.padded:
         yield start("padding")
-        yield moved("padding", held.kv, work)
+        yield moved("padding", kv, work)
     yield from _encoded(work)
 
 

@@ -4,7 +4,6 @@ from collections.abc import Iterator
 from dataclasses import replace
 
 from attention_service.core.kernels.fused_call import FUSED_KEYS, FusedCall
-from attention_service.core.kernels.reach import plainly_causal
 from attention_service.core.kernels.touched import by_fused, sequences, tiling_of, touched
 from attention_service.core.positions import POSITIONS
 from attention_service.cost.kernels import kernel_of
@@ -104,7 +103,7 @@ def again(work: Workload, keeps: frozenset[str] = frozenset()) -> Iterator[Term]
 def fused(work: Workload, *, share: float, packs: bool) -> Iterator[Term]:
     """Yield the terms of PyTorch's kernel: products and exponentials tile by tile, and its mask."""
     told = fused_masks(work)
-    how = "causal" if plainly_causal(work) else "masked" if told.any else "dense"
+    how = "causal" if work.plainly_causal else "masked" if told.any else "dense"
     yield from _attended(work, how, share, packs=packs)
     yield from factors(work)
     if told.any:

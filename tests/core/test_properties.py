@@ -8,7 +8,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from tests.core.conftest import SPECS, drawn_masks
 
-from attention_contract.spec import AttentionSpec, Causal
+from attention_contract.spec import AttentionSpec
 from attention_service.core.attention import attend
 from attention_service.core.kernels import KERNELS, unsuitable
 from attention_service.core.types import Selection
@@ -96,16 +96,6 @@ def test_what_a_query_may_not_look_at_has_no_influence_on_it(
 
 
 @tried
-@given(drawn=kernels_and_specs, past=st.integers(0, 5), new=sizes, seed=seeds, chosen=masks)
-def test_a_sequence_split_in_past_and_present_equals_the_whole(make_problem, drawn, past, new, seed, chosen):
-    kernel, spec = drawn
-    spec = spec.model_copy(update={"masks": [Causal(), *chosen]})
-    whole = make_problem(queries=past + new, keys=past + new, seed=seed, spec=spec)
-    later = replace(whole, q=whole.q[:, :, past:], past=past)
-    close(attend(later, kernel=kernel).context, attend(whole, kernel=kernel).context[:, :, past:])
-
-
-@tried
 @given(kernel=kernels, queries=sizes, keys=sizes, seed=seeds, chosen=masks, data=st.data())
 def test_a_selection_is_a_slice_and_leaves_the_context(make_problem, kernel, queries, keys, seed, chosen, data):
     problem = make_problem(
@@ -122,20 +112,3 @@ def test_a_selection_is_a_slice_and_leaves_the_context(make_problem, kernel, que
         assert part.taps[name].equal(whole.taps[name][:, [head // 2 for head in heads]])
     assert part.context.equal(whole.context)
     assert part.context.equal(attend(problem, (), kernel=kernel).context)
-
-
-@tried
-@given(drawn=kernels_and_specs, queries=sizes, keys=sizes, seed=seeds, chosen=masks)
-def test_weights_are_a_distribution_and_mix_the_values(make_problem, drawn, queries, keys, seed, chosen):
-    kernel, spec = drawn
-    problem = make_problem(queries=queries, keys=keys, seed=seed, spec=spec.model_copy(update={"masks": chosen}))
-    attended = attend(problem, ("weights", "masked_scores"), kernel=kernel)
-    weights, masked = attended.taps["weights"], attended.taps["masked_scores"]
-    sees = (masked > -math.inf).any(-1)
-    assert (weights >= 0).all()
-    assert weights[masked == -math.inf].count_nonzero() == 0
-    if "sinks" in problem.learned:
-        assert (weights.sum(-1) < 1).all()
-    elif spec.normalizer.name != "sigmoid":
-        close(weights.sum(-1), sees.double())
-    close(attended.context, weights @ problem.v)

@@ -76,10 +76,13 @@ def test_a_projection_in_slices_gives_the_numbers_and_gradients_of_one_product(r
         found = multihead.linear(x, weight, bias)
         return (found, *torch.autograd.grad(found.square().sum(), (x, weight, bias))) if tracked else (found,)
 
-    whole = run()
-    monkeypatch.setattr(cancellation, "SLICE_FLOPS", 500.0 / torch.get_num_threads())
+    whole, calls, real = run(), [], multihead.whole_linear
+    for module in (cancellation, multihead):
+        monkeypatch.setattr(module, "SLICE_FLOPS", 500.0 / torch.get_num_threads())
+    monkeypatch.setattr(multihead, "whole_linear", lambda *x: calls.append(1) or real(*x))
     for found, expected in zip(run(), whole, strict=True):
         torch.testing.assert_close(found, expected)
+    assert len(calls) > 1
 
 
 WORK = {

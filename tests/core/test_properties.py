@@ -11,6 +11,7 @@ from tests.core.conftest import SPECS, drawn_masks
 from attention_contract.spec import AttentionSpec
 from attention_service.core.attention import attend
 from attention_service.core.kernels import KERNELS, unsuitable
+from attention_service.core.stages import taps_of
 from attention_service.core.types import Selection
 
 HERE = [entry.name for entry in KERNELS if not unsuitable(entry.name, AttentionSpec(), torch.float64)]
@@ -96,17 +97,17 @@ def test_what_a_query_may_not_look_at_has_no_influence_on_it(
 
 
 @tried
-@given(kernel=kernels, queries=sizes, keys=sizes, seed=seeds, chosen=masks, data=st.data())
-def test_a_selection_is_a_slice_and_leaves_the_context(make_problem, kernel, queries, keys, seed, chosen, data):
-    problem = make_problem(
-        heads=4, kv_heads=2, queries=queries, keys=keys, seed=seed, spec=AttentionSpec(masks=chosen), past=1
-    )
+@given(drawn=kernels_and_specs, queries=sizes, keys=sizes, seed=seeds, chosen=masks, data=st.data())
+def test_a_selection_is_a_slice_and_leaves_the_context(make_problem, drawn, queries, keys, seed, chosen, data):
+    kernel, spec = drawn
+    spec = spec.model_copy(update={"masks": chosen})
+    problem = make_problem(heads=4, kv_heads=2, queries=queries, keys=keys, seed=seed, spec=spec, past=1)
     heads = data.draw(st.lists(st.integers(0, 3), min_size=1, max_size=3), label="heads")
     rows = data.draw(st.lists(st.integers(0, queries - 1), min_size=1, max_size=3), label="queries")
-    taps = ("q", "scores", "capped_scores", "masked_scores", "weights", "lse", "context")
-    whole = attend(problem, (*taps, "k", "v"), kernel=kernel)
-    part = attend(problem, (*taps, "k", "v"), Selection(heads=tuple(heads), queries=tuple(rows)), kernel=kernel)
-    for name in taps:
+    taps = taps_of(spec)
+    whole = attend(problem, taps, kernel=kernel)
+    part = attend(problem, taps, Selection(heads=tuple(heads), queries=tuple(rows)), kernel=kernel)
+    for name in set(taps) - {"k", "v"}:
         close(part.taps[name], whole.taps[name][:, heads][:, :, rows])
     for name in ("k", "v"):
         assert part.taps[name].equal(whole.taps[name][:, [head // 2 for head in heads]])

@@ -51,7 +51,7 @@ def test_requests_of_every_kind_can_be_drawn_and_run(kind):
         job = bench.prepared(drawn)
         if job is not None:
             assert job.plan.kernel == kind.kernel
-            assert job.purpose == kind.purpose
+            assert job.prepared.purpose == kind.purpose
             job.run()
             ran += 1
         if ran == 5:

@@ -47,7 +47,7 @@ def test_an_edit_touches_its_part_and_nothing_else(tap, action, problem):
 
 
 def test_a_value_is_put_in_the_order_of_the_indices():
-    x = torch.zeros(2, 4, 3, 5)
+    x = torch.zeros(2, 4, 3, 5, dtype=torch.bfloat16)
     value = torch.arange(2 * 2 * 1 * 3.0).view(2, 2, 1, 3)
     after = edits.apply([BoundEdit("weights", heads=(3, 1), queries=(2,), keys=(4, 0, 1), value=value)], "weights", x)
     expected = torch.zeros_like(x)
@@ -55,8 +55,15 @@ def test_a_value_is_put_in_the_order_of_the_indices():
         for h, head in enumerate((3, 1)):
             for j, key in enumerate((4, 0, 1)):
                 expected[b, head, 2, key] = value[b, h, 0, j]
+    assert after.dtype == x.dtype
     assert after.equal(expected)
     assert x.count_nonzero() == 0
+
+
+def test_the_output_of_a_module_can_be_edited():
+    x = torch.ones(2, 3, 4)
+    after = edits.apply([BoundEdit("output", queries=(1,), set=0.0), BoundEdit("q", set=9.0)], "output", x)
+    assert after.sum((0, 2)).tolist() == [8, 0, 8]
 
 
 def test_patching_a_tap_with_its_own_value_changes_nothing(problem):

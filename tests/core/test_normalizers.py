@@ -129,15 +129,16 @@ def test_temperature_divides_the_scores_of_a_softmax():
     ],
 )
 def test_the_dtype_asked_for_is_a_floor_unless_it_is_a_half_type(asked, given, runs_in, make_problem):
-    def taps(dtype):
-        problem = make_problem(dtype=given, keys=50, spec=spec.AttentionSpec(normalizer=spec.Softmax(dtype=dtype)))
-        return attend(problem, ("weights", "lse", "context"), kernel="materialized").taps
-
-    found = taps(asked)
-    assert (found["weights"].dtype, found["lse"].dtype, found["context"].dtype) == (given, runs_in, given)
-    error = (found["weights"] - taps("float64")["weights"]).abs().max()
-    assert error < 1e-2
-    assert runs_in.itemsize > 2 or given.itemsize == 2 or error > 1e-5, "a half type is coarser"
+    for options, taps in ((spec.Softmax, ("weights", "lse", "context")), (spec.Sigmoid, ("weights", "context"))):
+        problem = make_problem(dtype=given, keys=50, spec=spec.AttentionSpec(normalizer=options(dtype=asked)))
+        exact = replace(problem, spec=spec.AttentionSpec(normalizer=options(dtype="float64")))
+        found = attend(problem, taps, kernel="materialized").taps
+        assert {name: x.dtype for name, x in found.items()} == {
+            name: runs_in if name == "lse" else given for name in taps
+        }
+        error = (found["weights"] - attend(exact, taps, kernel="materialized").taps["weights"]).abs().max()
+        assert error < 1e-2
+        assert runs_in.itemsize > 2 or given.itemsize == 2 or error > 1e-6, "a half type is coarser"
 
 
 def a_problem_with_blind_rows_and_ties(make_problem, options):

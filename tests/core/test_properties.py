@@ -8,9 +8,10 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from tests.core.conftest import SPECS, drawn_masks
 
-from attention_contract.spec import AttentionSpec, Causal
+from attention_contract.spec import AttentionSpec
 from attention_service.core.attention import attend
 from attention_service.core.kernels import KERNELS, unsuitable
+from attention_service.core.stages import taps_of
 from attention_service.core.types import Selection
 
 HERE = [entry.name for entry in KERNELS if not unsuitable(entry.name, AttentionSpec(), torch.float64)]
@@ -96,46 +97,19 @@ def test_what_a_query_may_not_look_at_has_no_influence_on_it(
 
 
 @tried
-@given(drawn=kernels_and_specs, past=st.integers(0, 5), new=sizes, seed=seeds, chosen=masks)
-def test_a_sequence_split_in_past_and_present_equals_the_whole(make_problem, drawn, past, new, seed, chosen):
+@given(drawn=kernels_and_specs, queries=sizes, keys=sizes, seed=seeds, chosen=masks, data=st.data())
+def test_a_selection_is_a_slice_and_leaves_the_context(make_problem, drawn, queries, keys, seed, chosen, data):
     kernel, spec = drawn
-    spec = spec.model_copy(update={"masks": [Causal(), *chosen]})
-    whole = make_problem(queries=past + new, keys=past + new, seed=seed, spec=spec)
-    later = replace(whole, q=whole.q[:, :, past:], past=past)
-    close(attend(later, kernel=kernel).context, attend(whole, kernel=kernel).context[:, :, past:])
-
-
-@tried
-@given(kernel=kernels, queries=sizes, keys=sizes, seed=seeds, chosen=masks, data=st.data())
-def test_a_selection_is_a_slice_and_leaves_the_context(make_problem, kernel, queries, keys, seed, chosen, data):
-    problem = make_problem(
-        heads=4, kv_heads=2, queries=queries, keys=keys, seed=seed, spec=AttentionSpec(masks=chosen), past=1
-    )
+    spec = spec.model_copy(update={"masks": chosen})
+    problem = make_problem(heads=4, kv_heads=2, queries=queries, keys=keys, seed=seed, spec=spec, past=1)
     heads = data.draw(st.lists(st.integers(0, 3), min_size=1, max_size=3), label="heads")
     rows = data.draw(st.lists(st.integers(0, queries - 1), min_size=1, max_size=3), label="queries")
-    taps = ("q", "scores", "capped_scores", "masked_scores", "weights", "lse", "context")
-    whole = attend(problem, (*taps, "k", "v"), kernel=kernel)
-    part = attend(problem, (*taps, "k", "v"), Selection(heads=tuple(heads), queries=tuple(rows)), kernel=kernel)
-    for name in taps:
+    taps = taps_of(spec)
+    whole = attend(problem, taps, kernel=kernel)
+    part = attend(problem, taps, Selection(heads=tuple(heads), queries=tuple(rows)), kernel=kernel)
+    for name in set(taps) - {"k", "v"}:
         close(part.taps[name], whole.taps[name][:, heads][:, :, rows])
     for name in ("k", "v"):
         assert part.taps[name].equal(whole.taps[name][:, [head // 2 for head in heads]])
     assert part.context.equal(whole.context)
     assert part.context.equal(attend(problem, (), kernel=kernel).context)
-
-
-@tried
-@given(drawn=kernels_and_specs, queries=sizes, keys=sizes, seed=seeds, chosen=masks)
-def test_weights_are_a_distribution_and_mix_the_values(make_problem, drawn, queries, keys, seed, chosen):
-    kernel, spec = drawn
-    problem = make_problem(queries=queries, keys=keys, seed=seed, spec=spec.model_copy(update={"masks": chosen}))
-    attended = attend(problem, ("weights", "masked_scores"), kernel=kernel)
-    weights, masked = attended.taps["weights"], attended.taps["masked_scores"]
-    sees = (masked > -math.inf).any(-1)
-    assert (weights >= 0).all()
-    assert weights[masked == -math.inf].count_nonzero() == 0
-    if "sinks" in problem.learned:
-        assert (weights.sum(-1) < 1).all()
-    elif spec.normalizer.name != "sigmoid":
-        close(weights.sum(-1), sees.double())
-    close(attended.context, weights @ problem.v)

@@ -46,9 +46,10 @@ def lies(x):
 
 @pytest.mark.parametrize("name", [*QUICK, *(pytest.param(name, marks=pytest.mark.slow) for name in SLOW)])
 def test_results_on_the_meta_device_are_those_of_the_operations(name):
+    work = WORKLOADS[name]
     with Compared() as compared:
-        for each in passes(WORKLOADS[name]):
-            if each.way in {"forward", "second"}:
+        for each in passes(work):
+            if each.way == "second" or work.taps != frozenset({"output"}):
                 each.run()
     assert not compared.wrong
     assert len(compared.told) > 2

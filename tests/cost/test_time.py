@@ -145,12 +145,10 @@ RANDOM = RandomBlocks(size=4, count=2)
     ("masks", "order"),
     [
         ([], "O(n²·d)"),
-        ([SlidingWindow(right=5)], "O(n²·d)"),
         ([Causal(), SlidingWindow(left=5)], "O(n²·d); over allowed pairs alone O(n·w·d)"),
         ([LONGFORMER], "O(n²·d); over allowed pairs alone O(n·(w + g)·d)"),
         ([AnyOf(of=[SlidingWindow(left=4, right=4), Causal()])], "O(n²·d)"),
         ([AllOf(of=[SlidingWindow(left=4), Causal()])], "O(n²·d); over allowed pairs alone O(n·w·d)"),
-        ([LONGFORMER, SlidingWindow(left=9, right=9)], "O(n²·d); over allowed pairs alone O(n·w·d)"),
         ([PrefixLM(length=3), SlidingWindow(left=9)], "O(n²·d); over allowed pairs alone O(n·(w + g)·d)"),
         ([Block(size=4)], "O(n²·d); over allowed pairs alone O(n·w·d)"),
         ([Strided(stride=4), Causal()], "O(n²·d); over allowed pairs alone O(n·(w + n/s)·d)"),

@@ -9,11 +9,11 @@ from torch.autograd import gradcheck
 
 from attention_contract import spec
 from attention_contract.positions import Alibi, Rope
-from attention_service.core.attention import attend, taps_of
+from attention_service.core.attention import attend
 from attention_service.core.edits import BoundEdit
 from attention_service.core.methods import METHODS
 from attention_service.core.positions import POSITIONS
-from attention_service.core.types import Running, Selection
+from attention_service.core.types import Running
 
 CAUSAL = {name: described for name, described in APPROXIMATIONS.items() if described.masks}
 
@@ -124,15 +124,6 @@ def test_half_types_accumulate_in_float32(every_approximation, dtype, make_probl
     assert found.dtype == dtype
     expected = attend(wide).context
     torch.testing.assert_close(found, expected.to(dtype), rtol=2 * torch.finfo(dtype).eps, atol=1e-6)
-
-
-def test_there_are_no_weights_but_every_other_tap(every_approximation, make_problem):
-    problem = make_problem(spec=every_approximation, queries=6, keys=6)
-    assert taps_of(every_approximation) == ("q", "k", "v", "context")
-    found = attend(problem, ("q", "k", "v", "context"), Selection(heads=(1,), queries=(2, 0)))
-    torch.testing.assert_close(found.taps["context"], found.context[:, [1]][:, :, [2, 0]])
-    assert found.taps["q"].shape[1:3] == (1, 2)
-    assert found.taps["k"].shape[1:3] == (1, 6)
 
 
 def test_taps_can_be_edited(every_approximation, make_problem):

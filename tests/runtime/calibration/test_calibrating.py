@@ -59,18 +59,6 @@ def test_requests_of_every_kind_can_be_drawn_and_run(kind):
     pytest.fail(f"only {ran} requests of 200 could be drawn")
 
 
-def test_what_is_too_large_is_never_drawn():
-    asked = []
-
-    def never(work):
-        asked.append(work)
-        return False
-
-    rng = np.random.default_rng(0)
-    assert not any(draw(rng, kind, never) for kind in kinds() for _ in range(5))
-    assert asked
-
-
 def test_a_bench_measures_requests_and_bodies(short):
     bench = Bench(device(), RATES, ROOM, 0)
     points = [point for point in (bench.next() for _ in range(60)) if point is not None]

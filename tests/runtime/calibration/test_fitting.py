@@ -98,13 +98,6 @@ def test_bounds_widen_beyond_what_was_measured():
     assert far.median / near.median == pytest.approx(2e5, rel=0.5)
 
 
-def test_a_kind_without_runs_has_wide_bounds():
-    clock = fit(drawn(np.random.default_rng(5), 100)[0], RATES)
-    told = clock.of(terms("forward c", 1e6, 1e5, 64), "forward c")
-    assert told.high / told.median == pytest.approx(2)
-    assert told.median > 0
-
-
 def test_nothing_to_fit_is_refused():
     with pytest.raises(ValueError, match="at least one point"):
         fit([], RATES)

@@ -76,15 +76,6 @@ def test_of_several_servers_one_measures_and_all_predict_by_it(tmp_path, measure
     with_servers(tmp_path, 3, story)
 
 
-def test_a_calibration_that_no_longer_holds_is_made_anew_once(tmp_path, measurements):
-    async def story(*servers):
-        for _ in range(2):
-            await asyncio.gather(*(each.measure_device() for each in servers))
-        assert len(measurements) == 2
-
-    with_servers(tmp_path, 2, story)
-
-
 def test_a_server_that_is_killed_while_it_measures_leaves_the_turn_to_another(tmp_path, measurements):
     path = stored.lock_path(tmp_path, device())
     path.parent.mkdir()

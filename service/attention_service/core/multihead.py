@@ -15,7 +15,7 @@ from torch.nn.functional import linear as whole_linear
 from attention_contract.schemas.modules import Biases, ModuleConfig
 from attention_contract.spec import AttentionSpec
 from attention_service.core.apart import has_separate
-from attention_service.core.cancellation import SLICE_FLOPS, checked, checkpoint, cuts, slice_flops
+from attention_service.core.cancellation import checked, checkpoint, cuts, exceeds_a_slice, slice_flops
 from attention_service.core.learned import learned_of
 from attention_service.core.types import Learned, Problem, Widths, added_keys
 
@@ -221,7 +221,7 @@ def merge_heads(x: Tensor) -> Tensor:
 def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
     """x·wᵀ + b, in slices of rows with a checkpoint before each if it takes long on the CPU."""
     work = 2.0 * x.numel() * weight.shape[0]
-    if work <= SLICE_FLOPS or work <= slice_flops() or not cuts(x):
+    if not exceeds_a_slice(work) or not cuts(x):
         return whole_linear(x, weight, bias)
     rows, at_once = x.numel() // x.shape[-1], max(int(slice_flops() / (2.0 * weight.numel())), 1)
     if x.is_meta:  # two slices hold as much as many

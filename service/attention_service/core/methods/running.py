@@ -229,7 +229,7 @@ def _found(q: Tensor, k: Tensor, v: Tensor, faded: Tensor | None, state: State |
     if faded is None:
         pairs = product(q, k.mT).tril()  # [B, H, c, c]
     elif faded.shape[3] == 1:
-        inner = product(q, k.mT).view(batch, kv_heads, -1, length, length)
+        inner = product(q, k.mT).view(batch, kv_heads, heads // kv_heads, length, length)
         pairs = (inner * _fading(faded)[:, :, None]).view(batch, heads, length, length)
     else:
         pairs = _pairs_by_feature(grouped, k, faded).view(batch, heads, length, length)

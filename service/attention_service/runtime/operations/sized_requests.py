@@ -79,7 +79,7 @@ class SizedOperations:
         """Run a forward and a backward pass, and as asked: a second one along a direction of each name, a check."""
         bound = self._bound(work, parameters)
         targets = Targets(
-            tuple(name for name in names if name in INPUTS),
+            tuple(name for name in names if name in bound.arrays),  # a past without tokens is left out
             tuple(name for name in names if name in TAPS),
             tuple(name for name in names if name not in INPUTS and name not in TAPS),
         )

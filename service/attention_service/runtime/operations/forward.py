@@ -92,7 +92,8 @@ def joining_of(
 
     family = family_of(bound, question, device) if bound.module is None else None
     lengths = (bound.queries, bound.keys) if mixed is None else None
-    return Joining((family, lengths, kernel, question, selection, in_common(bound)), plan, mixed)
+    key = family, lengths, kernel, question, selection, in_common(bound)
+    return Joining(device.plans.get(device.clock, ("joining", key), object), plan, mixed)
 
 
 @dataclass(eq=False, slots=True)

@@ -10,8 +10,7 @@ import asyncio
 import logging
 import os
 import time
-from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Hashable
 from functools import partial
 from statistics import median
 from typing import Any, TypeVar
@@ -67,8 +66,8 @@ class Execution:
         self._turn_began = 0.0
         self._came = 0
         """Jobs that came in this turn."""
-        self._kinds: set[int] = set()
-        """The kinds of these jobs."""
+        self._groups: set[Hashable] = set()
+        """The groups of these jobs; a number for each that runs alone."""
 
     async def measure(self) -> None:
         """Time a hand-off to a thread and back, which decides what runs on the event loop.
@@ -105,7 +104,8 @@ class Execution:
             await self._admit(job, deadline)
         lane = self._short if job.prepared.is_short else self._long
         came = time.monotonic()
-        now = self._begins(job.kind, lane, came)
+        group = job.group
+        now = self._begins(group, lane, came)
         if now and deadline is None and self._stays(plan):
             try:
                 ended, observation = run_alone(job, clock, came, self._device)
@@ -113,7 +113,7 @@ class Execution:
                 self._budget.release(plan.peak_bytes)
             self._observe(observation)
             return ended
-        waiting = Waiting(asyncio.get_running_loop().create_future(), job.run, job, clock, deadline, came)
+        waiting = Waiting(asyncio.get_running_loop().create_future(), job.run, job, clock, deadline, came, group)
         answer: Ended = await self._through(waiting, lane, now=now)
         return answer
 
@@ -134,10 +134,11 @@ class Execution:
     async def stop(self) -> None:
         """Refuse what waits, and stop what runs."""
         for lane in (self._short, self._long):
-            for waiting in lane.waiting:
-                _answer(waiting, draining())
-                self._give_back(waiting)
-            lane.waiting.clear()
+            waiting = list(lane.waiting)
+            lane.take(waiting)
+            for each in waiting:
+                _answer(each, draining())
+                self._give_back(each)
         await asyncio.gather(self._short.stop(), self._long.stop())
 
     def leave(self, waiting: Waiting) -> None:
@@ -157,14 +158,14 @@ class Execution:
     async def _call(self, work: Callable[[], ResultT], lane: Lane) -> ResultT:
         """Run other work in the queue of a lane."""
         waiting = Waiting(asyncio.get_running_loop().create_future(), work, None, self._device.clock)
-        now = self._begins(id(waiting), lane, waiting.admitted)
+        now = self._begins(None, lane, waiting.admitted)
         result: ResultT = await self._through(waiting, lane, now=now)
         return result
 
     async def _through(self, waiting: Waiting, lane: Lane, *, now: bool) -> Any:
         """Wait in the queue of a lane for the result. ``now``: begin the next pass at once."""
         loop = asyncio.get_running_loop()
-        lane.waiting.append(waiting)
+        lane.add(waiting)
         if now:
             self._look(lane)
         timer = None if waiting.deadline is None else loop.call_at(waiting.deadline, self._expire, waiting, lane)
@@ -177,17 +178,17 @@ class Execution:
             if timer is not None:
                 timer.cancel()
 
-    def _begins(self, kind: int, lane: Lane, now: float) -> bool:
-        """Note a job that came, and return True if it may begin now.
+    def _begins(self, group: Hashable, lane: Lane, now: float) -> bool:
+        """Note a job of a group that came, and return True if it may begin now.
 
         It waits for the end of the turn if others wait or run before it, or may run in one pass with it.
         """
         if self._turn is None:
             self._turn = asyncio.get_running_loop().call_soon(self._end_turn)
             self._turn_began = now
+        mates = group is not None and (self.expects_mates or group in self._groups)
         self._came += 1
-        mates = self.expects_mates or kind in self._kinds
-        self._kinds.add(kind)
+        self._groups.add(self._came if group is None else group)
         held = now - self._turn_began > LONGEST_HOLD_S
         return not (mates or held or lane.waiting) and lane.running is None
 
@@ -195,9 +196,9 @@ class Execution:
         """Begin what waits, pass after pass until a thread is busy or the event loop has been held for long enough."""
         self._turn = None
         if self._came:
-            self.expects_mates = 2 * len(self._kinds) <= self._came
+            self.expects_mates = 2 * len(self._groups) <= self._came
             self._came = 0
-            self._kinds.clear()
+            self._groups.clear()
         until = time.monotonic() + LONGEST_HOLD_S
         for lane in (self._short, self._long):
             while lane.waiting and lane.running is None:
@@ -213,11 +214,8 @@ class Execution:
 
     def _look(self, lane: Lane) -> None:
         """Begin the next pass of a lane."""
-        for waiting in [each for each in lane.waiting if each.deadline is not None]:
-            if waiting.deadline is not None and waiting.deadline <= time.monotonic():
-                self._expire(waiting, lane)  # its timer had no turn yet
-        while lane.waiting and lane.waiting[0].done.done():  # given up in this very turn
-            self._give_back(lane.waiting.popleft())
+        while lane.waiting and self._drops(lane.waiting[0], lane):
+            pass
         if not lane.waiting:
             return
         following = self._next(lane)
@@ -231,25 +229,29 @@ class Execution:
         except RuntimeError:  # the thread was stopped
             self._finish(following, Outcome([draining() for _ in following.taken]))
 
+    def _drops(self, waiting: Waiting, lane: Lane) -> bool:
+        """Drop a job that was given up in this turn, or whose deadline passed before its timer had a turn."""
+        if waiting.done.done():
+            lane.take([waiting])
+            self._give_back(waiting)
+            return True
+        if waiting.deadline is not None and waiting.deadline <= time.monotonic():
+            self._expire(waiting, lane)
+            return True
+        return False
+
     def _next(self, lane: Lane) -> Pass:
         """Take the first job that waits, and those that run in one pass with it."""
         first = lane.waiting[0]
-        key = None if lane.long or len(lane.waiting) == 1 or first.job is None else first.job.key
-        if key is None:
-            lane.waiting.popleft()
-            return Pass([first])
-        mates = {each.job: each for each in lane.waiting if each.job is not None and each.job.key == key}
-        try:
-            batch = choose([job for job, each in mates.items() if not each.done.done()], self._budget.spare)
-        except Exception:  # jobs that cannot be planned together run alone
-            log.exception("requests could not be joined")
-            batch = None
-        if batch is None:
-            lane.waiting.popleft()
-            return Pass([first])
-        taken = [mates[job] for job in batch.jobs]
-        joined = set(taken)
-        lane.waiting = deque(each for each in lane.waiting if each not in joined)
+        mates = {} if lane.long else {each.job: each for each in lane.mates(first) if not self._drops(each, lane)}
+        batch = None
+        if len(mates) > 1:
+            try:
+                batch = choose([job for job in mates if job is not None], self._budget.spare)
+            except Exception:  # jobs that cannot be planned together run alone
+                log.exception("requests could not be joined")
+        taken = [first] if batch is None else [mates[job] for job in batch.jobs]
+        lane.take(taken)
         return Pass(taken, batch)
 
     def _stays(self, plan: Plan | None) -> bool:

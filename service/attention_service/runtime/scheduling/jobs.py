@@ -24,8 +24,8 @@ Size = tuple[int, int, int]
 class Joining:
     """The means to run jobs of one module, or of raw attention, in one pass."""
 
-    key: Hashable
-    """Equal for jobs of one module that can run in one pass."""
+    group: object
+    """The same object for jobs of one module that can run in one pass."""
     plan: Callable[[Bound, Size], Plan]
     """Plans a pass of equal lengths."""
     mixed: Callable[[Sequence[Bound]], Operation] | None = None
@@ -73,16 +73,10 @@ class Job:
         return self.prepared.plan
 
     @property
-    def key(self) -> Hashable:
+    def group(self) -> Hashable:
         """Equal for jobs that can run in one pass; None for a job that always runs alone."""
         joining = self.prepared.joining
-        return None if joining is None else (self.module, joining.key)
-
-    @property
-    def kind(self) -> int:
-        """Equal for jobs that can most likely run in one pass: those of one cached plan, or of one large module."""
-        joining = self.prepared.joining
-        return id(self.prepared.plan if joining is None or joining.mixed is None else self.module)
+        return None if joining is None else (id(self.module), id(joining.group))
 
     def without_module(self) -> "Job":
         """The job to be remembered: it keeps no parameters in memory."""

@@ -2,7 +2,7 @@
 
 import asyncio
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Hashable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any
@@ -74,6 +74,8 @@ class Waiting:
     deadline: float | None = None
     """``time.monotonic`` seconds; the job does not begin after it."""
     admitted: float = field(default_factory=time.monotonic)
+    group: Hashable = None
+    """Equal for jobs that can run in one pass; None for one that runs alone."""
 
 
 @dataclass(slots=True)

@@ -3,8 +3,8 @@
 import asyncio
 import os
 import threading
-from collections import deque
-from collections.abc import Callable
+from collections import Counter, deque
+from collections.abc import Callable, Hashable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import suppress
 
@@ -22,10 +22,36 @@ class Lane:
         self.long = long
         """True for the lane of long work, which gives way to the other."""
         self.waiting: deque[Waiting] = deque()
+        """In the order of arrival; changed by ``add`` and ``take`` alone."""
+        self._groups: Counter[Hashable] = Counter()
         self.running: Pass | None = None
         """The pass on the thread."""
         self._device = device
         self._thread = self._started()
+
+    def add(self, waiting: Waiting) -> None:
+        """Put a job at the end of the queue."""
+        self.waiting.append(waiting)
+        self._groups[waiting.group] += 1
+
+    def mates(self, waiting: Waiting) -> list[Waiting]:
+        """The waiting jobs that can run in one pass with one of them, itself included."""
+        group = waiting.group
+        if group is None or self._groups[group] < 2:
+            return [waiting]
+        return [each for each in self.waiting if each.group == group]
+
+    def take(self, taken: Sequence[Waiting]) -> None:
+        """Take jobs out of the queue."""
+        if len(taken) == 1 and taken[0] is self.waiting[0]:  # as most
+            self.waiting.popleft()
+        else:
+            leaving = set(taken)
+            self.waiting = deque(each for each in self.waiting if each not in leaving)
+        for waiting in taken:
+            self._groups[waiting.group] -= 1
+            if not self._groups[waiting.group]:
+                del self._groups[waiting.group]
 
     def submit(self, following: Pass, ended: Callable[[Pass, Outcome], None]) -> None:
         """Run a pass on the thread; ``ended`` hears of it on the event loop. Raises RuntimeError after ``stop``."""
@@ -47,7 +73,7 @@ class Lane:
     def remove(self, waiting: Waiting) -> bool:
         """Take a job out of the queue, or stop the running pass if nobody waits for it. True if it had not begun."""
         if waiting in self.waiting:
-            self.waiting.remove(waiting)
+            self.take([waiting])
             return True
         if self.running is not None and self.running.abandoned:
             self.running.cancellation.cancel()

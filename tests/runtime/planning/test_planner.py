@@ -34,7 +34,6 @@ OTHER = {
     "selected_queries": 1,
 }
 WINDOW = {"masks": [{"name": "sliding_window", "left": 7}]}
-FROM_THE_END = {"masks": [{"name": "causal", "align": "bottom_right"}]}
 
 
 def device():

@@ -31,7 +31,7 @@ from attention_service.runtime.operations.operation import Fields, Operation, Re
 from attention_service.runtime.planning.plan import Plan
 from attention_service.runtime.planning.planner import Question, batch_plans, edit_actions, family_of, plan_request
 from attention_service.runtime.scheduling.batches import in_common, joinable
-from attention_service.runtime.scheduling.jobs import SHORT_S, Job, Joining, Prepared, Size
+from attention_service.runtime.scheduling.jobs import Job, Joining, Prepared, Size, is_short
 
 _MIXED = {"query", "past_key", "past_value", "offsets", "positions"}
 """The tensors of requests of different lengths that run together."""
@@ -60,12 +60,12 @@ def prepare(module: Module | None, request: ForwardRequest, device: Device, room
     plan = plan_request(bound, question, device, room, selection, request.edits)
 
     def operation(bound: Bound) -> Operation:
-        if device.is_cuda and job_is_small and graphed.takes(bound, request, plan.kernel):
+        if may_be_graphed and graphed.takes(bound, request, plan.kernel):
             return graphed.Graphed(bound, plan.kernel, plan.peak_bytes, device)
         return Forward(bound, request, selection, kernel)
 
     kernel = KERNELS[plan.kernel].make() if plan.kernel in KERNELS else plan.kernel  # else a method that approximates
-    job_is_small = plan.predicted.high <= SHORT_S  # graphs belong to the thread of short work
+    may_be_graphed = device.is_cuda and is_short(plan)  # graphs belong to the thread of short work
     watched = not (request.edits or request.report_error or is_compiled(plan.kernel) or returns_mask(request))
     joining = None
     if watched and joinable(bound):

@@ -8,14 +8,13 @@ from torch.nn.functional import linear
 
 from attention_contract.errors import InvalidRequest, InvalidTensor
 from attention_contract.schemas.hopfield import HopfieldRequest
-from attention_contract.tensors import Array
 from attention_service import cost
 from attention_service.core import hopfield, multihead
 from attention_service.core.arrays import TORCH_DTYPES, to_torch
 from attention_service.core.hopfield import Memory, Retrieved
 from attention_service.core.kernels import MATERIALIZED
 from attention_service.cost import Estimate
-from attention_service.runtime.binding.bound import Layout, strip
+from attention_service.runtime.binding.bound import strip, widened
 from attention_service.runtime.binding.hopfield_binding import Bound, bind
 from attention_service.runtime.device import Device
 from attention_service.runtime.operations.compute import converted
@@ -82,7 +81,7 @@ class Retrieval:
         """Copy states, patterns, their mask, β and the projections to the device, in the computing dtype."""
         bound, request, dtype = self.bound, self.bound.request, TORCH_DTYPES[self.bound.dtype]
         tensors = {
-            name: converted(_batched(array, bound.layout), name, device, dtype)
+            name: converted(widened(array, bound.layout), name, device, dtype)
             for name, array in (("states", request.states), ("stored", request.stored))
         }
         tensors["beta"] = torch.tensor(bound.beta, dtype=dtype, device=device)
@@ -144,13 +143,6 @@ def _inputs(bound: Bound, tensors: dict[str, Tensor], mask: Tensor | None) -> tu
 def _check_finite(tensor: Tensor, param: str, where: str = "") -> None:
     if not _finite(tensor):
         raise InvalidTensor(f"{param}: expected finite numbers{where}; got NaN or infinity", param=param)
-
-
-def _batched(array: Array, layout: Layout) -> Array:
-    """The array with the dimensions that its layout leaves out."""
-    if not layout.batched:
-        array = array[None]
-    return array if layout.headed else array[:, None]
 
 
 def _finite(tensor: Tensor) -> bool:

@@ -20,6 +20,11 @@ Size = tuple[int, int, int]
 """Batch, queries and keys."""
 
 
+def is_short(plan: Plan) -> bool:
+    """True if a job with this plan is predicted to take no longer than ``SHORT_S``."""
+    return not plan.laborious and plan.predicted.high <= SHORT_S
+
+
 @dataclass(eq=False, slots=True)
 class Joining:
     """The means to run jobs of one module, or of raw attention, in one pass."""
@@ -49,8 +54,8 @@ class Prepared:
 
     @property
     def is_short(self) -> bool:
-        """True if the job is predicted to take no longer than ``SHORT_S``."""
-        return not self.plan.laborious and self.plan.predicted.high <= SHORT_S
+        """True if the job does not wait behind long ones."""
+        return is_short(self.plan)
 
 
 @dataclass(eq=False, slots=True)

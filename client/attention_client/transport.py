@@ -6,6 +6,7 @@ errors: a request that cannot have reached the server may be repeated, another o
 
 import asyncio
 from collections.abc import AsyncIterator
+from contextlib import suppress
 from typing import Any, Final
 from weakref import WeakKeyDictionary
 
@@ -72,7 +73,8 @@ class _Connector(aiohttp.TCPConnector):
     def abort(self) -> None:
         """Close every connection at once."""
         for transport in list(self._transports.values()):
-            transport.abort()
+            with suppress(AttributeError):  # asyncio's, of a connection that is lost already
+                transport.abort()
 
 
 class AiohttpTransport(httpx_aiohttp.AiohttpTransport):

@@ -1,6 +1,7 @@
 """Settings, commands, targets, services, paths and links of the documents exist."""
 
 import importlib
+import importlib.util
 import re
 import tomllib
 
@@ -73,6 +74,12 @@ def test_variables_and_targets_named_in_prose_exist(page):
     text = page.read_text("utf-8")
     assert set(re.findall(r"\bATTENTION_[A-Z_]*[A-Z]\b", text)) <= VARIABLES
     assert set(re.findall(r"`make ([a-z-]+)", text)) <= TARGETS
+
+
+@every_page
+def test_modules_named_in_commands_exist(page):
+    for module in re.findall(r"python -m ([a-z_.]+[a-z_])", page.read_text("utf-8")):
+        assert importlib.util.find_spec(module) is not None, module
 
 
 @every_page

@@ -139,3 +139,34 @@ def test_every_setting_can_be_set_by_env_file_and_compose():
     example = (ROOT / ".env.example").read_text()
     assert set(re.findall(r"^#(ATTENTION_\w+)=", example, re.MULTILINE)) == settings
     assert set(re.findall(r"^    (ATTENTION_\w+):", COMPOSE, re.MULTILINE)) == settings
+
+
+ROWS = {
+    "forward": ("/v1/modules/{name}/forward", ""),
+    "forward, raw": ("/v1/attention/forward", "forward"),
+    "gradients": ("/v1/modules/{name}/gradients", "forward"),
+    "weights": ("/v1/modules/{name}/weights", "forward"),
+    "Hopfield retrieval": ("/v1/hopfield/retrieve", ""),
+}
+"""Rows of the table of tensors, with the path of their operation and the row that they extend."""
+
+
+def tensors_of(model):
+    """The names of the fields of a model that are tensors."""
+    fields = model.model_fields.items()
+    return {field.alias or name for name, field in fields if "ndarray" in str(field.annotation)}
+
+
+@pytest.mark.parametrize("row", ROWS)
+def test_the_table_of_tensors_has_the_fields_of_the_models(row):
+    text = (ROOT / "docs" / "from-others.md").read_text("utf-8")
+    text = text.partition("## Tensors of a safetensors body")[2]
+    table = {line.split("|")[1].strip(): line.split("|")[2:4] for line in text.splitlines() if line.startswith("| ")}
+    path, extends = ROWS[row]
+    (operation,) = (one for one in OPERATIONS if one.path == path)
+    for column, model in enumerate((operation.request, operation.reply)):
+        cells = table[row][column] + (table[extends][column] if extends else "")
+        named = {name.partition(".")[0] for name in re.findall(r"`([a-z_.0-9]+)`", cells)}
+        known = {field.alias or name for name, field in model.model_fields.items()}
+        assert tensors_of(model) - named == set(), "missing in the table"
+        assert {name.partition(".")[0] for name in re.findall(r"`([a-z_.0-9]+)`", table[row][column])} <= known

@@ -106,6 +106,11 @@ def test_the_reference_has_every_public_name(site):
     text = "".join(pages.values())
     names = set(attention_client.__all__) | {one.__name__ for one in error_classes().values()}
     assert [name for name in sorted(names) if not re.search(rf'id="[\w.]+\.{name}"', text)] == []
+    with attention_client.Client() as client:
+        groups = {type(group) for group in vars(client).values() if ".resources." in type(group).__module__}
+    assert groups
+    methods = {f"{group.__name__}.{name}" for group in groups for name in vars(group) if not name.startswith("_")}
+    assert [name for name in sorted(methods) if not re.search(rf'id="[\w.]+\.{name}"', text)] == []
     for name, page in pages.items():
         plain = re.sub(r"<pre.*?</pre>", "", page, flags=re.DOTALL)
         assert (

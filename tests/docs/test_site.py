@@ -83,7 +83,7 @@ def test_no_page_fetches_anything_from_elsewhere(site):
         sheet.relative_to(site): re.findall(r"(?:url\(|@import\s)[\"']?(?:https?:)?//", sheet.read_text("utf-8"))
         for sheet in sheets
     }
-    # The theme's script fetches Mermaid for a diagram, and a polyfill for browsers without ResizeObserver (before 2020).
+    # The theme's script fetches Mermaid for a diagram, and a polyfill for browsers before 2020.
     found |= {page.relative_to(site): ["mermaid"] for page in pages if 'class="mermaid"' in page.read_text("utf-8")}
     assert {name: addresses for name, addresses in found.items() if addresses} == {}
 

@@ -14,7 +14,12 @@ from attention_service.settings import Settings
 from tests.docs import variants_page
 from tests.docs.snippets import DOCUMENTS, ROOT, blocks
 
-PAGES = [*DOCUMENTS, ROOT / "CONTRIBUTING.md", ROOT / "CHANGELOG.md"]
+PAGES = [
+    *DOCUMENTS,
+    *sorted((ROOT / "docs" / "reference").glob("*.md")),
+    ROOT / "CONTRIBUTING.md",
+    ROOT / "CHANGELOG.md",
+]
 MAKEFILE = (ROOT / "Makefile").read_text()
 TARGETS = set(re.findall(r"^([a-z-]+):", MAKEFILE, re.MULTILINE))
 COMPOSE = (ROOT / "docker-compose.yml").read_text()

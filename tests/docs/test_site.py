@@ -2,6 +2,7 @@
 
 import os
 import re
+import runpy
 import subprocess
 import sys
 from pathlib import Path
@@ -116,3 +117,16 @@ def test_the_reference_has_every_public_name(site):
         assert (
             re.findall(r"``|:(?:class|meth|func|attr|mod):|>\s*::\s*<", re.sub(r"<code[^>]*></code>", "", plain)) == []
         ), name
+
+
+def test_files_outside_the_documents_get_a_page_of_the_site():
+    hook = runpy.run_path(str(ROOT / "docs" / "site_pages.py"))
+    address, linked = hook["address"], hook["linked"]
+    places = {name: address(ROOT / name) for name in ("README.md", "docs/api.md", "docs/reference/spec.md")}
+    assert places == {"README.md": "index.md", "docs/api.md": "api.md", "docs/reference/spec.md": "reference/spec.md"}
+    assert address(ROOT / "examples" / "quickstart.sh") == "source/examples/quickstart.sh.md"
+    assert address(ROOT / "examples") == "source/examples/index.md"
+    assert address(ROOT / "examples" / "figures" / "alignment.png") == "examples/figures/alignment.png"
+    assert {path.name for path in linked(ROOT / "examples")} >= {"quickstart.py", "quickstart.sh", "demo_parts"}
+    assert ROOT / "docs" / "api.md" in linked(ROOT / "README.md")
+    assert re.search(hook["LINK"], "[page](https://a.b) and [part](#part)") is None

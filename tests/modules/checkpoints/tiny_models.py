@@ -117,7 +117,10 @@ TINY = [
         "encoder.layer.1.attention.self", request={"layer": 1}, label="encoder",
     ),
     _bert("encoder.layer.1.attention", request={"layer": 1}, decodes=True, label="decoder"),
-    _bert("encoder.layer.0.crossattention", k="encoder.layer.0.crossattention.self.key", request={"part": "cross"}, label="cross"),
+    _bert(
+        "encoder.layer.0.crossattention", k="encoder.layer.0.crossattention.self.key", request={"part": "cross"},
+        label="cross",
+    ),
     *decoder("gpt2", "GPT2", "h.{}.attn", "c_attn", "c_proj", **GPT2, scale_attn_by_inverse_layer_idx=True),
     Tiny(
         "gpt2", model("GPT2", **GPT2), "h.1.crossattention.q_attn", "h.1.crossattention.c_proj", "h.1.crossattention",

@@ -1,7 +1,7 @@
 """Cuts: the ways in which a parameter lies in a tensor of a checkpoint.
 
-A cut takes a tensor, a weight ``[rows, width]`` or a bias ``[rows]``, and returns the parameter, as a view where that is
-possible. It runs on the meta device for the shape. A tensor whose rows it can't cut raises RuntimeError.
+A cut takes a tensor, a weight ``[rows, width]`` or a bias ``[rows]``, and returns the parameter, as a view if possible.
+It runs on the meta device for the shape. A tensor whose rows it cannot cut raises RuntimeError.
 
 H query heads, Hkv key/value heads, D width of a head's queries and keys, Dv width of a head's values.
 """

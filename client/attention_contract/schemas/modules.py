@@ -88,6 +88,9 @@ class ImportModule(WireModel):
     part: Literal["self", "cross"] = "self"
     stack: Stack | None = None
     """The stack to read, for a checkpoint that has several."""
+    spec: AttentionSpec | None = None
+    """Fields of the spec that replace those that the checkpoint says, or that it does not say: the masks of a torch
+    state dict, as in ``{"masks": []}``. Fields that are left out stay as the checkpoint has them."""
     num_heads: int | None = Field(None, ge=1)
     """Needed where neither config.json nor the tensors' shapes tell it, as with ``nn.MultiheadAttention``."""
 
@@ -96,7 +99,7 @@ class Source(WireModel):
     """The origin of an imported module."""
 
     checkpoint: str
-    layout: str
+    family: str
     layer: int
     part: Literal["self", "cross"]
     stack: Stack | None = None

@@ -1,4 +1,4 @@
-"""The commands ``attention serve``, ``attention calibrate`` and ``attention fetch``, and ``python -m attention_service``."""
+"""The commands ``attention serve``, ``calibrate`` and ``fetch``, and ``python -m attention_service``."""
 
 import math
 import socket

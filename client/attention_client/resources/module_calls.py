@@ -49,8 +49,8 @@ class Modules(Resource):
         """Make a module from every attention layer of a checkpoint, or from none.
 
         Names are those of ``client.checkpoints.get``: ``gpt2.0``, ``t5.decoder.0.cross``. ``spec`` and ``num_heads`` go
-        with each import. If one fails, those that this call made are deleted again. ``on_imported`` is called after each
-        with the module, its number from 1, and the number of all.
+        with each import. If one fails, those that this call made are deleted again. After each import, ``on_imported``
+        is called with the module, its number from 1, and the number of all.
         """
         found = self.send(call(operations.get_checkpoint, {"path": checkpoint}))
         imports = imports_of(found, {"spec": spec, "num_heads": num_heads})
@@ -126,8 +126,8 @@ class AsyncModules(AsyncResource):
         """Make a module from every attention layer of a checkpoint, or from none.
 
         Names are those of ``client.checkpoints.get``: ``gpt2.0``, ``t5.decoder.0.cross``. ``spec`` and ``num_heads`` go
-        with each import. If one fails, those that this call made are deleted again. ``on_imported`` is called after each
-        with the module, its number from 1, and the number of all.
+        with each import. If one fails, those that this call made are deleted again. After each import, ``on_imported``
+        is called with the module, its number from 1, and the number of all.
         """
         found = await self.send(call(operations.get_checkpoint, {"path": checkpoint}))
         imports = imports_of(found, {"spec": spec, "num_heads": num_heads})

@@ -42,7 +42,9 @@ def _paths(root: Path) -> Iterator[str]:
     for folder, folders, files in os.walk(top):
         place = Path(folder).relative_to(top)
         deep = len(place.parts) >= _DEPTH
-        folders[:] = [] if deep else sorted(each for each in folders if each[0] != "." and (place / each) != Path(_STORE))
+        folders[:] = (
+            [] if deep else sorted(each for each in folders if each[0] != "." and (place / each) != Path(_STORE))
+        )
         tensors = sorted(file for file in files if file.endswith(".safetensors"))
         if place.parts and (tensors or "config.json" in files):
             yield place.as_posix()

@@ -35,16 +35,15 @@ def listed(root: Path) -> CheckpointList:
 
 
 def _paths(root: Path) -> Iterator[str]:
-    """Yield the paths of folders with a safetensors file, or with a config.json and other weights; links are followed
-    no further than the folder itself, and hidden folders are left out.
+    """Yield the paths of single safetensors files in the repository, and of folders with tensors or a config.json.
+
+    Links to folders are not followed, and hidden folders are left out.
     """
     top = root.resolve()
     for folder, folders, files in os.walk(top):
         place = Path(folder).relative_to(top)
-        deep = len(place.parts) >= _DEPTH
-        folders[:] = (
-            [] if deep else sorted(each for each in folders if each[0] != "." and (place / each) != Path(_STORE))
-        )
+        below = [] if len(place.parts) >= _DEPTH else sorted(folders)
+        folders[:] = [each for each in below if each[0] != "." and place / each != Path(_STORE)]
         tensors = sorted(file for file in files if file.endswith(".safetensors"))
         if place.parts and (tensors or "config.json" in files):
             yield place.as_posix()

@@ -83,11 +83,11 @@ $(VENV)/.torch: constraints.txt deploy/install_torch.sh | $(BIN)/python
 	@touch $@
 
 $(VENV)/.server: pyproject.toml $(VENV)/.torch
-	$(INSTALL) $(PINS) -e '.[server,plot]'
+	$(INSTALL) $(PINS) -e '.[server,plot,hub]'
 	@touch $@
 
 $(VENV)/.demo: pyproject.toml $(VENV)/.torch
-	$(INSTALL) $(PINS) -e '.[server,plot,transformers]'
+	$(INSTALL) $(PINS) -e '.[server,plot,hub,transformers]'
 	@touch $(VENV)/.server $@
 
 $(VENV)/.docs: pyproject.toml | $(BIN)/python

@@ -37,6 +37,9 @@ class Settings(BaseSettings):
     models_dir: Path = user_data_path("attention-service", appauthor=False)
     """The model repository: modules are kept here, and checkpoints are imported from here."""
 
+    hub: bool = False
+    """Let callers fetch checkpoints from the Hugging Face hub into the model repository."""
+
     device: str = "auto"
     """Device of the modules: cpu, cuda, cuda:1, …; auto takes CUDA if there is one."""
 

@@ -8,7 +8,11 @@ from dataclasses import dataclass
 import numpy as np
 import pytest
 import torch
-from tests.modules.checkpoints.tiny_models import TINY, Tiny
+from tests.modules.checkpoints.tiny_decoders import DECODERS
+from tests.modules.checkpoints.tiny_models import TINY as OTHERS
+from tests.modules.checkpoints.tiny_models import Tiny
+
+TINY = [*OTHERS, *DECODERS]
 
 from attention_contract.schemas.attention import ForwardRequest
 from attention_contract.schemas.gradients import GradientsRequest

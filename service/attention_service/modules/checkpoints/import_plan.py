@@ -21,7 +21,7 @@ from attention_service.core.methods.limits import check_spec
 from attention_service.modules.checkpoints.attention_blocks import Block, blocks_of, choose
 from attention_service.modules.checkpoints.checkpoint_files import Checkpoint, open_checkpoint
 from attention_service.modules.checkpoints.cuts import Heads
-from attention_service.modules.checkpoints.family import Attention, Entries, Piece, described
+from attention_service.modules.checkpoints.family import Attention, Entries, Part, Piece, described
 from attention_service.modules.resident import biases_in, check_shapes, complete
 
 _WEIGHTS = tuple(f"{role}_proj.weight" for role in "qkvo")
@@ -78,7 +78,7 @@ def plan_block(checkpoint: Checkpoint, block: Block, request: ImportModule) -> P
     spec = _overlaid(attention, request)
     heads, config = _config(pieces, attention, spec, checkpoint, request)
     return Plan(
-        name=request.name or default_name(checkpoint.label, request.layer),
+        name=request.name or default_name(checkpoint.label, request.layer, part, request.stack),
         config=config,
         source=Source(
             checkpoint=PurePosixPath(request.checkpoint).as_posix(),
@@ -93,9 +93,12 @@ def plan_block(checkpoint: Checkpoint, block: Block, request: ImportModule) -> P
     )
 
 
-def default_name(label: str, layer: int) -> str:
-    """A module's name from that of its checkpoint, what a name may not hold replaced: ``minilm.0``."""
-    ending = f".{layer}"
+def default_name(label: str, layer: int, part: Part = "self", stack: str | None = None) -> str:
+    """A module's name from that of its checkpoint, what a name may not hold replaced.
+
+    ``minilm.0``; of a stack that the request names ``t5.decoder.0``, and for cross-attention ``t5.decoder.0.cross``.
+    """
+    ending = (f".{stack}" if stack else "") + f".{layer}" + (".cross" if part == "cross" else "")
     stem = re.sub(r"[^A-Za-z0-9._-]+", "-", label).lstrip("._-") or "checkpoint"
     return stem[: 128 - len(ending)] + ending
 

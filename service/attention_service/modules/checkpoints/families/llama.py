@@ -158,7 +158,7 @@ def _smollm3(entries: Entries) -> Attention:
 
 _PLAIN: Final = blocks(NAMES)
 _NORMED: Final = blocks({**NAMES, **NORMS})
-_GLM: Final = {"kv_heads": 2, "head_dim": 128, "rope": {"partial": 0.5, "interleaved": True}}
+_GLM: Final[dict[str, Any]] = {"kv_heads": 2, "head_dim": 128, "rope": {"partial": 0.5, "interleaved": True}}
 
 FAMILIES: Final = (
     Family("llama", frozenset({"llama"}), _PLAIN, _llama),

@@ -16,6 +16,7 @@ from attention_contract.operations import OPERATIONS, Operation
 from attention_contract.schemas import accuracy as y
 from attention_contract.schemas import answers as w
 from attention_contract.schemas import attention as a
+from attention_contract.schemas import checkpoints as k
 from attention_contract.schemas import complexity as c
 from attention_contract.schemas import counts as n
 from attention_contract.schemas import hardware as g
@@ -35,6 +36,9 @@ EXAMPLES = {
     "list_modules": ((), {}, "/v1/modules"),
     "create_module": (("demo", CONFIG), {"seed": 0}, "/v1/modules"),
     "import_module": (("minilm",), {"layer": 1}, "/v1/modules/import"),
+    "list_checkpoints": ((), {}, "/v1/checkpoints"),
+    "get_checkpoint": (("minilm",), {}, "/v1/checkpoints/minilm"),
+    "fetch_checkpoint": (("org/minilm",), {}, "/v1/checkpoints"),
     "get_module": (("demo",), {}, "/v1/modules/demo"),
     "delete_module": (("demo",), {}, "/v1/modules/demo"),
     "list_parameters": (("demo",), {}, "/v1/modules/demo/parameters"),
@@ -68,10 +72,12 @@ CALLS = {
     if inspect.isfunction(method) and not name.startswith("_") and name not in {"send", "close"}
 }
 """The methods that make a call, by their dotted names."""
+COMPOSED = {"modules.import_all"}
+"""Methods that make several calls."""
 METHODS = {
     re.search(r"operations\.(\w+)", inspect.getsource(method))[1]: name
     for name, method in CALLS.items()
-    if not name.endswith("_picture")
+    if not name.endswith("_picture") and name not in COMPOSED
 }
 """The dotted name of the method of each operation."""
 RAN = a.Ran(
@@ -206,6 +212,9 @@ def reply_to(operation: Operation[Any], request: Any) -> Any:
                 ),
             ],
         ),
+        "list_checkpoints": k.CheckpointList(checkpoints=[k.CheckpointInfo(path="minilm", bytes=9)]),
+        "get_checkpoint": k.CheckpointReply(path="minilm", bytes=9),
+        "fetch_checkpoint": k.CheckpointReply(path="org/minilm", bytes=9),
         "health_live": s.Health(status="live", modules=1),
         "health_ready": s.Health(status="ready", modules=1),
         "delete_module": None,

@@ -1,8 +1,10 @@
 """``attention checkpoints``."""
 
-from typing import Annotated
+import json
+from typing import Annotated, Any
 
 import typer
+from pydantic import BaseModel
 
 from attention_client.cli import display
 from attention_client.cli.session import AsJson, client_of, present
@@ -43,6 +45,19 @@ def _described(reply: CheckpointReply) -> None:
             continue
         config = each.config
         sizes = (config.num_heads, config.num_kv_heads, config.head_dim, config.d_model)
-        spec = config.spec.model_dump_json(exclude_defaults=True)
-        table.add_row(each.name, *map(str, sizes), spec, note)
+        table.add_row(each.name, *map(str, sizes), json.dumps(_shortened(config.spec)), note)
     display.print_out(table)
+
+
+def _shortened(value: Any) -> Any:
+    """Return a spec, or a part of it, without the options that have their defaults; names of parts stay."""
+    if isinstance(value, list | tuple):
+        return [_shortened(each) for each in value]
+    if not isinstance(value, BaseModel):
+        return value
+    plain = type(value).model_fields
+    return {
+        name: _shortened(option)
+        for name, option in value
+        if name == "name" or option != plain[name].get_default(call_default_factory=True)
+    }

@@ -118,6 +118,9 @@ class Attached:
     ) -> None:
         self.detach()
 
+    def __deepcopy__(self, memo: dict[int, Any]) -> Self:
+        return self  # a copy of the model is then told to be attached itself
+
     def _check(self, model: PreTrainedModel, modules: Sequence[AttentionModule]) -> None:
         refused = {type(one.module).__name__ for one in modules if one.implementation != self._name}
         if refused:

@@ -8,7 +8,7 @@ import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from types import TracebackType
-from typing import Literal, Self, cast
+from typing import Any, Literal, Self, cast
 
 import httpx
 
@@ -96,6 +96,12 @@ class Client:
             timeout=None,  # noqa: S113 - each attempt gets the time until the deadline
             transport=transport,
         )
+        self.settings: dict[str, Any] | None = None
+        """The arguments for another client like this one, to be made in another process; None with ``transport`` or
+        ``http``, which belong to this one."""
+        if transport is None and http is None:
+            self.settings = {"base_url": str(self._http.base_url), "timeout": timeout, "retries": retries}
+            self.settings |= {"media_type": media_type, "headers": dict(headers or {})}
 
     def send(self, call: Call[ReplyT]) -> ReplyT:
         """Send a call that ``attention_client.calls`` built, and return its reply."""

@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 
 from attention_contract.errors import InvalidRequest, InvalidTensor
-from attention_contract.schemas.attention import AttentionInputs, RawInputs
+from attention_contract.schemas.attention import AttentionInputs
 from attention_contract.spec import AttentionSpec
 from attention_contract.tensors import Array, Untyped, dtype_name
 from attention_service.core.apart import has_separate
@@ -102,9 +102,9 @@ def common_dtype(arrays: Mapping[str, Array]) -> str:
     return next(iter(named.values()), "float32")
 
 
-def check_learned(request: RawInputs, widths: Widths) -> dict[str, Array]:
+def check_learned(spec: AttentionSpec, given: Mapping[str, Array], widths: Widths) -> dict[str, Array]:
     """Return the learned tensors. Raises InvalidRequest unless they are the spec's, ShapeMismatch for a shape."""
-    expected, given = learned_of(request.spec, widths), request.parameters
+    expected = learned_of(spec, widths)
     if unknown := [name for name in given if name not in expected]:
         named = unknown[0][:80]
         raise InvalidRequest(

@@ -54,7 +54,7 @@ def remote_attention(
         )
     if unknown := set(taps) - set(_TAPS):
         raise ValueError(f"taps: {min(unknown)!r} has no gradient; expected one of {', '.join(_TAPS)}")
-    if any(isinstance(value := _value_of(edit), Tensor) and value.requires_grad for edit in edits):
+    if any(_needs_gradient(edit) for edit in edits):
         raise ValueError("edits: a value that requires a gradient gets none here; detach it")
     connection = client if isinstance(client, Connection) else Connection(client)
     tensors = {"query": query, "key": key, "value": value} | inputs
@@ -71,5 +71,6 @@ def remote_attention(
     return (output, dict(zip(taps, others, strict=True))) if taps else output
 
 
-def _value_of(edit: EditLike) -> Any:
-    return edit.get("value") if isinstance(edit, Mapping) else edit.value
+def _needs_gradient(edit: EditLike) -> bool:
+    value: Any = edit.get("value") if isinstance(edit, Mapping) else edit.value
+    return isinstance(value, Tensor) and value.requires_grad

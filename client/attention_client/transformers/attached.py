@@ -13,8 +13,9 @@ from transformers import AttentionInterface, AttentionMaskInterface, PreTrainedM
 
 from attention_client import Client
 from attention_client.arguments import EditLike
-from attention_client.array_likes import plain
-from attention_client.transformers.interface import attend, check_client
+from attention_client.array_likes import as_array, plain
+from attention_client.torch.connection import Connection
+from attention_client.transformers.interface import attend, connect
 from attention_client.transformers.local_attention import AttentionFunction, local_attention
 from attention_client.transformers.model_layers import (
     AttentionModule,
@@ -44,15 +45,14 @@ def attach(
 
     ``layers`` are those that run there; the others keep the model's former implementation. By default all run there.
     ``record`` names the taps that ``Attached.recorded`` keeps: q, k, v, scores, capped_scores, masked_scores, weights,
-    context, lse. ``edits`` are interventions by layer, such as ``{3: [{"tap": "weights", "heads": [0], "set": 0}]}``.
+    context. ``edits`` are interventions by layer, such as ``{3: [{"tap": "weights", "heads": [0], "set": 0}]}``.
     A layer is a number, or ``"encoder.3"``, ``"decoder.3"`` and ``"cross.3"`` in a model of several stacks:
     ``Attached.layers`` lists them. Everything else of the model stays the same: caches, generation, gradients.
 
     Raises UnsupportedModel for a model that does not use the attention interface of transformers, and InvalidRequest
     for layers, taps and edits that do not exist. The model's calls raise the client's errors.
     """
-    check_client(client)
-    return Attached(model, client, layers, record, edits or {})
+    return Attached(model, connect(client), layers, record, edits or {})
 
 
 class Attached:
@@ -69,13 +69,13 @@ class Attached:
     def __init__(
         self,
         model: PreTrainedModel,
-        client: Client,
+        connection: Connection,
         layers: Sequence[LayerKey] | None,
         record: Sequence[Tap],
         edits: Mapping[LayerKey, Sequence[EditLike]],
     ) -> None:
         modules = attention_modules(model)
-        self._client = client
+        self._connection = connection
         self._record = _checked_taps(record)
         self.layers = _chosen([key for module in modules for key in module.keys], layers)
         self._edits = _checked_edits(edits, self.layers)
@@ -152,13 +152,13 @@ class Attached:
             return self._local[id(module)](module, query, key, value, attention_mask, *args, **options)
         if getattr(self._passes, "output_attentions", False):  # not every model hands it on
             options["output_attentions"] = True
-        output, weights, taps = attend(
-            self._client, module, query, key, value, attention_mask,
+        output, taps = attend(
+            self._connection, module, query, key, value, attention_mask,
             edits=self._edits.get(layer, ()), record=self._record, **options,
         )  # fmt: skip
         if self._record:
-            self._keep(layer, taps)
-        return output, weights
+            self._keep(layer, {tap: as_array(taps[tap]) for tap in self._record})
+        return output, taps.get("weights")
 
     def _layer(self, module: nn.Module) -> LayerKey:
         one = self._modules.get(id(module))
@@ -221,7 +221,7 @@ def _chosen(existing: Sequence[LayerKey], layers: Sequence[LayerKey] | None) -> 
 
 
 def _checked_taps(record: Sequence[Tap]) -> tuple[Tap, ...]:
-    known = get_args(Tap)
+    known = [tap for tap in get_args(Tap) if tap not in {"lse", "output"}]
     unknown = [record] if isinstance(record, str) else [tap for tap in record if tap not in known]
     if unknown:
         raise InvalidRequest(f"record: expected a list of {', '.join(known)}; got {unknown}", param="record")

@@ -13,9 +13,10 @@ from torch import Tensor, nn
 from transformers import AttentionInterface, AttentionMaskInterface
 
 from attention_client import Client
+from attention_client.torch import remote_attention
+from attention_client.torch.connection import Connection
 from attention_client.transformers.model_layers import UnsupportedModel
 from attention_client.transformers.model_masks import MASK_FUNCTION, KnownMask, known_mask, uncompiled
-from attention_client.transformers.served_attention import Served, as_tensor
 from attention_contract.errors import InvalidRequest
 from attention_contract.schemas.attention import Edit, Tap
 from attention_contract.spec import AttentionSpec, Causal, Mask, ScaledDot, Softmax
@@ -35,26 +36,28 @@ def register(client: Client, name: str = "attention_service") -> str:
     server. Another call with the same name replaces the client. The client must stay open, and threads share it.
     Raises TypeError for a client that is not a blocking one.
     """
-    check_client(client)
+    connection = connect(client)
 
     def forward(
         module: nn.Module, query: Tensor, key: Tensor, value: Tensor, attention_mask: Tensor | None, **options: Any
     ) -> tuple[Tensor, Tensor | None]:
-        return attend(client, module, query, key, value, attention_mask, **options)[:2]
+        output, taps = attend(connection, module, query, key, value, attention_mask, **options)
+        return output, taps.get("weights")
 
     AttentionInterface.register(name, uncompiled(forward))
     AttentionMaskInterface.register(name, MASK_FUNCTION)
     return name
 
 
-def check_client(client: object) -> None:
-    """Raise TypeError unless this is a blocking client."""
+def connect(client: Client) -> Connection:
+    """Return the way to the client's server. Raises TypeError for a client that is not a blocking one."""
     if not isinstance(client, Client):
         raise TypeError(f"client: expected an attention_client.Client, got {type(client).__name__}")
+    return Connection(client)
 
 
 def attend(
-    client: Client,
+    connection: Connection,
     module: nn.Module,
     query: Tensor,
     key: Tensor,
@@ -71,13 +74,13 @@ def attend(
     edits: Sequence[Edit] = (),
     record: Sequence[Tap] = (),
     **others: Any,
-) -> tuple[Tensor, Tensor | None, dict[str, Any]]:
+) -> tuple[Tensor, dict[str, Tensor]]:
     """Run one attention on the service.
 
     ``query [B, H, Lq, D]``, ``key [B, Hkv, Lk, D]``, ``value [B, Hkv, Lk, Dv]``; ``attention_mask`` bool or float,
     broadcastable to ``[B, H, Lq, Lk]``; ``position_bias`` is added to the scores; ``s_aux [H]`` are sinks;
-    ``indices [B, Lq, n]`` are the keys that each query may see. Returns the output ``[B, Lq, H, Dv]``, the weights
-    ``[B, H, Lq, Lk]`` if the model or ``record`` asks for them, and the taps of ``record``.
+    ``indices [B, Lq, n]`` are the keys that each query may see. Returns the output ``[B, Lq, H, Dv]`` and the taps of
+    ``record``, with the weights if the model asks for them. Gradients flow to all tensors.
     Raises UnsupportedModel for an argument that the service has no field for.
     """
     for name, meaning in _REFUSED.items():
@@ -94,24 +97,26 @@ def attend(
     if known.keys is not None and known.keys < key.shape[2]:
         key, value = key[:, :, : known.keys], value[:, :, : known.keys]
         mask = None if mask is None else mask[..., : known.keys]
-    mask = _biased(mask, position_bias, key.shape[2], query.dtype)
-    wants_weights = bool(others.get("output_attentions")) and "weights" not in record
-    served = Served(
-        client,
-        _spec(scaling, softcap, known.masks, s_aux is not None),
-        key_mask=known.key_mask,
-        offsets=known.offset or None,
-        dropout=_dropout(dropout) if dropout and module.training else None,
-        edits=edits,
-        record=(*record, "weights") if wants_weights else tuple(record),
-    )
     if len(query) < len(key):  # one set of learned queries for all sequences
         query = query.expand(len(key), -1, -1, -1)
-    sinks = None if s_aux is None else s_aux.to(query.dtype)
-    output = served.output(query, key, value, mask, sinks)
-    weights = served.recorded.get("weights")
-    returned = None if weights is None else as_tensor(weights, query)
-    return output.transpose(1, 2).contiguous(), returned, {tap: served.recorded[tap] for tap in record}
+    wants_weights = bool(others.get("output_attentions"))
+    taps = dict.fromkeys((*record, "weights") if wants_weights else record)
+    answer = remote_attention(
+        query,
+        key,
+        value,
+        mask=_biased(mask, position_bias, key.shape[2], query.dtype),
+        key_mask=known.key_mask,
+        offsets=torch.tensor(known.offset) if known.offset else None,
+        spec=_spec(scaling, softcap, known.masks, s_aux is not None),
+        parameters=None if s_aux is None else {"sinks": s_aux.to(query.dtype)},
+        dropout=_dropout(dropout) if dropout and module.training else None,
+        edits=edits,
+        taps=tuple(taps),
+        client=connection,
+    )
+    output, found = answer if taps else (answer, {})
+    return output.transpose(1, 2).contiguous(), found
 
 
 @lru_cache(256)

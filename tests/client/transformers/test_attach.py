@@ -18,6 +18,7 @@ from transformers import (
     PreTrainedTokenizerFast,
     SiglipVisionConfig,
     SiglipVisionModel,
+    pipeline,
 )
 
 from attention_client import AsyncClient, Client

@@ -165,17 +165,20 @@ class AsyncClient:
         return await self.send(call(operations.list_modules, {}))
 
     async def create_module(
-        self, name: str, config: ConfigLike, *, seed: int | None = None, parameters: TensorMap | None = None
-    ) -> ModuleInfo:
+        self, name: str, config: ConfigLike, *, seed: int | None = None, parameters: TensorMap | None = None,
+        durable: bool = True,
+    ) -> ModuleInfo:  # fmt: skip
         """Make a module from a seed (0 by default) or from all of its parameters, by name.
 
-        Raises ModuleExists if a different module has the name.
+        ``durable=False`` keeps it in the server's memory alone, until the server stops: a change of its parameters then
+        writes nothing to a disk. Raises ModuleExists if a different module has the name.
         """
         return await self.send(call(operations.create_module, locals()))
 
     async def import_module(
         self, checkpoint: str, *, layer: int = 0, name: str | None = None, part: Literal["self", "cross"] = "self",
         stack: Literal["encoder", "decoder"] | None = None, num_heads: int | None = None,
+        durable: bool = True,
     ) -> ModuleInfo:  # fmt: skip
         """Make a module from one attention layer of a checkpoint in the server's model repository.
 
@@ -218,7 +221,8 @@ class AsyncClient:
         initial_state: TensorLike | None = None, initial_normalizer: TensorLike | None = None,
         return_: Sequence[Tap] = ("output",), select: SelectLike | None = None, average_heads: bool = False,
         edits: Sequence[EditLike] = (), dropout: DropoutLike | None = None, return_state: bool = False,
-        report_error: bool = False, kernel: KernelName | None = None, version: str | None = None,
+        report_error: bool = False, kernel: KernelName | None = None, parameters: TensorMap | None = None,
+        version: str | None = None,
     ) -> ForwardReply:  # fmt: skip
         """Return the output of a module and the taps named in ``return_``.
 
@@ -236,7 +240,8 @@ class AsyncClient:
         ``select {"heads": […], "queries": […]}`` keeps these of the taps; ``average_heads`` averages the weights.
         ``edits``: interventions such as ``{"tap": "weights", "heads": [3], "set": 0}``.
         ``dropout {"p": 0.1, "seed": 0}``. ``report_error`` compares a method with exact attention.
-        ``kernel`` is by default the cheapest. With a ``version``, answers only if the module is at it.
+        ``kernel`` is by default the cheapest. ``parameters`` take the place of the module's own in this call alone.
+        With a ``version``, answers only if the module is at it.
         """
         return await self.send(call(operations.forward, locals()))
 
@@ -249,7 +254,7 @@ class AsyncClient:
         initial_state: TensorLike | None = None, initial_normalizer: TensorLike | None = None,
         edits: Sequence[EditLike] = (), top_k: int = 0, select: SelectLike | None = None, return_weights: bool = True,
         average_heads: bool = False, query_mask: TensorLike | None = None, kernel: KernelName | None = None,
-        version: str | None = None,
+        parameters: TensorMap | None = None, version: str | None = None,
     ) -> WeightsReply:  # fmt: skip
         """Return the weights of each head ``[B, H, Lq, Lk]``, their statistics, and the ``top_k`` keys of each query.
 
@@ -261,8 +266,8 @@ class AsyncClient:
 
     async def gradients(
         self, name: str, query: TensorLike, key: TensorLike | None = None, value: TensorLike | None = None, *,
-        wrt: Sequence[str] = ("query",), upstream: TensorLike | None = None, check: bool = False,
-        directions: TensorMap | None = None,
+        wrt: Sequence[str] = ("query",), upstream: TensorLike | None = None, tap_upstream: TensorMap | None = None,
+        check: bool = False, directions: TensorMap | None = None,
         mask: TensorLike | None = None, key_mask: TensorLike | None = None, key_lengths: TensorLike | None = None,
         global_mask: TensorLike | None = None, past_key: TensorLike | None = None, past_value: TensorLike | None = None,
         offsets: TensorLike | None = None, positions: TensorLike | None = None, gate: TensorLike | None = None,
@@ -270,12 +275,14 @@ class AsyncClient:
         initial_state: TensorLike | None = None, initial_normalizer: TensorLike | None = None,
         return_: Sequence[Tap] = ("output",), select: SelectLike | None = None, average_heads: bool = False,
         edits: Sequence[EditLike] = (), dropout: DropoutLike | None = None, return_state: bool = False,
-        report_error: bool = False, kernel: KernelName | None = None, version: str | None = None,
+        report_error: bool = False, kernel: KernelName | None = None, parameters: TensorMap | None = None,
+        version: str | None = None,
     ) -> GradientsReply:  # fmt: skip
         """Return exact gradients ∂L/∂name for each name of ``wrt``: inputs, taps, parameters, or ``"parameters"``.
 
-        ``upstream`` is ∂L/∂output, of the output's shape; by default ones. ``check`` compares with central differences
-        in float64. ``directions``, by names of ``wrt`` and of their shapes, adds Hessian-vector products.
+        ``upstream`` is ∂L/∂output, of the output's shape; by default ones. ``tap_upstream`` is ∂L/∂tap of taps that L
+        depends on too. ``check`` compares with central differences in float64. ``directions``, by names of ``wrt`` and
+        of their shapes, adds Hessian-vector products.
         The other arguments are those of ``forward``.
         """
         return await self.send(call(operations.gradients, locals()))
@@ -326,8 +333,8 @@ class AsyncClient:
         self, query: TensorLike, key: TensorLike | None = None, value: TensorLike | None = None, *,
         spec: SpecLike | None = None, parameters: TensorMap | None = None, num_heads: int | None = None,
         num_kv_heads: int | None = None,
-        wrt: Sequence[str] = ("query",), upstream: TensorLike | None = None, check: bool = False,
-        directions: TensorMap | None = None,
+        wrt: Sequence[str] = ("query",), upstream: TensorLike | None = None, tap_upstream: TensorMap | None = None,
+        check: bool = False, directions: TensorMap | None = None,
         mask: TensorLike | None = None, key_mask: TensorLike | None = None, key_lengths: TensorLike | None = None,
         global_mask: TensorLike | None = None, past_key: TensorLike | None = None, past_value: TensorLike | None = None,
         offsets: TensorLike | None = None, positions: TensorLike | None = None, gate: TensorLike | None = None,

@@ -10,6 +10,9 @@ from attention_client.cli.session import AsJson, client_of, present, print_json
 
 app = typer.Typer(help="List, make, describe, change and remove resident modules.", rich_markup_mode="rich")
 Name = Annotated[str, typer.Argument(help="A resident module.")]
+Durable = Annotated[
+    bool, typer.Option(help="Keep it in the server's store, or in its memory alone, where a restart loses it.")
+]
 
 
 @app.callback(invoke_without_command=True)
@@ -56,6 +59,7 @@ def create(
     config: Annotated[str | None, typer.Option(metavar="JSON|FILE", help="All of the above at once.")] = None,
     seed: Annotated[int | None, typer.Option(help="Draw the parameters from this seed; default: 0.")] = None,
     parameters: Annotated[str | None, typer.Option(metavar="FILE", help="Every parameter: .safetensors, .npz.")] = None,
+    durable: Durable = True,
     as_json: AsJson = False,
 ) -> None:
     """Make a module from a seed or from its parameters."""
@@ -66,7 +70,7 @@ def create(
     whole |= {option: value for option, value in given.items() if value is not None}
     tensors = None if parameters is None else tensor_arguments.read_all(parameters, "parameters")
     with client_of(ctx) as client:
-        reply = client.create_module(name, whole, seed=seed, parameters=tensors)
+        reply = client.create_module(name, whole, seed=seed, parameters=tensors, durable=durable)
     present(reply, as_json, display.facts)
 
 
@@ -136,9 +140,12 @@ def import_module(
         Literal["encoder", "decoder"] | None, typer.Option(help="Needed if a checkpoint has both.")
     ] = None,
     num_heads: Annotated[int | None, typer.Option(help="Needed if the checkpoint does not tell.")] = None,
+    durable: Durable = True,
     as_json: AsJson = False,
 ) -> None:
     """Make a module from one attention layer of a checkpoint."""
     with client_of(ctx) as client:
-        reply = client.import_module(checkpoint, layer=layer, name=name, part=part, stack=stack, num_heads=num_heads)
+        reply = client.import_module(
+            checkpoint, layer=layer, name=name, part=part, stack=stack, num_heads=num_heads, durable=durable
+        )
     present(reply, as_json, display.facts)

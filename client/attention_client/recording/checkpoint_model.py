@@ -1,7 +1,7 @@
 """Models and tokenizers of transformers from checkpoints on this machine. Nothing is downloaded or unpickled."""
 
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from attention_contract.errors import CheckpointNotFound
 
@@ -17,8 +17,9 @@ def load_model(checkpoint: str, models_dir: Path | None = None) -> "tuple[PreTra
     ``transformers``.
     """
     from transformers import AutoModel, AutoTokenizer  # noqa: PLC0415 - imports torch
-    from transformers.utils import logging  # noqa: PLC0415
+    from transformers.utils import logging as transformers_logging  # noqa: PLC0415
 
+    logging: Any = transformers_logging  # its functions have no annotations
     place = checkpoint
     if not Path(checkpoint).is_dir() and models_dir is not None and (models_dir / checkpoint).is_dir():
         place = str(models_dir / checkpoint)

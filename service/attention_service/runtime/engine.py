@@ -179,7 +179,7 @@ class Engine:
     # ── modules ──────────────────────────────────────────────────────────────────────────────────────────────────────
 
     async def create(self, request: CreateModule) -> ModuleInfo:
-        """Make a module resident and durable."""
+        """Make a module resident, and durable unless the request says otherwise."""
         return await self._add(request, partial(self.library.create, request))
 
     async def import_checkpoint(self, request: ImportModule) -> ModuleInfo:

@@ -8,6 +8,7 @@ import numpy as np
 
 from attention_contract.schemas.attention import Edit
 from attention_contract.spec import AttentionSpec
+from attention_contract.tensors import dtype_name
 from attention_service import cost
 from attention_service.core.arrays import TORCH_DTYPES
 from attention_service.core.global_tokens import with_global_tokens
@@ -57,10 +58,12 @@ def plan_request(
     """
     sizes = _sizes(bound, select, edits)
 
-    def costs() -> RequestCosts:
-        return RequestCosts(workload(bound, question, sizes, device.threads), question, bound.dtype, device)
+    copied = _copied_parameters(bound, device)
 
-    family = family_of(bound, question, device)
+    def costs() -> RequestCosts:
+        return RequestCosts(workload(bound, question, sizes, device.threads), question, bound.dtype, device, copied)
+
+    family = family_of(bound, question, device), copied
     return plan_by_bucket(device.plans, device.clock, family, sizes, room, costs)
 
 
@@ -73,6 +76,8 @@ class RequestCosts:
     question: Question
     dtype: str
     device: Device
+    copied_bytes: int = 0
+    """Bytes of the copies of parameters that the request brings."""
 
     @property
     def laborious(self) -> bool:
@@ -89,7 +94,7 @@ class RequestCosts:
         work, purpose = sizes.of(self.work), self.question.purpose
         # The mask of the kept weights is made in blocks and put together.
         dropout_mask = 2 * cost.tap_elements(work, "weights") if self.question.returns_dropout_mask else 0
-        return dropout_mask + _peak_bytes(work, kernel, purpose, room)
+        return self.copied_bytes + dropout_mask + _peak_bytes(work, kernel, purpose, room)
 
     def flops(self, sizes: RequestSizes, kernel: str) -> int:
         """FLOPs of the computation."""
@@ -227,6 +232,18 @@ def _global_positions(bound: Bound) -> list[int]:
     keys = 1 << (max(bound.keys - bound.extra, 1).bit_length() - 1)
     count = min(bucket_upper(count, COARSE), keys) if count else 0
     return [index * keys // count for index in range(count)]
+
+
+def _copied_parameters(bound: Bound, device: Device) -> int:
+    """Bytes that a module's parameters take that the request brings: on the host, those of its dtype stay in the body.
+
+    A conversion holds a finite check's flags besides.
+    """
+    if bound.module is None or not bound.learned:
+        return 0
+    dtype = TORCH_DTYPES[bound.dtype]
+    copied = [x.size for x in bound.learned.values() if device.is_cuda or dtype_name(x) != bound.dtype]
+    return dtype.itemsize * sum(copied) + max(copied, default=0)
 
 
 _PLAIN = frozenset({"query", "key", "value", "past_key", "past_value"})

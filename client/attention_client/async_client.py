@@ -28,6 +28,8 @@ from attention_client.arguments import (
 from attention_client.array_likes import TensorLike
 from attention_client.calls import Call, MediaType, Message, ReplyT, call, drawn, sized
 from attention_client.connection_settings import LIMITS, Policy, all_headers, prefix_of, server_url
+from attention_client.resources.recording_calls import AsyncRecordings
+from attention_client.resources.server_calls import AsyncServer
 from attention_client.retry import Attempts
 from attention_contract import operations
 from attention_contract.errors import AttentionError
@@ -84,6 +86,8 @@ class AsyncClient:
             timeout=None,  # each attempt gets the time until the deadline
             transport=transport,
         )
+        self.recordings = AsyncRecordings(self)
+        self.server = AsyncServer(self)
 
     async def send(self, call: Call[ReplyT]) -> ReplyT:
         """Send a call that ``attention_client.calls`` built, and return its reply."""

@@ -29,6 +29,8 @@ from attention_client.arguments import (
 from attention_client.array_likes import TensorLike
 from attention_client.calls import Call, MediaType, Message, ReplyT, call, drawn, sized
 from attention_client.connection_settings import LIMITS, Policy, all_headers, prefix_of, server_url
+from attention_client.resources.recording_calls import Recordings
+from attention_client.resources.server_calls import Server
 from attention_client.retry import Attempts
 from attention_contract import operations
 from attention_contract.errors import AttentionError
@@ -102,6 +104,8 @@ class Client:
         if transport is None and http is None:
             self.settings = {"base_url": str(self._http.base_url), "timeout": timeout, "retries": retries}
             self.settings |= {"media_type": media_type, "headers": dict(headers or {})}
+        self.recordings = Recordings(self)
+        self.server = Server(self)
 
     def send(self, call: Call[ReplyT]) -> ReplyT:
         """Send a call that ``attention_client.calls`` built, and return its reply."""

@@ -37,8 +37,8 @@ def record(
 ) -> Recording:
     """Record the hidden states and the taps of every layer while a model reads a text, without gradients and dropout.
 
-    With a client, the attention of every layer runs on its server, and ``taps`` may name all taps but ``output``.
-    Without one, everything runs in the model's own eager attention, and ``weights`` is the only tap.
+    With a client, the attention of every layer runs on its server, and ``taps`` may name all but ``lse`` and
+    ``output``. Without one, everything runs in the model's own eager attention, and ``weights`` is the only tap.
 
     ``target`` is the decoder's text, of a model with an encoder and a decoder; by default the decoder reads its start
     token alone. The model is left as it was. Raises InvalidRequest for taps that cannot be recorded, and for a text
@@ -82,7 +82,7 @@ def record(
 
 def check_taps(taps: Sequence[str], remote: bool) -> None:
     """Raise InvalidRequest for taps that cannot be recorded. ``remote``: the attention runs on a server."""
-    known = [tap for tap in get_args(Tap) if tap != "output"] if remote else ["weights"]
+    known = [tap for tap in get_args(Tap) if tap not in {"lse", "output"}] if remote else ["weights"]
     for tap in taps:
         if tap not in known:
             advice = suggestion(tap, known) if remote or tap not in get_args(Tap) else "give a client for other taps"

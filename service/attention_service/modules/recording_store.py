@@ -18,9 +18,12 @@ import re
 import secrets
 from collections.abc import Iterator
 from contextlib import contextmanager
+from operator import itemgetter
 from pathlib import Path
 from typing import Any, Final
 
+import numpy as np
+import orjson
 from safetensors import SafetensorError, safe_open
 
 from attention_contract.errors import (
@@ -43,7 +46,7 @@ from attention_contract.schemas.recordings import (
     read_facts,
     take,
 )
-from attention_contract.tensors import DTYPES
+from attention_contract.tensors import DTYPES, dtype_name
 from attention_contract.wire import to_safetensors
 from attention_service.modules.faults import reason
 from attention_service.modules.store import sync
@@ -147,16 +150,14 @@ class RecordingStore:
     def add(self, recording: RecordingFile) -> RecordingInfo:
         """Write a recording durably, unless it is there. Raises TooLarge, StoreFull, or InternalError."""
         pieces = to_safetensors(recording, "recording")
-        size, content = sum(map(len, pieces)), hashlib.sha256()
+        size = sum(map(len, pieces))
         if size > self.limit:
             raise TooLarge(
                 f"the recording has {size} bytes; this server keeps up to {self.limit} of all recordings together",
                 limit_bytes=self.limit,
                 needed_bytes=size,
             )
-        for piece in pieces:
-            content.update(piece)
-        name = content.hexdigest()[:32]
+        name = _content_id(recording)
         try:
             with self._locked():
                 path = self._folder / f"{name}{_SUFFIX}"
@@ -224,6 +225,16 @@ class RecordingStore:
             yield
         finally:
             os.close(descriptor)
+
+
+def _content_id(recording: RecordingFile) -> str:
+    """A hash of the facts, and of the name, dtype, shape and bytes of each tensor, in whatever order they came."""
+    facts = recording.model_dump(mode="json", include=set(RecordingFacts.model_fields))
+    content = hashlib.sha256(orjson.dumps(facts, option=orjson.OPT_SORT_KEYS))
+    for name, array in sorted(recording.tensors(), key=itemgetter(0)):
+        content.update(orjson.dumps([name, dtype_name(array), array.shape]))
+        content.update(np.ascontiguousarray(array, DTYPES[dtype_name(array)]).reshape(-1).view(np.uint8).data)
+    return content.hexdigest()[:32]
 
 
 def _recorded(name: str, part: Any) -> RecordedTensor:

@@ -5,7 +5,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from attention_client.calls import Call, call
+from attention_client.calls import Call, ReplyT, call
 from attention_client.recording.recorded import Indices, Recording, query_of
 from attention_client.resources.base import AsyncResource, Resource
 from attention_contract import operations
@@ -26,7 +26,7 @@ class Recordings(Resource):
 
         Raises StoreFull if the server keeps too many, and TooLarge if it exceeds the server's limit alone.
         """
-        return self.send(_creation(recording))
+        return self.send(_stored(operations.create_recording, recording))
 
     def list(self) -> RecordingList:
         """List every stored recording, the newest first."""
@@ -34,7 +34,7 @@ class Recordings(Resource):
 
     def get(self, id: str) -> RecordingInfo:  # noqa: A002
         """Return model, text, tokens, attentions and tensors of a recording. Raises RecordingNotFound."""
-        return self.send(_description(id))
+        return self.send(_described(operations.get_recording, id))
 
     def read(
         self, id: str, layer: str | int | None = None, tensor: str | None = None, *,  # noqa: A002
@@ -45,11 +45,11 @@ class Recordings(Resource):
         The arguments are those of ``Recording.read``. The dimensions stay: one head gives ``[1, Lq, Lk]``. Raises
         RecordingNotFound and InvalidRequest.
         """
-        return self.send(_part(id, layer, tensor, heads, queries, keys))
+        return self.send(_part(operations.get_recording, locals()))
 
     def download(self, id: str) -> Recording:  # noqa: A002
         """Return a whole recording, its tensors in memory. Raises RecordingNotFound."""
-        return Recording.of(self.send(_whole(id)))
+        return Recording.of(self.send(_whole(operations.get_recording, id)))
 
     def delete(self, id: str) -> None:  # noqa: A002
         """Remove a recording. Raises RecordingNotFound."""
@@ -64,7 +64,7 @@ class AsyncRecordings(AsyncResource):
 
         Raises StoreFull if the server keeps too many, and TooLarge if it exceeds the server's limit alone.
         """
-        return await self.send(_creation(recording))
+        return await self.send(_stored(operations.create_recording, recording))
 
     async def list(self) -> RecordingList:
         """List every stored recording, the newest first."""
@@ -72,7 +72,7 @@ class AsyncRecordings(AsyncResource):
 
     async def get(self, id: str) -> RecordingInfo:  # noqa: A002
         """Return model, text, tokens, attentions and tensors of a recording. Raises RecordingNotFound."""
-        return await self.send(_description(id))
+        return await self.send(_described(operations.get_recording, id))
 
     async def read(
         self, id: str, layer: str | int | None = None, tensor: str | None = None, *,  # noqa: A002
@@ -83,39 +83,39 @@ class AsyncRecordings(AsyncResource):
         The arguments are those of ``Recording.read``. The dimensions stay: one head gives ``[1, Lq, Lk]``. Raises
         RecordingNotFound and InvalidRequest.
         """
-        return await self.send(_part(id, layer, tensor, heads, queries, keys))
+        return await self.send(_part(operations.get_recording, locals()))
 
     async def download(self, id: str) -> Recording:  # noqa: A002
         """Return a whole recording, its tensors in memory. Raises RecordingNotFound."""
-        return Recording.of(await self.send(_whole(id)))
+        return Recording.of(await self.send(_whole(operations.get_recording, id)))
 
     async def delete(self, id: str) -> None:  # noqa: A002
         """Remove a recording. Raises RecordingNotFound."""
         return await self.send(call(operations.delete_recording, locals()))
 
 
-def _creation(recording: RecordingLike) -> Call[RecordingInfo]:
+def _stored(operation: Operation[ReplyT], recording: RecordingLike) -> Call[ReplyT]:
+    """Build the call that stores a recording."""
     if isinstance(recording, str | Path):
         recording = Recording.load(recording)
     if isinstance(recording, Recording):
         recording = recording.file()
     file = recording if isinstance(recording, RecordingFile) else validate(RecordingFile, recording)
-    return Call(operations.create_recording, request=file)
+    return Call(operation, request=file)
 
 
-def _description(recording: str) -> Call[RecordingInfo]:
-    return replace(call(operations.get_recording, {"id": recording}), request=None, headers={"Accept": JSON})
+def _described(operation: Operation[ReplyT], recording: str) -> Call[ReplyT]:
+    """Build the call for the description alone: in JSON, since the other form is the file."""
+    return replace(call(operation, {"id": recording}), request=None, headers={"Accept": JSON})
 
 
-def _part(
-    recording: str, layer: str | int | None, tensor: str | None, heads: Indices | None, queries: Indices | None,
-    keys: Indices | None,
-) -> Call[RecordingInfo]:  # fmt: skip
-    query = query_of(layer, tensor, heads, queries, keys)
-    return call(operations.get_recording, {"id": recording} | query.model_dump(exclude_unset=True))
+def _part(operation: Operation[ReplyT], arguments: Mapping[str, Any]) -> Call[ReplyT]:
+    """Build the call for a part of a tensor, from the arguments of ``read``."""
+    asked = {name: arguments[name] for name in ("layer", "tensor", "heads", "queries", "keys")}
+    return call(operation, {"id": arguments["id"]} | query_of(**asked).model_dump(exclude_unset=True))
 
 
-def _whole(recording: str) -> Call[RecordingFile]:
-    operation: Operation[Any] = operations.get_recording
-    described = _description(recording)
-    return Call(replace(operation, reply=RecordingFile), described.path, headers={"Accept": SAFETENSORS})
+def _whole(operation: Operation[Any], recording: str) -> Call[RecordingFile]:
+    """Build the call for the whole file."""
+    path = _described(operation, recording).path
+    return Call(replace(operation, reply=RecordingFile), path, headers={"Accept": SAFETENSORS})

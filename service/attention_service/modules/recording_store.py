@@ -18,6 +18,7 @@ import re
 import secrets
 from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import lru_cache
 from operator import itemgetter
 from pathlib import Path
 from typing import Any, Final
@@ -55,6 +56,9 @@ _SUFFIX: Final = ".safetensors"
 _ID: Final = re.compile(r"[0-9a-f]{32}")
 _STAGED: Final = ".new-"
 _TEXT: Final = 200
+"""Characters of a text in a list."""
+_KNOWN: Final = 1024
+"""Descriptions that are remembered."""
 _DTYPES: Final = {"BOOL": "bool", "I32": "int32", "I64": "int64", "F16": "float16", "BF16": "bfloat16"} | {
     "F32": "float32",
     "F64": "float64",
@@ -68,7 +72,7 @@ class RecordingStore:
         self._folder = root / "recordings"
         self.limit = limit
         """Bytes of all files together."""
-        self._known: dict[str, RecordingInfo] = {}
+        self._described = lru_cache(maxsize=_KNOWN)(_described)  # a file never changes
 
     # ── reading ──────────────────────────────────────────────────────────────────────────────────────────────────────
 
@@ -77,8 +81,8 @@ class RecordingStore:
         found, damaged, total = [], [], 0
         for path in self._paths():
             try:
-                total += path.stat().st_size
-                found.append(self._described(path))
+                total += (size := path.stat().st_size)
+                found.append(self._described(path, size))
             except (Unreadable, SafetensorError):
                 damaged.append(path.stem)
             except FileNotFoundError:  # deleted meanwhile
@@ -128,22 +132,11 @@ class RecordingStore:
     def _info(self, recording: str) -> RecordingInfo:
         path = self.path(recording)
         try:
-            return self._described(path)
+            return self._described(path, path.stat().st_size)
         except Unreadable as fault:
             raise _damaged(recording, fault.detail) from fault
         except (SafetensorError, OSError) as fault:
             raise _damaged(recording, reason(fault)) from fault
-
-    def _described(self, path: Path) -> RecordingInfo:
-        """Read the header of a file, or remember it. Raises Unreadable, SafetensorError and OSError."""
-        known = self._known.get(path.stem)
-        if known is None or known.bytes != path.stat().st_size:
-            with safe_open(path, framework="np") as file:
-                tensors = [_recorded(name, file.get_slice(name)) for name in file.keys()]  # noqa: SIM118
-                text = (file.metadata() or {}).get(RecordingFile.file_entry)
-            facts = read_facts(text, ((each.name, tuple(each.shape)) for each in tensors))
-            known = self._known[path.stem] = _info(path.stem, path.stat().st_size, facts, tensors)
-        return known
 
     # ── writing ──────────────────────────────────────────────────────────────────────────────────────────────────────
 
@@ -164,7 +157,7 @@ class RecordingStore:
                 if not path.is_file():
                     self._check_room(size)
                     self._write(path, pieces)
-                return self._described(path)
+                return self._described(path, path.stat().st_size)
         except OSError as fault:
             if fault.errno in {errno.ENOSPC, errno.EDQUOT}:
                 raise StoreFull(f"the disk has no room for {size} more bytes; delete some files") from fault
@@ -201,7 +194,6 @@ class RecordingStore:
             sync(self._folder)
         except OSError as fault:
             raise InternalError(f"the store could not remove the recording: {reason(fault)}") from fault
-        self._known.pop(recording, None)
 
     def clean(self) -> None:
         """Remove the leftovers of crashes."""
@@ -244,9 +236,14 @@ def _recorded(name: str, part: Any) -> RecordedTensor:
     return RecordedTensor(name=name, dtype=_DTYPES[code], shape=list(part.get_shape()))
 
 
-def _info(name: str, size: int, facts: RecordingFacts, tensors: list[RecordedTensor]) -> RecordingInfo:
+def _described(path: Path, size: int) -> RecordingInfo:
+    """Read the header of a file of this size. Raises Unreadable, SafetensorError and OSError."""
+    with safe_open(path, framework="np") as file:
+        tensors = [_recorded(name, file.get_slice(name)) for name in file.keys()]  # noqa: SIM118
+        text = (file.metadata() or {}).get(RecordingFile.file_entry)
+    facts = read_facts(text, ((each.name, tuple(each.shape)) for each in tensors))
     stated = {field: getattr(facts, field) for field in RecordingFacts.model_fields}
-    return RecordingInfo(**stated, id=name, bytes=size, tensors=tensors)
+    return RecordingInfo(**stated, id=path.stem, bytes=size, tensors=tensors)
 
 
 def _summary(info: RecordingInfo) -> RecordingSummary:

@@ -6,16 +6,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from attention_contract.errors import InvalidRequest, Unreadable
+from attention_contract.recording_tensors import AXES, place_of, take
 from attention_contract.schemas.attention import Tap, Taps
-from attention_contract.schemas.recordings import (
-    AXES,
-    EXAMPLE,
-    RecordingFile,
-    RecordingQuery,
-    place_of,
-    read_facts,
-    take,
-)
+from attention_contract.schemas.recordings import EXAMPLE, RecordingFile, RecordingQuery, read_facts
 from attention_contract.validation import validate
 from attention_contract.wire import SAFETENSORS, from_body, to_body
 

@@ -7,7 +7,7 @@ from typing import Any, cast
 from safetensors import SafetensorError, safe_open
 
 from attention_contract.errors import Unreadable
-from attention_contract.schemas.recordings import Sliceable
+from attention_contract.recording_tensors import Sliceable
 from attention_contract.tensors import Array
 
 

@@ -12,14 +12,13 @@ import numpy as np
 from attention_client.recording import recording_html
 from attention_client.recording.mapped_tensors import MappedTensors
 from attention_contract.errors import InvalidRequest
+from attention_contract.recording_tensors import place_of, take
 from attention_contract.schemas.recordings import (
     RecordedAttention,
     RecordingFacts,
     RecordingFile,
     RecordingQuery,
-    place_of,
     read_facts,
-    take,
 )
 from attention_contract.tensors import Array
 from attention_contract.validation import validate

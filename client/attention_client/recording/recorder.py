@@ -12,8 +12,9 @@ import numpy as np
 from attention_client.array_likes import as_array
 from attention_client.recording.recorded import Recording
 from attention_contract.errors import InvalidRequest
+from attention_contract.recording_tensors import Stack, place_of
 from attention_contract.schemas.attention import Tap
-from attention_contract.schemas.recordings import RecordingFile, Stack, place_of
+from attention_contract.schemas.recordings import RecordingFile
 from attention_contract.tensors import Array
 from attention_contract.validation import suggestion, validate
 

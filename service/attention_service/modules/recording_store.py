@@ -35,6 +35,7 @@ from attention_contract.errors import (
     TooLarge,
     Unreadable,
 )
+from attention_contract.recording_tensors import place_of, take
 from attention_contract.schemas.recordings import (
     RecordedTensor,
     RecordingFacts,
@@ -43,9 +44,7 @@ from attention_contract.schemas.recordings import (
     RecordingList,
     RecordingQuery,
     RecordingSummary,
-    place_of,
     read_facts,
-    take,
 )
 from attention_contract.tensors import DTYPES, dtype_name
 from attention_contract.wire import to_safetensors

@@ -180,7 +180,7 @@ class Attached:
 
     def _end(self, _module: nn.Module, _inputs: Any, output: Any) -> None:
         taps, self._passes.taps, self._passes.output_attentions = self._passes.taps, None, False
-        if output is not None:  # None: the pass failed
+        if output is not None:  # None after an error
             self._publish(taps)
 
     def _keep(self, layer: LayerKey, taps: Taps) -> None:

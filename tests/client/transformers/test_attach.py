@@ -70,6 +70,7 @@ def test_layers_are_numbers_or_stacks_with_numbers(client):
         )
     )
     assert layers_of(tiny("gpt2"), client) == (0, 1)
+    assert layers_of(tiny("lfm2"), client) == (1,), "layer 0 is a convolution"
     assert layers_of(tiny("albert"), client) == (0, 1, 2)
     assert layers_of(clip, client) == ("text_model.0", "vision_model.0", "vision_model.1")
     pair = ["encoder.0", "encoder.1", "decoder.0", "cross.0", "decoder.1", "cross.1"]
@@ -185,6 +186,33 @@ def test_gradients_reach_every_parameter(family, client):
         close(found[name], gradient)
 
 
+def test_attentions_carry_gradients(client):
+    model, inputs = tiny("llama"), prompt(padding=0)
+
+    def of_attentions() -> torch.Tensor:
+        model.zero_grad()
+        model(**inputs, output_attentions=True).attentions[1].square().sum().backward()
+        return model.model.layers[0].self_attn.v_proj.weight.grad.clone()
+
+    expected = of_attentions()
+    with attach(model, client):
+        close(of_attentions(), expected)
+
+
+@pytest.mark.slow
+def test_second_derivatives_pass_through(client):
+    model, inputs = tiny("llama"), prompt(padding=0)
+    weight = model.model.layers[0].self_attn.q_proj.weight
+
+    def hessian_product() -> torch.Tensor:
+        (first,) = torch.autograd.grad(model(**inputs).logits.square().mean(), weight, create_graph=True)
+        return torch.autograd.grad(first.square().sum(), weight)[0]
+
+    expected = hessian_product()
+    with attach(model, client):
+        torch.testing.assert_close(hessian_product(), expected, rtol=1e-4, atol=1e-4)
+
+
 def test_checkpointed_layers_have_the_same_gradients(client):
     model, inputs = tiny("llama"), prompt()
     expected = gradients(model, inputs)
@@ -241,6 +269,27 @@ def test_a_pipeline_runs_on_the_service(client):
     with attach(write.model, client, record=["weights"]) as attached:
         assert write(texts, **options) == expected
     assert attached.recorded[0]["weights"].shape == (2, 4, 1, 6)
+
+
+@pytest.mark.slow
+@pytest.mark.filterwarnings("ignore")  # torch's own, as it compiles
+def test_a_compiled_model_breaks_its_graph_at_the_attention(client):
+    model, inputs = tiny("llama"), prompt(padding=0)
+    with torch.no_grad():
+        expected = model(**inputs).logits
+        with attach(model, client, record=["weights"]) as attached:
+            close(torch.compile(model, backend="eager")(**inputs).logits, expected)
+    assert attached.recorded[1]["weights"].shape == (2, 4, 9, 9)
+
+
+def test_a_failed_pass_leaves_the_last_one_recorded(client):
+    model, inputs = tiny("llama"), prompt()
+    with attach(model, client, record=["weights"]) as attached, torch.no_grad():
+        model(**inputs)
+        before = attached.recorded
+        with pytest.raises(IndexError):
+            model(input_ids=torch.tensor([[1000]]))
+        assert attached.recorded is before
 
 
 def test_threads_share_one_model(client):

@@ -24,6 +24,7 @@ from transformers import (
 from attention_client import AsyncClient, Client
 from attention_client.errors import ConnectionFailed
 from attention_client.transformers import UnsupportedModel, attach, register
+from attention_client.transformers.interface import attend, connect
 from attention_contract.errors import InvalidRequest
 from tests.client.transformers.families import ENCODERS, prompt, tiny
 
@@ -334,8 +335,25 @@ def test_a_family_without_the_interface_is_refused_by_name(client):
 
 def test_attentions_that_stay_local_are_named(client):
     model = SiglipVisionModel(SiglipVisionConfig(**ENCODERS["siglip_vision_model"] | {"vision_use_head": True}))
-    with pytest.warns(UserWarning, match="SiglipMultiheadAttentionPoolingHead"), attach(model, client):
-        pass
+    with pytest.raises(UserWarning, match="SiglipMultiheadAttentionPoolingHead"):
+        attach(model, client)  # warnings are errors here
+    assert not model.config._attn_implementation.startswith("attention_service"), "nothing is left behind"
+    assert not model._forward_hooks
+    with pytest.warns(UserWarning, match="SiglipMultiheadAttentionPoolingHead"), attach(model, client) as attached:
+        assert attached.layers == (0, 1)
+
+
+@pytest.mark.parametrize("name", ["block_indices", "sinks", "cache"])
+def test_arguments_without_a_field_are_refused(name, client):
+    q = torch.ones(1, 1, 2, 4)
+    with pytest.raises(UnsupportedModel, match=rf"Linear .*\({name}\)"):
+        attend(connect(client), torch.nn.Linear(1, 1), q, q, q, None, **{name: torch.ones(1)})
+
+
+def test_a_dropout_of_everything_is_refused(client):
+    model = tiny("llama", attention_dropout=1.0).train()
+    with attach(model, client), pytest.raises(InvalidRequest, match="dropout: expected a share below 1"):
+        model(**prompt())
 
 
 @pytest.mark.parametrize(
@@ -359,6 +377,11 @@ def test_wrong_options_are_refused(options, message, client):
 def test_an_awaited_client_is_refused():
     with pytest.raises(TypeError, match="AsyncClient"):
         attach(tiny("llama"), AsyncClient("http://service.test"))
+
+
+def test_a_model_of_another_library_is_refused(client):
+    with pytest.raises(TypeError, match="expected a PreTrainedModel of transformers, got Linear"):
+        attach(torch.nn.Linear(2, 2), client)
 
 
 def test_a_copy_of_an_attached_model_is_refused(client):

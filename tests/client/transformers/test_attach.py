@@ -10,6 +10,8 @@ from tokenizers import Tokenizer
 from tokenizers.models import WordLevel
 from tokenizers.pre_tokenizers import Whitespace
 from transformers import (
+    CONFIG_MAPPING,
+    AutoModel,
     AutoModelForCausalLM,
     BloomConfig,
     BloomForCausalLM,
@@ -330,6 +332,38 @@ def test_detached_models_are_as_before(client):
 def test_a_family_without_the_interface_is_refused_by_name(client):
     model = BloomForCausalLM(BloomConfig(vocab_size=96, hidden_size=32, n_layer=1, n_head=4))
     with pytest.raises(UnsupportedModel, match=r"BloomForCausalLM .*\(BloomAttention\).*client.modules.import_"):
+        attach(model, client)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "family",
+    [
+        "bloom",
+        "codegen",
+        "deberta",
+        "falcon",
+        "gpt_neo",
+        "gptj",
+        "longformer",
+        "mpnet",
+        "mpt",
+        "reformer",
+        "xglm",
+        "xlnet",
+    ],
+)
+def test_the_families_that_the_page_names_have_no_interface(family, client):
+    sizes = {"vocab_size": 96, "hidden_size": 32, "num_hidden_layers": 1, "num_attention_heads": 4}
+    own = {
+        "gpt_neo": sizes | {"num_layers": 1, "num_heads": 4, "attention_types": [[["global"], 1]]},
+        "mpt": {"vocab_size": 96, "d_model": 32, "n_layers": 1, "n_heads": 4},
+        "reformer": {"vocab_size": 96, "hidden_size": 32, "attn_layers": ["local"], "axial_pos_embds_dim": [16, 16]},
+        "xglm": {"vocab_size": 96, "d_model": 32, "num_layers": 1, "attention_heads": 4},
+        "xlnet": {"vocab_size": 96, "d_model": 32, "n_layer": 1, "n_head": 4, "d_inner": 32},
+    }
+    model = AutoModel.from_config(CONFIG_MAPPING[family](**own.get(family, sizes)))
+    with pytest.raises(UnsupportedModel, match=r"^\w+ does not use the attention interface of transformers \(\w+"):
         attach(model, client)
 
 

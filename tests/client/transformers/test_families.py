@@ -57,6 +57,21 @@ def test_a_decoder_gives_the_same_logits_and_attentions(family, client):
         assert not ours[0, :, :3].any(), "a query of padding looks nowhere"
 
 
+@pytest.mark.parametrize("family", walk(*DECODERS))
+def test_several_tokens_continue_a_past(family, client):
+    model, tokens = tiny(family), prompt()["input_ids"][1:]
+
+    @torch.no_grad()
+    def last_logits() -> torch.Tensor:
+        past = model(tokens[:, :4], use_cache=True).past_key_values
+        past = model(tokens[:, 4:5], past_key_values=past).past_key_values
+        return model(tokens[:, 5:], past_key_values=past).logits
+
+    expected = last_logits()
+    with attach(model, client):
+        torch.testing.assert_close(last_logits(), expected, atol=1e-5, rtol=1e-5)
+
+
 @pytest.mark.parametrize("family", walk(*ENCODERS))
 def test_an_encoder_gives_the_same_states(family, client):
     model, inputs = tiny(family), prompt(padding=0)

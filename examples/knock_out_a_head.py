@@ -75,9 +75,8 @@ def main() -> None:
                     changed = logits_of(model, tokens)
                 right = (changed.argmax(-1) == following).float().mean()
                 change = (changed - remote).abs().mean()
-                print(
-                    f"{layer:>5} {head:>4} {previous[head]:>19.2f} {induction[head]:>28.2f} {change:>28.2f} {right:>7.0%}"
-                )
+                looks = f"{previous[head]:>19.2f} {induction[head]:>28.2f}"
+                print(f"{layer:>5} {head:>4} {looks} {change:>28.2f} {right:>7.0%}")
 
 
 if __name__ == "__main__":

@@ -50,8 +50,11 @@ def attach(
     ``Attached.layers`` lists them. Everything else of the model stays the same: caches, generation, gradients.
 
     Raises UnsupportedModel for a model that does not use the attention interface of transformers, and InvalidRequest
-    for layers, taps and edits that do not exist. The model's calls raise the client's errors.
+    for layers, taps and edits that do not exist. Warns of attentions of the model that do not use it and stay local.
+    The model's calls raise the client's errors.
     """
+    if not hasattr(model, "set_attn_implementation"):
+        raise TypeError(f"model: expected a PreTrainedModel of transformers, got {type(model).__name__}")
     return Attached(model, connect(client), layers, record, edits or {})
 
 
@@ -64,6 +67,7 @@ class Attached:
     """The taps of ``record`` by layer, with their batch dimension, of the last forward pass.
 
     A layer that a pass does not run keeps its arrays: in generation those of an encoder stay while the decoder steps.
+    Of a vision layer that attends to windows one after another, these are the taps of its last window.
     """
 
     def __init__(
@@ -97,8 +101,12 @@ class Attached:
             model.register_forward_pre_hook(self._begin, with_kwargs=True),
             model.register_forward_hook(self._end, always_call=True),
         ]
-        model.set_attn_implementation(self._name)
-        self._check(model, modules)
+        try:
+            model.set_attn_implementation(self._name)
+            self._check(model, modules)
+        except BaseException:
+            self.detach()
+            raise
 
     def detach(self) -> None:
         """Give the model its former attention back. ``recorded`` stays. A second call does nothing."""
@@ -124,7 +132,6 @@ class Attached:
     def _check(self, model: PreTrainedModel, modules: Sequence[AttentionModule]) -> None:
         refused = {type(one.module).__name__ for one in modules if one.implementation != self._name}
         if refused:
-            self.detach()
             raise UnsupportedModel(
                 f"{type(model).__name__} does not let its attention implementation be changed in {sorted(refused)}; "
                 "load it with attn_implementation=register(client)",
@@ -180,7 +187,7 @@ class Attached:
 
     def _end(self, _module: nn.Module, _inputs: Any, output: Any) -> None:
         taps, self._passes.taps, self._passes.output_attentions = self._passes.taps, None, False
-        if output is not None:  # None: the pass failed
+        if output is not None:  # None after an error
             self._publish(taps)
 
     def _keep(self, layer: LayerKey, taps: Taps) -> None:

@@ -1,7 +1,7 @@
 """The attention function of ``transformers`` as requests to the service.
 
-``served`` reads the arguments that a model gives to its attention function, and builds the request. They mean what
-they mean to ``transformers``'s own ``sdpa_attention_forward``: without a mask, the module's ``is_causal`` counts.
+``attend`` takes the arguments that a model gives to its attention function. They mean what they mean to the library's
+own ``sdpa_attention_forward``: without a mask, the module's ``is_causal`` counts.
 """
 
 from collections.abc import Sequence

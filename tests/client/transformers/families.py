@@ -10,13 +10,17 @@ _TOKENS = {"vocab_size": 96, "pad_token_id": 0, "bos_token_id": 1, "eos_token_id
 _SIZES = {"hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2, "num_attention_heads": 4}
 _GROUPED = _SIZES | {"num_key_value_heads": 2, "max_position_embeddings": 64}
 _EXPERTS = {"num_local_experts": 2, "num_experts_per_tok": 1}
+_LATENT = (
+    _SIZES
+    | {"num_key_value_heads": 4, "q_lora_rank": 16}
+    | {"kv_lora_rank": 16, "qk_rope_head_dim": 4, "qk_nope_head_dim": 8, "v_head_dim": 6}
+    | {"n_routed_experts": 4, "n_group": 2, "topk_group": 1, "num_experts_per_tok": 1, "moe_intermediate_size": 16}
+)
 _ALTERNATING = ["sliding_attention", "full_attention"]
 DECODERS: dict[str, dict[str, Any]] = {
     "cohere2": _GROUPED | {"sliding_window": WINDOW, "layer_types": _ALTERNATING},
-    "deepseek_v3": _SIZES
-    | {"num_key_value_heads": 4, "q_lora_rank": 16}
-    | {"kv_lora_rank": 16, "qk_rope_head_dim": 4, "qk_nope_head_dim": 8, "v_head_dim": 6}
-    | {"n_routed_experts": 4, "n_group": 2, "topk_group": 1, "num_experts_per_tok": 1, "moe_intermediate_size": 16},
+    "deepseek_v3": _LATENT,
+    "deepseek_v32": _LATENT | {"index_topk": 3, "index_n_heads": 2, "index_head_dim": 8},
     "gemma": _GROUPED | {"head_dim": 8},
     "gemma2": _GROUPED | {"head_dim": 8, "query_pre_attn_scalar": 10, "attn_logit_softcapping": 0.5}
     | {"sliding_window": WINDOW, "layer_types": _ALTERNATING},
@@ -26,6 +30,8 @@ DECODERS: dict[str, dict[str, Any]] = {
     "gpt_neox": _SIZES | {"max_position_embeddings": 64},
     "gpt_oss": _GROUPED | _EXPERTS | {"head_dim": 8, "sliding_window": WINDOW, "layer_types": _ALTERNATING},
     "granite": _GROUPED | {"attention_multiplier": 0.3},
+    "granite_swa": _GROUPED | {"sliding_window": WINDOW},
+    "lfm2": _GROUPED | {"layer_types": ["conv", "full_attention"]},
     "llama": _GROUPED,
     "llama4_text": _GROUPED | {"head_dim": 8, "attention_chunk_size": WINDOW, "num_local_experts": 2}
     | {"interleave_moe_layer_step": 2, "intermediate_size_mlp": 48}

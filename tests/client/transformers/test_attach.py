@@ -10,6 +10,8 @@ from tokenizers import Tokenizer
 from tokenizers.models import WordLevel
 from tokenizers.pre_tokenizers import Whitespace
 from transformers import (
+    CONFIG_MAPPING,
+    AutoModel,
     AutoModelForCausalLM,
     BloomConfig,
     BloomForCausalLM,
@@ -24,6 +26,7 @@ from transformers import (
 from attention_client import AsyncClient, Client
 from attention_client.errors import ConnectionFailed
 from attention_client.transformers import UnsupportedModel, attach, register
+from attention_client.transformers.interface import attend, connect
 from attention_contract.errors import InvalidRequest
 from tests.client.transformers.families import ENCODERS, prompt, tiny
 
@@ -70,6 +73,7 @@ def test_layers_are_numbers_or_stacks_with_numbers(client):
         )
     )
     assert layers_of(tiny("gpt2"), client) == (0, 1)
+    assert layers_of(tiny("lfm2"), client) == (1,), "layer 0 is a convolution"
     assert layers_of(tiny("albert"), client) == (0, 1, 2)
     assert layers_of(clip, client) == ("text_model.0", "vision_model.0", "vision_model.1")
     pair = ["encoder.0", "encoder.1", "decoder.0", "cross.0", "decoder.1", "cross.1"]
@@ -185,6 +189,33 @@ def test_gradients_reach_every_parameter(family, client):
         close(found[name], gradient)
 
 
+def test_attentions_carry_gradients(client):
+    model, inputs = tiny("llama"), prompt(padding=0)
+
+    def of_attentions() -> torch.Tensor:
+        model.zero_grad()
+        model(**inputs, output_attentions=True).attentions[1].square().sum().backward()
+        return model.model.layers[0].self_attn.v_proj.weight.grad.clone()
+
+    expected = of_attentions()
+    with attach(model, client):
+        close(of_attentions(), expected)
+
+
+@pytest.mark.slow
+def test_second_derivatives_pass_through(client):
+    model, inputs = tiny("llama"), prompt(padding=0)
+    weight = model.model.layers[0].self_attn.q_proj.weight
+
+    def hessian_product() -> torch.Tensor:
+        (first,) = torch.autograd.grad(model(**inputs).logits.square().mean(), weight, create_graph=True)
+        return torch.autograd.grad(first.square().sum(), weight)[0]
+
+    expected = hessian_product()
+    with attach(model, client):
+        torch.testing.assert_close(hessian_product(), expected, rtol=1e-4, atol=1e-4)
+
+
 def test_checkpointed_layers_have_the_same_gradients(client):
     model, inputs = tiny("llama"), prompt()
     expected = gradients(model, inputs)
@@ -243,6 +274,27 @@ def test_a_pipeline_runs_on_the_service(client):
     assert attached.recorded[0]["weights"].shape == (2, 4, 1, 6)
 
 
+@pytest.mark.slow
+@pytest.mark.filterwarnings("ignore")  # torch's own, as it compiles
+def test_a_compiled_model_breaks_its_graph_at_the_attention(client):
+    model, inputs = tiny("llama"), prompt(padding=0)
+    with torch.no_grad():
+        expected = model(**inputs).logits
+        with attach(model, client, record=["weights"]) as attached:
+            close(torch.compile(model, backend="eager")(**inputs).logits, expected)
+    assert attached.recorded[1]["weights"].shape == (2, 4, 9, 9)
+
+
+def test_a_failed_pass_leaves_the_last_one_recorded(client):
+    model, inputs = tiny("llama"), prompt()
+    with attach(model, client, record=["weights"]) as attached, torch.no_grad():
+        model(**inputs)
+        before = attached.recorded
+        with pytest.raises(IndexError):
+            model(input_ids=torch.tensor([[1000]]))
+        assert attached.recorded is before
+
+
 def test_threads_share_one_model(client):
     model = tiny("llama")
     prompts = [{"input_ids": torch.randint(3, 96, (1, length))} for length in range(3, 11)]
@@ -283,10 +335,59 @@ def test_a_family_without_the_interface_is_refused_by_name(client):
         attach(model, client)
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "family",
+    [
+        "bloom",
+        "codegen",
+        "deberta",
+        "falcon",
+        "gpt_neo",
+        "gptj",
+        "longformer",
+        "mpnet",
+        "mpt",
+        "reformer",
+        "xglm",
+        "xlnet",
+    ],
+)
+def test_the_families_that_the_page_names_have_no_interface(family, client):
+    sizes = {"vocab_size": 96, "hidden_size": 32, "num_hidden_layers": 1, "num_attention_heads": 4}
+    own = {
+        "gpt_neo": sizes | {"num_layers": 1, "num_heads": 4, "attention_types": [[["global"], 1]]},
+        "mpt": {"vocab_size": 96, "d_model": 32, "n_layers": 1, "n_heads": 4},
+        "reformer": {"vocab_size": 96, "hidden_size": 32, "attn_layers": ["local"], "axial_pos_embds_dim": [16, 16]},
+        "xglm": {"vocab_size": 96, "d_model": 32, "num_layers": 1, "attention_heads": 4},
+        "xlnet": {"vocab_size": 96, "d_model": 32, "n_layer": 1, "n_head": 4, "d_inner": 32},
+    }
+    model = AutoModel.from_config(CONFIG_MAPPING[family](**own.get(family, sizes)))
+    with pytest.raises(UnsupportedModel, match=r"^\w+ does not use the attention interface of transformers \(\w+"):
+        attach(model, client)
+
+
 def test_attentions_that_stay_local_are_named(client):
     model = SiglipVisionModel(SiglipVisionConfig(**ENCODERS["siglip_vision_model"] | {"vision_use_head": True}))
-    with pytest.warns(UserWarning, match="SiglipMultiheadAttentionPoolingHead"), attach(model, client):
-        pass
+    with pytest.raises(UserWarning, match="SiglipMultiheadAttentionPoolingHead"):
+        attach(model, client)  # warnings are errors here
+    assert not model.config._attn_implementation.startswith("attention_service"), "nothing is left behind"
+    assert not model._forward_hooks
+    with pytest.warns(UserWarning, match="SiglipMultiheadAttentionPoolingHead"), attach(model, client) as attached:
+        assert attached.layers == (0, 1)
+
+
+@pytest.mark.parametrize("name", ["block_indices", "sinks", "cache"])
+def test_arguments_without_a_field_are_refused(name, client):
+    q = torch.ones(1, 1, 2, 4)
+    with pytest.raises(UnsupportedModel, match=rf"Linear .*\({name}\)"):
+        attend(connect(client), torch.nn.Linear(1, 1), q, q, q, None, **{name: torch.ones(1)})
+
+
+def test_a_dropout_of_everything_is_refused(client):
+    model = tiny("llama", attention_dropout=1.0).train()
+    with attach(model, client), pytest.raises(InvalidRequest, match="dropout: expected a share below 1"):
+        model(**prompt())
 
 
 @pytest.mark.parametrize(
@@ -310,6 +411,11 @@ def test_wrong_options_are_refused(options, message, client):
 def test_an_awaited_client_is_refused():
     with pytest.raises(TypeError, match="AsyncClient"):
         attach(tiny("llama"), AsyncClient("http://service.test"))
+
+
+def test_a_model_of_another_library_is_refused(client):
+    with pytest.raises(TypeError, match="expected a PreTrainedModel of transformers, got Linear"):
+        attach(torch.nn.Linear(2, 2), client)
 
 
 def test_a_copy_of_an_attached_model_is_refused(client):

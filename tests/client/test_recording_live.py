@@ -12,6 +12,7 @@ from attention_client import AsyncClient, Client, InvalidRequest, RecordingNotFo
 from attention_client.cli import app
 from attention_client.recording import Recording, record
 from tests.client import tiny_models
+from tests.client.transformers import families
 
 TEXT, TARGET = "the cat sat on the mat", "die Katze saß"
 TAPS = ("q", "k", "v", "scores", "masked_scores", "weights", "context")
@@ -45,6 +46,17 @@ def test_attention_on_the_server_gives_the_numbers_of_eager_attention(family, ta
     if family == "llama":
         assert remote.read(0, "k").shape == (2, 6, 4)
         assert remote.read(0, "q").shape == (4, 6, 4)
+
+
+def test_a_layer_without_attention_keeps_its_number(tokenizer, server):
+    model = families.tiny("lfm2", "sdpa")  # a convolution, then an attention
+    local = record(model, tokenizer, TEXT)
+    with Client(server) as client:
+        remote = record(model, tokenizer, TEXT, client=client)
+    for recording in (local, remote):
+        assert [each.name for each in recording.attentions] == ["layers.1"]
+        assert {"layers.0.hidden", "layers.1.hidden"} < set(recording.tensors)
+    np.testing.assert_allclose(remote.weights(1), local.weights(1), atol=2e-6)
 
 
 def test_a_tap_that_does_not_exist_is_refused_before_the_model_runs(tokenizer, server):

@@ -51,7 +51,7 @@ def record(
     if client is None:
         with _eager(model):
             outputs = _run(model, inputs, output_attentions=True)
-        tensors = dict(_local_weights(outputs))
+        tensors = dict(_local_weights(model, outputs))
         if not tensors:
             raise InvalidRequest(
                 f"model: {type(model).__name__} returns no weights with its eager attention; give a client",
@@ -105,7 +105,7 @@ def _inputs(
         if target is not None:
             raise InvalidRequest("target: the model has one stack and reads the text alone", param="target")
         return given, {"layers": labels}
-    start = model.config.decoder_start_token_id
+    start = getattr(model.config, "decoder_start_token_id", None)
     start = model.config.pad_token_id if start is None else start
     decoder_ids = ids.new_tensor([[start]])
     if target is not None:
@@ -144,7 +144,7 @@ def _eager(model: "PreTrainedModel") -> Iterator[None]:
             model.set_attn_implementation(former)
 
 
-def _local_weights(outputs: Any) -> Named:
+def _local_weights(model: "PreTrainedModel", outputs: Any) -> Named:
     named = {
         "attentions": "layers.{}.weights",
         "encoder_attentions": "encoder.{}.weights",
@@ -152,17 +152,28 @@ def _local_weights(outputs: Any) -> Named:
         "cross_attentions": "decoder.{}.cross.weights",
     }
     for field, name in named.items():
-        for number, weights in enumerate(getattr(outputs, field, None) or ()):
+        found = getattr(outputs, field, None) or ()
+        numbers: Iterable[Any] = range(len(found))
+        if field == "attentions" and 0 < len(found) < len(outputs.hidden_states) - 1:  # some layers have no attention
+            numbers = _layers_with_attention(model)
+        for number, weights in zip(numbers, found, strict=True):
             if weights is not None:
                 yield name.format(number), _first(weights)
 
 
+def _layers_with_attention(model: "PreTrainedModel") -> list[Any]:
+    from attention_client.transformers.model_layers import attention_modules  # noqa: PLC0415 - imports torch
+
+    return sorted(key for each in attention_modules(model) for key in each.keys)
+
+
 def _remote_taps(recorded: Mapping[Any, Mapping[str, Array]]) -> Named:
-    for layer, taps in recorded.items():
+    """The taps of every attention. Attentions whose key says neither stack nor number are counted as they come."""
+    for count, (layer, taps) in enumerate(recorded.items()):
         kind, _, number = str(layer).rpartition(".")
         name = {"": f"layers.{number}", "cross": f"decoder.{number}.cross"}.get(kind, str(layer))
         for tap, array in taps.items():
-            yield f"{name}.{tap}", array[0]
+            yield (f"{name}.{tap}" if place_of(f"{name}.{tap}") else f"layers.{count}.{tap}"), array[0]
 
 
 def _hidden_states(outputs: Any) -> dict[str, Array]:

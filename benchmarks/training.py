@@ -76,13 +76,13 @@ def lines(sizes: Sequence[tuple[int, int, int]], rounds: int) -> Iterator[str]:
     with TemporaryDirectory() as folder:
         command = [sys.executable, "-m", "attention_service", "--models-dir", folder, "--port", str(port)]
         command += ["--calibrate", "false", "--log-level", "error", "--threads", "1"]
-        with running(command, port, "/health/ready", cores, {}, Path(folder) / "log") as started:
-            with Client(started.url) as http:
-                rate = bytes_per_second()
-                for size in sizes:
-                    one, other = measured(http, size, rounds, rate)
-                    steps.append(one)
-                    others.append(other)
+        server = running(command, port, "/health/ready", cores, {}, Path(folder) / "log")
+        with server as started, Client(started.url) as http:
+            rate = bytes_per_second()
+            for size in sizes:
+                one, other = measured(http, size, rounds, rate)
+                steps.append(one)
+                others.append(other)
     head = ["tokens × width", "local ms", "remote ms", "more ms", "computed ms", "MB", "transfer ms"]
     yield table([*head, "(remote − transfer) / local"], steps)
     yield ""

@@ -1,13 +1,17 @@
 """A played service: it answers every operation of the contract and remembers each request."""
 
 import asyncio
+import inspect
+import re
 from collections.abc import Callable
+from operator import attrgetter
 from typing import Any
 
 import httpx
 import numpy as np
 
 from attention_client import AsyncClient, Client
+from attention_client.resources.base import Resource
 from attention_contract.operations import OPERATIONS, Operation
 from attention_contract.schemas import accuracy as y
 from attention_contract.schemas import answers as w
@@ -51,6 +55,25 @@ EXAMPLES = {
     "health_ready": ((), {}, "/health/ready"),
 }
 """For each operation: the arguments of its call, and the path that they lead to."""
+GROUPS = {"": (Client, AsyncClient)} | {
+    name: (type(group), type(getattr(AsyncClient(URL), name)))
+    for name, group in vars(Client(URL)).items()
+    if isinstance(group, Resource)
+}
+"""The blocking and the awaited class of each group of calls, by its attribute of a client; "" is the client itself."""
+CALLS = {
+    f"{group}.{name}".lstrip("."): method
+    for group, (blocking, _) in GROUPS.items()
+    for name, method in vars(blocking).items()
+    if inspect.isfunction(method) and not name.startswith("_") and name not in {"send", "close"}
+}
+"""The methods that make a call, by their dotted names."""
+METHODS = {
+    re.search(r"operations\.(\w+)", inspect.getsource(method))[1]: name
+    for name, method in CALLS.items()
+    if not name.endswith("_picture")
+}
+"""The dotted name of the method of each operation."""
 RAN = a.Ran(
     kernel="fused", device="cpu", dtype="float32", version="abc", flops=2_000, predicted_ms=1.0, predicted_low_ms=0.5,
     predicted_high_ms=2.0, compute_ms=1.5,
@@ -244,20 +267,24 @@ def both(kind: str, url: str, ask: Callable[[Any], Any], **options: Any) -> Any:
         return ask(client)
 
 
-def ask(kind: str, played: Played, method: str, *args: Any, **kwargs: Any) -> Any:
+def ask(kind: str, played: Played, operation: str, *args: Any, **kwargs: Any) -> Any:
     """Return the reply of the played service that one of the two clients gives."""
     options = {name: kwargs.pop(name) for name in ("timeout", "retries", "media_type", "headers") if name in kwargs}
     return both(
-        kind, URL, lambda client: getattr(client, method)(*args, **kwargs), transport=played.transport, **options
+        kind,
+        URL,
+        lambda client: attrgetter(METHODS[operation])(client)(*args, **kwargs),
+        transport=played.transport,
+        **options,
     )
 
 
-def call_of(method, *args, **kwargs):
-    """Return the call that a method makes, without sending it."""
+def call_of(operation, *args, **kwargs):
+    """Return the call that the method of an operation makes, without sending it."""
 
     class Unsent(Client):
         def send(self, call):
             return call
 
     with Unsent(URL) as client:
-        return getattr(client, method)(*args, **kwargs)
+        return attrgetter(METHODS[operation])(client)(*args, **kwargs)

@@ -138,8 +138,9 @@ def test_products_of_a_method_are_what_pytorch_counts(name):
         works.append(approximate(name, queries=130, keys=400, past=270))
     if METHODS[name].method.name == "linear" and METHODS[name].masks:
         works.append(approximate(name, queries=300, keys=300, sent=STATE - {"return_state"}))
-    if name == "gated":
-        works.append(approximate(name, queries=100, keys=100, fine_gate=True))
+    if name.startswith("gated"):
+        works += [approximate(name, queries=length, keys=length, fine_gate=True) for length in (16, 100)]
+        works.append(approximate(name, queries=40, keys=100, fine_gate=True, sent=STATE - {"return_state"}))
     for work in map(with_gates, works):
         forward, backward = executed(work, "materialized")
         assert flops(work, masked=False).matmul == forward.matmul

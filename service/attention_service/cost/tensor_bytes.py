@@ -2,6 +2,7 @@
 
 from math import prod
 
+from attention_contract.spec import Linear
 from attention_service.core.learned import learned_of
 from attention_service.core.memo import once
 from attention_service.core.multihead import parameter_shapes
@@ -81,9 +82,16 @@ def projections(work: Workload) -> tuple[int, int]:
 
 
 def output_bytes(work: Workload) -> int:
-    """The reply's tensors in the dtype that is computed in: the taps, and all keys and values with a past."""
+    """The reply's tensors in the dtype that is computed in: the taps, all keys and values with a past, and the state.
+
+    A state that is returned is ``[B, Hkv, D, Dv]``, with its normalizer ``[B, Hkv, D]`` where the method divides.
+    """
     present = kv_cache_bytes(work) if work.past else 0
-    return present + sum(tap_elements(work, tap) for tap in work.taps) * work.itemsize
+    elements = sum(tap_elements(work, tap) for tap in work.taps)
+    method = work.spec.method
+    if "return_state" in work.sent and isinstance(method, Linear):
+        elements += work.batch * work.kv_heads * work.head_dim * (work.value_dim + method.normalized)
+    return present + elements * work.itemsize
 
 
 def tap_elements(work: Workload, tap: str) -> int:

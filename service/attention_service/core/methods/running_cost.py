@@ -110,16 +110,16 @@ def running_cost(
     pair_products = 0 if x.fine_gate else 2 * group * parts.squares * width
     value_products = 2 * group * parts.squares * wide + 2 * group * tokens_read * width * wide
     value_products += 2 * (written + parts.writing) * width * wide
-    solving = 0
+    solving = overlaps = 0
     if delta:
-        overlaps = parts.squares + _squares(s.early) + _squares(return_rest)
-        pair_products += 2 * overlaps * width
-        unread = 0 if state_first else min(CHUNK, s.early or s.paired or return_rest)
+        overlaps = parts.squares + _squares(s.early, parts.chunk) + _squares(return_rest, parts.chunk)
+        pair_products += 0 if x.fine_gate else 2 * overlaps * width
+        unread = 0 if state_first else min(parts.chunk, s.early or s.paired or return_rest)
         value_products += 2 * (keys_used - unread) * width * wide
         solving = overlaps * wide
     drawn = 2 * x.head_dim * width * (keys_used + group * queries_used) if features.projected else 0
 
-    pairs = group * parts.squares
+    pairs = group * parts.squares + (overlaps if x.fine_gate else 0)
     elementwise = width * (keys_used * features.key_flops + group * queries_used * features.query_flops)
     elementwise += (4 * width if x.fine_gate else 3 if gated else 1) * pairs + solving
     elementwise += 2 * width * (keys_used + group * queries_used) if gated else 0
@@ -134,6 +134,6 @@ def running_cost(
     return MethodCost(forward, backward, steps=steps)
 
 
-def _squares(tokens: int) -> int:
-    full, remainder = divmod(tokens, CHUNK)
-    return full * CHUNK**2 + remainder**2
+def _squares(tokens: int, chunk: int) -> int:
+    full, remainder = divmod(tokens, chunk)
+    return full * chunk**2 + remainder**2

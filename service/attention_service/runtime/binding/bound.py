@@ -1,19 +1,20 @@
 """A bound request: its sizes and checked tensors, the input of planning and execution."""
 
-from collections.abc import Sequence
+import math
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 from torch import Tensor
 
-from attention_contract.errors import ShapeMismatch
+from attention_contract.errors import InvalidTensor, ShapeMismatch
 from attention_contract.request_options import Outline
 from attention_contract.spec import AttentionSpec, Mask
-from attention_contract.tensors import Array
+from attention_contract.tensors import Array, Untyped, dtype_name
 from attention_service.core.types import Dropout, added_keys
 from attention_service.modules.resident import Module
 
-MAX_EMPTY = 2**22
+_MAX_EMPTY = 2**22
 """Limit of the product of a tensor's other sizes if one size is 0: such a tensor costs nothing to send, but positions,
 masks and statistics of its sizes would cost memory."""
 
@@ -113,6 +114,22 @@ def wrong_shape(name: str, expected: str, array: Array | None) -> ShapeMismatch:
     return ShapeMismatch(
         f"{name}: expected {expected}; got shape {actual}", param=name, expected=expected, actual=actual
     )
+
+
+def check_empty(arrays: Mapping[str, Array]) -> None:
+    """Raise ShapeMismatch for a tensor without elements whose other sizes are too large."""
+    for name, array in arrays.items():
+        if not array.size and math.prod(max(size, 1) for size in array.shape) > _MAX_EMPTY:
+            raise wrong_shape(name, f"sizes of at most {_MAX_EMPTY} elements beside a size of 0", array)
+
+
+def common_dtype(arrays: Mapping[str, Array]) -> str:
+    """Return the dtype of all tensors; float32 if none states one. Raises InvalidTensor if they differ."""
+    named = {name: dtype_name(array) for name, array in arrays.items() if not isinstance(array, Untyped)}
+    if len(set(named.values())) > 1:
+        listed = ", ".join(f"{name} is {dtype}" for name, dtype in named.items())
+        raise InvalidTensor(f"the tensors differ in dtype: {listed}; send them in one", param=list(named)[-1])
+    return next(iter(named.values()), "float32")
 
 
 def widened(array: Array, layout: Layout) -> Array:

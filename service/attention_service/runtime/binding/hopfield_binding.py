@@ -1,17 +1,16 @@
 """Binding of retrieval requests: sizes and checked shapes, without allocation."""
 
-import math
 from dataclasses import dataclass
 
 import numpy as np
 
-from attention_contract.errors import InvalidRequest, InvalidTensor, ShapeMismatch
+from attention_contract.errors import InvalidRequest, ShapeMismatch
 from attention_contract.schemas.hopfield import DEFAULT_MAX_STEPS, HopfieldRequest, Projections
-from attention_contract.tensors import Array, Untyped, dtype_name
+from attention_contract.tensors import Array
 from attention_service.core import hopfield
 from attention_service.core.arrays import TORCH_DTYPES
 from attention_service.cost import Retrieval
-from attention_service.runtime.binding.bound import MAX_EMPTY, Layout, wrong_shape
+from attention_service.runtime.binding.bound import Layout, check_empty, common_dtype, wrong_shape
 from attention_service.runtime.device import Device
 
 
@@ -34,7 +33,8 @@ def bind(request: HopfieldRequest, device: Device) -> Bound:
     """Find the sizes of a request. Raises InvalidRequest, ShapeMismatch or InvalidTensor, which name the field."""
     projections = request.projections or Projections()
     layout, heads = _layout(request, projections)
-    reply_dtype = _common_dtype(request, projections)
+    given = {f"projections.{name}": array for name, array in projections if array is not None}
+    reply_dtype = common_dtype({"stored": request.stored, "states": request.states, **given})
     dtype = "float64" if reply_dtype == "float64" else "float32"
     split = {
         "states": _split_shape("states", request.states, projections.state, "projections.state", heads, layout),
@@ -54,9 +54,7 @@ def bind(request: HopfieldRequest, device: Device) -> Bound:
     patterns = split["stored"][2]
     if not patterns:
         raise wrong_shape("stored", "at least one stored pattern", request.stored)
-    for name, array in (("states", request.states), ("stored", request.stored)):
-        if not array.size and math.prod(max(size, 1) for size in array.shape) > MAX_EMPTY:
-            raise wrong_shape(name, f"sizes of at most {MAX_EMPTY} elements beside a size of 0", array)
+    check_empty({"states": request.states, "stored": request.stored})
     _check_mask(request, layout, batch, patterns)
     size = Retrieval(
         batch=batch,
@@ -123,16 +121,6 @@ def _split_shape(
     if not heads or not width:
         raise wrong_shape(name, "at least one head, of a width of at least 1", array)
     return batch, heads, array.shape[-2], width
-
-
-def _common_dtype(request: HopfieldRequest, projections: Projections) -> str:
-    arrays = {"stored": request.stored, "states": request.states}
-    arrays |= {f"projections.{name}": array for name, array in projections if array is not None}
-    named = {name: dtype_name(array) for name, array in arrays.items() if not isinstance(array, Untyped)}
-    if len(set(named.values())) > 1:
-        listed = ", ".join(f"{name} is {dtype}" for name, dtype in named.items())
-        raise InvalidTensor(f"the tensors differ in dtype: {listed}; send them in one", param=list(named)[-1])
-    return next(iter(named.values()), "float32")
 
 
 def _check_mask(request: HopfieldRequest, layout: Layout, batch: int, patterns: int) -> None:

@@ -3,7 +3,6 @@
 The arrays stay views into the body; missing batch and head dimensions are added as views.
 """
 
-import math
 from collections.abc import Mapping, Sequence
 
 import numpy as np
@@ -18,17 +17,19 @@ from attention_service.core.methods.limits import check_spec
 from attention_service.core.positions import check_position
 from attention_service.core.types import Dropout, Widths, added_keys
 from attention_service.modules.resident import Module
-from attention_service.runtime.binding.bound import MAX_EMPTY, Bound, Layout, widened, wrong_shape
+from attention_service.runtime.binding.bound import Bound, Layout, check_empty, common_dtype, widened, wrong_shape
 from attention_service.runtime.binding.position_checks import check_as_many, check_reads_positions, check_within
 from attention_service.runtime.binding.raw_binding import (
     check_agreement,
     check_learned,
     check_raw_spec,
-    common_dtype,
     layout_of,
     split_shape,
 )
 from attention_service.runtime.operations.recurrent import bind_tensors, check_request
+
+_OF_ONE_DTYPE = ("query", "key", "value", "past_key", "past_value")
+"""The tensors of raw attention that must agree in dtype."""
 
 
 def bind(module: Module | None, request: AttentionInputs) -> Bound:
@@ -133,7 +134,7 @@ class _Binder:
         check_agreement(self.request, self.spec, query, key, value, value_is)
         (batch, heads, queries, head_dim), kv_heads = query, key[1]
         past = self._past(layout, batch, kv_heads, key[3], value[3])
-        dtype = common_dtype(self.arrays)
+        dtype = common_dtype({name: self.arrays[name] for name in _OF_ONE_DTYPE if name in self.arrays})
         sizes = (batch, heads, kv_heads, queries, past + key[2], past, head_dim, value[3])
         key_dim = None if key[3] == head_dim else key[3]
         return self._finish(layout, sizes, dtype, dtype, value_is, key_dim)
@@ -183,9 +184,7 @@ class _Binder:
         own_key_dim: int | None = None,
     ) -> Bound:
         batch, heads, kv_heads, queries, keys, past, head_dim, value_dim = sizes
-        for name, array in self.arrays.items():
-            if not array.size and math.prod(max(size, 1) for size in array.shape) > MAX_EMPTY:
-                raise wrong_shape(name, f"sizes of at most {MAX_EMPTY} elements beside a size of 0", array)
+        check_empty(self.arrays)
         self._mask(batch, heads, queries, keys)
         self._per_sequence("key_mask", (batch, keys), layout)
         self._per_sequence("key_lengths", (batch,), layout)

@@ -2,10 +2,10 @@
 
 from collections.abc import Mapping
 
-from attention_contract.errors import InvalidRequest, InvalidTensor
+from attention_contract.errors import InvalidRequest
 from attention_contract.schemas.attention import AttentionInputs
 from attention_contract.spec import AttentionSpec
-from attention_contract.tensors import Array, Untyped, dtype_name
+from attention_contract.tensors import Array
 from attention_service.core.apart import has_separate
 from attention_service.core.learned import learned_of
 from attention_service.core.positions import POSITIONS
@@ -15,7 +15,6 @@ from attention_service.runtime.binding.bound import Layout, wrong_shape
 
 Split = tuple[int, int, int, int]
 """Batch, heads, length and width."""
-_FLOAT_INPUTS = ("query", "key", "value", "past_key", "past_value")
 
 
 def check_raw_spec(spec: AttentionSpec) -> None:
@@ -87,19 +86,6 @@ def two_widths(spec: AttentionSpec) -> bool:
     position = POSITIONS.of(spec.position)
     encoded = position.reads and not position.biased
     return SCORES.of(spec.score).two_widths and not encoded and spec.method.name == "exact"
-
-
-def common_dtype(arrays: Mapping[str, Array]) -> str:
-    """Return the dtype of all tensors; float32 if none states one. Raises InvalidTensor if they differ."""
-    named = {
-        name: dtype_name(arrays[name])
-        for name in _FLOAT_INPUTS
-        if name in arrays and not isinstance(arrays[name], Untyped)
-    }
-    if len(set(named.values())) > 1:
-        listed = ", ".join(f"{name} is {dtype}" for name, dtype in named.items())
-        raise InvalidTensor(f"the tensors differ in dtype: {listed}; send them in one", param=list(named)[-1])
-    return next(iter(named.values()), "float32")
 
 
 def check_learned(spec: AttentionSpec, given: Mapping[str, Array], widths: Widths) -> dict[str, Array]:

@@ -1,0 +1,1 @@
+"""Groups of calls: ``client.modules``, ``client.attention``, ``client.hopfield`` and ``client.server``."""

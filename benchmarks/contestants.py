@@ -103,7 +103,7 @@ def create_module(url: str, workload: Workload) -> None:
             parameters[f"{role}_proj.{part}"] = joint[at * workload.width : (at + 1) * workload.width]
         parameters[f"o_proj.{part}"] = workload.weights()[f"out_proj.{part}"]
     with Client(url) as client:
-        client.create_module(
+        client.modules.create(
             workload.name, {"d_model": workload.width, "num_heads": workload.heads}, parameters=parameters
         )
 

@@ -131,7 +131,7 @@ def over_http(device: Device, rounds: int) -> Iterator[str]:
     host = torch.from_numpy(query)
     there = to_device(host, device.torch)
     with _serving(device) as url, Client(url) as client:
-        client.create_module("large", {"d_model": width, "num_heads": heads}, seed=0)
+        client.modules.create("large", {"d_model": width, "num_heads": heads}, seed=0)
         local = torch.nn.MultiheadAttention(width, heads, batch_first=True, device=device.torch).eval()
 
         def bare() -> object:

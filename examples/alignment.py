@@ -45,11 +45,11 @@ def slopes(client: Client, parameters: dict[str, Array], batch: tuple[Array, ...
     """Return the cross-entropy of a batch per letter, in nats, and its gradients."""
     query, key, value, target = batch
     asked: dict[str, Any] = {"spec": SPEC, "parameters": parameters}
-    written = np.maximum(client.raw_forward(query, key, value, **asked).output, 1e-9)
+    written = np.maximum(client.attention.forward(query, key, value, **asked).output, 1e-9)
     count = target.sum()
     loss = -float((target * np.log(written)).sum() / count)
     upstream = -target / written / count
-    reply = client.raw_gradients(query, key, value, upstream=upstream, wrt=list(parameters), **asked)
+    reply = client.attention.gradients(query, key, value, upstream=upstream, wrt=list(parameters), **asked)
     return loss, reply.gradients
 
 
@@ -65,7 +65,7 @@ def adam(parameters: dict[str, Array], gradients: dict[str, Array], memory: dict
 def look(client: Client, parameters: dict[str, Array], batch: tuple[Array, ...]) -> tuple[float, Array]:
     """Return the share of correct letters, and the mean alignment ``[position to write, position read]``."""
     query, key, value, target = batch
-    reply = client.raw_forward(query, key, value, spec=SPEC, parameters=parameters, return_=["output", "weights"])
+    reply = client.attention.forward(query, key, value, spec=SPEC, parameters=parameters, return_=["output", "weights"])
     return float((reply.output.argmax(-1) == target.argmax(-1)).mean()), reply.weights.mean((0, 1))
 
 

@@ -26,7 +26,9 @@ DEVICES = ["L4", "A100 SXM 80GB", "H100 SXM", "MI300X"]
 
 def variants(client: Client) -> None:
     """Return the cost of each variant on one device over the length of the past."""
-    reply = client.raw_complexity(LENGTHS[0], LENGTHS, compare=VARIANTS, hardware="H100 SXM", dtype="bfloat16", **HEADS)
+    reply = client.attention.complexity(
+        LENGTHS[0], LENGTHS, compare=VARIANTS, hardware="H100 SXM", dtype="bfloat16", **HEADS
+    )
     print(f"{LAYERS} layers on one {reply.device_name}, by its datasheet")
     for one in reply.compared:
         for cost in one.costs:
@@ -44,7 +46,7 @@ def elsewhere(client: Client) -> None:
     """Compare several devices for the layer with grouped heads."""
     print(f"one layer with grouped heads at {LENGTHS[1]} tokens")
     for device in DEVICES:
-        reply = client.raw_complexity(LENGTHS[1], num_kv_heads=8, hardware=device, dtype="bfloat16", **HEADS)
+        reply = client.attention.complexity(LENGTHS[1], num_kv_heads=8, hardware=device, dtype="bfloat16", **HEADS)
         forward, longest = reply.costs[0].predicted.forward, reply.limits.forward.longest
         print(
             f"{reply.device_name:>13}: {forward.median_ms:6.1f} ms ({forward.low_ms:.1f} to {forward.high_ms:.1f}), "
@@ -54,7 +56,7 @@ def elsewhere(client: Client) -> None:
 
 def window(client: Client) -> None:
     """Find the length from which a window is faster on the server's device."""
-    reply = client.raw_complexity(1024, compare=[{"label": "window", "spec": WINDOW}], **HEADS)
+    reply = client.attention.complexity(1024, compare=[{"label": "window", "spec": WINDOW}], **HEADS)
     (faster,) = [crossover for crossover in reply.crossovers if crossover.of == "time"]
     surely = "nowhere that was looked" if faster.high is None else f"{faster.high} on"
     print(f"on {reply.device_name}, with {reply.limits.free_bytes / 2**30:.1f} GiB free")
@@ -73,7 +75,7 @@ def main() -> None:
         elsewhere(client)
         window(client)
         if picture is not None:
-            drawn = client.raw_complexity_picture(
+            drawn = client.attention.complexity_picture(
                 LENGTHS[0], LENGTHS, compare=VARIANTS, hardware="H100 SXM", dtype="bfloat16", **HEADS
             )
             picture.write_bytes(drawn.data)

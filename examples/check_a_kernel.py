@@ -57,7 +57,7 @@ def main() -> None:
     mine = {"output": output, "lse": lse[..., 0], **backward(q, k, v, output, lse, upstream)}
 
     with Client() as client:
-        exact = client.raw_gradients(
+        exact = client.attention.gradients(
             q, k, v, spec={"masks": [{"name": "causal"}]},
             upstream=upstream, wrt=["query", "key", "value"], return_=["output", "lse"],
         )  # fmt: skip

@@ -58,9 +58,9 @@ def main() -> int:
     encoder = Encoder(checkpoint)
     tokens = encoder.tokens(given.sentence)
     with repository(checkpoint, given) as (url, stored), Client(url) as client:
-        info = client.server_info()
+        info = client.server.info()
         print(f"{info.name} {info.version} on {info.device_name}, torch {info.torch}, at {url}")
-        modules = [client.import_module(stored, layer=layer).name for layer in range(encoder.depth)]
+        modules = [client.modules.import_(stored, layer=layer).name for layer in range(encoder.depth)]
         print("imported", *modules)
         began = time.perf_counter()
         served = encoder.run_served(given.sentence, client, modules)

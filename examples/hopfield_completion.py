@@ -45,7 +45,7 @@ def main() -> None:
 
     with Client() as client:
         runs = [
-            client.hopfield_retrieve(stored, states, beta=beta, eps=1e-6, max_steps=1000, return_association=True)
+            client.hopfield.retrieve(stored, states, beta=beta, eps=1e-6, max_steps=1000, return_association=True)
             for beta in BETAS
         ]
     images = [run.association @ letters for run in runs]  # the mixture of each state, in pixels

@@ -45,20 +45,20 @@ class Estimator:
 
     def predict(self, at: Array, sigma: float) -> Array:
         """Estimate the function at these places."""
-        reply = self.client.raw_forward(at, self.x, self.y, spec=SPEC, parameters={"score.sigma": [sigma]})
+        reply = self.client.attention.forward(at, self.x, self.y, spec=SPEC, parameters={"score.sigma": [sigma]})
         output: Array = reply.output
         return output
 
     def left_out(self, sigma: float) -> Array:
         """Estimate the function at each measured point from all others."""
         asked: dict[str, Any] = {"spec": SPEC, "parameters": {"score.sigma": [sigma]}, "mask": self.others}
-        output: Array = self.client.raw_forward(self.x, self.x, self.y, **asked).output
+        output: Array = self.client.attention.forward(self.x, self.x, self.y, **asked).output
         return output
 
     def slope(self, sigma: float) -> float:
         """Return ∂/∂σ of the mean squared leave-one-out error. The upstream gradient is that of the error."""
         upstream = 2 * (self.left_out(sigma) - self.y) / len(self.x)
-        reply = self.client.raw_gradients(
+        reply = self.client.attention.gradients(
             self.x, self.x, self.y, spec=SPEC, parameters={"score.sigma": [sigma]}, mask=self.others,
             upstream=upstream, wrt=["score.sigma"],
         )  # fmt: skip

@@ -27,7 +27,7 @@ with torch.inference_mode():
 
 with Client() as client:
     # A state dict does not contain the number of heads.
-    imported = client.import_module("pytorch-module", num_heads=4, name="pytorch-module")
+    imported = client.modules.import_("pytorch-module", num_heads=4, name="pytorch-module")
     reply = client.forward(imported.name, tokens, memory, key_mask=~padding, return_=["output", "weights"])
 
 for name, ours, theirs in (("output", output, reply.output), ("weights", weights, reply.weights)):

@@ -11,7 +11,7 @@ tokens = np.random.default_rng(0).normal(size=(1, 5, 64)).astype(np.float32)  # 
 config = {"d_model": 64, "num_heads": 4, "spec": {"masks": [{"name": "causal"}]}}
 
 with Client() as client:
-    module = client.create_module("quickstart", config, seed=0)
+    module = client.modules.create("quickstart", config, seed=0)
     print(f"{module.name}: {module.parameter_count} parameters on {module.device}, version {module.version[:8]}")
 
     reply = client.forward("quickstart", tokens, return_=["output", "weights"])

@@ -25,8 +25,8 @@ def measure(client: Client, score: str, width: int, rng: np.random.Generator) ->
     q = rng.normal(size=(HEADS, QUERIES, width))
     k, v = rng.normal(size=(HEADS, KEYS, width)), rng.normal(size=(HEADS, KEYS, 1))
     spec = {"score": {"name": score}}
-    looks = client.raw_weights(q, k, v, spec=spec, return_weights=False)
-    changes = client.raw_gradients(
+    looks = client.attention.weights(q, k, v, spec=spec, return_weights=False)
+    changes = client.attention.gradients(
         q, k, v, spec=spec, wrt=["scores"], return_=["scores"], upstream=rng.choice([-1.0, 1.0], (HEADS, QUERIES, 1))
     )
     return {

@@ -33,7 +33,7 @@ def window(width: int) -> dict[str, Any]:
 def took(client: Client, n: int, spec: dict[str, Any], kernel: str, rng: np.random.Generator) -> float:
     """Return milliseconds on the device: the best of five."""
     q, k, v = rng.normal(size=(3, HEADS, n, HEAD_DIM)).astype(np.float32)
-    return min(client.raw_forward(q, k, v, spec=spec, kernel=kernel).ran.compute_ms for _ in range(5))
+    return min(client.attention.forward(q, k, v, spec=spec, kernel=kernel).ran.compute_ms for _ in range(5))
 
 
 def times(client: Client, spec: dict[str, Any], kernel: str, rng: np.random.Generator) -> list[float] | None:
@@ -53,7 +53,7 @@ def local(rng: np.random.Generator) -> NDArray[np.float64]:
 
 def attended(client: Client, q: NDArray[np.float64], v: NDArray[np.float64], width: int | None) -> NDArray[np.float64]:
     """Return the output within a window, or the dense output."""
-    reply = client.raw_forward(q, q, v, spec={} if width is None else window(width))
+    reply = client.attention.forward(q, q, v, spec={} if width is None else window(width))
     output: NDArray[np.float64] = reply.output
     return output
 
@@ -63,9 +63,9 @@ def main() -> None:
     rng = np.random.default_rng(0)
     with Client() as client:
         sizes: dict[str, Any] = {"num_heads": HEADS, "head_dim": HEAD_DIM}
-        dense = client.raw_complexity(LENGTHS[0], LENGTHS, **sizes)
-        narrow = client.raw_complexity(LENGTHS[0], LENGTHS, spec=window(WINDOW), **sizes)
-        kernels = [one.name for one in client.list_variants().variants if one.kind == "kernel"]
+        dense = client.attention.complexity(LENGTHS[0], LENGTHS, **sizes)
+        narrow = client.attention.complexity(LENGTHS[0], LENGTHS, spec=window(WINDOW), **sizes)
+        kernels = [one.name for one in client.server.variants().variants if one.kind == "kernel"]
         measured = {
             (kernel, name): ms
             for kernel in kernels

@@ -6,7 +6,7 @@
     from attention_client import Client
 
     with Client("http://127.0.0.1:8000") as client:
-        client.create_module("demo", {"d_model": 8, "num_heads": 2}, seed=0)
+        client.modules.create("demo", {"d_model": 8, "num_heads": 2}, seed=0)
         reply = client.forward("demo", np.ones((1, 4, 8), np.float32), return_=["output", "weights"])
         print(reply.output.shape, reply.ran.compute_ms)
 

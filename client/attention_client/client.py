@@ -8,41 +8,36 @@ import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from types import TracebackType
-from typing import Any, Literal, Self, cast
+from typing import Any, Self, cast
 
 import httpx
 
 from attention_client import replies
 from attention_client.arguments import (
     AlternativeLike,
-    ConfigLike,
     DropoutLike,
     EditLike,
     PictureType,
-    ProjectionsLike,
     SelectLike,
     ShapeLike,
-    SpecLike,
     SweepLike,
     TensorMap,
 )
 from attention_client.array_likes import TensorLike
 from attention_client.calls import Call, MediaType, Message, ReplyT, call, drawn, sized
 from attention_client.connection_settings import LIMITS, Policy, all_headers, prefix_of, server_url
+from attention_client.resources.attention_calls import Attention
+from attention_client.resources.hopfield_calls import Hopfield
+from attention_client.resources.module_calls import Modules
 from attention_client.resources.recording_calls import Recordings
 from attention_client.resources.server_calls import Server
 from attention_client.retry import Attempts
 from attention_contract import operations
 from attention_contract.errors import AttentionError
-from attention_contract.schemas.accuracy import AccuracyReply
 from attention_contract.schemas.answers import Picture
 from attention_contract.schemas.attention import ForwardReply, KernelName, Tap
 from attention_contract.schemas.complexity import ComplexityReply
 from attention_contract.schemas.gradients import GradientsReply
-from attention_contract.schemas.hardware import HardwareList
-from attention_contract.schemas.hopfield import HopfieldReply
-from attention_contract.schemas.modules import ModuleInfo, ModuleList, Parameter, ParameterList
-from attention_contract.schemas.server import Health, ServerInfo, VariantList
 from attention_contract.schemas.weights import WeightsReply
 
 
@@ -104,6 +99,9 @@ class Client:
         if transport is None and http is None:
             self.settings = {"base_url": str(self._http.base_url), "timeout": timeout, "retries": retries}
             self.settings |= {"media_type": media_type, "headers": dict(headers or {})}
+        self.attention = Attention(self)
+        self.hopfield = Hopfield(self)
+        self.modules = Modules(self)
         self.recordings = Recordings(self)
         self.server = Server(self)
 
@@ -153,86 +151,6 @@ class Client:
         self, kind: type[BaseException] | None, fault: BaseException | None, trace: TracebackType | None
     ) -> None:
         self.close()
-
-    # ── the server ───────────────────────────────────────────────────────────────────────────────────────────────────
-
-    def server_info(self) -> ServerInfo:
-        """Return version, device, dtypes, limits and memory of the server."""
-        return self.send(call(operations.server_info, {}))
-
-    def list_variants(self) -> VariantList:
-        """List every registered score, mask, position, normalizer, method and kernel."""
-        return self.send(call(operations.list_variants, {}))
-
-    def list_hardware(self) -> HardwareList:
-        """List the devices that ``hardware`` may name in a question about costs, as their makers describe them."""
-        return self.send(call(operations.list_hardware, {}))
-
-    def accuracy(self) -> AccuracyReply:
-        """Return how far predicted times were from measured ones, by kernel and purpose."""
-        return self.send(call(operations.accuracy, {}))
-
-    def health_live(self) -> Health:
-        """Return if the process answers. Never repeated."""
-        return self.send(call(operations.health_live, {}))
-
-    def health_ready(self) -> Health:
-        """Return if every module is resident and work is taken; raise Loading or Draining if not. Never repeated."""
-        return self.send(call(operations.health_ready, {}))
-
-    # ── modules ──────────────────────────────────────────────────────────────────────────────────────────────────────
-
-    def list_modules(self) -> ModuleList:
-        """List every resident module."""
-        return self.send(call(operations.list_modules, {}))
-
-    def create_module(
-        self, name: str, config: ConfigLike, *, seed: int | None = None, parameters: TensorMap | None = None,
-        durable: bool = True,
-    ) -> ModuleInfo:  # fmt: skip
-        """Make a module from a seed (0 by default) or from all of its parameters, by name.
-
-        ``durable=False`` keeps it in the server's memory alone, until the server stops: a change of its parameters then
-        writes nothing to a disk. Raises ModuleExists if a different module has the name.
-        """
-        return self.send(call(operations.create_module, locals()))
-
-    def import_module(
-        self, checkpoint: str, *, layer: int = 0, name: str | None = None, part: Literal["self", "cross"] = "self",
-        stack: Literal["encoder", "decoder"] | None = None, num_heads: int | None = None,
-        durable: bool = True,
-    ) -> ModuleInfo:  # fmt: skip
-        """Make a module from one attention layer of a checkpoint in the server's model repository.
-
-        ``layer`` counts from 0. ``name`` is by default folder.layer. ``stack`` is needed if a checkpoint has both,
-        ``num_heads`` if it does not tell.
-        """
-        return self.send(call(operations.import_module, locals()))
-
-    def get_module(self, name: str) -> ModuleInfo:
-        """Return config, version, device and bytes of a module."""
-        return self.send(call(operations.get_module, locals()))
-
-    def delete_module(self, name: str, version: str | None = None) -> None:
-        """Remove a module; with a version, only if it is still at that version."""
-        return self.send(call(operations.delete_module, locals()))
-
-    def list_parameters(self, name: str) -> ParameterList:
-        """List names, shapes and statistics of a module's parameters."""
-        return self.send(call(operations.list_parameters, locals()))
-
-    def get_parameter(
-        self, name: str, parameter: str, *, head: int | None = None, slice: str | None = None,  # noqa: A002
-        version: str | None = None,
-    ) -> Parameter:  # fmt: skip
-        """Return one parameter, the part of one head, or a slice of it such as ``"0:4,:8"``."""
-        return self.send(call(operations.get_parameter, locals()))
-
-    def replace_parameters(self, name: str, parameters: TensorMap, *, version: str | None = None) -> ModuleInfo:
-        """Replace all parameters of a module, or none; with a version, only if it is still at that version."""
-        return self.send(call(operations.replace_parameters, locals()))
-
-    # ── forward, weights, gradients ──────────────────────────────────────────────────────────────────────────────────
 
     def forward(
         self, name: str, query: TensorLike, key: TensorLike | None = None, value: TensorLike | None = None, *,
@@ -309,68 +227,6 @@ class Client:
         """
         return self.send(call(operations.gradients, locals()))
 
-    # ── raw attention ────────────────────────────────────────────────────────────────────────────────────────────────
-
-    def raw_forward(
-        self, query: TensorLike, key: TensorLike | None = None, value: TensorLike | None = None, *,
-        spec: SpecLike | None = None, parameters: TensorMap | None = None, num_heads: int | None = None,
-        num_kv_heads: int | None = None,
-        mask: TensorLike | None = None, key_mask: TensorLike | None = None, key_lengths: TensorLike | None = None,
-        global_mask: TensorLike | None = None, past_key: TensorLike | None = None, past_value: TensorLike | None = None,
-        offsets: TensorLike | None = None, positions: TensorLike | None = None, gate: TensorLike | None = None,
-        beta: TensorLike | None = None,
-        initial_state: TensorLike | None = None, initial_normalizer: TensorLike | None = None,
-        return_: Sequence[Tap] = ("output",), select: SelectLike | None = None, average_heads: bool = False,
-        edits: Sequence[EditLike] = (), dropout: DropoutLike | None = None, return_state: bool = False,
-        report_error: bool = False, kernel: KernelName | None = None, version: str | None = None,
-    ) -> ForwardReply:  # fmt: skip
-        """Compute attention over raw q, k and v, as the ``spec`` says: scaled dot product by default.
-
-        ``query [B, H, Lq, D]``, ``key [B, Hkv, Lk − P, D]``, ``value [B, Hkv, Lk − P, Dv]``; or ``[B, L, H·D]`` with
-        ``num_heads`` (and ``num_kv_heads``, by default the same). The key is by default the query, the value the key.
-        ``parameters``: learned tensors of the spec by name, as ``score.weight``.
-        The other arguments are those of ``forward``.
-        """
-        return self.send(call(operations.raw_forward, locals()))
-
-    attend = raw_forward
-
-    def raw_weights(
-        self, query: TensorLike, key: TensorLike | None = None, value: TensorLike | None = None, *,
-        spec: SpecLike | None = None, parameters: TensorMap | None = None, num_heads: int | None = None,
-        num_kv_heads: int | None = None,
-        mask: TensorLike | None = None, key_mask: TensorLike | None = None, key_lengths: TensorLike | None = None,
-        global_mask: TensorLike | None = None, past_key: TensorLike | None = None, past_value: TensorLike | None = None,
-        offsets: TensorLike | None = None, positions: TensorLike | None = None, gate: TensorLike | None = None,
-        beta: TensorLike | None = None,
-        initial_state: TensorLike | None = None, initial_normalizer: TensorLike | None = None,
-        edits: Sequence[EditLike] = (), top_k: int = 0, select: SelectLike | None = None, return_weights: bool = True,
-        average_heads: bool = False, query_mask: TensorLike | None = None, kernel: KernelName | None = None,
-        version: str | None = None,
-    ) -> WeightsReply:  # fmt: skip
-        """Return the weights of a raw attention. Inputs as in ``raw_forward``, the rest as in ``weights``."""
-        return self.send(call(operations.raw_weights, locals()))
-
-    def raw_gradients(
-        self, query: TensorLike, key: TensorLike | None = None, value: TensorLike | None = None, *,
-        spec: SpecLike | None = None, parameters: TensorMap | None = None, num_heads: int | None = None,
-        num_kv_heads: int | None = None,
-        wrt: Sequence[str] = ("query",), upstream: TensorLike | None = None, tap_upstream: TensorMap | None = None,
-        check: bool = False, directions: TensorMap | None = None,
-        mask: TensorLike | None = None, key_mask: TensorLike | None = None, key_lengths: TensorLike | None = None,
-        global_mask: TensorLike | None = None, past_key: TensorLike | None = None, past_value: TensorLike | None = None,
-        offsets: TensorLike | None = None, positions: TensorLike | None = None, gate: TensorLike | None = None,
-        beta: TensorLike | None = None,
-        initial_state: TensorLike | None = None, initial_normalizer: TensorLike | None = None,
-        return_: Sequence[Tap] = ("output",), select: SelectLike | None = None, average_heads: bool = False,
-        edits: Sequence[EditLike] = (), dropout: DropoutLike | None = None, return_state: bool = False,
-        report_error: bool = False, kernel: KernelName | None = None, version: str | None = None,
-    ) -> GradientsReply:  # fmt: skip
-        """Return exact gradients of a raw attention. Inputs as in ``raw_forward``, the rest as in ``gradients``."""
-        return self.send(call(operations.raw_gradients, locals()))
-
-    # ── cost ─────────────────────────────────────────────────────────────────────────────────────────────────────────
-
     def complexity(
         self, name: str, shape: ShapeLike, sweep: SweepLike | None = None, *, return_: Sequence[Tap] = ("output",),
         kernel: KernelName | None = None, memory_bytes: int | None = None, hardware: str | None = None,
@@ -396,40 +252,3 @@ class Client:
         Raises NotAcceptable if the server cannot draw.
         """
         return self.send(drawn(operations.complexity, locals()))
-
-    def raw_complexity(
-        self, shape: ShapeLike, sweep: SweepLike | None = None, *, num_heads: int, head_dim: int,
-        num_kv_heads: int | None = None, value_dim: int | None = None, key_dim: int | None = None,
-        dtype: str = "float32", spec: SpecLike | None = None, return_: Sequence[Tap] = ("output",),
-        kernel: KernelName | None = None,
-        memory_bytes: int | None = None, hardware: str | None = None, compare: Sequence[AlternativeLike] = (),
-        measure: bool = False, version: str | None = None,
-    ) -> ComplexityReply:  # fmt: skip
-        """Return the cost of a raw attention, without projections. The other arguments are those of ``complexity``."""
-        return self.send(sized(operations.raw_complexity, locals()))
-
-    def raw_complexity_picture(
-        self, shape: ShapeLike, sweep: SweepLike | None = None, *, num_heads: int, head_dim: int,
-        media_type: PictureType = "image/svg+xml", num_kv_heads: int | None = None, value_dim: int | None = None,
-        key_dim: int | None = None, dtype: str = "float32", spec: SpecLike | None = None,
-        return_: Sequence[Tap] = ("output",),
-        kernel: KernelName | None = None, memory_bytes: int | None = None, hardware: str | None = None,
-        compare: Sequence[AlternativeLike] = (), measure: bool = False, version: str | None = None,
-    ) -> Picture:  # fmt: skip
-        """Draw the costs that ``raw_complexity`` returns, as ``complexity_picture`` draws them."""
-        return self.send(drawn(operations.raw_complexity, locals()))
-
-    # ── Hopfield ─────────────────────────────────────────────────────────────────────────────────────────────────────
-
-    def hopfield_retrieve(
-        self, stored: TensorLike, states: TensorLike, *, beta: TensorLike | None = None, steps: int | None = None,
-        eps: float | None = None, max_steps: int | None = None, stored_mask: TensorLike | None = None,
-        projections: ProjectionsLike | None = None, num_heads: int | None = None, return_association: bool = False,
-    ) -> HopfieldReply:  # fmt: skip
-        """Let states fall to stored patterns: ``steps`` updates, or until an update is smaller than ``eps``.
-
-        ``stored [B, H, N, D]``, ``states [B, H, S, D]``; or ``[B, L, H·D]`` with ``num_heads``. ``beta``, one number
-        or ``[H]``, is the inverse temperature; by default 1/√D. ``max_steps`` goes with ``eps``; by default 100.
-        ``stored_mask [B, N]``, True for a real pattern. ``projections``: state, stored and output matrices.
-        """
-        return self.send(call(operations.hopfield_retrieve, locals()))

@@ -68,7 +68,7 @@ def _becomes_ready(url: str, process: subprocess.Popen[bytes]) -> bool:
     with Client(url, timeout=5, retries=0) as client:
         while process.poll() is None and time.monotonic() < deadline:
             try:
-                client.health_ready()
+                client.server.ready()
             except AttentionError:
                 time.sleep(0.1)
             else:

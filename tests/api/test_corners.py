@@ -19,7 +19,7 @@ def client(server):
 def test_a_linformer_of_half_type_under_a_score_of_its_own(client, score):
     spec = {"score": {"name": score}, "method": {"name": "linformer", "rank": 2, "length": 8}}
     config = {"d_model": 4, "num_heads": 2, "dtype": "float16", "spec": spec}
-    client.create_module(f"corner.{score}", config, seed=0)
+    client.modules.create(f"corner.{score}", config, seed=0)
     assert np.isfinite(client.forward(f"corner.{score}", [[1, 2, 3, 4]]).output).all()
 
 
@@ -28,25 +28,27 @@ def test_gradients_where_no_query_sees_a_key_are_zero(client, method):
     spec = {"method": {"name": method}, "masks": CAUSAL}
     request = {"spec": spec, "offsets": -9, "wrt": ["query", "q"]}
     for more in ({"check": True}, {"directions": {"query": Q}}):
-        reply = client.raw_gradients(Q, **request, **more)
+        reply = client.attention.gradients(Q, **request, **more)
         assert not any(gradient.any() for gradient in reply.gradients.values())
 
 
 def test_a_gate_too_small_for_its_dtype_forgets(client):
     spec = {"method": {"name": "linear", "rule": "gated"}, "masks": CAUSAL}
-    output = client.attend(Q.tolist(), spec=spec, gate=[1e-300, 0.5]).output
+    output = client.attention.forward(Q.tolist(), spec=spec, gate=[1e-300, 0.5]).output
     assert np.isfinite(output).all()
 
 
 def test_a_learned_bandwidth_of_zero_looks_at_the_nearest(client):
     spec = {"score": {"name": "gaussian", "sigma": "learned"}}
-    reply = client.attend([[0.1]], [[0.0], [1.0]], [[3.0], [5.0]], spec=spec, parameters={"score.sigma": [0.0]})
+    reply = client.attention.forward(
+        [[0.1]], [[0.0], [1.0]], [[3.0], [5.0]], spec=spec, parameters={"score.sigma": [0.0]}
+    )
     np.testing.assert_allclose(reply.output, [[3.0]])
 
 
 def test_a_gradient_has_the_shape_of_what_was_sent(client):
     past = Q[None]  # [Hkv, P, D] beside [L, D]
-    found = client.raw_gradients(Q, past_key=past, past_value=past, wrt=["past_key", "past_value", "query"])
+    found = client.attention.gradients(Q, past_key=past, past_value=past, wrt=["past_key", "past_value", "query"])
     assert {name: gradient.shape for name, gradient in found.gradients.items()} == {
         "past_key": (1, 2, 2), "past_value": (1, 2, 2), "query": (2, 2)
     }  # fmt: skip
@@ -54,7 +56,7 @@ def test_a_gradient_has_the_shape_of_what_was_sent(client):
 
 @pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
 def test_a_check_runs_in_float64_throughout(client, dtype):
-    reply = client.raw_gradients(Q, spec={"normalizer": {"dtype": dtype}}, check=True, wrt=["scores", "query"])
+    reply = client.attention.gradients(Q, spec={"normalizer": {"dtype": dtype}}, check=True, wrt=["scores", "query"])
     assert all(check.passed for check in reply.check.values())
 
 
@@ -62,7 +64,7 @@ def test_a_query_that_sees_what_is_not_finite_has_no_finite_gradient(client):
     key = Q.copy()
     key[1, 0] = np.nan
     for kernel in ("fused", "blocked", "materialized"):
-        reply = client.raw_gradients(Q, key, Q, wrt=["query"], kernel=kernel, spec={"masks": CAUSAL})
+        reply = client.attention.gradients(Q, key, Q, wrt=["query"], kernel=kernel, spec={"masks": CAUSAL})
         assert np.isfinite(reply.gradients["query"][0]).all()
         assert np.isnan(reply.gradients["query"][1]).all()
 
@@ -70,15 +72,17 @@ def test_a_query_that_sees_what_is_not_finite_has_no_finite_gradient(client):
 def test_no_keys_and_no_sequences(client):
     spec = {"method": {"name": "performer"}}
     empty = np.zeros((1, 2, 0, 4))
-    reply = client.attend(np.ones((1, 2, 3, 4)), empty, empty, spec=spec, report_error=True)
+    reply = client.attention.forward(np.ones((1, 2, 3, 4)), empty, empty, spec=spec, report_error=True)
     assert not reply.output.any()
-    none = client.attend(np.zeros((0, 2, 3, 4)), np.zeros((0, 2, 5, 4)), spec={"method": {"name": "nystrom"}})
+    none = client.attention.forward(
+        np.zeros((0, 2, 3, 4)), np.zeros((0, 2, 5, 4)), spec={"method": {"name": "nystrom"}}
+    )
     assert none.output.shape == (0, 2, 3, 4)
 
 
 def test_second_gradients_of_a_cosine_at_zero_are_finite(client):
     for query in (np.zeros((2, 2)), Q * 1e-200):
-        reply = client.raw_gradients(query, spec={"score": {"name": "cosine"}}, directions={"query": Q})
+        reply = client.attention.gradients(query, spec={"score": {"name": "cosine"}}, directions={"query": Q})
         assert np.isfinite(reply.hessian_products["query"]).all()
 
 
@@ -86,6 +90,6 @@ def test_a_sink_of_minus_infinity_takes_nothing(client):
     spec = {"normalizer": {"sinks": True, "temperature": 0.5}}
     hidden = np.array([[True, True], [False, False]])
     for kernel in ("blocked", "materialized"):
-        reply = client.attend(Q, spec=spec, parameters={"sinks": [-np.inf]}, mask=hidden, kernel=kernel)
-        plain = client.attend(Q, spec={"normalizer": {"temperature": 0.5}}, mask=hidden)
+        reply = client.attention.forward(Q, spec=spec, parameters={"sinks": [-np.inf]}, mask=hidden, kernel=kernel)
+        plain = client.attention.forward(Q, spec={"normalizer": {"temperature": 0.5}}, mask=hidden)
         np.testing.assert_allclose(reply.output, plain.output, rtol=0, atol=1e-12)

@@ -69,13 +69,13 @@ def taps(spec):
 
 def test_a_module_answers_all_four_questions(client, rng, named):
     name, spec = named
-    made = client.create_module(f"every.{name}", MODULE | {"spec": spec}, seed=5)
+    made = client.modules.create(f"every.{name}", MODULE | {"spec": spec}, seed=5)
     x = rng.standard_normal((2, LENGTH, WIDTH))
     reply = client.forward(made.name, x, return_=taps(spec))
     assert reply.output.shape == x.shape
     assert all(np.isfinite(getattr(reply, tap)).all() for tap in taps(spec) if tap != "masked_scores")
     found = client.gradients(made.name, x, wrt=["query", "parameters", "context"], check=True)
-    assert {info.name for info in client.list_parameters(made.name).parameters} <= set(found.gradients)
+    assert {info.name for info in client.modules.parameters(made.name).parameters} <= set(found.gradients)
     assert not {name: check for name, check in found.check.items() if not check.passed}
     cost = client.complexity(made.name, LENGTH, memory_bytes=2**20)  # little, so that limits are found soon
     assert cost.parameter_count == made.parameter_count
@@ -92,20 +92,20 @@ def test_raw_attention_answers_too(client, rng, named):
     needed = learned_of(contract.AttentionSpec.model_validate(spec), Widths(H, HKV, D, V))
     learned = {name: 1 + 0.1 * rng.standard_normal(each.shape) for name, each in needed.items()}
     request = {"spec": spec, "parameters": learned}
-    reply = client.attend(q, k, v, return_=taps(spec), **request)
+    reply = client.attention.forward(q, k, v, return_=taps(spec), **request)
     assert reply.output.shape == (2, H, LENGTH, V)
-    found = client.raw_gradients(q, k, v, wrt=["query", "key", "value", *learned], check=True, **request)
+    found = client.attention.gradients(q, k, v, wrt=["query", "key", "value", *learned], check=True, **request)
     assert not {name: check for name, check in found.check.items() if not check.passed}
-    weigh(spec, lambda: client.raw_weights(q, k, v, top_k=1, **request))
+    weigh(spec, lambda: client.attention.weights(q, k, v, top_k=1, **request))
     for dtype, tolerances in HALF.items():
         rounded = [to_torch(x).to(dtype) for x in (q, k, v)]
-        half = client.attend(*rounded, **request)
+        half = client.attention.forward(*rounded, **request)
         exact = {name: to_torch(x).to(dtype).double() for name, x in learned.items()}
-        expected = client.attend(*(x.double() for x in rounded), spec=spec, parameters=exact)
+        expected = client.attention.forward(*(x.double() for x in rounded), spec=spec, parameters=exact)
         # The sum of an input and its encoding is rounded once more.
         rtol, atol = (each * (3 if name in {"position.sinusoidal", "position.learned"} else 1) for each in tolerances)
         np.testing.assert_allclose(half.output.astype(float), expected.output, rtol=rtol, atol=atol)
-    single = client.attend(*(x.astype(np.float32) for x in (q, k, v)), **request)
+    single = client.attention.forward(*(x.astype(np.float32) for x in (q, k, v)), **request)
     np.testing.assert_allclose(single.output, reply.output, rtol=0, atol=1e-5)
 
 
@@ -122,7 +122,7 @@ def weigh(spec, ask):
 
 
 def test_every_variant_says_what_it_is(client):
-    rows = client.list_variants().variants
+    rows = client.server.variants().variants
     assert {(row.kind, row.name) for row in rows} == {(entry.kind, entry.name) for entry in variants()}
     for row in rows:
         assert all((row.summary, row.formula, row.cost.strip(), row.source)), row.name

@@ -45,7 +45,7 @@ def test_the_example_completes_its_pattern(http):
 
 def test_without_a_word_it_is_one_scaled_attention(client, rng):
     stored, states = rng.normal(size=(2, 3, 9, 8)), rng.normal(size=(2, 3, 4, 8))
-    reply = client.hopfield_retrieve(stored, states)
+    reply = client.hopfield.retrieve(stored, states)
     np.testing.assert_allclose(reply.states, sdpa(states, stored, stored, 8**-0.5), rtol=0, atol=1e-10)
     assert (reply.steps == 1).all()
     assert reply.converged is None
@@ -59,7 +59,7 @@ def test_without_a_word_it_is_one_scaled_attention(client, rng):
 )
 def test_states_come_back_in_their_dtype_and_energies_in_what_was_computed_in(client, rng, dtype, computed):
     stored = rng.normal(size=(9, 16)).astype(DTYPES[dtype])
-    reply = client.hopfield_retrieve(stored, stored, beta=np.array(4.0), steps=3, return_association=True)
+    reply = client.hopfield.retrieve(stored, stored, beta=np.array(4.0), steps=3, return_association=True)
     assert reply.ran.dtype == computed
     assert {str(x.dtype) for x in (reply.states, reply.association)} == {dtype}
     assert {str(x.dtype) for x in (reply.energy, reply.change, reply.reached.weight)} == {computed}
@@ -68,26 +68,26 @@ def test_states_come_back_in_their_dtype_and_energies_in_what_was_computed_in(cl
 
 def test_what_overflows_the_dtype_of_the_reply_is_refused(client):
     large = np.full((1, 2), 3e4, np.float16)
-    assert client.hopfield_retrieve(large, large).states.tolist() == large.tolist()
+    assert client.hopfield.retrieve(large, large).states.tolist() == large.tolist()
     with pytest.raises(InvalidRequest, match="overflows float16"):
-        client.hopfield_retrieve(large, large, projections={"output": np.ones((1, 2), np.float16) * 2})
+        client.hopfield.retrieve(large, large, projections={"output": np.ones((1, 2), np.float16) * 2})
 
 
 def test_an_iteration_ends_at_its_limit_and_says_so(client):
     flat = {"stored": [[1.0, 0.0], [-1.0, 0.0]], "states": [[0.01, 0.0], [0.0, 0.0]], "beta": 1.001}
-    reply = client.hopfield_retrieve(**flat, eps=1e-12, max_steps=5)
+    reply = client.hopfield.retrieve(**flat, eps=1e-12, max_steps=5)
     assert (reply.steps.tolist(), reply.converged.tolist()) == ([5, 1], [False, True])
     assert reply.reached.single.tolist() == [False, False]
     assert reply.energy.shape == (2, 6)
-    worst = client.hopfield_retrieve(**flat, steps=5)
+    worst = client.hopfield.retrieve(**flat, steps=5)
     assert reply.ran.flops == worst.ran.flops  # planned with every step that it may take
-    assert client.hopfield_retrieve(**flat, eps=0.5).steps.tolist() == [1, 1]
+    assert client.hopfield.retrieve(**flat, eps=0.5).steps.tolist() == [1, 1]
 
 
 def test_no_states_are_no_error(client):
-    reply = client.hopfield_retrieve(np.ones((2, 3, 4)), np.ones((2, 0, 4)), steps=2)
+    reply = client.hopfield.retrieve(np.ones((2, 3, 4)), np.ones((2, 0, 4)), steps=2)
     assert (reply.states.shape, reply.reached.pattern.shape) == ((2, 0, 4), (2, 0))
-    reply = client.hopfield_retrieve(np.ones((0, 2, 3, 4)), np.ones((0, 2, 5, 4)), eps=0.1, return_association=True)
+    reply = client.hopfield.retrieve(np.ones((0, 2, 3, 4)), np.ones((0, 2, 5, 4)), eps=0.1, return_association=True)
     assert (reply.states.shape, reply.association.shape) == ((0, 2, 5, 4), (0, 2, 5, 3))
 
 
@@ -135,10 +135,10 @@ def test_what_is_too_much_is_refused_before_it_is_made(tmp_path):
     with live_server(tmp_path, memory_budget=2**26) as url, Client(url) as client:
         x = np.zeros((4000, 1), np.float32)
         with pytest.raises(OverBudget):
-            client.hopfield_retrieve(x, x, steps=1, return_association=True)
+            client.hopfield.retrieve(x, x, steps=1, return_association=True)
         with pytest.raises(OverBudget):
-            client.hopfield_retrieve(x[:2], x, eps=1e-3, max_steps=1000, num_heads=1, beta=1.0,
+            client.hopfield.retrieve(x[:2], x, eps=1e-3, max_steps=1000, num_heads=1, beta=1.0,
                                      projections={"state": np.ones((9, 1), np.float32),
                                                   "stored": np.ones((9, 1), np.float32),
                                                   "output": np.ones((5000, 9), np.float32)})  # fmt: skip
-        assert client.hopfield_retrieve(x, x, steps=1).ran.peak_bytes < 2**26
+        assert client.hopfield.retrieve(x, x, steps=1).ran.peak_bytes < 2**26

@@ -61,14 +61,16 @@ def test_forward_weights_and_gradients(server, rng, score, kernel):
     with Client(server) as client:
         q, k, v = tensors.values()
         asked = {"spec": spec, "parameters": learned}
-        reply = client.raw_forward(q, k, v, kernel=kernel, return_=["output", "weights", "k"], **asked)
+        reply = client.attention.forward(q, k, v, kernel=kernel, return_=["output", "weights", "k"], **asked)
         np.testing.assert_allclose(reply.output, output.detach(), atol=1e-9)
         np.testing.assert_allclose(reply.weights, weights.detach(), atol=1e-9)
         np.testing.assert_allclose(reply.k, k)
         if kernel is None:
-            looked = client.raw_weights(q, k, v, **asked)
+            looked = client.attention.weights(q, k, v, **asked)
             np.testing.assert_allclose(looked.weights, weights.detach(), atol=1e-9)
-        found = client.raw_gradients(q, k, v, upstream=upstream, wrt=[*leaves], kernel=kernel, check=True, **asked)
+        found = client.attention.gradients(
+            q, k, v, upstream=upstream, wrt=[*leaves], kernel=kernel, check=True, **asked
+        )
     for name, gradient in zip(leaves, expected, strict=True):
         np.testing.assert_allclose(found.gradients[name], gradient, atol=1e-8, err_msg=name)
     assert all(row.passed for row in found.check.values())
@@ -80,12 +82,14 @@ def test_a_past_and_heads_side_by_side(server, rng, score):
     q, k, v = tensors.values()
     with Client(server) as client:
         asked = {"spec": {"score": SCORES[score]}, "parameters": learned}
-        whole = client.raw_forward(q, k, v, **asked).output
-        parts = client.raw_forward(q, k[:, :, 2:], v[:, :, 2:], past_key=k[:, :, :2], past_value=v[:, :, :2], **asked)
+        whole = client.attention.forward(q, k, v, **asked).output
+        parts = client.attention.forward(
+            q, k[:, :, 2:], v[:, :, 2:], past_key=k[:, :, :2], past_value=v[:, :, :2], **asked
+        )
         np.testing.assert_allclose(parts.output, whole, atol=1e-12)
         np.testing.assert_array_equal(parts.present_key, k)
         merged = [x.transpose(0, 2, 1, 3).reshape(BATCH, x.shape[2], -1) for x in (q, k, v)]
-        flat = client.raw_forward(*merged, num_heads=HEADS, num_kv_heads=KV_HEADS, **asked).output
+        flat = client.attention.forward(*merged, num_heads=HEADS, num_kv_heads=KV_HEADS, **asked).output
         np.testing.assert_allclose(flat, whole.transpose(0, 2, 1, 3).reshape(BATCH, QUERIES, -1), atol=1e-12)
 
 
@@ -102,10 +106,10 @@ def test_other_specs_take_one_width(server, rng, spec):
     with Client(server) as client:
         tensors, _ = drawn(rng, "bilinear")
         with pytest.raises(ShapeMismatch) as error:
-            client.raw_forward(*tensors.values(), spec=spec)
+            client.attention.forward(*tensors.values(), spec=spec)
         assert error.value.param == "key"
         with pytest.raises(InvalidRequest) as error:
-            client.raw_complexity(8, num_heads=2, head_dim=4, key_dim=6, spec=spec)
+            client.attention.complexity(8, num_heads=2, head_dim=4, key_dim=6, spec=spec)
         assert error.value.param == "key_dim"
 
 

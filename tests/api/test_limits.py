@@ -14,7 +14,7 @@ WIDTH, HEADS = 32, 4
 @pytest.fixture(scope="module")
 def small(tmp_path_factory):
     with live_server(tmp_path_factory.mktemp("models"), memory_budget=3 * 2**20) as url, Client(url) as client:
-        client.create_module("m", {"d_model": WIDTH, "num_heads": HEADS}, seed=0)
+        client.modules.create("m", {"d_model": WIDTH, "num_heads": HEADS}, seed=0)
         yield client
 
 
@@ -77,7 +77,7 @@ SPECS = {
 @pytest.mark.parametrize("spec", SPECS)
 def test_so_is_that_of_other_specs_and_of_methods(small, spec, kind):
     name = f"of-{spec}"
-    small.create_module(name, {"d_model": WIDTH, "num_heads": HEADS, "spec": SPECS[spec]}, seed=0)
+    small.modules.create(name, {"d_model": WIDTH, "num_heads": HEADS, "spec": SPECS[spec]}, seed=0)
     try:
         ask, told = question(small, name, kind, {})
         assert told.bound == "memory"
@@ -85,7 +85,7 @@ def test_so_is_that_of_other_specs_and_of_methods(small, spec, kind):
         assert (ran.kernel, ran.peak_bytes) == (told.kernel, told.peak_bytes)
         assert admitted(ask, int(told.size * 1.02) + 1) is None
     finally:
-        small.delete_module(name)
+        small.modules.delete(name)
 
 
 @pytest.mark.parametrize("question", ["forward", "gradients"])
@@ -93,11 +93,11 @@ def test_the_largest_batch_of_raw_attention_is_the_largest_that_is_admitted(smal
     def ask(batch):
         x = heads(batch, 32)
         if question == "forward":
-            return small.raw_forward(x, x, x)
-        return small.raw_gradients(x, x, x, wrt=["query", "key", "value"])
+            return small.attention.forward(x, x, x)
+        return small.attention.gradients(x, x, x, wrt=["query", "key", "value"])
 
     shape = {"queries": 32, "keys": 32}
-    limits = small.raw_complexity(shape, num_heads=HEADS, head_dim=WIDTH // HEADS).limits
+    limits = small.attention.complexity(shape, num_heads=HEADS, head_dim=WIDTH // HEADS).limits
     told = getattr(limits, question).largest_batch
     assert tried(ask, 1, 4 * told.size) == told.size
     assert admitted(ask, told.size).kernel == told.kernel
@@ -112,7 +112,7 @@ def test_weights_that_are_returned_count(small):
 
 
 def test_what_is_free_is_what_the_modules_leave(small):
-    memory = small.server_info().memory
+    memory = small.server.info().memory
     limits = small.complexity("m", 8).limits
     assert limits.free_bytes == memory.free_bytes == 3 * 2**20 - memory.resident_bytes
     assert small.complexity("m", 8, memory_bytes=2**40).limits.free_bytes == 2**40

@@ -53,8 +53,8 @@ def client(server, theirs):
         }
         parameters |= {"o_proj.weight": torch.eye(WIDTH).double()}
         config = {"d_model": WIDTH, "num_heads": HEADS, "spec": SPEC}
-        client.create_module("longformer", config, parameters=parameters)
-        client.create_module("longformer.own", config | {"spec": spec_of([])}, parameters=parameters)
+        client.modules.create("longformer", config, parameters=parameters)
+        client.modules.create("longformer.own", config | {"spec": spec_of([])}, parameters=parameters)
         yield client
 
 
@@ -121,13 +121,13 @@ def test_global_tokens_of_a_request_are_a_mask(client, globals_of, spec, kernel)
     always = np.isin(at, [5]) if spec == spec_of([5], "shared") else np.zeros(LENGTH, bool)
     dense = allowed | (marks | always)[:, :, None] | (marks | always)[:, None, :]
     wrt = ["query", "key", "value"]
-    expected = client.raw_gradients(q, k, v, mask=dense[:, None], upstream=upstream, wrt=wrt, return_=["output"])
+    expected = client.attention.gradients(q, k, v, mask=dense[:, None], upstream=upstream, wrt=wrt, return_=["output"])
     asked = {"spec": spec, "global_mask": marks, "kernel": kernel}
-    found = client.raw_gradients(q, k, v, upstream=upstream, wrt=wrt, return_=["output"], **asked)
+    found = client.attention.gradients(q, k, v, upstream=upstream, wrt=wrt, return_=["output"], **asked)
     np.testing.assert_allclose(found.output, expected.output, rtol=0, atol=1e-12)
     for name in wrt:
         np.testing.assert_allclose(found.gradients[name], expected.gradients[name], rtol=0, atol=1e-12)
-    output = client.raw_forward(q, k, v, **asked).output
+    output = client.attention.forward(q, k, v, **asked).output
     np.testing.assert_allclose(output, expected.output, rtol=0, atol=1e-12)
 
 
@@ -135,8 +135,8 @@ def test_global_tokens_are_counted_as_offsets_say(client):
     rng = np.random.default_rng(2)
     q, k, v = (rng.standard_normal((BATCH, 2, LENGTH, 4)) for _ in range(3))
     asked = {"spec": spec_of([], "shared"), "global_mask": marked([[1, 9], [4]])}
-    whole = client.raw_forward(q, k, v, **asked).output
-    rest = client.raw_forward(
+    whole = client.attention.forward(q, k, v, **asked).output
+    rest = client.attention.forward(
         q[:, :, 3:], k[:, :, 3:], v[:, :, 3:], past_key=k[:, :, :3], past_value=v[:, :, :3], **asked
     )
     np.testing.assert_allclose(rest.output, whole[:, :, 3:], rtol=0, atol=1e-12)
@@ -151,7 +151,7 @@ def test_a_global_mask_that_fits_nothing_is_refused(client):
         {"global_mask": np.ones((1, LENGTH), bool), "spec": causal},
     ):
         with pytest.raises(InvalidRequest) as error:
-            client.raw_forward(x, num_heads=HEADS, **given)
+            client.attention.forward(x, num_heads=HEADS, **given)
         assert error.value.param == "global_mask"
 
 
@@ -186,7 +186,7 @@ def test_rows_of_a_batch_may_stand_at_different_places(client):
 def test_what_has_no_meaning_is_refused(client):
     x = np.zeros((1, 2, HEADS * 4))
     with pytest.raises(InvalidRequest, match="shared"):
-        client.attend(x, num_heads=HEADS, spec=SPEC)
+        client.attention.forward(x, num_heads=HEADS, spec=SPEC)
     past = np.zeros((1, HEADS, 3, WIDTH // HEADS))
     with pytest.raises(InvalidRequest, match="the whole sequence"):
         client.forward("longformer", np.zeros((1, 2, WIDTH)), past_key=past, past_value=past)
@@ -194,7 +194,7 @@ def test_what_has_no_meaning_is_refused(client):
 
 def test_cost_counts_the_projections_and_rows_apart(client):
     shared = {"masks": [{"name": "global_tokens", "positions": GLOBALS}]}
-    client.create_module("longformer.shared", {"d_model": WIDTH, "num_heads": HEADS, "spec": shared}, seed=0)
+    client.modules.create("longformer.shared", {"d_model": WIDTH, "num_heads": HEADS, "spec": shared}, seed=0)
     apart, together = (client.complexity(name, 16).costs[0] for name in ("longformer", "longformer.shared"))
     assert apart.forward.dense.projections == 2 * together.forward.dense.projections
     extra = apart.forward.dense.values - together.forward.dense.values

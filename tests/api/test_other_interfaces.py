@@ -119,7 +119,7 @@ CASES = {
 def test_onnx_attention(name, client):
     inputs, attributes = CASES[name]
     request = as_request(inputs, attributes)
-    reply = client.attend(inputs["Q"], inputs["K"], inputs["V"], return_=["output", *TAPS], **request)
+    reply = client.attention.forward(inputs["Q"], inputs["K"], inputs["V"], return_=["output", *TAPS], **request)
     scores = []
     for mode in range(4):
         # Its evaluator returns capped scores in the mode of the raw ones, too.
@@ -154,7 +154,7 @@ def test_added_keys_of_torch(client):
     parameters |= {each: state[each].flatten() for each in ("bias_k", "bias_v")}
     name = "added"
     spec = {"masks": [{"name": "causal"}], "add_bias_kv": True, "add_zero_attn": True}
-    made = client.create_module(name, {"d_model": 8, "num_heads": 2, "spec": spec}, parameters=parameters)
+    made = client.modules.create(name, {"d_model": 8, "num_heads": 2, "spec": spec}, parameters=parameters)
     assert made.parameter_count == sum(p.numel() for p in theirs.parameters())
     x = torch.randn(2, 5, 8, dtype=torch.float64, requires_grad=True)
     hidden = torch.tensor([[False] * 5, [False] * 3 + [True] * 2])
@@ -164,7 +164,7 @@ def test_added_keys_of_torch(client):
     upstream = torch.randn_like(output)
     gradients = torch.autograd.grad(output, [x, *theirs.parameters()], upstream)
     request = {"key_mask": ~hidden}
-    for kernel in client.list_variants().variants:
+    for kernel in client.server.variants().variants:
         if kernel.kind != "kernel" or kernel.name == "flex":
             continue
         reply = client.forward(name, x, return_=["output", "weights"], kernel=kernel.name, **request)
@@ -194,7 +194,7 @@ def test_lengths_of_jax(causal, window, client):
     )
     masks = [{"name": "causal"}] if causal else []
     masks += [{"name": "sliding_window", "left": window[0], "right": window[1]}] if window else []
-    reply = client.attend(
+    reply = client.attention.forward(
         *(x.transpose(0, 2, 1, 3) for x in (q, k, v)),
         spec={"masks": masks},
         key_lengths=keys,
@@ -221,11 +221,11 @@ def test_sinks_of_gpt_oss(client):
     expected = torch.autograd.grad(output, [q, k, v, layer.sinks], upstream)
     spec = {"masks": [{"name": "causal"}], "normalizer": {"sinks": True}}
     request = {"spec": spec, "parameters": {"sinks": layer.sinks}}
-    reply = client.attend(q, k, v, return_=["output", "weights"], **request)
+    reply = client.attention.forward(q, k, v, return_=["output", "weights"], **request)
     np.testing.assert_allclose(reply.output, output.detach().transpose(1, 2), rtol=0, atol=1e-10)
     np.testing.assert_allclose(reply.weights, weights.detach(), rtol=0, atol=1e-10)
     names = ["query", "key", "value", "sinks"]
-    found = client.raw_gradients(q, k, v, wrt=names, upstream=upstream.transpose(1, 2), check=True, **request)
+    found = client.attention.gradients(q, k, v, wrt=names, upstream=upstream.transpose(1, 2), check=True, **request)
     assert all(check.passed for check in found.check.values())
     for name, gradient in zip(names, expected, strict=True):
         np.testing.assert_allclose(found.gradients[name], gradient, rtol=0, atol=1e-10)

@@ -14,13 +14,13 @@ CONFIG = {"d_model": 8, "num_heads": 2, "num_kv_heads": 1, "dtype": "float64", "
 @pytest.fixture(scope="module")
 def client(server):
     with Client(server) as client:
-        client.create_module("own", CONFIG, seed=1, durable=False)
-        client.create_module("own-half", CONFIG | {"dtype": "float16"}, seed=1, durable=False)
+        client.modules.create("own", CONFIG, seed=1, durable=False)
+        client.modules.create("own-half", CONFIG | {"dtype": "float16"}, seed=1, durable=False)
         yield client
 
 
 def parameters(client, rng, name="own"):
-    return {each.name: rng.normal(size=each.shape) for each in client.list_parameters(name).parameters}
+    return {each.name: rng.normal(size=each.shape) for each in client.modules.parameters(name).parameters}
 
 
 @pytest.fixture
@@ -31,10 +31,10 @@ def tokens(rng):
 def test_all_or_some_take_the_place_of_the_modules_own(client, rng, tokens):
     given = parameters(client, rng)
     some = {name: given[name] for name in ("k_proj.weight", "o_proj.bias")}
-    own = {name: client.get_parameter("own", name).value for name in given}
+    own = {name: client.modules.parameter("own", name).value for name in given}
     before = client.forward("own", tokens)
     for sent in (given, some):
-        client.create_module("like", CONFIG, parameters=own | sent, durable=False)
+        client.modules.create("like", CONFIG, parameters=own | sent, durable=False)
         reply = client.forward("own", tokens, parameters=sent, return_=["output", "weights"])
         expected = client.forward("like", tokens, return_=["output", "weights"])
         np.testing.assert_allclose(reply.output, expected.output, atol=1e-13)
@@ -46,10 +46,10 @@ def test_all_or_some_take_the_place_of_the_modules_own(client, rng, tokens):
         for name, gradient in like.gradients.items():
             np.testing.assert_allclose(found.gradients[name], gradient, atol=1e-12, err_msg=name)
         assert (reply.ran.version, looked.ran.version, found.ran.version) == (None, None, None)
-        client.delete_module("like")
+        client.modules.delete("like")
     after = client.forward("own", tokens)
     np.testing.assert_array_equal(after.output, before.output)
-    assert after.ran.version == before.ran.version == client.get_module("own").version
+    assert after.ran.version == before.ran.version == client.modules.get("own").version
 
 
 def test_a_check_by_central_differences_uses_them_too(client, rng, tokens):
@@ -85,7 +85,7 @@ def test_what_the_module_has_no_place_for_is_refused(client, tokens, given, kind
 
 def test_a_pin_is_that_of_the_module(client, rng, tokens):
     given = parameters(client, rng)
-    client.forward("own", tokens, parameters=given, version=client.get_module("own").version)
+    client.forward("own", tokens, parameters=given, version=client.modules.get("own").version)
     with pytest.raises(VersionMismatch):
         client.forward("own", tokens, parameters=given, version="other")
 

@@ -151,7 +151,7 @@ def test_without_the_extra_the_answer_names_it(http, monkeypatch):
 
 def test_clients_give_the_file_and_a_notebook_shows_it(server):
     with Client(server) as client:
-        client.create_module("drawn", {"d_model": 8, "num_heads": 2}, seed=0)
+        client.modules.create("drawn", {"d_model": 8, "num_heads": 2}, seed=0)
         svg = client.complexity_picture("drawn", 64, compare=[{"num_kv_heads": 1}])
         png = client.complexity_picture("drawn", 64, media_type="image/png")
         with pytest.raises(InvalidRequest):

@@ -109,7 +109,7 @@ def test_large_requests_need_their_bodies_and_one_pass(tmp_path):
     callers, each = 4, 6
     query = np.ones((8, 512, 512), np.float32)
     with process(tmp_path, "--threads", "1") as (server, url), Client(url) as client:
-        client.create_module("m", {"d_model": 512, "num_heads": 8}, seed=0)
+        client.modules.create("m", {"d_model": 512, "num_heads": 8}, seed=0)
 
         def resident(field):
             lines = Path(f"/proc/{server.pid}/status").read_text().splitlines()

@@ -1,13 +1,17 @@
 """A played service: it answers every operation of the contract and remembers each request."""
 
 import asyncio
+import inspect
+import re
 from collections.abc import Callable
+from operator import attrgetter
 from typing import Any
 
 import httpx
 import numpy as np
 
 from attention_client import AsyncClient, Client
+from attention_client.resources.base import Resource
 from attention_contract.operations import OPERATIONS, Operation
 from attention_contract.schemas import accuracy as y
 from attention_contract.schemas import answers as w
@@ -17,6 +21,7 @@ from attention_contract.schemas import counts as n
 from attention_contract.schemas import hardware as g
 from attention_contract.schemas import hopfield as h
 from attention_contract.schemas import modules as m
+from attention_contract.schemas import recordings as r
 from attention_contract.schemas import server as s
 from attention_contract.schemas.gradients import GradientCheck, GradientsReply
 from attention_contract.schemas.weights import HeadStatistics, TopKeys, WeightsReply
@@ -47,10 +52,33 @@ EXAMPLES = {
     "accuracy": ((), {}, "/v1/complexity/accuracy"),
     "list_hardware": ((), {}, "/v1/complexity/hardware"),
     "hopfield_retrieve": ((X, X), {"eps": 0.1}, "/v1/hopfield/retrieve"),
+    "list_recordings": ((), {}, "/v1/recordings"),
+    "create_recording": ((r.EXAMPLE,), {}, "/v1/recordings"),
+    "get_recording": (("0" * 32,), {}, f"/v1/recordings/{'0' * 32}"),
+    "delete_recording": (("0" * 32,), {}, f"/v1/recordings/{'0' * 32}"),
     "health_live": ((), {}, "/health/live"),
     "health_ready": ((), {}, "/health/ready"),
 }
 """For each operation: the arguments of its call, and the path that they lead to."""
+GROUPS = {"": (Client, AsyncClient)} | {
+    name: (type(group), type(getattr(AsyncClient(URL), name)))
+    for name, group in vars(Client(URL)).items()
+    if isinstance(group, Resource)
+}
+"""The blocking and the awaited class of each group of calls, by its attribute of a client; "" is the client itself."""
+CALLS = {
+    f"{group}.{name}".lstrip("."): method
+    for group, (blocking, _) in GROUPS.items()
+    for name, method in vars(blocking).items()
+    if inspect.isfunction(method) and not name.startswith("_") and name not in {"send", "close"}
+}
+"""The methods that make a call, by their dotted names."""
+METHODS = {
+    re.search(r"operations\.(\w+)", inspect.getsource(method))[1]: name
+    for name, method in CALLS.items()
+    if not name.endswith("_picture") and name not in {"recordings.read", "recordings.download"}
+}
+"""The dotted name of the method of each operation; of several methods, the one that asks for its whole reply."""
 RAN = a.Ran(
     kernel="fused", device="cpu", dtype="float32", version="abc", flops=2_000, predicted_ms=1.0, predicted_low_ms=0.5,
     predicted_high_ms=2.0, compute_ms=1.5,
@@ -74,6 +102,12 @@ GROWTH = c.Growth(
     memory_order="O(n·d)", between=(1, 2), letters={"n": "keys", "d": "width"},
 )  # fmt: skip
 HEADS = np.arange(2, dtype=np.float32)
+
+
+RECORDING = r.RecordingInfo.model_validate(
+    {name: value for name, value in r.EXAMPLE.items() if name != "layers"}
+    | {"id": "0" * 32, "bytes": 344, "tensors": [{"name": "layers.0.weights", "dtype": "float32", "shape": [1, 2, 2]}]}
+)
 
 
 def cost(queries: int) -> c.Cost:
@@ -186,6 +220,18 @@ def reply_to(operation: Operation[Any], request: Any) -> Any:
         "health_live": s.Health(status="live", modules=1),
         "health_ready": s.Health(status="ready", modules=1),
         "delete_module": None,
+        "list_recordings": r.RecordingList(
+            recordings=[
+                r.RecordingSummary(
+                    id="0" * 32, model="by hand", text="the cat", created=RECORDING.created, tokens={"layers": 2},
+                    layers=1, heads=1, taps=["weights"], bytes=344,
+                )
+            ],
+            bytes=344, limit_bytes=1000, damaged=["1" * 32],
+        ),
+        "create_recording": RECORDING,
+        "get_recording": RECORDING,
+        "delete_recording": None,
     }.get(operation.name, INFO)  # fmt: skip
 
 
@@ -244,20 +290,24 @@ def both(kind: str, url: str, ask: Callable[[Any], Any], **options: Any) -> Any:
         return ask(client)
 
 
-def ask(kind: str, played: Played, method: str, *args: Any, **kwargs: Any) -> Any:
+def ask(kind: str, played: Played, operation: str, *args: Any, **kwargs: Any) -> Any:
     """Return the reply of the played service that one of the two clients gives."""
     options = {name: kwargs.pop(name) for name in ("timeout", "retries", "media_type", "headers") if name in kwargs}
     return both(
-        kind, URL, lambda client: getattr(client, method)(*args, **kwargs), transport=played.transport, **options
+        kind,
+        URL,
+        lambda client: attrgetter(METHODS[operation])(client)(*args, **kwargs),
+        transport=played.transport,
+        **options,
     )
 
 
-def call_of(method, *args, **kwargs):
-    """Return the call that a method makes, without sending it."""
+def call_of(operation, *args, **kwargs):
+    """Return the call that the method of an operation makes, without sending it."""
 
     class Unsent(Client):
         def send(self, call):
             return call
 
     with Unsent(URL) as client:
-        return getattr(client, method)(*args, **kwargs)
+        return attrgetter(METHODS[operation])(client)(*args, **kwargs)

@@ -12,9 +12,7 @@ from attention_contract import errors, operations
 from attention_contract.operations import OPERATIONS
 from attention_contract.schemas import complexity as c
 from attention_contract.schemas.modules import ModuleConfig
-from tests.client.service import CONFIG, EXAMPLES, X, ask, call_of
-
-BESIDE = {"send", "close", "aclose"}
+from tests.client.service import CALLS, CONFIG, EXAMPLES, GROUPS, X, ask, call_of
 
 
 @pytest.mark.parametrize("media_type", ["safetensors", "json"])
@@ -28,31 +26,30 @@ def test_both_clients_have_every_operation(kind, played, operation, media_type):
     assert isinstance(reply, operation.reply or type(None))
 
 
-METHODS = {
-    name: method
-    for name, method in vars(Client).items()
-    if inspect.isfunction(method) and not name.startswith("_") and name not in BESIDE
-}
-"""The methods that make a call, by name."""
-
-
 def test_both_clients_say_the_same_word_for_word():
     """The signature, the documentation and the body."""
-    for name, method in METHODS.items():
-        awaited = inspect.getsource(getattr(AsyncClient, name))
+    for name, method in CALLS.items():
+        group, _, own = name.rpartition(".")
+        awaited = inspect.getsource(vars(GROUPS[group][1])[own])
         blocking = inspect.getsource(method)
         assert awaited == blocking.replace("    def ", "    async def ").replace("self.send(", "await self.send(")
-    others = {name for name, method in vars(AsyncClient).items() if inspect.iscoroutinefunction(method)}
-    assert set(METHODS) == {name for name in others if not name.startswith("_")} - BESIDE
+    for group, (_, awaited) in GROUPS.items():
+        others = {name for name, method in vars(awaited).items() if inspect.iscoroutinefunction(method)}
+        names = {name for name in others if not name.startswith("_")} - {"send", "aclose"}
+        assert {f"{group}.{name}".lstrip(".") for name in names} <= CALLS.keys()
 
 
-@pytest.mark.parametrize("name", METHODS)
+WHOLE = {"recordings.create", "recordings.get", "recordings.download"}
+"""Calls about a whole recording: they take it, or its id alone."""
+
+
+@pytest.mark.parametrize("name", sorted(CALLS.keys() - WHOLE))
 def test_the_arguments_are_the_fields_of_the_request_with_its_defaults(name):
-    operation = getattr(operations, name.removesuffix("_picture").replace("attend", "raw_forward"))
+    operation = getattr(operations, re.search(r"operations\.(\w+)", inspect.getsource(CALLS[name]))[1])
     fields = {} if operation.request is None else operation.request.model_fields
     in_path = set(re.findall(r"{(\w+)}", operation.path))
-    arguments = dict(inspect.signature(METHODS[name]).parameters)
-    for beside in {"self", "media_type"} | in_path | ({"version"} if name == "delete_module" else set()):
+    arguments = dict(inspect.signature(CALLS[name]).parameters)
+    for beside in {"self", "media_type"} | in_path | ({"version"} if name == "modules.delete" else set()):
         arguments.pop(beside, None)
     assert set(arguments) == set(fields) - {"encoding"}
     for argument in arguments.values():

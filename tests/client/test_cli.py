@@ -71,6 +71,8 @@ COMMANDS = {
     ],
     "hardware": ["G1", "80 GB", "989.5", "a sheet"],
     "hopfield --stored q.npy --states q.npy --eps 0.1": ["one pattern", "metastable, still falling", "2.969", "0.9688"],
+    "recordings": ["by hand", "the cat", "344 B of 1 kB", "cannot be read, and may be deleted: 1111"],
+    f"recordings get {'0' * 32}": ["by hand", "layers.0.weights"],
     "hopfield --stored q.npy --states q.npy --steps 2": ["metastable", "1.5 ms"],
     "accuracy": [
         "fused",

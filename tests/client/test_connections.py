@@ -56,12 +56,12 @@ def test_calls_side_by_side_get_their_own_answers_over_as_many_connections(kind,
 def test_a_connection_that_the_server_closed_meanwhile_is_replaced(kind):
     async def awaited(client, closed):
         for _ in range(5):
-            await client.delete_module("demo")  # which would not be repeated
+            await client.modules.delete("demo")  # which would not be repeated
             await asyncio.to_thread(closed.acquire, timeout=20)
 
     def blocking(client, closed):
         for _ in range(5):
-            client.delete_module("demo")
+            client.modules.delete("demo")
             closed.acquire(timeout=20)
 
     with listening() as service:
@@ -89,12 +89,12 @@ def test_only_what_is_safe_is_asked_again_where_a_kept_connection_breaks(kind):
     async def awaited(client):
         for _ in range(3):
             await client.forward("demo", X)
-        await client.delete_module("demo")
+        await client.modules.delete("demo")
 
     def blocking(client):
         for _ in range(3):
             client.forward("demo", X)
-        client.delete_module("demo")
+        client.modules.delete("demo")
 
     with stubborn(once_each) as url, pytest.raises(ConnectionFailed, match="broke") as caught:
         both(kind, url, awaited if kind == "async" else blocking)
@@ -107,7 +107,7 @@ def test_a_client_serves_one_event_loop_after_another():
         warnings.simplefilter("ignore", ResourceWarning)  # nobody can close what was left of a loop that is closed
         client = AsyncClient(service.url)
         for _ in range(2):
-            assert asyncio.run(client.server_info()).name == "attention-service"
+            assert asyncio.run(client.server.info()).name == "attention-service"
         asyncio.run(client.aclose())
         del client
         gc.collect()
@@ -150,20 +150,20 @@ def test_a_call_that_gets_no_connection_ends_in_time(kind):
             httpx.AsyncClient(base_url=url, limits=limits) as http,
             AsyncClient(http=http, timeout=0.5) as client,
         ):
-            first = asyncio.create_task(AsyncClient(http=http).server_info())
+            first = asyncio.create_task(AsyncClient(http=http).server.info())
             await asyncio.to_thread(begun.wait, 20)
             try:
-                await client.server_info()
+                await client.server.info()
             finally:
                 first.cancel()
                 ended.set()
 
     def blocking(url):
         with httpx.Client(base_url=url, limits=limits) as http, ThreadPoolExecutor(1) as thread:
-            first = thread.submit(Client(http=http, timeout=30, retries=0).server_info)
+            first = thread.submit(Client(http=http, timeout=30, retries=0).server.info)
             begun.wait(20)
             try:
-                Client(http=http, timeout=0.5).server_info()
+                Client(http=http, timeout=0.5).server.info()
             finally:
                 ended.set()
                 first.exception()
@@ -206,7 +206,7 @@ def test_a_server_that_is_not_there_has_received_nothing(kind):
         url = f"http://127.0.0.1:{gone.getsockname()[1]}"
     for address in (url, "http://nobody.invalid"):
         with pytest.raises(ConnectionFailed, match=f"cannot connect to {address}") as caught:
-            both(kind, address, lambda client: client.delete_module("demo"), retries=1)
+            both(kind, address, lambda client: client.modules.delete("demo"), retries=1)
         assert caught.value.facts["sent"] is False
 
 
@@ -278,7 +278,7 @@ def secure(authority):
 
 def test_certificates_are_verified_once(kind, secure, caplog):
     with pytest.raises(ConnectionFailed, match="certificate verify failed") as caught:
-        both(kind, secure.url, lambda client: client.server_info())
+        both(kind, secure.url, lambda client: client.server.info())
     assert caught.value.facts["sent"] is False
     assert not caplog.records  # another attempt would fail as well
 
@@ -289,4 +289,4 @@ def test_the_environment_names_authorities(kind, secure, authority, tmp_path, mo
     x = np.arange(2**20, dtype=np.float32).reshape(1, -1, 8)
     np.testing.assert_array_equal(both(kind, secure.url, lambda client: client.forward("demo", x)).output, x)
     with pytest.raises(ConnectionFailed, match="certificate verify failed"):  # it is for another name
-        both(kind, secure.url.replace("localhost", "127.0.0.1"), lambda client: client.server_info())
+        both(kind, secure.url.replace("localhost", "127.0.0.1"), lambda client: client.server.info())

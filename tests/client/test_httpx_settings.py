@@ -1,12 +1,13 @@
 """The settings of httpx: those of a caller's httpx client, of a transport, and of the environment."""
 
 import asyncio
+from operator import attrgetter
 
 import httpx
 import pytest
 
 from attention_client import AsyncClient, Client, ConnectionFailed, DeadlineExceeded, UnexpectedReply
-from tests.client.service import URL, Played, X, both
+from tests.client.service import METHODS, URL, Played, X, both
 from tests.client.tcp import listening, read_request, stubborn
 
 
@@ -27,10 +28,10 @@ def own(kind, url, *names):
     """Call these operations one after the other over one client that has its own httpx client."""
 
     async def awaited(client):
-        return [await getattr(client, name)() for name in names]
+        return [await attrgetter(METHODS[name])(client)() for name in names]
 
     def blocking(client):
-        return [getattr(client, name)() for name in names]
+        return [attrgetter(METHODS[name])(client)() for name in names]
 
     return both(kind, url, awaited if kind == "async" else blocking)
 
@@ -41,7 +42,7 @@ def own(kind, url, *names):
 def test_headers_authentication_cookies_and_base_url_of_an_httpx_client_are_sent(kind, played):
     played.first = [httpx.Response(204)]
     through(
-        kind, lambda client: client.delete_module("demo"), transport=played.transport, base_url=f"{URL}/prefix",
+        kind, lambda client: client.modules.delete("demo"), transport=played.transport, base_url=f"{URL}/prefix",
         headers={"x-mine": "1"}, auth=("user", "secret"), cookies={"a": "b"}, params={"key": "k"},
     )  # fmt: skip
     sent = played.requests[0]
@@ -59,7 +60,7 @@ def test_hooks_see_what_is_sent_and_received(kind, played):
 
     hook = seen_type = awaited_hook if kind == "async" else lambda message: seen.append(type(message))
     hooks = {"request": [hook], "response": [seen_type]}
-    through(kind, lambda client: client.server_info(), transport=played.transport, base_url=URL, event_hooks=hooks)
+    through(kind, lambda client: client.server.info(), transport=played.transport, base_url=URL, event_hooks=hooks)
     assert seen == [httpx.Request, httpx.Response]
 
 
@@ -79,11 +80,11 @@ def test_redirects_are_followed_where_the_httpx_client_follows_them(kind):
     moved = httpx.Response(307, headers={"location": "/elsewhere/v1"})
     options = {"base_url": URL, "transport": Played(moved).transport}
     with pytest.raises(UnexpectedReply, match="points to /elsewhere/v1"):
-        through(kind, lambda client: client.server_info(), **options)
+        through(kind, lambda client: client.server.info(), **options)
     followed = Played(moved, httpx.Response(404))
     with pytest.raises(Exception, match="/elsewhere/v1 answered 404"):
         through(
-            kind, lambda client: client.server_info(), base_url=URL, transport=followed.transport,
+            kind, lambda client: client.server.info(), base_url=URL, transport=followed.transport,
             follow_redirects=True,
         )  # fmt: skip
 
@@ -92,7 +93,7 @@ def test_redirects_without_end_are_an_unexpected_reply(kind):
     circle = Played(*[httpx.Response(307, headers={"location": "/v1"})] * 30)
     with pytest.raises(UnexpectedReply, match="redirects without end") as caught:
         through(
-            kind, lambda client: client.server_info(), base_url=URL, transport=circle.transport, follow_redirects=True
+            kind, lambda client: client.server.info(), base_url=URL, transport=circle.transport, follow_redirects=True
         )
     assert "answered" not in caught.value.facts
 
@@ -107,17 +108,17 @@ def test_timeouts_of_an_httpx_client_hold_before_the_deadline(kind, timeout):
         stubborn(silent) as url,
         pytest.raises(DeadlineExceeded, match="the httpx client's timeout has passed while wai"),
     ):
-        through(kind, lambda client: client.server_info(), base_url=url, timeout=timeout)
+        through(kind, lambda client: client.server.info(), base_url=url, timeout=timeout)
 
 
 def test_a_timeout_while_connecting_is_tried_again(kind):
     played = Played(httpx.ConnectTimeout("slow"), httpx.PoolTimeout("full"))
-    through(kind, lambda client: client.server_info(), base_url=URL, transport=played.transport)
+    through(kind, lambda client: client.server.info(), base_url=URL, transport=played.transport)
     assert len(played.requests) == 3
     late = Played(*[httpx.ConnectTimeout("slow")] * 2)
     with pytest.raises(ConnectionFailed, match="while connecting") as caught:
         through(
-            kind, lambda client: client.server_info(), base_url=URL, transport=late.transport, client={"retries": 1}
+            kind, lambda client: client.server.info(), base_url=URL, transport=late.transport, client={"retries": 1}
         )
     assert caught.value.facts["sent"] is False
 
@@ -125,20 +126,20 @@ def test_a_timeout_while_connecting_is_tried_again(kind):
 def test_a_base_url_beside_an_httpx_client_is_the_servers(kind, played):
     played.first = [httpx.Response(204)] * 2
     ask = {"client": {"base_url": f"{URL}/there/"}, "transport": played.transport}
-    through(kind, lambda client: client.delete_module("demo"), **ask)
-    through(kind, lambda client: client.delete_module("demo"), base_url="http://elsewhere.test", **ask)
+    through(kind, lambda client: client.modules.delete("demo"), **ask)
+    through(kind, lambda client: client.modules.delete("demo"), base_url="http://elsewhere.test", **ask)
     assert [str(sent.url) for sent in played.requests] == [f"{URL}/there/v1/modules/demo"] * 2
 
 
 def test_the_default_url_serves_an_httpx_client_without_one(kind, played):
-    through(kind, lambda client: client.server_info(), transport=played.transport)
+    through(kind, lambda client: client.server.info(), transport=played.transport)
     assert str(played.requests[0].url) == "http://127.0.0.1:8000/v1"
 
 
 def test_an_httpx_client_stays_open(played):
     with httpx.Client(base_url=URL, transport=played.transport) as http:
         Client(http=http).close()
-        assert Client(http=http).server_info().name == "attention-service"
+        assert Client(http=http).server.info().name == "attention-service"
 
 
 @pytest.mark.parametrize("given", [{"headers": {"a": "b"}}, {"transport": httpx.MockTransport(print)}])
@@ -184,16 +185,16 @@ def test_a_closed_client_sends_nothing(kind):
     with listening() as service:
         if kind == "sync":
             with Client(service.url) as client:
-                client.server_info()
+                client.server.info()
             with pytest.raises(RuntimeError, match="closed"):
-                client.server_info()
+                client.server.info()
         else:
 
             async def awaited():
                 async with AsyncClient(service.url) as client:
-                    await client.server_info()
+                    await client.server.info()
                 with pytest.raises(RuntimeError, match="closed"):
-                    await client.server_info()
+                    await client.server.info()
 
             asyncio.run(awaited())
         assert len(service.requests) == 1

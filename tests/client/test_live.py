@@ -14,8 +14,8 @@ from attention_client import AsyncClient, Client, ModuleNotFound, VersionMismatc
 def test_a_module_lives_its_life(server, rng, media_type):
     name, x = f"client.{media_type}", rng.standard_normal((2, 5, 8)).astype(np.float32)
     with Client(server, media_type=media_type) as client:
-        made = client.create_module(name, {"d_model": 8, "num_heads": 2}, seed=1)
-        assert client.get_module(name) == made
+        made = client.modules.create(name, {"d_model": 8, "num_heads": 2}, seed=1)
+        assert client.modules.get(name) == made
         reply = client.forward(name, x, return_=["output", "weights"])
         assert (reply.output.shape, reply.weights.shape) == ((2, 5, 8), (2, 2, 5, 5))
         by_torch = client.forward(name, torch.from_numpy(x).bfloat16().requires_grad_())
@@ -23,7 +23,7 @@ def test_a_module_lives_its_life(server, rng, media_type):
         by_list = client.forward(name, x.tolist(), version=made.version)
         np.testing.assert_allclose(by_list.output, reply.output, atol=1e-6)
 
-        head = client.get_parameter(name, "q_proj.weight", head=1)
+        head = client.modules.parameter(name, "q_proj.weight", head=1)
         assert head.value.shape == (4, 8)
         wrt = ["query", "parameters"]
         gradients = client.gradients(name, x, wrt=wrt, check=True)
@@ -31,14 +31,14 @@ def test_a_module_lives_its_life(server, rng, media_type):
         assert client.weights(name, x, top_k=2).top.keys.shape == (2, 2, 5, 2)
         assert len(client.complexity(name, 16, [16, 32]).costs) == 2
 
-        names = [info.name for info in client.list_parameters(name).parameters]
-        parameters = {one: client.get_parameter(name, one).value * 2 for one in names}
-        replaced = client.replace_parameters(name, parameters, version=made.version)
+        names = [info.name for info in client.modules.parameters(name).parameters]
+        parameters = {one: client.modules.parameter(name, one).value * 2 for one in names}
+        replaced = client.modules.replace_parameters(name, parameters, version=made.version)
         with pytest.raises(VersionMismatch):
-            client.delete_module(name, made.version)
-        client.delete_module(name, replaced.version)
+            client.modules.delete(name, made.version)
+        client.modules.delete(name, replaced.version)
         with pytest.raises(ModuleNotFound):
-            client.get_module(name)
+            client.modules.get(name)
 
 
 def test_calls_run_side_by_side(server, rng):
@@ -48,7 +48,10 @@ def test_calls_run_side_by_side(server, rng):
         async with AsyncClient(server) as client:
             spec = {"masks": [{"name": "causal"}]}
             return await asyncio.gather(
-                client.attend(q, k, v, spec=spec), client.raw_weights(q, k), client.health_ready(), client.server_info()
+                client.attention.forward(q, k, v, spec=spec),
+                client.attention.weights(q, k),
+                client.server.ready(),
+                client.server.info(),
             )
 
     attended, weights, ready, info = asyncio.run(ask())

@@ -68,7 +68,7 @@ def test_the_environment_names_the_server(monkeypatch, played):
     monkeypatch.setenv("ATTENTION_URL", "http://elsewhere.test/prefix/")
     nobody = httpx.MockTransport(lambda request: httpx.Response(404))
     with Client(transport=nobody) as client, pytest.raises(errors.NotFound) as caught:
-        client.server_info()
+        client.server.info()
     assert "http://elsewhere.test/prefix/v1 " in caught.value.detail
 
 
@@ -144,7 +144,7 @@ def test_a_server_that_restarts_answers_in_the_end(kind):
 
     thread = threading.Thread(target=serve, daemon=True)
     thread.start()
-    both(kind, f"http://127.0.0.1:{address[1]}", lambda client: client.delete_module("demo"))
+    both(kind, f"http://127.0.0.1:{address[1]}", lambda client: client.modules.delete("demo"))
     thread.join(5)
 
 

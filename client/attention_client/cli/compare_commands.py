@@ -63,12 +63,12 @@ def compare(
             wide = np.float64 if name == against else dtype.value
             sent = {role: x.astype(wide) for role, x in inputs.items()} | fields | {"kernel": name}
             if gradients:
-                reply: Any = client.raw_gradients(
+                reply: Any = client.attention.gradients(
                     **sent, upstream=upstream.astype(wide), wrt=[*inputs], return_=["output"]
                 )
                 found[name] = {"output": reply.output, **reply.gradients}
             else:
-                reply = client.raw_forward(**sent)
+                reply = client.attention.forward(**sent)
                 found[name] = {"output": reply.output}
             times[name] = reply.ran.compute_ms
     errors = {name: _error(found[kernel][name], exact) for name, exact in found[against].items()}

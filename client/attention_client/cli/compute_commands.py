@@ -67,7 +67,7 @@ def forward(
     fields: dict[str, Any] = for_target(name, inputs) | _forward_fields(returned, edits, dropout) | _select(heads, rows)
     fields |= {"average_heads": average, "return_state": return_state, "report_error": report_error}
     with client_of(ctx) as client:
-        reply = client.raw_forward(**fields) if name is None else client.forward(name, **fields)
+        reply = client.attention.forward(**fields) if name is None else client.forward(name, **fields)
     if output is not None:
         tensor_arguments.write(output, reply, "output")
     if as_json:
@@ -101,7 +101,7 @@ def weights(
     if query_mask is not None:
         fields["query_mask"] = tensor_arguments.read(query_mask, "query_mask")
     with client_of(ctx) as client:
-        reply = client.raw_weights(**fields) if name is None else client.weights(name, **fields)
+        reply = client.attention.weights(**fields) if name is None else client.weights(name, **fields)
     if output is not None:
         tensor_arguments.write(output, reply, "weights")
     if as_json:
@@ -138,7 +138,7 @@ def gradients(
     if upstream is not None:
         fields["upstream"] = tensor_arguments.read(upstream, "upstream")
     with client_of(ctx) as client:
-        reply = client.raw_gradients(**fields) if name is None else client.gradients(name, **fields)
+        reply = client.attention.gradients(**fields) if name is None else client.gradients(name, **fields)
     if output is not None:
         tensor_arguments.write(output, reply)
     present(reply, as_json, result_tables.gradients)

@@ -90,7 +90,7 @@ def complexity(
         return
     with client_of(ctx) as client:
         if name is None:
-            reply = client.raw_complexity(shape, varied, **raw, **options)
+            reply = client.attention.complexity(shape, varied, **raw, **options)
         else:
             reply = client.complexity(name, shape, varied, **options)
     if as_json:
@@ -108,7 +108,7 @@ def _draw(ctx: typer.Context, file: Path, name: str | None, asked: tuple[Any, An
         raise typer.BadParameter(f"there is no folder {file.parent}", param_hint="--picture")
     with client_of(ctx) as client:
         if name is None:
-            drawn = client.raw_complexity_picture(*asked, media_type=media_type, **options)
+            drawn = client.attention.complexity_picture(*asked, media_type=media_type, **options)
         else:
             drawn = client.complexity_picture(name, *asked, media_type=media_type, **options)
     file.write_bytes(drawn.data)
@@ -118,12 +118,12 @@ def _draw(ctx: typer.Context, file: Path, name: str | None, asked: tuple[Any, An
 def hardware(ctx: typer.Context, as_json: AsJson = False) -> None:
     """List the devices that --hardware may name, with the source of their figures."""
     with client_of(ctx) as client:
-        reply = client.list_hardware()
+        reply = client.server.hardware()
     present(reply, as_json, cost_tables.hardware)
 
 
 def accuracy(ctx: typer.Context, as_json: AsJson = False) -> None:
     """Show how far the server's predictions of time were from what was measured."""
     with client_of(ctx) as client:
-        reply = client.accuracy()
+        reply = client.server.accuracy()
     present(reply, as_json, result_tables.accuracy)

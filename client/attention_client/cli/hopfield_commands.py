@@ -54,7 +54,7 @@ def hopfield(
         fields["projections"] = tensor_arguments.read_all(projections, "projections")
     tensors = tensor_arguments.read(stored, "stored"), tensor_arguments.read(states, "states")
     with client_of(ctx) as client:
-        reply = client.hopfield_retrieve(*tensors, **fields)
+        reply = client.hopfield.retrieve(*tensors, **fields)
     if output is not None:
         tensor_arguments.write(output, reply, "states")
     present(reply, as_json, result_tables.retrieved)

@@ -30,7 +30,7 @@ def modules(ctx: typer.Context, as_json: AsJson = False) -> None:
 def every(ctx: typer.Context, as_json: AsJson = False) -> None:
     """List every resident module."""
     with client_of(ctx) as client:
-        reply = client.list_modules()
+        reply = client.modules.list()
     present(reply, as_json, display.modules)
 
 
@@ -38,7 +38,7 @@ def every(ctx: typer.Context, as_json: AsJson = False) -> None:
 def one(ctx: typer.Context, name: Name, as_json: AsJson = False) -> None:
     """Show config, version, device and bytes of one module."""
     with client_of(ctx) as client:
-        reply = client.get_module(name)
+        reply = client.modules.get(name)
     present(reply, as_json, display.facts)
 
 
@@ -70,7 +70,7 @@ def create(
     whole |= {option: value for option, value in given.items() if value is not None}
     tensors = None if parameters is None else tensor_arguments.read_all(parameters, "parameters")
     with client_of(ctx) as client:
-        reply = client.create_module(name, whole, seed=seed, parameters=tensors, durable=durable)
+        reply = client.modules.create(name, whole, seed=seed, parameters=tensors, durable=durable)
     present(reply, as_json, display.facts)
 
 
@@ -85,7 +85,7 @@ def replace(
     """Replace all parameters of a module, or none."""
     tensors = tensor_arguments.read_all(parameters, "parameters")
     with client_of(ctx) as client:
-        reply = client.replace_parameters(name, tensors, version=version)
+        reply = client.modules.replace_parameters(name, tensors, version=version)
     present(reply, as_json, display.facts)
 
 
@@ -97,7 +97,7 @@ def delete(
 ) -> None:
     """Remove a module from the device and the store."""
     with client_of(ctx) as client:
-        client.delete_module(name, version)
+        client.modules.delete(name, version)
 
 
 @app.command()
@@ -118,10 +118,10 @@ def parameters(
         raise typer.BadParameter("--head, --slice, --version and -o need a PARAMETER")
     with client_of(ctx) as client:
         if parameter is None:
-            listed = client.list_parameters(name)
+            listed = client.modules.parameters(name)
             print_json(listed) if as_json else display.parameters(listed)
             return
-        reply = client.get_parameter(name, parameter, head=head, slice=part, version=version)
+        reply = client.modules.parameter(name, parameter, head=head, slice=part, version=version)
     if output is not None:
         tensor_arguments.write(output, reply, "value")
     if as_json:
@@ -145,7 +145,7 @@ def import_module(
 ) -> None:
     """Make a module from one attention layer of a checkpoint."""
     with client_of(ctx) as client:
-        reply = client.import_module(
+        reply = client.modules.import_(
             checkpoint, layer=layer, name=name, part=part, stack=stack, num_heads=num_heads, durable=durable
         )
     present(reply, as_json, display.facts)

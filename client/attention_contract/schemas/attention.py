@@ -111,8 +111,8 @@ class AttentionInputs(WireModel):
     """``[B, Lq]``: place of each new token in the position encoding, as query and as key. Default: i + offset
     for a query, its index among all keys for a key."""
     parameters: dict[str, FloatArray] = Field(default_factory=dict)
-    """Of raw attention: every learned tensor that the spec needs, by name. Of a module: parameters that take the place
-    of its own in this request alone, in the module's shapes; cast to its dtype. The module keeps its own."""
+    """Parameters by name. For raw attention: every learned tensor of the spec. For a module: some or all parameters in
+    the module's shapes, cast to its dtype, which take the place of its own in this request alone."""
     version: str | None = Field(None, max_length=256)
     """Answer only if the module is at this version."""
     kernel: KernelName | None = None

@@ -92,7 +92,7 @@ class ImportModule(WireModel):
     num_heads: int | None = Field(None, ge=1)
     """Needed where neither config.json nor the tensors' shapes tell it, as with ``nn.MultiheadAttention``."""
     durable: bool = True
-    """As for a module that is created."""
+    """False keeps the module in this server's memory alone, as for a created one."""
 
 
 class Source(WireModel):

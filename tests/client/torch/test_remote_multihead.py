@@ -281,15 +281,15 @@ def test_modules_of_one_config_share_one_on_the_server_that_is_made_again_when_i
     local, remote = pair(client)
     _, other = pair(client)
     tensors = inputs(local)
-    made = {module.name for module in client.list_modules().modules}
+    made = {module.name for module in client.modules.list().modules}
     expected = remote(*tensors)[0]
     other(*tensors)
-    names = [module.name for module in client.list_modules().modules]
+    names = [module.name for module in client.modules.list().modules]
     (name,) = {each for each in names if each.startswith("torch-")} - made or {remote_name(remote)}
-    assert not client.get_module(name).durable
-    client.delete_module(name)
+    assert not client.modules.get(name).durable
+    client.modules.delete(name)
     with pytest.raises(ModuleNotFound):
-        client.get_module(name)
+        client.modules.get(name)
     assert torch.equal(remote(*tensors)[0], expected)
 
 

@@ -1,0 +1,188 @@
+"""Raw attention: calls that bring q, k, v and the spec."""
+
+from collections.abc import Sequence
+
+from attention_client.arguments import (
+    AlternativeLike,
+    DropoutLike,
+    EditLike,
+    PictureType,
+    SelectLike,
+    ShapeLike,
+    SpecLike,
+    SweepLike,
+    TensorMap,
+)
+from attention_client.array_likes import TensorLike
+from attention_client.calls import call, drawn, sized
+from attention_client.resources.base import AsyncResource, Resource
+from attention_contract import operations
+from attention_contract.schemas.answers import Picture
+from attention_contract.schemas.attention import ForwardReply, KernelName, Tap
+from attention_contract.schemas.complexity import ComplexityReply
+from attention_contract.schemas.gradients import GradientsReply
+from attention_contract.schemas.weights import WeightsReply
+
+
+class Attention(Resource):
+    """Calls about attention without a module."""
+
+    def forward(
+        self, query: TensorLike, key: TensorLike | None = None, value: TensorLike | None = None, *,
+        spec: SpecLike | None = None, parameters: TensorMap | None = None, num_heads: int | None = None,
+        num_kv_heads: int | None = None,
+        mask: TensorLike | None = None, key_mask: TensorLike | None = None, key_lengths: TensorLike | None = None,
+        global_mask: TensorLike | None = None, past_key: TensorLike | None = None, past_value: TensorLike | None = None,
+        offsets: TensorLike | None = None, positions: TensorLike | None = None, gate: TensorLike | None = None,
+        beta: TensorLike | None = None,
+        initial_state: TensorLike | None = None, initial_normalizer: TensorLike | None = None,
+        return_: Sequence[Tap] = ("output",), select: SelectLike | None = None, average_heads: bool = False,
+        edits: Sequence[EditLike] = (), dropout: DropoutLike | None = None, return_state: bool = False,
+        report_error: bool = False, kernel: KernelName | None = None, version: str | None = None,
+    ) -> ForwardReply:  # fmt: skip
+        """Compute attention over raw q, k and v, as the ``spec`` says: scaled dot product by default.
+
+        ``query [B, H, Lq, D]``, ``key [B, Hkv, Lk − P, D]``, ``value [B, Hkv, Lk − P, Dv]``; or ``[B, L, H·D]`` with
+        ``num_heads`` (and ``num_kv_heads``, by default the same). The key is by default the query, the value the key.
+        ``parameters``: learned tensors of the spec by name, as ``score.weight``.
+        The other arguments are those of ``Client.forward``.
+        """
+        return self.send(call(operations.raw_forward, locals()))
+
+    def weights(
+        self, query: TensorLike, key: TensorLike | None = None, value: TensorLike | None = None, *,
+        spec: SpecLike | None = None, parameters: TensorMap | None = None, num_heads: int | None = None,
+        num_kv_heads: int | None = None,
+        mask: TensorLike | None = None, key_mask: TensorLike | None = None, key_lengths: TensorLike | None = None,
+        global_mask: TensorLike | None = None, past_key: TensorLike | None = None, past_value: TensorLike | None = None,
+        offsets: TensorLike | None = None, positions: TensorLike | None = None, gate: TensorLike | None = None,
+        beta: TensorLike | None = None,
+        initial_state: TensorLike | None = None, initial_normalizer: TensorLike | None = None,
+        edits: Sequence[EditLike] = (), top_k: int = 0, select: SelectLike | None = None, return_weights: bool = True,
+        average_heads: bool = False, query_mask: TensorLike | None = None, kernel: KernelName | None = None,
+        version: str | None = None,
+    ) -> WeightsReply:  # fmt: skip
+        """Return the weights of a raw attention. Inputs as in ``forward``, the rest as in ``Client.weights``."""
+        return self.send(call(operations.raw_weights, locals()))
+
+    def gradients(
+        self, query: TensorLike, key: TensorLike | None = None, value: TensorLike | None = None, *,
+        spec: SpecLike | None = None, parameters: TensorMap | None = None, num_heads: int | None = None,
+        num_kv_heads: int | None = None,
+        wrt: Sequence[str] = ("query",), upstream: TensorLike | None = None, tap_upstream: TensorMap | None = None,
+        check: bool = False, directions: TensorMap | None = None,
+        mask: TensorLike | None = None, key_mask: TensorLike | None = None, key_lengths: TensorLike | None = None,
+        global_mask: TensorLike | None = None, past_key: TensorLike | None = None, past_value: TensorLike | None = None,
+        offsets: TensorLike | None = None, positions: TensorLike | None = None, gate: TensorLike | None = None,
+        beta: TensorLike | None = None,
+        initial_state: TensorLike | None = None, initial_normalizer: TensorLike | None = None,
+        return_: Sequence[Tap] = ("output",), select: SelectLike | None = None, average_heads: bool = False,
+        edits: Sequence[EditLike] = (), dropout: DropoutLike | None = None, return_state: bool = False,
+        report_error: bool = False, kernel: KernelName | None = None, version: str | None = None,
+    ) -> GradientsReply:  # fmt: skip
+        """Return exact gradients of a raw attention. Inputs as in ``forward``, the rest as in ``Client.gradients``."""
+        return self.send(call(operations.raw_gradients, locals()))
+
+    def complexity(
+        self, shape: ShapeLike, sweep: SweepLike | None = None, *, num_heads: int, head_dim: int,
+        num_kv_heads: int | None = None, value_dim: int | None = None, key_dim: int | None = None,
+        dtype: str = "float32", spec: SpecLike | None = None, return_: Sequence[Tap] = ("output",),
+        kernel: KernelName | None = None,
+        memory_bytes: int | None = None, hardware: str | None = None, compare: Sequence[AlternativeLike] = (),
+        measure: bool = False, version: str | None = None,
+    ) -> ComplexityReply:  # fmt: skip
+        """Return the cost of attention without projections. The other arguments are those of ``Client.complexity``."""
+        return self.send(sized(operations.raw_complexity, locals()))
+
+    def complexity_picture(
+        self, shape: ShapeLike, sweep: SweepLike | None = None, *, num_heads: int, head_dim: int,
+        media_type: PictureType = "image/svg+xml", num_kv_heads: int | None = None, value_dim: int | None = None,
+        key_dim: int | None = None, dtype: str = "float32", spec: SpecLike | None = None,
+        return_: Sequence[Tap] = ("output",),
+        kernel: KernelName | None = None, memory_bytes: int | None = None, hardware: str | None = None,
+        compare: Sequence[AlternativeLike] = (), measure: bool = False, version: str | None = None,
+    ) -> Picture:  # fmt: skip
+        """Draw the costs that ``complexity`` returns, as ``Client.complexity_picture`` draws them."""
+        return self.send(drawn(operations.raw_complexity, locals()))
+
+
+class AsyncAttention(AsyncResource):
+    """The same calls as ``Attention``, awaited."""
+
+    async def forward(
+        self, query: TensorLike, key: TensorLike | None = None, value: TensorLike | None = None, *,
+        spec: SpecLike | None = None, parameters: TensorMap | None = None, num_heads: int | None = None,
+        num_kv_heads: int | None = None,
+        mask: TensorLike | None = None, key_mask: TensorLike | None = None, key_lengths: TensorLike | None = None,
+        global_mask: TensorLike | None = None, past_key: TensorLike | None = None, past_value: TensorLike | None = None,
+        offsets: TensorLike | None = None, positions: TensorLike | None = None, gate: TensorLike | None = None,
+        beta: TensorLike | None = None,
+        initial_state: TensorLike | None = None, initial_normalizer: TensorLike | None = None,
+        return_: Sequence[Tap] = ("output",), select: SelectLike | None = None, average_heads: bool = False,
+        edits: Sequence[EditLike] = (), dropout: DropoutLike | None = None, return_state: bool = False,
+        report_error: bool = False, kernel: KernelName | None = None, version: str | None = None,
+    ) -> ForwardReply:  # fmt: skip
+        """Compute attention over raw q, k and v, as the ``spec`` says: scaled dot product by default.
+
+        ``query [B, H, Lq, D]``, ``key [B, Hkv, Lk − P, D]``, ``value [B, Hkv, Lk − P, Dv]``; or ``[B, L, H·D]`` with
+        ``num_heads`` (and ``num_kv_heads``, by default the same). The key is by default the query, the value the key.
+        ``parameters``: learned tensors of the spec by name, as ``score.weight``.
+        The other arguments are those of ``Client.forward``.
+        """
+        return await self.send(call(operations.raw_forward, locals()))
+
+    async def weights(
+        self, query: TensorLike, key: TensorLike | None = None, value: TensorLike | None = None, *,
+        spec: SpecLike | None = None, parameters: TensorMap | None = None, num_heads: int | None = None,
+        num_kv_heads: int | None = None,
+        mask: TensorLike | None = None, key_mask: TensorLike | None = None, key_lengths: TensorLike | None = None,
+        global_mask: TensorLike | None = None, past_key: TensorLike | None = None, past_value: TensorLike | None = None,
+        offsets: TensorLike | None = None, positions: TensorLike | None = None, gate: TensorLike | None = None,
+        beta: TensorLike | None = None,
+        initial_state: TensorLike | None = None, initial_normalizer: TensorLike | None = None,
+        edits: Sequence[EditLike] = (), top_k: int = 0, select: SelectLike | None = None, return_weights: bool = True,
+        average_heads: bool = False, query_mask: TensorLike | None = None, kernel: KernelName | None = None,
+        version: str | None = None,
+    ) -> WeightsReply:  # fmt: skip
+        """Return the weights of a raw attention. Inputs as in ``forward``, the rest as in ``Client.weights``."""
+        return await self.send(call(operations.raw_weights, locals()))
+
+    async def gradients(
+        self, query: TensorLike, key: TensorLike | None = None, value: TensorLike | None = None, *,
+        spec: SpecLike | None = None, parameters: TensorMap | None = None, num_heads: int | None = None,
+        num_kv_heads: int | None = None,
+        wrt: Sequence[str] = ("query",), upstream: TensorLike | None = None, tap_upstream: TensorMap | None = None,
+        check: bool = False, directions: TensorMap | None = None,
+        mask: TensorLike | None = None, key_mask: TensorLike | None = None, key_lengths: TensorLike | None = None,
+        global_mask: TensorLike | None = None, past_key: TensorLike | None = None, past_value: TensorLike | None = None,
+        offsets: TensorLike | None = None, positions: TensorLike | None = None, gate: TensorLike | None = None,
+        beta: TensorLike | None = None,
+        initial_state: TensorLike | None = None, initial_normalizer: TensorLike | None = None,
+        return_: Sequence[Tap] = ("output",), select: SelectLike | None = None, average_heads: bool = False,
+        edits: Sequence[EditLike] = (), dropout: DropoutLike | None = None, return_state: bool = False,
+        report_error: bool = False, kernel: KernelName | None = None, version: str | None = None,
+    ) -> GradientsReply:  # fmt: skip
+        """Return exact gradients of a raw attention. Inputs as in ``forward``, the rest as in ``Client.gradients``."""
+        return await self.send(call(operations.raw_gradients, locals()))
+
+    async def complexity(
+        self, shape: ShapeLike, sweep: SweepLike | None = None, *, num_heads: int, head_dim: int,
+        num_kv_heads: int | None = None, value_dim: int | None = None, key_dim: int | None = None,
+        dtype: str = "float32", spec: SpecLike | None = None, return_: Sequence[Tap] = ("output",),
+        kernel: KernelName | None = None,
+        memory_bytes: int | None = None, hardware: str | None = None, compare: Sequence[AlternativeLike] = (),
+        measure: bool = False, version: str | None = None,
+    ) -> ComplexityReply:  # fmt: skip
+        """Return the cost of attention without projections. The other arguments are those of ``Client.complexity``."""
+        return await self.send(sized(operations.raw_complexity, locals()))
+
+    async def complexity_picture(
+        self, shape: ShapeLike, sweep: SweepLike | None = None, *, num_heads: int, head_dim: int,
+        media_type: PictureType = "image/svg+xml", num_kv_heads: int | None = None, value_dim: int | None = None,
+        key_dim: int | None = None, dtype: str = "float32", spec: SpecLike | None = None,
+        return_: Sequence[Tap] = ("output",),
+        kernel: KernelName | None = None, memory_bytes: int | None = None, hardware: str | None = None,
+        compare: Sequence[AlternativeLike] = (), measure: bool = False, version: str | None = None,
+    ) -> Picture:  # fmt: skip
+        """Draw the costs that ``complexity`` returns, as ``Client.complexity_picture`` draws them."""
+        return await self.send(drawn(operations.raw_complexity, locals()))

@@ -20,6 +20,8 @@ INPUTS = ("query", "key", "value", "mask", "past_key", "past_value", *NAMES)
 TAPS = ("q", "k", "v", "scores", "capped_scores", "masked_scores", "weights", "context")
 UPSTREAM = "upstream"
 _TAP_UPSTREAM = "tap_upstream."
+GIVEN = "given "
+"""Prefix of an upstream gradient among the names that memory is counted for, if no gradient with respect to it is."""
 
 
 @dataclass(frozen=True)

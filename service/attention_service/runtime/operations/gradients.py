@@ -20,6 +20,7 @@ from attention_service.runtime.binding.selection import bind_selection, check_ed
 from attention_service.runtime.device import Device
 from attention_service.runtime.operations import compute
 from attention_service.runtime.operations.differentiation import (
+    GIVEN,
     INPUTS,
     TAPS,
     UPSTREAM,
@@ -52,11 +53,12 @@ def prepare(module: Module | None, request: GradientsRequest, device: Device, ro
     _check_tap_upstream(request, bound)
     _check_directions(request, targets, bound)
     taps = bool(targets.taps or request.tap_upstream)
-    names = dict.fromkeys((*targets.names, *map(tap_upstream, request.tap_upstream or ())))
+    given = [name for name in map(tap_upstream, request.tap_upstream or ()) if name not in targets.upstreams]
+    names = (*targets.names, *(f"{GIVEN}{name}" for name in given))
     twice = request.directions is not None
     checks = CHECK_PASSES * CHECKED_ELEMENTS * len(targets.names) if request.check else 0
     question = Question(
-        purpose=Purpose("gradients", taps, tuple(names), twice, checks),
+        purpose=Purpose("gradients", taps, names, twice, checks),
         kernel=request.kernel,
         taps=frozenset(request.return_),
         returns_dropout_mask=returns_mask(request),

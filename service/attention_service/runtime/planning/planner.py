@@ -8,7 +8,6 @@ import numpy as np
 
 from attention_contract.schemas.attention import Edit
 from attention_contract.spec import AttentionSpec
-from attention_contract.tensors import dtype_name
 from attention_service import cost
 from attention_service.core.arrays import TORCH_DTYPES
 from attention_service.core.global_tokens import with_global_tokens
@@ -58,12 +57,12 @@ def plan_request(
     """
     sizes = _sizes(bound, select, edits)
 
-    copied = _copied_parameters(bound, device)
+    brought = _brought_bytes(bound)
 
     def costs() -> RequestCosts:
-        return RequestCosts(workload(bound, question, sizes, device.threads), question, bound.dtype, device, copied)
+        return RequestCosts(workload(bound, question, sizes, device.threads), question, bound.dtype, device, brought)
 
-    family = family_of(bound, question, device), copied
+    family = family_of(bound, question, device), brought
     return plan_by_bucket(device.plans, device.clock, family, sizes, room, costs)
 
 
@@ -76,8 +75,8 @@ class RequestCosts:
     question: Question
     dtype: str
     device: Device
-    copied_bytes: int = 0
-    """Bytes of the copies of parameters that the request brings."""
+    brought_bytes: int = 0
+    """Bytes of the parameters that the request brings to a module."""
 
     @property
     def laborious(self) -> bool:
@@ -94,7 +93,7 @@ class RequestCosts:
         work, purpose = sizes.of(self.work), self.question.purpose
         # The mask of the kept weights is made in blocks and put together.
         dropout_mask = 2 * cost.tap_elements(work, "weights") if self.question.returns_dropout_mask else 0
-        return self.copied_bytes + dropout_mask + _peak_bytes(work, kernel, purpose, room)
+        return self.brought_bytes + dropout_mask + _peak_bytes(work, kernel, purpose, room)
 
     def flops(self, sizes: RequestSizes, kernel: str) -> int:
         """FLOPs of the computation."""
@@ -234,16 +233,11 @@ def _global_positions(bound: Bound) -> list[int]:
     return [index * keys // count for index in range(count)]
 
 
-def _copied_parameters(bound: Bound, device: Device) -> int:
-    """Bytes that a module's parameters take that the request brings: on the host, those of its dtype stay in the body.
-
-    A conversion holds a finite check's flags besides.
-    """
-    if bound.module is None or not bound.learned:
+def _brought_bytes(bound: Bound) -> int:
+    """Bytes on the device of the parameters that a request brings to a module."""
+    if bound.module is None:
         return 0
-    dtype = TORCH_DTYPES[bound.dtype]
-    copied = [x.size for x in bound.learned.values() if device.is_cuda or dtype_name(x) != bound.dtype]
-    return dtype.itemsize * sum(copied) + max(copied, default=0)
+    return TORCH_DTYPES[bound.dtype].itemsize * sum(x.size for x in bound.learned.values())
 
 
 _PLAIN = frozenset({"query", "key", "value", "past_key", "past_value"})

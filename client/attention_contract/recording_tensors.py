@@ -11,7 +11,7 @@ import numpy as np
 
 from attention_contract.tensors import Array
 
-Stack = Literal["layers", "encoder", "decoder"]
+RecordedStack = Literal["layers", "encoder", "decoder"]
 """The layers of a model with one stack, or one of its two stacks."""
 AXES: Final[dict[str, tuple[str, ...]]] = {
     "embeddings": ("queries", "width"),
@@ -34,7 +34,7 @@ _NAME: Final = re.compile(r"(layers|encoder|decoder)\.(?:(embeddings)|(\d{1,4})(
 class Place(NamedTuple):
     """The place of a tensor in a model."""
 
-    stack: Stack
+    stack: RecordedStack
     number: int | None
     """The layer's; None for the embeddings."""
     cross: bool
@@ -47,7 +47,7 @@ class Place(NamedTuple):
         return self.stack if self.number is None else f"{self.stack}.{self.number}{'.cross' if self.cross else ''}"
 
     @property
-    def key_stack(self) -> Stack:
+    def key_stack(self) -> RecordedStack:
         """The stack whose tokens are the keys."""
         return "encoder" if self.cross else self.stack
 

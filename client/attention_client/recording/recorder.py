@@ -12,7 +12,7 @@ import numpy as np
 from attention_client.array_likes import as_array
 from attention_client.recording.recorded import Recording
 from attention_contract.errors import InvalidRequest
-from attention_contract.recording_tensors import Stack, place_of
+from attention_contract.recording_tensors import RecordedStack, place_of
 from attention_contract.schemas.attention import Tap
 from attention_contract.schemas.recordings import RecordingFile
 from attention_contract.tensors import Array
@@ -94,7 +94,7 @@ def check_taps(taps: Sequence[str], remote: bool) -> None:
 
 def _inputs(
     model: "PreTrainedModel", tokenizer: "PreTrainedTokenizerBase", text: str, target: str | None
-) -> tuple[dict[str, Any], dict[Stack, list[str]]]:
+) -> tuple[dict[str, Any], dict[RecordedStack, list[str]]]:
     """The arguments of the model, and the labels of the tokens."""
     given = dict(tokenizer(text, return_tensors="pt").to(model.device))
     ids = given["input_ids"]

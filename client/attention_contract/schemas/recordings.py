@@ -18,7 +18,7 @@ from pydantic_core import PydanticCustomError
 from attention_contract.base import Listed, WireModel, at_fault
 from attention_contract.errors import InvalidRequest, Unreadable
 from attention_contract.json_reading import from_json
-from attention_contract.recording_tensors import AXES, Stack, place_of
+from attention_contract.recording_tensors import AXES, RecordedStack, place_of
 from attention_contract.tensors import Array, Encoding, FloatArray, Untyped
 from attention_contract.validation import validate
 
@@ -48,7 +48,7 @@ class RecordingFacts(WireModel):
     """The time of the recording."""
     versions: dict[str, Label] = Field(default_factory=dict, max_length=64)
     """Versions of the software that took part, by name."""
-    tokens: dict[Stack, Listed[Label]] = Field(min_length=1, max_length=2)
+    tokens: dict[RecordedStack, Listed[Label]] = Field(min_length=1, max_length=2)
     """The tokens of each stack, as labels of queries and keys."""
     attentions: Listed[RecordedAttention] = Field(default_factory=list, max_length=4096)
     """Every recorded attention, in the order of the layers."""
@@ -120,7 +120,9 @@ def read_facts(text: str | None, tensors: Iterable[tuple[str, tuple[int, ...]]])
         raise Unreadable("the safetensors file has no metadata entry 'recording'; expected the file of a recording")
     data = from_json(text.encode(), "the metadata entry 'recording'")
     try:
-        facts = validate(RecordingFacts, {name: value for name, value in data.items() if name not in get_args(Stack)})
+        facts = validate(
+            RecordingFacts, {name: value for name, value in data.items() if name not in get_args(RecordedStack)}
+        )
         check_tensors(facts, tensors)
     except InvalidRequest as fault:
         raise Unreadable(f"the metadata entry 'recording' is not valid: {fault.detail}") from None
@@ -167,7 +169,7 @@ class RecordingSummary(WireModel):
     text: str
     """Its first 200 characters."""
     created: AwareDatetime
-    tokens: dict[Stack, int]
+    tokens: dict[RecordedStack, int]
     """The number of tokens of each stack."""
     layers: int
     """The number of layers, of both stacks."""

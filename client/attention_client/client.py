@@ -27,6 +27,7 @@ from attention_client.array_likes import TensorLike
 from attention_client.calls import Call, MediaType, Message, ReplyT, call, drawn, sized
 from attention_client.connection_settings import LIMITS, Policy, all_headers, prefix_of, server_url
 from attention_client.resources.attention_calls import Attention
+from attention_client.resources.checkpoint_calls import Checkpoints
 from attention_client.resources.hopfield_calls import Hopfield
 from attention_client.resources.module_calls import Modules
 from attention_client.resources.recording_calls import Recordings
@@ -100,6 +101,7 @@ class Client:
             self.settings = {"base_url": str(self._http.base_url), "timeout": timeout, "retries": retries}
             self.settings |= {"media_type": media_type, "headers": dict(headers or {})}
         self.attention = Attention(self)
+        self.checkpoints = Checkpoints(self)
         self.hopfield = Hopfield(self)
         self.modules = Modules(self)
         self.recordings = Recordings(self)

@@ -226,6 +226,20 @@ def test_a_module_may_be_made_from_files(run, played, tmp_path):
     assert list(played.asked.parameters) == ["q_proj.weight"]
 
 
+@pytest.mark.parametrize("command", ["modules create demo --d-model 8 --num-heads 2", "import minilm"])
+def test_a_module_is_durable_unless_told_otherwise(run, played, command):
+    run(*command.split())
+    assert played.asked.durable
+    run(*command.split(), "--no-durable")
+    assert not played.asked.durable
+
+
+def test_a_module_takes_parameters_of_the_request(run, played):
+    np.savez("parameters.npz", **{"q_proj.weight": X})
+    run("forward", "demo", "--query", "q.npy", "--parameters", "parameters.npz")
+    assert list(played.asked.parameters) == ["q_proj.weight"]
+
+
 def test_weights_are_fetched_only_where_they_are_kept(run, played):
     run("weights", "demo", "--query", "q.npy")
     assert played.asked.return_weights is False

@@ -10,6 +10,7 @@ from typing import Annotated
 import typer
 
 from attention_client.cli import (
+    checkpoint_commands,
     compare_commands,
     compute_commands,
     cost_commands,
@@ -60,6 +61,7 @@ def options(
 
 
 app.add_typer(module_commands.app, name="modules")
+app.command()(checkpoint_commands.checkpoints)
 app.command("import")(module_commands.import_module)
 app.command()(compute_commands.forward)
 app.command()(compute_commands.weights)

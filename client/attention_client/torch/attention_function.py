@@ -90,8 +90,6 @@ class RemoteCall:
 @torch.compiler.disable(reason="the attention is computed by a server")  # type: ignore[no-untyped-call,untyped-decorator]
 def attend(call: RemoteCall, tensors: Sequence[Tensor]) -> tuple[Tensor, ...]:
     """Return the output and the taps of one attention of the service. ``torch.compile`` breaks its graph here."""
-    if any(x.is_nested for x in tensors):
-        raise ValueError("nested tensors cannot be sent; pad them, and pass a key padding mask")
     found: tuple[Tensor, ...] = _Attention.apply(call, *tensors)  # type: ignore[no-untyped-call]
     return found
 

@@ -83,6 +83,11 @@ class RemoteMultiheadAttention(nn.MultiheadAttention):
         ``need_weights``, which saves their transfer. Raises ValueError for shapes that do not fit, and what the client
         raises.
         """
+        if query.is_nested or key.is_nested or value.is_nested:
+            raise ValueError(
+                "nested tensors cannot be sent; pad them and pass key_padding_mask. nn.TransformerEncoder makes them "
+                "unless it gets enable_nested_tensor=False"
+            )
         batched = query.dim() == 3
         inputs = {"query": query} | ({} if key is query else {"key": key}) | ({} if value is key else {"value": value})
         if any(x.dim() != query.dim() or x.dim() not in {2, 3} for x in inputs.values()):

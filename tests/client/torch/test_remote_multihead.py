@@ -194,6 +194,21 @@ def test_encoder_layers_leave_the_attention_to_it(client, sent):
     assert [name for name, _ in sent if name != "create_module"] == ["forward"]
 
 
+@pytest.mark.filterwarnings("ignore:The PyTorch API of nested tensors:UserWarning")
+def test_nested_tensors_are_refused_with_the_way_out(client, sent):
+    layer = nn.TransformerEncoderLayer(E, H, 16, batch_first=True)
+    encoder = nn.TransformerEncoder(layer, 1, enable_nested_tensor=True).eval()
+    for each in encoder.layers:
+        each.self_attn = RemoteMultiheadAttention.of(each.self_attn, client)
+    padding = torch.arange(L) >= torch.tensor([[L], [2], [3]])
+    with torch.inference_mode(), pytest.raises(ValueError, match="enable_nested_tensor=False"):
+        encoder(torch.randn(B, L, E), src_key_padding_mask=padding)
+    assert sent == []
+    encoder.use_nested_tensor = False
+    with torch.inference_mode():
+        assert encoder(torch.randn(B, L, E), src_key_padding_mask=padding).shape == (B, L, E)
+
+
 # ── gradients ────────────────────────────────────────────────────────────────────────────────────────────────────────
 
 

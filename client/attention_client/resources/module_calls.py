@@ -52,8 +52,8 @@ class Modules(Resource):
         """Make a module from every attention layer of a checkpoint, or from none.
 
         Names are those of ``client.checkpoints.get``: ``gpt2.0``, ``t5.decoder.0.cross``. ``spec``, ``num_heads``
-        and ``durable`` go with each import. If one fails, those that this call made are deleted again. After each import,
-        ``on_imported`` is called with the module, its number from 1, and the number of all.
+        and ``durable`` go with each import. If one fails, those that this call made are deleted again. After each
+        import, ``on_imported`` is called with the module, its number from 1, and the number of all.
         """
         found = self.send(call(operations.get_checkpoint, {"path": checkpoint}))
         imports = imports_of(found, {"spec": spec, "num_heads": num_heads, "durable": durable})
@@ -132,8 +132,8 @@ class AsyncModules(AsyncResource):
         """Make a module from every attention layer of a checkpoint, or from none.
 
         Names are those of ``client.checkpoints.get``: ``gpt2.0``, ``t5.decoder.0.cross``. ``spec``, ``num_heads``
-        and ``durable`` go with each import. If one fails, those that this call made are deleted again. After each import,
-        ``on_imported`` is called with the module, its number from 1, and the number of all.
+        and ``durable`` go with each import. If one fails, those that this call made are deleted again. After each
+        import, ``on_imported`` is called with the module, its number from 1, and the number of all.
         """
         found = await self.send(call(operations.get_checkpoint, {"path": checkpoint}))
         imports = imports_of(found, {"spec": spec, "num_heads": num_heads, "durable": durable})

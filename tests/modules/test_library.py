@@ -320,7 +320,9 @@ def test_a_checkpoint_can_be_imported_into_memory_alone(library, root):
     (root / "net").mkdir()
     tensors = {"in_proj_weight": torch.cat([weight] * 3), "out_proj.weight": weight}
     save_file(tensors, root / "net" / "model.safetensors")
-    made, _ = library.import_checkpoint(ImportModule(checkpoint="net", num_heads=2, durable=False))
+    made, _ = library.import_checkpoint(
+        ImportModule(checkpoint="net", num_heads=2, spec={"masks": [], "add_zero_attn": False}, durable=False)
+    )
     assert not made.info().durable
     assert made.source is not None
     assert [entry.name for entry in root.iterdir()] == ["net"]

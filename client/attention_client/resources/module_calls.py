@@ -35,13 +35,13 @@ class Modules(Resource):
 
     def import_(
         self, checkpoint: str, *, layer: int = 0, name: str | None = None, part: Literal["self", "cross"] = "self",
-        stack: Stack | None = None, num_heads: int | None = None,
+        stack: Stack | None = None, num_heads: int | None = None, spec: SpecLike | None = None,
         durable: bool = True,
     ) -> ModuleInfo:  # fmt: skip
         """Make a module from one attention layer of a checkpoint in the server's model repository.
 
-        ``layer`` counts from 0. ``name`` is by default folder.layer. ``stack`` is needed if a checkpoint has both,
-        ``num_heads`` if it does not tell.
+        ``layer`` counts from 0. ``name`` is by default folder.layer. ``stack`` is needed if a checkpoint has several,
+        ``num_heads`` if it does not tell. The fields of ``spec`` replace those of the checkpoint.
         """
         return self.send(call(operations.import_module, locals()))
 
@@ -52,8 +52,8 @@ class Modules(Resource):
         """Make a module from every attention layer of a checkpoint, or from none.
 
         Names are those of ``client.checkpoints.get``: ``gpt2.0``, ``t5.decoder.0.cross``. ``spec``, ``num_heads``
-        and ``durable`` go with each import. If one fails, those that this call made are deleted again. After each import,
-        ``on_imported`` is called with the module, its number from 1, and the number of all.
+        and ``durable`` go with each import. If one fails, those that this call made are deleted again. After each
+        import, ``on_imported`` is called with the module, its number from 1, and the number of all.
         """
         found = self.send(call(operations.get_checkpoint, {"path": checkpoint}))
         imports = imports_of(found, {"spec": spec, "num_heads": num_heads, "durable": durable})
@@ -115,13 +115,13 @@ class AsyncModules(AsyncResource):
 
     async def import_(
         self, checkpoint: str, *, layer: int = 0, name: str | None = None, part: Literal["self", "cross"] = "self",
-        stack: Stack | None = None, num_heads: int | None = None,
+        stack: Stack | None = None, num_heads: int | None = None, spec: SpecLike | None = None,
         durable: bool = True,
     ) -> ModuleInfo:  # fmt: skip
         """Make a module from one attention layer of a checkpoint in the server's model repository.
 
-        ``layer`` counts from 0. ``name`` is by default folder.layer. ``stack`` is needed if a checkpoint has both,
-        ``num_heads`` if it does not tell.
+        ``layer`` counts from 0. ``name`` is by default folder.layer. ``stack`` is needed if a checkpoint has several,
+        ``num_heads`` if it does not tell. The fields of ``spec`` replace those of the checkpoint.
         """
         return await self.send(call(operations.import_module, locals()))
 
@@ -132,8 +132,8 @@ class AsyncModules(AsyncResource):
         """Make a module from every attention layer of a checkpoint, or from none.
 
         Names are those of ``client.checkpoints.get``: ``gpt2.0``, ``t5.decoder.0.cross``. ``spec``, ``num_heads``
-        and ``durable`` go with each import. If one fails, those that this call made are deleted again. After each import,
-        ``on_imported`` is called with the module, its number from 1, and the number of all.
+        and ``durable`` go with each import. If one fails, those that this call made are deleted again. After each
+        import, ``on_imported`` is called with the module, its number from 1, and the number of all.
         """
         found = await self.send(call(operations.get_checkpoint, {"path": checkpoint}))
         imports = imports_of(found, {"spec": spec, "num_heads": num_heads, "durable": durable})

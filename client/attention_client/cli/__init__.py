@@ -16,6 +16,7 @@ from attention_client.cli import (
     cost_commands,
     hopfield_commands,
     module_commands,
+    recording_commands,
     server_commands,
 )
 from attention_client.cli.extensions import add_extensions
@@ -70,6 +71,9 @@ app.command()(cost_commands.complexity)
 app.command()(cost_commands.hardware)
 app.command()(cost_commands.accuracy)
 app.command()(hopfield_commands.hopfield)
+app.command()(recording_commands.record)
+app.command()(recording_commands.show)
+app.add_typer(recording_commands.app, name="recordings")
 app.command()(server_commands.info)
 app.command()(server_commands.variants)
 add_extensions(app)

@@ -13,7 +13,7 @@ from attention_contract.schemas.attention import Tap
 Fields = dict[str, Any]
 """Request fields by name."""
 
-_RAW_ONLY = ("spec", "parameters", "num_heads", "num_kv_heads")
+_RAW_ONLY = ("spec", "num_heads", "num_kv_heads")
 
 
 def _taps(names: list[str] | None) -> list[str] | None:
@@ -58,7 +58,9 @@ def gather(
     inputs: Annotated[str | None, _file("One file for all of these, its tensors named by field.")] = None,
     raw: Annotated[bool, typer.Option("--raw", help="Raw attention, as without a NAME.")] = False,
     spec: Spec = None,
-    parameters: Annotated[str | None, typer.Option(metavar="FILE", help="Raw: learned tensors of the spec.")] = None,
+    parameters: Annotated[
+        str | None, typer.Option(metavar="FILE", help="Instead of the module's own; raw: those that the spec learns.")
+    ] = None,
     num_heads: Annotated[int | None, typer.Option(help="Raw: tensors are batch × length × heads·width.")] = None,
     num_kv_heads: Annotated[int | None, typer.Option(help="Raw: heads of key and value in that layout.")] = None,
     version: Annotated[str | None, typer.Option(help="Answer only if the module is at this version.")] = None,

@@ -18,6 +18,9 @@ from attention_contract.schemas.modules import ModuleInfo, ModuleList, Stack
 _REPOSITORY: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*/[A-Za-z0-9][A-Za-z0-9._-]*")
 app = typer.Typer(help="List, make, describe, change and remove resident modules.", rich_markup_mode="rich")
 Name = Annotated[str, typer.Argument(help="A resident module.")]
+Durable = Annotated[
+    bool, typer.Option(help="Keep it in the server's store, or in its memory alone, where a restart loses it.")
+]
 
 
 @app.callback(invoke_without_command=True)
@@ -64,6 +67,7 @@ def create(
     config: Annotated[str | None, typer.Option(metavar="JSON|FILE", help="All of the above at once.")] = None,
     seed: Annotated[int | None, typer.Option(help="Draw the parameters from this seed; default: 0.")] = None,
     parameters: Annotated[str | None, typer.Option(metavar="FILE", help="Every parameter: .safetensors, .npz.")] = None,
+    durable: Durable = True,
     as_json: AsJson = False,
 ) -> None:
     """Make a module from a seed or from its parameters."""
@@ -74,7 +78,7 @@ def create(
     whole |= {option: value for option, value in given.items() if value is not None}
     tensors = None if parameters is None else tensor_arguments.read_all(parameters, "parameters")
     with client_of(ctx) as client:
-        reply = client.modules.create(name, whole, seed=seed, parameters=tensors)
+        reply = client.modules.create(name, whole, seed=seed, parameters=tensors, durable=durable)
     present(reply, as_json, display.facts)
 
 
@@ -147,6 +151,7 @@ def import_module(
     ] = None,
     num_heads: Annotated[int | None, typer.Option(help="Needed if the checkpoint does not tell.")] = None,
     every_layer: Annotated[bool, typer.Option("--all", help="Every layer, or none if one fails.")] = False,
+    durable: Durable = True,
     as_json: AsJson = False,
 ) -> None:
     """Make a module from one attention layer of a checkpoint, or from each of them.
@@ -157,6 +162,7 @@ def import_module(
     told: dict[str, Any] = {
         "num_heads": num_heads,
         "spec": None if spec is None else tensor_arguments.read_object(spec, "spec"),
+        "durable": durable,
     }
     with client_of(ctx) as client:
         _fetch_if_missing(client, checkpoint)

@@ -145,6 +145,10 @@ def import_module(
     name: Annotated[str | None, typer.Option(help="Name of the module; default: folder.layer.")] = None,
     part: Annotated[Literal["self", "cross"], typer.Option(help="Self- or cross-attention.")] = "self",
     stack: Annotated[Stack | None, typer.Option(help="Needed if a checkpoint has several.")] = None,
+    spec: Annotated[
+        str | None,
+        typer.Option(metavar="JSON|FILE", help="Fields of the spec that replace the checkpoint's, or that it lacks."),
+    ] = None,
     num_heads: Annotated[int | None, typer.Option(help="Needed if the checkpoint does not tell.")] = None,
     every_layer: Annotated[bool, typer.Option("--all", help="Every layer, or none if one fails.")] = False,
     durable: Durable = True,
@@ -155,16 +159,19 @@ def import_module(
     A CHECKPOINT such as openai-community/gpt2 that the model repository lacks is fetched from the Hugging Face hub: by
     the server if its operator allows it, else by this machine into the model repository of ATTENTION_MODELS_DIR.
     """
+    told: dict[str, Any] = {
+        "num_heads": num_heads,
+        "durable": durable,
+        "spec": None if spec is None else tensor_arguments.read_object(spec, "spec"),
+    }
     with client_of(ctx) as client:
         _fetch_if_missing(client, checkpoint)
         if every_layer:
             if (layer, name, part, stack) != (0, None, "self", None):
                 raise typer.BadParameter("--layer, --name, --part and --stack choose one layer", param_hint="--all")
-            _import_all(client, checkpoint, as_json, num_heads=num_heads, durable=durable)
+            _import_all(client, checkpoint, as_json, **told)
             return
-        reply = client.modules.import_(
-            checkpoint, layer=layer, name=name, part=part, stack=stack, num_heads=num_heads, durable=durable
-        )
+        reply = client.modules.import_(checkpoint, layer=layer, name=name, part=part, stack=stack, **told)
     present(reply, as_json, display.facts)
 
 

@@ -24,8 +24,9 @@ from benchmarks.processes import cores_for, free_port, running
 from benchmarks.tables import short, table
 
 TEXT = """One step is a forward and a backward pass of one module over one sequence: self-attention without weights in
-float32, with gradients of the input and of every parameter. Server and local module compute with one
-thread each. The cases take turns in {rounds} rounds. Each time is the least of a case: other work only adds to it.
+float32, with gradients of the input and of every parameter. Server and local module compute with one thread each.
+The cases take turns in {rounds} rounds, short ones in ten times as many. Each time is the least of a case. Where other
+programs keep both cores busy, a short step through the service still waits for its core several times.
 
 `remote` is `RemoteMultiheadAttention`, whose two requests bring the parameters. The bytes are those of both requests
 and replies; their transfer is the time that a plain socket on loopback takes for as many. `computed` is the
@@ -35,6 +36,8 @@ The second table has the other ways to change parameters: `PUT` them to a module
 for output and gradients by the new version."""
 SIZES = ((16, 64, 4), (128, 256, 8), (512, 512, 8), (1024, 512, 8), (2048, 512, 8))
 """Tokens, width and heads."""
+LONG, FURTHER = 512, 10
+"""Fewer tokens are timed in so many times the rounds."""
 QUICK = 4
 """The first of them, which are measured quickly."""
 
@@ -80,7 +83,7 @@ def lines(sizes: Sequence[tuple[int, int, int]], rounds: int) -> Iterator[str]:
         with server as started, Client(started.url) as http:
             rate = bytes_per_second()
             for size in sizes:
-                one, other = measured(http, size, rounds, rate)
+                one, other = measured(http, size, rounds * (FURTHER if size[0] < LONG else 1), rate)
                 steps.append(one)
                 others.append(other)
     head = ["tokens × width", "local ms", "remote ms", "more ms", "computed ms", "MB", "transfer ms"]

@@ -161,6 +161,7 @@ def import_module(
     """
     told: dict[str, Any] = {
         "num_heads": num_heads,
+        "durable": durable,
         "spec": None if spec is None else tensor_arguments.read_object(spec, "spec"),
         "durable": durable,
     }

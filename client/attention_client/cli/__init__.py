@@ -13,6 +13,7 @@ from attention_client.cli import (
     compare_commands,
     compute_commands,
     cost_commands,
+    explain_commands,
     hopfield_commands,
     module_commands,
     server_commands,
@@ -64,6 +65,7 @@ app.command()(compute_commands.forward)
 app.command()(compute_commands.weights)
 app.command()(compute_commands.gradients)
 app.command()(compare_commands.compare)
+app.command("explain")(explain_commands.explain_command)
 app.command()(cost_commands.complexity)
 app.command()(cost_commands.hardware)
 app.command()(cost_commands.accuracy)

@@ -5,11 +5,11 @@ from typing import Annotated, Any, Literal
 
 import typer
 
-from attention_client.cli import display, tensor_arguments
+from attention_client.cli import completion, display, tensor_arguments
 from attention_client.cli.session import AsJson, client_of, present, print_json
 
 app = typer.Typer(help="List, make, describe, change and remove resident modules.", rich_markup_mode="rich")
-Name = Annotated[str, typer.Argument(help="A resident module.")]
+Name = Annotated[str, typer.Argument(autocompletion=completion.modules, help="A resident module.")]
 
 
 @app.callback(invoke_without_command=True)
@@ -50,7 +50,9 @@ def create(
     value_dim: Annotated[int | None, typer.Option(help="Width of a head's values.")] = None,
     key_width: Annotated[int | None, typer.Option(help="Input width of the keys; default: d_model.")] = None,
     value_width: Annotated[int | None, typer.Option(help="Input width of the values; default: d_model.")] = None,
-    bias: Annotated[bool | None, typer.Option(help="Biases on all projections, or on none.")] = None,
+    bias: Annotated[
+        bool | None, typer.Option(help="Biases on all projections, or on none; one of each projection: --config.")
+    ] = None,
     dtype: Annotated[str | None, typer.Option(help="float32, bfloat16, float16 or float64.")] = None,
     spec: Annotated[str | None, typer.Option(metavar="JSON|FILE", help="The attention spec.")] = None,
     config: Annotated[str | None, typer.Option(metavar="JSON|FILE", help="All of the above at once.")] = None,
@@ -100,7 +102,9 @@ def delete(
 def parameters(
     ctx: typer.Context,
     name: Name,
-    parameter: Annotated[str | None, typer.Argument(help="One of them, as in q_proj.weight.")] = None,
+    parameter: Annotated[
+        str | None, typer.Argument(autocompletion=completion.parameters, help="One of them, as in q_proj.weight.")
+    ] = None,
     head: Annotated[int | None, typer.Option(help="Only this head's part.")] = None,
     part: Annotated[str | None, typer.Option("--slice", help="Then this slice, as in 0:4,:8.")] = None,
     version: Annotated[str | None, typer.Option(help="Answer only if the module is at this version.")] = None,

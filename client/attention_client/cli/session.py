@@ -1,6 +1,6 @@
 """State and helpers of every command: the client, JSON output, and the end by an error."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Annotated, Any, TypeVar
 
@@ -50,6 +50,13 @@ class Commands(TyperGroup):
 def client_of(ctx: typer.Context) -> Client:
     """Make the client that the global options ask for."""
     return ctx.ensure_object(Session).client()
+
+
+def ask(client: Client, operation: str, name: str | None, fields: Mapping[str, Any]) -> Any:
+    """Send one of the operations forward, weights, gradients and complexity, to a module or, without a name, raw."""
+    if name is None:
+        return getattr(client.attention, operation)(**fields)
+    return getattr(client, operation)(name, **fields)
 
 
 def print_json(reply: WireModel) -> None:

@@ -21,7 +21,6 @@ def piped(server):
     with Client(server) as client:
         client.modules.create("piped", {"d_model": 8, "num_heads": 2}, seed=0)
         yield client
-        client.modules.delete("piped")
 
 
 @pytest.fixture

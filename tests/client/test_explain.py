@@ -46,8 +46,7 @@ def explained(server, tmp_path, monkeypatch):
 def module(server):
     with Client(server) as client:
         client.modules.create("told", {"d_model": 8, "num_heads": 4, "num_kv_heads": 2}, seed=3)
-        yield "told"
-        client.modules.delete("told")
+    return "told"
 
 
 def steps(found, direction):

@@ -74,3 +74,8 @@ def specs(ctx: typer.Context, incomplete: str) -> list[str]:
     whole = {"mask": '{{"masks": [{{"name": "{}"}}]}}'}
     whole |= {kind: f'{{{{"{kind}": {{{{"name": "{{}}"}}}}}}}}' for kind in _SPEC_KINDS}
     return _starting([whole[kind].format(name) for kind, name in _variants(ctx) if kind in whole], incomplete)
+
+
+def compared(ctx: typer.Context, incomplete: str) -> list[str]:
+    """Complete one side of a comparison: a kernel or a resident module."""
+    return kernels(ctx, incomplete) + modules(ctx, incomplete)

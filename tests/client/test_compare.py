@@ -11,7 +11,7 @@ from typer.testing import CliRunner
 
 from attention_client import Client
 from attention_client.cli import app
-from attention_client.cli.comparison import compare as differences
+from attention_client.cli.differences import compare as differences
 
 
 @pytest.fixture

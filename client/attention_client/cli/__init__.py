@@ -10,6 +10,7 @@ from typing import Annotated
 import typer
 
 from attention_client.cli import (
+    bench_commands,
     compare_commands,
     compute_commands,
     cost_commands,
@@ -65,6 +66,7 @@ app.command()(compute_commands.forward)
 app.command()(compute_commands.weights)
 app.command()(compute_commands.gradients)
 app.command("compare")(compare_commands.compare_command)
+app.command()(bench_commands.bench)
 app.command("explain")(explain_commands.explain_command)
 app.command()(cost_commands.complexity)
 app.command()(cost_commands.hardware)

@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from attention_client.cli import completion, display, example_inputs, tensor_arguments
 from attention_client.cli.compared_sides import Side, Sides
-from attention_client.cli.comparison import Difference, compare
+from attention_client.cli.differences import Difference, compare
 from attention_client.cli.inputs import Fields
 from attention_client.cli.session import AsJson, client_of
 from attention_client.client import Client

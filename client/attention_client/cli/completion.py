@@ -31,6 +31,15 @@ def _starting(names: list[str], incomplete: str) -> list[str]:
     return [name for name in names if name.startswith(incomplete)]
 
 
+def _argument(ctx: typer.Context, name: str) -> str | None:
+    """Return the first argument of the command.
+
+    Before an option without its value, the parser leaves arguments where they are.
+    """
+    found = ctx.params.get(name) or next((word for word in ctx.args if not word.startswith("-")), None)
+    return found if isinstance(found, str) else None
+
+
 def taps(incomplete: str) -> list[str]:
     """Complete the name of a tap."""
     return _starting([*get_args(Tap)], incomplete)
@@ -43,8 +52,8 @@ def modules(ctx: typer.Context, incomplete: str) -> list[str]:
 
 def parameters(ctx: typer.Context, incomplete: str) -> list[str]:
     """Complete the name of a parameter of the module that the command names."""
-    name = ctx.params.get("name")
-    if not isinstance(name, str):
+    name = _argument(ctx, "name")
+    if name is None:
         return []
     found = _asked(ctx, lambda client: [one.name for one in client.modules.parameters(name).parameters])
     return _starting(found, incomplete)

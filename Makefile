@@ -22,7 +22,7 @@ endif
 ARGS ?=
 PYTEST = OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n auto --dist loadfile
 
-.PHONY: help serve test test-all check demo bench bench-peers constraints clean
+.PHONY: help serve test test-all check demo docs bench bench-peers constraints clean
 
 help: ## Print this list
 	@sed -n 's/^\([a-z-]*\):.*## /\1 /p' $(MAKEFILE_LIST) | awk '{printf "make %-12s", $$1; $$1 = ""; print}'
@@ -48,6 +48,9 @@ check: $(VENV)/.dev ## Check format, lint, types, import layers, Dockerfile and 
 demo: $(VENV)/.demo ## Show the attention of a sentence (SENTENCE="…", CHECKPOINT=folder, ATTENTION_URL=…)
 	$(BIN)/python examples/demo.py $(ARGS)
 
+docs: $(VENV)/.docs ## Build the documents as a site in site/, with the API reference (open site/index.html)
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict $(ARGS)
+
 bench: $(VENV)/.dev ## Measure quickly, each thing beside its baseline (ARGS=--full: at length, into benchmarks/results)
 	$(BIN)/python -m benchmarks $(ARGS)
 
@@ -65,7 +68,7 @@ constraints: ## Pin the newest versions in constraints.txt (torch keeps its pin;
 	rm -rf .cache/constraints
 
 clean: ## Remove the environment and every cache
-	rm -rf $(VENV) .cache build dist .mypy_cache .pytest_cache .ruff_cache .hypothesis .import_linter_cache
+	rm -rf $(VENV) .cache build dist site .mypy_cache .pytest_cache .ruff_cache .hypothesis .import_linter_cache
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
 
 # The environment, filled step by step; a stamp says which extras of the present pins it holds.
@@ -80,13 +83,17 @@ $(VENV)/.torch: constraints.txt deploy/install_torch.sh | $(BIN)/python
 	@touch $@
 
 $(VENV)/.server: pyproject.toml $(VENV)/.torch
-	$(INSTALL) $(PINS) -e '.[server,plot]'
+	$(INSTALL) $(PINS) -e '.[server,plot,hub]'
 	@touch $@
 
 $(VENV)/.demo: pyproject.toml $(VENV)/.torch
-	$(INSTALL) $(PINS) -e '.[server,plot,transformers]'
+	$(INSTALL) $(PINS) -e '.[server,plot,hub,transformers]'
 	@touch $(VENV)/.server $@
+
+$(VENV)/.docs: pyproject.toml | $(BIN)/python
+	$(INSTALL) $(PINS) -e '.[docs]'
+	@touch $@
 
 $(VENV)/.dev: pyproject.toml $(VENV)/.torch
 	$(INSTALL) $(PINS) -e '.[dev]'
-	@touch $(VENV)/.server $(VENV)/.demo $@
+	@touch $(VENV)/.server $(VENV)/.demo $(VENV)/.docs $@

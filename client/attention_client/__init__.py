@@ -1,7 +1,5 @@
 """A typed client of the attention service.
 
-::
-
     import numpy as np
     from attention_client import Client
 

@@ -26,6 +26,7 @@ from attention_client.array_likes import TensorLike
 from attention_client.calls import Call, MediaType, Message, ReplyT, call, drawn, sized
 from attention_client.connection_settings import LIMITS, Policy, all_headers, prefix_of, server_url
 from attention_client.resources.attention_calls import AsyncAttention
+from attention_client.resources.checkpoint_calls import AsyncCheckpoints
 from attention_client.resources.hopfield_calls import AsyncHopfield
 from attention_client.resources.module_calls import AsyncModules
 from attention_client.resources.server_calls import AsyncServer
@@ -81,6 +82,7 @@ class AsyncClient:
             transport=transport,
         )
         self.attention = AsyncAttention(self)
+        self.checkpoints = AsyncCheckpoints(self)
         self.hopfield = AsyncHopfield(self)
         self.modules = AsyncModules(self)
         self.server = AsyncServer(self)

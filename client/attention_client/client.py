@@ -27,6 +27,7 @@ from attention_client.array_likes import TensorLike
 from attention_client.calls import Call, MediaType, Message, ReplyT, call, drawn, sized
 from attention_client.connection_settings import LIMITS, Policy, all_headers, prefix_of, server_url
 from attention_client.resources.attention_calls import Attention
+from attention_client.resources.checkpoint_calls import Checkpoints
 from attention_client.resources.hopfield_calls import Hopfield
 from attention_client.resources.module_calls import Modules
 from attention_client.resources.server_calls import Server
@@ -93,6 +94,7 @@ class Client:
             transport=transport,
         )
         self.attention = Attention(self)
+        self.checkpoints = Checkpoints(self)
         self.hopfield = Hopfield(self)
         self.modules = Modules(self)
         self.server = Server(self)

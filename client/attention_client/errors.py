@@ -1,7 +1,5 @@
 """The errors that the client adds to those of the service.
 
-::
-
     AttentionError             every error of the contract, and:
     ├── ConnectionFailed       the server cannot be reached, or the connection broke
     └── UnexpectedReply        something answered, but not as the service does

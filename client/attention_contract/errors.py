@@ -3,8 +3,6 @@
 The same class is raised where the fault is found, rendered once as RFC 9457 problem+json, and raised again by the
 client.
 
-::
-
     AttentionError                    500
     ├── Unreadable                    400  the body is not JSON or not a safetensors file
     ├── Unauthorized                  401

@@ -11,6 +11,7 @@ from attention_contract.base import WireModel
 from attention_contract.errors import AttentionError
 from attention_contract.schemas import accuracy as y
 from attention_contract.schemas import attention as a
+from attention_contract.schemas import checkpoints as k
 from attention_contract.schemas import complexity as c
 from attention_contract.schemas import hardware as w
 from attention_contract.schemas import hopfield as h
@@ -73,6 +74,21 @@ import_module = Operation(
     "Make a module from one attention layer of a checkpoint",
     (*READS_BODY, e.CheckpointNotFound, e.InvalidCheckpoint, e.ModuleExists), status=201,
     example={"checkpoint": "minilm", "layer": 0, "name": "minilm.0"},
+)  # fmt: skip
+list_checkpoints = Operation(
+    "list_checkpoints", "GET", "/v1/checkpoints", None, k.CheckpointList,
+    "Every checkpoint of the model repository",
+)  # fmt: skip
+fetch_checkpoint = Operation(
+    "fetch_checkpoint", "POST", "/v1/checkpoints", k.FetchCheckpoint, k.CheckpointReply,
+    "Fetch a checkpoint from the Hugging Face hub into the model repository",
+    (*READS_BODY, e.Forbidden, e.CheckpointNotFound, e.InvalidCheckpoint),
+    example={"repository": "sentence-transformers/all-MiniLM-L6-v2"},
+)  # fmt: skip
+get_checkpoint = Operation(
+    "get_checkpoint", "GET", "/v1/checkpoints/{path}", None, k.CheckpointReply,
+    "A checkpoint's family, and the config of each of its attention layers",
+    (*ANY_TIME, e.CheckpointNotFound, e.InvalidCheckpoint),
 )  # fmt: skip
 get_module = Operation(
     "get_module", "GET", "/v1/modules/{name}", None, m.ModuleInfo, "Config, version, device and bytes of a module",
@@ -172,6 +188,7 @@ health_ready = Operation(
 
 OPERATIONS: Final[tuple[Operation[Any], ...]] = (
     server_info, list_variants,
+    list_checkpoints, fetch_checkpoint, get_checkpoint,
     list_modules, create_module, import_module, get_module, delete_module,
     list_parameters, replace_parameters, get_parameter,
     forward, weights, gradients, complexity,

@@ -1,4 +1,4 @@
-"""The commands ``attention serve`` and ``attention calibrate``, and ``python -m attention_service``."""
+"""The commands ``attention serve``, ``calibrate`` and ``fetch``, and ``python -m attention_service``."""
 
 import math
 import socket
@@ -9,12 +9,14 @@ from datetime import UTC, datetime
 from typing import TypeVar
 
 from pydantic import ValidationError
-from pydantic_settings import CliApp, SettingsConfigDict
+from pydantic_settings import CliApp, CliPositionalArg, SettingsConfigDict
 
+from attention_contract.errors import AttentionError
 from attention_service.api.app import create_app
 from attention_service.api.log_setup import configure_logging
 from attention_service.api.serving import Server
 from attention_service.cost import Calibrated
+from attention_service.modules.checkpoints import hub
 from attention_service.runtime.calibration import stored
 from attention_service.runtime.calibration.calibrating import SECONDS, Calibration, TooBusyError
 from attention_service.runtime.device import BUDGET_SHARE, Device, resolve
@@ -32,6 +34,18 @@ class CalibrateSettings(Settings):
     """
 
     model_config = SettingsConfigDict(cli_prog_name="attention calibrate")
+
+
+class FetchSettings(Settings):
+    """Fetch a checkpoint from the Hugging Face hub into the model repository, on this machine."""
+
+    model_config = SettingsConfigDict(cli_prog_name="attention fetch")
+
+    repository: CliPositionalArg[str]
+    """A repository of the hub, as in openai-community/gpt2."""
+
+    revision: str | None = None
+    """A branch, a tag or a commit; default: the main branch."""
 
 
 def serve(arguments: Sequence[str] | None = None) -> int:
@@ -91,6 +105,20 @@ def calibrate(arguments: Sequence[str] | None = None) -> int:
     except OSError as fault:
         sys.stderr.write(f"what was found could not be kept: {fault.strerror}: {settings.models_dir}\n")
         return 1
+    return 0
+
+
+def fetch(arguments: Sequence[str] | None = None) -> int:
+    """Fetch a checkpoint from the hub. Returns the exit status."""
+    settings = _settings(FetchSettings, arguments)
+    if settings is None:
+        return 2
+    try:
+        folder = hub.fetch(settings.models_dir, settings.repository, settings.revision)
+    except AttentionError as fault:
+        sys.stderr.write(f"{fault.detail}\n")
+        return 1
+    sys.stdout.write(f"{folder}\n")
     return 0
 
 

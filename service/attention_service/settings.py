@@ -37,11 +37,14 @@ class Settings(BaseSettings):
     models_dir: Path = user_data_path("attention-service", appauthor=False)
     """The model repository: modules are kept here, and checkpoints are imported from here."""
 
+    hub: bool = False
+    """Let callers fetch checkpoints from the Hugging Face hub into the model repository."""
+
     device: str = "auto"
     """Device of the modules: cpu, cuda, cuda:1, …; auto takes CUDA if there is one."""
 
     memory_budget: ByteSize | None = None
-    """Bytes that resident modules and running requests may hold together, as in 8GiB; default: 80 % of what is free."""
+    """Bytes that resident modules and running requests may hold together, as in 8GiB; default: 80 % of free memory."""
 
     max_body_bytes: ByteSize = Field(ByteSize(2**30), ge=1024)
     """The largest request body, as in 64MiB."""
@@ -56,8 +59,8 @@ class Settings(BaseSettings):
     """Threads of one computation on the CPU; default: one for each core."""
 
     calibrate: bool = True
-    """Measure the device at the first start, while nobody waits, and again where predictions of time drift; false keeps
-    to what was measured before."""
+    """Measure the device at the first start, while no request waits, and again if predicted times drift; false keeps
+    the earlier measurements."""
 
     drain_seconds: int = Field(30, ge=0)
     """Seconds that a stop waits for requests in flight."""

@@ -12,6 +12,7 @@ from typer.testing import CliRunner
 from attention_client import Client
 from attention_client.cli import app
 from attention_client.cli.differences import compare as differences
+from tests.conftest import live_server
 
 
 @pytest.fixture
@@ -127,6 +128,19 @@ def test_a_local_torch_module_gives_the_same_numbers(compare, pair, tmp_path):
     assert "expected a torch.nn.Module" in told(compare("pair.a", f"{code}:wrong", code=2))
     assert "has no 'absent'" in told(compare("pair.a", f"{code}:absent", code=2))
     assert "give --heads" in told(compare("pair.a", state, code=2))
+
+
+def test_a_layer_of_a_checkpoint_is_compared_with_the_torch_module_that_it_came_from(pair, tmp_path):
+    (tmp_path / "net").mkdir()
+    state = str(tmp_path / "net" / "model.safetensors")
+    save_state(pair[0].state_dict(), state)
+    options = ("--heads", "2", "--spec", '{"masks": [], "add_zero_attn": false}')
+    with live_server(tmp_path) as url:
+        result = CliRunner().invoke(app, ["--url", url, "compare", "net#0", state, *options])
+        assert result.exit_code == 0, result.output
+        assert result.stdout.count("passed") == 3  # weights, output, ∂L/∂query
+        with Client(url) as client:
+            assert client.modules.list().modules == []
 
 
 def test_specs_differ_from_the_tap_on_that_they_change(compare):

@@ -24,6 +24,7 @@ from contextlib import chdir
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 from unittest import mock
 
@@ -101,7 +102,12 @@ class Session:
     url: str
     models_dir: Path
     folder: Path
-    names: dict[str, Any] = field(default_factory=lambda: {"__name__": "__main__"})
+    main: ModuleType = field(default_factory=lambda: ModuleType("__main__"))
+    """The module ``__main__`` of the Python blocks, where a compiler of functions looks their names up."""
+
+    @property
+    def names(self) -> dict[str, Any]:
+        return vars(self.main)
 
     def run(self, block: Block) -> str:
         """Run a block and return its output. Raises SnippetError if it fails."""
@@ -122,11 +128,15 @@ class Session:
         # Not sys.stdout: a test's server runs in this process and logs to it.
         self.names["print"] = partial(print, file=out)
         padded = "\n" * (block.line - 1) + code  # so that a traceback names the document's lines
+        runner = sys.modules["__main__"]
         with mock.patch.dict(os.environ, self._environment), chdir(self.folder):
             try:
+                sys.modules["__main__"] = self.main
                 exec(compile(padded, str(block.document), "exec"), self.names)  # noqa: S102
             except Exception:
                 raise SnippetError(f"{block.place} failed\n{traceback.format_exc()}") from None
+            finally:
+                sys.modules["__main__"] = runner
         return out.getvalue()
 
     def _shell(self, block: Block, code: str) -> str:

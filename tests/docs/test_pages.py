@@ -1,6 +1,7 @@
 """Settings, commands, targets, services, paths and links of the documents exist."""
 
 import importlib
+import importlib.util
 import re
 import tomllib
 
@@ -13,7 +14,12 @@ from attention_service.settings import Settings
 from tests.docs import variants_page
 from tests.docs.snippets import DOCUMENTS, ROOT, blocks
 
-PAGES = [*DOCUMENTS, ROOT / "CONTRIBUTING.md", ROOT / "CHANGELOG.md"]
+PAGES = [
+    *DOCUMENTS,
+    *sorted((ROOT / "docs" / "reference").glob("*.md")),
+    ROOT / "CONTRIBUTING.md",
+    ROOT / "CHANGELOG.md",
+]
 MAKEFILE = (ROOT / "Makefile").read_text()
 TARGETS = set(re.findall(r"^([a-z-]+):", MAKEFILE, re.MULTILINE))
 COMPOSE = (ROOT / "docker-compose.yml").read_text()
@@ -76,6 +82,12 @@ def test_variables_and_targets_named_in_prose_exist(page):
 
 
 @every_page
+def test_modules_named_in_commands_exist(page):
+    for module in re.findall(r"python -m ([a-z_.]+[a-z_])", page.read_text("utf-8")):
+        assert importlib.util.find_spec(module) is not None, module
+
+
+@every_page
 def test_links_have_targets(page):
     for target in re.findall(r"\]\(([^)\s]+)\)", page.read_text("utf-8")):
         if target.startswith("http"):
@@ -132,3 +144,34 @@ def test_every_setting_can_be_set_by_env_file_and_compose():
     example = (ROOT / ".env.example").read_text()
     assert set(re.findall(r"^#(ATTENTION_\w+)=", example, re.MULTILINE)) == settings
     assert set(re.findall(r"^    (ATTENTION_\w+):", COMPOSE, re.MULTILINE)) == settings
+
+
+ROWS = {
+    "forward": ("/v1/modules/{name}/forward", ""),
+    "forward, raw": ("/v1/attention/forward", "forward"),
+    "gradients": ("/v1/modules/{name}/gradients", "forward"),
+    "weights": ("/v1/modules/{name}/weights", "forward"),
+    "Hopfield retrieval": ("/v1/hopfield/retrieve", ""),
+}
+"""Rows of the table of tensors, with the path of their operation and the row that they extend."""
+
+
+def tensors_of(model):
+    """The names of the fields of a model that are tensors."""
+    fields = model.model_fields.items()
+    return {field.alias or name for name, field in fields if "ndarray" in str(field.annotation)}
+
+
+@pytest.mark.parametrize("row", ROWS)
+def test_the_table_of_tensors_has_the_fields_of_the_models(row):
+    text = (ROOT / "docs" / "from-others.md").read_text("utf-8")
+    text = text.partition("## Tensors of a safetensors body")[2]
+    table = {line.split("|")[1].strip(): line.split("|")[2:4] for line in text.splitlines() if line.startswith("| ")}
+    path, extends = ROWS[row]
+    (operation,) = (one for one in OPERATIONS if one.path == path)
+    for column, model in enumerate((operation.request, operation.reply)):
+        cells = table[row][column] + (table[extends][column] if extends else "")
+        named = {name.partition(".")[0] for name in re.findall(r"`([a-z_.0-9]+)`", cells)}
+        known = {field.alias or name for name, field in model.model_fields.items()}
+        assert tensors_of(model) - named == set(), "missing in the table"
+        assert {name.partition(".")[0] for name in re.findall(r"`([a-z_.0-9]+)`", table[row][column])} <= known

@@ -11,6 +11,7 @@ import typer
 
 from attention_client.cli import (
     bench_commands,
+    checkpoint_commands,
     compare_commands,
     compute_commands,
     cost_commands,
@@ -61,6 +62,7 @@ def options(
 
 
 app.add_typer(module_commands.app, name="modules")
+app.command()(checkpoint_commands.checkpoints)
 app.command("import")(module_commands.import_module)
 app.command()(compute_commands.forward)
 app.command()(compute_commands.weights)

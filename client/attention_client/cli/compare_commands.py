@@ -51,7 +51,10 @@ def compare_command(
     module: Annotated[
         str | None, typer.Option(autocompletion=completion.modules, help="Kernels: compare them on this module.")
     ] = None,
-    spec: Annotated[str | None, typer.Option(metavar="JSON|FILE", help="Kernels: what is computed.")] = None,
+    spec: Annotated[
+        str | None,
+        typer.Option(metavar="JSON|FILE", help="Kernels: what is computed; checkpoints: laid over their spec."),
+    ] = None,
     inputs: Annotated[
         str | None, typer.Option(metavar="FILE", help="The inputs, named by field; default: random numbers.")
     ] = None,
@@ -74,7 +77,8 @@ def compare_command(
     Exit status 1 if a difference is larger than the tolerance.
     """
     with client_of(ctx) as client, ExitStack() as stack:
-        sides = Sides(client, module, heads, stack)
+        read_spec = None if spec is None else tensor_arguments.read_object(spec, "spec")
+        sides = Sides(client, module, heads, read_spec, stack)
         first = sides.read(a)
         second = sides.read(b or "kernel:materialized", first)
         if b is None and not first.is_kernel:
@@ -93,8 +97,8 @@ def compare_command(
         elif not sent:
             sent = _random(rng, _module_shapes(client, (first, second), batch, queries or 16, keys))
         sent = {name: _cast(x, dtype.value) for name, x in sent.items()}
-        if spec is not None:
-            sent["spec"] = tensor_arguments.read_object(spec, "spec")
+        if read_spec is not None and first.raw:
+            sent["spec"] = read_spec
         found, times = {}, {}
         for role, side in (("a", first), ("b", second)):
             # A kernel is held against exact numbers.

@@ -1,5 +1,6 @@
 """The two sides of ``attention compare``: a kernel, spec, module, version, checkpoint layer or local torch module."""
 
+import re
 from collections.abc import Callable
 from contextlib import ExitStack
 from dataclasses import dataclass, field
@@ -23,6 +24,8 @@ if TYPE_CHECKING:
 
 _TAPS: Final = ("q", "k", "v", "scores", "capped_scores", "masked_scores", "weights", "context", "output")
 _METHOD_TAPS: Final = ("q", "k", "v", "context", "output")
+_LAYER: Final = re.compile(r"(?P<path>.+)#(?:(?P<stack>[a-z]+)\.)?(?P<layer>\d+)(?:\.(?P<part>self|cross))?")
+"""A layer of a checkpoint, as ``path#[stack.]layer[.cross]``."""
 
 
 @dataclass(frozen=True)
@@ -71,8 +74,11 @@ class Side:
 class Sides:
     """Reads what a side is from its text, and removes the modules that were made for a comparison at the end."""
 
-    def __init__(self, client: Client, module: str | None, num_heads: int | None, stack: ExitStack) -> None:
+    def __init__(
+        self, client: Client, module: str | None, num_heads: int | None, spec: Fields | None, stack: ExitStack
+    ) -> None:
         self._client, self._module, self._num_heads, self._stack = client, module, num_heads, stack
+        self._spec_over = spec
         self._modules = {one.name: one for one in client.modules.list().modules}
 
     def read(self, text: str, other: Side | None = None) -> Side:
@@ -106,16 +112,15 @@ class Sides:
         return Side(text, fields={"spec": tensor_arguments.read_object(text, "spec")})
 
     def _checkpoint(self, text: str) -> Side:
-        path, _, place = text.rpartition("#")
-        layer, _, part = place.partition(".")
-        if not path or not layer.isdecimal() or part not in {"", "self", "cross"}:
+        found = _LAYER.fullmatch(text)
+        if found is None:
             raise typer.BadParameter(
-                f"expected a checkpoint and a layer as in minilm#3 or bart#0.cross; got {text!r}", param_hint="A, B"
+                f"expected a checkpoint and a layer, as in minilm#3 or bart#decoder.0.cross; got {text!r}",
+                param_hint="A, B",
             )
-        chosen: Any = part or "self"
-        info = self._client.modules.import_(
-            path, layer=int(layer), part=chosen, name=self._fresh(), num_heads=self._num_heads
-        )
+        arguments: dict[str, Any] = {"stack": found["stack"], "layer": int(found["layer"]), "name": self._fresh()}
+        arguments |= {"part": found["part"] or "self", "num_heads": self._num_heads, "spec": self._spec_over}
+        info = self._client.modules.import_(found["path"], **arguments)
         return self._kept(text, info.name, info.config)
 
     def _tensors(self, text: str, other: Side | None) -> Side:

@@ -85,6 +85,33 @@ def specs(ctx: typer.Context, incomplete: str) -> list[str]:
     return _starting([whole[kind].format(name) for kind, name in _variants(ctx) if kind in whole], incomplete)
 
 
+def checkpoints(ctx: typer.Context, incomplete: str) -> list[str]:
+    """Complete the path of a checkpoint in the model repository."""
+    return _starting(
+        _asked(ctx, lambda client: [one.path for one in client.checkpoints.list().checkpoints]), incomplete
+    )
+
+
+def layers(ctx: typer.Context, incomplete: str) -> list[str]:
+    """Complete the number of a layer of the checkpoint that the command names."""
+    path = _argument(ctx, "checkpoint")
+    if path is None:
+        return []
+    found = _asked(ctx, lambda client: [str(one.layer) for one in client.checkpoints.get(path).attentions])
+    return _starting([*dict.fromkeys(found)], incomplete)
+
+
 def compared(ctx: typer.Context, incomplete: str) -> list[str]:
-    """Complete one side of a comparison: a kernel or a resident module."""
-    return kernels(ctx, incomplete) + modules(ctx, incomplete)
+    """Complete one side of a comparison: a kernel, a resident module, or a layer of a checkpoint."""
+    path, hashed, _ = incomplete.partition("#")
+    if not hashed:
+        ends = [f"{one}#" for one in checkpoints(ctx, incomplete)]
+        return kernels(ctx, incomplete) + modules(ctx, incomplete) + ends
+    found = _asked(
+        ctx,
+        lambda client: [
+            f"{path}#{one.layer}{'.cross' if one.part == 'cross' else ''}"
+            for one in client.checkpoints.get(path).attentions
+        ],
+    )
+    return _starting([*dict.fromkeys(found)], incomplete)

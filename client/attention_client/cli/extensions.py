@@ -13,6 +13,7 @@ GROUP = "attention.commands"
 _PASS_ON = {"allow_extra_args": True, "ignore_unknown_options": True, "help_option_names": []}
 _SUMMARIES = {
     "serve": "Start the server (its own options: attention serve --help).",
+    "fetch": "Fetch a checkpoint from the Hugging Face hub into the model repository of this machine.",
     "calibrate": "Measure this machine's device, so that times are predicted well (attention calibrate --help).",
 }
 
@@ -22,6 +23,17 @@ def add_extensions(app: typer.Typer) -> None:
     for entry in entry_points(group=GROUP):
         summary = _SUMMARIES.get(entry.name, f"From {entry.value.partition('.')[0]}.")
         app.command(entry.name, help=summary, context_settings=dict(_PASS_ON))(_command(entry))
+
+
+def run_extension(name: str, arguments: list[str]) -> None:
+    """Run a contributed command. Raises typer.Exit with its status if it fails or if no package contributes it."""
+    found = [entry for entry in entry_points(group=GROUP) if entry.name == name]
+    if not found:
+        typer.echo(f"attention {name} needs the server's package: pip install 'attention-service[server]'", err=True)
+        raise typer.Exit(1)
+    status = _load(found[0])(arguments)
+    if status:
+        raise typer.Exit(status)
 
 
 def _command(entry: EntryPoint) -> Callable[[typer.Context], None]:

@@ -1,13 +1,21 @@
 """``attention modules`` and ``attention import``."""
 
+import re
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Final, Literal
 
 import typer
+from rich.console import Console
+from rich.progress import Progress
 
+from attention_client import Client
 from attention_client.cli import completion, display, tensor_arguments
+from attention_client.cli.extensions import run_extension
 from attention_client.cli.session import AsJson, client_of, present, print_json
+from attention_contract.errors import CheckpointNotFound, Forbidden
+from attention_contract.schemas.modules import ModuleInfo, ModuleList, Stack
 
+_REPOSITORY: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*/[A-Za-z0-9][A-Za-z0-9._-]*")
 app = typer.Typer(help="List, make, describe, change and remove resident modules.", rich_markup_mode="rich")
 Name = Annotated[str, typer.Argument(autocompletion=completion.modules, help="A resident module.")]
 
@@ -132,17 +140,62 @@ def parameters(
 
 def import_module(
     ctx: typer.Context,
-    checkpoint: Annotated[str, typer.Argument(help="Path inside the server's model repository.")],
-    layer: Annotated[int, typer.Option(help="Which attention layer, from 0.")] = 0,
+    checkpoint: Annotated[
+        str, typer.Argument(autocompletion=completion.checkpoints, help="Path inside the server's model repository.")
+    ],
+    layer: Annotated[int, typer.Option(autocompletion=completion.layers, help="Which attention layer, from 0.")] = 0,
     name: Annotated[str | None, typer.Option(help="Name of the module; default: folder.layer.")] = None,
     part: Annotated[Literal["self", "cross"], typer.Option(help="Self- or cross-attention.")] = "self",
-    stack: Annotated[
-        Literal["encoder", "decoder"] | None, typer.Option(help="Needed if a checkpoint has both.")
+    stack: Annotated[Stack | None, typer.Option(help="Needed if a checkpoint has several.")] = None,
+    spec: Annotated[
+        str | None,
+        typer.Option(metavar="JSON|FILE", help="Fields of the spec that replace the checkpoint's, or that it lacks."),
     ] = None,
     num_heads: Annotated[int | None, typer.Option(help="Needed if the checkpoint does not tell.")] = None,
+    every_layer: Annotated[bool, typer.Option("--all", help="Every layer, or none if one fails.")] = False,
     as_json: AsJson = False,
 ) -> None:
-    """Make a module from one attention layer of a checkpoint."""
+    """Make a module from one attention layer of a checkpoint, or from each of them.
+
+    A CHECKPOINT such as openai-community/gpt2 that the model repository lacks is fetched from the Hugging Face hub: by
+    the server if its operator allows it, else by this machine into the model repository of ATTENTION_MODELS_DIR.
+    """
+    told: dict[str, Any] = {
+        "num_heads": num_heads,
+        "spec": None if spec is None else tensor_arguments.read_object(spec, "spec"),
+    }
     with client_of(ctx) as client:
-        reply = client.modules.import_(checkpoint, layer=layer, name=name, part=part, stack=stack, num_heads=num_heads)
+        _fetch_if_missing(client, checkpoint)
+        if every_layer:
+            if (layer, name, part, stack) != (0, None, "self", None):
+                raise typer.BadParameter("--layer, --name, --part and --stack choose one layer", param_hint="--all")
+            _import_all(client, checkpoint, as_json, **told)
+            return
+        reply = client.modules.import_(checkpoint, layer=layer, name=name, part=part, stack=stack, **told)
     present(reply, as_json, display.facts)
+
+
+def _import_all(client: Client, checkpoint: str, as_json: bool, **told: Any) -> None:
+    with Progress(console=Console(stderr=True)) as progress:
+        task = progress.add_task(f"importing {checkpoint}", total=None)
+
+        def show(module: ModuleInfo, number: int, total: int) -> None:
+            progress.update(task, description=f"imported {module.name}", completed=number, total=total)
+
+        made = client.modules.import_all(checkpoint, on_imported=show, **told)
+    listed = ModuleList(modules=[*made], bytes=sum(module.bytes for module in made))
+    present(listed, as_json, display.modules)
+
+
+def _fetch_if_missing(client: Client, checkpoint: str) -> None:
+    """Fetch a repository of the hub that the model repository lacks; leave every other name to the import."""
+    if _REPOSITORY.fullmatch(checkpoint) is None:
+        return
+    try:
+        client.checkpoints.get(checkpoint)
+    except CheckpointNotFound:
+        typer.echo(f"fetching {checkpoint} from the hub", err=True)
+        try:
+            client.checkpoints.fetch(checkpoint)
+        except Forbidden:
+            run_extension("fetch", [checkpoint])

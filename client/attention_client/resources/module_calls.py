@@ -1,15 +1,18 @@
 """Resident modules: making, importing, describing and replacing them."""
 
+from collections.abc import Sequence
 from typing import Literal
 
 from attention_client.arguments import (
     ConfigLike,
+    SpecLike,
     TensorMap,
 )
 from attention_client.calls import call
+from attention_client.importing import OnImported, imports_of
 from attention_client.resources.base import AsyncResource, Resource
 from attention_contract import operations
-from attention_contract.schemas.modules import ModuleInfo, ModuleList, Parameter, ParameterList
+from attention_contract.schemas.modules import ModuleInfo, ModuleList, Parameter, ParameterList, Stack
 
 
 class Modules(Resource):
@@ -30,14 +33,41 @@ class Modules(Resource):
 
     def import_(
         self, checkpoint: str, *, layer: int = 0, name: str | None = None, part: Literal["self", "cross"] = "self",
-        stack: Literal["encoder", "decoder"] | None = None, num_heads: int | None = None,
+        stack: Stack | None = None, spec: SpecLike | None = None, num_heads: int | None = None,
     ) -> ModuleInfo:  # fmt: skip
         """Make a module from one attention layer of a checkpoint in the server's model repository.
 
-        ``layer`` counts from 0. ``name`` is by default folder.layer. ``stack`` is needed if a checkpoint has both,
-        ``num_heads`` if it does not tell.
+        ``layer`` counts from 0. ``name`` is by default folder.layer. ``stack`` is needed if a checkpoint has several,
+        ``num_heads`` if it does not tell. The fields that are set in ``spec`` replace those of the checkpoint: a torch
+        state dict needs ``{"masks": [], "add_zero_attn": False}`` or other values.
         """
         return self.send(call(operations.import_module, locals()))
+
+    def import_all(
+        self, checkpoint: str, *, spec: SpecLike | None = None, num_heads: int | None = None,
+        on_imported: OnImported | None = None,
+    ) -> Sequence[ModuleInfo]:  # fmt: skip
+        """Make a module from every attention layer of a checkpoint, or from none.
+
+        Names are those of ``client.checkpoints.get``: ``gpt2.0``, ``t5.decoder.0.cross``. ``spec`` and ``num_heads`` go
+        with each import. If one fails, those that this call made are deleted again. After each import, ``on_imported``
+        is called with the module, its number from 1, and the number of all.
+        """
+        found = self.send(call(operations.get_checkpoint, {"path": checkpoint}))
+        imports = imports_of(found, {"spec": spec, "num_heads": num_heads})
+        resident = {module.name for module in self.list().modules}
+        made: dict[str, ModuleInfo] = {}
+        try:
+            for number, arguments in enumerate(imports, 1):
+                module = self.send(call(operations.import_module, arguments))
+                made[module.name] = module
+                if on_imported is not None:
+                    on_imported(module, number, len(imports))
+        except BaseException:
+            for name in made.keys() - resident:
+                self.delete(name)
+            raise
+        return [*made.values()]
 
     def get(self, name: str) -> ModuleInfo:
         """Return config, version, device and bytes of a module."""
@@ -81,14 +111,41 @@ class AsyncModules(AsyncResource):
 
     async def import_(
         self, checkpoint: str, *, layer: int = 0, name: str | None = None, part: Literal["self", "cross"] = "self",
-        stack: Literal["encoder", "decoder"] | None = None, num_heads: int | None = None,
+        stack: Stack | None = None, spec: SpecLike | None = None, num_heads: int | None = None,
     ) -> ModuleInfo:  # fmt: skip
         """Make a module from one attention layer of a checkpoint in the server's model repository.
 
-        ``layer`` counts from 0. ``name`` is by default folder.layer. ``stack`` is needed if a checkpoint has both,
-        ``num_heads`` if it does not tell.
+        ``layer`` counts from 0. ``name`` is by default folder.layer. ``stack`` is needed if a checkpoint has several,
+        ``num_heads`` if it does not tell. The fields that are set in ``spec`` replace those of the checkpoint: a torch
+        state dict needs ``{"masks": [], "add_zero_attn": False}`` or other values.
         """
         return await self.send(call(operations.import_module, locals()))
+
+    async def import_all(
+        self, checkpoint: str, *, spec: SpecLike | None = None, num_heads: int | None = None,
+        on_imported: OnImported | None = None,
+    ) -> Sequence[ModuleInfo]:  # fmt: skip
+        """Make a module from every attention layer of a checkpoint, or from none.
+
+        Names are those of ``client.checkpoints.get``: ``gpt2.0``, ``t5.decoder.0.cross``. ``spec`` and ``num_heads`` go
+        with each import. If one fails, those that this call made are deleted again. After each import, ``on_imported``
+        is called with the module, its number from 1, and the number of all.
+        """
+        found = await self.send(call(operations.get_checkpoint, {"path": checkpoint}))
+        imports = imports_of(found, {"spec": spec, "num_heads": num_heads})
+        resident = {module.name for module in (await self.list()).modules}
+        made: dict[str, ModuleInfo] = {}
+        try:
+            for number, arguments in enumerate(imports, 1):
+                module = await self.send(call(operations.import_module, arguments))
+                made[module.name] = module
+                if on_imported is not None:
+                    on_imported(module, number, len(imports))
+        except BaseException:
+            for name in made.keys() - resident:
+                await self.delete(name)
+            raise
+        return [*made.values()]
 
     async def get(self, name: str) -> ModuleInfo:
         """Return config, version, device and bytes of a module."""

@@ -13,6 +13,7 @@ from attention_contract.spec import AttentionSpec
 from attention_contract.tensors import Encoding, FloatArray, FloatName
 
 ModuleName = Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,127}$")]
+Stack = Literal["encoder", "decoder", "text", "vision", "audio"]
 Width = Annotated[int, Field(ge=1, le=1_048_576)]
 
 
@@ -85,8 +86,11 @@ class ImportModule(WireModel):
     name: ModuleName | None = None
     """Default: the checkpoint's folder and the layer, as in ``minilm.0``."""
     part: Literal["self", "cross"] = "self"
-    stack: Literal["encoder", "decoder"] | None = None
-    """The stack to read, for a checkpoint that has both."""
+    stack: Stack | None = None
+    """The stack to read, for a checkpoint that has several."""
+    spec: AttentionSpec | None = None
+    """Fields of the spec that replace those that the checkpoint says, or that it does not say: the masks of a torch
+    state dict, as in ``{"masks": []}``. Fields that are left out stay as the checkpoint has them."""
     num_heads: int | None = Field(None, ge=1)
     """Needed where neither config.json nor the tensors' shapes tell it, as with ``nn.MultiheadAttention``."""
 
@@ -95,10 +99,10 @@ class Source(WireModel):
     """The origin of an imported module."""
 
     checkpoint: str
-    layout: str
+    family: str
     layer: int
     part: Literal["self", "cross"]
-    stack: Literal["encoder", "decoder"] | None = None
+    stack: Stack | None = None
 
 
 class ModuleInfo(WireModel):

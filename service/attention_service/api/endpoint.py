@@ -93,7 +93,8 @@ def read_route(operation: Operation[Any], handler: Handler) -> OperationRoute:
             negotiation.accepted(call.headers, operation)
         return await _reply(call.headers, operation, await handler(call=call, **path), JSON)
 
-    return OperationRoute(operation.path, endpoint, **documented(operation))
+    # A checkpoint's path has slashes.
+    return OperationRoute(operation.path.replace("{path}", "{path:path}"), endpoint, **documented(operation))
 
 
 class TensorRoute(OperationRoute):

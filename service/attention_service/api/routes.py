@@ -8,9 +8,11 @@ from fastapi import Query
 from fastapi.routing import APIRoute
 
 from attention_contract import operations
+from attention_contract.errors import Forbidden
 from attention_contract.operations import Operation
 from attention_contract.schemas.accuracy import AccuracyReply
 from attention_contract.schemas.attention import ForwardReply, ForwardRequest, RawForwardRequest
+from attention_contract.schemas.checkpoints import CheckpointList, CheckpointReply, FetchCheckpoint
 from attention_contract.schemas.complexity import ComplexityReply, ComplexityRequest, RawComplexityRequest
 from attention_contract.schemas.gradients import GradientsReply, GradientsRequest, RawGradientsRequest
 from attention_contract.schemas.hardware import HardwareList
@@ -119,6 +121,28 @@ async def create_module(body: CreateModule, call: CallDep) -> ModuleInfo:
 @_serve(operations.import_module)
 async def import_module(body: ImportModule, call: CallDep) -> ModuleInfo:
     return await call.engine.import_checkpoint(body)
+
+
+@_serve(operations.list_checkpoints)
+async def list_checkpoints(call: CallDep) -> CheckpointList:
+    return await call.engine.checkpoints()
+
+
+@_serve(operations.fetch_checkpoint)
+async def fetch_checkpoint(body: FetchCheckpoint, call: CallDep) -> CheckpointReply:
+    if not call.settings.hub:
+        raise Forbidden(
+            "this server fetches nothing from the hub; its operator allows it by ATTENTION_HUB=true (--hub), or puts "
+            "the checkpoint into the model repository by: attention fetch " + body.repository,
+            param="repository",
+            setting="ATTENTION_HUB",
+        )
+    return await call.engine.fetch_checkpoint(body)
+
+
+@_serve(operations.get_checkpoint)
+async def get_checkpoint(path: str, call: CallDep) -> CheckpointReply:
+    return await call.engine.checkpoint(path)
 
 
 @_serve(operations.get_module)

@@ -19,6 +19,7 @@ from attention_contract.errors import Draining, Loading, Unavailable
 from attention_contract.request_options import Outline
 from attention_contract.schemas.accuracy import AccuracyReply
 from attention_contract.schemas.attention import AttentionInputs, ForwardReply, ForwardRequest, Ran
+from attention_contract.schemas.checkpoints import CheckpointList, CheckpointReply, FetchCheckpoint
 from attention_contract.schemas.complexity import ComplexityReply, ComplexityRequest
 from attention_contract.schemas.gradients import GradientsReply, GradientsRequest
 from attention_contract.schemas.hopfield import HopfieldReply, HopfieldRequest
@@ -36,6 +37,7 @@ from attention_contract.schemas.weights import WeightsReply, WeightsRequest
 from attention_service.core.arrays import to_numpy
 from attention_service.core.cancellation import Cancellation, cancellable
 from attention_service.modules import parameters
+from attention_service.modules.checkpoints import catalogue, hub
 from attention_service.modules.library import Library
 from attention_service.modules.resident import Module, making_bytes
 from attention_service.runtime.binding.bound import reads_shapes_only
@@ -174,6 +176,19 @@ class Engine:
     async def import_checkpoint(self, request: ImportModule) -> ModuleInfo:
         """Make a module of one layer of a checkpoint."""
         return await self._add(request, partial(self.library.import_checkpoint, request))
+
+    async def checkpoints(self) -> CheckpointList:
+        """Every checkpoint of the model repository, by its headers."""
+        return await self._in_thread(partial(catalogue.listed, self.library.root))
+
+    async def checkpoint(self, path: str) -> CheckpointReply:
+        """One checkpoint. Raises CheckpointNotFound and InvalidCheckpoint."""
+        return await self._in_thread(partial(catalogue.described, self.library.root, path))
+
+    async def fetch_checkpoint(self, request: FetchCheckpoint) -> CheckpointReply:
+        """Fetch a checkpoint from the hub. Raises CheckpointNotFound, Unavailable and InvalidRequest."""
+        await self._in_thread(partial(hub.fetch, self.library.root, request.repository, request.revision))
+        return await self.checkpoint(request.repository)
 
     async def _add(self, request: CreateModule | ImportModule, add: Callable[[], tuple[Module, bool]]) -> ModuleInfo:
         self.check_ready()

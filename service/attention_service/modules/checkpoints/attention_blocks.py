@@ -1,48 +1,120 @@
 """The attention blocks of a checkpoint, found by the names of its tensors, and the one that a request means."""
 
 import re
-from dataclasses import dataclass
-from typing import Final
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, replace
+from typing import Any, Final
 
 from attention_contract.errors import InvalidCheckpoint, InvalidRequest
-from attention_contract.schemas.modules import ImportModule
+from attention_contract.schemas.modules import ImportModule, Stack
 from attention_service.modules.checkpoints.checkpoint_files import Checkpoint
-from attention_service.modules.checkpoints.layouts import LAYOUTS, Layout, Part
+from attention_service.modules.checkpoints.families import FAMILIES
+from attention_service.modules.checkpoints.family import BlockNames, Family, Part
 
 _LISTED: Final = 20
-_STACK: Final = re.compile(r"(?:^|\.)(encoder|decoder)(?=\.|$)")
+_STACKS: Final[Mapping[str, Stack]] = {
+    "encoder": "encoder",
+    "decoder": "decoder",
+    "text": "text",
+    "text_model": "text",
+    "language_model": "text",
+    "vision": "vision",
+    "vision_model": "vision",
+    "vision_tower": "vision",
+    "visual": "vision",
+    "audio_tower": "audio",
+    "audio_model": "audio",
+}
+"""Words of a path that tell a stack."""
+_SECTIONS: Final[Mapping[str, Stack]] = {
+    "encoder": "encoder",
+    "decoder": "decoder",
+    "text_config": "text",
+    "vision_config": "vision",
+    "audio_config": "audio",
+}
+"""Entries of config.json that hold the config of one stack."""
 
 
 @dataclass(frozen=True)
 class Block:
     """One attention block of a checkpoint."""
 
-    layout: Layout
-    prefix: str
-    """The text before the names of its tensors."""
+    family: Family
+    names: BlockNames
+    path: str
+    """The text before the prefix of its names."""
     layer: int
     part: Part | None
     """None if the names do not say, as for a module that stands alone."""
-    stack: str | None
+    stack: Stack | None
+    config: Mapping[str, Any]
+    """The entries of config.json that are about it."""
+
+    def tensor(self, name: str, layer: int | None = None) -> str:
+        """The full name of a tensor of the block, or of its like in another layer."""
+        number = self.layer if layer is None else layer
+        return self.path + self.names.prefix.replace("{layer}", str(number)) + name
+
+    @property
+    def prefix(self) -> str:
+        """The text before the names of its tensors."""
+        return self.tensor("")
 
 
 def blocks_of(checkpoint: Checkpoint) -> list[Block]:
-    """Return every attention block with the tensor names of a known layout, layer by layer."""
+    """Return every attention block with the tensor names of a known family, layer by layer.
+
+    Raises InvalidCheckpoint where the tensors have the names of a family, but config.json states another model_type.
+    """
     found: dict[str, Block] = {}
-    for layout in LAYOUTS:
-        for name in checkpoint.names:
-            tensor = next((tensor for tensor in layout.tensors if name == tensor or name.endswith(f".{tensor}")), None)
-            match = layout.block.fullmatch(name.removesuffix(tensor)) if tensor is not None else None
-            if match is not None:
-                stacks = _STACK.findall(match["path"] or "")
-                found[match[0]] = Block(
-                    layout,
-                    match[0],
-                    int(match["layer"] or 0),
-                    layout.parts[match["part"]] if match["part"] else None,
-                    stacks[-1] if stacks else None,
-                )
+    strangers: set[str] = set()
+    for stack, config in _sections(checkpoint.config):
+        model_type = config.get("model_type")
+        families = [family for family in FAMILIES.values() if model_type in family.model_types]
+        loose = [family for family in FAMILIES.values() if family.without_config]
+        known = families or [family for family in loose if model_type is None or not family.model_types]
+        blocks = {block.prefix: block for family in known for block in _named(family, checkpoint, config)}
+        found |= {
+            prefix: block
+            for prefix, block in blocks.items()
+            if (stack is None or block.stack in {stack, None}) and prefix not in found
+        }
+        if model_type is not None and not families:
+            strangers.add(str(model_type)[:80])
+    if not found and strangers:
+        raise InvalidCheckpoint(
+            f"config.json says model_type {' and '.join(map(repr, sorted(strangers)))}, which is not known; known are "
+            f"{', '.join(sorted(kind for family in FAMILIES.values() for kind in family.model_types))}",
+            param="checkpoint",
+        )
     return sorted(found.values(), key=lambda block: (block.layer, block.prefix))
+
+
+def _sections(config: Mapping[str, Any]) -> list[tuple[Stack | None, Mapping[str, Any]]]:
+    """The parts of config.json that describe a model: one for each stack, or the whole."""
+    own: tuple[Stack | None, Mapping[str, Any]] = (None, config)
+    parts: list[tuple[Stack | None, Mapping[str, Any]]] = [
+        (stack, config[entry]) for entry, stack in _SECTIONS.items() if isinstance(config.get(entry), dict)
+    ]
+    kinds = {kind for family in FAMILIES.values() for kind in family.model_types}
+    return [own] if not parts or config.get("model_type") in kinds else parts
+
+
+def _named(family: Family, checkpoint: Checkpoint, config: Mapping[str, Any]) -> Iterator[Block]:
+    """The blocks of a checkpoint with the names of a family; the first of its ``blocks`` wins."""
+    taken: set[str] = set()
+    for names in family.blocks:
+        for name in checkpoint.names:
+            tensor = next((tensor for tensor in names.tensors if name == tensor or name.endswith(f".{tensor}")), None)
+            match = None if tensor is None else names.pattern.fullmatch(name.removesuffix(tensor))
+            if match is None or match[0] in taken:
+                continue
+            taken.add(match[0])
+            words = [_STACKS[word] for word in re.split(r"\.", match["path"]) if word in _STACKS]
+            layer = int(match.groupdict().get("layer") or 0)
+            stack = names.stack or (words[-1] if words else None)
+            yield Block(family, names, match["path"], layer, names.part, stack, config)
 
 
 def choose(blocks: list[Block], request: ImportModule) -> Block:
@@ -52,8 +124,8 @@ def choose(blocks: list[Block], request: ImportModule) -> Block:
     """
     if not blocks:
         raise InvalidCheckpoint(
-            "the checkpoint holds no attention layer in a known layout "
-            f"({', '.join(layout.name for layout in LAYOUTS)})",
+            f"the checkpoint holds no attention layer with the tensor names of a known family ({', '.join(FAMILIES)}); "
+            "a config.json beside the tensors must tell its model_type, except for BERT and torch",
             param="checkpoint",
         )
     fitting = [block for block in blocks if block.part in {request.part, None}]
@@ -70,7 +142,7 @@ def choose(blocks: list[Block], request: ImportModule) -> Block:
             layers=layers[:1000],
         )
     if len(chosen) == 1:
-        return chosen[0]
+        return replace(chosen[0], part=chosen[0].part or request.part)
     stacks = sorted({block.stack for block in chosen if block.stack is not None})
     if request.stack is None and len(stacks) > 1:
         raise InvalidRequest(

@@ -57,14 +57,11 @@ class Checkpoint:
             )
         return Header(_DTYPES[code], shape)
 
-    def read(self, tensor: str, part: int = 0, of: int = 1) -> Tensor:
-        """A tensor, or the ``part``-th of ``of`` equal parts of its rows, on the host. Raises InvalidCheckpoint."""
+    def mapped(self, tensor: str) -> Tensor:
+        """A tensor as a map of its file; bytes are read from the disk where they are used. Raises InvalidCheckpoint."""
         try:
             with safe_open(self.names[tensor], framework="pt") as file:
-                rows = file.get_slice(tensor)
-                size = rows.get_shape()[0] // of
-                # Cloned, so that nothing depends on the file any more.
-                value: Tensor = rows[part * size : (part + 1) * size].clone()
+                value: Tensor = file.get_tensor(tensor)
                 return value
         except (SafetensorError, OSError) as fault:
             raise _unreadable(self.names[tensor], fault) from fault

@@ -8,8 +8,8 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path, PurePosixPath
-from typing import Any
 
+import torch
 from pydantic import ValidationError
 from torch import Tensor
 
@@ -17,10 +17,15 @@ from attention_contract.errors import InvalidCheckpoint, InvalidRequest, ShapeMi
 from attention_contract.schemas.modules import ImportModule, ModuleConfig, Source
 from attention_contract.spec import AttentionSpec
 from attention_service.core.arrays import TORCH_DTYPES
+from attention_service.core.methods.limits import check_spec
 from attention_service.modules.checkpoints.attention_blocks import Block, blocks_of, choose
 from attention_service.modules.checkpoints.checkpoint_files import Checkpoint, open_checkpoint
-from attention_service.modules.checkpoints.layouts import Layout, Piece
+from attention_service.modules.checkpoints.cuts import Heads
+from attention_service.modules.checkpoints.family import Attention, Entries, Part, Piece, described
 from attention_service.modules.resident import biases_in, check_shapes, complete
+
+_WEIGHTS = tuple(f"{role}_proj.weight" for role in "qkvo")
+_COMPANIONS = (("bias_k", "bias_v"), ("bias_v", "bias_k"))
 
 
 @dataclass(frozen=True)
@@ -34,58 +39,66 @@ class Plan:
     _checkpoint: Checkpoint
     _pieces: Mapping[str, Piece]
     """The tensors, by their full names, that hold each parameter."""
+    _heads: Heads
 
     def read(self) -> dict[str, Tensor]:
         """The parameters, on the host. Raises InvalidCheckpoint where the file does not hold what its header says."""
-        values = {name: self._read(piece) for name, piece in self._pieces.items()}
         try:
+            values = {name: self._read(piece) for name, piece in self._pieces.items()}
             check_shapes(self.config, {name: tuple(value.shape) for name, value in values.items()})
             changed = {value.dtype for value in values.values()} != {TORCH_DTYPES[self.config.dtype or "float32"]}
-        except ShapeMismatch:
+        except (ShapeMismatch, RuntimeError, IndexError):
             changed = True
         if changed:
             raise InvalidCheckpoint("the checkpoint changed while it was read; try again", param="checkpoint")
         return values
 
     def _read(self, piece: Piece) -> Tensor:
-        value = self._checkpoint.read(piece.tensor, piece.part, piece.of)
-        return value.reshape(_flattened(tuple(value.shape))) if piece.flat else value
+        # Only the parameter is copied: the tensor around it stays a map of the file.
+        part = piece.cut(self._checkpoint.mapped(piece.tensor), self._heads)
+        return part.clone(memory_format=torch.contiguous_format)
 
 
 def plan(root: Path, request: ImportModule) -> Plan:
     """Decide an import from headers alone; allocate nothing.
 
     Raises CheckpointNotFound, InvalidCheckpoint where no such layer can be read, and InvalidRequest where the request
-    must say more (``stack``, ``num_heads``) or contradicts the checkpoint.
+    must say more (``stack``, ``num_heads``, fields of ``spec``) or contradicts the checkpoint.
     """
     checkpoint = open_checkpoint(root, request.checkpoint)
-    block = choose(blocks_of(checkpoint), request)
+    return plan_block(checkpoint, choose(blocks_of(checkpoint), request), request)
+
+
+def plan_block(checkpoint: Checkpoint, block: Block, request: ImportModule) -> Plan:
+    """Decide the import of one block of an opened checkpoint. Raises as ``plan`` does."""
     part = block.part or request.part
-    facts = checkpoint.config
-    if block.stack is not None and isinstance(facts.get(block.stack), dict):
-        facts = facts[block.stack]  # a pair of models keeps a config for each
-    _check_computation(block, checkpoint, facts)
     pieces = _pieces(block, checkpoint)
-    spec = block.layout.spec(facts, part, pieces)
-    config = _config(pieces, spec, checkpoint, _heads(block.layout, facts, request), request)
+    entries = Entries(block.config, block.layer, part, block.stack, frozenset(pieces))
+    attention = _counted(described(block.family, entries), request)
+    spec = _overlaid(attention, request)
+    heads, config = _config(pieces, attention, spec, checkpoint, request)
     return Plan(
-        name=request.name or default_name(checkpoint.label, request.layer),
+        name=request.name or default_name(checkpoint.label, request.layer, part, request.stack),
         config=config,
         source=Source(
             checkpoint=PurePosixPath(request.checkpoint).as_posix(),
-            layout=block.layout.name,
+            family=block.family.name,
             layer=request.layer,
             part=part,
-            stack="encoder" if block.stack == "encoder" else "decoder" if block.stack == "decoder" else None,
+            stack=block.stack,
         ),
         _checkpoint=checkpoint,
         _pieces=pieces,
+        _heads=heads,
     )
 
 
-def default_name(label: str, layer: int) -> str:
-    """A module's name from that of its checkpoint, what a name may not hold replaced: ``minilm.0``."""
-    ending = f".{layer}"
+def default_name(label: str, layer: int, part: Part = "self", stack: str | None = None) -> str:
+    """A module's name from that of its checkpoint, what a name may not hold replaced.
+
+    ``minilm.0``; of a stack that the request names ``t5.decoder.0``, and for cross-attention ``t5.decoder.0.cross``.
+    """
+    ending = (f".{stack}" if stack else "") + f".{layer}" + (".cross" if part == "cross" else "")
     stem = re.sub(r"[^A-Za-z0-9._-]+", "-", label).lstrip("._-") or "checkpoint"
     return stem[: 128 - len(ending)] + ending
 
@@ -93,32 +106,31 @@ def default_name(label: str, layer: int) -> str:
 # ── what it computes ─────────────────────────────────────────────────────────────────────────────────────────────────
 
 
-def _check_computation(block: Block, checkpoint: Checkpoint, facts: Mapping[str, Any]) -> None:
-    """Raise InvalidCheckpoint where the layer computes something that a module would not."""
-    layout = block.layout
-    for tensor, meaning in layout.unsupported.items():
-        if block.prefix + tensor in checkpoint.names:
-            raise InvalidCheckpoint(
-                f"{block.prefix}{tensor} is {meaning}, which is not supported", param="checkpoint", tensor=tensor
-            )
-    model_type = facts.get("model_type")
-    if layout.model_types is not None and model_type is not None and model_type not in layout.model_types:
-        raise InvalidCheckpoint(
-            f"config.json says model_type {str(model_type)[:80]!r}, which is not known to compute the attention of "
-            f"layout {layout.name!r}; known are {', '.join(sorted(layout.model_types))}",
-            param="checkpoint",
+def _overlaid(attention: Attention, request: ImportModule) -> AttentionSpec:
+    """The spec of the checkpoint, with the request's fields in place of its own.
+
+    Raises InvalidRequest where a field that neither of them says would change the numbers.
+    """
+    given = request.spec.model_fields_set if request.spec is not None else set()
+    missing = [field for field in attention.unknown if field not in given]
+    if missing:
+        example = ", ".join(f'"{field}": {"[]" if field == "masks" else "false"}' for field in missing)
+        raise InvalidRequest(
+            f"the checkpoint does not say {' and '.join(missing)} of the attention, and each changes the numbers; "
+            f'say it in spec, as in "spec": {{{example}}}',
+            param=f"spec.{missing[0]}",
+            missing=[f"spec.{field}" for field in missing],
         )
-    for entry, values in layout.required_config.items():
-        if facts.get(entry) is not None and facts[entry] not in values:
-            raise InvalidCheckpoint(
-                f"config.json says {entry} {str(facts[entry])[:80]!r}, which is not supported; "
-                f"expected {' or '.join(map(repr, values))}",
-                param="checkpoint",
-            )
+    if request.spec is None:
+        return attention.spec
+    spec = attention.spec.model_copy(update={field: getattr(request.spec, field) for field in given})
+    check_spec(spec, "spec")
+    return spec
 
 
-def _heads(layout: Layout, facts: Mapping[str, Any], request: ImportModule) -> int:
-    told = next((facts[entry] for entry in layout.head_counts if _is_count(facts.get(entry))), None)
+def _counted(attention: Attention, request: ImportModule) -> Attention:
+    """The attention with the number of its heads, which the checkpoint, the request or both say."""
+    told = attention.heads if isinstance(attention.heads, int) and attention.heads > 0 else None
     heads = told if request.num_heads is None else request.num_heads
     if heads is None:
         raise InvalidRequest(
@@ -132,69 +144,86 @@ def _heads(layout: Layout, facts: Mapping[str, Any], request: ImportModule) -> i
             expected=told,
             actual=heads,
         )
-    return heads
-
-
-def _is_count(value: Any) -> bool:
-    return isinstance(value, int) and value > 0
+    return replace(attention, heads=heads)
 
 
 # ── its tensors ──────────────────────────────────────────────────────────────────────────────────────────────────────
 
 
 def _pieces(block: Block, checkpoint: Checkpoint) -> dict[str, Piece]:
+    """The tensors, by their full names, that hold each parameter."""
+    for tensor, meaning in block.names.unsupported.items():
+        if block.tensor(tensor) in checkpoint.names:
+            raise InvalidCheckpoint(
+                f"{block.tensor(tensor)} is {meaning}, which is not supported", param="checkpoint", tensor=tensor
+            )
     pieces: dict[str, Piece] = {}
     missing = []
-    for parameter, places in block.layout.pieces.items():
-        full = [replace(piece, tensor=block.prefix + piece.tensor) for piece in places]
+    for parameter, places in block.names.pieces.items():
+        full = [replace(piece, tensor=block.tensor(piece.tensor, piece.layer)) for piece in places]
         piece = next((piece for piece in full if piece.tensor in checkpoint.names), None)
         if piece is not None:
             pieces[parameter] = piece
-        elif parameter.endswith(".weight"):
+        elif parameter in _WEIGHTS:
             missing.append(" or ".join(piece.tensor for piece in full))
-    for one, other in (("bias_k", "bias_v"), ("bias_v", "bias_k")):
-        if one in pieces and other not in pieces:
-            missing.append(block.prefix + other)
+    missing += [block.tensor(other) for one, other in _COMPANIONS if one in pieces and other not in pieces]
     if missing:
         raise InvalidCheckpoint(f"the checkpoint lacks {', '.join(missing)}", param="checkpoint", missing=missing)
     return pieces
 
 
 def _config(
-    pieces: Mapping[str, Piece], spec: AttentionSpec, checkpoint: Checkpoint, heads: int, request: ImportModule
-) -> ModuleConfig:
-    """The complete config that the shapes amount to. Shapes as in the table of parameters of a module."""
+    pieces: Mapping[str, Piece],
+    attention: Attention,
+    spec: AttentionSpec,
+    checkpoint: Checkpoint,
+    request: ImportModule,
+) -> tuple[Heads, ModuleConfig]:
+    """The heads and the complete config that the shapes amount to. Shapes as in the table of parameters of a module."""
     headers = {parameter: checkpoint.header(piece.tensor) for parameter, piece in pieces.items()}
     dtypes = sorted({header.dtype for header in headers.values()})
     if len(dtypes) > 1:
         raise InvalidCheckpoint(f"the layer's tensors differ in dtype: {', '.join(dtypes)}", param="checkpoint")
+    count = attention.heads or 1
+    width = attention.head_dim or 1
+    heads = Heads(count, attention.kv_heads or count, width, attention.value_dim or width)
     shapes = {}
     for parameter, piece in pieces.items():
-        shape = _flattened(headers[parameter].shape) if piece.flat else headers[parameter].shape
-        if len(shape) != (2 if parameter.endswith(".weight") else 1) or 0 in shape or shape[0] % piece.of:
+        stored = headers[parameter].shape
+        try:
+            shape = tuple(piece.cut(torch.empty(stored, device="meta"), heads).shape)
+        except (RuntimeError, IndexError):
+            shape = ()
+        if (parameter in _WEIGHTS and len(shape) != 2) or not shape or 0 in shape:
             raise InvalidCheckpoint(
-                f"{piece.tensor} has shape {list(shape)}, which no {parameter} has", param="checkpoint"
+                f"{piece.tensor} has shape {list(stored)}, which no {parameter} has", param="checkpoint"
             )
-        shapes[parameter] = (shape[0] // piece.of, *shape[1:])
+        shapes[parameter] = shape
     (q_rows, d_model), (k_rows, key_width) = shapes["q_proj.weight"], shapes["k_proj.weight"]
     v_rows, value_width = shapes["v_proj.weight"]
-    head_dim = q_rows // heads
+    head_dim = q_rows // count
     kv_heads = k_rows // max(head_dim, 1)
-    if q_rows % heads or k_rows % head_dim or v_rows % kv_heads or heads % kv_heads:
+    if q_rows % count or k_rows % head_dim or not kv_heads or v_rows % kv_heads or count % kv_heads:
         error = InvalidCheckpoint if request.num_heads is None else InvalidRequest
         raise error(
-            f"{heads} heads do not divide the layer's projections of {q_rows} (query), {k_rows} (key) and {v_rows} "
+            f"{count} heads do not divide the layer's projections of {q_rows} (query), {k_rows} (key) and {v_rows} "
             "(value) rows",
             param="checkpoint" if request.num_heads is None else "num_heads",
-            num_heads=heads,
+            num_heads=count,
             rows=[q_rows, k_rows, v_rows],
+        )
+    if (attention.kv_heads or kv_heads, attention.head_dim or head_dim) != (kv_heads, head_dim):
+        raise InvalidCheckpoint(
+            f"config.json says {attention.kv_heads or kv_heads} key/value heads of width "
+            f"{attention.head_dim or head_dim}, and the layer's tensors have {kv_heads} of width {head_dim}",
+            param="checkpoint",
         )
     try:
         config = complete(
             ModuleConfig.model_validate(
                 {
                     "d_model": d_model,
-                    "num_heads": heads,
+                    "num_heads": count,
                     "num_kv_heads": kv_heads,
                     "head_dim": head_dim,
                     "value_dim": v_rows // kv_heads,
@@ -213,14 +242,8 @@ def _config(
             f"no module can have the layer's sizes: {'.'.join(map(str, first['loc']))}: {first['msg']}",
             param="checkpoint",
         ) from None
-    except ShapeMismatch as fault:
+    except (ShapeMismatch, InvalidRequest) as fault:
         raise InvalidCheckpoint(
             f"the layer's tensors do not fit each other: {fault.detail}", param="checkpoint", **fault.facts
         ) from None
-    return config
-
-
-def _flattened(shape: tuple[int, ...]) -> tuple[int, ...]:
-    """A shape without leading dimensions of 1, but for the last."""
-    leading = next((at for at, size in enumerate(shape[:-1]) if size != 1), len(shape) - 1)
-    return shape[leading:]
+    return heads, config

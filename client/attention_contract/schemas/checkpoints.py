@@ -1,0 +1,69 @@
+"""Checkpoints of the model repository: what they hold, before anything is loaded."""
+
+from typing import Literal
+
+from pydantic import Field
+
+from attention_contract.base import WireModel
+from attention_contract.schemas.modules import ModuleConfig, Stack
+
+
+class CheckpointAttention(WireModel):
+    """One attention layer of a checkpoint, by the headers of its files alone."""
+
+    name: str
+    """The name that an import gives its module: ``{model}.{layer}``, with ``.{stack}`` before the layer if the
+    checkpoint has several stacks, and ``.cross`` behind it for cross-attention."""
+    layer: int
+    part: Literal["self", "cross"]
+    stack: Stack | None = None
+    config: ModuleConfig | None = None
+    """The module that an import would make. Null if it needs to be told more, or cannot be imported."""
+    missing: list[str] = Field(default_factory=list)
+    """The fields of an import that the checkpoint does not tell and that change the numbers, such as ``num_heads``."""
+    problem: str | None = None
+    """The reason why the layer cannot be imported as it is."""
+    bytes: int = 0
+    """Bytes of its parameters on the device, if it can be imported."""
+
+
+class CheckpointInfo(WireModel):
+    """One checkpoint of the model repository."""
+
+    path: str
+    """Its path inside the repository, by which an import names it."""
+    family: str | None = None
+    """The family of models whose names of tensors it has; null for none that is known."""
+    model_type: str | None = None
+    """The entry of its config.json."""
+    bytes: int
+    """Bytes of its safetensors files."""
+    layers: int = 0
+    """The number of layers with attention, over all stacks."""
+    heads: int | None = None
+    """Query heads of the first attention."""
+    d_model: int | None = None
+    """Width of the first attention's query and output."""
+    problem: str | None = None
+    """The reason why nothing of it can be imported."""
+
+
+class CheckpointReply(CheckpointInfo):
+    """One checkpoint, and each of its attention layers."""
+
+    attentions: list[CheckpointAttention] = Field(default_factory=list)
+
+
+class CheckpointList(WireModel):
+    """Every checkpoint of the model repository, by path."""
+
+    checkpoints: list[CheckpointInfo]
+
+
+class FetchCheckpoint(WireModel):
+    """Fetch the safetensors files and the configs of a repository of the Hugging Face hub."""
+
+    repository: str = Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,95}/[A-Za-z0-9][A-Za-z0-9._-]{0,95}$")
+    """Its name, as in ``openai-community/gpt2``, which is also its path in the model repository."""
+    revision: str | None = Field(None, min_length=1, max_length=128, pattern=r"^[A-Za-z0-9][A-Za-z0-9._/-]*$")
+    """A branch, a tag or a commit; default: the main branch."""

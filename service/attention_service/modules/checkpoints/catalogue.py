@@ -1,0 +1,97 @@
+"""The checkpoints of the model repository and their attention layers, by configs and headers alone."""
+
+import os
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Final
+
+from attention_contract.errors import AttentionError, InvalidCheckpoint, InvalidRequest
+from attention_contract.schemas.checkpoints import CheckpointAttention, CheckpointInfo, CheckpointList, CheckpointReply
+from attention_contract.schemas.modules import ImportModule
+from attention_service.modules.checkpoints.attention_blocks import Block, blocks_of
+from attention_service.modules.checkpoints.checkpoint_files import Checkpoint, open_checkpoint
+from attention_service.modules.checkpoints.import_plan import default_name, plan_block
+from attention_service.modules.resident import parameter_bytes
+
+_DEPTH: Final = 4
+"""Folders below the repository that are looked through."""
+_MOST: Final = 1000
+"""Checkpoints that are listed."""
+_STORE: Final = "modules"
+"""The folder of resident modules, which are no checkpoints."""
+
+
+def listed(root: Path) -> CheckpointList:
+    """Describe every checkpoint of the model repository in short, by path."""
+    found = []
+    for path in _paths(root):
+        try:
+            found.append(CheckpointInfo(**described(root, path).model_dump(exclude={"attentions"})))
+        except AttentionError as fault:
+            found.append(CheckpointInfo(path=path, bytes=0, problem=fault.detail))
+        if len(found) == _MOST:
+            break
+    return CheckpointList(checkpoints=found)
+
+
+def _paths(root: Path) -> Iterator[str]:
+    """Yield the paths of single safetensors files in the repository, and of folders with tensors or a config.json.
+
+    Links to folders are not followed, and hidden folders are left out.
+    """
+    top = root.resolve()
+    for folder, folders, files in os.walk(top):
+        place = Path(folder).relative_to(top)
+        below = [] if len(place.parts) >= _DEPTH else sorted(folders)
+        folders[:] = [each for each in below if each[0] != "." and place / each != Path(_STORE)]
+        tensors = sorted(file for file in files if file.endswith(".safetensors"))
+        if place.parts and (tensors or "config.json" in files):
+            yield place.as_posix()
+        elif not place.parts:
+            yield from tensors
+
+
+def described(root: Path, path: str) -> CheckpointReply:
+    """Describe a checkpoint and each of its attention layers. Raises CheckpointNotFound and InvalidCheckpoint."""
+    checkpoint = open_checkpoint(root, path)
+    size = sum(file.stat().st_size for file in {*checkpoint.names.values()})
+    kind = checkpoint.config.get("model_type")
+    model_type = kind[:80] if isinstance(kind, str) else None
+    try:
+        blocks = blocks_of(checkpoint)
+    except InvalidCheckpoint as fault:
+        return CheckpointReply(path=path, model_type=model_type, bytes=size, problem=fault.detail)
+    if not blocks:
+        problem = "it holds no attention layer whose tensors have the names of a known family"
+        return CheckpointReply(path=path, model_type=model_type, bytes=size, problem=problem)
+    stacks = {block.stack for block in blocks}
+    attentions = [_attention(checkpoint, block, several=len(stacks) > 1) for block in blocks]
+    config = next((each.config for each in attentions if each.config is not None), None)
+    return CheckpointReply(
+        path=path,
+        family=blocks[0].family.name,
+        model_type=model_type,
+        bytes=size,
+        layers=len({(block.stack, block.layer) for block in blocks}),
+        heads=None if config is None else config.num_heads,
+        d_model=None if config is None else config.d_model,
+        attentions=attentions,
+    )
+
+
+def _attention(checkpoint: Checkpoint, block: Block, *, several: bool) -> CheckpointAttention:
+    part = block.part or "self"
+    request = ImportModule(checkpoint=checkpoint.label, layer=block.layer, part=part, stack=block.stack)
+    found = CheckpointAttention(
+        name=default_name(checkpoint.label, block.layer, part, block.stack if several else None),
+        layer=block.layer,
+        part=part,
+        stack=block.stack,
+    )
+    try:
+        config = plan_block(checkpoint, block, request).config
+    except InvalidCheckpoint as fault:
+        return found.model_copy(update={"problem": fault.detail})
+    except InvalidRequest as fault:
+        return found.model_copy(update={"missing": fault.facts.get("missing", [fault.param])})
+    return found.model_copy(update={"config": config, "bytes": parameter_bytes(config)})

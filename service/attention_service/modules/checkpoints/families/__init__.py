@@ -1,0 +1,11 @@
+"""Every family of checkpoints; a file holds a lineage, whose families share their tensor names."""
+
+from typing import Final
+
+from attention_service.modules.checkpoints.families import bert, gpt2, llama, t5, torch_layers
+from attention_service.modules.checkpoints.family import Family
+
+FAMILIES: Final[dict[str, Family]] = {
+    family.name: family for lineage in (bert, gpt2, llama, t5, torch_layers) for family in lineage.FAMILIES
+}
+"""The families by name."""

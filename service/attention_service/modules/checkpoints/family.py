@@ -1,0 +1,202 @@
+"""The form of a family: the names of its tensors, and what its config.json says of one attention block.
+
+Add a family:
+
+1. Find the lineage, a file of ``families/``, whose tensors have the same names; or begin a file, and list it in
+   ``families/__init__.py``.
+2. Give ``blocks``: for each kind of attention block the text before its tensor names, and the piece of a tensor that
+   holds each parameter. ``cuts`` has the forms of fused and transposed tensors.
+3. Give ``describe``: a function from the entries of config.json and the block to the spec and the head counts. Refuse,
+   by ``Entries.must_be``, every entry that changes the numbers and is not expressed.
+4. Add a tiny model to ``tests/modules/checkpoints``. A family without one fails a test.
+"""
+
+import re
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import Any, Literal, Self
+
+from pydantic import ValidationError
+
+from attention_contract.errors import InvalidCheckpoint
+from attention_contract.schemas.modules import Stack
+from attention_contract.spec import AttentionSpec
+from attention_service.modules.checkpoints.cuts import Cut, same
+
+Part = Literal["self", "cross"]
+
+
+@dataclass(frozen=True)
+class Piece:
+    """The location of a parameter: a tensor of the block, and the cut that takes the parameter out of it."""
+
+    tensor: str
+    cut: Cut = same
+    layer: int | None = None
+    """The layer whose tensor it is; None is the block's own. T5 shares the bias of its layer 0."""
+
+
+Pieces = Mapping[str, tuple[Piece, ...]]
+"""The possible locations of each parameter; the first that exists is taken."""
+
+
+@dataclass(frozen=True)
+class BlockNames:
+    """The tensor names of one kind of attention block."""
+
+    prefix: str
+    """The text before them, ``{layer}`` for the number of the layer. Any path may stand before it."""
+    pieces: Pieces
+    part: Part | None = "self"
+    """None if the names do not say."""
+    stack: Stack | None = None
+    """The stack that it belongs to; None takes it from the path before the prefix."""
+    unsupported: Mapping[str, str] = field(default_factory=dict)
+    """Tensors of a computation that modules do not support, and its name in messages."""
+
+    @cached_property
+    def pattern(self) -> re.Pattern[str]:
+        """Matches the whole text before a tensor name. Groups: ``path``, ``layer`` where there is one."""
+        number = re.escape(self.prefix).replace(re.escape("{layer}"), r"(?P<layer>\d{1,9})", 1)
+        path = r"(?P<path>(?:.*\.)?)" if "{layer}" in self.prefix else "(?P<path>)"
+        return re.compile(path + number)
+
+    @cached_property
+    def tensors(self) -> frozenset[str]:
+        """The names, inside a block, of every tensor that matters."""
+        return frozenset(piece.tensor for places in self.pieces.values() for piece in places) | set(self.unsupported)
+
+
+@dataclass(frozen=True)
+class Attention:
+    """One attention block, described: what it computes, and its heads."""
+
+    spec: AttentionSpec
+    heads: int | None
+    """None if the checkpoint does not say."""
+    kv_heads: int | None = None
+    """None takes it from the rows of the tensors, as do the widths."""
+    head_dim: int | None = None
+    value_dim: int | None = None
+    unknown: tuple[str, ...] = ()
+    """Fields of the spec that change the numbers and that the checkpoint does not say."""
+
+
+@dataclass(frozen=True)
+class Entries:
+    """The entries of config.json that are about one block, and the facts of the block itself."""
+
+    config: Mapping[str, Any]
+    layer: int
+    part: Part
+    stack: str | None
+    parameters: frozenset[str]
+    """The parameters for which the checkpoint has a tensor."""
+
+    def get(self, *names: str, default: Any = None) -> Any:
+        """The first of the entries that is present and not null."""
+        return next((self.config[name] for name in names if self.config.get(name) is not None), default)
+
+    def count(self, *names: str, default: int | None = None) -> int:
+        """A positive integer. Raises InvalidCheckpoint where there is none and no default."""
+        value = self.get(*names, default=default)
+        if not isinstance(value, int) or isinstance(value, bool) or value < 1:
+            raise InvalidCheckpoint(
+                f"config.json says {names[0]} {str(value)[:80]!r}; expected a positive integer",
+                param="checkpoint",
+                entry=names[0],
+            )
+        return value
+
+    def number(self, *names: str, default: float | None = None) -> float:
+        """A number. Raises InvalidCheckpoint where there is none and no default."""
+        value = self.get(*names, default=default)
+        if not isinstance(value, int | float) or isinstance(value, bool):
+            raise InvalidCheckpoint(
+                f"config.json says {names[0]} {str(value)[:80]!r}; expected a number",
+                param="checkpoint",
+                entry=names[0],
+            )
+        return float(value)
+
+    def flag(self, *names: str, default: bool) -> bool:
+        """A boolean. Raises InvalidCheckpoint where the entry is something else."""
+        value = self.get(*names, default=default)
+        if not isinstance(value, bool):
+            raise InvalidCheckpoint(
+                f"config.json says {names[0]} {str(value)[:80]!r}; expected true or false",
+                param="checkpoint",
+                entry=names[0],
+            )
+        return value
+
+    def must_be(self, name: str, *values: Any) -> Self:
+        """Raise InvalidCheckpoint unless the entry is absent or one of the values."""
+        value = self.get(name)
+        if value is not None and value not in values:
+            raise self.unsupported(name, f"expected {' or '.join(map(repr, values))}")
+        return self
+
+    def unsupported(self, name: str, advice: str) -> InvalidCheckpoint:
+        """The error for an entry that asks for a computation that modules do not have."""
+        return InvalidCheckpoint(
+            f"config.json says {name} {str(self.get(name))[:80]!r}, which is not supported; {advice}",
+            param="checkpoint",
+            entry=name,
+        )
+
+    def of_layer(self, name: str) -> Any:
+        """The element of a list with one element a layer; None where there is no list."""
+        values = self.get(name)
+        if values is None:
+            return None
+        if not isinstance(values, list) or self.layer >= len(values):
+            raise self.unsupported(name, f"expected a list with an element for layer {self.layer}")
+        return values[self.layer]
+
+
+@dataclass(frozen=True)
+class Family:
+    """A family of checkpoints whose attention is found and described in one way."""
+
+    name: str
+    model_types: frozenset[str]
+    """The ``model_type`` values of config.json that compute this attention; empty if names alone tell the family."""
+    blocks: tuple[BlockNames, ...]
+    describe: Callable[[Entries], Attention]
+    without_config: bool = False
+    """True if the tensor names identify the family where config.json states no model_type."""
+
+
+def described(family: Family, entries: Entries) -> Attention:
+    """Describe a block. Raises InvalidCheckpoint where an entry has a value that no spec can have."""
+    try:
+        return family.describe(entries)
+    except ValidationError as fault:
+        first = fault.errors()[0]
+        place = ".".join(map(str, first["loc"])) or fault.title
+        raise InvalidCheckpoint(
+            f"config.json asks for an attention that no spec states: {place}: {first['msg']}", param="checkpoint"
+        ) from None
+
+
+def linear(**modules: str) -> Pieces:
+    """Weight and bias of projections that are linear layers of their own: ``q_proj="self.query"``."""
+    return {
+        f"{projection}.{kind}": (Piece(f"{module}.{kind}"),)
+        for projection, module in modules.items()
+        for kind in ("weight", "bias")
+    }
+
+
+def fused(module: str, out: str, cut: Callable[[str], Cut]) -> Pieces:
+    """Weight and bias of q, k and v in the tensors of one linear layer, cut by role, and an output projection."""
+    return {
+        f"{role}_proj.{kind}": (Piece(f"{module}.{kind}", cut(role)),) for role in "qkv" for kind in ("weight", "bias")
+    } | dict(linear(o_proj=out))
+
+
+def one(**tensors: str) -> Pieces:
+    """Parameters that are tensors of their own; ``__`` in a keyword stands for a dot: ``q_norm__weight=…``."""
+    return {name.replace("__", "."): (Piece(tensor),) for name, tensor in tensors.items()}

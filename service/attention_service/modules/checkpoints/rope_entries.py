@@ -1,0 +1,106 @@
+"""Rotary positions of a config.json: ``rope_parameters``, or the older ``rope_theta`` and ``rope_scaling``."""
+
+from collections.abc import Mapping
+from math import log
+from typing import Any, Final
+
+from attention_contract.errors import InvalidCheckpoint
+from attention_contract.positions import Rope
+from attention_service.modules.checkpoints.family import Entries
+
+_LENGTH: Final = "original_max_position_embeddings"
+
+
+def rope_of(
+    entries: Entries,
+    head_dim: int,
+    *,
+    theta: float = 10_000.0,
+    partial: float = 1.0,
+    interleaved: bool = False,
+    layer_type: str | None = None,
+) -> Rope:
+    """The rotation of a block's queries and keys.
+
+    ``theta`` and ``partial`` (the part of a head that turns) are the family's defaults. ``layer_type`` chooses among
+    parameters that are given by type of layer. Raises InvalidCheckpoint for a scaling that modules do not have.
+    """
+    given = _parameters(entries, layer_type)
+    part = _number(
+        given, "partial_rotary_factor", entries.number("partial_rotary_factor", "rotary_pct", default=partial)
+    )
+    dim = int(head_dim * part)
+    return Rope.model_validate(
+        {
+            "theta": _number(given, "rope_theta", entries.number("rope_theta", "rotary_emb_base", default=theta)),
+            "dim": None if dim == head_dim else dim,
+            "style": "interleaved" if interleaved else "half",
+            "scaling": _scaling(entries, given),
+        }
+    )
+
+
+def _parameters(entries: Entries, layer_type: str | None) -> Mapping[str, Any]:
+    """The object that describes the rotation; empty where there is none."""
+    given = entries.get("rope_parameters", "rope_scaling", default={})
+    if isinstance(given, Mapping) and layer_type is not None and isinstance(given.get(layer_type), Mapping):
+        given = given[layer_type]
+    if not isinstance(given, Mapping):
+        raise InvalidCheckpoint("rope_parameters of config.json is not an object", param="checkpoint")
+    return given
+
+
+def _scaling(entries: Entries, given: Mapping[str, Any]) -> dict[str, Any] | None:
+    kind = given.get("rope_type", given.get("type", "default"))
+    if kind in {"default", None}:
+        return None
+    longest = entries.get("max_position_embeddings")
+    original = entries.get(_LENGTH) or given.get(_LENGTH) or longest
+    match kind:
+        case "linear":
+            return {"name": "linear", "factor": given.get("factor")}
+        case "dynamic":
+            return {"name": "ntk", "factor": given.get("factor"), _LENGTH: longest}
+        case "llama3":
+            names = "factor", "low_freq_factor", "high_freq_factor"
+            return {"name": "llama3", _LENGTH: original} | {name: given.get(name) for name in names}
+        case "yarn":
+            return {"name": "yarn", _LENGTH: original} | _yarn(given, original, longest)
+        case "longrope" | "su":
+            return {
+                "name": "longrope",
+                _LENGTH: original,
+                "factor": _factor(given, original, longest),
+                "short_factor": given.get("short_factor"),
+                "long_factor": given.get("long_factor"),
+                "attention_factor": given.get("attention_factor"),
+            }
+    raise InvalidCheckpoint(
+        f"config.json says rope_type {str(kind)[:80]!r}, which is not supported; expected one of default, linear, "
+        "dynamic, llama3, yarn, longrope",
+        param="checkpoint",
+        entry="rope_type",
+    )
+
+
+def _yarn(given: Mapping[str, Any], original: Any, longest: Any) -> dict[str, Any]:
+    factor = _factor(given, original, longest)
+    scaling = {"factor": factor} | {
+        name: given[name]
+        for name in ("beta_fast", "beta_slow", "truncate", "attention_factor")
+        if given.get(name) is not None
+    }
+    mscale, all_dims = given.get("mscale"), given.get("mscale_all_dim")
+    if "attention_factor" not in scaling and mscale and all_dims and isinstance(factor, int | float) and factor > 1:
+        scaling["attention_factor"] = (0.1 * mscale * log(factor) + 1) / (0.1 * all_dims * log(factor) + 1)
+    return scaling
+
+
+def _factor(given: Mapping[str, Any], original: Any, longest: Any) -> Any:
+    """The factor, or the ratio of the lengths."""
+    told = given.get("factor")
+    return longest / original if told is None and original and longest else told
+
+
+def _number(given: Mapping[str, Any], name: str, default: float) -> Any:
+    return default if given.get(name) is None else given[name]

@@ -85,6 +85,7 @@ def test_what_cannot_be_read_is_an_error_of_the_command_line(run):
     assert "no 'query' and no 'output'" in run("forward", "-", stdin=save({"a": X, "b": X}), code=2).stderr
     assert "standard input is empty" in run("forward", "-", stdin=b"", code=2).stderr
     assert "does not read as .json" in run("forward", "-", stdin=b"neither", code=2).stderr
+    assert "would both write" in run("forward", "-", "-o", "-", "--json", stdin=FORMATS["npy"], code=2).stderr
     assert "does not read as .npy" in run("forward", "-", stdin=FORMATS["npy"][:40], code=2).stderr
 
 

@@ -5,7 +5,7 @@ import json
 import numpy as np
 import pytest
 import torch
-from safetensors.numpy import save_file
+from safetensors.numpy import load_file
 from safetensors.torch import save_file as save_state
 from typer.testing import CliRunner
 
@@ -102,11 +102,18 @@ def test_a_version_is_held(compare, pair, server):
     assert "version" in compare("pair.a@abc", "pair.a", code=1).stderr
 
 
-def test_a_file_of_parameters_is_an_earlier_version(compare, pair, server, tmp_path):
-    path = str(tmp_path / "earlier.safetensors")
-    save_file(pair[1], path)
-    compare("pair.a", path)
-    assert by_tensor(compare("pair.b", path, "--json", code=1))["v"]["where"]["head"] == 1
+@pytest.mark.parametrize("suffix", ["safetensors", "npz"])
+def test_parameters_that_were_saved_are_an_earlier_version(compare, pair, server, tmp_path, suffix):
+    path = str(tmp_path / f"earlier.{suffix}")
+    saved = CliRunner().invoke(app, ["--url", server, "modules", "parameters", "pair.a", "-o", path])
+    assert (saved.exit_code, saved.stdout) == (0, "")
+    held = load_file(path) if suffix == "safetensors" else dict(np.load(path))
+    assert held.keys() == pair[1].keys()
+    for name, array in pair[1].items():
+        np.testing.assert_array_equal(held[name], array)
+    if suffix == "safetensors":
+        compare("pair.a", path)
+        assert by_tensor(compare("pair.b", path, "--json", code=1))["v"]["where"]["head"] == 1
     with Client(server) as client:
         names = [one.name for one in client.modules.list().modules]
     assert not [name for name in names if name.startswith("compare.")]

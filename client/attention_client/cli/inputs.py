@@ -117,6 +117,8 @@ def takes_inputs(command: Callable[..., None]) -> Callable[..., None]:
     def merged(**given: Any) -> None:
         if given.get("name") == "-":  # no module has this name
             given |= {"name": None, "source": "-"}
+        if given.get("as_json") and tensor_arguments.to_pipe(given.get("output")):
+            raise typer.BadParameter("it and -o - would both write to standard output", param_hint="--json")
         fields = gather(**{name: given.pop(name) for name in shared})
         command(fields, **given)
 

@@ -5,6 +5,7 @@ from pathlib import Path
 from typing import Annotated, Any, Final, Literal
 
 import typer
+from numpy.typing import NDArray
 from rich.console import Console
 from rich.progress import Progress
 
@@ -13,7 +14,7 @@ from attention_client.cli import completion, display, tensor_arguments
 from attention_client.cli.extensions import run_extension
 from attention_client.cli.session import AsJson, client_of, present, print_json
 from attention_contract.errors import CheckpointNotFound, Forbidden
-from attention_contract.schemas.modules import ModuleInfo, ModuleList, Stack
+from attention_contract.schemas.modules import ModuleInfo, ModuleList, ParameterList, Stack
 
 _REPOSITORY: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*/[A-Za-z0-9][A-Za-z0-9._-]*")
 app = typer.Typer(help="List, make, describe, change and remove resident modules.", rich_markup_mode="rich")
@@ -117,16 +118,20 @@ def parameters(
     part: Annotated[str | None, typer.Option("--slice", help="Then this slice, as in 0:4,:8.")] = None,
     version: Annotated[str | None, typer.Option(help="Answer only if the module is at this version.")] = None,
     output: Annotated[
-        Path | None, typer.Option("--output", "-o", callback=tensor_arguments.writable, help="Write the parameter.")
+        Path | None,
+        typer.Option("--output", "-o", callback=tensor_arguments.writable, help="Write it, or all."),
     ] = None,
     as_json: AsJson = False,
 ) -> None:
     """Show names, shapes and statistics of a module's parameters; or one parameter."""
-    if parameter is None and (head is not None or part is not None or version is not None or output is not None):
-        raise typer.BadParameter("--head, --slice, --version and -o need a PARAMETER")
+    if parameter is None and (head is not None or part is not None or version is not None):
+        raise typer.BadParameter("--head, --slice and --version need a PARAMETER")
     with client_of(ctx) as client:
         if parameter is None:
             listed = client.modules.parameters(name)
+            if output is not None:
+                tensor_arguments.write_named(output, _every_parameter(client, listed))
+                return
             print_json(listed) if as_json else display.parameters(listed)
             return
         reply = client.modules.parameter(name, parameter, head=head, slice=part, version=version)
@@ -136,6 +141,12 @@ def parameters(
         print_json(reply)
     elif output is None:
         display.values(reply.value)
+
+
+def _every_parameter(client: Client, listed: ParameterList) -> dict[str, NDArray[Any]]:
+    """Return every parameter of a module by name, all of the version that was listed."""
+    names = [one.name for one in listed.parameters]
+    return {one: client.modules.parameter(listed.name, one, version=listed.version).value for one in names}
 
 
 def import_module(

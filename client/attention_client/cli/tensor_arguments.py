@@ -18,6 +18,7 @@ import orjson
 import typer
 from numpy.typing import NDArray
 from safetensors import SafetensorError, deserialize
+from safetensors.numpy import save
 
 from attention_contract.base import WireModel
 from attention_contract.tensors import DTYPES, from_buffer
@@ -189,22 +190,42 @@ def _walk(value: Any, path: str) -> list[tuple[str, NDArray[Any]]]:
 
 def write(path: Path, reply: WireModel, chief: str | None = None) -> None:
     """Write a reply: whole as .safetensors or .json, its tensors as .npz, its chief or only tensor as .npy."""
-    pipe = to_pipe(path)
-    suffix = str(path).removeprefix(_PIPE) or ".safetensors" if pipe else path.suffix
-    content = _encoded(path, suffix, reply, chief)
-    if pipe:
+    suffix = _suffix(path)
+    if suffix == ".json":
+        content = to_json(reply)
+    elif suffix == ".safetensors":
+        content = b"".join(to_safetensors(reply, "reply"))
+    else:
+        content = _numpy_file(path, suffix, tensors(reply), chief)
+    _put(path, content)
+
+
+def write_named(path: Path, found: Mapping[str, NDArray[Any]]) -> None:
+    """Write tensors by name."""
+    suffix = _suffix(path)
+    if suffix == ".json":
+        content = to_json(dict(found))
+    elif suffix == ".safetensors":
+        content = save({name: np.ascontiguousarray(array) for name, array in found.items()})
+    else:
+        content = _numpy_file(path, suffix, found, None)
+    _put(path, content)
+
+
+def _suffix(path: Path) -> str:
+    return (str(path).removeprefix(_PIPE) or ".safetensors") if to_pipe(path) else path.suffix
+
+
+def _put(path: Path, content: bytes) -> None:
+    if to_pipe(path):
         sys.stdout.buffer.write(content)
         sys.stdout.buffer.flush()
     else:
         path.write_bytes(content)
 
 
-def _encoded(path: Path, suffix: str, reply: WireModel, chief: str | None) -> bytes:
-    if suffix == ".json":
-        return to_json(reply)
-    if suffix == ".safetensors":
-        return b"".join(to_safetensors(reply, "reply"))
-    found = {name: _for_numpy(array) for name, array in tensors(reply).items()}
+def _numpy_file(path: Path, suffix: str, given: Mapping[str, NDArray[Any]], chief: str | None) -> bytes:
+    found = {name: _for_numpy(array) for name, array in given.items()}
     file = BytesIO()
     if suffix == ".npz":
         np.savez(file, **found)  # type: ignore[arg-type]

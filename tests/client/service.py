@@ -16,6 +16,7 @@ from attention_contract.operations import OPERATIONS, Operation
 from attention_contract.schemas import accuracy as y
 from attention_contract.schemas import answers as w
 from attention_contract.schemas import attention as a
+from attention_contract.schemas import checkpoints as k
 from attention_contract.schemas import complexity as c
 from attention_contract.schemas import counts as n
 from attention_contract.schemas import hardware as g
@@ -32,6 +33,9 @@ CONFIG = {"d_model": 8, "num_heads": 2}
 EXAMPLES = {
     "server_info": ((), {}, "/v1"),
     "list_variants": ((), {}, "/v1/variants"),
+    "list_checkpoints": ((), {}, "/v1/checkpoints"),
+    "fetch_checkpoint": (("org/net",), {"revision": "main"}, "/v1/checkpoints"),
+    "get_checkpoint": (("org/net",), {}, "/v1/checkpoints/org%2Fnet"),
     "list_modules": ((), {}, "/v1/modules"),
     "create_module": (("demo", CONFIG), {"seed": 0}, "/v1/modules"),
     "import_module": (("minilm",), {"layer": 1}, "/v1/modules/import"),
@@ -68,10 +72,12 @@ CALLS = {
     if inspect.isfunction(method) and not name.startswith("_") and name not in {"send", "close"}
 }
 """The methods that make a call, by their dotted names."""
+COMPOSED = {"modules.import_all"}
+"""Methods that make several calls."""
 METHODS = {
     re.search(r"operations\.(\w+)", inspect.getsource(method))[1]: name
     for name, method in CALLS.items()
-    if not name.endswith("_picture")
+    if not name.endswith("_picture") and name not in COMPOSED
 }
 """The dotted name of the method of each operation."""
 RAN = a.Ran(
@@ -82,6 +88,10 @@ RAN = a.Ran(
 INFO = m.ModuleInfo(
     name="demo", config=m.ModuleConfig(d_model=8, num_heads=2), version="abc", device="cpu",
     parameter_count=288, bytes=1152,
+)  # fmt: skip
+FOUND = k.CheckpointReply(
+    path="org/net", family="gpt2", model_type="gpt2", bytes=1152, layers=1, heads=2, d_model=8,
+    attentions=[k.CheckpointAttention(name="net.0", layer=0, part="self", config=INFO.config, bytes=1152)],
 )  # fmt: skip
 _STAGES = c.StageFlops(
     projections=1, position=0, scores=1, normalizer=1, values=1, output_projection=1, matmul=4, total=5
@@ -189,6 +199,9 @@ def reply_to(operation: Operation[Any], request: Any) -> Any:
             ],
             efficiency={"typical": {"flops": 0.5}},
         ),
+        "list_checkpoints": k.CheckpointList(checkpoints=[k.CheckpointInfo(path="org/net", bytes=1152)]),
+        "fetch_checkpoint": FOUND,
+        "get_checkpoint": FOUND,
         "list_modules": m.ModuleList(modules=[INFO], bytes=1152),
         "list_parameters": m.ParameterList(name="demo", version="abc", parameters=[
             m.ParameterInfo(
@@ -214,7 +227,7 @@ def reply_to(operation: Operation[Any], request: Any) -> Any:
 
 def operation_of(request: httpx.Request) -> Operation[Any]:
     """Return the operation that a request is for; of two paths that fit, the one with fewer names in it."""
-    parts = request.url.path.split("/")
+    parts = request.url.raw_path.decode().partition("?")[0].split("/")
     fitting = [
         operation
         for operation in OPERATIONS

@@ -6,7 +6,9 @@ import typer
 
 from attention_client.cli import completion, display
 from attention_client.cli.session import AsJson, client_of, present
+from attention_contract.base import WireModel
 from attention_contract.schemas.checkpoints import CheckpointList, CheckpointReply
+from attention_contract.spec import AttentionSpec
 
 
 def checkpoints(
@@ -46,6 +48,23 @@ def _described(reply: CheckpointReply) -> None:
             continue
         config = each.config
         sizes = (config.num_heads, config.num_kv_heads, config.head_dim, config.d_model)
-        spec = config.spec.model_dump_json(exclude_defaults=True)
-        table.add_row(each.name, *map(str, sizes), spec, note)
+        table.add_row(each.name, *map(str, sizes), _short(config.spec), note)
     display.print_out(table)
+
+
+def _short(spec: AttentionSpec) -> str:
+    """Name the parts of a spec that differ from the default, and their options."""
+    told = []
+    for field in type(spec).model_fields:
+        value = getattr(spec, field)
+        if value != getattr(AttentionSpec(), field):
+            parts = value if isinstance(value, list) else [value]
+            told += [_named(part) if isinstance(part, WireModel) else f"{field}={part}" for part in parts]
+    return " ".join(told)
+
+
+def _named(part: WireModel) -> str:
+    options = part.model_dump(exclude_defaults=True)
+    name = getattr(part, "name", "qk_norm")
+    listed = ", ".join(f"{option}={value}" for option, value in options.items() if option != "name")
+    return f"{name}({listed})" if listed else name

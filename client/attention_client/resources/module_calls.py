@@ -55,7 +55,8 @@ class Modules(Resource):
         """
         found = self.send(call(operations.get_checkpoint, {"path": checkpoint}))
         imports = imports_of(found, {"spec": spec, "num_heads": num_heads})
-        resident = {module.name for module in self.list().modules}
+        listed = self.list()
+        resident = {module.name for module in listed.modules}
         made: dict[str, ModuleInfo] = {}
         try:
             for number, arguments in enumerate(imports, 1):
@@ -133,7 +134,8 @@ class AsyncModules(AsyncResource):
         """
         found = await self.send(call(operations.get_checkpoint, {"path": checkpoint}))
         imports = imports_of(found, {"spec": spec, "num_heads": num_heads})
-        resident = {module.name for module in (await self.list()).modules}
+        listed = await self.list()
+        resident = {module.name for module in listed.modules}
         made: dict[str, ModuleInfo] = {}
         try:
             for number, arguments in enumerate(imports, 1):

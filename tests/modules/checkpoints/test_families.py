@@ -8,7 +8,9 @@ from dataclasses import dataclass
 import numpy as np
 import pytest
 import torch
-from tests.modules.checkpoints.tiny_models import TINY, Tiny
+from tests.modules.checkpoints.tiny_decoders import DECODERS
+from tests.modules.checkpoints.tiny_models import TINY as OTHERS
+from tests.modules.checkpoints.tiny_models import Tiny
 
 from attention_contract.schemas.attention import ForwardRequest
 from attention_contract.schemas.gradients import GradientsRequest
@@ -19,6 +21,7 @@ from attention_service.modules.checkpoints.import_plan import plan
 from attention_service.runtime.device import Device
 from attention_service.runtime.engine import Engine
 
+TINY = [*OTHERS, *DECODERS]
 OUTPUT, WEIGHTS, GRADIENTS = 2e-5, 2e-6, 1e-4
 """Largest differences in float32; of gradients, relative to the largest of the block."""
 

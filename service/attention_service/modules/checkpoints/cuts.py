@@ -77,18 +77,11 @@ def unequal(role: str) -> Cut:
     return cut
 
 
-def by_head(role: str) -> Cut:
-    """The rows of each head lie together: its queries, its keys, its values."""
-
-    def cut(tensor: Tensor, heads: Heads) -> Tensor:
-        by_role = tensor.view(heads.heads, 3, heads.head_dim, *tensor.shape[1:])
-        return by_role[:, _PLACES[role]].reshape(-1, *tensor.shape[1:])
-
-    return cut
-
-
 def by_group(role: str) -> Cut:
-    """The rows of each key/value head lie together: the queries that read it, its keys, its values."""
+    """The rows of each key/value head lie together: the queries that read it, its keys, its values.
+
+    With as many key/value heads as query heads, these are GPT-NeoX's and BLOOM's rows by head.
+    """
 
     def cut(tensor: Tensor, heads: Heads) -> Tensor:
         together = heads.heads // heads.kv_heads

@@ -98,6 +98,12 @@ class Entries:
         """The first of the entries that is present and not null."""
         return next((self.config[name] for name in names if self.config.get(name) is not None), default)
 
+    def optional_count(self, name: str, default: int | None) -> int | None:
+        """A positive integer, or None where the entry is null; the default where it is absent."""
+        if name not in self.config:
+            return default
+        return None if self.config[name] is None else self.count(name)
+
     def count(self, *names: str, default: int | None = None) -> int:
         """A positive integer. Raises InvalidCheckpoint where there is none and no default."""
         value = self.get(*names, default=default)

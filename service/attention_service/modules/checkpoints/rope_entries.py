@@ -52,6 +52,8 @@ def _parameters(entries: Entries, layer_type: str | None) -> Mapping[str, Any]:
 
 def _scaling(entries: Entries, given: Mapping[str, Any]) -> dict[str, Any] | None:
     kind = given.get("rope_type", given.get("type", "default"))
+    if "short_factor" in given:
+        kind = "longrope"  # Phi-3's first checkpoints call it yarn
     if kind in {"default", None}:
         return None
     longest = entries.get("max_position_embeddings")
@@ -66,7 +68,7 @@ def _scaling(entries: Entries, given: Mapping[str, Any]) -> dict[str, Any] | Non
             return {"name": "llama3", _LENGTH: original} | {name: given.get(name) for name in names}
         case "yarn":
             return {"name": "yarn", _LENGTH: original} | _yarn(given, original, longest)
-        case "longrope" | "su":
+        case "longrope":
             return {
                 "name": "longrope",
                 _LENGTH: original,

@@ -2,10 +2,21 @@
 
 from typing import Final
 
-from attention_service.modules.checkpoints.families import bert, gpt2, llama, t5, torch_layers
+from attention_service.modules.checkpoints.families import (
+    bert,
+    eleuther,
+    fused_decoders,
+    gemma,
+    gpt2,
+    llama,
+    t5,
+    torch_layers,
+)
 from attention_service.modules.checkpoints.family import Family
 
 FAMILIES: Final[dict[str, Family]] = {
-    family.name: family for lineage in (bert, gpt2, llama, t5, torch_layers) for family in lineage.FAMILIES
+    family.name: family
+    for lineage in (bert, eleuther, fused_decoders, gemma, gpt2, llama, t5, torch_layers)
+    for family in lineage.FAMILIES
 }
 """The families by name."""

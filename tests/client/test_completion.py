@@ -1,31 +1,27 @@
 """Completion in a shell: names of the server, and silence without one."""
 
-import os
 import socket
-import subprocess
-import sys
 import time
 
 import pytest
+import torch
+from safetensors.torch import save_file
+from typer.testing import CliRunner
 
 from attention_client import Client
-
-PROGRAM = "from attention_client.cli import app; app(prog_name='attention')"
+from attention_client.cli import app
+from tests.conftest import live_server
 
 
 @pytest.fixture
 def complete(server):
     def complete(line, url=server):
         words = line.split(" ")
-        environment = {
-            **os.environ, "_ATTENTION_COMPLETE": "complete_bash", "COMP_WORDS": line, "COMP_CWORD": str(len(words) - 1),
-            "ATTENTION_URL": url,
-        }  # fmt: skip
-        ended = subprocess.run(
-            [sys.executable, "-c", PROGRAM], env=environment, capture_output=True, text=True, timeout=30, check=False
-        )
-        assert ended.stderr == ""
-        return ended.stdout.split("\n")
+        environment = {"_ATTENTION_COMPLETE": "complete_bash", "COMP_WORDS": line, "COMP_CWORD": str(len(words) - 1)}
+        result = CliRunner().invoke(app, env=environment | {"ATTENTION_URL": url}, prog_name="attention")
+        # The server of these tests logs in this process, and so on the same standard error.
+        assert [line for line in result.stderr.splitlines() if "operation=" not in line] == []
+        return [word for word in result.stdout.split("\n") if word]
 
     return complete
 
@@ -34,15 +30,27 @@ def test_names_are_completed_from_the_server(complete, server):
     with Client(server) as client:
         client.modules.create("completed", {"d_model": 8, "num_heads": 2}, seed=0)
     assert "completed" in complete("attention forward comp")
-    assert "fused" in complete("attention forward completed --kernel fu")
-    assert "q_proj.weight" in complete("attention gradients completed --wrt q_")
-    assert "masked_scores" in complete("attention forward completed --return mas")
+    assert "completed" in complete("attention modules show comp")
+    assert complete("attention forward completed --kernel fu") == ["fused"]
+    assert complete("attention modules parameters completed q_proj.w") == ["q_proj.weight"]
+    assert complete("attention gradients completed --wrt q_proj.w") == ["q_proj.weight"]
+    assert complete("attention forward completed --return mas") == ["masked_scores"]
+    assert {"completed", "compiled"} & {*complete("attention compare comp")} == {"completed"}
+
+
+def test_checkpoints_and_their_layers_are_completed(complete, tmp_path):
+    (tmp_path / "net").mkdir()
+    save_file(torch.nn.MultiheadAttention(8, 2).state_dict(), tmp_path / "net" / "model.safetensors")
+    with live_server(tmp_path) as url:
+        assert complete("attention import n", url) == ["net"]
+        assert complete("attention import net --layer ", url) == ["0"]
+        assert "net#" in complete("attention compare ne", url)
+        assert complete("attention compare net#", url) == ["net#0"]
 
 
 def test_a_server_that_does_not_answer_completes_nothing_and_soon(complete):
     with socket.create_server(("127.0.0.1", 0)) as silent:  # accepts, and says nothing
         began = time.monotonic()
-        assert [
-            word for word in complete("attention forward x", f"http://127.0.0.1:{silent.getsockname()[1]}") if word
-        ] == []
+        assert complete("attention forward x", f"http://127.0.0.1:{silent.getsockname()[1]}") == []
         assert time.monotonic() - began < 10
+    assert complete("attention forward x", "not a URL") == []

@@ -131,6 +131,15 @@ def test_every_layout_is_explained(explained, layout):
     np.testing.assert_allclose(steps(found, "backward")["∂L/∂w"], x[1].sum(-1), atol=1e-12)
 
 
+@pytest.mark.parametrize("dtype", ["bfloat16", "float16", "float64"])
+def test_the_checks_know_the_dtype_of_a_module(explained, server, dtype):
+    name = f"told.{dtype}"
+    with Client(server) as client:
+        client.modules.create(name, {"d_model": 16, "num_heads": 2, "dtype": dtype}, seed=1)
+    found = json.loads(explained(name, "--json").stdout)
+    assert found["consistent"]
+
+
 def test_people_read_formulas_numbers_and_checks(explained):
     shown = explained("--spec", '{"masks": [{"name": "causal"}]}', "--row", "1").stdout
     for text in ("query 1 of head 0", "forward", "backward", "∂L/∂w", "−∞", "exp(s_j/T)", "Σ_j w_j v_j = c holds"):

@@ -15,13 +15,14 @@ from attention_client.client import Client
 from attention_contract.errors import InvalidRequest
 from attention_contract.schemas.server import Variant
 from attention_contract.spec import AttentionSpec
+from attention_contract.tensors import DTYPES
 
 FORWARD: Final = ("q", "k", "scores", "capped_scores", "masked_scores", "weights", "v", "context")
 BACKWARD: Final = ("context", "weights", "masked_scores", "capped_scores", "scores", "q", "k", "v")
 WITHOUT_PAIRS: Final = ("q", "k", "v", "context")
 """The taps of a method that has no score for each pair."""
 _TOLERANCES: Final = {2: 2e-2, 4: 1e-5, 8: 1e-12}
-"""The largest error of Σ w v against the context, beside its largest number, by bytes of the dtype."""
+"""The largest error of Σ w v against the context, beside its largest number, by bytes of a number."""
 
 
 @dataclass(frozen=True)
@@ -93,7 +94,7 @@ def explain(
     ]
     if exact and spec.score.name == "scaled_dot":
         forward.insert(2, _raw_scores(client, taps, sequence))
-    forward.append(Step("o", "output", formulas.output(name), row, False))
+    forward.append(Step("o", "output", formulas.output(name, flat), row, False))
     heads, kv_heads = gradients["q"].shape[1], gradients["k"].shape[1]
     at = _index(output, flat, sequence, head, query)
     backward = [Step("∂L/∂o", "output", "given; 0 for the other queries", upstream[at], False)]
@@ -104,8 +105,9 @@ def explain(
         values = gradients[tap][sequence, head // (heads // kv_heads) if of_keys else head]
         values = values if of_keys else values[query]
         backward.append(Step(f"∂L/∂{_SYMBOLS[tap]}", tap, formulas.gradient(tap), values, tap in _PER_KEY))
-    notes = _notes(spec, heads, kv_heads, name)
-    found = Explanation(sequence, head, query, spec, forward, backward, notes, {}, _TOLERANCES[output.dtype.itemsize])
+    notes = _notes(spec, heads, kv_heads, flat)
+    width = min(DTYPES[reply.ran.dtype].itemsize, output.dtype.itemsize)  # of the module, and of its replies
+    found = Explanation(sequence, head, query, spec, forward, backward, notes, {}, _TOLERANCES[width])
     if exact:
         edited = {edit["tap"] if isinstance(edit, Mapping) else edit.tap for edit in inputs.get("edits") or ()}
         _check(found, edited)
@@ -182,14 +184,14 @@ def _error(computed: NDArray[Any], expected: NDArray[Any]) -> float:
     return float(np.abs(computed - expected).max() / max(np.abs(expected).max(), 1e-3))
 
 
-def _notes(spec: AttentionSpec, heads: int, kv_heads: int, name: str | None) -> list[str]:
+def _notes(spec: AttentionSpec, heads: int, kv_heads: int, flat: bool) -> list[str]:
     notes = []
     if spec.method.name != "exact":
         notes.append(
             f"method {spec.method.name} has no score and no weight for a pair of a query and a key: "
             "there are q, k, v, the context and the output"
         )
-    if name is not None and kv_heads < heads:
+    if flat and kv_heads < heads:
         notes.append(f"∂L/∂k and ∂L/∂v are sums over the {heads // kv_heads} query heads that read this key/value head")
     if spec.position.name in {"rope", "sinusoidal", "learned"}:
         notes.append(f"q and k include the position {spec.position.name}")
@@ -230,9 +232,10 @@ class Formulas:
         }
         return named[tap]
 
-    def output(self, name: str | None) -> str:
-        """Return the formula of the output."""
-        return "o = c" if name is None else "o = W_o · (the contexts of all heads, one after another) + b_o"
+    def output(self, name: str | None, flat: bool) -> str:
+        """Return the formula of the output, which has all heads in one row where ``flat``."""
+        contexts = "the contexts of all heads, one after another"
+        return f"o = W_o · ({contexts}) + b_o" if name is not None else f"o = {contexts}" if flat else "o = c"
 
     def gradient(self, tap: str) -> str:
         """Return the formula of ∂L/∂tap."""

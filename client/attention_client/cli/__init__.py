@@ -10,10 +10,12 @@ from typing import Annotated
 import typer
 
 from attention_client.cli import (
+    bench_commands,
     checkpoint_commands,
     compare_commands,
     compute_commands,
     cost_commands,
+    explain_commands,
     hopfield_commands,
     module_commands,
     recording_commands,
@@ -66,7 +68,9 @@ app.command("import")(module_commands.import_module)
 app.command()(compute_commands.forward)
 app.command()(compute_commands.weights)
 app.command()(compute_commands.gradients)
-app.command()(compare_commands.compare)
+app.command("compare")(compare_commands.compare_command)
+app.command()(bench_commands.bench)
+app.command("explain")(explain_commands.explain_command)
 app.command()(cost_commands.complexity)
 app.command()(cost_commands.hardware)
 app.command()(cost_commands.accuracy)

@@ -18,6 +18,7 @@ from attention_contract.schemas.modules import ImportModule, ModuleConfig, Sourc
 from attention_contract.spec import AttentionSpec
 from attention_service.core.arrays import TORCH_DTYPES
 from attention_service.core.methods.limits import check_spec
+from attention_service.core.multihead import Sizes, parameter_shapes
 from attention_service.modules.checkpoints.attention_blocks import Block, blocks_of, choose
 from attention_service.modules.checkpoints.checkpoint_files import Checkpoint, open_checkpoint
 from attention_service.modules.checkpoints.cuts import Heads
@@ -77,6 +78,7 @@ def plan_block(checkpoint: Checkpoint, block: Block, request: ImportModule) -> P
     attention = _counted(described(block.family, entries), request)
     spec = _overlaid(attention, request)
     heads, config = _config(pieces, attention, spec, checkpoint, request)
+    pieces = {name: piece for name, piece in pieces.items() if name in parameter_shapes(Sizes.of(config))}
     return Plan(
         name=request.name or default_name(checkpoint.label, request.layer, part, request.stack),
         config=config,
@@ -235,15 +237,30 @@ def _config(
                 }
             )
         )
-        check_shapes(config, shapes)
+        check_shapes(config, _needed(shapes, config, attention.spec))
     except ValidationError as fault:
         first = fault.errors()[0]
         raise InvalidCheckpoint(
             f"no module can have the layer's sizes: {'.'.join(map(str, first['loc']))}: {first['msg']}",
             param="checkpoint",
         ) from None
-    except (ShapeMismatch, InvalidRequest) as fault:
+    except ShapeMismatch as fault:
         raise InvalidCheckpoint(
             f"the layer's tensors do not fit each other: {fault.detail}", param="checkpoint", **fault.facts
         ) from None
+    except InvalidRequest as fault:
+        if request.spec is not None:
+            raise InvalidRequest(f"spec: it does not fit the checkpoint: {fault.detail}", param="spec") from None
+        raise InvalidCheckpoint(
+            f"the layer's tensors are not those of its config: {fault.detail}", param="checkpoint", **fault.facts
+        ) from None
     return heads, config
+
+
+def _needed(
+    shapes: Mapping[str, tuple[int, ...]], config: ModuleConfig, own: AttentionSpec
+) -> dict[str, tuple[int, ...]]:
+    """The shapes without those that only the checkpoint's own spec asks for, and not the one laid over it."""
+    theirs = parameter_shapes(Sizes.of(config.model_copy(update={"spec": own})))
+    dropped = theirs.keys() - parameter_shapes(Sizes.of(config))
+    return {name: shape for name, shape in shapes.items() if name not in dropped}

@@ -62,7 +62,8 @@ def _scaling(entries: Entries, given: Mapping[str, Any]) -> dict[str, Any] | Non
         case "linear":
             return {"name": "linear", "factor": given.get("factor")}
         case "dynamic":
-            return {"name": "ntk", "factor": given.get("factor"), _LENGTH: longest}
+            length = entries.count("max_position_embeddings")
+            return {"name": "ntk", "factor": given.get("factor"), _LENGTH: length}
         case "llama3":
             names = "factor", "low_freq_factor", "high_freq_factor"
             return {"name": "llama3", _LENGTH: original} | {name: given.get(name) for name in names}

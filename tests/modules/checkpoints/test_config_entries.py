@@ -69,8 +69,6 @@ LLAMA3 = {"factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0, "origi
         ("gpt_neox", {"rotary_pct": 0.5, "rotary_emb_base": 500}),
         ("stablelm", {"partial_rotary_factor": 0.5, "rope_theta": 500.0}),
         ("glm4", {"partial_rotary_factor": 0.25}),
-        ("phi3", {"rope_scaling": {"type": "su", "short_factor": [1.0] * 48, "long_factor": [2.0] * 48},
-                  "original_max_position_embeddings": 2048} | LENGTHS),
     ],
 )  # fmt: skip
 def test_an_older_form_means_the_same_as_the_newest(kind, config):

@@ -108,7 +108,7 @@ def test_every_example_of_the_document_works_and_the_reply_has_the_documented_sc
     http.post("/v1/modules", json={"name": "demo", "config": {"d_model": 8, "num_heads": 2}, "seed": 0})
     http.post("/v1/modules", json={"name": "unit", "config": {"d_model": 1, "num_heads": 1, "bias": False}})
     for operation in OPERATIONS:
-        if operation.name in {"import_module", "delete_module", "create_module"}:
+        if operation.name in {"import_module", "delete_module", "create_module", "fetch_checkpoint", "get_checkpoint"}:
             continue
         described = document["paths"][operation.path][operation.method.lower()]
         media = described.get("requestBody", {}).get("content", {}).get("application/json", {})

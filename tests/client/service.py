@@ -33,12 +33,12 @@ CONFIG = {"d_model": 8, "num_heads": 2}
 EXAMPLES = {
     "server_info": ((), {}, "/v1"),
     "list_variants": ((), {}, "/v1/variants"),
+    "list_checkpoints": ((), {}, "/v1/checkpoints"),
+    "fetch_checkpoint": (("org/net",), {"revision": "main"}, "/v1/checkpoints"),
+    "get_checkpoint": (("org/net",), {}, "/v1/checkpoints/org%2Fnet"),
     "list_modules": ((), {}, "/v1/modules"),
     "create_module": (("demo", CONFIG), {"seed": 0}, "/v1/modules"),
     "import_module": (("minilm",), {"layer": 1}, "/v1/modules/import"),
-    "list_checkpoints": ((), {}, "/v1/checkpoints"),
-    "get_checkpoint": (("minilm",), {}, "/v1/checkpoints/minilm"),
-    "fetch_checkpoint": (("org/minilm",), {}, "/v1/checkpoints"),
     "get_module": (("demo",), {}, "/v1/modules/demo"),
     "delete_module": (("demo",), {}, "/v1/modules/demo"),
     "list_parameters": (("demo",), {}, "/v1/modules/demo/parameters"),
@@ -69,15 +69,13 @@ CALLS = {
     f"{group}.{name}".lstrip("."): method
     for group, (blocking, _) in GROUPS.items()
     for name, method in vars(blocking).items()
-    if inspect.isfunction(method) and not name.startswith("_") and name not in {"send", "close"}
+    if inspect.isfunction(method) and not name.startswith("_") and name not in {"send", "close", "import_all"}
 }
 """The methods that make a call, by their dotted names."""
-COMPOSED = {"modules.import_all"}
-"""Methods that make several calls."""
 METHODS = {
     re.search(r"operations\.(\w+)", inspect.getsource(method))[1]: name
     for name, method in CALLS.items()
-    if not name.endswith("_picture") and name not in COMPOSED
+    if not name.endswith("_picture")
 }
 """The dotted name of the method of each operation."""
 RAN = a.Ran(
@@ -88,6 +86,10 @@ RAN = a.Ran(
 INFO = m.ModuleInfo(
     name="demo", config=m.ModuleConfig(d_model=8, num_heads=2), version="abc", device="cpu",
     parameter_count=288, bytes=1152,
+)  # fmt: skip
+FOUND = k.CheckpointReply(
+    path="org/net", family="gpt2", model_type="gpt2", bytes=1152, layers=1, heads=2, d_model=8,
+    attentions=[k.CheckpointAttention(name="net.0", layer=0, part="self", config=INFO.config, bytes=1152)],
 )  # fmt: skip
 _STAGES = c.StageFlops(
     projections=1, position=0, scores=1, normalizer=1, values=1, output_projection=1, matmul=4, total=5
@@ -195,6 +197,9 @@ def reply_to(operation: Operation[Any], request: Any) -> Any:
             ],
             efficiency={"typical": {"flops": 0.5}},
         ),
+        "list_checkpoints": k.CheckpointList(checkpoints=[k.CheckpointInfo(path="org/net", bytes=1152)]),
+        "fetch_checkpoint": FOUND,
+        "get_checkpoint": FOUND,
         "list_modules": m.ModuleList(modules=[INFO], bytes=1152),
         "list_parameters": m.ParameterList(name="demo", version="abc", parameters=[
             m.ParameterInfo(
@@ -212,9 +217,6 @@ def reply_to(operation: Operation[Any], request: Any) -> Any:
                 ),
             ],
         ),
-        "list_checkpoints": k.CheckpointList(checkpoints=[k.CheckpointInfo(path="minilm", bytes=9)]),
-        "get_checkpoint": k.CheckpointReply(path="minilm", bytes=9),
-        "fetch_checkpoint": k.CheckpointReply(path="org/minilm", bytes=9),
         "health_live": s.Health(status="live", modules=1),
         "health_ready": s.Health(status="ready", modules=1),
         "delete_module": None,
@@ -223,7 +225,7 @@ def reply_to(operation: Operation[Any], request: Any) -> Any:
 
 def operation_of(request: httpx.Request) -> Operation[Any]:
     """Return the operation that a request is for; of two paths that fit, the one with fewer names in it."""
-    parts = request.url.path.split("/")
+    parts = request.url.raw_path.decode().partition("?")[0].split("/")
     fitting = [
         operation
         for operation in OPERATIONS

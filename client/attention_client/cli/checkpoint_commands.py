@@ -1,14 +1,14 @@
 """``attention checkpoints``."""
 
-import json
-from typing import Annotated, Any
+from typing import Annotated
 
 import typer
-from pydantic import BaseModel
 
 from attention_client.cli import display
 from attention_client.cli.session import AsJson, client_of, present
+from attention_contract.base import WireModel
 from attention_contract.schemas.checkpoints import CheckpointList, CheckpointReply
+from attention_contract.spec import AttentionSpec
 
 
 def checkpoints(
@@ -45,19 +45,23 @@ def _described(reply: CheckpointReply) -> None:
             continue
         config = each.config
         sizes = (config.num_heads, config.num_kv_heads, config.head_dim, config.d_model)
-        table.add_row(each.name, *map(str, sizes), json.dumps(_shortened(config.spec)), note)
+        table.add_row(each.name, *map(str, sizes), _short(config.spec), note)
     display.print_out(table)
 
 
-def _shortened(value: Any) -> Any:
-    """Return a spec, or a part of it, without the options that have their defaults; names of parts stay."""
-    if isinstance(value, list | tuple):
-        return [_shortened(each) for each in value]
-    if not isinstance(value, BaseModel):
-        return value
-    plain = type(value).model_fields
-    return {
-        name: _shortened(option)
-        for name, option in value
-        if name == "name" or option != plain[name].get_default(call_default_factory=True)
-    }
+def _short(spec: AttentionSpec) -> str:
+    """Name the parts of a spec that differ from the default, and their options."""
+    told = []
+    for field in type(spec).model_fields:
+        value = getattr(spec, field)
+        if value != getattr(AttentionSpec(), field):
+            parts = value if isinstance(value, list) else [value]
+            told += [_named(part) if isinstance(part, WireModel) else f"{field}={part}" for part in parts]
+    return " ".join(told)
+
+
+def _named(part: WireModel) -> str:
+    options = part.model_dump(exclude_defaults=True)
+    name = getattr(part, "name", "qk_norm")
+    listed = ", ".join(f"{option}={value}" for option, value in options.items() if option != "name")
+    return f"{name}({listed})" if listed else name

@@ -10,7 +10,7 @@ from attention_contract.schemas.checkpoints import CheckpointAttention, Checkpoi
 from attention_contract.schemas.modules import ImportModule
 from attention_service.modules.checkpoints.attention_blocks import Block, blocks_of
 from attention_service.modules.checkpoints.checkpoint_files import Checkpoint, open_checkpoint
-from attention_service.modules.checkpoints.import_plan import default_name, plan_block
+from attention_service.modules.checkpoints.import_plan import default_name, missing_fields, plan_block
 from attention_service.modules.resident import parameter_bytes
 
 _DEPTH: Final = 4
@@ -89,9 +89,9 @@ def _attention(checkpoint: Checkpoint, block: Block, *, several: bool) -> Checkp
         stack=block.stack,
     )
     try:
+        if missing := missing_fields(checkpoint, block):
+            return found.model_copy(update={"missing": missing})
         config = plan_block(checkpoint, block, request).config
-    except InvalidCheckpoint as fault:
+    except InvalidRequest as fault:  # InvalidCheckpoint among them
         return found.model_copy(update={"problem": fault.detail})
-    except InvalidRequest as fault:
-        return found.model_copy(update={"missing": fault.facts.get("missing", [fault.param])})
     return found.model_copy(update={"config": config, "bytes": parameter_bytes(config)})

@@ -74,8 +74,7 @@ def plan_block(checkpoint: Checkpoint, block: Block, request: ImportModule) -> P
     """Decide the import of one block of an opened checkpoint. Raises as ``plan`` does."""
     part = block.part or request.part
     pieces = _pieces(block, checkpoint)
-    entries = Entries(block.config, block.layer, part, block.stack, frozenset(pieces))
-    attention = _counted(described(block.family, entries), request)
+    attention = _counted(_described(block, part, pieces), request)
     spec = _overlaid(attention, request)
     heads, config = _config(pieces, attention, spec, checkpoint, request)
     pieces = {name: piece for name, piece in pieces.items() if name in parameter_shapes(Sizes.of(config))}
@@ -93,6 +92,20 @@ def plan_block(checkpoint: Checkpoint, block: Block, request: ImportModule) -> P
         _pieces=pieces,
         _heads=heads,
     )
+
+
+def missing_fields(checkpoint: Checkpoint, block: Block) -> list[str]:
+    """The fields that an import of a block must give, since the checkpoint does not tell them.
+
+    Raises InvalidCheckpoint for a block that cannot be imported.
+    """
+    attention = _described(block, block.part or "self", _pieces(block, checkpoint))
+    heads = [] if attention.heads is not None else ["num_heads"]
+    return heads + [f"spec.{field}" for field in attention.unknown]
+
+
+def _described(block: Block, part: Part, pieces: Mapping[str, Piece]) -> Attention:
+    return described(block.family, Entries(block.config, block.layer, part, block.stack, frozenset(pieces)))
 
 
 def default_name(label: str, layer: int, part: Part = "self", stack: str | None = None) -> str:

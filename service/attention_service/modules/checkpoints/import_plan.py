@@ -45,7 +45,7 @@ class Plan:
     def read(self) -> dict[str, Tensor]:
         """The parameters, on the host. Raises InvalidCheckpoint where the file does not hold what its header says."""
         try:
-            values = {name: self._read(piece) for name, piece in self._pieces.items()}
+            values = _copied({name: self._mapped(piece) for name, piece in self._pieces.items()})
             check_shapes(self.config, {name: tuple(value.shape) for name, value in values.items()})
             changed = {value.dtype for value in values.values()} != {TORCH_DTYPES[self.config.dtype or "float32"]}
         except (ShapeMismatch, RuntimeError, IndexError):
@@ -54,10 +54,24 @@ class Plan:
             raise InvalidCheckpoint("the checkpoint changed while it was read; try again", param="checkpoint")
         return values
 
-    def _read(self, piece: Piece) -> Tensor:
-        # Only the parameter is copied: the tensor around it stays a map of the file.
-        part = piece.cut(self._checkpoint.mapped(piece.tensor), self._heads)
-        return part.clone(memory_format=torch.contiguous_format)
+    def _mapped(self, piece: Piece) -> Tensor:
+        return piece.cut(self._checkpoint.mapped(piece.tensor), self._heads)
+
+
+def _copied(mapped: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """Copies of parameters that are maps of a file; the weights of q, k and v lie one behind the other if they can.
+
+    A module lays them out so, and thus needs no second copy.
+    """
+    parts = [mapped[f"{role}_proj.weight"] for role in "qkv"]
+    if len({(part.shape[1:], part.dtype) for part in parts}) > 1:
+        return {name: value.clone(memory_format=torch.contiguous_format) for name, value in mapped.items()}
+    together = torch.cat(parts).split_with_sizes([len(part) for part in parts])
+    joint = {f"{role}_proj.weight": part for role, part in zip("qkv", together, strict=True)}
+    return {
+        name: joint[name] if name in joint else value.clone(memory_format=torch.contiguous_format)
+        for name, value in mapped.items()
+    }
 
 
 def plan(root: Path, request: ImportModule) -> Plan:

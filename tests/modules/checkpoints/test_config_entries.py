@@ -126,6 +126,27 @@ def test_an_entry_of_another_kind_is_refused_by_its_name(store, tmp_path, value)
         plan(tmp_path, ImportModule(checkpoint="net"))
 
 
+HOSTILE = [0, -1, 0.5, 1e400, True, "x", "", [], [[]], {}, {"rope_type": []}, {"rope_type": "yarn", "factor": "x"}]
+
+
+@pytest.mark.parametrize(("kind", "name"), MODEL_TYPES)
+def test_no_entry_breaks_the_description(kind, name):
+    whole = complete(kind)
+    for entry in whole:
+        for value in HOSTILE:
+            try:
+                descriptions(FAMILIES[name], whole | {entry: value}, layers=(0, 5))
+            except InvalidCheckpoint as fault:
+                assert fault.param == "checkpoint"  # noqa: PT017 - it may also be described
+
+
+@pytest.mark.parametrize("value", [[], {}, 3])
+def test_a_model_type_that_is_no_text_is_refused(store, tmp_path, value):
+    store("llama", {"model_type": value})
+    with pytest.raises(InvalidCheckpoint, match="model_type"):
+        plan(tmp_path, ImportModule(checkpoint="net"))
+
+
 def test_a_part_of_the_config_describes_its_stack(store, tmp_path):
     config = store("gemma3")
     tensors = load_file(tmp_path / "net" / "model.safetensors")

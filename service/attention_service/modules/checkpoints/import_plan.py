@@ -221,7 +221,7 @@ def _config(
         stored = headers[parameter].shape
         try:
             shape = tuple(piece.cut(torch.empty(stored, device="meta"), heads).shape)
-        except (RuntimeError, IndexError):
+        except (RuntimeError, IndexError, TypeError, OverflowError):
             shape = ()
         if (parameter in _WEIGHTS and len(shape) != 2) or not shape or 0 in shape:
             raise InvalidCheckpoint(

@@ -26,9 +26,9 @@ with torch.inference_mode():
     output, weights = module(tokens, memory, memory, key_padding_mask=padding, average_attn_weights=False)
 
 with Client() as client:
-    # A state dict does not say the number of heads, nor what forward() masks.
+    # A state dict tells neither the number of heads, nor the masks, nor add_zero_attn.
     spec = {"masks": [], "add_zero_attn": False}
-    imported = client.modules.import_("pytorch-module", num_heads=4, name="pytorch-module", spec=spec)
+    imported = client.modules.import_("pytorch-module", num_heads=4, spec=spec, name="pytorch-module")
     reply = client.forward(imported.name, tokens, memory, key_mask=~padding, return_=["output", "weights"])
 
 for name, ours, theirs in (("output", output, reply.output), ("weights", weights, reply.weights)):

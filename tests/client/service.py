@@ -69,13 +69,15 @@ CALLS = {
     f"{group}.{name}".lstrip("."): method
     for group, (blocking, _) in GROUPS.items()
     for name, method in vars(blocking).items()
-    if inspect.isfunction(method) and not name.startswith("_") and name not in {"send", "close", "import_all"}
+    if inspect.isfunction(method) and not name.startswith("_") and name not in {"send", "close"}
 }
 """The methods that make a call, by their dotted names."""
+COMPOSED = {"modules.import_all"}
+"""Methods that make several calls."""
 METHODS = {
     re.search(r"operations\.(\w+)", inspect.getsource(method))[1]: name
     for name, method in CALLS.items()
-    if not name.endswith("_picture")
+    if not name.endswith("_picture") and name not in COMPOSED
 }
 """The dotted name of the method of each operation."""
 RAN = a.Ran(

@@ -33,12 +33,13 @@ class Modules(Resource):
 
     def import_(
         self, checkpoint: str, *, layer: int = 0, name: str | None = None, part: Literal["self", "cross"] = "self",
-        stack: Stack | None = None, num_heads: int | None = None, spec: SpecLike | None = None,
+        stack: Stack | None = None, spec: SpecLike | None = None, num_heads: int | None = None,
     ) -> ModuleInfo:  # fmt: skip
         """Make a module from one attention layer of a checkpoint in the server's model repository.
 
         ``layer`` counts from 0. ``name`` is by default folder.layer. ``stack`` is needed if a checkpoint has several,
-        ``num_heads`` if it does not tell. The fields of ``spec`` replace those of the checkpoint.
+        ``num_heads`` if it does not tell. The fields that are set in ``spec`` replace those of the checkpoint: a torch
+        state dict needs ``{"masks": [], "add_zero_attn": False}`` or other values.
         """
         return self.send(call(operations.import_module, locals()))
 
@@ -54,7 +55,8 @@ class Modules(Resource):
         """
         found = self.send(call(operations.get_checkpoint, {"path": checkpoint}))
         imports = imports_of(found, {"spec": spec, "num_heads": num_heads})
-        resident = {module.name for module in self.list().modules}
+        listed = self.list()
+        resident = {module.name for module in listed.modules}
         made: dict[str, ModuleInfo] = {}
         try:
             for number, arguments in enumerate(imports, 1):
@@ -110,12 +112,13 @@ class AsyncModules(AsyncResource):
 
     async def import_(
         self, checkpoint: str, *, layer: int = 0, name: str | None = None, part: Literal["self", "cross"] = "self",
-        stack: Stack | None = None, num_heads: int | None = None, spec: SpecLike | None = None,
+        stack: Stack | None = None, spec: SpecLike | None = None, num_heads: int | None = None,
     ) -> ModuleInfo:  # fmt: skip
         """Make a module from one attention layer of a checkpoint in the server's model repository.
 
         ``layer`` counts from 0. ``name`` is by default folder.layer. ``stack`` is needed if a checkpoint has several,
-        ``num_heads`` if it does not tell. The fields of ``spec`` replace those of the checkpoint.
+        ``num_heads`` if it does not tell. The fields that are set in ``spec`` replace those of the checkpoint: a torch
+        state dict needs ``{"masks": [], "add_zero_attn": False}`` or other values.
         """
         return await self.send(call(operations.import_module, locals()))
 
@@ -131,7 +134,8 @@ class AsyncModules(AsyncResource):
         """
         found = await self.send(call(operations.get_checkpoint, {"path": checkpoint}))
         imports = imports_of(found, {"spec": spec, "num_heads": num_heads})
-        resident = {module.name for module in (await self.list()).modules}
+        listed = await self.list()
+        resident = {module.name for module in listed.modules}
         made: dict[str, ModuleInfo] = {}
         try:
             for number, arguments in enumerate(imports, 1):

@@ -1,7 +1,7 @@
 """The base of everything on the wire."""
 
 from functools import cache
-from typing import Annotated, Any, TypeAlias, TypeVar
+from typing import Annotated, Any, TypeAlias, TypeVar, cast
 
 from pydantic import BaseModel, ConfigDict, Field
 from pydantic_core import PydanticCustomError
@@ -35,6 +35,11 @@ class WireModel(BaseModel):
         protected_namespaces=(),
         ser_json_inf_nan="strings",
     )
+
+    @property
+    def request_id(self) -> str | None:
+        """Id of the request that this is the reply to, as in the server's log; None for what is no reply."""
+        return cast("str | None", vars(self).get("_request_id"))
 
 
 def valid(model: type[ModelT], values: dict[str, Any]) -> ModelT:

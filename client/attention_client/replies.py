@@ -29,7 +29,7 @@ def read(operation: Operation[ReplyT], response: httpx.Response, body: bytearray
     """
     reply = _read(operation, response, body)
     if reply is not None:
-        vars(reply)["_request_id"] = response.headers.get("x-request-id")
+        object.__setattr__(reply, "_request_id", response.headers.get("x-request-id"))
     return reply
 
 

@@ -24,6 +24,8 @@ def at_fault(field: str, message: str) -> PydanticCustomError:
 class WireModel(BaseModel):
     """A value on the wire: immutable, strict about unknown fields, documented by its attribute docstrings."""
 
+    __slots__ = ("_request_id",)
+
     model_config = ConfigDict(
         extra="forbid",
         frozen=True,
@@ -39,7 +41,7 @@ class WireModel(BaseModel):
     @property
     def request_id(self) -> str | None:
         """Id of the request that this is the reply to, as in the server's log; None for what is no reply."""
-        return cast("str | None", vars(self).get("_request_id"))
+        return cast("str | None", getattr(self, "_request_id", None))
 
 
 def valid(model: type[ModelT], values: dict[str, Any]) -> ModelT:

@@ -41,7 +41,9 @@ def console_lines():
                 yield from (line.partition("#")[0].strip() for line in block.code.splitlines())
 
 
-@pytest.mark.parametrize("generator", ["settings_page", "variants_page", "hardware_page", "names_page"])
+@pytest.mark.parametrize(
+    "generator", ["settings_page", "variants_page", "hardware_page", "names_page", "checkpoints_page"]
+)
 def test_a_generated_page_is_current(generator):
     module = importlib.import_module(f"tests.docs.{generator}")
     assert module.PAGE.read_text("utf-8") == module.render(), f"run python -m tests.docs.{generator}"

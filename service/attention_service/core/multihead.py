@@ -131,8 +131,8 @@ def side_by_side(parameters: Parameters, sizes: Sizes) -> dict[str, Tensor]:
     if len(set(sizes.inputs)) == 1:
         for kind in "weight", "bias":
             names = [name for role in "qkv" if (name := f"{role}_proj.{kind}") in parameters]
-            if len(names) == len("qkv"):
-                parts = [parameters[name] for name in names]
+            parts = [parameters[name] for name in names]
+            if len(names) == len("qkv") and _joint(parts) is None:
                 laid |= zip(names, torch.cat(parts).split_with_sizes([len(part) for part in parts]), strict=True)
     return laid
 

@@ -165,7 +165,17 @@ def name_of(tiny: Tiny) -> str:
     return f"{tiny.family}-{tiny.label}" if tiny.label else tiny.family
 
 
-@pytest.mark.parametrize("tiny", TINY, ids=name_of)
+FIRST = {tiny.family: tiny for tiny in reversed(TINY)}
+"""The block of each family that every run compares."""
+
+
+@pytest.mark.parametrize(
+    "tiny",
+    [
+        pytest.param(tiny, marks=() if tiny is FIRST[tiny.family] else pytest.mark.slow, id=name_of(tiny))
+        for tiny in TINY
+    ],
+)
 def test_a_block_gives_the_numbers_of_eager_attention(tiny, run, engine, root):
     compared(tiny, run, engine, root, name_of(tiny))
 

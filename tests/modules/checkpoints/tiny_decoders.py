@@ -13,6 +13,9 @@ LONG = {
     6.0],
 }  # fmt: skip
 TWO = ["sliding_attention", "full_attention"]
+EXPERTS_OF_QWEN = {
+    "num_experts": 2, "num_experts_per_tok": 1, "moe_intermediate_size": 8, "shared_expert_intermediate_size": 8,
+}  # fmt: skip
 EXPERTS = {"num_local_experts": 2, "num_experts_per_tok": 1}
 
 DECODERS = [
@@ -55,5 +58,19 @@ DECODERS = [
     *decoder("stablelm", "StableLm", **LLAMA, use_qkv_bias=True),
     *decoder("glm", "Glm", **LLAMA, head_dim=8),
     *decoder("glm4", "Glm4", **LLAMA, head_dim=8),
+    *decoder("qwen2-moe", "Qwen2Moe", **LLAMA, **EXPERTS_OF_QWEN),
+    *decoder("qwen3-moe", "Qwen3Moe", **LLAMA, **EXPERTS_OF_QWEN, head_dim=8,
+             use_sliding_window=True, sliding_window=3),
+    *decoder("granitemoe", "GraniteMoe", **LLAMA, **EXPERTS, attention_multiplier=0.2),
+    *decoder("olmo3", "Olmo3", **LLAMA, sliding_window=3, layer_types=TWO),
+    *decoder("olmoe", "Olmoe", **LLAMA, num_experts=2, num_experts_per_tok=1),
+    *decoder("ministral", "Ministral", **LLAMA, head_dim=8, sliding_window=3, layer_types=TWO),
+    *decoder("seed-oss", "SeedOss", **LLAMA, head_dim=12),
+    *decoder("arcee", "Arcee", **LLAMA),
+    *decoder("nemotron", "Nemotron", **LLAMA),
+    *decoder("gpt-bigcode", "GPTBigCode", "h.{}.attn", "c_attn", "c_proj", **SIZES, n_embd=32, n_layer=2, n_head=4,
+             n_positions=16),
+    *decoder("gpt-bigcode", "GPTBigCode", "h.{}.attn", "c_attn", "c_proj", **SIZES, n_embd=32, n_layer=2, n_head=4,
+             n_positions=16, multi_query=False, label="multi-head"),
 ]  # fmt: skip
 """Every block that is compared."""

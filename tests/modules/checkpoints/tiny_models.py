@@ -136,6 +136,7 @@ TINY = [
         },
     ),
     *_t5("t5", "T5"),
+    *_t5("mt5", "MT5"),
     *_t5("umt5", "UMT5"),
 ]  # fmt: skip
 """Every block that is compared."""

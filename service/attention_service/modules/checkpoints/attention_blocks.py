@@ -70,7 +70,7 @@ def blocks_of(checkpoint: Checkpoint) -> list[Block]:
     found: dict[str, Block] = {}
     strangers: set[str] = set()
     for stack, config in _sections(checkpoint.config):
-        model_type = config.get("model_type")
+        model_type = _model_type(config)
         families = [family for family in FAMILIES.values() if model_type in family.model_types]
         loose = [family for family in FAMILIES.values() if family.without_config]
         known = families or [family for family in loose if model_type is None or not family.model_types]
@@ -81,7 +81,7 @@ def blocks_of(checkpoint: Checkpoint) -> list[Block]:
             if (stack is None or block.stack in {stack, None}) and prefix not in found
         }
         if model_type is not None and not families:
-            strangers.add(str(model_type)[:80])
+            strangers.add(model_type[:80])
     if not found and strangers:
         raise InvalidCheckpoint(
             f"config.json says model_type {' and '.join(map(repr, sorted(strangers)))}, which is not known; known are "
@@ -98,7 +98,17 @@ def _sections(config: Mapping[str, Any]) -> list[tuple[Stack | None, Mapping[str
         (stack, config[entry]) for entry, stack in _SECTIONS.items() if isinstance(config.get(entry), dict)
     ]
     kinds = {kind for family in FAMILIES.values() for kind in family.model_types}
-    return [own] if not parts or config.get("model_type") in kinds else parts
+    return [own] if not parts or _model_type(config) in kinds else parts
+
+
+def _model_type(config: Mapping[str, Any]) -> str | None:
+    """The entry model_type; None where it is absent. Raises InvalidCheckpoint where it is no text."""
+    value = config.get("model_type")
+    if value is not None and not isinstance(value, str):
+        raise InvalidCheckpoint(
+            f"config.json says model_type {str(value)[:80]!r}; expected text", param="checkpoint", entry="model_type"
+        )
+    return value
 
 
 def _named(family: Family, checkpoint: Checkpoint, config: Mapping[str, Any]) -> Iterator[Block]:

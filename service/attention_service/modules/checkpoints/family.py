@@ -185,6 +185,10 @@ def described(family: Family, entries: Entries) -> Attention:
         raise InvalidCheckpoint(
             f"config.json asks for an attention that no spec states: {place}: {first['msg']}", param="checkpoint"
         ) from None
+    except (TypeError, ValueError, ArithmeticError) as fault:  # an entry of another kind than any such model has
+        raise InvalidCheckpoint(
+            f"config.json has entries that no {family.name} has: {str(fault)[:200]}", param="checkpoint"
+        ) from None
 
 
 def linear(**modules: str) -> Pieces:

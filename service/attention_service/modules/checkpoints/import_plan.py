@@ -18,6 +18,7 @@ from attention_contract.schemas.modules import ImportModule, ModuleConfig, Sourc
 from attention_contract.spec import AttentionSpec
 from attention_service.core.arrays import TORCH_DTYPES
 from attention_service.core.methods.limits import check_spec
+from attention_service.core.multihead import Sizes, parameter_shapes
 from attention_service.modules.checkpoints.attention_blocks import Block, blocks_of, choose
 from attention_service.modules.checkpoints.checkpoint_files import Checkpoint, open_checkpoint
 from attention_service.modules.checkpoints.cuts import Heads
@@ -44,7 +45,7 @@ class Plan:
     def read(self) -> dict[str, Tensor]:
         """The parameters, on the host. Raises InvalidCheckpoint where the file does not hold what its header says."""
         try:
-            values = {name: self._read(piece) for name, piece in self._pieces.items()}
+            values = _copied({name: self._mapped(piece) for name, piece in self._pieces.items()})
             check_shapes(self.config, {name: tuple(value.shape) for name, value in values.items()})
             changed = {value.dtype for value in values.values()} != {TORCH_DTYPES[self.config.dtype or "float32"]}
         except (ShapeMismatch, RuntimeError, IndexError):
@@ -53,10 +54,24 @@ class Plan:
             raise InvalidCheckpoint("the checkpoint changed while it was read; try again", param="checkpoint")
         return values
 
-    def _read(self, piece: Piece) -> Tensor:
-        # Only the parameter is copied: the tensor around it stays a map of the file.
-        part = piece.cut(self._checkpoint.mapped(piece.tensor), self._heads)
-        return part.clone(memory_format=torch.contiguous_format)
+    def _mapped(self, piece: Piece) -> Tensor:
+        return piece.cut(self._checkpoint.mapped(piece.tensor), self._heads)
+
+
+def _copied(mapped: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """Copies of parameters that are maps of a file; the weights of q, k and v lie one behind the other if they can.
+
+    A module lays them out so, and thus needs no second copy.
+    """
+    parts = [mapped[f"{role}_proj.weight"] for role in "qkv"]
+    if len({(part.shape[1:], part.dtype) for part in parts}) > 1:
+        return {name: value.clone(memory_format=torch.contiguous_format) for name, value in mapped.items()}
+    together = torch.cat(parts).split_with_sizes([len(part) for part in parts])
+    joint = {f"{role}_proj.weight": part for role, part in zip("qkv", together, strict=True)}
+    return {
+        name: joint[name] if name in joint else value.clone(memory_format=torch.contiguous_format)
+        for name, value in mapped.items()
+    }
 
 
 def plan(root: Path, request: ImportModule) -> Plan:
@@ -76,6 +91,7 @@ def plan_block(checkpoint: Checkpoint, block: Block, request: ImportModule) -> P
     attention = _counted(_described(block, part, pieces), request)
     spec = _overlaid(attention, request)
     heads, config = _config(pieces, attention, spec, checkpoint, request)
+    pieces = {name: piece for name, piece in pieces.items() if name in parameter_shapes(Sizes.of(config))}
     return Plan(
         name=request.name or default_name(checkpoint.label, request.layer, part, request.stack),
         config=config,
@@ -205,7 +221,7 @@ def _config(
         stored = headers[parameter].shape
         try:
             shape = tuple(piece.cut(torch.empty(stored, device="meta"), heads).shape)
-        except (RuntimeError, IndexError):
+        except (RuntimeError, IndexError, TypeError, OverflowError):
             shape = ()
         if (parameter in _WEIGHTS and len(shape) != 2) or not shape or 0 in shape:
             raise InvalidCheckpoint(
@@ -248,15 +264,30 @@ def _config(
                 }
             )
         )
-        check_shapes(config, shapes)
+        check_shapes(config, _needed(shapes, config, attention.spec))
     except ValidationError as fault:
         first = fault.errors()[0]
         raise InvalidCheckpoint(
             f"no module can have the layer's sizes: {'.'.join(map(str, first['loc']))}: {first['msg']}",
             param="checkpoint",
         ) from None
-    except (ShapeMismatch, InvalidRequest) as fault:
+    except ShapeMismatch as fault:
         raise InvalidCheckpoint(
             f"the layer's tensors do not fit each other: {fault.detail}", param="checkpoint", **fault.facts
         ) from None
+    except InvalidRequest as fault:
+        if request.spec is not None:
+            raise InvalidRequest(f"spec: it does not fit the checkpoint: {fault.detail}", param="spec") from None
+        raise InvalidCheckpoint(
+            f"the layer's tensors are not those of its config: {fault.detail}", param="checkpoint", **fault.facts
+        ) from None
     return heads, config
+
+
+def _needed(
+    shapes: Mapping[str, tuple[int, ...]], config: ModuleConfig, own: AttentionSpec
+) -> dict[str, tuple[int, ...]]:
+    """The shapes without those that only the checkpoint's own spec asks for, and not the one laid over it."""
+    theirs = parameter_shapes(Sizes.of(config.model_copy(update={"spec": own})))
+    dropped = theirs.keys() - parameter_shapes(Sizes.of(config))
+    return {name: shape for name, shape in shapes.items() if name not in dropped}

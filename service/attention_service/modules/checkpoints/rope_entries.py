@@ -1,6 +1,7 @@
 """Rotary positions of a config.json: ``rope_parameters``, or the older ``rope_theta`` and ``rope_scaling``."""
 
 from collections.abc import Mapping
+from dataclasses import replace
 from math import log
 from typing import Any, Final
 
@@ -18,14 +19,13 @@ def rope_of(
     theta: float = 10_000.0,
     partial: float = 1.0,
     interleaved: bool = False,
-    layer_type: str | None = None,
 ) -> Rope:
     """The rotation of a block's queries and keys.
 
-    ``theta`` and ``partial`` (the part of a head that turns) are the family's defaults. ``layer_type`` chooses among
-    parameters that are given by type of layer. Raises InvalidCheckpoint for a scaling that modules do not have.
+    ``theta`` and ``partial`` (the part of a head that turns) are the family's defaults.
+    Raises InvalidCheckpoint for a scaling that modules do not have.
     """
-    given = _parameters(entries, layer_type)
+    given = _parameters(entries)
     part = _number(
         given, "partial_rotary_factor", entries.number("partial_rotary_factor", "rotary_pct", default=partial)
     )
@@ -40,11 +40,23 @@ def rope_of(
     )
 
 
-def _parameters(entries: Entries, layer_type: str | None) -> Mapping[str, Any]:
+def with_rotation_of(entries: Entries, *, sliding: bool, local: float, full: float) -> Entries:
+    """The entries with the rotation of one type of layer in place of those by type.
+
+    Layers that slide have the theta ``local`` and no scaling, the others ``full``, unless ``rope_parameters``
+    says more.
+    """
+    given = entries.get("rope_parameters")
+    own = given.get("sliding_attention" if sliding else "full_attention") if isinstance(given, Mapping) else None
+    if own is None and not sliding:
+        own = entries.get("rope_scaling")
+    rotation = {"rope_theta": local if sliding else full, **(own if isinstance(own, Mapping) else {})}
+    return replace(entries, config={**entries.config, "rope_parameters": rotation, "rope_theta": None})
+
+
+def _parameters(entries: Entries) -> Mapping[str, Any]:
     """The object that describes the rotation; empty where there is none."""
     given = entries.get("rope_parameters", "rope_scaling", default={})
-    if isinstance(given, Mapping) and layer_type is not None and isinstance(given.get(layer_type), Mapping):
-        given = given[layer_type]
     if not isinstance(given, Mapping):
         raise InvalidCheckpoint("rope_parameters of config.json is not an object", param="checkpoint")
     return given
@@ -62,7 +74,8 @@ def _scaling(entries: Entries, given: Mapping[str, Any]) -> dict[str, Any] | Non
         case "linear":
             return {"name": "linear", "factor": given.get("factor")}
         case "dynamic":
-            return {"name": "ntk", "factor": given.get("factor"), _LENGTH: longest}
+            length = entries.count("max_position_embeddings")
+            return {"name": "ntk", "factor": given.get("factor"), _LENGTH: length}
         case "llama3":
             names = "factor", "low_freq_factor", "high_freq_factor"
             return {"name": "llama3", _LENGTH: original} | {name: given.get(name) for name in names}

@@ -3,7 +3,7 @@
 from typing import Final
 
 from attention_contract.spec import AttentionSpec, Causal, ScaledDot
-from attention_service.modules.checkpoints.cuts import row_part, transposed, transposed_thirds
+from attention_service.modules.checkpoints.cuts import by_group, row_part, transposed, transposed_thirds
 from attention_service.modules.checkpoints.family import Attention, BlockNames, Entries, Family, Piece, Pieces, fused
 
 _OUT: Final[Pieces] = {f"o_proj.{kind}": (Piece(f"c_proj.{kind}", transposed),) for kind in ("weight", "bias")}
@@ -30,6 +30,17 @@ def _describe(entries: Entries) -> Attention:
     return Attention(AttentionSpec(score=ScaledDot(scale=scale), masks=masks), heads)
 
 
+def _bigcode(entries: Entries) -> Attention:
+    """GPT-2 with plain weights, whose heads share one key and value, or lie one behind the other."""
+    entries.must_be("add_cross_attention", False)
+    heads = entries.count("n_head", "num_attention_heads", default=12)
+    shared = entries.flag("multi_query", default=True)
+    width = entries.count("n_embd", "hidden_size", default=768) // heads
+    scale = None if entries.flag("scale_attn_weights", default=True) else 1.0
+    spec = AttentionSpec(score=ScaledDot(scale=scale), masks=[Causal()])
+    return Attention(spec, heads, kv_heads=1 if shared else heads, head_dim=width)
+
+
 FAMILIES: Final = (
     Family(
         name="gpt2",
@@ -39,5 +50,11 @@ FAMILIES: Final = (
             BlockNames("h.{layer}.crossattention.", _CROSS, part="cross"),
         ),
         describe=_describe,
+    ),
+    Family(
+        name="gpt-bigcode",
+        model_types=frozenset({"gpt_bigcode"}),
+        blocks=(BlockNames("h.{layer}.attn.", fused("c_attn", "c_proj", by_group)),),
+        describe=_bigcode,
     ),
 )

@@ -17,7 +17,7 @@ from attention_service.modules.checkpoints.family import (
     linear,
     one,
 )
-from attention_service.modules.checkpoints.rope_entries import rope_of
+from attention_service.modules.checkpoints.rope_entries import rope_of, with_rotation_of
 
 NAMES: Final[Pieces] = linear(q_proj="q_proj", k_proj="k_proj", v_proj="v_proj", o_proj="o_proj")
 NORMS: Final[Pieces] = one(q_norm__weight="q_norm.weight", k_norm__weight="k_norm.weight")
@@ -75,21 +75,17 @@ def _every(period: int) -> Callable[[int], bool]:
     return lambda layer: (layer + 1) % period != 0
 
 
-def _llama(entries: Entries, **defaults: Any) -> Attention:
-    return decoder(entries, **defaults)
-
-
 def _windowed(entries: Entries, window: int | None = None, **defaults: Any) -> Attention:
     """Every layer slides if the config has a window; ``window`` is the family's default."""
     return decoder(entries, window=entries.optional_count("sliding_window", window), **defaults)
 
 
-def _qwen(entries: Entries, **spec: Any) -> Attention:
+def _qwen(entries: Entries, **defaults: Any) -> Attention:
     window = None
     first = entries.get("max_window_layers", default=28)
     if entries.flag("use_sliding_window", default=False) and slides(entries, lambda layer: layer >= first):
         window = entries.optional_count("sliding_window", 4096)
-    return decoder(entries, window=window, **spec)
+    return decoder(entries, window=window, **defaults)
 
 
 def _qwen3(entries: Entries) -> Attention:
@@ -117,15 +113,40 @@ def _phi(entries: Entries, **defaults: Any) -> Attention:
     return decoder(entries, **defaults)
 
 
-def _olmo(entries: Entries) -> Attention:
+def _unclipped(entries: Entries, **defaults: Any) -> Attention:
     if entries.get("clip_qkv") is not None:
         raise entries.unsupported("clip_qkv", "expected null: modules do not clip queries, keys and values")
-    return decoder(entries)
+    return decoder(entries, **defaults)
 
 
 def _olmo2(entries: Entries) -> Attention:
     norm = QKNorm(eps=entries.number("rms_norm_eps", default=1e-5), over="all_heads")
     return decoder(entries, qk_norm=norm)
+
+
+def _olmo3(entries: Entries) -> Attention:
+    sliding = slides(entries, _every(4))
+    own = with_rotation_of(entries, sliding=sliding, local=5e5, full=entries.number("rope_theta", default=5e5))
+    window = entries.optional_count("sliding_window", 4096) if sliding else None
+    norm = QKNorm(eps=entries.number("rms_norm_eps", default=1e-5), over="all_heads")
+    return decoder(own, window=window, qk_norm=norm)
+
+
+def _olmoe(entries: Entries) -> Attention:
+    norm = QKNorm(eps=entries.number("rms_norm_eps", default=1e-5), over="all_heads")
+    return _unclipped(entries, heads=16, hidden=2048, qk_norm=norm)
+
+
+def _ministral(entries: Entries) -> Attention:
+    window = entries.optional_count("sliding_window", 4096)
+    return decoder(entries, kv_heads=8, window=window if slides(entries, lambda _: window is not None) else None)
+
+
+def _qwen3_moe(entries: Entries) -> Attention:
+    sliding = entries.flag("use_sliding_window", default=False)
+    window = entries.optional_count("sliding_window", 4096) if sliding else None
+    norm = QKNorm(eps=entries.number("rms_norm_eps", default=1e-6))
+    return decoder(entries, hidden=2048, kv_heads=4, window=window, qk_norm=norm)
 
 
 def _cohere(entries: Entries) -> Attention:
@@ -161,7 +182,7 @@ _NORMED: Final = blocks({**NAMES, **NORMS})
 _GLM: Final[dict[str, Any]] = {"kv_heads": 2, "head_dim": 128, "rope": {"partial": 0.5, "interleaved": True}}
 
 FAMILIES: Final = (
-    Family("llama", frozenset({"llama"}), _PLAIN, _llama),
+    Family("llama", frozenset({"llama"}), _PLAIN, decoder),
     Family("mistral", frozenset({"mistral"}), _PLAIN, partial(_windowed, window=4096, kv_heads=8)),
     Family("mixtral", frozenset({"mixtral"}), _PLAIN, partial(_windowed, kv_heads=8, rope={"theta": 1e6})),
     Family("qwen2", frozenset({"qwen2"}), _PLAIN, _qwen),
@@ -175,13 +196,22 @@ FAMILIES: Final = (
     ),
     Family("phi3", frozenset({"phi3"}), blocks(fused("qkv_proj", "o_proj", unequal)), partial(_windowed, hidden=3072)),
     Family("starcoder2", frozenset({"starcoder2"}), _PLAIN, partial(_windowed, heads=24, hidden=3072, kv_heads=2)),
-    Family("olmo", frozenset({"olmo"}), _PLAIN, _olmo),
+    Family("olmo", frozenset({"olmo"}), _PLAIN, _unclipped),
     Family("olmo2", frozenset({"olmo2"}), _NORMED, _olmo2),
     Family("cohere", frozenset({"cohere"}), _PLAIN, _cohere),
     Family("cohere2", frozenset({"cohere2"}), _PLAIN, _cohere2),
     Family("granite", frozenset({"granite"}), _PLAIN, _granite),
     Family("smollm3", frozenset({"smollm3"}), _PLAIN, _smollm3),
     Family("stablelm", frozenset({"stablelm"}), _PLAIN, partial(_phi, hidden=2560, rope={"partial": 0.25})),
-    Family("glm", frozenset({"glm"}), _PLAIN, partial(_llama, **_GLM)),
-    Family("glm4", frozenset({"glm4"}), _PLAIN, partial(_llama, **_GLM)),
+    Family("qwen2-moe", frozenset({"qwen2_moe"}), _PLAIN, partial(_qwen, heads=16, hidden=2048, kv_heads=16)),
+    Family("qwen3-moe", frozenset({"qwen3_moe"}), _NORMED, _qwen3_moe),
+    Family("granitemoe", frozenset({"granitemoe"}), _PLAIN, _granite),
+    Family("olmo3", frozenset({"olmo3"}), _NORMED, _olmo3),
+    Family("olmoe", frozenset({"olmoe"}), _NORMED, _olmoe),
+    Family("ministral", frozenset({"ministral"}), _PLAIN, _ministral),
+    Family("seed-oss", frozenset({"seed_oss"}), _PLAIN, partial(decoder, heads=80, kv_heads=8, head_dim=128)),
+    Family("arcee", frozenset({"arcee"}), _PLAIN, partial(decoder, hidden=2560)),
+    Family("nemotron", frozenset({"nemotron"}), _PLAIN, partial(decoder, heads=48, hidden=6144, rope={"partial": 0.5})),
+    Family("glm", frozenset({"glm"}), _PLAIN, partial(decoder, **_GLM)),
+    Family("glm4", frozenset({"glm4"}), _PLAIN, partial(decoder, **_GLM)),
 )

@@ -3,6 +3,7 @@
 Source: Raffel et al. 2020; names of ``transformers.T5Model``.
 """
 
+from functools import partial
 from typing import Final
 
 from attention_contract.positions import NoPosition, RelativeBias
@@ -37,8 +38,8 @@ def _blocks(shared: bool) -> tuple[BlockNames, ...]:
     )
 
 
-def _describe(entries: Entries) -> Attention:
-    heads, width = entries.count("num_heads", default=8), entries.count("d_kv", default=64)
+def _describe(entries: Entries, heads: int = 8) -> Attention:
+    heads, width = entries.count("num_heads", default=heads), entries.count("d_kv", default=64)
     if entries.part == "cross":
         return Attention(AttentionSpec(score=Dot(), position=NoPosition()), heads, head_dim=width)
     decoder = entries.stack == "decoder"
@@ -52,6 +53,7 @@ def _describe(entries: Entries) -> Attention:
 
 
 FAMILIES: Final = (
-    Family("t5", frozenset({"t5", "mt5"}), _blocks(shared=True), _describe),
-    Family("umt5", frozenset({"umt5"}), _blocks(shared=False), _describe),
+    Family("t5", frozenset({"t5"}), _blocks(shared=True), _describe),
+    Family("mt5", frozenset({"mt5"}), _blocks(shared=True), partial(_describe, heads=6)),
+    Family("umt5", frozenset({"umt5"}), _blocks(shared=False), partial(_describe, heads=6)),
 )

@@ -1,0 +1,200 @@
+"""config.json: defaults that it leaves out, its older forms, parts for several stacks, and entries that are refused."""
+
+import json
+import warnings
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+from tests.modules.checkpoints.refused import REFUSED
+from tests.modules.checkpoints.test_families import TINY, built, saved
+
+from attention_contract.errors import InvalidCheckpoint, InvalidRequest
+from attention_contract.positions import Llama3Scaling, Rope, YarnScaling
+from attention_contract.schemas.modules import ImportModule
+from attention_contract.spec import Causal, Softmax
+from attention_service.modules.checkpoints.families import FAMILIES
+from attention_service.modules.checkpoints.family import Entries, described
+from attention_service.modules.checkpoints.import_plan import plan
+
+with warnings.catch_warnings():
+    warnings.simplefilter("ignore")
+    from transformers import CONFIG_MAPPING
+
+MODEL_TYPES = sorted((kind, family.name) for family in FAMILIES.values() for kind in family.model_types)
+
+
+def descriptions(family, config, layers=(0, 1, 2, 5)):
+    """What a family says of each of its blocks."""
+    return [
+        described(family, Entries(config, layer, names.part or "self", names.stack, frozenset()))
+        for names in family.blocks
+        for layer in layers
+    ]
+
+
+def complete(kind, config=None):
+    """The config with every entry, in its newest form."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        whole = CONFIG_MAPPING[kind].from_dict(config or {})
+    return json.loads(whole.to_json_string(use_diff=False))
+
+
+@pytest.mark.parametrize(("kind", "name"), MODEL_TYPES)
+def test_an_entry_that_is_left_out_has_the_default_of_its_class(kind, name):
+    try:
+        short = descriptions(FAMILIES[name], {"model_type": kind})
+    except InvalidCheckpoint:
+        return  # refused, or asked for
+    for found, expected in zip(short, descriptions(FAMILIES[name], complete(kind)), strict=True):
+        assert found.spec == expected.spec
+        if found.heads is not None:  # else the import asks for it
+            assert found == expected
+
+
+LENGTHS = {"max_position_embeddings": 131072}
+LLAMA3 = {"factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0, "original_max_position_embeddings": 8192}
+
+
+@pytest.mark.parametrize(
+    ("kind", "config"),
+    [
+        ("llama", {"rope_theta": 5e5, "rope_scaling": {"rope_type": "llama3", **LLAMA3}} | LENGTHS),
+        ("llama", {"rope_scaling": {"type": "linear", "factor": 2.0}}),
+        ("llama", {"rope_scaling": {"type": "dynamic", "factor": 2.0}} | LENGTHS),
+        ("qwen2", {"rope_scaling": {"type": "yarn", "factor": 4.0, "original_max_position_embeddings": 32768}}),
+        ("gemma3_text", {"rope_local_base_freq": 5e3, "rope_theta": 2e6,
+                         "rope_scaling": {"rope_type": "linear", "factor": 8.0}}),
+        ("gpt_neox", {"rotary_pct": 0.5, "rotary_emb_base": 500}),
+        ("stablelm", {"partial_rotary_factor": 0.5, "rope_theta": 500.0}),
+        ("glm4", {"partial_rotary_factor": 0.25}),
+    ],
+)  # fmt: skip
+def test_an_older_form_means_the_same_as_the_newest(kind, config):
+    family = FAMILIES[dict(MODEL_TYPES)[kind]]
+    older = descriptions(family, {"model_type": kind, **config})
+    assert older == descriptions(family, complete(kind, config))
+    assert older != descriptions(family, {"model_type": kind})
+
+
+def test_scaling_is_read_in_full():
+    config = {"rope_scaling": {"rope_type": "llama3", **LLAMA3}, "rope_theta": 5e5}
+    (first,) = descriptions(FAMILIES["llama"], config, layers=[0])
+    assert first.spec.position == Rope(theta=5e5, scaling=Llama3Scaling(**LLAMA3))
+    yarn = {
+        "rope_type": "yarn",
+        "factor": 4.0,
+        "beta_fast": 16.0,
+        "truncate": False,
+        "mscale": 0.7,
+        "mscale_all_dim": 0.9,
+    }
+    (first,) = descriptions(FAMILIES["llama"], {"rope_scaling": yarn} | LENGTHS, layers=[0])
+    assert isinstance(first.spec.position.scaling, YarnScaling)
+    assert (first.spec.position.scaling.beta_fast, first.spec.position.scaling.truncate) == (16.0, False)
+    assert first.spec.position.scaling.attention_factor == pytest.approx(0.9753, abs=1e-3)
+
+
+@pytest.fixture
+def store(tmp_path):
+    """Save the tiny model of a family, with entries of its config.json changed."""
+
+    def kept(family, changes=None, place="net"):
+        tiny = next(tiny for tiny in TINY if tiny.family == family)
+        saved(built(tiny), tmp_path / place)
+        path = tmp_path / place / "config.json"
+        config = json.loads(path.read_text())
+        path.write_text(json.dumps(config | (changes or {})))
+        return config
+
+    return kept
+
+
+@pytest.mark.parametrize("case", REFUSED, ids=lambda case: f"{case.family}-{case.entry}")
+def test_a_computation_that_modules_do_not_have_is_refused_by_its_entry(store, tmp_path, case):
+    store(case.family, case.config)
+    with pytest.raises(InvalidCheckpoint, match=rf"config\.json says {case.entry}") as caught:
+        plan(tmp_path, ImportModule(checkpoint="net"))
+    assert caught.value.param == "checkpoint"
+
+
+@pytest.mark.parametrize("value", [0, "four", True, 2.5, [4]])
+def test_an_entry_of_another_kind_is_refused_by_its_name(store, tmp_path, value):
+    store("llama", {"num_attention_heads": value})
+    with pytest.raises(InvalidCheckpoint, match="num_attention_heads"):
+        plan(tmp_path, ImportModule(checkpoint="net"))
+
+
+HOSTILE = [0, -1, 0.5, 1e400, True, "x", "", [], [[]], {}, {"rope_type": []}, {"rope_type": "yarn", "factor": "x"}]
+
+
+@pytest.mark.parametrize(("kind", "name"), MODEL_TYPES)
+def test_no_entry_breaks_the_description(kind, name):
+    whole = complete(kind)
+    for entry in whole:
+        for value in HOSTILE:
+            try:
+                descriptions(FAMILIES[name], whole | {entry: value}, layers=(0, 5))
+            except InvalidCheckpoint as fault:
+                assert fault.param == "checkpoint"  # noqa: PT017 - it may also be described
+
+
+@pytest.mark.parametrize("value", [[], {}, 3])
+def test_a_model_type_that_is_no_text_is_refused(store, tmp_path, value):
+    store("llama", {"model_type": value})
+    with pytest.raises(InvalidCheckpoint, match="model_type"):
+        plan(tmp_path, ImportModule(checkpoint="net"))
+
+
+def test_a_part_of_the_config_describes_its_stack(store, tmp_path):
+    config = store("gemma3")
+    tensors = load_file(tmp_path / "net" / "model.safetensors")
+    (tmp_path / "pair").mkdir()
+    save_file(
+        {f"language_model.model.{name}": value for name, value in tensors.items()}, tmp_path / "pair" / "a.safetensors"
+    )
+    whole = {"model_type": "gemma3", "text_config": config, "vision_config": {"model_type": "unheard of"}}
+    (tmp_path / "pair" / "config.json").write_text(json.dumps(whole))
+    own = plan(tmp_path, ImportModule(checkpoint="net", layer=1))
+    text = plan(tmp_path, ImportModule(checkpoint="pair", layer=1, stack="text"))
+    assert text.config == own.config
+    assert text.source.stack == "text"
+    assert all(torch.equal(value, own.read()[name]) for name, value in text.read().items())
+
+
+def test_the_fields_of_a_spec_replace_those_of_the_checkpoint(store, tmp_path):
+    store("qwen3")
+    own = plan(tmp_path, ImportModule(checkpoint="net")).config.spec
+    laid = plan(tmp_path, ImportModule(checkpoint="net", spec={"softcap": 5.0, "masks": []}))
+    assert laid.config.spec == own.model_copy(update={"softcap": 5.0, "masks": []})
+    bare = plan(tmp_path, ImportModule(checkpoint="net", spec={"qk_norm": None}))
+    assert "q_norm.weight" not in bare.read()
+    assert plan(tmp_path, ImportModule(checkpoint="net", spec={})).config.spec == own
+    with pytest.raises(InvalidRequest, match=r"sinks missing") as caught:
+        plan(tmp_path, ImportModule(checkpoint="net", spec={"normalizer": {"sinks": True}}))
+    assert caught.value.param == "spec"
+    with pytest.raises(InvalidRequest, match="method linear") as caught:
+        plan(tmp_path, ImportModule(checkpoint="net", spec={"method": {"name": "linear"}, "softcap": 5.0}))
+    assert caught.value.param.startswith("spec")
+
+
+def test_a_fact_that_no_state_dict_tells_is_asked_for(tmp_path):
+    attention = torch.nn.MultiheadAttention(8, 2)
+    save_file(attention.state_dict(), tmp_path / "alone.safetensors")
+    with pytest.raises(InvalidRequest, match=r'"spec": {"masks": \[\], "add_zero_attn": false}') as caught:
+        plan(tmp_path, ImportModule(checkpoint="alone.safetensors", num_heads=2))
+    assert caught.value.param == "spec.masks"
+    with pytest.raises(InvalidRequest) as caught:
+        plan(tmp_path, ImportModule(checkpoint="alone.safetensors", num_heads=2, spec={"masks": []}))
+    assert (caught.value.param, caught.value.facts) == ("spec.add_zero_attn", {"missing": ["spec.add_zero_attn"]})
+    told = {"masks": [{"name": "causal"}], "add_zero_attn": True}
+    made = plan(tmp_path, ImportModule(checkpoint="alone.safetensors", num_heads=2, spec=told)).config.spec
+    assert (made.masks, made.add_zero_attn, made.normalizer) == ([Causal()], True, Softmax())
+    layer = torch.nn.TransformerDecoderLayer(8, 2, 16)
+    save_file(layer.state_dict(), tmp_path / "layer.safetensors")
+    with pytest.raises(InvalidRequest) as caught:
+        plan(tmp_path, ImportModule(checkpoint="layer.safetensors", num_heads=2))
+    assert caught.value.facts == {"missing": ["spec.masks"]}
+    cross = plan(tmp_path, ImportModule(checkpoint="layer.safetensors", num_heads=2, part="cross"))
+    assert cross.config.spec.masks == []

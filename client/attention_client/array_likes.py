@@ -3,7 +3,7 @@
 import sys
 from collections.abc import Mapping, Sequence
 from types import NoneType
-from typing import Any
+from typing import Any, Final, Protocol, TypeAlias
 
 import ml_dtypes
 import numpy as np
@@ -11,13 +11,28 @@ from numpy.typing import ArrayLike, NDArray
 
 from attention_contract.errors import InvalidTensor
 
-TensorLike = ArrayLike
-"""A numpy array, a torch tensor on any device, anything with ``__array__``, or a nested list of numbers.
+
+class Exchanged(Protocol):
+    """An array of any library that speaks DLPack."""
+
+    def __dlpack__(self, *, stream: Any = None) -> Any:
+        """Hand the memory over."""
+        ...
+
+    def __dlpack_device__(self) -> tuple[Any, int]:
+        """Return the kind and the number of the device."""
+        ...
+
+
+TensorLike: TypeAlias = ArrayLike | Exchanged
+"""A numpy array, a torch tensor on any device, anything with ``__array__`` or ``__dlpack__``, or a nested list.
 
 Arrays keep their dtype. A nested list takes the dtype of the module or of the request's other tensors.
 """
 
 
+_CPU: Final = 1
+"""DLPack's number of the host."""
 _SCALARS = frozenset({bool, int, float, str, NoneType})
 
 
@@ -52,7 +67,30 @@ def as_array(value: Any) -> NDArray[Any]:
         if value.dtype == torch.bfloat16:
             return _numpy(value.view(torch.int16)).view(ml_dtypes.bfloat16)
         return _numpy(value)
+    if not hasattr(value, "__array__") or not _on_host(value):
+        return _exchanged(value)
     return np.asarray(value)
+
+
+def _on_host(value: Any) -> bool:
+    """Return True if a value has no device, or the host as its device."""
+    return not hasattr(value, "__dlpack_device__") or value.__dlpack_device__()[0] == _CPU
+
+
+def _exchanged(value: Any) -> NDArray[Any]:
+    """Read an array of another library by DLPack; one on a device is copied to the host first."""
+    try:
+        if _on_host(value):
+            return np.from_dlpack(value)
+        if hasattr(value, "get"):  # CuPy's copy to the host
+            return np.asarray(value.get())
+        if hasattr(value, "__array__"):  # JAX copies by itself
+            return np.asarray(value)
+        return np.from_dlpack(value, device="cpu", copy=True)
+    except (BufferError, RuntimeError, TypeError, ValueError) as fault:
+        raise InvalidTensor(
+            f"a {type(value).__name__}: cannot be copied to the host as a numpy array: {fault}"
+        ) from None
 
 
 def _numpy(tensor: Any) -> NDArray[Any]:
@@ -64,7 +102,7 @@ def _numpy(tensor: Any) -> NDArray[Any]:
 
 
 def _is_array(value: Any) -> bool:
-    return hasattr(value, "__array__") and not isinstance(value, np.generic)
+    return (hasattr(value, "__array__") or hasattr(value, "__dlpack__")) and not isinstance(value, np.generic)
 
 
 def _first_leaf(value: Any) -> Any:

@@ -3,10 +3,11 @@
 The methods are those of ``Client``, word for word; a test compares the two.
 """
 
-from collections.abc import AsyncIterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mapping, Sequence
+from copy import copy
 from dataclasses import dataclass
 from types import TracebackType
-from typing import Self, cast
+from typing import Any, ParamSpec, Self, TypeVar, Unpack, cast
 
 import anyio
 import httpx
@@ -23,8 +24,10 @@ from attention_client.arguments import (
     TensorMap,
 )
 from attention_client.array_likes import TensorLike
-from attention_client.calls import Call, MediaType, Message, ReplyT, call, drawn, sized
+from attention_client.calls import Call, CallOptions, MediaType, Message, ReplyT, call, drawn, sized
 from attention_client.connection_settings import LIMITS, Policy, all_headers, prefix_of, server_url
+from attention_client.many_requests import Errors, Many, bar, in_tasks
+from attention_client.raw_responses import RawResponse, keeping, note
 from attention_client.resources.attention_calls import AsyncAttention
 from attention_client.resources.checkpoint_calls import AsyncCheckpoints
 from attention_client.resources.hopfield_calls import AsyncHopfield
@@ -39,6 +42,9 @@ from attention_contract.schemas.attention import ForwardReply, KernelName, Tap
 from attention_contract.schemas.complexity import ComplexityReply
 from attention_contract.schemas.gradients import GradientsReply
 from attention_contract.schemas.weights import WeightsReply
+
+P = ParamSpec("P")
+AnswerT = TypeVar("AnswerT")
 
 
 @dataclass(frozen=True)
@@ -82,6 +88,10 @@ class AsyncClient:
             timeout=None,  # each attempt gets the time until the deadline
             transport=transport,
         )
+        self._group()
+
+    def _group(self) -> None:
+        """Make the groups of calls, which are sent by this client."""
         self.attention = AsyncAttention(self)
         self.checkpoints = AsyncCheckpoints(self)
         self.hopfield = AsyncHopfield(self)
@@ -89,25 +99,40 @@ class AsyncClient:
         self.recordings = AsyncRecordings(self)
         self.server = AsyncServer(self)
 
+    def with_options(self, **options: Unpack[CallOptions]) -> Self:
+        """Return a client with other settings for every call. It shares this client's connections, which this closes.
+
+        ``timeout``, ``retries`` and ``headers`` as each method takes them; headers are added to those of this client.
+        """
+        made = copy(self)
+        made._policy = self._policy.changed(options)
+        made._owns_http = False
+        made._group()
+        return made
+
     async def send(self, call: Call[ReplyT]) -> ReplyT:
         """Send a call that ``attention_client.calls`` built, and return its reply."""
-        attempts = Attempts(call.operation, self._policy.timeout, self._policy.retries)
-        message = call.encode(self._policy.media_type)
+        policy = self._policy.changed(call.options)
+        attempts = Attempts(call.operation, policy.timeout, policy.retries)
+        message = call.encode(policy.media_type)
+        headers = {**message.headers, **policy.headers}
         while True:
             try:
-                return await self._attempt(call, message, attempts)
+                return await self._attempt(call, message, headers, attempts)
             except AttentionError as fault:
                 seconds = attempts.wait_after(fault)
             await anyio.sleep(seconds)
 
-    async def _attempt(self, call: Call[ReplyT], message: Message, attempts: Attempts) -> ReplyT:
+    async def _attempt(
+        self, call: Call[ReplyT], message: Message, headers: Mapping[str, str], attempts: Attempts
+    ) -> ReplyT:
         response, content = None, bytearray()
         chunks = message.chunks
         request = self._http.build_request(
             message.method,
             self._prefix + message.url,
             params=message.params or None,
-            headers=message.headers,
+            headers={**attempts.preference(), **headers},
             content=cast("bytes", chunks[0]) if len(chunks) == 1 else AsyncBody(chunks, attempts) if chunks else None,
             extensions={"timeout": attempts.timeouts(self._http.timeout)},
         )
@@ -121,7 +146,34 @@ class AsyncClient:
                 await response.aclose()
         except httpx.RequestError as fault:
             raise attempts.error(fault, response) from fault
+        attempts.answered(message.method, message.url, response)
+        note(response, content)
         return replies.read(call.operation, response, content)
+
+    async def raw(
+        self, method: Callable[P, Awaitable[AnswerT]], *args: P.args, **kwargs: P.kwargs
+    ) -> RawResponse[AnswerT]:
+        """Call a method of this client and return status, headers and body of the response beside the reply.
+
+        ``client.raw(client.forward, "demo", tokens)``. An error is raised as by the method itself.
+        """
+        with keeping() as kept:
+            return kept.beside(await method(*args, **kwargs))
+
+    async def map(
+        self, method: Callable[..., Awaitable[AnswerT]], requests: Iterable[Mapping[str, Any]], *, concurrency: int = 8,
+        errors: Errors = "raise", progress: bool = False,
+    ) -> list[AnswerT]:  # fmt: skip
+        """Call a method once for the arguments of each request, and return the replies in the same order.
+
+        ``client.map(client.forward, [{"name": "demo", "query": tokens}, …])``. At most ``concurrency`` calls run at
+        once; requests are taken as they are needed. By default the first error is raised, in the order of the requests:
+        calls that run then are awaited, and no other is begun. With ``errors="return"`` an AttentionError stands in the
+        place of its reply. ``progress`` draws a bar on standard error, and needs rich.
+        """
+        many = Many[AnswerT](requests, concurrency, errors)
+        with bar(requests, shown=progress) as advance:
+            return await in_tasks(many, method, advance)
 
     async def aclose(self) -> None:
         """Close the connections. Those of ``http`` stay open."""
@@ -146,7 +198,7 @@ class AsyncClient:
         return_: Sequence[Tap] = ("output",), select: SelectLike | None = None, average_heads: bool = False,
         edits: Sequence[EditLike] = (), dropout: DropoutLike | None = None, return_state: bool = False,
         report_error: bool = False, kernel: KernelName | None = None, parameters: TensorMap | None = None,
-        version: str | None = None,
+        version: str | None = None, **options: Unpack[CallOptions],
     ) -> ForwardReply:  # fmt: skip
         """Return the output of a module and the taps named in ``return_``.
 
@@ -178,7 +230,7 @@ class AsyncClient:
         initial_state: TensorLike | None = None, initial_normalizer: TensorLike | None = None,
         edits: Sequence[EditLike] = (), top_k: int = 0, select: SelectLike | None = None, return_weights: bool = True,
         average_heads: bool = False, query_mask: TensorLike | None = None, kernel: KernelName | None = None,
-        parameters: TensorMap | None = None, version: str | None = None,
+        parameters: TensorMap | None = None, version: str | None = None, **options: Unpack[CallOptions],
     ) -> WeightsReply:  # fmt: skip
         """Return the weights of each head ``[B, H, Lq, Lk]``, their statistics, and the ``top_k`` keys of each query.
 
@@ -200,7 +252,7 @@ class AsyncClient:
         return_: Sequence[Tap] = ("output",), select: SelectLike | None = None, average_heads: bool = False,
         edits: Sequence[EditLike] = (), dropout: DropoutLike | None = None, return_state: bool = False,
         report_error: bool = False, kernel: KernelName | None = None, parameters: TensorMap | None = None,
-        version: str | None = None,
+        version: str | None = None, **options: Unpack[CallOptions],
     ) -> GradientsReply:  # fmt: skip
         """Return exact gradients ∂L/∂name for each name of ``wrt``: inputs, taps, parameters, or ``"parameters"``.
 
@@ -215,6 +267,7 @@ class AsyncClient:
         self, name: str, shape: ShapeLike, sweep: SweepLike | None = None, *, return_: Sequence[Tap] = ("output",),
         kernel: KernelName | None = None, memory_bytes: int | None = None, hardware: str | None = None,
         compare: Sequence[AlternativeLike] = (), measure: bool = False, version: str | None = None,
+        **options: Unpack[CallOptions],
     ) -> ComplexityReply:  # fmt: skip
         """Return the cost of a module at a shape or over a sweep: FLOPs, bytes, milliseconds, and what fits.
 
@@ -229,7 +282,7 @@ class AsyncClient:
         self, name: str, shape: ShapeLike, sweep: SweepLike | None = None, *, media_type: PictureType = "image/svg+xml",
         return_: Sequence[Tap] = ("output",), kernel: KernelName | None = None, memory_bytes: int | None = None,
         hardware: str | None = None, compare: Sequence[AlternativeLike] = (), measure: bool = False,
-        version: str | None = None,
+        version: str | None = None, **options: Unpack[CallOptions],
     ) -> Picture:  # fmt: skip
         """Draw the costs that ``complexity`` returns: time and peak memory along the sweep, or up to the shape.
 

@@ -8,7 +8,7 @@ InvalidRequest or InvalidTensor if the service would refuse the request whatever
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from string import Formatter
-from typing import Any, Final, Generic, Literal, TypeVar
+from typing import Any, Final, Generic, Literal, TypedDict, TypeVar
 from urllib.parse import quote
 
 from attention_client.array_likes import plain
@@ -24,6 +24,17 @@ ReplyT = TypeVar("ReplyT", bound=WireModel | None)
 MediaType = Literal["safetensors", "json"]
 CHUNK: Final = 2**18
 """Bytes that are handed to the transport at once. A smaller body is one chunk."""
+
+
+class CallOptions(TypedDict, total=False):
+    """Settings of one call, which every method takes as keywords; those left out are the client's."""
+
+    timeout: float | None
+    """Seconds that the whole call may take; None for no limit."""
+    retries: int | None
+    """The most repeats after transient failures; None to repeat until the waits add up to 40 s."""
+    headers: Mapping[str, str]
+    """Headers beside those of the client; they win over equal ones."""
 
 
 @dataclass(frozen=True)
@@ -46,6 +57,7 @@ class Call(Generic[ReplyT]):
     path: Mapping[str, str] = field(default_factory=dict)
     request: WireModel | None = None
     headers: Mapping[str, str] = field(default_factory=dict)
+    options: CallOptions = field(default_factory=CallOptions)
 
     def encode(self, media_type: MediaType) -> Message:
         """Encode the call; tensors travel as ``media_type`` says."""
@@ -75,12 +87,15 @@ def _chunks(pieces: list[bytes | memoryview]) -> list[bytes | memoryview]:
 
 def call(operation: Operation[ReplyT], arguments: Mapping[str, Any]) -> Call[ReplyT]:
     """Validate the arguments as the path and the request of an operation. None stands for a field's default."""
-    fields = {name: plain(value) for name, value in arguments.items() if value is not None and name != "self"}
+    beside = {"self", "options"}
+    fields = {name: plain(value) for name, value in arguments.items() if value is not None and name not in beside}
+    options: CallOptions = arguments.get("options", {})
     path = {name: _checked(name, fields.pop(name, "")) for _, name, _, _ in Formatter().parse(operation.path) if name}
     if operation.request is None:
         version = fields.pop("version", None)
-        return Call(operation, path, headers={} if version is None else {"If-Match": f'"{version}"'})
-    return Call(operation, path, validate(operation.request, fields))
+        headers = {} if version is None else {"If-Match": f'"{version}"'}
+        return Call(operation, path, headers=headers, options=options)
+    return Call(operation, path, validate(operation.request, fields), options=options)
 
 
 def _checked(param: str, value: Any) -> str:
@@ -104,4 +119,4 @@ def drawn(operation: Operation[Any], arguments: Mapping[str, Any]) -> Call[Pictu
     fields = dict(arguments)
     headers = {"Accept": fields.pop("media_type")}
     about = sized(operation, fields)
-    return Call(replace(operation, reply=Picture), about.path, about.request, headers)
+    return Call(replace(operation, reply=Picture), about.path, about.request, headers, about.options)

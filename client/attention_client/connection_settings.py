@@ -2,13 +2,13 @@
 
 import os
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from importlib.metadata import version
 from typing import Final, get_args
 
 import httpx
 
-from attention_client.calls import MediaType
+from attention_client.calls import CallOptions, MediaType
 
 DEFAULT_URL: Final = "http://127.0.0.1:8000"
 LIMITS: Final = httpx.Limits(max_connections=100, max_keepalive_connections=100, keepalive_expiry=5.0)
@@ -17,11 +17,22 @@ LIMITS: Final = httpx.Limits(max_connections=100, max_keepalive_connections=100,
 
 @dataclass(frozen=True)
 class Policy:
-    """The deadline of each call, its repeats, and how tensors travel."""
+    """The deadline of each call, its repeats, its headers beside the connection's, and how tensors travel."""
 
     timeout: float | None
     retries: int | None
     media_type: MediaType
+    headers: Mapping[str, str] = field(default_factory=dict)
+
+    def changed(self, options: CallOptions) -> "Policy":
+        """Return the settings with these in place of the same ones; headers are added."""
+        if not options:
+            return self
+        if unknown := options.keys() - CallOptions.__annotations__.keys():
+            known = ", ".join(CallOptions.__annotations__)
+            raise TypeError(f"unexpected {', '.join(sorted(unknown))}; the options of a call are {known}")
+        given = {**options, "headers": {**self.headers, **(options.get("headers") or {})}}
+        return replace(self, **given)  # type: ignore[arg-type]
 
     def __post_init__(self) -> None:
         if self.timeout is not None and not self.timeout > 0:

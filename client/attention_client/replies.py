@@ -23,10 +23,17 @@ from attention_contract.wire import MEDIA_TYPES, PICTURES, from_body, from_json
 
 
 def read(operation: Operation[ReplyT], response: httpx.Response, body: bytearray) -> ReplyT:
-    """Return the reply that a response holds. Raise the error if it holds one.
+    """Return the reply that a response holds, with its request's id. Raise the error if it holds one.
 
     The reply's tensors are writable views of the body.
     """
+    reply = _read(operation, response, body)
+    if reply is not None:
+        object.__setattr__(reply, "_request_id", response.headers.get("x-request-id"))
+    return reply
+
+
+def _read(operation: Operation[ReplyT], response: httpx.Response, body: bytearray) -> ReplyT:
     media_type = response.headers.get("content-type", "").partition(";")[0].strip().lower()
     if not response.is_success:
         raise _error(response, media_type, body)

@@ -29,6 +29,7 @@ _WAITING: Final[dict[type[httpx.TimeoutException], str]] = {
     httpx.PoolTimeout: " while waiting for a free connection",
 }
 _log = logging.getLogger("attention_client")
+_log.addHandler(logging.NullHandler())
 
 
 class Attempts:
@@ -43,6 +44,7 @@ class Attempts:
         self._breaks = 0
         self._waited = 0.0
         self._last: AttentionError | None = None
+        self._began = time.monotonic()
 
     # ── repeating ────────────────────────────────────────────────────────────────────────────────────────────────────
 
@@ -89,6 +91,19 @@ class Attempts:
             step: allowed if left is None else left if allowed is None else min(allowed, left)
             for step, allowed in own.as_dict().items()
         }
+
+    def preference(self) -> dict[str, str]:
+        """Return the header that tells the server how long the caller still waits (RFC 7240)."""
+        return {} if self._timeout is None else {"Prefer": f"wait={max(self.remaining(), 0.0):.3f}"}
+
+    def answered(self, method: str, url: str, response: httpx.Response) -> None:
+        """Log an answer, on the level debug: method, path, status, milliseconds, request id, attempts."""
+        if _log.isEnabledFor(logging.DEBUG):
+            _log.debug(
+                "%s %s %d %.1f ms request_id=%s attempts=%d",
+                method, url, response.status_code, (time.monotonic() - self._began) * 1e3,
+                response.headers.get("x-request-id"), self._failures + 1,
+            )  # fmt: skip
 
     def check(self) -> None:
         """Raise DeadlineExceeded if the deadline has passed."""

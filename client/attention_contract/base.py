@@ -1,7 +1,7 @@
 """The base of everything on the wire."""
 
 from functools import cache
-from typing import Annotated, Any, TypeAlias, TypeVar
+from typing import Annotated, Any, TypeAlias, TypeVar, cast
 
 from pydantic import BaseModel, ConfigDict, Field
 from pydantic_core import PydanticCustomError
@@ -24,6 +24,8 @@ def at_fault(field: str, message: str) -> PydanticCustomError:
 class WireModel(BaseModel):
     """A value on the wire: immutable, strict about unknown fields, documented by its attribute docstrings."""
 
+    __slots__ = ("_request_id",)
+
     model_config = ConfigDict(
         extra="forbid",
         frozen=True,
@@ -35,6 +37,11 @@ class WireModel(BaseModel):
         protected_namespaces=(),
         ser_json_inf_nan="strings",
     )
+
+    @property
+    def request_id(self) -> str | None:
+        """Id of the request that this is the reply to, as in the server's log; None for what is no reply."""
+        return cast("str | None", getattr(self, "_request_id", None))
 
 
 def valid(model: type[ModelT], values: dict[str, Any]) -> ModelT:

@@ -74,7 +74,9 @@ CALLS = {
     f"{group}.{name}".lstrip("."): method
     for group, (blocking, _) in GROUPS.items()
     for name, method in vars(blocking).items()
-    if inspect.isfunction(method) and not name.startswith("_") and name not in {"send", "close"}
+    if inspect.isfunction(method)
+    and not name.startswith("_")
+    and name not in {"send", "close", "with_options", "raw", "map"}
 }
 """The methods that make a call, by their dotted names."""
 COMPOSED = {"modules.import_all", "recordings.read", "recordings.download"}

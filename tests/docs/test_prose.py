@@ -18,6 +18,7 @@ SHARED = {
     "gradients.py": "schemas and operation",
     "hardware.py": "schemas and table of devices",
     "hopfield.py": "schemas, operation, computation and commands of retrieval",
+    "types.py": "the types that the client shows, and those of the computation",
     "weights.py": "schemas and operation",
 }
 """File names that several folders share, with the reason."""

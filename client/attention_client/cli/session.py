@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from logging import StreamHandler, getLogger
 from typing import Annotated, Any, TypeVar
 
 import httpx
@@ -39,13 +40,19 @@ class Commands(TyperGroup):
     """Commands that end with one paragraph on standard error if the service refuses."""
 
     def invoke(self, ctx: typer.Context) -> Any:  # type: ignore[override,unused-ignore]
-        """Run the command."""
+        """Run the command. What the client warns of, its repeats, is told on standard error."""
+        warnings = StreamHandler()
+        warnings.setLevel("WARNING")
+        log = getLogger("attention_client")
+        log.addHandler(warnings)
         try:
             return super().invoke(ctx)
         except AttentionError as fault:
             known_as = f" (request {fault.request_id})" if fault.request_id else ""
             typer.echo(f"{fault.title}: {fault.detail}{known_as}", err=True)
             raise typer.Exit(1) from None
+        finally:
+            log.removeHandler(warnings)
 
 
 def client_of(ctx: typer.Context) -> Client:

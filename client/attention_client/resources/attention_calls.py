@@ -1,6 +1,7 @@
 """Raw attention: calls that bring q, k, v and the spec."""
 
 from collections.abc import Sequence
+from typing import Unpack
 
 from attention_client.arguments import (
     AlternativeLike,
@@ -14,7 +15,7 @@ from attention_client.arguments import (
     TensorMap,
 )
 from attention_client.array_likes import TensorLike
-from attention_client.calls import call, drawn, sized
+from attention_client.calls import CallOptions, call, drawn, sized
 from attention_client.resources.base import AsyncResource, Resource
 from attention_contract import operations
 from attention_contract.schemas.answers import Picture
@@ -39,6 +40,7 @@ class Attention(Resource):
         return_: Sequence[Tap] = ("output",), select: SelectLike | None = None, average_heads: bool = False,
         edits: Sequence[EditLike] = (), dropout: DropoutLike | None = None, return_state: bool = False,
         report_error: bool = False, kernel: KernelName | None = None, version: str | None = None,
+        **options: Unpack[CallOptions],
     ) -> ForwardReply:  # fmt: skip
         """Compute attention over raw q, k and v, as the ``spec`` says: scaled dot product by default.
 
@@ -60,7 +62,7 @@ class Attention(Resource):
         initial_state: TensorLike | None = None, initial_normalizer: TensorLike | None = None,
         edits: Sequence[EditLike] = (), top_k: int = 0, select: SelectLike | None = None, return_weights: bool = True,
         average_heads: bool = False, query_mask: TensorLike | None = None, kernel: KernelName | None = None,
-        version: str | None = None,
+        version: str | None = None, **options: Unpack[CallOptions],
     ) -> WeightsReply:  # fmt: skip
         """Return the weights of a raw attention. Inputs as in ``forward``, the rest as in ``Client.weights``."""
         return self.send(call(operations.raw_weights, locals()))
@@ -79,6 +81,7 @@ class Attention(Resource):
         return_: Sequence[Tap] = ("output",), select: SelectLike | None = None, average_heads: bool = False,
         edits: Sequence[EditLike] = (), dropout: DropoutLike | None = None, return_state: bool = False,
         report_error: bool = False, kernel: KernelName | None = None, version: str | None = None,
+        **options: Unpack[CallOptions],
     ) -> GradientsReply:  # fmt: skip
         """Return exact gradients of a raw attention. Inputs as in ``forward``, the rest as in ``Client.gradients``."""
         return self.send(call(operations.raw_gradients, locals()))
@@ -89,7 +92,7 @@ class Attention(Resource):
         dtype: str = "float32", spec: SpecLike | None = None, return_: Sequence[Tap] = ("output",),
         kernel: KernelName | None = None,
         memory_bytes: int | None = None, hardware: str | None = None, compare: Sequence[AlternativeLike] = (),
-        measure: bool = False, version: str | None = None,
+        measure: bool = False, version: str | None = None, **options: Unpack[CallOptions],
     ) -> ComplexityReply:  # fmt: skip
         """Return the cost of attention without projections. The other arguments are those of ``Client.complexity``."""
         return self.send(sized(operations.raw_complexity, locals()))
@@ -101,6 +104,7 @@ class Attention(Resource):
         return_: Sequence[Tap] = ("output",),
         kernel: KernelName | None = None, memory_bytes: int | None = None, hardware: str | None = None,
         compare: Sequence[AlternativeLike] = (), measure: bool = False, version: str | None = None,
+        **options: Unpack[CallOptions],
     ) -> Picture:  # fmt: skip
         """Draw the costs that ``complexity`` returns, as ``Client.complexity_picture`` draws them."""
         return self.send(drawn(operations.raw_complexity, locals()))
@@ -121,6 +125,7 @@ class AsyncAttention(AsyncResource):
         return_: Sequence[Tap] = ("output",), select: SelectLike | None = None, average_heads: bool = False,
         edits: Sequence[EditLike] = (), dropout: DropoutLike | None = None, return_state: bool = False,
         report_error: bool = False, kernel: KernelName | None = None, version: str | None = None,
+        **options: Unpack[CallOptions],
     ) -> ForwardReply:  # fmt: skip
         """Compute attention over raw q, k and v, as the ``spec`` says: scaled dot product by default.
 
@@ -142,7 +147,7 @@ class AsyncAttention(AsyncResource):
         initial_state: TensorLike | None = None, initial_normalizer: TensorLike | None = None,
         edits: Sequence[EditLike] = (), top_k: int = 0, select: SelectLike | None = None, return_weights: bool = True,
         average_heads: bool = False, query_mask: TensorLike | None = None, kernel: KernelName | None = None,
-        version: str | None = None,
+        version: str | None = None, **options: Unpack[CallOptions],
     ) -> WeightsReply:  # fmt: skip
         """Return the weights of a raw attention. Inputs as in ``forward``, the rest as in ``Client.weights``."""
         return await self.send(call(operations.raw_weights, locals()))
@@ -161,6 +166,7 @@ class AsyncAttention(AsyncResource):
         return_: Sequence[Tap] = ("output",), select: SelectLike | None = None, average_heads: bool = False,
         edits: Sequence[EditLike] = (), dropout: DropoutLike | None = None, return_state: bool = False,
         report_error: bool = False, kernel: KernelName | None = None, version: str | None = None,
+        **options: Unpack[CallOptions],
     ) -> GradientsReply:  # fmt: skip
         """Return exact gradients of a raw attention. Inputs as in ``forward``, the rest as in ``Client.gradients``."""
         return await self.send(call(operations.raw_gradients, locals()))
@@ -171,7 +177,7 @@ class AsyncAttention(AsyncResource):
         dtype: str = "float32", spec: SpecLike | None = None, return_: Sequence[Tap] = ("output",),
         kernel: KernelName | None = None,
         memory_bytes: int | None = None, hardware: str | None = None, compare: Sequence[AlternativeLike] = (),
-        measure: bool = False, version: str | None = None,
+        measure: bool = False, version: str | None = None, **options: Unpack[CallOptions],
     ) -> ComplexityReply:  # fmt: skip
         """Return the cost of attention without projections. The other arguments are those of ``Client.complexity``."""
         return await self.send(sized(operations.raw_complexity, locals()))
@@ -183,6 +189,7 @@ class AsyncAttention(AsyncResource):
         return_: Sequence[Tap] = ("output",),
         kernel: KernelName | None = None, memory_bytes: int | None = None, hardware: str | None = None,
         compare: Sequence[AlternativeLike] = (), measure: bool = False, version: str | None = None,
+        **options: Unpack[CallOptions],
     ) -> Picture:  # fmt: skip
         """Draw the costs that ``complexity`` returns, as ``Client.complexity_picture`` draws them."""
         return await self.send(drawn(operations.raw_complexity, locals()))

@@ -1,10 +1,12 @@
 """Modern Hopfield retrieval."""
 
+from typing import Unpack
+
 from attention_client.arguments import (
     ProjectionsLike,
 )
 from attention_client.array_likes import TensorLike
-from attention_client.calls import call
+from attention_client.calls import CallOptions, call
 from attention_client.resources.base import AsyncResource, Resource
 from attention_contract import operations
 from attention_contract.schemas.hopfield import HopfieldReply
@@ -17,6 +19,7 @@ class Hopfield(Resource):
         self, stored: TensorLike, states: TensorLike, *, beta: TensorLike | None = None, steps: int | None = None,
         eps: float | None = None, max_steps: int | None = None, stored_mask: TensorLike | None = None,
         projections: ProjectionsLike | None = None, num_heads: int | None = None, return_association: bool = False,
+        **options: Unpack[CallOptions],
     ) -> HopfieldReply:  # fmt: skip
         """Let states fall to stored patterns: ``steps`` updates, or until an update is smaller than ``eps``.
 
@@ -34,6 +37,7 @@ class AsyncHopfield(AsyncResource):
         self, stored: TensorLike, states: TensorLike, *, beta: TensorLike | None = None, steps: int | None = None,
         eps: float | None = None, max_steps: int | None = None, stored_mask: TensorLike | None = None,
         projections: ProjectionsLike | None = None, num_heads: int | None = None, return_association: bool = False,
+        **options: Unpack[CallOptions],
     ) -> HopfieldReply:  # fmt: skip
         """Let states fall to stored patterns: ``steps`` updates, or until an update is smaller than ``eps``.
 

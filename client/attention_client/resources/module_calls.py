@@ -1,14 +1,14 @@
 """Resident modules: making, importing, describing and replacing them."""
 
 from collections.abc import Sequence
-from typing import Literal
+from typing import Literal, Unpack
 
 from attention_client.arguments import (
     ConfigLike,
     SpecLike,
     TensorMap,
 )
-from attention_client.calls import call
+from attention_client.calls import CallOptions, call
 from attention_client.importing import OnImported, imports_of
 from attention_client.resources.base import AsyncResource, Resource
 from attention_contract import operations
@@ -18,13 +18,13 @@ from attention_contract.schemas.modules import ModuleInfo, ModuleList, Parameter
 class Modules(Resource):
     """Calls that manage resident modules."""
 
-    def list(self) -> ModuleList:
+    def list(self, **options: Unpack[CallOptions]) -> ModuleList:
         """List every resident module."""
-        return self.send(call(operations.list_modules, {}))
+        return self.send(call(operations.list_modules, locals()))
 
     def create(
         self, name: str, config: ConfigLike, *, seed: int | None = None, parameters: TensorMap | None = None,
-        durable: bool = True,
+        durable: bool = True, **options: Unpack[CallOptions],
     ) -> ModuleInfo:  # fmt: skip
         """Make a module from a seed (0 by default) or from all of its parameters, by name.
 
@@ -36,7 +36,7 @@ class Modules(Resource):
     def import_(
         self, checkpoint: str, *, layer: int = 0, name: str | None = None, part: Literal["self", "cross"] = "self",
         stack: Stack | None = None, spec: SpecLike | None = None, num_heads: int | None = None,
-        durable: bool = True,
+        durable: bool = True, **options: Unpack[CallOptions],
     ) -> ModuleInfo:  # fmt: skip
         """Make a module from one attention layer of a checkpoint in the server's model repository.
 
@@ -48,51 +48,54 @@ class Modules(Resource):
 
     def import_all(
         self, checkpoint: str, *, spec: SpecLike | None = None, num_heads: int | None = None,
-        durable: bool = True, on_imported: OnImported | None = None,
+        durable: bool = True, on_imported: OnImported | None = None, **options: Unpack[CallOptions],
     ) -> Sequence[ModuleInfo]:  # fmt: skip
         """Make a module from every attention layer of a checkpoint, or from none.
 
         Names are those of ``client.checkpoints.get``: ``gpt2.0``, ``t5.decoder.0.cross``. ``spec``, ``num_heads``
         and ``durable`` go with each import. If one fails, those that this call made are deleted again. After each
         import, ``on_imported`` is called with the module, its number from 1, and the number of all.
+        ``timeout`` is that of each import.
         """
-        found = self.send(call(operations.get_checkpoint, {"path": checkpoint}))
+        found = self.send(call(operations.get_checkpoint, {"path": checkpoint, "options": options}))
         imports = imports_of(found, {"spec": spec, "num_heads": num_heads, "durable": durable})
-        listed = self.list()
+        listed = self.list(**options)
         resident = {module.name for module in listed.modules}
         made: dict[str, ModuleInfo] = {}
         try:
             for number, arguments in enumerate(imports, 1):
-                module = self.send(call(operations.import_module, arguments))
+                module = self.send(call(operations.import_module, {**arguments, "options": options}))
                 made[module.name] = module
                 if on_imported is not None:
                     on_imported(module, number, len(imports))
         except BaseException:
             for name in made.keys() - resident:
-                self.delete(name)
+                self.delete(name, **options)
             raise
         return [*made.values()]
 
-    def get(self, name: str) -> ModuleInfo:
+    def get(self, name: str, **options: Unpack[CallOptions]) -> ModuleInfo:
         """Return config, version, device and bytes of a module."""
         return self.send(call(operations.get_module, locals()))
 
-    def delete(self, name: str, version: str | None = None) -> None:
+    def delete(self, name: str, version: str | None = None, **options: Unpack[CallOptions]) -> None:
         """Remove a module; with a version, only if it is still at that version."""
         return self.send(call(operations.delete_module, locals()))
 
-    def parameters(self, name: str) -> ParameterList:
+    def parameters(self, name: str, **options: Unpack[CallOptions]) -> ParameterList:
         """List names, shapes and statistics of a module's parameters."""
         return self.send(call(operations.list_parameters, locals()))
 
     def parameter(
         self, name: str, parameter: str, *, head: int | None = None, slice: str | None = None,  # noqa: A002
-        version: str | None = None,
+        version: str | None = None, **options: Unpack[CallOptions],
     ) -> Parameter:  # fmt: skip
         """Return one parameter, the part of one head, or a slice of it such as ``"0:4,:8"``."""
         return self.send(call(operations.get_parameter, locals()))
 
-    def replace_parameters(self, name: str, parameters: TensorMap, *, version: str | None = None) -> ModuleInfo:
+    def replace_parameters(
+        self, name: str, parameters: TensorMap, *, version: str | None = None, **options: Unpack[CallOptions]
+    ) -> ModuleInfo:
         """Replace all parameters of a module, or none; with a version, only if it is still at that version."""
         return self.send(call(operations.replace_parameters, locals()))
 
@@ -100,13 +103,13 @@ class Modules(Resource):
 class AsyncModules(AsyncResource):
     """The same calls as ``Modules``, awaited."""
 
-    async def list(self) -> ModuleList:
+    async def list(self, **options: Unpack[CallOptions]) -> ModuleList:
         """List every resident module."""
-        return await self.send(call(operations.list_modules, {}))
+        return await self.send(call(operations.list_modules, locals()))
 
     async def create(
         self, name: str, config: ConfigLike, *, seed: int | None = None, parameters: TensorMap | None = None,
-        durable: bool = True,
+        durable: bool = True, **options: Unpack[CallOptions],
     ) -> ModuleInfo:  # fmt: skip
         """Make a module from a seed (0 by default) or from all of its parameters, by name.
 
@@ -118,7 +121,7 @@ class AsyncModules(AsyncResource):
     async def import_(
         self, checkpoint: str, *, layer: int = 0, name: str | None = None, part: Literal["self", "cross"] = "self",
         stack: Stack | None = None, spec: SpecLike | None = None, num_heads: int | None = None,
-        durable: bool = True,
+        durable: bool = True, **options: Unpack[CallOptions],
     ) -> ModuleInfo:  # fmt: skip
         """Make a module from one attention layer of a checkpoint in the server's model repository.
 
@@ -130,50 +133,53 @@ class AsyncModules(AsyncResource):
 
     async def import_all(
         self, checkpoint: str, *, spec: SpecLike | None = None, num_heads: int | None = None,
-        durable: bool = True, on_imported: OnImported | None = None,
+        durable: bool = True, on_imported: OnImported | None = None, **options: Unpack[CallOptions],
     ) -> Sequence[ModuleInfo]:  # fmt: skip
         """Make a module from every attention layer of a checkpoint, or from none.
 
         Names are those of ``client.checkpoints.get``: ``gpt2.0``, ``t5.decoder.0.cross``. ``spec``, ``num_heads``
         and ``durable`` go with each import. If one fails, those that this call made are deleted again. After each
         import, ``on_imported`` is called with the module, its number from 1, and the number of all.
+        ``timeout`` is that of each import.
         """
-        found = await self.send(call(operations.get_checkpoint, {"path": checkpoint}))
+        found = await self.send(call(operations.get_checkpoint, {"path": checkpoint, "options": options}))
         imports = imports_of(found, {"spec": spec, "num_heads": num_heads, "durable": durable})
-        listed = await self.list()
+        listed = await self.list(**options)
         resident = {module.name for module in listed.modules}
         made: dict[str, ModuleInfo] = {}
         try:
             for number, arguments in enumerate(imports, 1):
-                module = await self.send(call(operations.import_module, arguments))
+                module = await self.send(call(operations.import_module, {**arguments, "options": options}))
                 made[module.name] = module
                 if on_imported is not None:
                     on_imported(module, number, len(imports))
         except BaseException:
             for name in made.keys() - resident:
-                await self.delete(name)
+                await self.delete(name, **options)
             raise
         return [*made.values()]
 
-    async def get(self, name: str) -> ModuleInfo:
+    async def get(self, name: str, **options: Unpack[CallOptions]) -> ModuleInfo:
         """Return config, version, device and bytes of a module."""
         return await self.send(call(operations.get_module, locals()))
 
-    async def delete(self, name: str, version: str | None = None) -> None:
+    async def delete(self, name: str, version: str | None = None, **options: Unpack[CallOptions]) -> None:
         """Remove a module; with a version, only if it is still at that version."""
         return await self.send(call(operations.delete_module, locals()))
 
-    async def parameters(self, name: str) -> ParameterList:
+    async def parameters(self, name: str, **options: Unpack[CallOptions]) -> ParameterList:
         """List names, shapes and statistics of a module's parameters."""
         return await self.send(call(operations.list_parameters, locals()))
 
     async def parameter(
         self, name: str, parameter: str, *, head: int | None = None, slice: str | None = None,  # noqa: A002
-        version: str | None = None,
+        version: str | None = None, **options: Unpack[CallOptions],
     ) -> Parameter:  # fmt: skip
         """Return one parameter, the part of one head, or a slice of it such as ``"0:4,:8"``."""
         return await self.send(call(operations.get_parameter, locals()))
 
-    async def replace_parameters(self, name: str, parameters: TensorMap, *, version: str | None = None) -> ModuleInfo:
+    async def replace_parameters(
+        self, name: str, parameters: TensorMap, *, version: str | None = None, **options: Unpack[CallOptions]
+    ) -> ModuleInfo:
         """Replace all parameters of a module, or none; with a version, only if it is still at that version."""
         return await self.send(call(operations.replace_parameters, locals()))

@@ -3,9 +3,9 @@
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Unpack
 
-from attention_client.calls import Call, ReplyT, call
+from attention_client.calls import Call, CallOptions, ReplyT, call
 from attention_client.recording.recorded import Indices, Recording, query_of
 from attention_client.resources.base import AsyncResource, Resource
 from attention_contract import operations
@@ -21,37 +21,38 @@ RecordingLike = Recording | RecordingFile | Mapping[str, Any] | str | Path
 class Recordings(Resource):
     """Calls that store and read recordings."""
 
-    def create(self, recording: RecordingLike) -> RecordingInfo:
+    def create(self, recording: RecordingLike, **options: Unpack[CallOptions]) -> RecordingInfo:
         """Store a recording. The same content is stored once.
 
         Raises StoreFull if the server keeps too many, and TooLarge if it exceeds the server's limit alone.
         """
-        return self.send(_stored(operations.create_recording, recording))
+        return self.send(replace(_stored(operations.create_recording, recording), options=options))
 
-    def list(self) -> RecordingList:
+    def list(self, **options: Unpack[CallOptions]) -> RecordingList:
         """List every stored recording, the newest first."""
-        return self.send(call(operations.list_recordings, {}))
+        return self.send(call(operations.list_recordings, locals()))
 
-    def get(self, id: str) -> RecordingInfo:  # noqa: A002
+    def get(self, id: str, **options: Unpack[CallOptions]) -> RecordingInfo:  # noqa: A002
         """Return model, text, tokens, attentions and tensors of a recording. Raises RecordingNotFound."""
-        return self.send(_described(operations.get_recording, id))
+        return self.send(replace(_described(operations.get_recording, id), options=options))
 
     def read(
         self, id: str, layer: str | int | None = None, tensor: str | None = None, *,  # noqa: A002
         heads: Indices | None = None, queries: Indices | None = None, keys: Indices | None = None,
+        **options: Unpack[CallOptions],
     ) -> RecordingInfo:  # fmt: skip
         """Return a recording with a tensor, or a part of it, as ``value``.
 
         The arguments are those of ``Recording.read``. The dimensions stay: one head gives ``[1, Lq, Lk]``. Raises
         RecordingNotFound and InvalidRequest.
         """
-        return self.send(_part(operations.get_recording, locals()))
+        return self.send(replace(_part(operations.get_recording, locals()), options=options))
 
-    def download(self, id: str) -> Recording:  # noqa: A002
+    def download(self, id: str, **options: Unpack[CallOptions]) -> Recording:  # noqa: A002
         """Return a whole recording, its tensors in memory. Raises RecordingNotFound."""
-        return Recording.of(self.send(_whole(operations.get_recording, id)))
+        return Recording.of(self.send(replace(_whole(operations.get_recording, id), options=options)))
 
-    def delete(self, id: str) -> None:  # noqa: A002
+    def delete(self, id: str, **options: Unpack[CallOptions]) -> None:  # noqa: A002
         """Remove a recording. Raises RecordingNotFound."""
         return self.send(call(operations.delete_recording, locals()))
 
@@ -59,37 +60,38 @@ class Recordings(Resource):
 class AsyncRecordings(AsyncResource):
     """The same calls as ``Recordings``, awaited."""
 
-    async def create(self, recording: RecordingLike) -> RecordingInfo:
+    async def create(self, recording: RecordingLike, **options: Unpack[CallOptions]) -> RecordingInfo:
         """Store a recording. The same content is stored once.
 
         Raises StoreFull if the server keeps too many, and TooLarge if it exceeds the server's limit alone.
         """
-        return await self.send(_stored(operations.create_recording, recording))
+        return await self.send(replace(_stored(operations.create_recording, recording), options=options))
 
-    async def list(self) -> RecordingList:
+    async def list(self, **options: Unpack[CallOptions]) -> RecordingList:
         """List every stored recording, the newest first."""
-        return await self.send(call(operations.list_recordings, {}))
+        return await self.send(call(operations.list_recordings, locals()))
 
-    async def get(self, id: str) -> RecordingInfo:  # noqa: A002
+    async def get(self, id: str, **options: Unpack[CallOptions]) -> RecordingInfo:  # noqa: A002
         """Return model, text, tokens, attentions and tensors of a recording. Raises RecordingNotFound."""
-        return await self.send(_described(operations.get_recording, id))
+        return await self.send(replace(_described(operations.get_recording, id), options=options))
 
     async def read(
         self, id: str, layer: str | int | None = None, tensor: str | None = None, *,  # noqa: A002
         heads: Indices | None = None, queries: Indices | None = None, keys: Indices | None = None,
+        **options: Unpack[CallOptions],
     ) -> RecordingInfo:  # fmt: skip
         """Return a recording with a tensor, or a part of it, as ``value``.
 
         The arguments are those of ``Recording.read``. The dimensions stay: one head gives ``[1, Lq, Lk]``. Raises
         RecordingNotFound and InvalidRequest.
         """
-        return await self.send(_part(operations.get_recording, locals()))
+        return await self.send(replace(_part(operations.get_recording, locals()), options=options))
 
-    async def download(self, id: str) -> Recording:  # noqa: A002
+    async def download(self, id: str, **options: Unpack[CallOptions]) -> Recording:  # noqa: A002
         """Return a whole recording, its tensors in memory. Raises RecordingNotFound."""
-        return Recording.of(await self.send(_whole(operations.get_recording, id)))
+        return Recording.of(await self.send(replace(_whole(operations.get_recording, id), options=options)))
 
-    async def delete(self, id: str) -> None:  # noqa: A002
+    async def delete(self, id: str, **options: Unpack[CallOptions]) -> None:  # noqa: A002
         """Remove a recording. Raises RecordingNotFound."""
         return await self.send(call(operations.delete_recording, locals()))
 

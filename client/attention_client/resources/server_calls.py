@@ -1,6 +1,8 @@
 """The server itself: what it runs, what it can compute, and how it is."""
 
-from attention_client.calls import call
+from typing import Unpack
+
+from attention_client.calls import CallOptions, call
 from attention_client.resources.base import AsyncResource, Resource
 from attention_contract import operations
 from attention_contract.schemas.accuracy import AccuracyReply
@@ -11,54 +13,54 @@ from attention_contract.schemas.server import Health, ServerInfo, VariantList
 class Server(Resource):
     """Questions about the server."""
 
-    def info(self) -> ServerInfo:
+    def info(self, **options: Unpack[CallOptions]) -> ServerInfo:
         """Return version, device, dtypes, limits and memory of the server."""
-        return self.send(call(operations.server_info, {}))
+        return self.send(call(operations.server_info, locals()))
 
-    def variants(self) -> VariantList:
+    def variants(self, **options: Unpack[CallOptions]) -> VariantList:
         """List every registered score, mask, position, normalizer, method and kernel."""
-        return self.send(call(operations.list_variants, {}))
+        return self.send(call(operations.list_variants, locals()))
 
-    def hardware(self) -> HardwareList:
+    def hardware(self, **options: Unpack[CallOptions]) -> HardwareList:
         """List the devices that ``hardware`` may name in a question about costs, as their makers describe them."""
-        return self.send(call(operations.list_hardware, {}))
+        return self.send(call(operations.list_hardware, locals()))
 
-    def accuracy(self) -> AccuracyReply:
+    def accuracy(self, **options: Unpack[CallOptions]) -> AccuracyReply:
         """Return how far predicted times were from measured ones, by kernel and purpose."""
-        return self.send(call(operations.accuracy, {}))
+        return self.send(call(operations.accuracy, locals()))
 
-    def live(self) -> Health:
+    def live(self, **options: Unpack[CallOptions]) -> Health:
         """Return if the process answers. Never repeated."""
-        return self.send(call(operations.health_live, {}))
+        return self.send(call(operations.health_live, locals()))
 
-    def ready(self) -> Health:
+    def ready(self, **options: Unpack[CallOptions]) -> Health:
         """Return if every module is resident and work is taken; raise Loading or Draining if not. Never repeated."""
-        return self.send(call(operations.health_ready, {}))
+        return self.send(call(operations.health_ready, locals()))
 
 
 class AsyncServer(AsyncResource):
     """The same calls as ``Server``, awaited."""
 
-    async def info(self) -> ServerInfo:
+    async def info(self, **options: Unpack[CallOptions]) -> ServerInfo:
         """Return version, device, dtypes, limits and memory of the server."""
-        return await self.send(call(operations.server_info, {}))
+        return await self.send(call(operations.server_info, locals()))
 
-    async def variants(self) -> VariantList:
+    async def variants(self, **options: Unpack[CallOptions]) -> VariantList:
         """List every registered score, mask, position, normalizer, method and kernel."""
-        return await self.send(call(operations.list_variants, {}))
+        return await self.send(call(operations.list_variants, locals()))
 
-    async def hardware(self) -> HardwareList:
+    async def hardware(self, **options: Unpack[CallOptions]) -> HardwareList:
         """List the devices that ``hardware`` may name in a question about costs, as their makers describe them."""
-        return await self.send(call(operations.list_hardware, {}))
+        return await self.send(call(operations.list_hardware, locals()))
 
-    async def accuracy(self) -> AccuracyReply:
+    async def accuracy(self, **options: Unpack[CallOptions]) -> AccuracyReply:
         """Return how far predicted times were from measured ones, by kernel and purpose."""
-        return await self.send(call(operations.accuracy, {}))
+        return await self.send(call(operations.accuracy, locals()))
 
-    async def live(self) -> Health:
+    async def live(self, **options: Unpack[CallOptions]) -> Health:
         """Return if the process answers. Never repeated."""
-        return await self.send(call(operations.health_live, {}))
+        return await self.send(call(operations.health_live, locals()))
 
-    async def ready(self) -> Health:
+    async def ready(self, **options: Unpack[CallOptions]) -> Health:
         """Return if every module is resident and work is taken; raise Loading or Draining if not. Never repeated."""
-        return await self.send(call(operations.health_ready, {}))
+        return await self.send(call(operations.health_ready, locals()))

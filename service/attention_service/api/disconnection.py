@@ -6,15 +6,18 @@ from typing import TypeVar
 
 from starlette.types import Receive
 
-from attention_contract.errors import Cancelled, Draining
+from attention_contract.errors import Cancelled, DeadlineExceeded, Draining
 
 ResultT = TypeVar("ResultT")
 _WATCHED_AFTER_S = 0.01
 """Most work is done sooner than this, so most requests never start the task that watches for a disconnect."""
 
 
-async def unless_gone(receive: Receive, work: Awaitable[ResultT]) -> ResultT:
-    """The result of the work. Cancels the work and raises Cancelled as soon as the caller disconnects."""
+async def unless_gone(receive: Receive, work: Awaitable[ResultT], deadline: float | None = None) -> ResultT:
+    """The result of the work. Cancels the work and raises Cancelled as soon as the caller disconnects.
+
+    Cancels it and raises DeadlineExceeded at the deadline, in seconds of ``time.monotonic``.
+    """
     loop, task = asyncio.get_running_loop(), asyncio.current_task()
     watches: list[asyncio.Task[None]] = []
     gone = False
@@ -29,7 +32,12 @@ async def unless_gone(receive: Receive, work: Awaitable[ResultT]) -> ResultT:
 
     timer = loop.call_later(_WATCHED_AFTER_S, lambda: watches.append(loop.create_task(watch())))
     try:
-        return await work
+        async with asyncio.timeout_at(deadline):  # the loop's clock is the monotonic one
+            return await work
+    except TimeoutError:
+        raise DeadlineExceeded(
+            "the caller's deadline passed before the answer was ready; allow it more time, or ask for less"
+        ) from None
     except asyncio.CancelledError:
         if gone and task is not None:
             task.uncancel()

@@ -47,7 +47,7 @@ class Call:
     pin: str | None
     """The version that If-Match names."""
     deadline: float | None
-    """The time, of ``time.monotonic``, by which computing must have begun; None for none."""
+    """The time, of ``time.monotonic``, by which the answer must be ready; None for none."""
     outline: Outline | None = None
     """The outline of the body, if it can be remembered."""
 
@@ -126,7 +126,8 @@ class TensorRoute(OperationRoute):
                 body, call.outline = _pinned(body, call.pin), None
             if media_type in PICTURES:
                 body = pictures.with_sweep(body)
-            reply: Any = await unless_gone(receive, self.handler(body=body, call=call, **scope["path_params"]))
+            work = self.handler(body=body, call=call, **scope["path_params"])
+            reply: Any = await unless_gone(receive, work, call.deadline)
             if isinstance(reply, Response):
                 return reply
             if media_type in PICTURES:

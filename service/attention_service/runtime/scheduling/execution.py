@@ -106,7 +106,7 @@ class Execution:
         came = time.monotonic()
         group = job.group
         now = self._begins(group, lane, came)
-        if now and deadline is None and self._stays(plan):
+        if now and (deadline is None or came < deadline) and self._stays(plan):
             try:
                 ended, observation = run_alone(job, clock, came, self._device)
             finally:

@@ -1,0 +1,73 @@
+"""The types of the clients' replies and arguments, in one place."""
+
+from attention_client.arguments import (
+    AlternativeLike,
+    ConfigLike,
+    DropoutLike,
+    EditLike,
+    PictureType,
+    ProjectionsLike,
+    SelectLike,
+    ShapeLike,
+    SpecLike,
+    SweepLike,
+    TensorMap,
+)
+from attention_client.array_likes import TensorLike
+from attention_client.calls import CallOptions, MediaType
+from attention_client.raw_responses import RawResponse
+from attention_contract.schemas.accuracy import AccuracyReply
+from attention_contract.schemas.answers import Picture
+from attention_contract.schemas.attention import ApproximationError, ForwardReply, KernelName, Ran, Tap
+from attention_contract.schemas.checkpoints import CheckpointReply
+from attention_contract.schemas.complexity import ComplexityReply
+from attention_contract.schemas.gradients import GradientCheck, GradientsReply
+from attention_contract.schemas.hardware import HardwareList
+from attention_contract.schemas.hopfield import HopfieldReply
+from attention_contract.schemas.modules import ModuleConfig, ModuleInfo, ModuleList, Parameter, ParameterList
+from attention_contract.schemas.server import Health, ServerInfo, VariantList
+from attention_contract.schemas.weights import HeadStatistics, TopKeys, WeightsReply
+from attention_contract.spec import AttentionSpec
+
+__all__ = [
+    "AccuracyReply",
+    "AlternativeLike",
+    "ApproximationError",
+    "AttentionSpec",
+    "CallOptions",
+    "CheckpointReply",
+    "ComplexityReply",
+    "ConfigLike",
+    "DropoutLike",
+    "EditLike",
+    "ForwardReply",
+    "GradientCheck",
+    "GradientsReply",
+    "HardwareList",
+    "HeadStatistics",
+    "Health",
+    "HopfieldReply",
+    "KernelName",
+    "MediaType",
+    "ModuleConfig",
+    "ModuleInfo",
+    "ModuleList",
+    "Parameter",
+    "ParameterList",
+    "Picture",
+    "PictureType",
+    "ProjectionsLike",
+    "Ran",
+    "RawResponse",
+    "SelectLike",
+    "ServerInfo",
+    "ShapeLike",
+    "SpecLike",
+    "SweepLike",
+    "Tap",
+    "TensorLike",
+    "TensorMap",
+    "TopKeys",
+    "VariantList",
+    "WeightsReply",
+]

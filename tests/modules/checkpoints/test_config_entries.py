@@ -140,6 +140,14 @@ def test_no_entry_breaks_the_description(kind, name):
                 assert fault.param == "checkpoint"  # noqa: PT017 - it may also be described
 
 
+@pytest.mark.parametrize("family", ["bert", "llama", "bart", "gpt2"])
+@pytest.mark.parametrize("kind", ["deberta-v2", "deepseek_v3", "blenderbot", "xlnet"])
+def test_a_model_type_of_no_family_is_refused(store, tmp_path, family, kind):
+    store(family, {"model_type": kind})
+    with pytest.raises(InvalidCheckpoint, match=f"model_type '{kind}', which is not known"):
+        plan(tmp_path, ImportModule(checkpoint="net"))
+
+
 @pytest.mark.parametrize("value", [[], {}, 3])
 def test_a_model_type_that_is_no_text_is_refused(store, tmp_path, value):
     store("llama", {"model_type": value})

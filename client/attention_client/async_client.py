@@ -29,6 +29,7 @@ from attention_client.resources.attention_calls import AsyncAttention
 from attention_client.resources.checkpoint_calls import AsyncCheckpoints
 from attention_client.resources.hopfield_calls import AsyncHopfield
 from attention_client.resources.module_calls import AsyncModules
+from attention_client.resources.recording_calls import AsyncRecordings
 from attention_client.resources.server_calls import AsyncServer
 from attention_client.retry import Attempts
 from attention_contract import operations
@@ -85,6 +86,7 @@ class AsyncClient:
         self.checkpoints = AsyncCheckpoints(self)
         self.hopfield = AsyncHopfield(self)
         self.modules = AsyncModules(self)
+        self.recordings = AsyncRecordings(self)
         self.server = AsyncServer(self)
 
     async def send(self, call: Call[ReplyT]) -> ReplyT:
@@ -143,7 +145,8 @@ class AsyncClient:
         initial_state: TensorLike | None = None, initial_normalizer: TensorLike | None = None,
         return_: Sequence[Tap] = ("output",), select: SelectLike | None = None, average_heads: bool = False,
         edits: Sequence[EditLike] = (), dropout: DropoutLike | None = None, return_state: bool = False,
-        report_error: bool = False, kernel: KernelName | None = None, version: str | None = None,
+        report_error: bool = False, kernel: KernelName | None = None, parameters: TensorMap | None = None,
+        version: str | None = None,
     ) -> ForwardReply:  # fmt: skip
         """Return the output of a module and the taps named in ``return_``.
 
@@ -161,7 +164,8 @@ class AsyncClient:
         ``select {"heads": […], "queries": […]}`` keeps these of the taps; ``average_heads`` averages the weights.
         ``edits``: interventions such as ``{"tap": "weights", "heads": [3], "set": 0}``.
         ``dropout {"p": 0.1, "seed": 0}``. ``report_error`` compares a method with exact attention.
-        ``kernel`` is by default the cheapest. With a ``version``, answers only if the module is at it.
+        ``kernel`` is by default the cheapest. ``parameters`` take the place of the module's own in this call alone.
+        With a ``version``, answers only if the module is at it.
         """
         return await self.send(call(operations.forward, locals()))
 
@@ -174,7 +178,7 @@ class AsyncClient:
         initial_state: TensorLike | None = None, initial_normalizer: TensorLike | None = None,
         edits: Sequence[EditLike] = (), top_k: int = 0, select: SelectLike | None = None, return_weights: bool = True,
         average_heads: bool = False, query_mask: TensorLike | None = None, kernel: KernelName | None = None,
-        version: str | None = None,
+        parameters: TensorMap | None = None, version: str | None = None,
     ) -> WeightsReply:  # fmt: skip
         """Return the weights of each head ``[B, H, Lq, Lk]``, their statistics, and the ``top_k`` keys of each query.
 
@@ -186,8 +190,8 @@ class AsyncClient:
 
     async def gradients(
         self, name: str, query: TensorLike, key: TensorLike | None = None, value: TensorLike | None = None, *,
-        wrt: Sequence[str] = ("query",), upstream: TensorLike | None = None, check: bool = False,
-        directions: TensorMap | None = None,
+        wrt: Sequence[str] = ("query",), upstream: TensorLike | None = None, tap_upstream: TensorMap | None = None,
+        check: bool = False, directions: TensorMap | None = None,
         mask: TensorLike | None = None, key_mask: TensorLike | None = None, key_lengths: TensorLike | None = None,
         global_mask: TensorLike | None = None, past_key: TensorLike | None = None, past_value: TensorLike | None = None,
         offsets: TensorLike | None = None, positions: TensorLike | None = None, gate: TensorLike | None = None,
@@ -195,12 +199,14 @@ class AsyncClient:
         initial_state: TensorLike | None = None, initial_normalizer: TensorLike | None = None,
         return_: Sequence[Tap] = ("output",), select: SelectLike | None = None, average_heads: bool = False,
         edits: Sequence[EditLike] = (), dropout: DropoutLike | None = None, return_state: bool = False,
-        report_error: bool = False, kernel: KernelName | None = None, version: str | None = None,
+        report_error: bool = False, kernel: KernelName | None = None, parameters: TensorMap | None = None,
+        version: str | None = None,
     ) -> GradientsReply:  # fmt: skip
         """Return exact gradients ∂L/∂name for each name of ``wrt``: inputs, taps, parameters, or ``"parameters"``.
 
-        ``upstream`` is ∂L/∂output, of the output's shape; by default ones. ``check`` compares with central differences
-        in float64. ``directions``, by names of ``wrt`` and of their shapes, adds Hessian-vector products.
+        ``upstream`` is ∂L/∂output, of the output's shape; by default ones. ``tap_upstream`` is ∂L/∂tap of taps that L
+        depends on too. ``check`` compares with central differences in float64. ``directions``, by names of ``wrt`` and
+        of their shapes, adds Hessian-vector products.
         The other arguments are those of ``forward``.
         """
         return await self.send(call(operations.gradients, locals()))

@@ -10,7 +10,8 @@ client.
     ├── NotFound                      404  no such path
     │   ├── ModuleNotFound
     │   ├── ParameterNotFound
-    │   └── CheckpointNotFound
+    │   ├── CheckpointNotFound
+    │   └── RecordingNotFound
     ├── MethodNotAllowed              405
     ├── NotAcceptable                 406
     ├── Conflict                      409
@@ -32,7 +33,8 @@ client.
     │   ├── Loading
     │   ├── Draining
     │   └── DeadlineExceeded
-    └── NeverFits                     507
+    ├── NeverFits                     507
+    └── StoreFull                     507
 """
 
 from collections.abc import Iterator
@@ -134,6 +136,13 @@ class CheckpointNotFound(NotFound):
 
     code = "checkpoint_not_found"
     title = "No such checkpoint"
+
+
+class RecordingNotFound(NotFound):
+    """The store holds no recording of this id."""
+
+    code = "recording_not_found"
+    title = "No such recording"
 
 
 class MethodNotAllowed(AttentionError):
@@ -306,6 +315,14 @@ class NeverFits(AttentionError):
     status = 507
     code = "never_fits"
     title = "Does not fit this device"
+
+
+class StoreFull(AttentionError):
+    """The store, or its disk, has no room."""
+
+    status = 507
+    code = "store_full"
+    title = "The store is full"
 
 
 def _tree(root: type[AttentionError]) -> Iterator[type[AttentionError]]:

@@ -16,6 +16,7 @@ from attention_contract.schemas import complexity as c
 from attention_contract.schemas import hardware as w
 from attention_contract.schemas import hopfield as h
 from attention_contract.schemas import modules as m
+from attention_contract.schemas import recordings as r
 from attention_contract.schemas import server as s
 from attention_contract.schemas.gradients import GradientsReply, GradientsRequest, RawGradientsRequest
 from attention_contract.schemas.weights import RawWeightsRequest, WeightsReply, WeightsRequest
@@ -177,6 +178,23 @@ hopfield_retrieve = Operation(
     "Modern Hopfield retrieval: update states until they reach stored patterns",
     READS_BODY, tensors=True, example=h.EXAMPLE,
 )  # fmt: skip
+list_recordings = Operation(
+    "list_recordings", "GET", "/v1/recordings", None, r.RecordingList, "Every stored recording",
+)  # fmt: skip
+create_recording = Operation(
+    "create_recording", "POST", "/v1/recordings", r.RecordingFile, r.RecordingInfo,
+    "Store a recording: a text's way through a model",
+    (*READS_BODY, e.TooLarge, e.StoreFull), status=201, tensors=True, example=r.EXAMPLE,
+)  # fmt: skip
+get_recording = Operation(
+    "get_recording", "GET", "/v1/recordings/{id}", r.RecordingQuery, r.RecordingInfo,
+    "The description of a recording, its whole file, or a part of one of its tensors",
+    (*ANY_TIME, e.RecordingNotFound, e.InvalidRequest), tensors=True,
+)  # fmt: skip
+delete_recording: Operation[None] = Operation(
+    "delete_recording", "DELETE", "/v1/recordings/{id}", None, None, "Remove a recording from the store",
+    (*ANY_TIME, e.RecordingNotFound), status=204, safe_to_repeat=False,
+)  # fmt: skip
 health_live = Operation(
     "health_live", "GET", "/health/live", None, s.Health, "The process answers",
     (e.NotAcceptable,),
@@ -195,5 +213,6 @@ OPERATIONS: Final[tuple[Operation[Any], ...]] = (
     raw_forward, raw_weights, raw_gradients, raw_complexity,
     accuracy, list_hardware,
     hopfield_retrieve,
+    list_recordings, create_recording, get_recording, delete_recording,
     health_live, health_ready,
 )  # fmt: skip

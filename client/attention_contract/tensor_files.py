@@ -29,7 +29,7 @@ from attention_contract.tensors import (
 )
 from attention_contract.validation import clip, validate
 
-Entry = Literal["request", "reply"]
+Entry = Literal["request", "reply", "recording"]
 """The metadata entry that holds all but the tensors."""
 ModelT = TypeVar("ModelT", bound=BaseModel)
 
@@ -72,7 +72,11 @@ class Header(NamedTuple):
 
 
 def to_safetensors(model: BaseModel, entry: Entry) -> list[bytes | memoryview]:
-    """The model as the pieces of a safetensors file. The tensors' own memory is among them, without a copy."""
+    """The model as the pieces of a safetensors file. The tensors' own memory is among them, without a copy.
+
+    A model with a ``file_entry`` is a file of its own kind and has this entry whatever ``entry`` says.
+    """
+    entry = _entry_of(type(model), entry)
     tensors: list[NamedTensor] = []
     rest = _take_tensors(model, "", tensors)
     header: dict[str, Any] = {"__metadata__": {entry: orjson.dumps(rest).decode()}}
@@ -89,6 +93,10 @@ def to_safetensors(model: BaseModel, entry: Entry) -> list[bytes | memoryview]:
     text = orjson.dumps(header)
     text += b" " * (-len(text) % 8)
     return [len(text).to_bytes(8, "little") + text, *pieces]
+
+
+def _entry_of(model: type[BaseModel], entry: Entry) -> Entry:
+    return getattr(model, "file_entry", entry)
 
 
 def _take_tensors(value: Any, path: str, tensors: list[NamedTensor]) -> Any:
@@ -122,15 +130,17 @@ def from_safetensors(body: bytes | memoryview, entry: Entry, model: type[ModelT]
 
     Raises Unreadable for a broken file or metadata, InvalidTensor or InvalidRequest for a field at fault.
     """
+    entry = _entry_of(model, entry)
     return _placed(*_read(memoryview(body), entry), entry, model)
 
 
 def request_from_safetensors(body: bytes | memoryview, model: type[ModelT]) -> tuple[ModelT, Outline | None]:
     """Read a request as ``from_safetensors`` does, with its outline if that can be remembered."""
-    header, text, arrays = _read(memoryview(body), "request")
+    entry = _entry_of(model, "request")
+    header, text, arrays = _read(memoryview(body), entry)
     outline = outline_of(model, text, header.tensors)
     if outline is None:
-        return _placed(header, text, arrays, "request", model), None
+        return _placed(header, text, arrays, entry, model), None
     return with_tensors(
         outline.options, {each.name: x for each, x in zip(header.tensors, arrays, strict=True)}
     ), outline

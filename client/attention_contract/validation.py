@@ -65,6 +65,8 @@ def _walk(location: tuple[int | str, ...], kind: Any) -> tuple[list[str], Any]:
     """
     path = []
     for part in location:
+        if part == "[key]":  # pydantic's place of a wrong name in a mapping
+            continue
         members = members_of(kind)
         if len(members) > 1:
             kind = {str(_name_of(member)): member for member in members}.get(str(part))

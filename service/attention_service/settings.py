@@ -52,6 +52,9 @@ class Settings(BaseSettings):
     max_json_bytes: ByteSize = Field(ByteSize(2**26), ge=1024)
     """The largest JSON body, decompressed; safetensors bodies may be larger."""
 
+    recordings_limit: ByteSize = Field(ByteSize(2**33), ge=0)
+    """Bytes of all stored recordings together, as in 8GiB; more are refused with 507."""
+
     max_queue: int = Field(256, ge=1)
     """Requests that may wait for the device; more are refused with 429."""
 

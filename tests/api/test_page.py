@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any, get_args
 
 import httpx
+import numpy as np
 import pytest
 from pydantic import BaseModel
 
@@ -17,6 +18,9 @@ from attention_contract.operations import OPERATIONS
 from attention_contract.schemas.attention import Ran, RawForwardRequest
 from attention_contract.schemas.complexity import RawComplexityRequest
 from attention_contract.schemas.modules import CreateModule
+from attention_contract.schemas.recordings import RecordingFile
+from attention_contract.wire import SAFETENSORS, to_safetensors
+from tests.api.test_recordings import file_of
 
 WEB = Path(attention_service.__file__).parent / "web"
 SCRIPTS = sorted(WEB.glob("*.js"))
@@ -133,7 +137,7 @@ def test_every_path_that_the_scripts_ask_is_an_operation():
         asked |= set(re.findall(r"[\"`](v1(?:/[^\"`]*)?|health/[^\"`]*)[\"`]", script.read_text(encoding="utf-8")))
     assert "v1/modules" in asked
     for path in asked:
-        general = re.sub(r"\$\{(?:encodeURIComponent\()?[\w.]*name\)?\}", "{name}", path)
+        general = re.sub(r"\$\{(?:encodeURIComponent\()?(?:[\w.]*\.)?(name|id)\)?\}", r"{\1}", path)
         for question in ("forward", "weights", "complexity"):
             assert "/" + general.replace("${question}", question) in known, path
 
@@ -155,3 +159,49 @@ def test_what_the_page_sends_as_it_opens_is_answered(http, page):
     made = http.post("/v1/attention/forward", json=body).json()
     assert [len(row) for row in seen["weights"]] == [3, 3]
     assert len(made["output"]) == 2
+
+
+@pytest.mark.skipif(shutil.which("node") is None, reason="node is not installed")
+@pytest.mark.parametrize("dtype", ["float32", "float64", "float16", "bfloat16"])
+def test_a_recording_that_is_dropped_is_read_head_by_head(tmp_path, dtype):
+    weights = np.array([[[0.5, 0.25], [1, 0]], [[-2, 65504], [np.inf, 2**-20]]]).astype(dtype)
+    facts = {
+        "model": "tiny", "text": "a b", "created": "2026-01-02T03:04:05Z", "tokens": {"layers": ["a", "b"]},
+        "attentions": [{"name": "layers.0", "heads": ["x", "y"]}], "layers": {"0.weights": weights},
+    }  # fmt: skip
+    path = tmp_path / "recording.safetensors"
+    path.write_bytes(b"".join(to_safetensors(RecordingFile.model_validate(facts), "recording")))
+    (tmp_path / "recording_file.mjs").write_bytes((WEB / "recording_file.js").read_bytes())
+    (tmp_path / "read.mjs").write_text(
+        """
+        import { openFile } from "./recording_file.mjs";
+        import { readFileSync } from "node:fs";
+        const blob = new Blob([readFileSync("recording.safetensors")]);
+        const { facts, heads, names } = await openFile(blob);
+        const all = await heads("layers.0.weights", 0, 9);
+        const last = await heads("layers.0.weights", 1, 2);
+        const fault = await openFile(blob.slice(0, 30)).catch((error) => error.message);
+        const read = { text: facts.text, names, all, last, fault };
+        console.log(JSON.stringify(read, (_, x) => (x === Infinity ? "∞" : x)));
+        """,
+        encoding="utf-8",
+    )
+    command = ["node", "read.mjs"]
+    ran = subprocess.run(command, cwd=tmp_path, capture_output=True, check=False, text=True)
+    assert ran.returncode == 0, ran.stderr
+    read = json.loads(ran.stdout)
+    expected = [[["∞" if x == np.inf else x for x in row] for row in head] for head in weights.astype(float).tolist()]
+    assert (read["text"], read["names"]) == ("a b", ["layers.0.weights"])
+    assert read["all"] == expected
+    assert read["last"] == expected[1:]
+    assert read["fault"] == "This is not a safetensors file."
+
+
+def test_the_requests_of_the_section_recordings_are_answered(http):
+    http.post("/v1/recordings", content=file_of(seed=5)[1], headers={"content-type": SAFETENSORS})
+    listed = http.get("/v1/recordings").json()["recordings"]
+    assert {"id", "model", "text", "bytes"} <= set(listed[0])
+    described = http.get(f"/v1/recordings/{listed[0]['id']}").json()
+    assert {"tensors", "attentions", "tokens", "versions", "model", "text"} <= set(described)
+    part = http.get(f"/v1/recordings/{listed[0]['id']}?layer=layers.0&heads=0%3A2").json()
+    assert len(part["value"]) == 2

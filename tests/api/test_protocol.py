@@ -8,7 +8,7 @@ import jsonschema
 import numpy as np
 import safetensors.numpy
 
-from attention_contract.operations import OPERATIONS
+from attention_contract.operations import OPERATIONS, create_recording
 from attention_contract.wire import SAFETENSORS
 from tests.api.talk import post, problem
 from tests.docs.snippets import json_difference
@@ -107,14 +107,17 @@ def test_every_example_of_the_document_works_and_the_reply_has_the_documented_sc
     document = http.get("/openapi.json").json()
     http.post("/v1/modules", json={"name": "demo", "config": {"d_model": 8, "num_heads": 2}, "seed": 0})
     http.post("/v1/modules", json={"name": "unit", "config": {"d_model": 1, "num_heads": 1, "bias": False}})
+    recording = http.post("/v1/recordings", json=create_recording.example).json()["id"]
+    left_out = {"import_module", "delete_module", "create_module", "fetch_checkpoint", "get_checkpoint"}
+    left_out |= {"delete_recording"}
     for operation in OPERATIONS:
-        if operation.name in {"import_module", "delete_module", "create_module", "fetch_checkpoint", "get_checkpoint"}:
+        if operation.name in left_out:
             continue
         described = document["paths"][operation.path][operation.method.lower()]
         media = described.get("requestBody", {}).get("content", {}).get("application/json", {})
         assert ("example" in media) == (operation.method in {"POST", "PUT"}), operation.name
         name = "unit" if operation.name == "replace_parameters" else "demo"
-        path = operation.path.format(name=name, parameter="q_proj.bias")
+        path = operation.path.format(name=name, parameter="q_proj.bias", id=recording)
         answer = http.request(operation.method, path, json=media.get("example"))
         assert answer.status_code == operation.status, answer.text
         schema = described["responses"][str(operation.status)]["content"]["application/json"]["schema"]

@@ -15,7 +15,19 @@ from benchmarks.processes import ROOT, ServerError
 from benchmarks.workloads import Workload
 
 from attention_service.runtime.device import Device
-from benchmarks import admission, client, contestants, demanding, holding, kernels, scaling, serving, tables, wire
+from benchmarks import (
+    admission,
+    client,
+    contestants,
+    demanding,
+    holding,
+    kernels,
+    scaling,
+    serving,
+    tables,
+    training,
+    wire,
+)
 
 DOCUMENT = (ROOT / "docs" / "benchmarks.md").read_text("utf-8")
 
@@ -145,3 +157,10 @@ def test_clients():
     assert "## tiny" in lines
     for name in ("Client", "AsyncClient"):
         assert f"| {name} |" in lines
+
+
+@pytest.mark.slow
+def test_training():
+    lines = "\n".join(training.lines([(4, 8, 2)], 1))
+    assert lines.count("| 4 × 8 |") == 2
+    assert "PUT durable ms" in lines

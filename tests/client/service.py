@@ -22,6 +22,7 @@ from attention_contract.schemas import counts as n
 from attention_contract.schemas import hardware as g
 from attention_contract.schemas import hopfield as h
 from attention_contract.schemas import modules as m
+from attention_contract.schemas import recordings as r
 from attention_contract.schemas import server as s
 from attention_contract.schemas.gradients import GradientCheck, GradientsReply
 from attention_contract.schemas.weights import HeadStatistics, TopKeys, WeightsReply
@@ -55,6 +56,10 @@ EXAMPLES = {
     "accuracy": ((), {}, "/v1/complexity/accuracy"),
     "list_hardware": ((), {}, "/v1/complexity/hardware"),
     "hopfield_retrieve": ((X, X), {"eps": 0.1}, "/v1/hopfield/retrieve"),
+    "list_recordings": ((), {}, "/v1/recordings"),
+    "create_recording": ((r.EXAMPLE,), {}, "/v1/recordings"),
+    "get_recording": (("0" * 32,), {}, f"/v1/recordings/{'0' * 32}"),
+    "delete_recording": (("0" * 32,), {}, f"/v1/recordings/{'0' * 32}"),
     "health_live": ((), {}, "/health/live"),
     "health_ready": ((), {}, "/health/ready"),
 }
@@ -72,14 +77,14 @@ CALLS = {
     if inspect.isfunction(method) and not name.startswith("_") and name not in {"send", "close"}
 }
 """The methods that make a call, by their dotted names."""
-COMPOSED = {"modules.import_all"}
-"""Methods that make several calls."""
+COMPOSED = {"modules.import_all", "recordings.read", "recordings.download"}
+"""Methods that make several calls, or ask for a part of a reply."""
 METHODS = {
     re.search(r"operations\.(\w+)", inspect.getsource(method))[1]: name
     for name, method in CALLS.items()
     if not name.endswith("_picture") and name not in COMPOSED
 }
-"""The dotted name of the method of each operation."""
+"""The dotted name of the method of each operation; of several methods, the one that asks for its whole reply."""
 RAN = a.Ran(
     kernel="fused", device="cpu", dtype="float32", version="abc", flops=2_000, predicted_ms=1.0, predicted_low_ms=0.5,
     predicted_high_ms=2.0, compute_ms=1.5,
@@ -107,6 +112,12 @@ GROWTH = c.Growth(
     memory_order="O(n·d)", between=(1, 2), letters={"n": "keys", "d": "width"},
 )  # fmt: skip
 HEADS = np.arange(2, dtype=np.float32)
+
+
+RECORDING = r.RecordingInfo.model_validate(
+    {name: value for name, value in r.EXAMPLE.items() if name != "layers"}
+    | {"id": "0" * 32, "bytes": 344, "tensors": [{"name": "layers.0.weights", "dtype": "float32", "shape": [1, 2, 2]}]}
+)
 
 
 def cost(queries: int) -> c.Cost:
@@ -222,6 +233,18 @@ def reply_to(operation: Operation[Any], request: Any) -> Any:
         "health_live": s.Health(status="live", modules=1),
         "health_ready": s.Health(status="ready", modules=1),
         "delete_module": None,
+        "list_recordings": r.RecordingList(
+            recordings=[
+                r.RecordingSummary(
+                    id="0" * 32, model="by hand", text="the cat", created=RECORDING.created, tokens={"layers": 2},
+                    layers=1, heads=1, taps=["weights"], bytes=344,
+                )
+            ],
+            bytes=344, limit_bytes=1000, damaged=["1" * 32],
+        ),
+        "create_recording": RECORDING,
+        "get_recording": RECORDING,
+        "delete_recording": None,
     }.get(operation.name, INFO)  # fmt: skip
 
 

@@ -71,6 +71,8 @@ COMMANDS = {
     ],
     "hardware": ["G1", "80 GB", "989.5", "a sheet"],
     "hopfield --stored q.npy --states q.npy --eps 0.1": ["one pattern", "metastable, still falling", "2.969", "0.9688"],
+    "recordings": ["by hand", "the cat", "344 B of 1 kB", "cannot be read, and may be deleted: 1111"],
+    f"recordings get {'0' * 32}": ["by hand", "layers.0.weights"],
     "hopfield --stored q.npy --states q.npy --steps 2": ["metastable", "1.5 ms"],
     "accuracy": [
         "fused",
@@ -221,6 +223,20 @@ def test_a_module_may_be_made_from_files(run, played, tmp_path):
     (tmp_path / "config.json").write_text('{"d_model": 8, "num_heads": 2}')
     run("modules", "create", "demo", "--config", "config.json", "--num-heads", "4", "--parameters", "parameters.npz")
     assert played.asked.config.num_heads == 4
+    assert list(played.asked.parameters) == ["q_proj.weight"]
+
+
+@pytest.mark.parametrize("command", ["modules create demo --d-model 8 --num-heads 2", "import minilm"])
+def test_a_module_is_durable_unless_told_otherwise(run, played, command):
+    run(*command.split())
+    assert played.asked.durable
+    run(*command.split(), "--no-durable")
+    assert not played.asked.durable
+
+
+def test_a_module_takes_parameters_of_the_request(run, played):
+    np.savez("parameters.npz", **{"q_proj.weight": X})
+    run("forward", "demo", "--query", "q.npy", "--parameters", "parameters.npz")
     assert list(played.asked.parameters) == ["q_proj.weight"]
 
 

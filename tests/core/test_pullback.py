@@ -18,7 +18,7 @@ def test_they_are_what_autograd_gives(graph, again):
     output, at = graph
     upstream = torch.randn(4, 3, dtype=torch.float64)
     expected = torch.autograd.grad(output, at, upstream, create_graph=True, materialize_grads=True, allow_unused=True)
-    found = pullback(output, at, upstream, again=again)
+    found = pullback([output], at, [upstream], again=again)
     assert all(torch.equal(a, b) for a, b in zip(found, expected, strict=True))
     assert [gradient.requires_grad for gradient in found] == [again] * 3
     if again:
@@ -30,10 +30,14 @@ def test_they_are_what_autograd_gives(graph, again):
 
 def test_nothing_is_made_up_for_what_is_not_used(graph):
     output, at = graph
-    assert [gradient is None for gradient in pullback_where_used(output, at, torch.ones(4, 3))] == [False, False, True]
+    assert [gradient is None for gradient in pullback_where_used([output], at, [torch.ones(4, 3)])] == [
+        False,
+        False,
+        True,
+    ]
 
 
 def test_an_upstream_of_another_shape_is_refused(graph):
     output, at = graph
     with pytest.raises(ValueError, match=r"expected shape \[4, 3\], got \[3, 4\]"):
-        pullback(output, at, torch.ones(3, 4))
+        pullback([output], at, [torch.ones(3, 4)])

@@ -66,6 +66,21 @@ def test_capacity_plans_for_absent_hardware(server, tmp_path):
     assert picture.read_text("utf-8").startswith("<?xml")
 
 
+@pytest.mark.slow
+def test_knocking_heads_out_finds_those_that_copy(server):
+    printed = succeed(sys.executable, EXAMPLES / "knock_out_a_head.py", ATTENTION_URL=server)
+    assert "right without an edit: 100%" in printed
+    assert difference(printed, "logits on the service and here") < 1e-4
+    rows = re.findall(r"^ +(\d) +(\d) +([\d.]+) +([\d.]+) +([\d.]+) +(\d+)%$", printed, re.MULTILINE)
+    assert len(rows) == 8
+    copying = max(rows, key=lambda row: float(row[3]))
+    worst = min(rows, key=lambda row: int(row[5]))
+    assert copying[0] == worst[0] == "1", "the second layer copies"
+    assert float(copying[3]) > 0.9
+    assert int(worst[5]) < 90
+    assert all(float(row[4]) > 0 for row in rows)
+
+
 @pytest.mark.skipif(shutil.which("curl") is None, reason="needs curl")
 def test_the_quickstart_does_the_same_with_curl(server):
     printed = succeed("sh", EXAMPLES / "quickstart.sh", ATTENTION_URL=server)
@@ -120,6 +135,16 @@ def test_an_imported_pytorch_module_gives_the_same_numbers(tmp_path):
         )
     assert difference(printed, "output") < 1e-6
     assert difference(printed, "weights") < 1e-6
+
+
+@pytest.mark.parametrize("steps", [40, pytest.param(250, marks=pytest.mark.slow)])
+def test_training_through_the_service_follows_the_local_losses(steps, tmp_path):
+    with live_server(tmp_path) as url:
+        printed = succeed(sys.executable, EXAMPLES / "train_remote.py", "--steps", str(steps), ATTENTION_URL=url)
+    first, *_, last = re.findall(r"^ *\d+ +(\S+) +(\S+) +(\S+)$", printed, re.MULTILINE)
+    assert float(last[0]) < float(first[0]) * (0.9 if steps < 100 else 0.1)
+    largest = float(printed.rpartition("steps: ")[2])
+    assert largest < 1e-4
 
 
 # ── the demo ─────────────────────────────────────────────────────────────────────────────────────────────────────────

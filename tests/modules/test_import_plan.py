@@ -521,9 +521,9 @@ def test_a_checkpoint_that_changes_during_the_import_is_refused(save, library, r
     save(bert_state(), {"num_attention_heads": 2})
     check = library._check_free
 
-    def overtaken(*args):
+    def overtaken(*args, **options):
         save(bert_state(width=16))
-        check(*args)
+        check(*args, **options)
 
     monkeypatch.setattr(library, "_check_free", overtaken)
     with pytest.raises(InvalidCheckpoint, match="changed while it was read"):

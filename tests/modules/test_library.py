@@ -7,6 +7,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from safetensors.torch import save_file
 
 from attention_contract.errors import (
     InvalidRequest,
@@ -16,7 +17,7 @@ from attention_contract.errors import (
     ShapeMismatch,
     VersionMismatch,
 )
-from attention_contract.schemas.modules import Biases, CreateModule, ModuleConfig
+from attention_contract.schemas.modules import Biases, CreateModule, ImportModule, ModuleConfig
 from attention_contract.tensors import DTYPES, FLOATS, decode
 from attention_service.core.arrays import TORCH_DTYPES, to_numpy
 from attention_service.core.multihead import Sizes, initial_parameters, parameter_shapes
@@ -274,3 +275,54 @@ def test_a_module_is_the_same_on_a_gpu(library, request_for, root, dtype):
     assert changed.device.type == "cuda"
     assert library.refresh() == []
     assert library.get("m").version == changed.version
+
+
+def in_memory(request_for, seed=0, **config):
+    return request_for(seed=seed, **config).model_copy(update={"durable": False})
+
+
+def test_a_module_that_is_not_durable_never_touches_the_disk(library, request_for, root, reopen):
+    made, new = library.create(in_memory(request_for))
+    assert new
+    assert not made.info().durable
+    assert library.create(in_memory(request_for)) == (made, False)
+    replaced = library.replace("m", {name: value + 1 for name, value in arrays(made).items()})
+    assert replaced.version != made.version
+    assert not replaced.info().durable
+    assert library.refresh() == []
+    assert library.get("m") is replaced
+    assert list(root.iterdir()) == []
+    with pytest.raises(ModuleNotFound):
+        reopen().get("m")
+    library.delete("m", replaced.version)
+    assert library.list() == []
+    assert library.resident_bytes == 0
+
+
+@pytest.mark.parametrize("durable_first", [True, False])
+def test_one_name_is_durable_or_not(library, request_for, durable_first):
+    requests = request_for(seed=0), in_memory(request_for)
+    first, second = requests if durable_first else requests[::-1]
+    made, _ = library.create(first)
+    with pytest.raises(ModuleExists, match="durable"):
+        library.create(second)
+    assert library.get("m") is made
+
+
+def test_the_version_says_nothing_of_durability(library, request_for):
+    durable, _ = library.create(request_for(seed=0))
+    memory, _ = library.create(in_memory(request_for).model_copy(update={"name": "other"}))
+    assert durable.version == memory.version
+
+
+def test_a_checkpoint_can_be_imported_into_memory_alone(library, root):
+    weight = torch.eye(8)
+    (root / "net").mkdir()
+    tensors = {"in_proj_weight": torch.cat([weight] * 3), "out_proj.weight": weight}
+    save_file(tensors, root / "net" / "model.safetensors")
+    made, _ = library.import_checkpoint(
+        ImportModule(checkpoint="net", num_heads=2, spec={"masks": [], "add_zero_attn": False}, durable=False)
+    )
+    assert not made.info().durable
+    assert made.source is not None
+    assert [entry.name for entry in root.iterdir()] == ["net"]

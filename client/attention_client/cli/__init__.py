@@ -10,12 +10,15 @@ from typing import Annotated
 import typer
 
 from attention_client.cli import (
+    bench_commands,
     checkpoint_commands,
     compare_commands,
     compute_commands,
     cost_commands,
+    explain_commands,
     hopfield_commands,
     module_commands,
+    recording_commands,
     server_commands,
 )
 from attention_client.cli.extensions import add_extensions
@@ -65,11 +68,16 @@ app.command("import")(module_commands.import_module)
 app.command()(compute_commands.forward)
 app.command()(compute_commands.weights)
 app.command()(compute_commands.gradients)
-app.command()(compare_commands.compare)
+app.command("compare")(compare_commands.compare_command)
+app.command()(bench_commands.bench)
+app.command("explain")(explain_commands.explain_command)
 app.command()(cost_commands.complexity)
 app.command()(cost_commands.hardware)
 app.command()(cost_commands.accuracy)
 app.command()(hopfield_commands.hopfield)
+app.command()(recording_commands.record)
+app.command()(recording_commands.show)
+app.add_typer(recording_commands.app, name="recordings")
 app.command()(server_commands.info)
 app.command()(server_commands.variants)
 add_extensions(app)

@@ -4,7 +4,7 @@ from typing import Annotated
 
 import typer
 
-from attention_client.cli import display
+from attention_client.cli import completion, display
 from attention_client.cli.session import AsJson, client_of, present
 from attention_contract.base import WireModel
 from attention_contract.schemas.checkpoints import CheckpointList, CheckpointReply
@@ -13,7 +13,10 @@ from attention_contract.spec import AttentionSpec
 
 def checkpoints(
     ctx: typer.Context,
-    path: Annotated[str | None, typer.Argument(help="One of them: each of its attention layers.")] = None,
+    path: Annotated[
+        str | None,
+        typer.Argument(autocompletion=completion.checkpoints, help="One of them: each of its attention layers."),
+    ] = None,
     as_json: AsJson = False,
 ) -> None:
     """Show the checkpoints of the server's model repository, or the attention layers of one; nothing is loaded."""

@@ -5,14 +5,17 @@ from typing import Annotated, Any
 
 import typer
 
-from attention_client.cli import display, result_tables, tensor_arguments
-from attention_client.cli.inputs import Fields, Name, Returned, for_target, takes_inputs
-from attention_client.cli.session import AsJson, client_of, present, print_json
+from attention_client.cli import completion, display, result_tables, tensor_arguments
+from attention_client.cli.inputs import Fields, Name, Returned, for_target, takes_inputs, with_query
+from attention_client.cli.session import AsJson, ask, client_of, present, print_json
 
 Output = Annotated[
     Path | None,
     typer.Option(
-        "--output", "-o", callback=tensor_arguments.writable, help="Write the reply: .npy, .npz, .safetensors or .json."
+        "--output",
+        "-o",
+        callback=tensor_arguments.writable,
+        help="Write the reply: .npy, .npz, .safetensors or .json; - is standard output.",
     ),
 ]
 Heads = Annotated[list[int] | None, typer.Option("--head", min=0, help="Only this head; may be repeated.")]
@@ -22,6 +25,8 @@ Dropout = Annotated[
     str | None,
     typer.Option(metavar="P|JSON", help='Drop weights: a share, or {"p": 0.1, "seed": 0, "return_mask": true}.'),
 ]
+ReturnState = Annotated[bool, typer.Option("--return-state", help="Method linear: the state at the end.")]
+ReportError = Annotated[bool, typer.Option("--report-error", help="Compare a method with exact attention.")]
 Average = Annotated[bool, typer.Option("--average-heads", help="Average the weights over the heads.")]
 
 
@@ -56,23 +61,23 @@ def forward(
     average: Average = False,
     edits: Edits = None,
     dropout: Dropout = None,
-    return_state: Annotated[bool, typer.Option("--return-state", help="Method linear: the state at the end.")] = False,
-    report_error: Annotated[
-        bool, typer.Option("--report-error", help="Compare a method with exact attention.")
-    ] = False,
+    return_state: ReturnState = False,
+    report_error: ReportError = False,
     output: Output = None,
     as_json: AsJson = False,
 ) -> None:
     """Compute the output of a module or of raw attention, and any taps."""
-    fields: dict[str, Any] = for_target(name, inputs) | _forward_fields(returned, edits, dropout) | _select(heads, rows)
+    fields: dict[str, Any] = (
+        with_query(for_target(name, inputs)) | _forward_fields(returned, edits, dropout) | _select(heads, rows)
+    )
     fields |= {"average_heads": average, "return_state": return_state, "report_error": report_error}
     with client_of(ctx) as client:
-        reply = client.attention.forward(**fields) if name is None else client.forward(name, **fields)
+        reply = ask(client, "forward", name, fields)
     if output is not None:
         tensor_arguments.write(output, reply, "output")
     if as_json:
         print_json(reply)
-    else:
+    elif not tensor_arguments.to_pipe(output):
         display.tensors(tensor_arguments.tensors(reply))
         if reply.error is not None:
             result_tables.error(reply.error)
@@ -84,6 +89,10 @@ def weights(
     inputs: Fields,
     ctx: typer.Context,
     name: Name = None,
+    return_weights: Annotated[
+        bool | None,
+        typer.Option("--return-weights/--no-return-weights", help="Ask for the weights; default: with -o or --json."),
+    ] = None,
     top_k: Annotated[int, typer.Option(help="How many of the most attended keys to name for each query.")] = 0,
     heads: Heads = None,
     rows: Rows = None,
@@ -94,19 +103,20 @@ def weights(
     as_json: AsJson = False,
 ) -> None:
     """Show each head's weights: statistics, the most attended keys, and with -o or --json the weights themselves."""
-    fields: dict[str, Any] = for_target(name, inputs) | _select(heads, rows)
-    fields |= {"top_k": top_k, "average_heads": average, "return_weights": as_json or output is not None}
+    fields: dict[str, Any] = with_query(for_target(name, inputs)) | _select(heads, rows)
+    wanted = as_json or output is not None if return_weights is None else return_weights
+    fields |= {"top_k": top_k, "average_heads": average, "return_weights": wanted}
     if edits is not None:
         fields["edits"] = tensor_arguments.read_json(edits, "edits")
     if query_mask is not None:
         fields["query_mask"] = tensor_arguments.read(query_mask, "query_mask")
     with client_of(ctx) as client:
-        reply = client.attention.weights(**fields) if name is None else client.weights(name, **fields)
+        reply = ask(client, "weights", name, fields)
     if output is not None:
         tensor_arguments.write(output, reply, "weights")
     if as_json:
         print_json(reply)
-    else:
+    elif not tensor_arguments.to_pipe(output):
         result_tables.heads(reply, heads)
         if reply.top is not None:
             result_tables.top_keys(reply.top, heads, rows)
@@ -118,27 +128,42 @@ def gradients(
     inputs: Fields,
     ctx: typer.Context,
     name: Name = None,
-    wrt: Annotated[list[str] | None, typer.Option(help="An input, a tap, a parameter, or parameters.")] = None,
+    wrt: Annotated[
+        list[str] | None,
+        typer.Option(autocompletion=completion.differentiable, help="An input, a tap, a parameter, or parameters."),
+    ] = None,
     upstream: Annotated[str | None, typer.Option(metavar="FILE", help="∂L/∂output; default: ones.")] = None,
     check: Annotated[bool, typer.Option("--check", help="Compare with central differences in float64.")] = False,
+    tap_upstream: Annotated[
+        str | None, typer.Option(metavar="FILE", help="∂L/∂tap of taps, named by them: .safetensors, .npz.")
+    ] = None,
     directions: Annotated[
         str | None, typer.Option(metavar="FILE", help="Hessian-vector products along these, named as --wrt.")
     ] = None,
     returned: Returned = None,
+    heads: Heads = None,
+    rows: Rows = None,
+    average: Average = False,
     edits: Edits = None,
     dropout: Dropout = None,
+    return_state: ReturnState = False,
+    report_error: ReportError = False,
     output: Output = None,
     as_json: AsJson = False,
 ) -> None:
     """Compute exact gradients with respect to inputs, taps and parameters."""
-    fields: dict[str, Any] = for_target(name, inputs) | _forward_fields(returned, edits, dropout)
-    fields |= {"wrt": wrt or ["query"], "check": check}
+    fields: dict[str, Any] = with_query(for_target(name, inputs)) | _forward_fields(returned, edits, dropout)
+    fields |= _select(heads, rows) | {"wrt": wrt or ["query"], "check": check}
+    fields |= {"average_heads": average, "return_state": return_state, "report_error": report_error}
+    if tap_upstream is not None:
+        fields["tap_upstream"] = tensor_arguments.read_all(tap_upstream, "tap_upstream")
     if directions is not None:
         fields["directions"] = tensor_arguments.read_all(directions, "directions")
     if upstream is not None:
         fields["upstream"] = tensor_arguments.read(upstream, "upstream")
     with client_of(ctx) as client:
-        reply = client.attention.gradients(**fields) if name is None else client.gradients(name, **fields)
+        reply = ask(client, "gradients", name, fields)
     if output is not None:
         tensor_arguments.write(output, reply)
-    present(reply, as_json, result_tables.gradients)
+    if as_json or not tensor_arguments.to_pipe(output):
+        present(reply, as_json, result_tables.gradients)

@@ -6,7 +6,7 @@ from typing import Annotated, Any, get_args
 import typer
 
 from attention_client.cli import cost_tables, result_tables, tensor_arguments
-from attention_client.cli.inputs import Name, Returned, Spec
+from attention_client.cli.inputs import Kernel, Name, Returned, Spec
 from attention_client.cli.session import AsJson, client_of, present, print_json
 from attention_contract.schemas.complexity import Dimension, Sweep
 from attention_contract.wire import PICTURES
@@ -37,7 +37,7 @@ def complexity(
         typer.Option(metavar="DIMENSION=N,N,…", help="Vary length, batch, past, num_heads, …"),
     ] = None,
     returned: Returned = None,
-    kernel: Annotated[str | None, typer.Option(help="fused, blocked, …; default: the planner's choice.")] = None,
+    kernel: Kernel = None,
     compare: Annotated[
         list[str] | None,
         typer.Option(metavar="JSON|FILE", help="What else to cost, as in '{\"num_kv_heads\": 2}'; may be repeated."),

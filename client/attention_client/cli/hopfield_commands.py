@@ -37,6 +37,13 @@ def hopfield(
         str | None, typer.Option(metavar="FILE", help="A Hopfield layer's matrices: state, stored, output.")
     ] = None,
     num_heads: Annotated[int | None, typer.Option(help="Tensors are batch × length × heads·width.")] = None,
+    return_association: Annotated[
+        bool | None,
+        typer.Option(
+            "--return-association/--no-return-association",
+            help="Ask for the association weights; default: with -o or --json.",
+        ),
+    ] = None,
     output: Annotated[
         Path | None,
         typer.Option(
@@ -46,8 +53,9 @@ def hopfield(
     as_json: AsJson = False,
 ) -> None:
     """Let states fall to stored patterns: modern Hopfield retrieval."""
+    wanted = as_json or output is not None if return_association is None else return_association
     fields: dict[str, Any] = {"steps": steps, "eps": eps, "max_steps": max_steps, "num_heads": num_heads}
-    fields |= {"beta": None if beta is None else _beta(beta), "return_association": as_json or output is not None}
+    fields |= {"beta": None if beta is None else _beta(beta), "return_association": wanted}
     if stored_mask is not None:
         fields["stored_mask"] = tensor_arguments.read(stored_mask, "stored_mask")
     if projections is not None:
@@ -57,4 +65,5 @@ def hopfield(
         reply = client.hopfield.retrieve(*tensors, **fields)
     if output is not None:
         tensor_arguments.write(output, reply, "states")
-    present(reply, as_json, result_tables.retrieved)
+    if as_json or not tensor_arguments.to_pipe(output):
+        present(reply, as_json, result_tables.retrieved)

@@ -7,13 +7,13 @@ from typing import Annotated, Any, get_args, get_type_hints
 
 import typer
 
-from attention_client.cli import tensor_arguments
+from attention_client.cli import completion, tensor_arguments
 from attention_contract.schemas.attention import Tap
 
 Fields = dict[str, Any]
 """Request fields by name."""
 
-_RAW_ONLY = ("spec", "parameters", "num_heads", "num_kv_heads")
+_RAW_ONLY = ("spec", "num_heads", "num_kv_heads")
 
 
 def _taps(names: list[str] | None) -> list[str] | None:
@@ -29,10 +29,30 @@ def _taps(names: list[str] | None) -> list[str] | None:
 
 Returned = Annotated[
     list[str] | None,
-    typer.Option("--return", metavar="TAP", callback=_taps, help="A tap to return; may be repeated."),
+    typer.Option(
+        "--return",
+        metavar="TAP",
+        callback=_taps,
+        autocompletion=completion.taps,
+        help="A tap to return; may be repeated.",
+    ),
 ]
-Name = Annotated[str | None, typer.Argument(metavar="NAME", help="A resident module. Left out: raw attention.")]
-Spec = Annotated[str | None, typer.Option(metavar="JSON|FILE", help="Raw attention: the attention spec.")]
+Name = Annotated[
+    str | None,
+    typer.Argument(
+        metavar="NAME", autocompletion=completion.modules, help="A resident module. Left out: raw attention."
+    ),
+]
+Kernel = Annotated[
+    str | None,
+    typer.Option(
+        autocompletion=completion.kernels, help="fused, materialized, blocked, …; default: the planner's choice."
+    ),
+]
+Spec = Annotated[
+    str | None,
+    typer.Option(metavar="JSON|FILE", autocompletion=completion.specs, help="Raw attention: the attention spec."),
+]
 
 
 def _file(text: str) -> Any:
@@ -40,6 +60,10 @@ def _file(text: str) -> Any:
 
 
 def gather(
+    source: Annotated[
+        str | None,
+        typer.Argument(metavar="INPUTS", help="The query, or a file of all inputs by name; - is standard input."),
+    ] = None,
     query: Annotated[str | None, _file("batch × queries × d_model; raw: batch × heads × queries × width.")] = None,
     key: Annotated[str | None, _file("By default the query.")] = None,
     value: Annotated[str | None, _file("By default the key.")] = None,
@@ -58,14 +82,18 @@ def gather(
     inputs: Annotated[str | None, _file("One file for all of these, its tensors named by field.")] = None,
     raw: Annotated[bool, typer.Option("--raw", help="Raw attention, as without a NAME.")] = False,
     spec: Spec = None,
-    parameters: Annotated[str | None, typer.Option(metavar="FILE", help="Raw: learned tensors of the spec.")] = None,
+    parameters: Annotated[
+        str | None, typer.Option(metavar="FILE", help="Instead of the module's own; raw: those that the spec learns.")
+    ] = None,
     num_heads: Annotated[int | None, typer.Option(help="Raw: tensors are batch × length × heads·width.")] = None,
     num_kv_heads: Annotated[int | None, typer.Option(help="Raw: heads of key and value in that layout.")] = None,
     version: Annotated[str | None, typer.Option(help="Answer only if the module is at this version.")] = None,
-    kernel: Annotated[str | None, typer.Option(help="fused or materialized; default: the cheapest.")] = None,
+    kernel: Kernel = None,
 ) -> Fields:
     """Return the request fields that these options stand for."""
     fields: Fields = {"version": version, "kernel": kernel, "num_heads": num_heads, "num_kv_heads": num_kv_heads}
+    if source is not None:
+        fields |= tensor_arguments.read_inputs(source, "inputs")
     if inputs is not None:
         fields |= tensor_arguments.read_all(inputs, "inputs")
     given = {"query": query, "key": key, "value": value, "mask": mask, "key_mask": key_mask, "key_lengths": key_lengths}
@@ -80,8 +108,6 @@ def gather(
     fields |= {name: tensor_arguments.read(source, name) for name, source in given.items() if source is not None}
     fields["spec"] = None if spec is None else tensor_arguments.read_json(spec, "spec")
     fields["parameters"] = None if parameters is None else tensor_arguments.read_all(parameters, "parameters")
-    if fields.get("query") is None:
-        raise typer.BadParameter("expected a file; or --inputs with one that holds a query", param_hint="--query")
     return {name: value for name, value in fields.items() if value is not None} | {"raw": raw}
 
 
@@ -91,15 +117,30 @@ def takes_inputs(command: Callable[..., None]) -> Callable[..., None]:
     _, *own = inspect.signature(command).parameters.values()
 
     def merged(**given: Any) -> None:
+        if given.get("name") == "-":  # no module has this name
+            given |= {"name": None, "source": "-"}
+        if given.get("as_json") and tensor_arguments.to_pipe(given.get("output")):
+            raise typer.BadParameter("it and -o - would both write to standard output", param_hint="--json")
         fields = gather(**{name: given.pop(name) for name in shared})
         command(fields, **given)
 
-    every = [parameter.replace(kind=inspect.Parameter.KEYWORD_ONLY) for parameter in (*own, *shared.values())]
+    # The context and NAME stand before INPUTS.
+    first = [parameter for parameter in own if parameter.name in {"ctx", "name"}]
+    rest = [parameter for parameter in own if parameter.name not in {"ctx", "name"}]
+    ordered = (*first, *shared.values(), *rest)
+    every = [parameter.replace(kind=inspect.Parameter.KEYWORD_ONLY) for parameter in ordered]
     hints = get_type_hints(command, include_extras=True) | get_type_hints(gather, include_extras=True)
     merged.__name__, merged.__doc__ = command.__name__, command.__doc__
     merged.__annotations__ = {parameter.name: hints[parameter.name] for parameter in every}
     merged.__dict__["__signature__"] = inspect.Signature(every)
     return merged
+
+
+def with_query(fields: Fields) -> Fields:
+    """Return the fields if there is a query among them."""
+    if fields.get("query") is None:
+        raise typer.BadParameter("expected a file; or INPUTS or --inputs that holds a query", param_hint="--query")
+    return fields
 
 
 def for_target(name: str | None, fields: Fields) -> Fields:

@@ -5,19 +5,23 @@ from pathlib import Path
 from typing import Annotated, Any, Final, Literal
 
 import typer
+from numpy.typing import NDArray
 from rich.console import Console
 from rich.progress import Progress
 
 from attention_client import Client
-from attention_client.cli import display, tensor_arguments
+from attention_client.cli import completion, display, tensor_arguments
 from attention_client.cli.extensions import run_extension
 from attention_client.cli.session import AsJson, client_of, present, print_json
 from attention_contract.errors import CheckpointNotFound, Forbidden
-from attention_contract.schemas.modules import ModuleInfo, ModuleList, Stack
+from attention_contract.schemas.modules import ModuleInfo, ModuleList, ParameterList, Stack
 
 _REPOSITORY: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*/[A-Za-z0-9][A-Za-z0-9._-]*")
 app = typer.Typer(help="List, make, describe, change and remove resident modules.", rich_markup_mode="rich")
-Name = Annotated[str, typer.Argument(help="A resident module.")]
+Name = Annotated[str, typer.Argument(autocompletion=completion.modules, help="A resident module.")]
+Durable = Annotated[
+    bool, typer.Option(help="Keep it in the server's store, or in its memory alone, where a restart loses it.")
+]
 
 
 @app.callback(invoke_without_command=True)
@@ -58,12 +62,15 @@ def create(
     value_dim: Annotated[int | None, typer.Option(help="Width of a head's values.")] = None,
     key_width: Annotated[int | None, typer.Option(help="Input width of the keys; default: d_model.")] = None,
     value_width: Annotated[int | None, typer.Option(help="Input width of the values; default: d_model.")] = None,
-    bias: Annotated[bool | None, typer.Option(help="Biases on all projections, or on none.")] = None,
+    bias: Annotated[
+        bool | None, typer.Option(help="Biases on all projections, or on none; one of each projection: --config.")
+    ] = None,
     dtype: Annotated[str | None, typer.Option(help="float32, bfloat16, float16 or float64.")] = None,
     spec: Annotated[str | None, typer.Option(metavar="JSON|FILE", help="The attention spec.")] = None,
     config: Annotated[str | None, typer.Option(metavar="JSON|FILE", help="All of the above at once.")] = None,
     seed: Annotated[int | None, typer.Option(help="Draw the parameters from this seed; default: 0.")] = None,
     parameters: Annotated[str | None, typer.Option(metavar="FILE", help="Every parameter: .safetensors, .npz.")] = None,
+    durable: Durable = True,
     as_json: AsJson = False,
 ) -> None:
     """Make a module from a seed or from its parameters."""
@@ -74,7 +81,7 @@ def create(
     whole |= {option: value for option, value in given.items() if value is not None}
     tensors = None if parameters is None else tensor_arguments.read_all(parameters, "parameters")
     with client_of(ctx) as client:
-        reply = client.modules.create(name, whole, seed=seed, parameters=tensors)
+        reply = client.modules.create(name, whole, seed=seed, parameters=tensors, durable=durable)
     present(reply, as_json, display.facts)
 
 
@@ -108,21 +115,27 @@ def delete(
 def parameters(
     ctx: typer.Context,
     name: Name,
-    parameter: Annotated[str | None, typer.Argument(help="One of them, as in q_proj.weight.")] = None,
+    parameter: Annotated[
+        str | None, typer.Argument(autocompletion=completion.parameters, help="One of them, as in q_proj.weight.")
+    ] = None,
     head: Annotated[int | None, typer.Option(help="Only this head's part.")] = None,
     part: Annotated[str | None, typer.Option("--slice", help="Then this slice, as in 0:4,:8.")] = None,
     version: Annotated[str | None, typer.Option(help="Answer only if the module is at this version.")] = None,
     output: Annotated[
-        Path | None, typer.Option("--output", "-o", callback=tensor_arguments.writable, help="Write the parameter.")
+        Path | None,
+        typer.Option("--output", "-o", callback=tensor_arguments.writable, help="Write it, or all."),
     ] = None,
     as_json: AsJson = False,
 ) -> None:
     """Show names, shapes and statistics of a module's parameters; or one parameter."""
-    if parameter is None and (head is not None or part is not None or version is not None or output is not None):
-        raise typer.BadParameter("--head, --slice, --version and -o need a PARAMETER")
+    if parameter is None and (head is not None or part is not None or version is not None):
+        raise typer.BadParameter("--head, --slice and --version need a PARAMETER")
     with client_of(ctx) as client:
         if parameter is None:
             listed = client.modules.parameters(name)
+            if output is not None:
+                tensor_arguments.write_named(output, _every_parameter(client, listed))
+                return
             print_json(listed) if as_json else display.parameters(listed)
             return
         reply = client.modules.parameter(name, parameter, head=head, slice=part, version=version)
@@ -134,10 +147,18 @@ def parameters(
         display.values(reply.value)
 
 
+def _every_parameter(client: Client, listed: ParameterList) -> dict[str, NDArray[Any]]:
+    """Return every parameter of a module by name, all of the version that was listed."""
+    names = [one.name for one in listed.parameters]
+    return {one: client.modules.parameter(listed.name, one, version=listed.version).value for one in names}
+
+
 def import_module(
     ctx: typer.Context,
-    checkpoint: Annotated[str, typer.Argument(help="Path inside the server's model repository.")],
-    layer: Annotated[int, typer.Option(help="Which attention layer, from 0.")] = 0,
+    checkpoint: Annotated[
+        str, typer.Argument(autocompletion=completion.checkpoints, help="Path inside the server's model repository.")
+    ],
+    layer: Annotated[int, typer.Option(autocompletion=completion.layers, help="Which attention layer, from 0.")] = 0,
     name: Annotated[str | None, typer.Option(help="Name of the module; default: folder.layer.")] = None,
     part: Annotated[Literal["self", "cross"], typer.Option(help="Self- or cross-attention.")] = "self",
     stack: Annotated[Stack | None, typer.Option(help="Needed if a checkpoint has several.")] = None,
@@ -147,6 +168,7 @@ def import_module(
     ] = None,
     num_heads: Annotated[int | None, typer.Option(help="Needed if the checkpoint does not tell.")] = None,
     every_layer: Annotated[bool, typer.Option("--all", help="Every layer, or none if one fails.")] = False,
+    durable: Durable = True,
     as_json: AsJson = False,
 ) -> None:
     """Make a module from one attention layer of a checkpoint, or from each of them.
@@ -156,6 +178,7 @@ def import_module(
     """
     told: dict[str, Any] = {
         "num_heads": num_heads,
+        "durable": durable,
         "spec": None if spec is None else tensor_arguments.read_object(spec, "spec"),
     }
     with client_of(ctx) as client:

@@ -1,6 +1,6 @@
 """State and helpers of every command: the client, JSON output, and the end by an error."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Annotated, Any, TypeVar
 
@@ -8,6 +8,7 @@ import httpx
 import typer
 from typer.core import TyperGroup
 
+from attention_client.async_client import AsyncClient
 from attention_client.client import Client
 from attention_contract.base import WireModel
 from attention_contract.errors import AttentionError
@@ -50,6 +51,16 @@ class Commands(TyperGroup):
 def client_of(ctx: typer.Context) -> Client:
     """Make the client that the global options ask for."""
     return ctx.ensure_object(Session).client()
+
+
+def ask(client: Client | AsyncClient, operation: str, name: str | None, fields: Mapping[str, Any]) -> Any:
+    """Send one of the operations forward, weights, gradients and complexity, to a module or, without a name, raw.
+
+    Returns the reply, or of an AsyncClient its awaitable.
+    """
+    if name is None:
+        return getattr(client.attention, operation)(**fields)
+    return getattr(client, operation)(name, **fields)
 
 
 def print_json(reply: WireModel) -> None:

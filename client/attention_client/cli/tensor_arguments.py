@@ -1,12 +1,14 @@
 """Tensors from files and into files, by suffix: ``.npy``, ``.npz``, ``.safetensors`` and ``.json``.
 
 A file with several tensors names them by the request field that they stand for; ``inputs.npz:q`` names another member.
-``-`` is JSON on standard input.
+``-`` is standard input, in any of these formats; the content says which. As an output, ``-`` is standard output, in
+safetensors; ``-.npy``, ``-.npz`` and ``-.json`` choose another format.
 """
 
 import sys
 import zlib
 from collections.abc import Mapping
+from io import BytesIO
 from pathlib import Path
 from typing import Any
 from zipfile import BadZipFile
@@ -16,6 +18,7 @@ import orjson
 import typer
 from numpy.typing import NDArray
 from safetensors import SafetensorError, deserialize
+from safetensors.numpy import save
 
 from attention_contract.base import WireModel
 from attention_contract.tensors import DTYPES, from_buffer
@@ -82,32 +85,68 @@ def _has_members(content: Any) -> bool:
     return isinstance(content, Mapping) and not {"dtype", "shape"} <= set(content)
 
 
+def read_inputs(source: str, field: str) -> dict[str, Any]:
+    """Read the inputs of a command: every tensor of a file by name, or its only tensor as the query.
+
+    The output of an earlier reply, in a file without a query, is the query too.
+    """
+    content = _load(source, field)
+    if not _has_members(content):
+        return {"query": content}
+    if "query" in content:
+        return dict(content)
+    chief = "output" if "output" in content else next(iter(content)) if len(content) == 1 else None
+    if chief is None:
+        raise _bad(
+            field, f"{source} holds {', '.join(map(repr, content)) or 'nothing'}, but no 'query' and no 'output'"
+        )
+    return {"query": content[chief]}
+
+
 def _load(source: str, field: str) -> Any:
-    suffix = ".json" if source == "-" else Path(source).suffix
+    suffix = Path(source).suffix
     try:
+        if source == "-" or suffix in SUFFIXES:
+            content = _bytes(source)
+            suffix = _format(content) if source == "-" else suffix
         if suffix == ".npy":
-            return np.load(source, allow_pickle=False)
+            return np.load(BytesIO(content), allow_pickle=False)
         if suffix == ".npz":
-            # Opened here: numpy would leave the file open if it is no archive.
-            with Path(source).open("rb") as file, np.load(file, allow_pickle=False) as archive:
+            with np.load(BytesIO(content), allow_pickle=False) as archive:
                 return dict(archive)
         if suffix == ".safetensors":
-            return {name: _array(entry) for name, entry in deserialize(_bytes(source))}  # type: ignore[no-untyped-call]
+            return {name: _array(entry) for name, entry in deserialize(content)}  # type: ignore[no-untyped-call]
         if suffix == ".json":
-            return orjson.loads(_bytes(source))
+            return orjson.loads(content)
     except OSError as fault:
         raise _bad(field, f"{source}: {fault.strerror or fault}") from None
     except _BROKEN as fault:
         raise _bad(field, f"{source} does not read as {suffix}: {fault}") from None
-    raise _bad(field, f"{source}: expected a file that ends in {', '.join(SUFFIXES)}, or - for JSON on standard input")
+    raise _bad(field, f"{source}: expected a file that ends in {', '.join(SUFFIXES)}, or - for standard input")
 
 
 def _array(entry: Mapping[str, Any]) -> NDArray[Any]:
     return from_buffer(bytes(entry["data"]), DTYPES[_CODES[entry["dtype"]]], tuple(entry["shape"]))
 
 
+def _format(content: bytes) -> str:
+    """Recognize the format of standard input by its first bytes, and return its suffix."""
+    if content.startswith(b"\x93NUMPY"):
+        return ".npy"
+    if content.startswith(b"PK\x03\x04"):
+        return ".npz"
+    # Eight bytes of length, and a JSON header of that length.
+    header = int.from_bytes(content[:8], "little")
+    return ".safetensors" if content[8:9] == b"{" and header <= len(content) - 8 else ".json"
+
+
 def _bytes(source: str) -> bytes:
-    return sys.stdin.buffer.read() if source == "-" else Path(source).read_bytes()
+    if source != "-":
+        return Path(source).read_bytes()
+    content = sys.stdin.buffer.read()
+    if not content:
+        raise OSError(None, "standard input is empty; only one option can read it")
+    return content
 
 
 def _bad(field: str, message: str) -> typer.BadParameter:
@@ -117,8 +156,18 @@ def _bad(field: str, message: str) -> typer.BadParameter:
 # ── out ──────────────────────────────────────────────────────────────────────────────────────────────────────────────
 
 
+_PIPE = "-"
+
+
+def to_pipe(path: Path | None) -> bool:
+    """Return True if the path stands for standard output."""
+    return path is not None and str(path) in {_PIPE, *(f"{_PIPE}{suffix}" for suffix in SUFFIXES)}
+
+
 def writable(path: Path | None) -> Path | None:
     """Check the path to write to before anything is asked. An option's callback."""
+    if to_pipe(path):
+        return path
     if path is not None and path.suffix not in SUFFIXES:
         raise typer.BadParameter(f"expected a file that ends in {', '.join(SUFFIXES)}; got {path}")
     if path is not None and not path.absolute().parent.is_dir():
@@ -141,20 +190,52 @@ def _walk(value: Any, path: str) -> list[tuple[str, NDArray[Any]]]:
 
 def write(path: Path, reply: WireModel, chief: str | None = None) -> None:
     """Write a reply: whole as .safetensors or .json, its tensors as .npz, its chief or only tensor as .npy."""
-    if path.suffix == ".json":
-        path.write_bytes(to_json(reply))
-    elif path.suffix == ".safetensors":
-        path.write_bytes(b"".join(to_safetensors(reply, "reply")))
+    suffix = _suffix(path)
+    if suffix == ".json":
+        content = to_json(reply)
+    elif suffix == ".safetensors":
+        content = b"".join(to_safetensors(reply, "reply"))
     else:
-        found = {name: _for_numpy(array) for name, array in tensors(reply).items()}
-        if path.suffix == ".npz":
-            np.savez(path, **found)  # type: ignore[arg-type]
-            return
-        if chief not in found and len(found) == 1:
-            chief = next(iter(found))
-        if chief not in found:
-            raise typer.BadParameter(f"{path} holds one tensor; the reply has {', '.join(found)}: write .npz instead")
-        np.save(path, found[chief])
+        content = _numpy_file(path, suffix, tensors(reply), chief)
+    _put(path, content)
+
+
+def write_named(path: Path, found: Mapping[str, NDArray[Any]]) -> None:
+    """Write tensors by name."""
+    suffix = _suffix(path)
+    if suffix == ".json":
+        content = to_json(dict(found))
+    elif suffix == ".safetensors":
+        content = save({name: np.ascontiguousarray(array) for name, array in found.items()})
+    else:
+        content = _numpy_file(path, suffix, found, None)
+    _put(path, content)
+
+
+def _suffix(path: Path) -> str:
+    return (str(path).removeprefix(_PIPE) or ".safetensors") if to_pipe(path) else path.suffix
+
+
+def _put(path: Path, content: bytes) -> None:
+    if to_pipe(path):
+        sys.stdout.buffer.write(content)
+        sys.stdout.buffer.flush()
+    else:
+        path.write_bytes(content)
+
+
+def _numpy_file(path: Path, suffix: str, given: Mapping[str, NDArray[Any]], chief: str | None) -> bytes:
+    found = {name: _for_numpy(array) for name, array in given.items()}
+    file = BytesIO()
+    if suffix == ".npz":
+        np.savez(file, **found)  # type: ignore[arg-type]
+        return file.getvalue()
+    if chief not in found and len(found) == 1:
+        chief = next(iter(found))
+    if chief not in found:
+        raise typer.BadParameter(f"{path} holds one tensor; the reply has {', '.join(found)}: write .npz instead")
+    np.save(file, found[chief])
+    return file.getvalue()
 
 
 def _for_numpy(array: NDArray[Any]) -> NDArray[Any]:

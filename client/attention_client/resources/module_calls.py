@@ -23,17 +23,20 @@ class Modules(Resource):
         return self.send(call(operations.list_modules, {}))
 
     def create(
-        self, name: str, config: ConfigLike, *, seed: int | None = None, parameters: TensorMap | None = None
-    ) -> ModuleInfo:
+        self, name: str, config: ConfigLike, *, seed: int | None = None, parameters: TensorMap | None = None,
+        durable: bool = True,
+    ) -> ModuleInfo:  # fmt: skip
         """Make a module from a seed (0 by default) or from all of its parameters, by name.
 
-        Raises ModuleExists if a different module has the name.
+        ``durable=False`` keeps it in the server's memory alone, until the server stops: a change of its parameters then
+        writes nothing to a disk. Raises ModuleExists if a different module has the name.
         """
         return self.send(call(operations.create_module, locals()))
 
     def import_(
         self, checkpoint: str, *, layer: int = 0, name: str | None = None, part: Literal["self", "cross"] = "self",
         stack: Stack | None = None, spec: SpecLike | None = None, num_heads: int | None = None,
+        durable: bool = True,
     ) -> ModuleInfo:  # fmt: skip
         """Make a module from one attention layer of a checkpoint in the server's model repository.
 
@@ -45,16 +48,16 @@ class Modules(Resource):
 
     def import_all(
         self, checkpoint: str, *, spec: SpecLike | None = None, num_heads: int | None = None,
-        on_imported: OnImported | None = None,
+        durable: bool = True, on_imported: OnImported | None = None,
     ) -> Sequence[ModuleInfo]:  # fmt: skip
         """Make a module from every attention layer of a checkpoint, or from none.
 
-        Names are those of ``client.checkpoints.get``: ``gpt2.0``, ``t5.decoder.0.cross``. ``spec`` and ``num_heads`` go
-        with each import. If one fails, those that this call made are deleted again. After each import, ``on_imported``
-        is called with the module, its number from 1, and the number of all.
+        Names are those of ``client.checkpoints.get``: ``gpt2.0``, ``t5.decoder.0.cross``. ``spec``, ``num_heads``
+        and ``durable`` go with each import. If one fails, those that this call made are deleted again. After each
+        import, ``on_imported`` is called with the module, its number from 1, and the number of all.
         """
         found = self.send(call(operations.get_checkpoint, {"path": checkpoint}))
-        imports = imports_of(found, {"spec": spec, "num_heads": num_heads})
+        imports = imports_of(found, {"spec": spec, "num_heads": num_heads, "durable": durable})
         listed = self.list()
         resident = {module.name for module in listed.modules}
         made: dict[str, ModuleInfo] = {}
@@ -102,17 +105,20 @@ class AsyncModules(AsyncResource):
         return await self.send(call(operations.list_modules, {}))
 
     async def create(
-        self, name: str, config: ConfigLike, *, seed: int | None = None, parameters: TensorMap | None = None
-    ) -> ModuleInfo:
+        self, name: str, config: ConfigLike, *, seed: int | None = None, parameters: TensorMap | None = None,
+        durable: bool = True,
+    ) -> ModuleInfo:  # fmt: skip
         """Make a module from a seed (0 by default) or from all of its parameters, by name.
 
-        Raises ModuleExists if a different module has the name.
+        ``durable=False`` keeps it in the server's memory alone, until the server stops: a change of its parameters then
+        writes nothing to a disk. Raises ModuleExists if a different module has the name.
         """
         return await self.send(call(operations.create_module, locals()))
 
     async def import_(
         self, checkpoint: str, *, layer: int = 0, name: str | None = None, part: Literal["self", "cross"] = "self",
         stack: Stack | None = None, spec: SpecLike | None = None, num_heads: int | None = None,
+        durable: bool = True,
     ) -> ModuleInfo:  # fmt: skip
         """Make a module from one attention layer of a checkpoint in the server's model repository.
 
@@ -124,16 +130,16 @@ class AsyncModules(AsyncResource):
 
     async def import_all(
         self, checkpoint: str, *, spec: SpecLike | None = None, num_heads: int | None = None,
-        on_imported: OnImported | None = None,
+        durable: bool = True, on_imported: OnImported | None = None,
     ) -> Sequence[ModuleInfo]:  # fmt: skip
         """Make a module from every attention layer of a checkpoint, or from none.
 
-        Names are those of ``client.checkpoints.get``: ``gpt2.0``, ``t5.decoder.0.cross``. ``spec`` and ``num_heads`` go
-        with each import. If one fails, those that this call made are deleted again. After each import, ``on_imported``
-        is called with the module, its number from 1, and the number of all.
+        Names are those of ``client.checkpoints.get``: ``gpt2.0``, ``t5.decoder.0.cross``. ``spec``, ``num_heads``
+        and ``durable`` go with each import. If one fails, those that this call made are deleted again. After each
+        import, ``on_imported`` is called with the module, its number from 1, and the number of all.
         """
         found = await self.send(call(operations.get_checkpoint, {"path": checkpoint}))
-        imports = imports_of(found, {"spec": spec, "num_heads": num_heads})
+        imports = imports_of(found, {"spec": spec, "num_heads": num_heads, "durable": durable})
         listed = await self.list()
         resident = {module.name for module in listed.modules}
         made: dict[str, ModuleInfo] = {}

@@ -110,6 +110,9 @@ class AttentionInputs(WireModel):
     positions: IntArray | None = None
     """``[B, Lq]``: place of each new token in the position encoding, as query and as key. Default: i + offset
     for a query, its index among all keys for a key."""
+    parameters: dict[str, FloatArray] = Field(default_factory=dict)
+    """Parameters by name. For raw attention: every learned tensor of the spec. For a module: some or all parameters in
+    the module's shapes, cast to its dtype, which take the place of its own in this request alone."""
     version: str | None = Field(None, max_length=256)
     """Answer only if the module is at this version."""
     kernel: KernelName | None = None
@@ -161,8 +164,6 @@ class RawInputs(WireModel):
 
     spec: AttentionSpec = Field(default_factory=AttentionSpec)
     """The computation."""
-    parameters: dict[str, FloatArray] = Field(default_factory=dict)
-    """Learned tensors that the spec needs, by name."""
     num_heads: int | None = Field(None, ge=1)
     """Tensors come as ``[B, L, H·D]`` with this H."""
     num_kv_heads: int | None = Field(None, ge=1)
@@ -182,7 +183,7 @@ class Ran(WireModel):
     dtype: str
     """The dtype that was computed in."""
     version: str | None = None
-    """The module's version; null for raw attention."""
+    """The module's version; null for raw attention, and for a request that brought parameters of its own."""
     flops: int
     """Floating-point operations of the kernel that ran, projections included."""
     predicted_ms: float

@@ -14,13 +14,17 @@ class GradientsRequest(ForwardRequest):
 
     upstream: FloatArray | None = None
     """∂L/∂output, of the output's shape; default: ones (L is the sum of the output)."""
+    tap_upstream: dict[str, FloatArray] | None = Field(None, min_length=1, max_length=16)
+    """∂L/∂tap of further taps that L depends on, by name (q, k, v, scores, capped_scores, masked_scores, weights,
+    context): broadcastable to the tap. L is then Σ output · upstream + Σ tap · tap_upstream."""
     wrt: Listed[Annotated[str, Field(max_length=256)]] = Field(
         default_factory=lambda: ["query"], min_length=1, max_length=256
     )
     """With respect to what: inputs (query, key, value, mask, past_key, past_value, gate, beta, initial_state,
     initial_normalizer), taps (q, k, v, scores,
-    capped_scores, masked_scores, weights, context), parameters by name, or ``parameters`` for all of them. A key or
-    value that was not sent is the query, whose gradient is then the total over its roles."""
+    capped_scores, masked_scores, weights, context), parameters by name, or ``parameters`` for all of them; also
+    ``upstream`` and ``tap_upstream.weights`` and its like, which are of use with ``directions``. A key or value that
+    was not sent is the query, whose gradient is then the total over its roles."""
     check: bool = False
     """Also compare with extrapolated central differences in float64, at a sample of the elements of each name."""
     directions: dict[Annotated[str, Field(max_length=256)], FloatArray] | None = Field(None, min_length=1)

@@ -69,6 +69,8 @@ class CreateModule(WireModel):
     """Xavier-uniform weights and zero biases drawn from this seed; default 0 where no parameters are given."""
     parameters: dict[str, FloatArray] | None = None
     """Every parameter by name."""
+    durable: bool = True
+    """False keeps the module in this server's memory alone: nothing is written to the store, and a restart loses it."""
 
     @model_validator(mode="after")
     def _one_origin(self) -> "CreateModule":
@@ -93,6 +95,8 @@ class ImportModule(WireModel):
     state dict, as in ``{"masks": []}``. Fields that are left out stay as the checkpoint has them."""
     num_heads: int | None = Field(None, ge=1)
     """Needed where neither config.json nor the tensors' shapes tell it, as with ``nn.MultiheadAttention``."""
+    durable: bool = True
+    """False keeps the module in this server's memory alone, as for a created one."""
 
 
 class Source(WireModel):
@@ -117,6 +121,8 @@ class ModuleInfo(WireModel):
     parameter_count: int
     bytes: int
     """Bytes of its parameters on the device."""
+    durable: bool = True
+    """False for a module that the store does not hold: it is gone when the server stops."""
     source: Source | None = None
 
 

@@ -40,7 +40,9 @@ def create_app(settings: Settings) -> FastAPI:
     @asynccontextmanager
     async def life(app: FastAPI) -> AsyncIterator[None]:
         device = await asyncio.to_thread(Device.open, settings.device, settings.threads)
-        engine = Engine(settings.models_dir, device, settings.memory_budget, settings.max_queue)
+        engine = Engine(
+            settings.models_dir, device, settings.memory_budget, settings.max_queue, settings.recordings_limit
+        )
         app.state.engine = engine
         metrics.watch(engine)
         loading = asyncio.create_task(_load(engine, settings))

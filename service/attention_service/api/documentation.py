@@ -27,6 +27,7 @@ _TAGS = {
     "/v1/modules": "modules",
     "/v1/attention": "raw attention",
     "/v1/hopfield": "hopfield",
+    "/v1/recordings": "recordings",
     "/health": "health",
 }
 _SCHEMAS = "#/components/schemas/"

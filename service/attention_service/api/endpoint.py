@@ -22,6 +22,7 @@ from attention_contract.errors import AttentionError, InvalidRequest
 from attention_contract.operations import Operation
 from attention_contract.request_options import Outline
 from attention_contract.schemas.modules import ModuleInfo
+from attention_contract.schemas.recordings import RecordingInfo
 from attention_contract.tensors import Encoding
 from attention_contract.wire import JSON, PICTURES
 from attention_service.api import negotiation, pictures, problems
@@ -32,7 +33,8 @@ from attention_service.api.negotiation import Headers, header
 from attention_service.runtime.engine import Engine
 from attention_service.settings import Settings
 
-Handler = Callable[..., Awaitable[WireModel | None]]
+Handler = Callable[..., Awaitable[WireModel | Response | None]]
+"""The function behind a route. A whole response is sent as it is."""
 
 
 @dataclass(slots=True)
@@ -125,6 +127,8 @@ class TensorRoute(OperationRoute):
             if media_type in PICTURES:
                 body = pictures.with_sweep(body)
             reply: Any = await unless_gone(receive, self.handler(body=body, call=call, **scope["path_params"]))
+            if isinstance(reply, Response):
+                return reply
             if media_type in PICTURES:
                 picture = await run_in_threadpool(pictures.draw, reply, body.sweep, media_type)
                 return Response(picture, media_type=media_type, headers={"Vary": "Accept"})
@@ -148,6 +152,8 @@ async def _reply(
             return Response(status_code=304, headers=headers)
     if operation.status == 201 and isinstance(reply, ModuleInfo):
         headers["Location"] = f"/v1/modules/{reply.name}"
+    if operation.status == 201 and isinstance(reply, RecordingInfo):
+        headers["Location"] = f"/v1/recordings/{reply.id}"
     return await negotiation.render(reply, media_type, encoding=encoding, status=operation.status, headers=headers)
 
 

@@ -6,6 +6,7 @@ from typing import Annotated, Any
 import torch
 from fastapi import Query
 from fastapi.routing import APIRoute
+from starlette.responses import FileResponse, Response
 
 from attention_contract import operations
 from attention_contract.errors import Forbidden
@@ -27,12 +28,14 @@ from attention_contract.schemas.modules import (
     ParameterQuery,
     ReplaceParameters,
 )
+from attention_contract.schemas.recordings import RecordingFile, RecordingInfo, RecordingList, RecordingQuery
 from attention_contract.schemas.server import Health, Limits, Memory, ServerInfo, Variant, VariantList
 from attention_contract.schemas.weights import RawWeightsRequest, WeightsReply, WeightsRequest
 from attention_contract.tensors import DTYPES
-from attention_contract.wire import MEDIA_TYPES
+from attention_contract.wire import MEDIA_TYPES, SAFETENSORS
 from attention_service import __version__
 from attention_service.api.endpoint import CallDep, Handler, TensorRoute, read_route
+from attention_service.api.negotiation import accepted
 from attention_service.core.registry import variants
 from attention_service.cost import hardware
 
@@ -170,6 +173,36 @@ async def get_parameter(
     name: str, parameter: str, body: Annotated[ParameterQuery, Query()], call: CallDep
 ) -> Parameter:
     return await call.engine.parameter(name, parameter, body)
+
+
+# ── recordings ───────────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+@_serve(operations.list_recordings)
+async def list_recordings(call: CallDep) -> RecordingList:
+    return await call.engine.list_recordings()
+
+
+@_serve(operations.create_recording)
+async def create_recording(body: RecordingFile, call: CallDep) -> RecordingInfo:
+    return await call.engine.add_recording(body)
+
+
+@_serve(operations.get_recording)
+async def get_recording(
+    id: str,  # noqa: A002 - the path's name
+    body: Annotated[RecordingQuery, Query()],
+    call: CallDep,
+) -> RecordingInfo | Response:
+    if body.tensor_name() is None and accepted(call.headers, operations.get_recording) == SAFETENSORS:
+        path = await call.engine.recording_path(id)
+        return FileResponse(path, media_type=SAFETENSORS, headers={"Vary": "Accept"}, filename=f"{id}.safetensors")
+    return await call.engine.recording(id, body)
+
+
+@_serve(operations.delete_recording)
+async def delete_recording(id: str, call: CallDep) -> None:  # noqa: A002 - the path's name
+    await call.engine.delete_recording(id)
 
 
 # ── the server ───────────────────────────────────────────────────────────────────────────────────────────────────────

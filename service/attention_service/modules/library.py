@@ -1,7 +1,8 @@
 """The owner of all resident modules. It creates, imports, returns, replaces and deletes them.
 
 A module never changes: a replacement puts a new one in its place, and a request that holds the old one keeps it. A
-change is durable before others see it. Every method blocks and may be called from any thread.
+change of a durable module is on the disk before others see it; a module that is not durable never touches the disk.
+Every method blocks and may be called from any thread.
 """
 
 import threading
@@ -12,7 +13,7 @@ from pathlib import Path
 import torch
 
 from attention_contract.errors import InternalError, ModuleExists, ModuleNotFound, VersionMismatch
-from attention_contract.schemas.modules import CreateModule, ImportModule
+from attention_contract.schemas.modules import CreateModule, ImportModule, ModuleConfig
 from attention_contract.tensors import Array
 from attention_service.core.arrays import TORCH_DTYPES
 from attention_service.core.multihead import Sizes, initial_parameters
@@ -59,7 +60,7 @@ class Library:
         try:
             stored = self._store.names()
         except OSError as fault:
-            if isinstance(fault, FileNotFoundError) and not self._modules:
+            if isinstance(fault, FileNotFoundError) and not any(x.durable for x in self._snapshot().values()):
                 return []  # nothing was ever stored
             return [f"the store of modules cannot be read: {reason(fault)}"]
         problems = []
@@ -79,6 +80,8 @@ class Library:
     def _refresh(self, name: str) -> Module | None:
         """Bring one module to its stored version; the new module, or None where nothing new is resident."""
         resident = self._modules.get(name)
+        if resident is not None and not resident.durable:
+            return None
         version = self._store.version(name)
         if version is None:
             self._forget(name)
@@ -121,14 +124,14 @@ class Library:
         """
         config = config_of(request)
         with self._changing(request.name):
-            self._check_free(request.name, lambda existing: existing.config == config)
+            self._check_free(request.name, config, durable=request.durable)
             dtype = config.dtype or "float32"
             parameters = (
                 initial_parameters(Sizes.of(config), request.seed or 0, TORCH_DTYPES[dtype])
                 if request.parameters is None
                 else to_parameters(request.parameters, dtype)
             )
-            return self._add(Module.of(request.name, config, parameters))
+            return self._add(Module.of(request.name, config, parameters, durable=request.durable))
 
     def import_checkpoint(self, request: ImportModule) -> tuple[Module, bool]:
         """A module of one attention layer of a checkpoint, and whether it is new, as for ``create``.
@@ -137,11 +140,11 @@ class Library:
         """
         plan = checkpoints.plan(self.root, request)
         with self._changing(plan.name):
-            self._check_free(plan.name, lambda existing: existing.config == plan.config)
-            return self._add(Module.of(plan.name, plan.config, plan.read(), plan.source))
+            self._check_free(plan.name, plan.config, durable=request.durable)
+            return self._add(Module.of(plan.name, plan.config, plan.read(), plan.source, durable=request.durable))
 
     def replace(self, name: str, parameters: Mapping[str, Array], version: str | None = None) -> Module:
-        """Replace all parameters of a module, or none; they are cast to its dtype.
+        """Replace all parameters of a module, or none; they are cast to its dtype. Only a durable one is stored.
 
         Raises InvalidRequest unless the names are the module's, ShapeMismatch unless the shapes are, InvalidTensor
         where a number is too large for the dtype, ModuleNotFound, and VersionMismatch where a pin no longer holds.
@@ -151,24 +154,27 @@ class Library:
             present = self.get(name)
             check_shapes(present.config, {given: value.shape for given, value in parameters.items()})
             values = to_parameters(parameters, present.config.dtype or "float32")
-            made = Module.of(name, present.config, values, present.source)
+            made = Module.of(name, present.config, values, present.source, durable=present.durable)
             if made.version == present.version:
                 return (
                     present  # done already: a request whose reply was lost may come again, its pin outdated by itself
                 )
             present.check_version(version)
             resident = made.on(self.device)
-            self._store.save(made, present.version)
+            if made.durable:
+                self._store.save(made, present.version)
             return self._put(resident)
 
     def delete(self, name: str, version: str | None = None) -> None:
         """Remove a module from the device and the store. Raises ModuleNotFound and VersionMismatch."""
         with self._changing(name), self._guarded(name):
             self._refresh(name)
-            self._store.delete(name, self.get(name, version).version)
+            present = self.get(name, version)
+            if present.durable:
+                self._store.delete(name, present.version)
             self._forget(name)
 
-    def _check_free(self, name: str, may_be_same: Callable[[Module], bool]) -> None:
+    def _check_free(self, name: str, config: ModuleConfig, *, durable: bool) -> None:
         """Raise ModuleExists where the name stands for something that is certainly different."""
         try:
             self._refresh(name)
@@ -179,11 +185,13 @@ class Library:
                 param="name",
             ) from None
         existing = self._modules.get(name)
-        if existing is not None and not may_be_same(existing):
+        if existing is not None and (existing.config, existing.durable) != (config, durable):
             raise _taken(existing)
 
     def _add(self, made: Module) -> tuple[Module, bool]:
         existing = self._modules.get(made.name)
+        if existing is None and not made.durable:
+            return self._put(made.on(self.device)), True
         if existing is None:
             with self._guarded(made.name):
                 resident = made.on(self.device)  # before it is durable: what the device has no room for is not kept
@@ -265,7 +273,8 @@ class Library:
 
 def _taken(existing: Module) -> ModuleExists:
     return ModuleExists(
-        f"a module named {existing.name!r} is there already, with other content (version {existing.version}); "
+        f"a module named {existing.name!r} is there already, with other content or another durability (version "
+        f"{existing.version}, durable {str(existing.durable).lower()}); "
         "take another name, replace its parameters, or delete it first",
         param="name",
         version=existing.version,

@@ -42,6 +42,8 @@ class Module:
     computation."""
     version: str
     source: Source | None = None
+    durable: bool = True
+    """True if the store holds it too."""
 
     @classmethod
     def of(
@@ -51,12 +53,14 @@ class Module:
         parameters: Mapping[str, Tensor],
         source: Source | None = None,
         version: str | None = None,
+        *,
+        durable: bool = True,
     ) -> "Module":
         """A module of a complete config and parameters on the host; without a version, it is computed from them."""
         sizes = Sizes.of(config)
         ordered = {parameter: parameters[parameter] for parameter in parameter_shapes(sizes)}
         version = version or content_version(config.model_dump(mode="json"), ordered)
-        return cls(name, config, sizes, MappingProxyType(ordered), version, source)
+        return cls(name, config, sizes, MappingProxyType(ordered), version, source, durable)
 
     def on(self, device: torch.device) -> "Module":
         """The same module on a device, laid out for computing."""
@@ -113,6 +117,7 @@ class Module:
             device=str(self.device),
             parameter_count=self.parameter_count,
             bytes=self.bytes,
+            durable=self.durable,
             source=self.source,
         )
 

@@ -33,12 +33,14 @@ from attention_contract.schemas.modules import (
     ParameterQuery,
     ReplaceParameters,
 )
+from attention_contract.schemas.recordings import RecordingFile, RecordingInfo, RecordingList, RecordingQuery
 from attention_contract.schemas.weights import WeightsReply, WeightsRequest
 from attention_service.core.arrays import to_numpy
 from attention_service.core.cancellation import Cancellation, cancellable
 from attention_service.modules import parameters
 from attention_service.modules.checkpoints import catalogue, hub
 from attention_service.modules.library import Library
+from attention_service.modules.recording_store import RecordingStore
 from attention_service.modules.resident import Module, making_bytes
 from attention_service.runtime.binding.bound import reads_shapes_only
 from attention_service.runtime.calibration import stored
@@ -67,9 +69,17 @@ State = Literal["loading", "ready", "draining"]
 class Engine:
     """Answers questions about resident modules and raw attention on one device."""
 
-    def __init__(self, root: Path, device: Device, memory_budget: int | None = None, max_queue: int = 256) -> None:
+    def __init__(
+        self,
+        root: Path,
+        device: Device,
+        memory_budget: int | None = None,
+        max_queue: int = 256,
+        recordings_limit: int = 2**33,
+    ) -> None:
         self.device = device
         self.library = Library(root, device.torch)
+        self.recordings = RecordingStore(root, recordings_limit)
         self.calibration: stored.Stored | None = None
         """The calibration of the device; None before one."""
         self._root = root
@@ -102,6 +112,7 @@ class Engine:
         """Load every module of the store and warm the device's thread up; then the engine is ready."""
         try:
             self.damaged = await self._in_thread(self.library.load)
+            await self._in_thread(self.recordings.clean)
             if (found := await self._in_thread(partial(stored.load, self._root, self.device))) is not None:
                 self._set_clock(found)
             await self.execution.warm_up(partial(warm_up, self.device))
@@ -170,7 +181,7 @@ class Engine:
     # ── modules ──────────────────────────────────────────────────────────────────────────────────────────────────────
 
     async def create(self, request: CreateModule) -> ModuleInfo:
-        """Make a module resident and durable."""
+        """Make a module resident, and durable unless the request says otherwise."""
         return await self._add(request, partial(self.library.create, request))
 
     async def import_checkpoint(self, request: ImportModule) -> ModuleInfo:
@@ -230,6 +241,33 @@ class Engine:
         module = self.module(name, query.version)
         value = await self._in_thread(lambda: to_numpy(parameters.read(module, parameter, query)))
         return Parameter(name=parameter, version=module.version, value=value)
+
+    # ── recordings ───────────────────────────────────────────────────────────────────────────────────────────────────
+
+    async def add_recording(self, recording: RecordingFile) -> RecordingInfo:
+        """Store a recording durably. The same content is stored once."""
+        self.check_ready()
+        return await self._in_thread(partial(self.recordings.add, recording))
+
+    async def list_recordings(self) -> RecordingList:
+        """Every stored recording."""
+        return await self._in_thread(self.recordings.listing)
+
+    async def recording(self, recording: str, query: RecordingQuery) -> RecordingInfo:
+        """The description of a recording, with the part of a tensor that the query names."""
+        need = await self._in_thread(partial(self.recordings.part_bytes, recording, query))
+        self.budget.check(need, "reading this part takes {need} bytes", "Read fewer heads, queries or keys at a time")
+        await self.budget.acquire(need)
+        return await self._holding(need, partial(self.recordings.get, recording, query))
+
+    async def recording_path(self, recording: str) -> Path:
+        """The file of a recording."""
+        return await self._in_thread(partial(self.recordings.path, recording))
+
+    async def delete_recording(self, recording: str) -> None:
+        """Remove a recording from the store."""
+        self.check_ready()
+        await self._in_thread(partial(self.recordings.delete, recording))
 
     # ── the four questions ───────────────────────────────────────────────────────────────────────────────────────────
 

@@ -5,13 +5,15 @@ import { dark, el, scroll, table } from "./dom.js";
 import { real } from "./format.js";
 import { heatMap } from "./heatmap.js";
 
-let redraw = () => {};
-dark.addEventListener("change", () => redraw());
+const drawn = new Map(); // of each grid of heat maps, the function that draws it
+dark.addEventListener("change", () => {
+  for (const [grid, draw] of drawn) grid.isConnected ? draw() : drawn.delete(grid);
+});
 
 const RANGES = { shared: "the same for all heads", own: "each head its own", row: "each query its own", unit: "0 to 1" };
 
-/** Draw heat maps of weights `[head][query][key]`, with a choice of colour range. Labels are `{queries, keys}`. */
-export function headFigures(heads, labels) {
+/** Draw heat maps of weights `[head][query][key]`, with a choice of colour range. Labels are `{queries, keys}`; `titles` name the heads. */
+export function headFigures(heads, labels, titles = heads.length === 1 ? [""] : heads.map((_, head) => `head ${head}`)) {
   const name = (list, i) => list[i] ?? String(i);
   const most = (numbers) => numbers.reduce((a, b) => Math.max(a, b), 0);
   const byRow = heads.map((rows) => rows.map(most));
@@ -22,7 +24,7 @@ export function headFigures(heads, labels) {
     row: (rows) => rows.map((top) => top || 1),
     unit: (rows) => rows.map(() => 1),
   };
-  const figures = heads.map((rows, head) => figure(rows, head, heads.length, (axis, i) => name(labels[axis], i)));
+  const figures = heads.map((rows, head) => figure(rows, titles[head], heads.length, (axis, i) => name(labels[axis], i)));
   const legend = el("span", { class: "scale" });
   const select = el("select", {}, Object.entries(RANGES).map(([value, text]) => el("option", { value }, text)));
   const draw = () => {
@@ -38,7 +40,8 @@ export function headFigures(heads, labels) {
     draw();
   });
   observer.observe(grid);
-  redraw = draw;
+  for (const old of drawn.keys()) if (!old.isConnected) drawn.delete(old);
+  drawn.set(grid, draw);
   return el(
     "div",
     {},
@@ -55,8 +58,7 @@ function scaleLegend(end) {
   return ["0", ramp, end, hatch, "exactly 0"];
 }
 
-function figure(rows, head, many, name) {
-  const title = many === 1 ? "" : `head ${head}`;
+function figure(rows, title, many, name) {
   const readout = el("output", { class: "readout" }, "\u00a0");
   const tell = (query, key) => {
     const text = `${name("queries", query)} → ${name("keys", key)}`;
@@ -68,7 +70,7 @@ function figure(rows, head, many, name) {
   details.addEventListener("toggle", () => {
     if (details.open && details.children.length === 1) details.append(asTable(rows, title, name));
   });
-  const caption = many > 1 && el("figcaption", {}, el("span", {}, title), enlarge);
+  const caption = title && el("figcaption", {}, el("span", {}, title), enlarge);
   const node = el("figure", {}, caption, map.canvas, readout, details);
   enlarge.addEventListener("click", () => {
     const large = node.classList.toggle("large");

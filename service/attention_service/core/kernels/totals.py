@@ -41,7 +41,7 @@ class Totals:
         asked = {name: x for name, x in named.items() if x is not None and x.requires_grad}
         if not scores.requires_grad:
             return
-        found = pullback_where_used(scores, [*asked.values()], of_scores.to(scores.dtype))
+        found = pullback_where_used([scores], [*asked.values()], [of_scores.to(scores.dtype)])
         for name, gradient in zip(asked, found, strict=True):
             if gradient is not None:
                 self._put(name, gradient, group, block, strip)

@@ -142,7 +142,7 @@ class Weighed:
         x, v = x.requires_grad_(), v.detach().requires_grad_()
         with torch.enable_grad():
             part = self._part(group, block, strip, x, v)
-        of_x, of_v = pullback(part, (x, v), upstream.gradient)
+        of_x, of_v = pullback([part], (x, v), [upstream.gradient])
         return of_x, of_v
 
     def _part(self, group: Group, block: Block, strip: Strip, x: Tensor, v: Tensor) -> Tensor:

@@ -59,7 +59,7 @@ class Bound:
     """The field of the values: value, key or query."""
     dropout: Dropout | None = None
     learned: dict[str, Array] = field(default_factory=dict, repr=False)
-    """Learned tensors of a raw request, by name; those of a module belong to the module."""
+    """Learned tensors of a raw request, or those of a module's parameters that the request replaces, by name."""
 
     sequence_masks: tuple[Sequence[Mask], ...] | None = None
     """The spec's masks with the request's global tokens: per sequence, or once if all are the same."""

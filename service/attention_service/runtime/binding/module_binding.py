@@ -3,7 +3,7 @@
 The arrays stay views into the body; missing batch and head dimensions are added as views.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import numpy as np
 
@@ -200,10 +200,12 @@ class _Binder:
         check_as_many(self.request.positions, queries, keys - past)
         self._per_sequence("positions", (batch, queries), layout)
         learned: dict[str, Array] = {}
-        if self.target is None and isinstance(self.request, RawInputs):
+        if self.target is None:
             widths = Widths(heads, kv_heads, head_dim, value_dim, own_key_dim=own_key_dim)
             check_position(self.spec, widths)
-            learned = check_learned(self.request, widths)
+            learned = check_learned(self.spec, self.request.parameters, widths)
+        elif self.request.parameters:
+            learned = _check_parameters(self.request.parameters, self.target)
         key_is = "query" if self.request.key is None else "key"
         check_within(self.spec, self.arrays, queries, keys - past, past, key_is)
         keys += added_keys(self.spec)
@@ -285,3 +287,16 @@ class _Binder:
             wanted = list(shape if layout.batched else shape[1:])
             raise wrong_shape(name, f"{wanted}", getattr(self.request, name))
         self.arrays[name] = array
+
+
+def _check_parameters(given: Mapping[str, Array], module: Module) -> dict[str, Array]:
+    """Return the parameters that replace the module's own. Raises InvalidRequest or ShapeMismatch."""
+    for name, value in given.items():
+        param = f"parameters.{name[:80]}"
+        held = module.parameters.get(name)
+        if held is None:
+            known = ", ".join(module.parameters)
+            raise InvalidRequest(f"{param}: module {module.name!r} has no such parameter; it has {known}", param=param)
+        if value.shape != held.shape:
+            raise wrong_shape(param, f"the shape of the module's own, {list(held.shape)}", value)
+    return dict(given)

@@ -1,7 +1,9 @@
 """Facts of raw attention from its tensors: head layout, dtype, and the spec's learned tensors."""
 
+from collections.abc import Mapping
+
 from attention_contract.errors import InvalidRequest
-from attention_contract.schemas.attention import AttentionInputs, RawInputs
+from attention_contract.schemas.attention import AttentionInputs
 from attention_contract.spec import AttentionSpec
 from attention_contract.tensors import Array
 from attention_service.core.apart import has_separate
@@ -86,9 +88,9 @@ def two_widths(spec: AttentionSpec) -> bool:
     return SCORES.of(spec.score).two_widths and not encoded and spec.method.name == "exact"
 
 
-def check_learned(request: RawInputs, widths: Widths) -> dict[str, Array]:
+def check_learned(spec: AttentionSpec, given: Mapping[str, Array], widths: Widths) -> dict[str, Array]:
     """Return the learned tensors. Raises InvalidRequest unless they are the spec's, ShapeMismatch for a shape."""
-    expected, given = learned_of(request.spec, widths), request.parameters
+    expected = learned_of(spec, widths)
     if unknown := [name for name in given if name not in expected]:
         named = unknown[0][:80]
         raise InvalidRequest(

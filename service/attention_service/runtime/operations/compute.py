@@ -76,16 +76,20 @@ def _largest(dtype: torch.dtype) -> float:
 
 
 def load_parameters(bound: Bound, device: torch.device, dtype: torch.dtype | None = None) -> Parameters:
-    """The module's parameters, or the learned tensors that came with a raw request, in the dtype computed in.
+    """The module's parameters with the request's in their places, or the learned tensors of a raw request.
+
+    All are in the dtype that is computed in.
 
     Raises InvalidTensor as ``load`` does.
     """
     dtype = dtype or TORCH_DTYPES[bound.dtype]
-    if bound.module is not None:
-        held = bound.module.parameters
-        own = bound.module.config.dtype == torch_dtype_name(dtype)
-        return held if own else {name: value.to(dtype) for name, value in held.items()}
-    return {name: converted(array, f"parameters.{name}", device, dtype) for name, array in bound.learned.items()}
+    sent = {name: converted(array, f"parameters.{name}", device, dtype) for name, array in bound.learned.items()}
+    if bound.module is None:
+        return sent
+    held = bound.module.parameters
+    if not sent and bound.module.config.dtype == torch_dtype_name(dtype):
+        return held  # the very mapping: what belongs to the module alone may be used with it
+    return {name: sent[name] if name in sent else value.to(dtype) for name, value in held.items()}
 
 
 def problem(

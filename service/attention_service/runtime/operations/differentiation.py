@@ -1,7 +1,7 @@
 """One differentiable pass and its gradients, of first and second order."""
 
-from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass, field, replace
 
 import torch
 from torch import Tensor
@@ -18,6 +18,10 @@ from attention_service.runtime.operations.recurrent import NAMES
 
 INPUTS = ("query", "key", "value", "mask", "past_key", "past_value", *NAMES)
 TAPS = ("q", "k", "v", "scores", "capped_scores", "masked_scores", "weights", "context")
+UPSTREAM = "upstream"
+_TAP_UPSTREAM = "tap_upstream."
+GIVEN = "given "
+"""Prefix of an upstream gradient among the names that memory is counted for, if no gradient with respect to it is."""
 
 
 @dataclass(frozen=True)
@@ -27,11 +31,13 @@ class Targets:
     inputs: tuple[str, ...]
     taps: tuple[str, ...]
     parameters: tuple[str, ...]
+    upstreams: tuple[str, ...] = ()
+    """``upstream``, ``tap_upstream.weights`` and its like: their gradients are the output and the taps."""
 
     @property
     def names(self) -> tuple[str, ...]:
         """All of them."""
-        return (*self.inputs, *self.taps, *self.parameters)
+        return (*self.inputs, *self.taps, *self.parameters, *self.upstreams)
 
 
 @dataclass(frozen=True)
@@ -40,6 +46,12 @@ class Graph:
 
     output: Tensor
     at: dict[str, Tensor]
+    taps: dict[str, Tensor] = field(default_factory=dict)
+    """The taps that L depends on beside the output."""
+
+    def of(self, upstream: str) -> Tensor:
+        """The output or the tap that this is the upstream gradient of."""
+        return self.output if upstream == UPSTREAM else self.taps[tap_of(upstream) or upstream]
 
 
 def upstream_of(upstream: Array | None, bound: Bound, dtype: torch.dtype, device: torch.device) -> Tensor:
@@ -49,18 +61,34 @@ def upstream_of(upstream: Array | None, bound: Bound, dtype: torch.dtype, device
     return compute.converted(upstream, "upstream", device, dtype).reshape(bound.output_shape)
 
 
-def graph_of(bound: Bound, targets: Targets, uploaded: Uploaded, kernel: str | Kernel) -> Graph:
-    """One pass from fresh leaves: through the trace if a tap is a target, through the kernel otherwise."""
+def tap_upstream(tap: str) -> str:
+    """The name of ∂L/∂tap among the fields of a request."""
+    return f"{_TAP_UPSTREAM}{tap}"
+
+
+def tap_of(name: str) -> str | None:
+    """The tap of which this is the upstream gradient; None for another name."""
+    return name.removeprefix(_TAP_UPSTREAM) if name.startswith(_TAP_UPSTREAM) else None
+
+
+def graph_of(
+    bound: Bound, targets: Targets, uploaded: Uploaded, kernel: str | Kernel, given: Collection[str] = ()
+) -> Graph:
+    """One pass from fresh leaves: through the trace if a tap is a target or given, through the kernel otherwise.
+
+    given: the taps that L depends on beside the output.
+    """
     tensors, parameters, edits = dict(uploaded.tensors), dict(uploaded.parameters), uploaded.edits
     leaves = {name: tensors[name].detach().requires_grad_() for name in targets.inputs}
     leaves |= {name: parameters[name].detach().requires_grad_() for name in targets.parameters}
     tensors |= {name: leaves[name] for name in targets.inputs}
     parameters |= {name: leaves[name] for name in targets.parameters}
     problem = compute.problem(bound, tensors, parameters)
-    if targets.taps:
+    if targets.taps or given:
         taps = trace(_on_graph(problem), edits)
         output = compute.output(bound, parameters, taps["context"], edits)
-        return Graph(output, leaves | {name: taps[name] for name in targets.taps})
+        at = leaves | {name: taps[name] for name in targets.taps}
+        return Graph(output, at, {name: taps[name] for name in given})
     context = attend(problem, (), Selection(), edits, kernel).context
     del problem  # the graph keeps what of it is needed
     return Graph(compute.output(bound, parameters, context, edits), leaves)
@@ -75,22 +103,35 @@ def _on_graph(problem: Problem) -> Problem:
     return replace(problem, q=q, k=k, v=v)
 
 
-def differentiate(graph: Graph, targets: Targets, upstream: Tensor, *, again: bool = False) -> dict[str, Tensor]:
-    """∂L/∂name for every target; zeros for one that the output does not depend on. ``again``: to be differentiated."""
-    at = [graph.at[name] for name in targets.names]
-    if not graph.output.requires_grad:  # it depends on none of the targets
-        return {name: torch.zeros_like(x) for name, x in zip(targets.names, at, strict=True)}
-    return dict(zip(targets.names, pullback(graph.output, at, upstream, again=again), strict=True))
+def differentiate(
+    graph: Graph, targets: Targets, upstreams: Mapping[str, Tensor], *, again: bool = False
+) -> dict[str, Tensor]:
+    """∂L/∂name for every target; zeros for one that L does not depend on. ``again``: to be differentiated.
+
+    upstreams: ∂L/∂output as ``upstream``, and ∂L/∂tap of each of the graph's taps.
+    """
+    of = {name: graph.of(name) for name in upstreams}
+    names = (*targets.inputs, *targets.taps, *targets.parameters)
+    at = [graph.at[name] for name in names]
+    found = {name: of[name] for name in targets.upstreams}
+    through = {name: x for name, x in of.items() if x.requires_grad}
+    if not through:  # L depends on none of the targets
+        return {name: torch.zeros_like(x) for name, x in zip(names, at, strict=True)} | found
+    pulled = pullback(
+        [*through.values()], at, [upstreams[name].expand_as(x) for name, x in through.items()], again=again
+    )
+    return dict(zip(names, pulled, strict=True)) | found
 
 
 def hessian_products(
-    graph: Graph, gradients: Mapping[str, Tensor], directions: Mapping[str, Tensor]
+    graph: Graph, gradients: Mapping[str, Tensor], upstreams: Mapping[str, Tensor], directions: Mapping[str, Tensor]
 ) -> dict[str, Tensor]:
     """∂/∂name of Σ ⟨∂L/∂other, d_other⟩ (Pearlmutter 1994, by a second backward pass)."""
+    at_all = {**graph.at, **upstreams}
     along = graph.output.new_zeros(())
     for name, direction in directions.items():
         along = along + (gradients[name] * direction.reshape(gradients[name].shape)).sum()
-    at = [graph.at[name] for name in gradients]
+    at = [at_all[name] for name in gradients]
     if not along.requires_grad:  # L is linear in all of them
         return {name: torch.zeros_like(x) for name, x in zip(gradients, at, strict=True)}
     found = torch.autograd.grad(along, at, materialize_grads=True, allow_unused=True)

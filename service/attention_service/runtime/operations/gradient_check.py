@@ -17,6 +17,7 @@ from attention_service.runtime.operations import compute
 from attention_service.runtime.operations.differentiation import (
     INPUTS,
     TAPS,
+    UPSTREAM,
     Targets,
     differentiate,
     graph_of,
@@ -42,7 +43,7 @@ def check(
     bound: Bound, request: GradientsRequest, targets: Targets, device: torch.device, most: int = CHECKED_ELEMENTS
 ) -> dict[str, GradientCheck]:
     """Compare every gradient with extrapolated central differences, both in float64. ``most``: elements of each."""
-    double = torch.float64
+    double, targets = torch.float64, replace(targets, upstreams=())
     normalizer = bound.spec.normalizer.model_copy(update={"dtype": "float64"})
     bound = replace(bound, spec=bound.spec.model_copy(update={"normalizer": normalizer}))
     edits = compute.bind_edits(request.edits, device, double)
@@ -50,7 +51,7 @@ def check(
     graph = graph_of(bound, targets, uploaded, MATERIALIZED)
     uploaded.tensors.clear()
     upstream = upstream_of(request.upstream, bound, double, device)
-    gradients = differentiate(graph, targets, upstream)
+    gradients = differentiate(graph, targets, {UPSTREAM: upstream})
     tensors, parameters = compute.load(bound, device, double), dict(compute.load_parameters(bound, device, double))
 
     with torch.no_grad():

@@ -1,6 +1,5 @@
 """Gradients: ∂L/∂ of inputs, taps and parameters, from a given ∂L/∂output; of second order along directions."""
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
@@ -21,12 +20,16 @@ from attention_service.runtime.binding.selection import bind_selection, check_ed
 from attention_service.runtime.device import Device
 from attention_service.runtime.operations import compute
 from attention_service.runtime.operations.differentiation import (
+    GIVEN,
     INPUTS,
     TAPS,
+    UPSTREAM,
     Targets,
     differentiate,
     graph_of,
     hessian_products,
+    tap_of,
+    tap_upstream,
 )
 from attention_service.runtime.operations.forward import dropout_results, returns_mask, tap_results
 from attention_service.runtime.operations.gradient_check import CHECK_PASSES, CHECKED_ELEMENTS, check
@@ -45,14 +48,17 @@ def prepare(module: Module | None, request: GradientsRequest, device: Device, ro
     check_taps(request.return_, bound.spec)
     selection = bind_selection(request.select, bound)
     check_edits(request.edits, bound)
-    targets = _targets(request.wrt, bound)
+    targets = _targets(request, bound)
     _check_upstream(request.upstream, bound)
+    _check_tap_upstream(request, bound)
     _check_directions(request, targets, bound)
-    taps = bool(targets.taps)
+    taps = bool(targets.taps or request.tap_upstream)
+    given = [name for name in map(tap_upstream, request.tap_upstream or ()) if name not in targets.upstreams]
+    names = (*targets.names, *(f"{GIVEN}{name}" for name in given))
     twice = request.directions is not None
     checks = CHECK_PASSES * CHECKED_ELEMENTS * len(targets.names) if request.check else 0
     question = Question(
-        purpose=Purpose("gradients", taps, targets.names, twice, checks),
+        purpose=Purpose("gradients", taps, names, twice, checks),
         kernel=request.kernel,
         taps=frozenset(request.return_),
         returns_dropout_mask=returns_mask(request),
@@ -68,11 +74,12 @@ def prepare(module: Module | None, request: GradientsRequest, device: Device, ro
     return Job(Prepared("gradients", plan, bound.dtype, device.torch, operation, watched), bound, module)
 
 
-def _targets(wrt: Sequence[str], bound: Bound) -> Targets:
+def _targets(request: GradientsRequest, bound: Bound) -> Targets:
     """Sort the names asked for by kind. Raises InvalidRequest for one that has no gradient here."""
+    upstreams = (UPSTREAM, *map(tap_upstream, request.tap_upstream or ()))
     parameters = tuple(bound.module.parameters if bound.module is not None else bound.learned)
     wanted: dict[str, None] = {}
-    for index, name in enumerate(wrt):
+    for index, name in enumerate(request.wrt):
         param = f"wrt.{index}"
         if name == "parameters" and parameters:
             wanted.update(dict.fromkeys(parameters))
@@ -89,8 +96,8 @@ def _targets(wrt: Sequence[str], bound: Bound) -> Targets:
             raise InvalidRequest(
                 f"{param}: the mask is boolean; only a floating-point mask has a gradient", param=param
             )
-        if name not in (*INPUTS, *TAPS, *parameters):
-            known = ", ".join((*INPUTS, *TAPS, *(("parameters", *parameters) if parameters else ())))
+        if name not in (*INPUTS, *TAPS, *parameters, *upstreams):
+            known = ", ".join((*INPUTS, *TAPS, *(("parameters", *parameters) if parameters else ()), *upstreams))
             raise InvalidRequest(f"{param}: {name[:80]!r} is not known; expected one of {known}", param=param)
         if name in TAPS:
             check_tap(name, bound.spec, param)
@@ -99,6 +106,7 @@ def _targets(wrt: Sequence[str], bound: Bound) -> Targets:
         tuple(name for name in wanted if name in INPUTS),
         tuple(name for name in wanted if name in TAPS),
         tuple(name for name in wanted if name in parameters),
+        tuple(name for name in wanted if name in upstreams),
     )
 
 
@@ -111,15 +119,42 @@ def _kinds_of(targets: Targets) -> frozenset[str]:
 def _check_upstream(upstream: Array | None, bound: Bound) -> None:
     if upstream is None:
         return
-    expected = strip(
-        torch.empty(bound.output_shape, device="meta"), bound.layout, heads_axis=compute.has_heads("output", bound)
-    )
-    if tuple(upstream.shape) != tuple(expected.shape):
+    expected = _output_shape(bound)
+    if upstream.shape != expected:
         raise ShapeMismatch(
-            f"upstream: expected the output's shape {list(expected.shape)}, got {list(upstream.shape)}",
+            f"upstream: expected the output's shape {list(expected)}, got {list(upstream.shape)}",
             param="upstream",
-            expected=list(expected.shape),
+            expected=list(expected),
             actual=list(upstream.shape),
+        )
+
+
+def _output_shape(bound: Bound) -> tuple[int, ...]:
+    whole = torch.empty(bound.output_shape, device="meta")
+    return tuple(strip(whole, bound.layout, heads_axis=compute.has_heads("output", bound)).shape)
+
+
+def _check_tap_upstream(request: GradientsRequest, bound: Bound) -> None:
+    """Raise InvalidRequest for something that is no tap with gradients, ShapeMismatch for one of another shape."""
+    for tap, upstream in (request.tap_upstream or {}).items():
+        param = f"tap_upstream.{tap[:80]}"
+        if tap not in TAPS:
+            raise InvalidRequest(f"{param}: expected one of {', '.join(TAPS)}; got {tap[:80]!r}", param=param)
+        check_tap(tap, bound.spec, param)
+        expected = subject_shape(tap, bound)
+        pairs = zip(reversed(upstream.shape), reversed(expected), strict=False)
+        if upstream.ndim > len(expected) or any(size not in {1, want} for size, want in pairs):
+            raise ShapeMismatch(
+                f"{param}: expected a shape that broadcasts to that of the tap, {list(expected)}; got "
+                f"{list(upstream.shape)}",
+                param=param,
+                expected=list(expected),
+                actual=list(upstream.shape),
+            )
+    if request.check and request.tap_upstream:
+        raise InvalidRequest(
+            "check: it differentiates what L = Σ output · upstream depends on; leave check or tap_upstream out",
+            param="check",
         )
 
 
@@ -132,7 +167,7 @@ def _check_directions(request: GradientsRequest, targets: Targets, bound: Bound)
                 f"{param}: wrt does not list it; add it there, or leave it out; wrt has {', '.join(targets.names)}",
                 param=param,
             )
-        expected = getattr(request, name).shape if name in INPUTS else _shape(name, bound)
+        expected = tuple(getattr(request, name).shape) if name in INPUTS else subject_shape(name, bound)
         if direction.shape != expected:
             raise ShapeMismatch(
                 f"{param}: expected the shape of {name}, {list(expected)}, got {list(direction.shape)}",
@@ -142,8 +177,11 @@ def _check_directions(request: GradientsRequest, targets: Targets, bound: Bound)
             )
 
 
-def _shape(name: str, bound: Bound) -> tuple[int, ...]:
-    """The shape of a parameter, or of a tap as it would be returned."""
+def subject_shape(name: str, bound: Bound) -> tuple[int, ...]:
+    """The shape of a parameter, of a tap as it would be returned, or of an upstream gradient of a tap or the output."""
+    if name == UPSTREAM:
+        return _output_shape(bound)
+    name = tap_of(name) or name
     if name not in TAPS:
         return tuple((bound.learned if bound.module is None else bound.module.parameters)[name].shape)
     heads, keys = (bound.kv_heads if name in {"k", "v"} else bound.heads), bound.keys
@@ -166,12 +204,15 @@ class Gradients:
     """Elements of each gradient that a check compares."""
 
     def upload(self, device: torch.device) -> Uploaded:
-        """Copy the inputs, the edits, ∂L/∂output and the directions to the device."""
+        """Copy the inputs, the edits, ∂L/∂output, ∂L/∂tap and the directions to the device."""
         request, dtype = self.request, TORCH_DTYPES[self.bound.dtype]
         uploaded = compute.upload(self.bound, device, request.edits)
         if request.upstream is not None:
             upstream = compute.converted(request.upstream, "upstream", device, dtype)
-            uploaded.tensors["upstream"] = upstream.reshape(self.bound.output_shape)
+            uploaded.tensors[UPSTREAM] = upstream.reshape(self.bound.output_shape)
+        for tap, array in (request.tap_upstream or {}).items():
+            field = tap_upstream(tap)
+            uploaded.tensors[field] = self._batched(compute.converted(array, field, device, dtype), tap)
         for name, direction in (request.directions or {}).items():
             field = f"directions.{name}"
             uploaded.tensors[field] = compute.converted(direction, field, device, dtype)
@@ -180,22 +221,25 @@ class Gradients:
     def launch(self, uploaded: Uploaded) -> Results:
         """Compute the gradients, then the taps, then the check by central differences."""
         bound, request, edits, tensors = self.bound, self.request, uploaded.edits, uploaded.tensors
-        upstream = tensors.pop("upstream", None)
+        upstreams = {name: tensors.pop(name) for name in (UPSTREAM, *map(tap_upstream, self._given)) if name in tensors}
         directions = {name: tensors.pop(f"directions.{name}") for name in request.directions or {}}
         phase("attention", "graph", "pairs")
-        graph = graph_of(bound, self.targets, uploaded, self.kernel)
+        graph = graph_of(bound, self.targets, uploaded, self.kernel, self._given)
         inner = [tap for tap in request.return_ if tap != "output"]
         again = bool(inner) or request.dropout is not None
         if not again:
             tensors.clear()
         phase("backward of attention", "upstream")
-        upstream = torch.ones_like(graph.output) if upstream is None else upstream
+        if UPSTREAM not in upstreams:
+            upstreams[UPSTREAM] = torch.ones_like(graph.output, requires_grad=False)
+        for name in self.targets.upstreams:
+            upstreams[name] = upstreams[name].expand_as(graph.of(name)).detach().requires_grad_()
         phase(None, "gradients", "of_pairs")
-        gradients = differentiate(graph, self.targets, upstream, again=request.directions is not None)
+        gradients = differentiate(graph, self.targets, upstreams, again=request.directions is not None)
         results: Results = {"gradients": {name: self._in_reply(name, x) for name, x in gradients.items()}}
         if request.directions is not None:
             phase("second gradients", "gradients", "of_pairs")
-            products = hessian_products(graph, gradients, directions)
+            products = hessian_products(graph, gradients, upstreams, directions)
             results["hessian_products"] = {name: self._in_reply(name, x) for name, x in products.items()}
             del products
         if "output" in request.return_:
@@ -209,17 +253,30 @@ class Gradients:
             results |= dropout_results(bound, request, problem, self.selection)
         if request.check:
             phase("check", "graph", "pairs")
-            results["check"] = check(bound, request, self.targets, upstream.device, self.checked_elements)
+            results["check"] = check(bound, request, self.targets, graph.output.device, self.checked_elements)
         return results
 
     def collect(self, results: Results) -> Fields:
         """Copy the results to the host."""
         return on_host(results)
 
+    @property
+    def _given(self) -> tuple[str, ...]:
+        """The taps that L depends on beside the output."""
+        return tuple(self.request.tap_upstream or ())
+
+    def _batched(self, upstream: Tensor, tap: str) -> Tensor:
+        """∂L/∂tap with the dimensions that the query's layout omits."""
+        layout = self.bound.layout
+        upstream = upstream.expand(subject_shape(tap, self.bound))
+        if not layout.batched:
+            upstream = upstream[None]
+        return upstream if layout.headed else upstream[:, None]
+
     def _in_reply(self, name: str, gradient: Tensor) -> Tensor:
         """A gradient in the shape of its subject: a tensor as it was sent, a tap as it would be returned."""
-        if name in TAPS:
-            return compute.in_reply(gradient, self.bound, name)
+        if name in TAPS or name in self.targets.upstreams:
+            return compute.in_reply(gradient, self.bound, tap_of(name) or ("output" if name == UPSTREAM else name))
         gradient = gradient.detach()
         if name not in INPUTS:  # a parameter's gradient has the computing dtype
             return gradient

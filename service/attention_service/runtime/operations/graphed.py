@@ -23,7 +23,7 @@ _INPUTS = {"query", "key", "value"}
 
 def takes(bound: Bound, request: ForwardRequest, kernel: str) -> bool:
     """True if a graph gives all that a request asks a module for."""
-    return bound.module is not None and asks_for_little(bound, request, kernel)
+    return bound.module is not None and not bound.learned and asks_for_little(bound, request, kernel)
 
 
 def asks_for_little(bound: Bound, request: ForwardRequest, kernel: str) -> bool:

@@ -29,9 +29,9 @@ from attention_service.modules.resident import Module
 from attention_service.runtime.binding.bound import Bound, Layout
 from attention_service.runtime.binding.hopfield_binding import Bound as BoundRetrieval
 from attention_service.runtime.operations import compute
-from attention_service.runtime.operations.differentiation import INPUTS, TAPS, Targets
+from attention_service.runtime.operations.differentiation import GIVEN, INPUTS, TAPS, UPSTREAM, Targets, tap_of
 from attention_service.runtime.operations.forward import Forward
-from attention_service.runtime.operations.gradients import Gradients
+from attention_service.runtime.operations.gradients import Gradients, subject_shape
 from attention_service.runtime.operations.hopfield import Retrieval
 from attention_service.runtime.operations.operation import Results, Uploaded
 from attention_service.runtime.operations.weights import Inspection
@@ -78,21 +78,30 @@ class SizedOperations:
     ) -> Results:
         """Run a forward and a backward pass, and as asked: a second one along a direction of each name, a check."""
         bound = self._bound(work, parameters)
+        given = tuple(name.removeprefix(GIVEN) for name in names if name.startswith(GIVEN))
+        names = tuple(name for name in names if not name.startswith(GIVEN))
+        upstreams = tuple(name for name in names if name == UPSTREAM or tap_of(name) is not None)
+        others = (*INPUTS, *TAPS, *upstreams)
         targets = Targets(
             tuple(name for name in names if name in bound.arrays),  # a past without tokens is left out
             tuple(name for name in names if name in TAPS),
-            tuple(name for name in names if name not in INPUTS and name not in TAPS),
+            tuple(name for name in names if name not in others),
+            upstreams,
         )
+        sent = {name: self._empty(subject_shape(name, bound), dtype_of(work)) for name in (*upstreams, *given)}
         request = _unchecked(
             GradientsRequest,
             return_=[tap for tap in taps_of(work.spec) if tap in work.taps],
-            directions=dict.fromkeys((*targets.inputs, *targets.parameters)) if twice else None,
+            directions=dict.fromkeys((*targets.inputs, *targets.parameters, *upstreams)) if twice else None,
+            tap_upstream=dict.fromkeys(tap for name in sent if (tap := tap_of(name)) is not None) or None,
             check=checked,
             edits=[self._edit(tap, does, work) for tap, does in work.edits],
             dropout=DropoutOption(p=0.1) if work.dropped else None,
             **{name: bound.arrays[name] for name in targets.inputs},
         )
         uploaded = self._uploaded(work, bound, request.edits)
+        uploaded.tensors |= sent
+        sent.clear()
         for name in request.directions or {}:
             of = uploaded.tensors[name] if name in uploaded.tensors else uploaded.parameters[name]
             uploaded.tensors[f"directions.{name}"] = torch.empty_like(of)

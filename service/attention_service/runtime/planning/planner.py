@@ -57,10 +57,12 @@ def plan_request(
     """
     sizes = _sizes(bound, select, edits)
 
-    def costs() -> RequestCosts:
-        return RequestCosts(workload(bound, question, sizes, device.threads), question, bound.dtype, device)
+    brought = _brought_bytes(bound)
 
-    family = family_of(bound, question, device)
+    def costs() -> RequestCosts:
+        return RequestCosts(workload(bound, question, sizes, device.threads), question, bound.dtype, device, brought)
+
+    family = family_of(bound, question, device), brought
     return plan_by_bucket(device.plans, device.clock, family, sizes, room, costs)
 
 
@@ -73,6 +75,8 @@ class RequestCosts:
     question: Question
     dtype: str
     device: Device
+    brought_bytes: int = 0
+    """Bytes of the parameters that the request brings to a module."""
 
     @property
     def laborious(self) -> bool:
@@ -89,7 +93,7 @@ class RequestCosts:
         work, purpose = sizes.of(self.work), self.question.purpose
         # The mask of the kept weights is made in blocks and put together.
         dropout_mask = 2 * cost.tap_elements(work, "weights") if self.question.returns_dropout_mask else 0
-        return dropout_mask + _peak_bytes(work, kernel, purpose, room)
+        return self.brought_bytes + dropout_mask + _peak_bytes(work, kernel, purpose, room)
 
     def flops(self, sizes: RequestSizes, kernel: str) -> int:
         """FLOPs of the computation."""
@@ -227,6 +231,13 @@ def _global_positions(bound: Bound) -> list[int]:
     keys = 1 << (max(bound.keys - bound.extra, 1).bit_length() - 1)
     count = min(bucket_upper(count, COARSE), keys) if count else 0
     return [index * keys // count for index in range(count)]
+
+
+def _brought_bytes(bound: Bound) -> int:
+    """Bytes on the device of the parameters that a request brings to a module."""
+    if bound.module is None:
+        return 0
+    return TORCH_DTYPES[bound.dtype].itemsize * sum(x.size for x in bound.learned.values())
 
 
 _PLAIN = frozenset({"query", "key", "value", "past_key", "past_value"})

@@ -49,7 +49,7 @@ def ran(job: Job, ended: Ended, device: Device) -> Ran:
             "kernel": plan.kernel,
             "device": device.place,
             "dtype": job.prepared.dtype,
-            "version": None if job.module is None else job.module.version,
+            "version": None if job.module is None or job.bound.learned else job.module.version,
             "flops": own.flops,
             "predicted_ms": predicted.median * 1e3,
             "predicted_low_ms": predicted.low * 1e3,

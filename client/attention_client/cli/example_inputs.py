@@ -1,0 +1,61 @@
+"""Random inputs for commands that can do without files: a few tokens, and numbers with one digit to read along."""
+
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from attention_client.cli.inputs import Fields
+from attention_client.cli.session import ask
+from attention_client.client import Client
+from attention_contract.errors import InvalidRequest
+from attention_contract.schemas.modules import ModuleConfig
+
+MAX_DRAWN = 64
+"""Learned tensors and inputs that a spec may need beside query, key and value."""
+
+
+def for_module(config: ModuleConfig, rng: np.random.Generator, batch: int, queries: int, keys: int | None) -> Fields:
+    """Draw a query ``[batch, queries, d_model]`` for a module, and key and value where they differ from it."""
+    found: Fields = {"query": _drawn(rng, (batch, queries, config.d_model))}
+    key_width, value_width = config.key_width or config.d_model, config.value_width or config.d_model
+    if keys is not None or key_width != config.d_model or value_width != config.d_model:
+        found["key"] = _drawn(rng, (batch, keys or queries, key_width))
+        found["value"] = (
+            found["key"] if key_width == value_width else _drawn(rng, (batch, keys or queries, value_width))
+        )
+    return found
+
+
+def for_raw(
+    rng: np.random.Generator, shape: tuple[int, int, int, int], keys: int | None = None, kv_heads: int | None = None
+) -> Fields:
+    """Draw q ``[B, H, Lq, D]`` of this shape, and k and v ``[B, Hkv, Lk, D]``."""
+    batch, heads, queries, width = shape
+    others = (batch, kv_heads or heads, keys or queries, width)
+    return {"query": _drawn(rng, shape), "key": _drawn(rng, others), "value": _drawn(rng, others)}
+
+
+def with_learned(client: Client, fields: Fields, rng: np.random.Generator) -> Fields:
+    """Draw whatever else the spec of a raw attention needs: the service's refusals say names and shapes."""
+    for _ in range(MAX_DRAWN):
+        try:
+            ask(client, "forward", None, fields)
+        except InvalidRequest as fault:
+            group, _, name = (fault.param or "").partition(".")
+            if group == "parameters" and name not in fields.get(group, {}) and "expected" in fault.facts:
+                drawn = _drawn(rng, tuple(fault.facts["expected"]))
+                fields = fields | {group: {**fields.get(group, {}), name: drawn}}
+            elif group in {"gate", "beta"} and group not in fields:
+                shape = np.shape(fields["key"])[:-1]  # [B, Hkv, Lk]
+                fields = fields | {group: (0.5 + rng.random(shape) / 2).round(1).astype(np.float32)}
+            else:
+                raise
+        else:
+            return fields
+    return fields
+
+
+def _drawn(rng: np.random.Generator, shape: Any) -> NDArray[np.float32]:
+    numbers: NDArray[np.float32] = rng.normal(size=shape).round(1).astype(np.float32)
+    return numbers

@@ -1,0 +1,42 @@
+"""Models and tokenizers of transformers from checkpoints on this machine. Nothing is downloaded or unpickled."""
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from attention_contract.errors import CheckpointNotFound
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel, PreTrainedTokenizerBase
+
+
+def load_model(checkpoint: str, models_dir: Path | None = None) -> "tuple[PreTrainedModel, PreTrainedTokenizerBase]":
+    """Load a model without its head, and its tokenizer.
+
+    ``checkpoint`` is a folder, a folder inside the model repository ``models_dir``, or a name in the local cache of
+    transformers. Raises CheckpointNotFound where one of the two cannot be loaded, and ImportError without the extra
+    ``transformers``.
+    """
+    from transformers import AutoModel, AutoTokenizer  # noqa: PLC0415 - imports torch
+    from transformers.utils import logging as transformers_logging  # noqa: PLC0415
+
+    logging: Any = transformers_logging  # its functions have no annotations
+    place = checkpoint
+    if not Path(checkpoint).is_dir() and models_dir is not None and (models_dir / checkpoint).is_dir():
+        place = str(models_dir / checkpoint)
+    level = logging.get_verbosity()
+    logging.set_verbosity_error()  # a checkpoint with a head, whose parameters stay unused, is no reason for a report
+    logging.disable_progress_bar()
+    try:
+        tokenizer = AutoTokenizer.from_pretrained(place, local_files_only=True)
+        model = AutoModel.from_pretrained(place, local_files_only=True, use_safetensors=True)
+    except (OSError, ValueError) as fault:
+        reason = str(fault).strip().partition("\n")[0]
+        raise CheckpointNotFound(
+            f"no model and tokenizer of transformers can be loaded from {checkpoint!r}: {reason}; expected a folder "
+            "with config.json, a tokenizer and safetensors files",
+            param="checkpoint",
+        ) from fault
+    finally:
+        logging.enable_progress_bar()
+        logging.set_verbosity(level)
+    return model, tokenizer

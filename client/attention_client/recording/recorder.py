@@ -1,0 +1,216 @@
+"""``record``: one pass of a transformers model over one text, kept as a recording."""
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from datetime import UTC, datetime
+from importlib import metadata
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, get_args
+
+import numpy as np
+
+from attention_client.array_likes import as_array
+from attention_client.recording.recorded import Recording
+from attention_contract.errors import InvalidRequest
+from attention_contract.recording_tensors import RecordedStack, place_of
+from attention_contract.schemas.attention import Tap
+from attention_contract.schemas.recordings import RecordingFile
+from attention_contract.tensors import Array
+from attention_contract.validation import suggestion, validate
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel, PreTrainedTokenizerBase
+
+    from attention_client.client import Client
+
+Named = Iterator[tuple[str, Array]]
+"""Tensors with their full names."""
+
+
+def record(
+    model: "PreTrainedModel",
+    tokenizer: "PreTrainedTokenizerBase",
+    text: str,
+    *,
+    taps: Sequence[Tap] = ("weights",),
+    target: str | None = None,
+    client: "Client | None" = None,
+) -> Recording:
+    """Record the hidden states and the taps of every layer while a model reads a text, without gradients and dropout.
+
+    With a client, the attention of every layer runs on its server, and ``taps`` may name all but ``lse`` and
+    ``output``. Without one, everything runs in the model's own eager attention, and ``weights`` is the only tap.
+
+    ``target`` is the decoder's text, of a model with an encoder and a decoder; by default the decoder reads its start
+    token alone. The model is left as it was. Raises InvalidRequest for taps that cannot be recorded, and for a text
+    without tokens.
+    """
+    check_taps(taps, client is not None)
+    inputs, tokens = _inputs(model, tokenizer, text, target)
+    versions = {name: metadata.version(name) for name in ("attention-service", "transformers", "torch")}
+    if client is None:
+        with _eager(model):
+            outputs = _run(model, inputs, output_attentions=True)
+        tensors = dict(_local_weights(model, outputs))
+        if not tensors:
+            raise InvalidRequest(
+                f"model: {type(model).__name__} returns no weights with its eager attention; give a client",
+                param="model",
+            )
+    else:
+        from attention_client.transformers import attach  # noqa: PLC0415 - imports torch
+
+        with attach(model, client, record=taps) as attached:
+            outputs = _run(model, inputs)
+        tensors = dict(_remote_taps(attached.recorded))
+        versions["server"] = client.server.info().version
+    tensors |= _hidden_states(outputs)
+    stacks: dict[str, dict[str, Array]] = {}
+    for name, array in tensors.items():
+        stack, _, rest = name.partition(".")
+        stacks.setdefault(stack, {})[rest] = array
+    facts = {
+        "model": _model_id(model),
+        "text": text,
+        "target": target,
+        "created": datetime.now(UTC),
+        "versions": versions,
+        "tokens": tokens,
+        "attentions": _attentions(tensors, model.config.get_text_config().num_attention_heads),
+    }
+    return Recording.of(validate(RecordingFile, facts | stacks))
+
+
+def check_taps(taps: Sequence[str], remote: bool) -> None:
+    """Raise InvalidRequest for taps that cannot be recorded. ``remote``: the attention runs on a server."""
+    known = [tap for tap in get_args(Tap) if tap not in {"lse", "output"}] if remote else ["weights"]
+    for tap in taps:
+        if tap not in known:
+            advice = suggestion(tap, known) if remote or tap not in get_args(Tap) else "give a client for other taps"
+            raise InvalidRequest(
+                f"taps: {tap!r} cannot be recorded; expected {', '.join(known)}; {advice}", param="taps"
+            )
+
+
+def _inputs(
+    model: "PreTrainedModel", tokenizer: "PreTrainedTokenizerBase", text: str, target: str | None
+) -> tuple[dict[str, Any], dict[RecordedStack, list[str]]]:
+    """The arguments of the model, and the labels of the tokens."""
+    given = dict(tokenizer(text, return_tensors="pt").to(model.device))
+    ids = given["input_ids"]
+    if ids.shape[-1] == 0:
+        raise InvalidRequest("text: the tokenizer makes no tokens of it; give a longer text", param="text")
+    labels = _labels(tokenizer, ids)
+    if not model.config.is_encoder_decoder:
+        if target is not None:
+            raise InvalidRequest("target: the model has one stack and reads the text alone", param="target")
+        return given, {"layers": labels}
+    start = getattr(model.config, "decoder_start_token_id", None)
+    start = model.config.pad_token_id if start is None else start
+    decoder_ids = ids.new_tensor([[start]])
+    if target is not None:
+        told = tokenizer(text_target=target, return_tensors="pt").to(model.device)["input_ids"]
+        decoder_ids = decoder_ids.new_tensor([[start, *told[0].tolist()]])
+    given["decoder_input_ids"] = decoder_ids
+    return given, {"encoder": labels, "decoder": _labels(tokenizer, decoder_ids)}
+
+
+def _labels(tokenizer: "PreTrainedTokenizerBase", ids: Any) -> list[str]:
+    return [str(token) for token in tokenizer.convert_ids_to_tokens(ids[0].tolist())]
+
+
+def _run(model: "PreTrainedModel", inputs: Mapping[str, Any], **options: Any) -> Any:
+    """Run the model once without dropout and gradients, and return its outputs with the hidden states."""
+    import torch  # noqa: PLC0415 - the extra transformers brings it
+
+    training = model.training
+    model.train(False)
+    try:
+        with torch.no_grad():
+            return model(**inputs, output_hidden_states=True, return_dict=True, **options)
+    finally:
+        model.train(training)
+
+
+@contextmanager
+def _eager(model: "PreTrainedModel") -> Iterator[None]:
+    """Give the model the implementation that returns weights, until the block ends."""
+    former = model.config._attn_implementation
+    model.set_attn_implementation("eager")
+    try:
+        yield
+    finally:
+        if former is not None:
+            model.set_attn_implementation(former)
+
+
+def _local_weights(model: "PreTrainedModel", outputs: Any) -> Named:
+    named = {
+        "attentions": "layers.{}.weights",
+        "encoder_attentions": "encoder.{}.weights",
+        "decoder_attentions": "decoder.{}.weights",
+        "cross_attentions": "decoder.{}.cross.weights",
+    }
+    for field, name in named.items():
+        found = getattr(outputs, field, None) or ()
+        numbers: Iterable[Any] = range(len(found))
+        if field == "attentions" and 0 < len(found) < len(outputs.hidden_states) - 1:  # some layers have no attention
+            numbers = _layers_with_attention(model)
+        for number, weights in zip(numbers, found, strict=True):
+            if weights is not None:
+                yield name.format(number), _first(weights)
+
+
+def _layers_with_attention(model: "PreTrainedModel") -> list[Any]:
+    from attention_client.transformers.model_layers import attention_modules  # noqa: PLC0415 - imports torch
+
+    return sorted(key for each in attention_modules(model) for key in each.keys)
+
+
+def _remote_taps(recorded: Mapping[Any, Mapping[str, Array]]) -> Named:
+    """The taps of every attention. Attentions whose key says neither stack nor number are counted as they come."""
+    for count, (layer, taps) in enumerate(recorded.items()):
+        kind, _, number = str(layer).rpartition(".")
+        name = {"": f"layers.{number}", "cross": f"decoder.{number}.cross"}.get(kind, str(layer))
+        for tap, array in taps.items():
+            yield (f"{name}.{tap}" if place_of(f"{name}.{tap}") else f"layers.{count}.{tap}"), array[0]
+
+
+def _hidden_states(outputs: Any) -> dict[str, Array]:
+    stacks = {"hidden_states": "layers", "encoder_hidden_states": "encoder", "decoder_hidden_states": "decoder"}
+    found = {}
+    for field, stack in stacks.items():
+        states: Iterable[Any] = getattr(outputs, field, None) or ()
+        for number, hidden in enumerate(states):
+            found[f"{stack}.embeddings" if number == 0 else f"{stack}.{number - 1}.hidden"] = _first(hidden)
+    return found
+
+
+def _first(tensor: Any) -> Array:
+    """The only sequence of a batch, with memory of its own."""
+    return np.array(as_array(tensor)[0])
+
+
+def _attentions(tensors: Mapping[str, Array], num_heads: int) -> list[dict[str, Any]]:
+    """The name and the head labels of every attention that has a tap, in the order of the layers."""
+    heads: dict[str, tuple[Any, int]] = {}
+    for name, array in tensors.items():
+        place = place_of(name)
+        if place is None or place.kind in {"hidden", "embeddings"}:
+            continue
+        counted = num_heads if place.kind in {"k", "v"} else len(array)
+        known = heads.get(place.layer)
+        if known is None or place.kind not in {"k", "v"}:
+            heads[place.layer] = (place, counted)
+    ordered = sorted(
+        heads.items(), key=lambda item: (item[1][0].stack != "encoder", item[1][0].number, item[1][0].cross)
+    )
+    return [
+        {"name": name, "heads": [f"L{place.number}H{head}" for head in range(many)]} for name, (place, many) in ordered
+    ]
+
+
+def _model_id(model: "PreTrainedModel") -> str:
+    """The model's id; of a folder its name alone."""
+    told = str(model.config._name_or_path or type(model).__name__)
+    return Path(told).resolve().name if Path(told).is_dir() else told

@@ -1,0 +1,143 @@
+"""The attention modules of a ``transformers`` model, and the keys of their layers.
+
+A key is the number of the layer if the model has one stack of self-attention: ``3``. Otherwise it is the name of the
+stack and the number: ``"encoder.3"``, ``"decoder.3"``, ``"vision_model.3"``. Cross-attention is ``"cross.3"``.
+"""
+
+import inspect
+from dataclasses import dataclass
+from typing import Any
+
+from torch import nn
+
+from attention_contract.errors import AttentionError
+
+LayerKey = int | str
+"""``3``, or ``"decoder.3"`` in a model of several stacks."""
+
+
+class UnsupportedModel(AttentionError):
+    """The attention of a model cannot run on the service."""
+
+    status = 422
+    code = "unsupported_model"
+    title = "This model's attention cannot run on the service"
+
+
+@dataclass(frozen=True)
+class AttentionModule:
+    """One attention module and the layers that it is."""
+
+    path: str
+    module: nn.Module
+    keys: tuple[LayerKey, ...]
+    """One key; several if layers share the module, in the order in which they run."""
+
+    @property
+    def implementation(self) -> str:
+        """The name of the attention implementation that the module's config asks for."""
+        config: Any = self.module.config
+        return str(config._attn_implementation)
+
+
+def uses_interface(module: nn.Module) -> bool:
+    """Return True if a module asks the interface of ``transformers`` for its attention."""
+    forward = inspect.unwrap(type(module).forward)
+    return "ALL_ATTENTION_FUNCTIONS" in getattr(getattr(forward, "__code__", None), "co_names", ())
+
+
+def own_attentions(model: nn.Module) -> list[str]:
+    """Return the class names of attention modules that compute their attention themselves, sorted."""
+    found: set[str] = set()
+    closed: tuple[str, ...] = ()
+    for path, module in model.named_modules():
+        if path.startswith(closed):
+            continue
+        name = type(module).__name__
+        if uses_interface(module):
+            closed = (*closed, f"{path}.")
+        elif "attention" in name.lower() and _is_own(module):
+            found.add(name)
+            closed = (*closed, f"{path}.")
+    return sorted(found)
+
+
+def _is_own(module: nn.Module) -> bool:
+    learns = any(True for _ in module.parameters())
+    return learns and not any(map(uses_interface, module.modules()))
+
+
+def attention_modules(model: nn.Module) -> list[AttentionModule]:
+    """Return the attention modules of a model that use the interface.
+
+    Raises UnsupportedModel if there is none.
+    """
+    paths: dict[nn.Module, list[str]] = {}
+    for path, module in model.named_modules(remove_duplicate=False):
+        if uses_interface(module):
+            paths.setdefault(module, []).append(path)
+    if not paths:
+        own = ", ".join(own_attentions(model)) or "none of its modules"
+        raise UnsupportedModel(
+            f"{type(model).__name__} does not use the attention interface of transformers ({own}), so its attention "
+            "cannot run on the service; import its layers as modules (client.modules.import_) and ask those, or take a "
+            "model whose attention classes call ALL_ATTENTION_FUNCTIONS, as Llama, GPT-2, BERT, T5, ViT and others do",
+            param="model",
+        )
+    keys = _keys([path for several in paths.values() for path in several], model)
+    times = _repeats(model, keys)
+    return [
+        AttentionModule(several[0], module, _layers_of([keys[path] for path in several], times))
+        for module, several in paths.items()
+    ]
+
+
+def _keys(paths: list[str], model: nn.Module) -> dict[str, LayerKey]:
+    """Return a key for each path; the paths themselves if they do not lead to numbered layers of named stacks."""
+    split = {path: _split(path) for path in paths}
+    stacks = {prefix for prefix, _, _ in split.values()}
+    keys: dict[str, LayerKey] = {}
+    for path, (prefix, number, role) in split.items():
+        if number is None:
+            continue
+        stack = "cross" if _is_cross(model.get_submodule(path), role) else _stack_name(prefix, stacks)
+        keys[path] = f"{stack}.{number}" if stack else number
+    unique = len(set(keys.values())) == len(paths)
+    return keys if unique else {path: path for path in paths}
+
+
+def _split(path: str) -> tuple[tuple[str, ...], int | None, tuple[str, ...]]:
+    """Split a path at its first number: the list of layers, the layer, the place in the layer."""
+    parts = path.split(".")
+    at = next((i for i, part in enumerate(parts) if part.isdecimal()), None)
+    return (tuple(parts), None, ()) if at is None else (tuple(parts[:at]), int(parts[at]), tuple(parts[at + 1 :]))
+
+
+def _stack_name(prefix: tuple[str, ...], stacks: set[tuple[str, ...]]) -> str:
+    """Return the first part of a stack's path that not all stacks have."""
+    shared = set.intersection(*map(set, stacks))
+    return next((part for part in prefix if part not in shared), "")
+
+
+def _is_cross(module: nn.Module, role: tuple[str, ...]) -> bool:
+    name = ".".join(role).lower()
+    named = any(word in name for word in ("cross", "encdec", "encoder_attn"))
+    return named or getattr(module, "is_cross_attention", False) is True
+
+
+def _repeats(model: nn.Module, keys: dict[str, LayerKey]) -> int:
+    """Return how often each listed layer runs: more than once if the list is shorter than the model, as in ALBERT."""
+    count = getattr(getattr(model, "config", None), "num_hidden_layers", None)
+    prefixes = {_split(path)[0] for path in keys}
+    if not isinstance(count, int) or len(prefixes) > 1 or not all(isinstance(key, int) for key in keys.values()):
+        return 1
+    listed = model.get_submodule(".".join(prefixes.pop()))
+    length = len(listed) if isinstance(listed, nn.ModuleList) else count
+    return count // length if count % length == 0 else 1
+
+
+def _layers_of(keys: list[LayerKey], times: int) -> tuple[LayerKey, ...]:
+    first = keys[0]
+    if times > 1 and isinstance(first, int):
+        return tuple(range(first * times, (first + 1) * times))
+    return tuple(keys)

@@ -1,0 +1,258 @@
+"""Recordings: a text's way through a model. Hidden states, weights and taps of every layer, with their labels.
+
+A recording is a safetensors file. Its tensors are named ``{layer}.{tap}``, as in ``layers.0.weights``,
+``encoder.2.hidden`` or ``decoder.1.cross.q``; ``{stack}.embeddings`` is the input of the first layer. The metadata
+entry ``recording`` holds all else as JSON text.
+
+Shapes, with H heads (of ``k`` and ``v``: key/value heads), Lq queries and Lk keys: ``weights [H, Lq, Lk]``,
+``hidden [Lq, d_model]``; the other taps as in ``attention``, without the batch.
+"""
+
+from collections.abc import Iterable, Iterator
+from typing import Annotated, Any, ClassVar, Final, Literal, get_args
+
+import numpy as np
+from pydantic import AwareDatetime, Field, field_validator, model_validator
+from pydantic_core import PydanticCustomError
+
+from attention_contract.base import Listed, WireModel, at_fault
+from attention_contract.errors import InvalidRequest, Unreadable
+from attention_contract.json_reading import from_json
+from attention_contract.recording_tensors import AXES, RecordedStack, place_of
+from attention_contract.tensors import Array, Encoding, FloatArray, Untyped
+from attention_contract.validation import validate
+
+RecordingId = Annotated[str, Field(pattern=r"^[0-9a-f]{32}$")]
+Label = Annotated[str, Field(max_length=1024)]
+LayerName = Annotated[str, Field(pattern=r"^(layers|encoder|decoder)\.\d{1,4}(\.cross)?$")]
+
+
+class RecordedAttention(WireModel):
+    """One attention of the recorded model."""
+
+    name: LayerName
+    heads: Listed[Label] = Field(min_length=1, max_length=65_536)
+    """The label of each head, as in ``L0H3``."""
+
+
+class RecordingFacts(WireModel):
+    """The facts of a recording, without its tensors."""
+
+    format: Literal[1] = 1
+    model: str = Field(min_length=1, max_length=1024)
+    """The model's id: its name or folder, as the tokenizer's and config's users know it."""
+    text: str = Field(max_length=1_000_000)
+    target: str | None = Field(None, max_length=1_000_000)
+    """The decoder's text, of a model with an encoder and a decoder."""
+    created: AwareDatetime
+    """The time of the recording."""
+    versions: dict[str, Label] = Field(default_factory=dict, max_length=64)
+    """Versions of the software that took part, by name."""
+    tokens: dict[RecordedStack, Listed[Label]] = Field(min_length=1, max_length=2)
+    """The tokens of each stack, as labels of queries and keys."""
+    attentions: Listed[RecordedAttention] = Field(default_factory=list, max_length=4096)
+    """Every recorded attention, in the order of the layers."""
+
+    def attention(self, name: str) -> RecordedAttention | None:
+        """The attention of this name; None if there is none."""
+        return next((each for each in self.attentions if each.name == name), None)
+
+
+class RecordingFile(RecordingFacts):
+    """A whole recording: the facts, and its tensors by the rest of their name behind the stack."""
+
+    file_entry: ClassVar = "recording"
+    """The metadata entry of its safetensors file."""
+
+    layers: dict[str, FloatArray] = Field(default_factory=dict)
+    """Tensors of a model with one stack, such as ``0.weights``."""
+    encoder: dict[str, FloatArray] = Field(default_factory=dict)
+    decoder: dict[str, FloatArray] = Field(default_factory=dict)
+
+    @field_validator("layers", "encoder", "decoder")
+    @classmethod
+    def _typed(cls, tensors: dict[str, Array]) -> dict[str, Array]:
+        """Numbers that came without a dtype are stored as float32."""
+        return {name: np.asarray(x, np.float32) if type(x) is Untyped else x for name, x in tensors.items()}
+
+    @model_validator(mode="after")
+    def _tensors_fit_labels(self) -> "RecordingFile":
+        check_tensors(self, ((name, array.shape) for name, array in self.tensors()))
+        return self
+
+    def tensors(self) -> Iterator[tuple[str, Array]]:
+        """Every tensor with its full name."""
+        for stack, held in (("layers", self.layers), ("encoder", self.encoder), ("decoder", self.decoder)):
+            for name, array in held.items():
+                yield f"{stack}.{name}", array
+
+
+def check_tensors(facts: RecordingFacts, tensors: Iterable[tuple[str, tuple[int, ...]]]) -> None:
+    """Compare the names and shapes of tensors with the labels. Raises pydantic's error, which names the tensor."""
+    heads = {each.name: len(each.heads) for each in facts.attentions}
+    tokens = facts.tokens
+    for name, shape in tensors:
+        place = place_of(name)
+        if place is None:
+            raise at_fault(
+                name,
+                "no tensor of a recording has this name; expected {stack}.{layer}.{tap}, as in layers.0.weights, with "
+                f"one of {', '.join(AXES)}",
+            )
+        if place.stack not in tokens or place.key_stack not in tokens:
+            raise at_fault(name, f"there are no tokens of the stack {place.key_stack!r}")
+        axes = AXES[place.kind]
+        if "heads" in axes and place.layer not in heads:
+            raise at_fault(name, f"there is no attention {place.layer!r} with labels of its heads")
+        expected = {"queries": len(tokens[place.stack]), "keys": len(tokens[place.key_stack])}
+        expected["heads"] = heads.get(place.layer, 0)
+        fits = len(shape) == len(axes) and all(
+            _fits(place.kind, axis, size, expected.get(axis)) for axis, size in zip(axes, shape, strict=True)
+        )
+        if not fits:
+            wanted = ", ".join(f"{expected[axis]} {axis}" if axis in expected else axis for axis in axes)
+            raise at_fault(name, f"it has shape {list(shape)}; by the labels expected [{wanted}]")
+
+
+def read_facts(text: str | None, tensors: Iterable[tuple[str, tuple[int, ...]]]) -> RecordingFacts:
+    """Read the metadata entry ``recording`` of a file with tensors of these names and shapes. Raises Unreadable."""
+    if text is None:
+        raise Unreadable("the safetensors file has no metadata entry 'recording'; expected the file of a recording")
+    data = from_json(text.encode(), "the metadata entry 'recording'")
+    try:
+        facts = validate(
+            RecordingFacts, {name: value for name, value in data.items() if name not in get_args(RecordedStack)}
+        )
+        check_tensors(facts, tensors)
+    except InvalidRequest as fault:
+        raise Unreadable(f"the metadata entry 'recording' is not valid: {fault.detail}") from None
+    except PydanticCustomError as fault:
+        raise Unreadable(
+            f"a tensor does not fit its labels: {fault.context and fault.context['field']}: {fault}"
+        ) from None
+    return facts
+
+
+def _fits(kind: str, axis: str, size: int, expected: int | None) -> bool:
+    if expected is None:
+        return True
+    if kind in {"k", "v"} and axis == "heads":  # key/value heads divide the heads
+        return size > 0 and expected % size == 0
+    return size == expected
+
+
+class RecordedTensor(WireModel):
+    """One tensor of a recording."""
+
+    name: str
+    dtype: str
+    shape: list[int]
+
+
+class RecordingInfo(RecordingFacts):
+    """A stored recording."""
+
+    id: RecordingId
+    """Content hash of the recording."""
+    bytes: int
+    """Bytes of its file."""
+    tensors: list[RecordedTensor]
+    value: FloatArray | None = None
+    """The tensor that was asked for, or the asked part of it; null if none was."""
+
+
+class RecordingSummary(WireModel):
+    """A stored recording in a list."""
+
+    id: RecordingId
+    model: str
+    text: str
+    """Its first 200 characters."""
+    created: AwareDatetime
+    tokens: dict[RecordedStack, int]
+    """The number of tokens of each stack."""
+    layers: int
+    """The number of layers, of both stacks."""
+    heads: int
+    """The most heads of an attention."""
+    taps: list[str]
+    """The kinds of its tensors: taps, ``hidden`` and ``embeddings``."""
+    bytes: int
+
+
+class RecordingList(WireModel):
+    """Every stored recording, the newest first."""
+
+    recordings: list[RecordingSummary]
+    bytes: int
+    """Bytes of all of them on the disk."""
+    limit_bytes: int
+    """Bytes that the server keeps at most."""
+    damaged: list[str] = Field(default_factory=list)
+    """Ids of stored files that cannot be read. They can be deleted."""
+
+
+_CHOSEN: Final = r"^(\d{1,9}(,\d{1,9})*|\d{0,9}:\d{0,9})$"
+Chosen = Annotated[str, Field(pattern=_CHOSEN, max_length=8192)]
+"""Indices separated by commas, or ``start:stop``."""
+
+
+class RecordingQuery(WireModel):
+    """The part of a recording to read; without a layer and a tensor, the description alone."""
+
+    layer: str | None = Field(None, max_length=64, examples=["layers.0", "0"])
+    """The layer, or the attention of a layer, such as ``decoder.0.cross``. A number stands for ``layers.{number}``."""
+    tensor: str | None = Field(None, max_length=128, examples=["weights"])
+    """With a layer, the tap, or ``hidden``; default: ``weights``. Without one, the full name of a tensor."""
+    heads: Chosen | None = Field(None, examples=["0,3"])
+    """Only these heads: indices separated by commas, or ``start:stop``."""
+    queries: Chosen | None = Field(None, examples=["0:4"])
+    """Only these queries."""
+    keys: Chosen | None = None
+    """Only these keys."""
+    encoding: Encoding = "list"
+    """The form of tensors in a JSON reply."""
+
+    def tensor_name(self) -> str | None:
+        """The full name of the tensor; None if none is asked for."""
+        if self.layer is None:
+            return self.tensor
+        layer = f"layers.{self.layer}" if self.layer.isdecimal() else self.layer
+        return f"{layer}.{self.tensor or 'weights'}"
+
+    def indices(self, name: str, shape: tuple[int, ...]) -> tuple[list[int] | slice, ...]:
+        """The indices to read in each dimension of a tensor. Raises InvalidRequest for those that it does not have."""
+        place = place_of(name)
+        axes = AXES[place.kind] if place is not None else ()
+        chosen = {"heads": self.heads, "queries": self.queries, "keys": self.keys}
+        for axis, text in chosen.items():
+            if text is not None and axis not in axes:
+                raise InvalidRequest(
+                    f"{axis}: {name} has no such dimension; its dimensions are {', '.join(axes)}", param=axis
+                )
+        return tuple(_indices(chosen.get(axis), axis, size) for axis, size in zip(axes, shape, strict=True))
+
+
+def _indices(text: str | None, axis: str, size: int) -> list[int] | slice:
+    if text is None:
+        return slice(0, size)
+    if ":" in text:
+        start, _, stop = text.partition(":")
+        return slice(*slice(int(start or 0), int(stop) if stop else None).indices(size))
+    indices = [int(part) for part in text.split(",")]
+    if (largest := max(indices)) >= size:
+        raise InvalidRequest(
+            f"{axis}: {largest} is out of range; expected 0 to {size - 1}", param=axis, size=size, actual=largest
+        )
+    return indices
+
+
+EXAMPLE: dict[str, Any] = {
+    "model": "by hand",
+    "text": "the cat",
+    "created": "2026-01-01T00:00:00Z",
+    "tokens": {"layers": ["the", "cat"]},
+    "attentions": [{"name": "layers.0", "heads": ["L0H0"]}],
+    "layers": {"0.weights": [[[1.0, 0.0], [0.25, 0.75]]]},
+}
+"""A recording small enough to follow by hand."""

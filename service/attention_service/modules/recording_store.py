@@ -1,0 +1,275 @@
+"""The durable store of recordings: one safetensors file each, named by a hash of its content.
+
+::
+
+    <root>/recordings/<id>.safetensors
+
+A recording never changes. It is written to a hidden file, which is renamed once it is on the disk. A crash leaves the
+whole recording or none, and perhaps a hidden file, which ``clean`` removes. Writers of several processes take turns by
+a lock on the folder, so that they keep the limit together. Reading maps the file and copies the asked part alone.
+"""
+
+import errno
+import fcntl
+import hashlib
+import math
+import os
+import re
+import secrets
+from collections.abc import Iterator
+from contextlib import contextmanager
+from functools import lru_cache
+from operator import itemgetter
+from pathlib import Path
+from typing import Any, Final
+
+import numpy as np
+import orjson
+from safetensors import SafetensorError, safe_open
+
+from attention_contract.errors import (
+    InternalError,
+    InvalidRequest,
+    RecordingNotFound,
+    StoreFull,
+    TooLarge,
+    Unreadable,
+)
+from attention_contract.recording_tensors import place_of, take
+from attention_contract.schemas.recordings import (
+    RecordedTensor,
+    RecordingFacts,
+    RecordingFile,
+    RecordingInfo,
+    RecordingList,
+    RecordingQuery,
+    RecordingSummary,
+    read_facts,
+)
+from attention_contract.tensors import DTYPES, dtype_name
+from attention_contract.wire import to_safetensors
+from attention_service.modules.faults import reason
+from attention_service.modules.store import sync
+
+_SUFFIX: Final = ".safetensors"
+_ID: Final = re.compile(r"[0-9a-f]{32}")
+_STAGED: Final = ".new-"
+_TEXT: Final = 200
+"""Characters of a text in a list."""
+_KNOWN: Final = 1024
+"""Descriptions that are remembered."""
+_DTYPES: Final = {"BOOL": "bool", "I32": "int32", "I64": "int64", "F16": "float16", "BF16": "bfloat16"} | {
+    "F32": "float32",
+    "F64": "float64",
+}
+
+
+class RecordingStore:
+    """Recordings on disk. Every method blocks and may be called from any thread."""
+
+    def __init__(self, root: Path, limit: int) -> None:
+        self._folder = root / "recordings"
+        self.limit = limit
+        """Bytes of all files together."""
+        self._described = lru_cache(maxsize=_KNOWN)(_described)  # a file never changes
+
+    # ── reading ──────────────────────────────────────────────────────────────────────────────────────────────────────
+
+    def listing(self) -> RecordingList:
+        """Every recording, the newest first."""
+        found, damaged, total = [], [], 0
+        for path in self._paths():
+            try:
+                total += (size := path.stat().st_size)
+                found.append(self._described(path, size))
+            except (Unreadable, SafetensorError):
+                damaged.append(path.stem)
+            except FileNotFoundError:  # deleted meanwhile
+                continue
+        found.sort(key=lambda each: (each.created, each.id), reverse=True)
+        return RecordingList(
+            recordings=[_summary(each) for each in found], bytes=total, limit_bytes=self.limit, damaged=damaged
+        )
+
+    def path(self, recording: str) -> Path:
+        """The file of a recording. Raises RecordingNotFound."""
+        path = self._folder / f"{recording}{_SUFFIX}"
+        if _ID.fullmatch(recording) is None or not path.is_file():
+            raise RecordingNotFound(
+                f"no recording has the id {recording[:64]!r}; GET /v1/recordings lists them", param="id"
+            )
+        return path
+
+    def part_bytes(self, recording: str, query: RecordingQuery) -> int:
+        """Bytes that ``get`` holds. Raises what ``get`` raises, before anything is read."""
+        name = query.tensor_name()
+        if name is None:
+            return 0
+        tensor = _tensor(self._info(recording), name)
+        counts = [
+            len(each) if isinstance(each, list) else max(0, each.stop - each.start)
+            for each in query.indices(name, tuple(tensor.shape))
+        ]
+        return 2 * math.prod(counts) * DTYPES[tensor.dtype].itemsize
+
+    def get(self, recording: str, query: RecordingQuery) -> RecordingInfo:
+        """The description of a recording, with the part of a tensor that the query names.
+
+        Raises RecordingNotFound, InvalidRequest for a tensor or an index that it does not have, and InternalError for a
+        file that cannot be read.
+        """
+        info, name = self._info(recording), query.tensor_name()
+        if name is None:
+            return info
+        indices = query.indices(name, tuple(_tensor(info, name).shape))
+        try:
+            with safe_open(self.path(recording), framework="np") as file:
+                return info.model_copy(update={"value": take(file.get_slice(name), indices)})
+        except (SafetensorError, OSError) as fault:
+            raise _damaged(recording, reason(fault)) from fault
+
+    def _info(self, recording: str) -> RecordingInfo:
+        path = self.path(recording)
+        try:
+            return self._described(path, path.stat().st_size)
+        except Unreadable as fault:
+            raise _damaged(recording, fault.detail) from fault
+        except (SafetensorError, OSError) as fault:
+            raise _damaged(recording, reason(fault)) from fault
+
+    # ── writing ──────────────────────────────────────────────────────────────────────────────────────────────────────
+
+    def add(self, recording: RecordingFile) -> RecordingInfo:
+        """Write a recording durably, unless it is there. Raises TooLarge, StoreFull, or InternalError."""
+        pieces = to_safetensors(recording, "recording")
+        size = sum(map(len, pieces))
+        if size > self.limit:
+            raise TooLarge(
+                f"the recording has {size} bytes; this server keeps up to {self.limit} of all recordings together",
+                limit_bytes=self.limit,
+                needed_bytes=size,
+            )
+        name = _content_id(recording)
+        try:
+            with self._locked():
+                path = self._folder / f"{name}{_SUFFIX}"
+                if not path.is_file():
+                    self._check_room(size)
+                    self._write(path, pieces)
+                return self._described(path, path.stat().st_size)
+        except OSError as fault:
+            if fault.errno in {errno.ENOSPC, errno.EDQUOT}:
+                raise StoreFull(f"the disk has no room for {size} more bytes; delete some files") from fault
+            raise InternalError(f"the store could not take the recording: {reason(fault)}") from fault
+
+    def _check_room(self, size: int) -> None:
+        held = sum(path.stat().st_size for path in self._paths())
+        if held + size > self.limit:
+            raise StoreFull(
+                f"the recording has {size} bytes, and {held} of {self.limit} bytes are taken by others; delete "
+                "some, or raise the server's recordings limit",
+                limit_bytes=self.limit,
+                needed_bytes=size,
+                held_bytes=held,
+            )
+
+    def _write(self, path: Path, pieces: list[bytes | memoryview]) -> None:
+        staged = self._folder / f"{_STAGED}{secrets.token_hex(8)}"
+        try:
+            with staged.open("wb") as file:
+                file.writelines(pieces)
+                file.flush()
+                os.fsync(file.fileno())
+            os.replace(staged, path)
+            sync(self._folder)
+        finally:
+            staged.unlink(missing_ok=True)
+
+    def delete(self, recording: str) -> None:
+        """Remove a recording durably. Raises RecordingNotFound."""
+        path = self.path(recording)
+        try:
+            path.unlink(missing_ok=True)
+            sync(self._folder)
+        except OSError as fault:
+            raise InternalError(f"the store could not remove the recording: {reason(fault)}") from fault
+
+    def clean(self) -> None:
+        """Remove the leftovers of crashes."""
+        if not self._folder.is_dir():
+            return
+        with self._locked():
+            for path in list(self._folder.glob(f"{_STAGED}*")):
+                path.unlink(missing_ok=True)
+
+    def _paths(self) -> list[Path]:
+        return sorted(path for path in self._folder.glob(f"*{_SUFFIX}") if _ID.fullmatch(path.stem))
+
+    @contextmanager
+    def _locked(self) -> Iterator[None]:
+        if not self._folder.is_dir():
+            self._folder.mkdir(parents=True, exist_ok=True)
+            sync(self._folder.parent)
+        descriptor = os.open(self._folder, os.O_RDONLY)
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX)
+            yield
+        finally:
+            os.close(descriptor)
+
+
+def _content_id(recording: RecordingFile) -> str:
+    """A hash of the facts, and of the name, dtype, shape and bytes of each tensor, in whatever order they came."""
+    facts = recording.model_dump(mode="json", include=set(RecordingFacts.model_fields))
+    content = hashlib.sha256(orjson.dumps(facts, option=orjson.OPT_SORT_KEYS))
+    for name, array in sorted(recording.tensors(), key=itemgetter(0)):
+        content.update(orjson.dumps([name, dtype_name(array), array.shape]))
+        content.update(np.ascontiguousarray(array, DTYPES[dtype_name(array)]).reshape(-1).view(np.uint8).data)
+    return content.hexdigest()[:32]
+
+
+def _recorded(name: str, part: Any) -> RecordedTensor:
+    code = part.get_dtype()
+    if code not in _DTYPES:
+        raise Unreadable(f"tensor {name[:80]!r} has dtype {code}; expected one of {', '.join(_DTYPES)}")
+    return RecordedTensor(name=name, dtype=_DTYPES[code], shape=list(part.get_shape()))
+
+
+def _described(path: Path, size: int) -> RecordingInfo:
+    """Read the header of a file of this size. Raises Unreadable, SafetensorError and OSError."""
+    with safe_open(path, framework="np") as file:
+        tensors = [_recorded(name, file.get_slice(name)) for name in file.keys()]  # noqa: SIM118
+        text = (file.metadata() or {}).get(RecordingFile.file_entry)
+    facts = read_facts(text, ((each.name, tuple(each.shape)) for each in tensors))
+    stated = {field: getattr(facts, field) for field in RecordingFacts.model_fields}
+    return RecordingInfo(**stated, id=path.stem, bytes=size, tensors=tensors)
+
+
+def _summary(info: RecordingInfo) -> RecordingSummary:
+    places = [place for each in info.tensors if (place := place_of(each.name)) is not None]
+    return RecordingSummary(
+        id=info.id,
+        model=info.model,
+        text=info.text[:_TEXT],
+        created=info.created,
+        tokens={stack: len(labels) for stack, labels in info.tokens.items()},
+        layers=len({(place.stack, place.number) for place in places if place.number is not None}),
+        heads=max((len(each.heads) for each in info.attentions), default=0),
+        taps=sorted({place.kind for place in places}),
+        bytes=info.bytes,
+    )
+
+
+def _tensor(info: RecordingInfo, name: str) -> RecordedTensor:
+    found = next((each for each in info.tensors if each.name == name), None)
+    if found is None:
+        names = [each.name for each in info.tensors]
+        more = f" and {len(names) - 12} more" if len(names) > 12 else ""
+        raise InvalidRequest(
+            f"tensor: the recording has no {name[:80]!r}; it has {', '.join(names[:12])}{more}", param="tensor"
+        )
+    return found
+
+
+def _damaged(recording: str, why: str) -> InternalError:
+    return InternalError(f"the stored recording {recording} cannot be read: {why}; delete it")

@@ -1,0 +1,108 @@
+"""The store of recordings: whole files or none, one limit for all writers, reading parts alone."""
+
+import errno
+import os
+import threading
+
+import numpy as np
+import pytest
+
+from attention_contract.errors import InternalError, RecordingNotFound, StoreFull, TooLarge
+from attention_contract.schemas.recordings import EXAMPLE, RecordingFile, RecordingQuery
+from attention_service.modules.recording_store import RecordingStore
+
+
+def recording(seed=0, tokens=2, **changed):
+    weights = np.random.default_rng(seed).dirichlet(np.ones(tokens), (1, tokens)).astype(np.float32)
+    facts = {"tokens": {"layers": ["x"] * tokens}, "layers": {"0.weights": weights}}
+    return RecordingFile.model_validate(EXAMPLE | facts | changed)
+
+
+def names(folder):
+    return sorted(path.name for path in (folder / "recordings").iterdir())
+
+
+@pytest.mark.parametrize(
+    ("number", "error"), [(errno.ENOSPC, StoreFull), (errno.EDQUOT, StoreFull), (errno.EIO, InternalError)]
+)
+@pytest.mark.parametrize("step", ["fsync", "replace"])
+def test_a_write_that_fails_leaves_nothing(tmp_path, monkeypatch, number, error, step):
+    store = RecordingStore(tmp_path, 2**20)
+    kept = store.add(recording())
+
+    def fail(*_):
+        raise OSError(number, os.strerror(number), str(tmp_path))
+
+    monkeypatch.setattr(os, step, fail)
+    with pytest.raises(error) as caught:
+        store.add(recording(1))
+    assert str(tmp_path) not in caught.value.detail
+    monkeypatch.undo()
+    assert names(tmp_path) == [f"{kept.id}.safetensors"]
+    assert [each.id for each in store.listing().recordings] == [kept.id]
+
+
+def test_a_recording_is_on_the_disk_before_it_has_its_name(tmp_path, monkeypatch):
+    steps = []
+    for name in ("fsync", "replace"):
+        real = getattr(os, name)
+        monkeypatch.setattr(os, name, lambda *given, name=name, real=real: steps.append(name) or real(*given))
+    RecordingStore(tmp_path, 2**20).add(recording())
+    assert steps[-3:] == ["fsync", "replace", "fsync"]  # the file, its name, the folder
+
+
+def test_writers_keep_the_limit_together(tmp_path):
+    size = RecordingStore(tmp_path / "measure", 2**20).add(recording()).bytes
+    stores = [RecordingStore(tmp_path, 3 * size + 64) for _ in range(2)]
+    refused = []
+
+    def add(seed):
+        try:
+            stores[seed % 2].add(recording(seed))
+        except StoreFull as fault:
+            refused.append(fault.facts["held_bytes"])
+
+    threads = [threading.Thread(target=add, args=(seed,)) for seed in range(8)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert refused == [3 * size] * 5
+    assert len(names(tmp_path)) == 3
+
+
+def test_the_newest_comes_first_and_another_process_may_delete(tmp_path):
+    store, other = RecordingStore(tmp_path, 2**20), RecordingStore(tmp_path, 2**20)
+    old = store.add(recording(created="2026-01-01T00:00:00Z"))
+    new = store.add(recording(created="2026-01-02T00:00:00Z"))
+    assert [each.id for each in other.listing().recordings] == [new.id, old.id]
+    other.delete(new.id)
+    assert [each.id for each in store.listing().recordings] == [old.id]
+    with pytest.raises(RecordingNotFound):
+        store.get(new.id, RecordingQuery())
+
+
+def test_the_order_of_tensors_does_not_change_the_id(tmp_path):
+    store = RecordingStore(tmp_path, 2**20)
+    tensors = {"0.weights": np.eye(2, dtype=np.float32)[None], "0.hidden": np.ones((2, 3), np.float32)}
+    first = store.add(recording(layers=tensors))
+    assert store.add(recording(layers=dict(reversed(tensors.items())))).id == first.id
+    assert store.add(recording(layers=tensors | {"0.hidden": np.ones((2, 3), np.float64)})).id != first.id
+    assert store.add(recording(layers=tensors, text="another")).id != first.id
+
+
+def test_a_recording_beyond_the_limit_alone_is_too_large(tmp_path):
+    with pytest.raises(TooLarge) as caught:
+        RecordingStore(tmp_path, 100).add(recording())
+    assert caught.value.facts["limit_bytes"] == 100
+    assert not (tmp_path / "recordings").exists()
+
+
+def test_the_bytes_of_a_part_are_known_before_it_is_read(tmp_path):
+    store = RecordingStore(tmp_path, 2**20)
+    made = store.add(recording(tokens=8))
+    assert store.part_bytes(made.id, RecordingQuery()) == 0
+    assert store.part_bytes(made.id, RecordingQuery(layer="0")) == 2 * 8 * 8 * 4
+    asked = RecordingQuery(layer="0", queries="1,5", keys="2:4")
+    assert store.part_bytes(made.id, asked) == 2 * 2 * 2 * 4
+    assert store.get(made.id, asked).value.shape == (1, 2, 2)

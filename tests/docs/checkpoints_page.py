@@ -51,10 +51,18 @@ in three parts with a past.
 
 """
 TAIL = """
+A checkpoint of another `model_type` is refused. `layer` counts the groups of ALBERT's layers, which share one block.
+Longformer's global tokens come with each request, as `global_mask`. The `model_type` of a part of `config.json`
+(`text_config`, `vision_config`, `encoder`, `decoder`) chooses the family of that stack.
+
+Some families cannot be exact, since their scores are no function of one query and one key of the spec: DeBERTa and
+XLNet (queries and keys of positions), DeepSeek (keys from a latent vector, of which a part turns), WavLM (a gated
+bias), Swin (windows of pixels with a shift) and models of state spaces.
+
 ## Refused
 
-Some checkpoints of these families compute something that a spec does not state. The import is refused, and the error
-names the entry.
+Some checkpoints of the families above compute something that a spec does not state. The import is refused, and the
+error names the entry.
 
 """
 CHECKED = "✓"

@@ -1,6 +1,7 @@
 """config.json: defaults that it leaves out, its older forms, parts for several stacks, and entries that are refused."""
 
 import json
+import re
 import warnings
 
 import pytest
@@ -19,7 +20,7 @@ from attention_service.modules.checkpoints.import_plan import plan
 
 with warnings.catch_warnings():
     warnings.simplefilter("ignore")
-    from transformers import CONFIG_MAPPING
+    from transformers import CONFIG_MAPPING, CLIPConfig, CLIPModel
 
 MODEL_TYPES = sorted((kind, family.name) for family in FAMILIES.values() for kind in family.model_types)
 
@@ -140,6 +141,14 @@ def test_no_entry_breaks_the_description(kind, name):
                 assert fault.param == "checkpoint"  # noqa: PT017 - it may also be described
 
 
+@pytest.mark.parametrize("family", ["bert", "llama", "bart", "gpt2"])
+@pytest.mark.parametrize("kind", ["deberta-v2", "deepseek_v3", "blenderbot", "xlnet"])
+def test_a_model_type_of_no_family_is_refused(store, tmp_path, family, kind):
+    store(family, {"model_type": kind})
+    with pytest.raises(InvalidCheckpoint, match=f"model_type '{kind}', which is not known"):
+        plan(tmp_path, ImportModule(checkpoint="net"))
+
+
 @pytest.mark.parametrize("value", [[], {}, 3])
 def test_a_model_type_that_is_no_text_is_refused(store, tmp_path, value):
     store("llama", {"model_type": value})
@@ -161,6 +170,55 @@ def test_a_part_of_the_config_describes_its_stack(store, tmp_path):
     assert text.config == own.config
     assert text.source.stack == "text"
     assert all(torch.equal(value, own.read()[name]) for name, value in text.read().items())
+
+
+def test_a_pair_of_text_and_vision_has_both_stacks(tmp_path):
+    sizes = {"hidden_size": 32, "num_hidden_layers": 1, "intermediate_size": 8, "attn_implementation": "eager"}
+    text = sizes | {"num_attention_heads": 4, "vocab_size": 20, "max_position_embeddings": 8}
+    vision = sizes | {"num_attention_heads": 2, "image_size": 8, "patch_size": 4}
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        CLIPModel(CLIPConfig(text_config=text, vision_config=vision)).save_pretrained(tmp_path / "pair")
+    with pytest.raises(InvalidRequest, match="say which by stack"):
+        plan(tmp_path, ImportModule(checkpoint="pair"))
+    for stack, heads, masks in (("text", 4, [Causal()]), ("vision", 2, [])):
+        made = plan(tmp_path, ImportModule(checkpoint="pair", stack=stack))
+        assert (made.config.num_heads, made.config.spec.masks) == (heads, masks)
+        assert made.source.family == f"clip-{stack}"
+
+
+def test_vit_is_known_by_its_older_names(store, tmp_path):
+    store("vit")
+    tensors = load_file(tmp_path / "net" / "model.safetensors")
+    old = {
+        "q_proj": "attention.query",
+        "k_proj": "attention.key",
+        "v_proj": "attention.value",
+        "o_proj": "output.dense",
+    }
+    renamed = {}
+    for name, value in tensors.items():
+        for new, former in old.items():
+            name = name.replace(f"attention.{new}.", f"attention.{former}.")  # noqa: PLW2901
+        renamed[re.sub(r"^(vit\.)?(encoder\.)?layers?\.", "vit.encoder.layer.", name)] = value
+    (tmp_path / "older").mkdir()
+    save_file(renamed, tmp_path / "older" / "model.safetensors")
+    (tmp_path / "older" / "config.json").write_text((tmp_path / "net" / "config.json").read_text())
+    new, older = (plan(tmp_path, ImportModule(checkpoint=place, layer=1)) for place in ("net", "older"))
+    assert any("encoder.layer.1.attention.attention.query.weight" in name for name in renamed)
+    assert older.config == new.config
+    assert all(torch.equal(value, new.read()[name]) for name, value in older.read().items())
+
+
+def test_shards_and_one_file_give_the_same_parameters(tmp_path):
+    tiny = next(tiny for tiny in TINY if tiny.family == "t5" and tiny.label == "decoder-self")
+    model = built(tiny)
+    saved(model, tmp_path / "whole")
+    model.save_pretrained(tmp_path / "parts", max_shard_size="8KB")
+    assert len(list((tmp_path / "parts").glob("*.safetensors"))) > 2
+    whole, parts = (plan(tmp_path, ImportModule(checkpoint=place, **tiny.request)) for place in ("whole", "parts"))
+    assert whole.config == parts.config
+    assert all(torch.equal(value, whole.read()[name]) for name, value in parts.read().items())
 
 
 def test_the_fields_of_a_spec_replace_those_of_the_checkpoint(store, tmp_path):

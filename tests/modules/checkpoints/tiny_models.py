@@ -39,13 +39,15 @@ class Tiny:
     o: str
     """The module whose output is the block's output."""
     weights: str
-    """The module that returns the weights ``[B, H, Q, K]``, and whose first argument is the block's query."""
+    """The module that returns the weights ``[B, H, Q, K]``, or none, and whose first argument is the block's query."""
     k: str | None = None
-    """The module whose input is the block's keys, for cross-attention."""
+    """The module whose input is the block's keys, for cross-attention; of ``q`` itself, its second argument."""
     inputs: dict[str, Any] = field(default_factory=lambda: IDS)
     """Arguments of the model."""
     request: dict[str, Any] = field(default_factory=dict)
     """Fields of the import: layer, part, stack, spec, num_heads."""
+    ask: dict[str, Any] = field(default_factory=dict)
+    """Fields of the requests to the module."""
     decodes: bool = False
     label: str = ""
 

@@ -78,7 +78,9 @@ def blocks_of(checkpoint: Checkpoint) -> list[Block]:
         found |= {
             prefix: block
             for prefix, block in blocks.items()
-            if (stack is None or block.stack in {stack, None}) and prefix not in found
+            if (stack is None or block.stack in {stack, None})
+            and prefix not in found
+            and (families or model_type is None or _has_queries(block, checkpoint))
         }
         if model_type is not None and not families:
             strangers.add(model_type[:80])
@@ -99,6 +101,11 @@ def _sections(config: Mapping[str, Any]) -> list[tuple[Stack | None, Mapping[str
     ]
     kinds = {kind for family in FAMILIES.values() for kind in family.model_types}
     return [own] if not parts or _model_type(config) in kinds else parts
+
+
+def _has_queries(block: Block, checkpoint: Checkpoint) -> bool:
+    """True if the checkpoint holds a query projection of the block, and not just other tensors of the same names."""
+    return any(block.tensor(piece.tensor) in checkpoint.names for piece in block.names.pieces["q_proj.weight"])
 
 
 def _model_type(config: Mapping[str, Any]) -> str | None:
@@ -123,7 +130,8 @@ def _named(family: Family, checkpoint: Checkpoint, config: Mapping[str, Any]) ->
             taken.add(match[0])
             words = [_STACKS[word] for word in re.split(r"\.", match["path"]) if word in _STACKS]
             layer = int(match.groupdict().get("layer") or 0)
-            stack = names.stack or (words[-1] if words else None)
+            kinds = [word for word in words if word not in {"encoder", "decoder"}] or words  # a text model's encoder
+            stack = names.stack or (kinds[-1] if kinds else None)
             yield Block(family, names, match["path"], layer, names.part, stack, config)
 
 

@@ -5,6 +5,7 @@ from typing import Final
 from attention_service.modules.checkpoints.families import (
     bert,
     eleuther,
+    encoders,
     fused_decoders,
     gemma,
     gpt2,
@@ -16,7 +17,7 @@ from attention_service.modules.checkpoints.family import Family
 
 FAMILIES: Final[dict[str, Family]] = {
     family.name: family
-    for lineage in (bert, eleuther, fused_decoders, gemma, gpt2, llama, t5, torch_layers)
+    for lineage in (bert, eleuther, encoders, fused_decoders, gemma, gpt2, llama, t5, torch_layers)
     for family in lineage.FAMILIES
 }
 """The families by name."""

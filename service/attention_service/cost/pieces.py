@@ -5,8 +5,6 @@ from dataclasses import replace
 from functools import partial
 
 from attention_service.core.additive import BLOCK as HIDDEN
-from attention_service.core.kernels.largest_tiles import MOST_CELLS
-from attention_service.core.kernels.tiling import Tiling
 from attention_service.core.methods.running import BLOCK, CHUNK, FINE_CHUNK
 from attention_service.core.methods.running_cost import segments_of
 from attention_service.cost.approximate import approximated, method_cost
@@ -17,9 +15,8 @@ from attention_service.cost.workload import Workload
 
 _FEW = 12
 """Pieces that are rehearsed, and one less."""
-_LONG = MOST_CELLS * Tiling.cell
-"""Larger sizes are extrapolated from three smaller ones. Up to here the tiles of the blocked kernel are enumerated, not
-bounded."""
+_LONG = 2**16
+"""Larger sizes are extrapolated from three smaller ones."""
 _SLACK = 0.01
 
 

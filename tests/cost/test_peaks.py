@@ -148,6 +148,14 @@ def assert_tight(measured: list[tuple[Pass, int]]) -> None:
     assert not off
 
 
+@pytest.mark.parametrize("length", [512, 1024])
+def test_a_comparison_of_many_chunks_is_planned_as_it_is(length):
+    """With a gate for each feature a chunk has few tokens, and the comparison grows with the square of the length."""
+    work = approximate("gated", fine_gate=True, queries=length, keys=length, reported=True)
+    actual = peaks([partial(Request(work).forward, "materialized")])[0]
+    assert peak_bytes(work, "materialized") == pytest.approx(actual, rel=0.02)
+
+
 @cache
 def _measured(quick: bool) -> dict[str, list[tuple[Pass, int]]]:
     """One profile of all of them: to start one takes long."""

@@ -91,7 +91,13 @@ def in_pieces(work: Workload, *, twice: bool = False) -> tuple[int, int] | None:
 
 
 def _unit(work: Workload, *, twice: bool) -> int | None:
-    """Queries of a piece, of which all but the first and the last few do and hold the same; None for no pieces."""
+    """Queries of a piece, of which all but the first and the last few do and hold the same; None for no pieces.
+
+    An approximation that is compared with exact attention is rehearsed as a whole: what is compared grows with the
+    square of the length, up to a block.
+    """
+    if work.reported:
+        return None
     if approximated(work) is not None:
         paired = segments_of(work).paired
         unit = (FINE_CHUNK if work.fine_gate else CHUNK) if paired else BLOCK

@@ -43,6 +43,8 @@ KERNELS = ("fused", "blocked", "materialized")
 GRADIENT_TAPS = ("q", "k", "v", "scores", "capped_scores", "masked_scores", "weights", "context")
 ALL_TAPS = frozenset({"output", "lse", *GRADIENT_TAPS})
 UNDER, OVER = 0.02, 0.05
+OVER_IN_TILES = 0.25
+"""The blocked kernel is rehearsed with one tile as large as any."""
 SLACK = 2**16
 """Bytes that an estimate may be off by whatever the size: indices, flags of rows, the leftovers of a last tile."""
 
@@ -139,10 +141,19 @@ def assert_tight(measured: list[tuple[Pass, int]]) -> None:
     """Hold every estimate against what was measured."""
     off = []
     for each, actual in measured:
-        low, high = (1 - UNDER) * actual - SLACK, (1 + OVER) * actual + SLACK
+        over = OVER_IN_TILES if each.kernel == "blocked" else OVER
+        low, high = (1 - UNDER) * actual - SLACK, (1 + over) * actual + SLACK
         if not low <= each.estimate <= high:
             off.append((each.way, each.kernel, f"{each.estimate / actual:.3f} of {actual}", each.work))
     assert not off
+
+
+@pytest.mark.parametrize("length", [512, 1024])
+def test_a_comparison_of_many_chunks_is_planned_as_it_is(length):
+    """With a gate for each feature a chunk has few tokens, and the comparison grows with the square of the length."""
+    work = approximate("gated", fine_gate=True, queries=length, keys=length, reported=True)
+    actual = peaks([partial(Request(work).forward, "materialized")])[0]
+    assert peak_bytes(work, "materialized") == pytest.approx(actual, rel=0.02)
 
 
 @cache

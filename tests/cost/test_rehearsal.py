@@ -110,7 +110,8 @@ def test_the_places_of_sequences_tell_which_queries_are_projected_apart(kernel):
     offsets = {"batched_offsets": True, "batched_places": True, "offsets": (-20, 140)}
     work = module(queries=300, keys=300, spec=AttentionSpec(masks=[APART]), **offsets)
     actual = peaks([partial(Request(work).backward, kernel)])[0]
-    assert gradient_peak_bytes(work, kernel) == pytest.approx(actual, rel=0.01)
+    over = 0.25 if kernel == "blocked" else 0.01  # of its tiles, one as large as any is told
+    assert 0.99 * actual <= gradient_peak_bytes(work, kernel) <= (1 + over) * actual
 
 
 @pytest.mark.parametrize("kernel", ["fused", "blocked", "materialized", "performer"])

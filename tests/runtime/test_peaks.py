@@ -19,6 +19,9 @@ PACKED = 0.08
 SETTLING = 0.12
 """Where states of a retrieval fall until they settle: that none settles before the others is not known."""
 
+IN_TILES = 0.25
+"""By the blocked kernel, which is rehearsed with one tile as large as any."""
+
 
 @pytest.fixture(scope="module")
 def walked() -> list[tuple[Served, int]]:
@@ -38,6 +41,7 @@ def test_a_plan_tells_what_is_held(walked):
     for each, actual in walked:
         over = PACKED if TORCH_DTYPES[each.job.prepared.dtype].itemsize == 2 else OVER
         over = SETTLING if getattr(each.request, "eps", None) is not None else over
+        over = IN_TILES if each.parts.kind.kernel == "blocked" else over
         if not -UNDER <= (error := off_by(each.job.plan.peak_bytes, actual)) <= over:
             off.append((round(error, 3), each.parts, each.described))
     assert not off

@@ -58,21 +58,24 @@ class OperationCounter:
     """Sums of the operations that it is shown."""
 
     def __init__(self) -> None:
-        self._read = self._written = self._functions = self._operations = 0
-        self._times = 1
+        self._read: float = 0  # whole, unless a few blocks stand for others that are not quite alike
+        self._written: float = 0
+        self._functions: float = 0
+        self._operations: float = 0
+        self._times: float = 1
         self.at: dict[str, Traffic] = {}
         """The sums before the first operation on tensors of each name."""
 
     @property
     def counted(self) -> Traffic:
         """The sums so far."""
-        return Traffic(self._read, self._written, self._functions, self._operations)
+        return Traffic(round(self._read), round(self._written), round(self._functions), round(self._operations))
 
     @contextmanager
     def repeated(self, times: int | Fraction) -> Iterator[None]:
         """Multiply the counts of every operation in this block."""
         before = self._times
-        self._times = int(before * times)
+        self._times = int(before * times) if (before * times) % 1 == 0 else float(before * times)
         yield
         self._times = before
 

@@ -5,8 +5,6 @@ from dataclasses import replace
 from functools import partial
 
 from attention_service.core.additive import BLOCK as HIDDEN
-from attention_service.core.kernels.largest_tiles import MOST_CELLS
-from attention_service.core.kernels.tiling import Tiling
 from attention_service.core.methods.running import BLOCK, CHUNK, FINE_CHUNK
 from attention_service.core.methods.running_cost import segments_of
 from attention_service.cost.approximate import approximated, method_cost
@@ -17,9 +15,8 @@ from attention_service.cost.workload import Workload
 
 _FEW = 12
 """Pieces that are rehearsed, and one less."""
-_LONG = MOST_CELLS * Tiling.cell
-"""Larger sizes are extrapolated from three smaller ones. Up to here the tiles of the blocked kernel are enumerated, not
-bounded."""
+_LONG = 2**16
+"""Larger sizes are extrapolated from three smaller ones."""
 _SLACK = 0.01
 
 
@@ -94,7 +91,13 @@ def in_pieces(work: Workload, *, twice: bool = False) -> tuple[int, int] | None:
 
 
 def _unit(work: Workload, *, twice: bool) -> int | None:
-    """Queries of a piece, of which all but the first and the last few do and hold the same; None for no pieces."""
+    """Queries of a piece, of which all but the first and the last few do and hold the same; None for no pieces.
+
+    An approximation that is compared with exact attention is rehearsed as a whole: what is compared grows with the
+    square of the length, up to a block.
+    """
+    if work.reported:
+        return None
     if approximated(work) is not None:
         paired = segments_of(work).paired
         unit = (FINE_CHUNK if work.fine_gate else CHUNK) if paired else BLOCK

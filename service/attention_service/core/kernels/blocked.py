@@ -15,7 +15,7 @@ from attention_service.core.edits import BoundEdit
 from attention_service.core.extent import Extent
 from attention_service.core.kernels import fused_blocks, tiling
 from attention_service.core.kernels.base import KERNELS, Executed, Kernel, Needs
-from attention_service.core.kernels.blocked_rehearsal import LargestTiles
+from attention_service.core.kernels.blocked_rehearsal import LargestTile
 from attention_service.core.kernels.tile_kinds import OneOfEach
 from attention_service.core.kernels.tiles import Group, Through, groups, scored_in
 from attention_service.core.kernels.tiling import Block
@@ -87,8 +87,8 @@ class Blocked(Kernel):
         return Executed(found.pairs, found.blocks, found.strips)
 
     def rehearsal(self, sizes: Extent) -> "Blocked":
-        """Return a kernel that computes the largest tiles alone."""
-        return Blocked(LargestTiles(sizes), in_blocks=by_fused(sizes))
+        """Return a kernel that computes the largest tile alone."""
+        return Blocked(LargestTile(sizes), in_blocks=by_fused(sizes))
 
     def counted(self, sizes: Extent) -> "Blocked":
         """Return a kernel that computes one tile of each kind."""

@@ -5,7 +5,8 @@ hides no whole cell of tiles but for the keys that no sequence has, and sequence
 last past key.
 """
 
-from collections.abc import Iterator
+from collections import Counter
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from fractions import Fraction
 from functools import lru_cache
@@ -26,6 +27,8 @@ from attention_service.core.types import Problem
 
 _PASSES = 2
 """Groups of sequences that are told apart; the second finds the limits that the first one left."""
+_MOST_DRAWN = 16
+"""Kinds of blocks that are gone through where keys are drawn at random."""
 
 
 @dataclass(frozen=True)
@@ -35,8 +38,8 @@ class _TileKind:
     queries: int
     widths: tuple[int, ...]
     """Widths of the disjoint stretches of keys, ascending."""
-    masked: tuple[tuple[int, bool], ...]
-    """For each masked piece: its keys, and whether its limits are laid out anew."""
+    masked: tuple[int, ...]
+    """The keys of each masked piece."""
     added: bool
     """True if its keys include keys that the spec adds."""
 
@@ -49,8 +52,6 @@ class _Tile:
     stop: int
     strip: Strip | None
     """None for a block that looks nowhere."""
-    fresh: frozenset[tuple[int, int]]
-    """The keys of those of its pieces whose limits are laid out anew."""
 
 
 @dataclass
@@ -58,8 +59,17 @@ class _Kinds:
     """Blocks whose first tiles are of one kind: how many there are, and how many of each kind follow the first."""
 
     tile: _Tile
-    count: int
-    following: dict[_TileKind, tuple[_Tile, int]]
+    count: Fraction
+    following: dict[_TileKind, tuple[_Tile, Fraction]]
+
+
+@dataclass
+class _Found:
+    """The tiles of one group of sequences."""
+
+    kinds: list[_Kinds]
+    laid_out: Counter[tuple[int, int]]
+    """Number of limits of so many queries and keys that are laid out anew."""
 
 
 class OneOfEach:
@@ -75,25 +85,25 @@ class OneOfEach:
             return
         with _disable_current_modes():  # tiles are found by real numbers
             at_once = min(sizes.batch, places(problem, fitted)[1])
-            kinds = _kinds_of(_layout(sizes), fitted, whole_rows)
+            found = _kinds_of(_layout(sizes), fitted, whole_rows)
         groups, rest = divmod(sizes.batch, at_once)
         again = int(not sizes.batched_offsets)  # at other places nothing looks as before
         parts = [(at_once, 1, 0)] * (groups > 0) + [(at_once, groups - 1, again)] * (groups > 1)
         parts += [(rest, 1, again if groups else 0)] * (rest > 0)
         pattern = pattern_of(problem.spec.masks, problem.q.shape[2], problem.keys, problem.past)
         for size, times, turn in parts:
-            limits = _CountedLimits(pattern, problem)
+            limits = _KnownLimits(pattern, problem)
             with REPEATED.get()(times):
                 group = Group(problem, slice(0, size), sizes.past, limits, pattern)
                 group.met()
-                for each in kinds[turn]:
-                    yield from _block(group, each, limits)
+                limits.lay_out(found[turn].laid_out)
+                for each in found[turn].kinds:
+                    yield from _block(group, each)
 
 
-def _block(group: Group, kinds: _Kinds, limits: "_CountedLimits") -> Iterator[tuple[Group, Block]]:
-    limits.fresh = kinds.tile.fresh
+def _block(group: Group, kinds: _Kinds) -> Iterator[tuple[Group, Block]]:
     with REPEATED.get()(kinds.count):
-        strips = () if kinds.tile.strip is None else _Strips(kinds, limits)
+        strips = () if kinds.tile.strip is None else _Strips(kinds)
         yield group, Block(kinds.tile.start, kinds.tile.stop, strips)
 
 
@@ -101,35 +111,36 @@ class _Strips(tuple[Strip]):
     """The strips of a block: its first, then one of each kind that follows, as often as there are of them."""
 
     _told: list[tuple[_Tile, Fraction]]
-    _limits: "_CountedLimits"
 
-    def __new__(cls, kinds: _Kinds, limits: "_CountedLimits") -> "_Strips":
-        following = ((tile, Fraction(count, kinds.count)) for tile, count in kinds.following.values())
+    def __new__(cls, kinds: _Kinds) -> "_Strips":
+        following = ((tile, count / kinds.count) for tile, count in kinds.following.values())
         told = [(kinds.tile, Fraction(1)), *following]
         self = super().__new__(cls, [tile.strip for tile, _ in told if tile.strip is not None])
-        self._told, self._limits = told, limits
+        self._told = told
         return self
 
     def __iter__(self) -> Iterator[Strip]:
         for tile, each in self._told:
             if tile.strip is not None:
-                self._limits.fresh = tile.fresh
                 with REPEATED.get()(each):
                     yield tile.strip
 
 
-class _CountedLimits(Limits):
-    """Limits of tiles: known before, but for those that are laid out anew."""
+class _KnownLimits(Limits):
+    """Limits of tiles that are all known: those that are laid out anew are laid out together before."""
 
     def __init__(self, pattern: Pattern, problem: Problem) -> None:
         super().__init__(pattern, scored_in(problem), problem.q.device, 0)
-        self.fresh: frozenset[tuple[int, int]] = frozenset()
         self._like = problem.q.new_empty((), dtype=scored_in(problem))
+
+    def lay_out(self, sizes: Mapping[tuple[int, int], int]) -> None:
+        """Lay out one of each size, as often as there are of it: its operations depend on its size alone."""
+        for (queries, keys), times in sizes.items():
+            with REPEATED.get()(times):
+                self._laid_out((0, queries), (0, keys))
 
     def of(self, queries: tuple[int, int], keys: tuple[int, int]) -> Tensor:
         """``[queries, keys]``."""
-        if keys in self.fresh:
-            return self._laid_out(queries, keys)
         return self._like.new_empty(queries[1] - queries[0], keys[1] - keys[0])
 
 
@@ -140,43 +151,47 @@ def _layout(sizes: Extent) -> Layout:
 
 
 @lru_cache(maxsize=64)
-def _kinds_of(layout: Layout, tiling: Tiling, rows_whole: bool) -> tuple[list[_Kinds], ...]:
+def _kinds_of(layout: Layout, tiling: Tiling, rows_whole: bool) -> tuple[_Found, ...]:
     """The blocks of the first group of sequences, and those of each other."""
     likeness = Likeness(layout.pattern, tiling.largest)
     return tuple(_kinds_of_group(layout, tiling, likeness, rows_whole) for _ in range(_PASSES))
 
 
-def _kinds_of_group(layout: Layout, tiling: Tiling, likeness: Likeness, rows_whole: bool) -> list[_Kinds]:
+def _kinds_of_group(layout: Layout, tiling: Tiling, likeness: Likeness, rows_whole: bool) -> _Found:
     found: dict[_TileKind, _Kinds] = {}
+    laid_out: Counter[tuple[int, int]] = Counter()
     for block in layout.blocks(tiling, whole_rows=rows_whole):
-        first = True
+        rows, queries = block.stop - block.start, (block.start + layout.first, block.stop + layout.first)
+        own: _Kinds | None = None
         for strip in block.strips or (None,):
-            kind, tile = _kind_of(block, strip, layout, likeness)
-            if first:
-                own = found.setdefault(kind, _Kinds(tile, 0, {}))
+            for piece in (piece for piece in (strip.pieces if strip else ()) if piece.masked):
+                _, new, _ = likeness.remember(queries, (piece.start, piece.stop))
+                laid_out[rows, piece.stop - piece.start] += new
+            kind, tile = _kind_of(rows, strip, layout), _Tile(block.start, block.stop, strip)
+            if own is None:
+                own = found.setdefault(kind, _Kinds(tile, Fraction(0), {}))
                 own.count += 1
             else:
-                alike, count = own.following.get(kind, (tile, 0))
+                alike, count = own.following.get(kind, (tile, Fraction(0)))
                 own.following[kind] = alike, count + 1
-            first = False
-    return [*found.values()]
+    drawn = any(part.turns.period is None for part in layout.pattern.parts())
+    return _Found(_some([*found.values()]) if drawn else [*found.values()], +laid_out)
 
 
-def _kind_of(block: Block, strip: Strip | None, layout: Layout, likeness: Likeness) -> tuple[_TileKind, _Tile]:
-    rows = block.stop - block.start
+def _some(kinds: list[_Kinds]) -> list[_Kinds]:
+    """Return a few blocks that stand for all: with keys drawn at random, the tiles of each are of other kinds."""
+    few = kinds[:: -(-len(kinds) // _MOST_DRAWN) or 1]
+    more = Fraction(sum(each.count for each in kinds), sum(each.count for each in few) or 1)
+    return [
+        _Kinds(each.tile, each.count * more, {kind: (tile, n * more) for kind, (tile, n) in each.following.items()})
+        for each in few
+    ]
+
+
+def _kind_of(rows: int, strip: Strip | None, layout: Layout) -> _TileKind:
     if strip is None:
-        return _TileKind(rows, (), (), added=False), _Tile(block.start, block.stop, None, frozenset())
-    masked, fresh = [], set()
-    queries = block.start + layout.first, block.stop + layout.first
-    for piece in strip.pieces:
-        if piece.masked:
-            keys = piece.start, piece.stop
-            _, new, _ = likeness.remember(queries, keys)
-            masked.append((piece.stop - piece.start, new))
-            if new:
-                fresh.add(keys)
+        return _TileKind(rows, (), (), added=False)
     spans = strip.spans
-    kind = _TileKind(
-        rows, tuple(sorted(stop - start for start, stop in spans)), tuple(sorted(masked)), spans[-1][1] > layout.keys
-    )
-    return kind, _Tile(block.start, block.stop, strip, frozenset(fresh))
+    masked = tuple(sorted(piece.stop - piece.start for piece in strip.pieces if piece.masked))
+    widths = tuple(sorted(stop - start for start, stop in spans))
+    return _TileKind(rows, widths, masked, spans[-1][1] > layout.keys)

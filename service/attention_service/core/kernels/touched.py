@@ -69,10 +69,15 @@ def sequences(sizes: Extent, fitted: Tiling) -> int:
 @once
 def touched(sizes: Extent) -> Touched:
     """Count what the blocked kernel computes at the offset P, without keys known to be padding in all sequences."""
+    return touched_at(sizes, sizes.past)
+
+
+def touched_at(sizes: Extent, first: int) -> Touched:
+    """Count the same where the first query of every sequence is at this position."""
     fitted = tiling_of(sizes)
     groups = -(-sizes.batch // sequences(sizes, fitted))
     pattern = pattern_of(sizes.spec.masks, sizes.queries, sizes.told_keys, sizes.past)
-    layout = Layout(pattern, sizes.past, sizes.queries, sizes.met_keys, sizes.extra)
+    layout = Layout(pattern, first, sizes.queries, sizes.met_keys, sizes.extra)
     cells = -(-sizes.queries // fitted.queries) * (-(-sizes.met_keys // fitted.cell) if sizes.spec.masks else 1)
     count = _counted if cells <= _MOST_CELLS else _estimated
     one = count(layout, fitted, whole_rows(sizes))

@@ -132,22 +132,25 @@ class Weighed:
         context = torch.zeros(shape, dtype=group.sums_in, device=group.problem.q.device)
         for strip in block.strips:
             leaves = group.leaves(block, strip)
-            context += self._part(group, block, strip, hidden(group, leaves, block, strip), leaves.v)
+            weights = self._weights(group, hidden(group, leaves, block, strip))
+            context += product(_dropped(weights, group, block, strip), leaves.v)
+            del leaves, weights  # before the next tile is scored
         return context, None
 
     def backward(
         self, group: Group, block: Block, strip: Strip, x: Tensor, v: Tensor, upstream: Upstream
     ) -> tuple[Tensor, Tensor]:
-        """Differentiate the weights and their sum."""
-        x, v = x.requires_grad_(), v.detach().requires_grad_()
+        """Differentiate the weights; their product with the values is not computed again."""
+        x = x.requires_grad_()
         with torch.enable_grad():
-            part = self._part(group, block, strip, x, v)
-        of_x, of_v = pullback([part], (x, v), [upstream.gradient])
+            weights = self._weights(group, x)
+        of_v = product_backward(_dropped(weights.detach(), group, block, strip), upstream.gradient, v.shape[1])
+        of_weights = _dropped(product(upstream.gradient, v.mT), group, block, strip)
+        (of_x,) = pullback([weights], (x,), [of_weights])
         return of_x, of_v
 
-    def _part(self, group: Group, block: Block, strip: Strip, x: Tensor, v: Tensor) -> Tensor:
-        weights = self.normalizer.weights(x, group.lengths, group.problem.learned).to(group.sums_in)
-        return product(_dropped(weights, group, block, strip), v)
+    def _weights(self, group: Group, x: Tensor) -> Tensor:
+        return self.normalizer.weights(x, group.lengths, group.problem.learned).to(group.sums_in)
 
 
 def _exponentials(x: Tensor) -> Tensor:

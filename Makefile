@@ -41,6 +41,8 @@ check: $(VENV)/.dev ## Check format, lint, types, import layers, Dockerfile and 
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
 	$(BIN)/mypy -p attention_contract -p attention_client -p attention_service
+	$(BIN)/python -m tests.docs.typed_snippets
+	$(BIN)/basedpyright
 	$(BIN)/lint-imports
 	$(BIN)/hadolint Dockerfile
 	$(BIN)/check-jsonschema --builtin-schema vendor.compose-spec docker-compose.yml

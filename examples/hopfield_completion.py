@@ -9,6 +9,7 @@ examples/hopfield_completion.py``
 """
 
 from string import ascii_uppercase
+from typing import Any
 
 import matplotlib.pyplot as plt
 import numpy as np
@@ -59,7 +60,9 @@ def main() -> None:
     print(f"largest rise of an energy: {max(np.diff(run.energy).max() for run in runs):.1e}")
     print(f"mixtures: {mixed[0]:.2f} letters at beta {BETAS[0]:.3g}, {mixed[SHARP]:.2f} at {BETAS[SHARP]:.3g}")
 
-    panels = [[f"{row}{column}" for column in range(5)] + ["mixed" if row < 2 else "energy"] * 5 for row in range(4)]
+    panels: list[Any] = [
+        [f"{row}{column}" for column in range(5)] + ["mixed" if row < 2 else "energy"] * 5 for row in range(4)
+    ]
     figure, axes = plt.subplot_mosaic(panels, figsize=(9, 3.7))
     rows = {
         "stored": letters,

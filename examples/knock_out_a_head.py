@@ -27,6 +27,7 @@ def repeated(sequences: int) -> torch.Tensor:
 def learn(model: LlamaForCausalLM) -> float:
     """Train until the model continues the repetition; return the last loss."""
     optimizer = torch.optim.AdamW(model.parameters(), lr=0.01)
+    loss = torch.tensor(torch.inf)
     for _ in range(1000):
         tokens = repeated(64)
         logits = model(tokens).logits[:, LENGTH - 1 : -1]

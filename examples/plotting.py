@@ -3,6 +3,7 @@
 import argparse
 import io
 from pathlib import Path
+from typing import Any
 
 import matplotlib as mpl
 
@@ -12,7 +13,7 @@ from matplotlib.figure import Figure
 from PIL import Image
 
 HERE = Path(__file__).parent / "figures"
-STYLE = {
+STYLE: dict[Any, Any] = {
     "figure.constrained_layout.use": True,
     "figure.dpi": 80,
     "font.size": 9,

@@ -42,6 +42,7 @@ def with_remote_attention(model: Repeater, client: Client) -> Repeater:
     """Return a copy of a model whose attention is computed by the service."""
     model = copy.deepcopy(model)
     for layer in model.layers.layers:
+        assert isinstance(layer, nn.TransformerEncoderLayer)
         layer.self_attn = RemoteMultiheadAttention.of(layer.self_attn, client)
     return model
 
@@ -64,7 +65,7 @@ def losses(model: Repeater, steps: int) -> list[float]:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--steps", type=int, default=250)
     steps = parser.parse_args().steps
     torch.manual_seed(0)

@@ -11,6 +11,7 @@ import httpx
 from attention_client.calls import CallOptions, MediaType
 
 DEFAULT_URL: Final = "http://127.0.0.1:8000"
+OWN_VERSION: Final = version("attention-service")
 LIMITS: Final = httpx.Limits(max_connections=100, max_keepalive_connections=100, keepalive_expiry=5.0)
 """httpx's own, but every connection may be kept: calls that run side by side are mostly followed by as many."""
 
@@ -57,7 +58,7 @@ def server_url(given: str | None) -> httpx.URL:
 
 def all_headers(given: Mapping[str, str] | None) -> dict[str, str]:
     """Return the headers of every request: the client's own, and those given."""
-    return {"User-Agent": f"attention-client/{version('attention-service')}", **(given or {})}
+    return {"User-Agent": f"attention-client/{OWN_VERSION}", **(given or {})}
 
 
 def prefix_of(http: httpx.Client | httpx.AsyncClient, base_url: str | None, **others: object) -> str:

@@ -7,19 +7,22 @@ from typing import cast
 import httpx
 
 from attention_client.calls import ReplyT
+from attention_client.connection_settings import OWN_VERSION
 from attention_client.errors import UnexpectedReply
 from attention_contract.base import WireModel
 from attention_contract.errors import (
     PROBLEM_MEDIA_TYPE,
     AttentionError,
     InvalidRequest,
+    MethodNotAllowed,
+    NotFound,
     Unreadable,
     error_classes,
     from_problem,
 )
 from attention_contract.operations import Operation
 from attention_contract.schemas.answers import Picture
-from attention_contract.wire import MEDIA_TYPES, PICTURES, from_body, from_json
+from attention_contract.wire import MEDIA_TYPES, PICTURES, VERSION_HEADER, from_body, from_json
 
 
 def read(operation: Operation[ReplyT], response: httpx.Response, body: bytearray) -> ReplyT:
@@ -48,15 +51,28 @@ def _read(operation: Operation[ReplyT], response: httpx.Response, body: bytearra
         return cast("ReplyT", from_body(model, memoryview(body), media_type, "reply"))
     except (Unreadable, InvalidRequest) as fault:
         raise UnexpectedReply(
-            f"the reply does not read as {model.__name__}: {fault.detail}; do client and server differ in version?",
+            f"the reply does not read as {model.__name__}: {fault.detail}{_versions(response)}",
             answered=response.status_code,
         ) from fault
+
+
+def _versions(response: httpx.Response) -> str:
+    """Return a sentence if client and server differ in their minor version, between which the wire may change."""
+    server = response.headers.get(VERSION_HEADER)
+    if server is None or server.split(".")[:2] == OWN_VERSION.split(".")[:2]:
+        return ""
+    return (
+        f"; the server has version {server} and this client {OWN_VERSION}: "
+        f"pip install 'attention-service=={server}' fits them"
+    )
 
 
 def _error(response: httpx.Response, media_type: str, body: bytearray) -> AttentionError:
     error = _problem(response, body) if media_type == PROBLEM_MEDIA_TYPE else None
     if error is None:
         error = _unexpected(response, media_type, body)
+    if isinstance(error, NotFound | InvalidRequest | MethodNotAllowed):
+        error.detail += _versions(response)
     if error.request_id is None:
         error.request_id = response.headers.get("x-request-id")
     seconds = _retry_after(response)

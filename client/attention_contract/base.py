@@ -1,7 +1,7 @@
 """The base of everything on the wire."""
 
 from functools import cache
-from typing import Annotated, Any, TypeAlias, TypeVar, cast
+from typing import TYPE_CHECKING, Annotated, Any, Final, Optional, TypeAlias, TypeVar, cast
 
 from pydantic import BaseModel, ConfigDict, Field
 from pydantic_core import PydanticCustomError
@@ -12,6 +12,13 @@ Listed: TypeAlias = Annotated[list[ItemT], Field(fail_fast=True)]
 """A list in a request. Validation stops at the first item at fault."""
 
 
+if TYPE_CHECKING:
+    Asked = Annotated[ItemT, "asked for"]
+else:
+    Asked = Optional
+"""The type of a reply's field that comes if it was asked for: for a type checker, the one that it has then."""
+ABSENT: Final[Any] = None
+"""The value of such a field if it was not asked for."""
 AT_FAULT = "field_at_fault"
 """The type of the errors that ``at_fault`` makes."""
 

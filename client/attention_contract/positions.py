@@ -104,7 +104,7 @@ class YarnScaling(WireModel):
     original_max_position_embeddings: Length
     beta_fast: Rotations = 32.0
     beta_slow: Rotations = 1.0
-    attention_factor: float | None = Field(None, gt=0, le=1e6, allow_inf_nan=False)
+    attention_factor: float | None = Field(default=None, gt=0, le=1e6, allow_inf_nan=False)
     """On the rotated queries and keys alike; null is 0.1·ln(factor) + 1 (section 3.4)."""
     truncate: bool = True
     """Round the dimensions between which it is interpolated to whole ones, outwards."""
@@ -127,7 +127,7 @@ class LongRopeScaling(WireModel):
     factor: Factor
     """The ratio of the model's length to the original one."""
     original_max_position_embeddings: int = Field(ge=2, le=2**31)
-    attention_factor: float | None = Field(None, gt=0, le=1e6, allow_inf_nan=False)
+    attention_factor: float | None = Field(default=None, gt=0, le=1e6, allow_inf_nan=False)
     """On the rotated queries and keys alike; null is √(1 + ln factor / ln L) for an original length L."""
 
     @model_validator(mode="after")
@@ -153,7 +153,7 @@ class Rope(WireModel):
 
     name: Literal["rope"] = "rope"
     theta: Theta = 10_000.0
-    dim: int | None = Field(None, ge=2, le=1_048_576, multiple_of=2)
+    dim: int | None = Field(default=None, ge=2, le=1_048_576, multiple_of=2)
     """The number of a head's first dimensions that turn; null is all of them. Even, and at most D."""
     style: Literal["half", "interleaved"] = "half"
     """The pairs of dimensions: c and c + dim/2 (Llama), or 2c and 2c + 1 (GPT-J, the paper)."""
@@ -190,8 +190,8 @@ class RelativeBias(WireModel):
     """
 
     name: Literal["relative_bias"] = "relative_bias"
-    num_buckets: int = Field(32, ge=2, le=1024)
-    max_distance: int = Field(128, ge=2, lt=2**31)
+    num_buckets: int = Field(default=32, ge=2, le=1024)
+    max_distance: int = Field(default=128, ge=2, lt=2**31)
     bidirectional: bool = True
     """Half of the buckets for keys ahead of the query; otherwise those share the bucket of distance 0."""
 

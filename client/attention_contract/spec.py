@@ -35,7 +35,7 @@ class ScaledDot(WireModel):
     """Scaled dot product, q·k · scale (Vaswani et al. 2017, eq. 1)."""
 
     name: Literal["scaled_dot"] = "scaled_dot"
-    scale: float | None = Field(None, ge=-1e9, le=1e9, allow_inf_nan=False)
+    scale: float | None = Field(default=None, ge=-1e9, le=1e9, allow_inf_nan=False)
     """Factor on q·k; null is 1/√D for head width D."""
 
 
@@ -56,7 +56,7 @@ class Additive(WireModel):
     """
 
     name: Literal["additive"] = "additive"
-    hidden: int | None = Field(None, ge=1, le=65_536)
+    hidden: int | None = Field(default=None, ge=1, le=65_536)
     """Width of the layer between; null is the head width D."""
 
 
@@ -96,9 +96,9 @@ class SlidingWindow(WireModel):
     """i − left ≤ j ≤ i + right (Beltagy et al. 2020, section 3.1)."""
 
     name: Literal["sliding_window"] = "sliding_window"
-    left: int | None = Field(None, ge=0, lt=2**31)
+    left: int | None = Field(default=None, ge=0, lt=2**31)
     """Keys before the query's own; null is unlimited."""
-    right: int | None = Field(None, ge=0, lt=2**31)
+    right: int | None = Field(default=None, ge=0, lt=2**31)
     """Keys after the query's own; null is unlimited."""
 
 
@@ -130,7 +130,7 @@ class Block(WireModel):
     name: Literal["block"] = "block"
     size: int = Field(ge=1, lt=2**31)
     """Positions in a block; the first block begins at position 0."""
-    neighbours: int = Field(0, ge=0, lt=2**31)
+    neighbours: int = Field(default=0, ge=0, lt=2**31)
     """The number of blocks that a query sees to each side of its own."""
 
 
@@ -142,7 +142,7 @@ class Strided(WireModel):
 
     name: Literal["strided"] = "strided"
     stride: int = Field(ge=1, lt=2**31)
-    local: int | None = Field(None, ge=0, lt=2**31)
+    local: int | None = Field(default=None, ge=0, lt=2**31)
     """Keys before and after the query's own; null is the stride."""
 
 
@@ -156,7 +156,7 @@ class FixedStride(WireModel):
     name: Literal["fixed"] = "fixed"
     stride: int = Field(ge=1, lt=2**31)
     """Positions in a block; the first block begins at position 0."""
-    summary: int = Field(1, ge=1, lt=2**31)
+    summary: int = Field(default=1, ge=1, lt=2**31)
     """The number of keys at the end of each block that every query sees; at most the stride."""
 
     @model_validator(mode="after")
@@ -178,7 +178,7 @@ class RandomBlocks(WireModel):
     """Positions in a block, of queries (their offset added) and of keys; the first block begins at position 0."""
     count: int = Field(ge=1, le=64)
     """The number of blocks of keys that a query sees; all of them if there are fewer."""
-    seed: int = Field(0, ge=0, lt=2**31)
+    seed: int = Field(default=0, ge=0, lt=2**31)
 
 
 class Documents(WireModel):
@@ -249,7 +249,7 @@ class Sigmoid(WireModel):
     model_config = _NAMED
 
     name: Literal["sigmoid"] = "sigmoid"
-    bias: float | None = Field(None, allow_inf_nan=False)
+    bias: float | None = Field(default=None, allow_inf_nan=False)
     """Added to every score; null is −ln n for a sequence of n keys: the past is counted, padding (by ``key_mask`` and
     ``key_lengths``) is not, and what the other masks hide is. Every query of a sequence has the same."""
     temperature: Constant = 1.0
@@ -321,7 +321,7 @@ class Linear(WireModel):
     normalize: bool | None = None
     """Divide by φ(q)·z, z being the sum of φ(k) (faded as S is). Null is true for ``sum`` and ``gated`` with positive
     features (elu, relu), else false."""
-    scale: float | None = Field(None, ge=-1e9, le=1e9, allow_inf_nan=False)
+    scale: float | None = Field(default=None, ge=-1e9, le=1e9, allow_inf_nan=False)
     """Factor on the queries' features, where nothing is normalized; null is 1."""
 
     @property
@@ -360,9 +360,9 @@ class Performer(WireModel):
     model_config = _NAMED
 
     name: Literal["performer"] = "performer"
-    features: int | None = Field(None, ge=1, le=2**16)
+    features: int | None = Field(default=None, ge=1, le=2**16)
     """The number of random directions; null is ⌊D · ln D⌋ for head width D, and 1 at least."""
-    seed: int = Field(0, ge=0, lt=2**31)
+    seed: int = Field(default=0, ge=0, lt=2**31)
     """The seed of the draw: on the CPU in float64, the same for every head, device and dtype."""
 
 
@@ -394,9 +394,9 @@ class Nystrom(WireModel):
     model_config = _NAMED
 
     name: Literal["nystrom"] = "nystrom"
-    landmarks: int = Field(64, ge=1, le=4096)
+    landmarks: int = Field(default=64, ge=1, le=4096)
     """The number of segments, at most the number of real queries or keys."""
-    iterations: int = Field(6, ge=0, le=64)
+    iterations: int = Field(default=6, ge=0, le=64)
     """Iterations of the pseudo-inverse. Each about cubes the remaining error."""
 
 

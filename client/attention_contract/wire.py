@@ -26,6 +26,8 @@ from attention_contract.tensor_files import (
 from attention_contract.tensors import Encoding, Untyped
 from attention_contract.validation import validate
 
+VERSION_HEADER: Final = "attention-version"
+"""The header of every response that tells the server's version."""
 JSON: Final = "application/json"
 SAFETENSORS: Final = "application/vnd.safetensors"
 MEDIA_TYPES: Final = (JSON, SAFETENSORS)

@@ -9,7 +9,7 @@ from collections.abc import Collection, Iterator, Sequence
 import torch
 from torch import Tensor
 
-from attention_contract.spec import AttentionSpec, Softmax
+from attention_contract.spec import AttentionSpec, ScaledDot, Softmax
 from attention_service.core.edits import BoundEdit
 from attention_service.core.kernels import KERNELS, Kernel, Needs
 from attention_service.core.types import Problem
@@ -33,7 +33,8 @@ class OnlineSoftmax(Kernel):
         clean, seen = without_padding(problem), visibility(problem)
         q, groups = clean.q, clean.q.shape[1] // clean.k.shape[1]
         k, v = (x.repeat_interleave(groups, 1) for x in (clean.k, clean.v))
-        scale = q.shape[-1] ** -0.5 if problem.spec.score.scale is None else problem.spec.score.scale
+        score = problem.spec.score
+        scale = score.scale if isinstance(score, ScaledDot) and score.scale is not None else q.shape[-1] ** -0.5
         highest = q.new_full((*q.shape[:3], 1), torch.finfo(q.dtype).min)
         total, context = torch.zeros_like(highest), q.new_zeros(*q.shape[:3], v.shape[3])
         for start in range(0, k.shape[2], BLOCK):

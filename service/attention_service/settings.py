@@ -31,7 +31,7 @@ class Settings(BaseSettings):
     host: str = "127.0.0.1"
     """Address to listen on; 0.0.0.0 for every interface."""
 
-    port: int = Field(8000, ge=0, le=65535)
+    port: int = Field(default=8000, ge=0, le=65535)
     """Port to listen on; 0 takes a free one."""
 
     models_dir: Path = user_data_path("attention-service", appauthor=False)
@@ -46,26 +46,26 @@ class Settings(BaseSettings):
     memory_budget: ByteSize | None = None
     """Bytes that resident modules and running requests may hold together, as in 8GiB; default: 80 % of free memory."""
 
-    max_body_bytes: ByteSize = Field(ByteSize(2**30), ge=1024)
+    max_body_bytes: ByteSize = Field(default=ByteSize(2**30), ge=1024)
     """The largest request body, as in 64MiB."""
 
-    max_json_bytes: ByteSize = Field(ByteSize(2**26), ge=1024)
+    max_json_bytes: ByteSize = Field(default=ByteSize(2**26), ge=1024)
     """The largest JSON body, decompressed; safetensors bodies may be larger."""
 
-    recordings_limit: ByteSize = Field(ByteSize(2**33), ge=0)
+    recordings_limit: ByteSize = Field(default=ByteSize(2**33), ge=0)
     """Bytes of all stored recordings together, as in 8GiB; more are refused with 507."""
 
-    max_queue: int = Field(256, ge=1)
+    max_queue: int = Field(default=256, ge=1)
     """Requests that may wait for the device; more are refused with 429."""
 
-    threads: int | None = Field(None, ge=1)
+    threads: int | None = Field(default=None, ge=1)
     """Threads of one computation on the CPU; default: one for each core."""
 
     calibrate: bool = True
     """Measure the device at the first start, while no request waits, and again if predicted times drift; false keeps
     the earlier measurements."""
 
-    drain_seconds: int = Field(30, ge=0)
+    drain_seconds: int = Field(default=30, ge=0)
     """Seconds that a stop waits for requests in flight."""
 
     log_level: Literal["debug", "info", "warning", "error"] = "info"

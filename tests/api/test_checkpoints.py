@@ -153,6 +153,7 @@ def test_the_hub_is_asked_only_where_the_operator_allows_it(tmp_path):
         assert sorted(file.name for file in (store / "org" / "net").iterdir()) == ["config.json", "model.safetensors"]
 
 
+@pytest.mark.slow
 def test_the_command_fetches_where_the_server_does_not(tmp_path):
     store, mirror = tmp_path / "models", tmp_path / "hub"
     store.mkdir()

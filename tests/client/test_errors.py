@@ -11,7 +11,9 @@ from attention_client import (
     Unauthorized,
     UnexpectedReply,
 )
+from attention_client.connection_settings import OWN_VERSION
 from attention_contract.errors import PROBLEM_MEDIA_TYPE
+from attention_contract.wire import VERSION_HEADER
 from tests.client.service import Played, ask
 
 
@@ -64,3 +66,21 @@ def test_the_request_id_of_the_header_is_kept(kind):
     with pytest.raises(AttentionError) as caught:
         ask(kind, played, "server_info")
     assert caught.value.request_id == "r-2"
+
+
+@pytest.mark.parametrize(("version", "told"), [("9.7.1", True), (OWN_VERSION, False)])
+@pytest.mark.parametrize(
+    "answer",
+    [
+        lambda headers: httpx.Response(200, json={"another": "field"}, headers=headers),
+        lambda headers: httpx.Response(
+            422,
+            json={"code": "invalid_request", "detail": "no"},
+            headers={**headers, "content-type": PROBLEM_MEDIA_TYPE},
+        ),
+    ],
+)
+def test_a_client_that_does_not_fit_the_server_says_so(kind, answer, version, told):
+    with pytest.raises(AttentionError) as caught:
+        ask(kind, Played(answer({VERSION_HEADER: version})), "server_info")
+    assert ("pip install 'attention-service==9.7.1'" in caught.value.detail) is told

@@ -8,7 +8,7 @@ from typing import Annotated, Any, Final, Literal
 
 from pydantic import Field, model_validator
 
-from attention_contract.base import Listed, WireModel, at_fault
+from attention_contract.base import ABSENT, Asked, Listed, WireModel, at_fault
 from attention_contract.spec import AttentionSpec
 from attention_contract.tensors import BoolArray, Encoding, FloatArray, IntArray, MaskArray
 
@@ -37,19 +37,19 @@ class Select(WireModel):
     key/value head that it reads. ``queries`` narrows every tap that has queries, except ``output``.
     """
 
-    heads: Listed[Index] | None = Field(None, min_length=1, max_length=MAX_INDICES)
-    queries: Listed[Index] | None = Field(None, min_length=1, max_length=MAX_INDICES)
+    heads: Listed[Index] | None = Field(default=None, min_length=1, max_length=MAX_INDICES)
+    queries: Listed[Index] | None = Field(default=None, min_length=1, max_length=MAX_INDICES)
 
 
 class Edit(WireModel):
     """One intervention on a tap before the rest is computed: exactly one of ``set``, ``value`` and ``scale``."""
 
     tap: EditableTap
-    heads: Listed[Index] | None = Field(None, min_length=1, max_length=MAX_INDICES)
+    heads: Listed[Index] | None = Field(default=None, min_length=1, max_length=MAX_INDICES)
     """Heads to touch; null for all. Of ``k`` and ``v`` these are key/value heads."""
-    queries: Listed[Index] | None = Field(None, min_length=1, max_length=MAX_INDICES)
+    queries: Listed[Index] | None = Field(default=None, min_length=1, max_length=MAX_INDICES)
     """Query rows to touch; null for all."""
-    keys: Listed[Index] | None = Field(None, min_length=1, max_length=MAX_INDICES)
+    keys: Listed[Index] | None = Field(default=None, min_length=1, max_length=MAX_INDICES)
     """Keys to touch; null for all."""
     set: float | None = None
     """Put this number there (0 knocks out)."""
@@ -113,7 +113,7 @@ class AttentionInputs(WireModel):
     parameters: dict[str, FloatArray] = Field(default_factory=dict)
     """Parameters by name. For raw attention: every learned tensor of the spec. For a module: some or all parameters in
     the module's shapes, cast to its dtype, which take the place of its own in this request alone."""
-    version: str | None = Field(None, max_length=256)
+    version: str | None = Field(default=None, max_length=256)
     """Answer only if the module is at this version."""
     kernel: KernelName | None = None
     """Force this kernel; default: the cheapest that can produce what was asked."""
@@ -130,7 +130,7 @@ class Dropout(WireModel):
 
     p: float = Field(ge=0, lt=1, allow_inf_nan=False)
     """The share that is dropped."""
-    seed: int = Field(0, ge=0, lt=2**31)
+    seed: int = Field(default=0, ge=0, lt=2**31)
     return_mask: bool = False
     """Return ``dropout_mask``: which weights are kept, of the selected heads and queries."""
 
@@ -164,9 +164,9 @@ class RawInputs(WireModel):
 
     spec: AttentionSpec = Field(default_factory=AttentionSpec)
     """The computation."""
-    num_heads: int | None = Field(None, ge=1)
+    num_heads: int | None = Field(default=None, ge=1)
     """Tensors come as ``[B, L, H·D]`` with this H."""
-    num_kv_heads: int | None = Field(None, ge=1)
+    num_kv_heads: int | None = Field(default=None, ge=1)
     """Key/value heads of that layout; default: ``num_heads``."""
 
 
@@ -204,25 +204,25 @@ class Ran(WireModel):
 class Taps(WireModel):
     """The requested taps."""
 
-    q: FloatArray | None = None
+    q: Asked[FloatArray] = ABSENT
     """``[B, H, Lq, D]``: queries after projection, norm and position."""
-    k: FloatArray | None = None
+    k: Asked[FloatArray] = ABSENT
     """``[B, Hkv, Lk, D]``: keys after projection, norm and position, the past included."""
-    v: FloatArray | None = None
+    v: Asked[FloatArray] = ABSENT
     """``[B, Hkv, Lk, Dv]``: values after projection, the past included."""
-    scores: FloatArray | None = None
+    scores: Asked[FloatArray] = ABSENT
     """``[B, H, Lq, Lk]``: score times scale."""
-    capped_scores: FloatArray | None = None
+    capped_scores: Asked[FloatArray] = ABSENT
     """``[B, H, Lq, Lk]``: after the softcap (the same as scores where there is none)."""
-    masked_scores: FloatArray | None = None
+    masked_scores: Asked[FloatArray] = ABSENT
     """``[B, H, Lq, Lk]``: after bias and masks; −∞ where a query may not look."""
-    weights: FloatArray | None = None
+    weights: Asked[FloatArray] = ABSENT
     """``[B, H, Lq, Lk]``, or ``[B, Lq, Lk]`` averaged over heads."""
-    context: FloatArray | None = None
+    context: Asked[FloatArray] = ABSENT
     """``[B, H, Lq, Dv]``: the weighted sum of the values, by head."""
-    lse: FloatArray | None = None
+    lse: Asked[FloatArray] = ABSENT
     """``[B, H, Lq]``: log Σ exp(masked_scores / temperature); −∞ for a query that may look nowhere. Softmax only."""
-    output: FloatArray | None = None
+    output: Asked[FloatArray] = ABSENT
     """``[B, Lq, d_model]`` of a module; raw attention keeps the query's layout."""
 
 
@@ -243,17 +243,17 @@ class ApproximationError(WireModel):
 class ForwardReply(Taps):
     """One field for each returned tap."""
 
-    present_key: FloatArray | None = None
+    present_key: Asked[FloatArray] = ABSENT
     """``[B, Hkv, Lk, D]``: past and new keys, where a past was given."""
-    present_value: FloatArray | None = None
+    present_value: Asked[FloatArray] = ABSENT
     """``[B, Hkv, Lk, Dv]``"""
-    dropout_mask: BoolArray | None = None
+    dropout_mask: Asked[BoolArray] = ABSENT
     """``[B, H, Lq, Lk]``, true for a weight that is kept, where ``dropout.return_mask`` asks for it."""
-    final_state: FloatArray | None = None
+    final_state: Asked[FloatArray] = ABSENT
     """``[B, Hkv, F, Dv]``: the state after the last key, in float32 or wider; to be sent as ``initial_state``."""
-    final_normalizer: FloatArray | None = None
+    final_normalizer: Asked[FloatArray] = ABSENT
     """``[B, Hkv, F]``: what belongs to it, where the method divides."""
-    error: ApproximationError | None = None
+    error: Asked[ApproximationError] = ABSENT
     """The error of an approximate method, with ``report_error``."""
     ran: Ran
 

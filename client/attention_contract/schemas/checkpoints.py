@@ -65,5 +65,5 @@ class FetchCheckpoint(WireModel):
 
     repository: str = Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,95}/[A-Za-z0-9][A-Za-z0-9._-]{0,95}$")
     """Its name, as in ``openai-community/gpt2``, which is also its path in the model repository."""
-    revision: str | None = Field(None, min_length=1, max_length=128, pattern=r"^[A-Za-z0-9][A-Za-z0-9._/-]*$")
+    revision: str | None = Field(default=None, min_length=1, max_length=128, pattern=r"^[A-Za-z0-9][A-Za-z0-9._/-]*$")
     """A branch, a tag or a commit; default: the main branch."""

@@ -26,11 +26,11 @@ MAX_ALTERNATIVES = 16
 class Shape(WireModel):
     """The sizes of one request."""
 
-    batch: int = Field(1, ge=1, lt=2**31)
+    batch: int = Field(default=1, ge=1, lt=2**31)
     queries: int = Field(ge=1, lt=2**31)
-    keys: int | None = Field(None, ge=1, lt=2**31)
+    keys: int | None = Field(default=None, ge=1, lt=2**31)
     """New keys, without the past; default: as many as queries."""
-    past: int = Field(0, ge=0, lt=2**31)
+    past: int = Field(default=0, ge=0, lt=2**31)
     """Keys of earlier tokens; they are also the offset of the positional masks."""
 
 
@@ -48,11 +48,11 @@ class Sweep(WireModel):
 class Alternative(WireModel):
     """An alternative to compare with the request. Fields that are not given equal the request's."""
 
-    label: str | None = Field(None, min_length=1, max_length=80, pattern=r"^[^\x00-\x1f\x7f]+$")
+    label: str | None = Field(default=None, min_length=1, max_length=80, pattern=r"^[^\x00-\x1f\x7f]+$")
     """Its name in the reply; default: a description of the difference."""
     spec: AttentionSpec | None = None
     kernel: KernelName | None = None
-    return_: Listed[Tap] | None = Field(None, alias="return", min_length=1, max_length=MAX_TAPS)
+    return_: Listed[Tap] | None = Field(default=None, alias="return", min_length=1, max_length=MAX_TAPS)
     dtype: FloatName | None = None
     d_model: Count | None = None
     """Width of the model. Widths that follow it, and the ones below, are those of ``Sweep.dimension``."""
@@ -60,7 +60,7 @@ class Alternative(WireModel):
     num_kv_heads: Count | None = None
     head_dim: Count | None = None
     value_dim: Count | None = None
-    hardware: str | None = Field(None, max_length=80)
+    hardware: str | None = Field(default=None, max_length=80)
 
 
 class ComplexityRequest(WireModel):
@@ -73,9 +73,9 @@ class ComplexityRequest(WireModel):
     """Taps to return: their rows are recomputed, and cost memory."""
     kernel: KernelName | None = None
     """The kernel whose cost is reported; default: the planner's choice."""
-    memory_bytes: int | None = Field(None, ge=0, lt=2**63)
+    memory_bytes: int | None = Field(default=None, ge=0, lt=2**63)
     """Number of free bytes for the plan and the limits; default: the device's free bytes."""
-    hardware: str | None = Field(None, max_length=80)
+    hardware: str | None = Field(default=None, max_length=80)
     """Name of another device, as ``GET /v1/complexity/hardware`` lists them, whose datasheet gives the times; default:
     the server's own."""
     compare: Listed[Alternative] = Field(default_factory=list, max_length=MAX_ALTERNATIVES)
@@ -83,7 +83,7 @@ class ComplexityRequest(WireModel):
     measure: bool = False
     """Also run the alternatives near each predicted crossover in time, and report the measured one
     (``crossovers[].measured``). This takes some seconds, one run at a time among other requests."""
-    version: str | None = Field(None, max_length=256)
+    version: str | None = Field(default=None, max_length=256)
     """Answer only if the module is at this version."""
 
 
@@ -91,10 +91,10 @@ class RawComplexityRequest(ComplexityRequest):
     """The cost of a raw attention: no projections."""
 
     num_heads: int = Field(ge=1, lt=2**31)
-    num_kv_heads: int | None = Field(None, ge=1, lt=2**31)
+    num_kv_heads: int | None = Field(default=None, ge=1, lt=2**31)
     head_dim: int = Field(ge=1, lt=2**31)
-    value_dim: int | None = Field(None, ge=1, lt=2**31)
-    key_dim: int | None = Field(None, ge=1, lt=2**31)
+    value_dim: int | None = Field(default=None, ge=1, lt=2**31)
+    key_dim: int | None = Field(default=None, ge=1, lt=2**31)
     """Width of a head's keys, for an additive or bilinear score; default: ``head_dim``."""
     dtype: FloatName = "float32"
     spec: AttentionSpec = Field(default_factory=AttentionSpec)

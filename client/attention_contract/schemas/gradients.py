@@ -4,7 +4,7 @@ from typing import Annotated
 
 from pydantic import Field
 
-from attention_contract.base import Listed, WireModel
+from attention_contract.base import ABSENT, Asked, Listed, WireModel
 from attention_contract.schemas.attention import ForwardRequest, Ran, RawInputs, Taps
 from attention_contract.tensors import BoolArray, FloatArray
 
@@ -14,7 +14,7 @@ class GradientsRequest(ForwardRequest):
 
     upstream: FloatArray | None = None
     """∂L/∂output, of the output's shape; default: ones (L is the sum of the output)."""
-    tap_upstream: dict[str, FloatArray] | None = Field(None, min_length=1, max_length=16)
+    tap_upstream: dict[str, FloatArray] | None = Field(default=None, min_length=1, max_length=16)
     """∂L/∂tap of further taps that L depends on, by name (q, k, v, scores, capped_scores, masked_scores, weights,
     context): broadcastable to the tap. L is then Σ output · upstream + Σ tap · tap_upstream."""
     wrt: Listed[Annotated[str, Field(max_length=256)]] = Field(
@@ -27,7 +27,7 @@ class GradientsRequest(ForwardRequest):
     was not sent is the query, whose gradient is then the total over its roles."""
     check: bool = False
     """Also compare with extrapolated central differences in float64, at a sample of the elements of each name."""
-    directions: dict[Annotated[str, Field(max_length=256)], FloatArray] | None = Field(None, min_length=1)
+    directions: dict[Annotated[str, Field(max_length=256)], FloatArray] | None = Field(default=None, min_length=1)
     """Also differentiate the gradients, along these directions: for names of ``wrt``, tensors d of their shape. The
     reply then has Hessian-vector products, Σ ∂²L/∂name ∂other · d_other over the others listed here."""
 
@@ -53,9 +53,9 @@ class GradientsReply(Taps):
     """∂L/∂name for each requested name, in the shape of that name."""
 
     gradients: dict[str, FloatArray]
-    hessian_products: dict[str, FloatArray] | None = None
+    hessian_products: Asked[dict[str, FloatArray]] = ABSENT
     """Product of the Hessian with ``directions``, in the shape of each requested name."""
-    dropout_mask: BoolArray | None = None
+    dropout_mask: Asked[BoolArray] = ABSENT
     """The weights that are kept, as in a forward reply."""
-    check: dict[str, GradientCheck] | None = None
+    check: Asked[dict[str, GradientCheck]] = ABSENT
     ran: Ran

@@ -10,7 +10,7 @@ from typing import Any, Final, Self
 
 from pydantic import Field, model_validator
 
-from attention_contract.base import WireModel, at_fault
+from attention_contract.base import ABSENT, Asked, WireModel, at_fault
 from attention_contract.schemas.attention import Ran
 from attention_contract.tensors import BoolArray, Encoding, FloatArray, IntArray
 
@@ -50,17 +50,17 @@ class HopfieldRequest(WireModel):
     beta: FloatArray | None = None
     """The inverse temperature β > 0, one number or ``[H]``; default: 1/√D. A large one retrieves single patterns, a
     small one averages over many."""
-    steps: int | None = Field(None, ge=1, le=MAX_STEPS)
+    steps: int | None = Field(default=None, ge=1, le=MAX_STEPS)
     """Exactly this many updates."""
-    eps: float | None = Field(None, gt=0, allow_inf_nan=False)
+    eps: float | None = Field(default=None, gt=0, allow_inf_nan=False)
     """Update each state until the Euclidean norm of its update is below this."""
-    max_steps: int | None = Field(None, ge=1, le=MAX_STEPS)
+    max_steps: int | None = Field(default=None, ge=1, le=MAX_STEPS)
     """With ``eps``: at most this many updates; default: 100. The planned cost is that of all of them."""
     stored_mask: BoolArray | None = None
     """``[B, N]``, true for a real pattern, false for padding, whatever stands there."""
     projections: Projections | None = None
     """The matrices of a Hopfield layer; default: none."""
-    num_heads: int | None = Field(None, ge=1)
+    num_heads: int | None = Field(default=None, ge=1)
     """Says that tensors come as ``[B, L, H·D]`` with this H."""
     return_association: bool = False
     """Return the association weights themselves."""
@@ -106,10 +106,10 @@ class HopfieldReply(WireModel):
     """``[B, H, S]``: how many updates each state took."""
     change: FloatArray
     """``[B, H, S]``: the Euclidean norm of its last update."""
-    converged: BoolArray | None = None
+    converged: Asked[BoolArray] = ABSENT
     """``[B, H, S]``: whether that is below ``eps``; null where there is none."""
     reached: Reached
-    association: FloatArray | None = None
+    association: Asked[FloatArray] = ABSENT
     """``[B, H, S, N]``: the weights of each state's last update."""
     ran: Ran
 

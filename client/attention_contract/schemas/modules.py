@@ -32,7 +32,7 @@ class ModuleConfig(WireModel):
     d_model: Width
     """Width of the query and of the output."""
     num_heads: int = Field(ge=1, le=65_536)
-    num_kv_heads: int | None = Field(None, ge=1, le=65_536)
+    num_kv_heads: int | None = Field(default=None, ge=1, le=65_536)
     """Key/value heads; must divide ``num_heads``. Default: ``num_heads``. 1 is multi-query attention."""
     head_dim: Width | None = None
     """Width of a head's queries and keys; default: d_model / num_heads."""
@@ -65,7 +65,7 @@ class CreateModule(WireModel):
 
     name: ModuleName
     config: ModuleConfig
-    seed: int | None = Field(None, ge=0, lt=2**63)
+    seed: int | None = Field(default=None, ge=0, lt=2**63)
     """Xavier-uniform weights and zero biases drawn from this seed; default 0 where no parameters are given."""
     parameters: dict[str, FloatArray] | None = None
     """Every parameter by name."""
@@ -84,7 +84,7 @@ class ImportModule(WireModel):
 
     checkpoint: str = Field(min_length=1, max_length=4096)
     """Path inside the model repository: a folder with safetensors files, or one such file."""
-    layer: int = Field(0, ge=0)
+    layer: int = Field(default=0, ge=0)
     name: ModuleName | None = None
     """Default: the checkpoint's folder and the layer, as in ``minilm.0``."""
     part: Literal["self", "cross"] = "self"
@@ -93,7 +93,7 @@ class ImportModule(WireModel):
     spec: AttentionSpec | None = None
     """Fields of the spec that replace those that the checkpoint says, or that it does not say: the masks of a torch
     state dict, as in ``{"masks": []}``. Fields that are left out stay as the checkpoint has them."""
-    num_heads: int | None = Field(None, ge=1)
+    num_heads: int | None = Field(default=None, ge=1)
     """Needed where neither config.json nor the tensors' shapes tell it, as with ``nn.MultiheadAttention``."""
     durable: bool = True
     """False keeps the module in this server's memory alone, as for a created one."""
@@ -168,19 +168,19 @@ class ReplaceParameters(WireModel):
 
     parameters: dict[str, FloatArray] = Field(min_length=1)
     """Every parameter by name; cast to the module's dtype."""
-    version: str | None = Field(None, max_length=256)
+    version: str | None = Field(default=None, max_length=256)
     """Replace only if the module is at this version (as the header If-Match)."""
 
 
 class ParameterQuery(WireModel):
     """The part of a parameter to read."""
 
-    head: int | None = Field(None, ge=0)
+    head: int | None = Field(default=None, ge=0)
     """Only the rows (of ``o_proj.weight``: the columns) of this head: a query head, or a key/value head of ``k_proj``
     and ``v_proj``."""
-    slice: str | None = Field(None, max_length=256, examples=["0:4,:8"])
+    slice: str | None = Field(default=None, max_length=256, examples=["0:4,:8"])
     """Then this slice of it: one ``start:stop:step`` or index for each dimension, separated by commas."""
-    version: str | None = Field(None, max_length=256)
+    version: str | None = Field(default=None, max_length=256)
     """Answer only if the module is at this version."""
     encoding: Encoding = "list"
     """The form of tensors in a JSON reply."""

@@ -42,7 +42,7 @@ class RecordingFacts(WireModel):
     model: str = Field(min_length=1, max_length=1024)
     """The model's id: its name or folder, as the tokenizer's and config's users know it."""
     text: str = Field(max_length=1_000_000)
-    target: str | None = Field(None, max_length=1_000_000)
+    target: str | None = Field(default=None, max_length=1_000_000)
     """The decoder's text, of a model with an encoder and a decoder."""
     created: AwareDatetime
     """The time of the recording."""
@@ -200,13 +200,13 @@ Chosen = Annotated[str, Field(pattern=_CHOSEN, max_length=8192)]
 class RecordingQuery(WireModel):
     """The part of a recording to read; without a layer and a tensor, the description alone."""
 
-    layer: str | None = Field(None, max_length=64, examples=["layers.0", "0"])
+    layer: str | None = Field(default=None, max_length=64, examples=["layers.0", "0"])
     """The layer, or the attention of a layer, such as ``decoder.0.cross``. A number stands for ``layers.{number}``."""
-    tensor: str | None = Field(None, max_length=128, examples=["weights"])
+    tensor: str | None = Field(default=None, max_length=128, examples=["weights"])
     """With a layer, the tap, or ``hidden``; default: ``weights``. Without one, the full name of a tensor."""
-    heads: Chosen | None = Field(None, examples=["0,3"])
+    heads: Chosen | None = Field(default=None, examples=["0,3"])
     """Only these heads: indices separated by commas, or ``start:stop``."""
-    queries: Chosen | None = Field(None, examples=["0:4"])
+    queries: Chosen | None = Field(default=None, examples=["0:4"])
     """Only these queries."""
     keys: Chosen | None = None
     """Only these keys."""

@@ -2,7 +2,7 @@
 
 from pydantic import Field
 
-from attention_contract.base import Listed, WireModel
+from attention_contract.base import ABSENT, Asked, Listed, WireModel
 from attention_contract.schemas.attention import AttentionInputs, Edit, Ran, RawInputs, Select
 from attention_contract.tensors import BoolArray, FloatArray, IntArray
 
@@ -13,7 +13,7 @@ class WeightsRequest(AttentionInputs):
     edits: Listed[Edit] = Field(default_factory=list, max_length=256)
     """Applied in the order of the taps, then in the order given; the weights, their statistics and the top keys are
     those after the edits."""
-    top_k: int = Field(0, ge=0, le=1024)
+    top_k: int = Field(default=0, ge=0, le=1024)
     """The number of most attended keys to name for each query, at most the number of keys; 0 for none."""
     select: Select | None = None
     """Return the weights of these heads and queries. ``top_k`` covers the same selection; the statistics cover all."""
@@ -64,7 +64,7 @@ class WeightsReply(WireModel):
     statistics: HeadStatistics
     queries: IntArray
     """``[B]``: how many real queries the statistics are over."""
-    top: TopKeys | None = None
-    weights: FloatArray | None = None
+    top: Asked[TopKeys] = ABSENT
+    weights: Asked[FloatArray] = ABSENT
     """``[B, H, Lq, Lk]`` of the selected heads and queries, or ``[B, Lq, Lk]`` averaged over heads."""
     ran: Ran

@@ -7,11 +7,14 @@ from collections.abc import Iterable
 
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from attention_contract.wire import VERSION_HEADER
+from attention_service import __version__
 from attention_service.api import problems
 from attention_service.api.access_log import AccessLog, Answered
 from attention_service.api.metrics import Metrics
 from attention_service.runtime.scheduling.later import Later
 
+_VERSION = (VERSION_HEADER.encode(), __version__.encode())
 _REQUEST_ID = re.compile(r"[A-Za-z0-9._:/+=-]{1,128}")
 
 
@@ -59,7 +62,7 @@ class Observe:
             nonlocal status
             if message["type"] == "http.response.start":
                 status = message["status"]
-                message["headers"] = [*message.get("headers", ()), (b"x-request-id", identity.encode())]
+                message["headers"] = [*message.get("headers", ()), (b"x-request-id", identity.encode()), _VERSION]
             await send(message)
 
         try:

@@ -80,7 +80,7 @@ def main() -> None:
     largest = max(abs(a - b) for a, b in zip(local, remote, strict=True))
     print(f"largest difference over {steps} steps: {largest:.1e}")
     assert largest < 1e-4, "the two runs are not the same"
-    assert steps < 100 or remote[-1] < remote[0] / 2, "nothing was learned"
+    assert steps < 250 or remote[-1] < remote[0] / 2, "nothing was learned"
 
 
 if __name__ == "__main__":

@@ -12,17 +12,19 @@ if TYPE_CHECKING:
 def load_model(checkpoint: str, models_dir: Path | None = None) -> "tuple[PreTrainedModel, PreTrainedTokenizerBase]":
     """Load a model without its head, and its tokenizer.
 
-    ``checkpoint`` is a folder, a folder inside the model repository ``models_dir``, or a name in the local cache of
-    transformers. Raises CheckpointNotFound where one of the two cannot be loaded, and ImportError without the extra
+    ``checkpoint`` is a folder, a folder inside the model repository ``models_dir`` (by default that of a server of this
+    user), or a name in the local cache of transformers. Raises CheckpointNotFound where one of the two cannot be loaded, and ImportError without the extra
     ``transformers``.
     """
+    from platformdirs import user_data_path  # noqa: PLC0415 - of the extra, as transformers
     from transformers import AutoModel, AutoTokenizer  # noqa: PLC0415 - imports torch
     from transformers.utils import logging as transformers_logging  # noqa: PLC0415
 
     logging: Any = transformers_logging  # its functions have no annotations
     place = checkpoint
-    if not Path(checkpoint).is_dir() and models_dir is not None and (models_dir / checkpoint).is_dir():
-        place = str(models_dir / checkpoint)
+    repository = models_dir or user_data_path("attention-service", appauthor=False)
+    if not Path(checkpoint).is_dir() and (repository / checkpoint).is_dir():
+        place = str(repository / checkpoint)
     level = logging.get_verbosity()
     logging.set_verbosity_error()  # a checkpoint with a head, whose parameters stay unused, is no reason for a report
     logging.disable_progress_bar()
@@ -33,7 +35,7 @@ def load_model(checkpoint: str, models_dir: Path | None = None) -> "tuple[PreTra
         reason = str(fault).strip().partition("\n")[0]
         raise CheckpointNotFound(
             f"no model and tokenizer of transformers can be loaded from {checkpoint!r}: {reason}; expected a folder "
-            "with config.json, a tokenizer and safetensors files",
+            f"with config.json, a tokenizer and safetensors files, here or in {repository} (ATTENTION_MODELS_DIR)",
             param="checkpoint",
         ) from fault
     finally:

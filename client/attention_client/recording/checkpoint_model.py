@@ -13,8 +13,8 @@ def load_model(checkpoint: str, models_dir: Path | None = None) -> "tuple[PreTra
     """Load a model without its head, and its tokenizer.
 
     ``checkpoint`` is a folder, a folder inside the model repository ``models_dir`` (by default that of a server of this
-    user), or a name in the local cache of transformers. Raises CheckpointNotFound where one of the two cannot be loaded, and ImportError without the extra
-    ``transformers``.
+    user), or a name in the local cache of transformers. Raises CheckpointNotFound where one of the two cannot be
+    loaded, and ImportError without the extra ``transformers``.
     """
     from platformdirs import user_data_path  # noqa: PLC0415 - of the extra, as transformers
     from transformers import AutoModel, AutoTokenizer  # noqa: PLC0415 - imports torch

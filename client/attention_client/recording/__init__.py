@@ -1,7 +1,5 @@
 """Recordings: hidden states, weights and taps of every layer for one text, as one safetensors file.
 
-::
-
     from attention_client.recording import Recording, record
 
     recording = record(model, tokenizer, "The cat sat.")  # a model and its tokenizer of transformers

@@ -14,7 +14,7 @@ from attention_contract.errors import InvalidCheckpoint, InvalidRequest
 from attention_contract.positions import Llama3Scaling, Rope, YarnScaling
 from attention_contract.schemas.modules import ImportModule
 from attention_contract.spec import Causal, Softmax
-from attention_service.modules.checkpoints.families import FAMILIES
+from attention_service.modules.checkpoints.families import FAMILIES, INEXACT
 from attention_service.modules.checkpoints.family import Entries, described
 from attention_service.modules.checkpoints.import_plan import plan
 
@@ -145,8 +145,9 @@ def test_no_entry_breaks_the_description(kind, name):
 @pytest.mark.parametrize("kind", ["deberta-v2", "deepseek_v3", "blenderbot", "xlnet"])
 def test_a_model_type_of_no_family_is_refused(store, tmp_path, family, kind):
     store(family, {"model_type": kind})
-    with pytest.raises(InvalidCheckpoint, match=f"model_type '{kind}', which is not known"):
+    with pytest.raises(InvalidCheckpoint, match=f"model_type '{kind}', which is not known") as caught:
         plan(tmp_path, ImportModule(checkpoint="net"))
+    assert ("relative positions" in caught.value.detail) == (kind in INEXACT)
 
 
 @pytest.mark.parametrize("value", [[], {}, 3])

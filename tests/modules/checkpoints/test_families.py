@@ -25,9 +25,9 @@ from attention_service.runtime.engine import Engine
 
 TINY = [*OTHERS, *DECODERS, *ENCODERS]
 OUTPUT, WEIGHTS, GRADIENTS = 2e-5, 2e-6, 1e-4
+"""Largest differences in float32; of gradients, relative to the largest of the block."""
 WITHOUT_WEIGHTS = {"longformer", "torch-transformer"}
 """Families whose originals return no weights, or return them in bands."""
-"""Largest differences in float32; of gradients, relative to the largest of the block."""
 
 
 @dataclass

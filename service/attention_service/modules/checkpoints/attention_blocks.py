@@ -8,7 +8,7 @@ from typing import Any, Final
 from attention_contract.errors import InvalidCheckpoint, InvalidRequest
 from attention_contract.schemas.modules import ImportModule, Stack
 from attention_service.modules.checkpoints.checkpoint_files import Checkpoint
-from attention_service.modules.checkpoints.families import FAMILIES
+from attention_service.modules.checkpoints.families import FAMILIES, INEXACT
 from attention_service.modules.checkpoints.family import BlockNames, Family, Part
 
 _LISTED: Final = 20
@@ -85,9 +85,11 @@ def blocks_of(checkpoint: Checkpoint) -> list[Block]:
         if model_type is not None and not families:
             strangers.add(model_type[:80])
     if not found and strangers:
+        reasons = "".join(f"; {INEXACT[kind]}, which no spec states" for kind in sorted(strangers) if kind in INEXACT)
+        known_types = sorted(kind for family in FAMILIES.values() for kind in family.model_types)
         raise InvalidCheckpoint(
-            f"config.json says model_type {' and '.join(map(repr, sorted(strangers)))}, which is not known; known are "
-            f"{', '.join(sorted(kind for family in FAMILIES.values() for kind in family.model_types))}",
+            f"config.json says model_type {' and '.join(map(repr, sorted(strangers)))}, which is not known"
+            f"{reasons}; known are {', '.join(known_types)}",
             param="checkpoint",
         )
     return sorted(found.values(), key=lambda block: (block.layer, block.prefix))

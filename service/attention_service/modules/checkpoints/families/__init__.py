@@ -21,3 +21,9 @@ FAMILIES: Final[dict[str, Family]] = {
     for family in lineage.FAMILIES
 }
 """The families by name."""
+INEXACT: Final = {
+    "deberta": "DeBERTa adds products of contents and relative positions to its scores",
+    "deberta-v2": "DeBERTa adds products of contents and relative positions to its scores",
+    "xlnet": "XLNet adds products of contents and relative positions to its scores",
+}
+"""The reason why a model_type cannot be imported exactly."""

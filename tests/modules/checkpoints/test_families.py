@@ -26,8 +26,6 @@ from attention_service.runtime.engine import Engine
 TINY = [*OTHERS, *DECODERS, *ENCODERS]
 OUTPUT, WEIGHTS, GRADIENTS = 2e-5, 2e-6, 1e-4
 """Largest differences in float32; of gradients, relative to the largest of the block."""
-WITHOUT_WEIGHTS = {"longformer", "torch-transformer"}
-"""Families whose originals return no weights, or return them in bands."""
 
 
 @dataclass
@@ -37,8 +35,7 @@ class Captured:
     query: torch.Tensor
     key: torch.Tensor
     output: torch.Tensor
-    weights: torch.Tensor | None = None
-    """None if the model does not return them, or only in another form."""
+    weights: torch.Tensor
 
 
 @pytest.fixture(scope="module")
@@ -88,8 +85,13 @@ def captured(model, tiny: Tiny) -> Captured:
     def keep(name, place=0):
         return lambda _, args, kwargs, __: seen.__setitem__(name, (*args, *kwargs.values())[place])
 
-    def detached(_, args, kwargs):
-        """Cut the block off from what lies before it, so that shared parameters count in this block alone."""
+    def detached(module, args, kwargs):
+        """Cut the block off from what lies before it, so that shared parameters count in this block alone.
+
+        Layers of torch ask for no weights: ask for them.
+        """
+        if isinstance(module, torch.nn.MultiheadAttention):
+            kwargs |= {"need_weights": True, "average_attn_weights": False}
         if args:
             return (args[0].detach(), *args[1:]), kwargs
         first = "hidden_states" if "hidden_states" in kwargs else next(iter(kwargs))
@@ -97,8 +99,7 @@ def captured(model, tiny: Tiny) -> Captured:
 
     def weights(_, __, result):
         found = [part for part in result if isinstance(part, torch.Tensor) and part.dim() == 4]
-        if found:
-            seen["weights"] = found[-1]
+        seen["weights"] = tiny.dense(result) if tiny.dense else found[-1]
 
     def output(_, __, result):
         seen["output"] = result[0] if isinstance(result, tuple) else result
@@ -152,9 +153,7 @@ def compared(tiny: Tiny, run, engine, root, place: str) -> None:
     inputs = tiny.ask | {"query": query} | ({} if tiny.k is None else {"key": numbers(block.key)})
     reply = run(engine.forward(place, ForwardRequest(**inputs, **{"return": ["output", "weights"]})))
     close(reply.output, block.output, OUTPUT)
-    assert (block.weights is None) == (tiny.family in WITHOUT_WEIGHTS)
-    if block.weights is not None:
-        close(reply.weights, block.weights, WEIGHTS)
+    close(reply.weights, block.weights, WEIGHTS)
 
     upstream = torch.randn(block.output.shape, generator=torch.Generator().manual_seed(2))
     asked = GradientsRequest(**inputs, upstream=upstream.numpy(), wrt=["parameters"])
@@ -201,3 +200,8 @@ def test_a_block_gives_the_numbers_of_eager_attention(tiny, run, engine, root):
 def test_every_family_has_a_tiny_model():
     assert {tiny.family for tiny in TINY} == set(FAMILIES)
     assert len({name_of(tiny) for tiny in TINY}) == len(TINY)
+
+
+def test_every_model_type_has_a_tiny_model():
+    claimed = {(family.name, kind) for family in FAMILIES.values() for kind in family.model_types}
+    assert {(tiny.family, tiny.model_type) for tiny in TINY if tiny.model_type is not None} == claimed

@@ -50,16 +50,36 @@ class Tiny:
     """Fields of the requests to the module."""
     decodes: bool = False
     label: str = ""
+    dense: Callable[[tuple[Any, ...]], torch.Tensor] | None = None
+    """The function from the results of ``weights`` to the weights; by default the last tensor with four dimensions."""
+
+    @property
+    def model_type(self) -> str | None:
+        """The entry of its config.json; None for a model of torch."""
+        return self.build.config_class.model_type if isinstance(self.build, ModelOfTransformers) else None
 
 
-def model(name: str, **options: Any) -> Callable[[], nn.Module]:
-    """Build the model class ``{name}Model`` of Transformers (or the class so named) from ``{name}Config``."""
+@dataclass(frozen=True)
+class ModelOfTransformers:
+    """Builds the model class ``{stem}Model`` of Transformers, or ``{stem}Encoder``, from ``{stem}Config``."""
 
-    def build() -> nn.Module:
-        stem = name.removesuffix("Model")
-        return getattr(transformers, f"{stem}Model")(getattr(transformers, f"{stem}Config")(**options))
+    stem: str
+    options: dict[str, Any]
 
-    return build
+    @property
+    def config_class(self) -> Any:
+        return getattr(transformers, f"{self.stem}Config")
+
+    def __call__(self) -> nn.Module:
+        for name in (f"{self.stem}Model", f"{self.stem}Encoder"):
+            if hasattr(transformers, name):
+                return getattr(transformers, name)(self.config_class(**self.options))
+        raise AttributeError(f"transformers has no {self.stem}Model")
+
+
+def model(name: str, **options: Any) -> ModelOfTransformers:
+    """Build the model class ``{name}Model`` of Transformers, or the class so named."""
+    return ModelOfTransformers(name.removesuffix("Model"), options)
 
 
 def decoder(

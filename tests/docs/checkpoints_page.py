@@ -53,7 +53,8 @@ in three parts with a past. Every `model_type` of the table has such a model.
 TAIL = """
 A checkpoint of another `model_type` is refused. `layer` counts the groups of ALBERT's layers, which share one block.
 Longformer's global tokens come with each request, as `global_mask`. The `model_type` of a part of `config.json`
-(`text_config`, `vision_config`, `encoder`, `decoder`) chooses the family of that stack.
+(`text_config`, `vision_config`, `encoder`, `decoder`) chooses the family of that stack. A part without one takes it
+from the whole: `clip_text_model` for the text of `clip`.
 
 Some families cannot be exact, since their scores are no function of one query and one key of the spec: DeBERTa and
 XLNet (queries and keys of positions), DeepSeek (keys from a latent vector, of which a part turns), WavLM (a gated

@@ -20,7 +20,8 @@ from attention_service.modules.checkpoints.import_plan import plan
 
 with warnings.catch_warnings():
     warnings.simplefilter("ignore")
-    from transformers import CONFIG_MAPPING, CLIPConfig, CLIPModel
+    import transformers
+    from transformers import CONFIG_MAPPING
 
 MODEL_TYPES = sorted((kind, family.name) for family in FAMILIES.values() for kind in family.model_types)
 
@@ -173,19 +174,50 @@ def test_a_part_of_the_config_describes_its_stack(store, tmp_path):
     assert all(torch.equal(value, own.read()[name]) for name, value in text.read().items())
 
 
-def test_a_pair_of_text_and_vision_has_both_stacks(tmp_path):
-    sizes = {"hidden_size": 32, "num_hidden_layers": 1, "intermediate_size": 8, "attn_implementation": "eager"}
-    text = sizes | {"num_attention_heads": 4, "vocab_size": 20, "max_position_embeddings": 8}
-    vision = sizes | {"num_attention_heads": 2, "image_size": 8, "patch_size": 4}
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        CLIPModel(CLIPConfig(text_config=text, vision_config=vision)).save_pretrained(tmp_path / "pair")
+@pytest.fixture
+def pair_of(tmp_path):
+    """Save a tiny pair of a text and a vision model, and return its folder."""
+
+    def kept(name):
+        sizes = {"hidden_size": 32, "num_hidden_layers": 1, "intermediate_size": 8, "attn_implementation": "eager"}
+        text = sizes | {"num_attention_heads": 4, "vocab_size": 20, "max_position_embeddings": 8}
+        vision = sizes | {"num_attention_heads": 2, "image_size": 8, "patch_size": 4}
+        config = getattr(transformers, f"{name}Config")(text_config=text, vision_config=vision)
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            getattr(transformers, f"{name}Model")(config).save_pretrained(tmp_path / "pair")
+        return tmp_path / "pair"
+
+    return kept
+
+
+PAIRS = [("CLIP", "clip-text", "clip-vision", [Causal()]), ("Siglip", "siglip", "siglip", [])]
+
+
+@pytest.mark.parametrize(("name", "text", "vision", "masks"), PAIRS)
+@pytest.mark.parametrize("typed", [True, False])
+def test_a_pair_of_text_and_vision_has_both_stacks(pair_of, tmp_path, name, text, vision, masks, typed):
+    path = pair_of(name) / "config.json"
+    if not typed:  # the type of the pair tells those of its sections
+        config = json.loads(path.read_text())
+        del config["text_config"]["model_type"], config["vision_config"]["model_type"]
+        path.write_text(json.dumps(config))
     with pytest.raises(InvalidRequest, match="say which by stack"):
         plan(tmp_path, ImportModule(checkpoint="pair"))
-    for stack, heads, masks in (("text", 4, [Causal()]), ("vision", 2, [])):
+    for stack, heads, family, own in (("text", 4, text, masks), ("vision", 2, vision, [])):
         made = plan(tmp_path, ImportModule(checkpoint="pair", stack=stack))
-        assert (made.config.num_heads, made.config.spec.masks) == (heads, masks)
-        assert made.source.family == f"clip-{stack}"
+        assert (made.config.num_heads, made.config.spec.masks) == (heads, own)
+        assert made.source.family == family
+
+
+def test_a_pair_of_a_type_of_no_family_is_refused_by_that_type(pair_of, tmp_path):
+    path = pair_of("CLIP") / "config.json"
+    config = json.loads(path.read_text())
+    for section in ("text_config", "vision_config"):
+        del config[section]["model_type"]
+    path.write_text(json.dumps(config | {"model_type": "chinese_clip"}))
+    with pytest.raises(InvalidCheckpoint, match="model_type 'chinese_clip', which is not known"):
+        plan(tmp_path, ImportModule(checkpoint="pair", stack="text"))
 
 
 def test_vit_is_known_by_its_older_names(store, tmp_path):

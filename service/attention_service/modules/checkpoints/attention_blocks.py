@@ -86,10 +86,9 @@ def blocks_of(checkpoint: Checkpoint) -> list[Block]:
             strangers.add(model_type[:80])
     if not found and strangers:
         reasons = "".join(f"; {INEXACT[kind]}, which no spec states" for kind in sorted(strangers) if kind in INEXACT)
-        known_types = sorted(kind for family in FAMILIES.values() for kind in family.model_types)
         raise InvalidCheckpoint(
             f"config.json says model_type {' and '.join(map(repr, sorted(strangers)))}, which is not known"
-            f"{reasons}; known are {', '.join(known_types)}",
+            f"{reasons}; known are {', '.join(sorted(_model_types()))}",
             param="checkpoint",
         )
     return sorted(found.values(), key=lambda block: (block.layer, block.prefix))
@@ -98,11 +97,30 @@ def blocks_of(checkpoint: Checkpoint) -> list[Block]:
 def _sections(config: Mapping[str, Any]) -> list[tuple[Stack | None, Mapping[str, Any]]]:
     """The parts of config.json that describe a model: one for each stack, or the whole."""
     own: tuple[Stack | None, Mapping[str, Any]] = (None, config)
+    whole = _model_type(config)
     parts: list[tuple[Stack | None, Mapping[str, Any]]] = [
-        (stack, config[entry]) for entry, stack in _SECTIONS.items() if isinstance(config.get(entry), dict)
+        (stack, _typed(config[entry], stack, whole))
+        for entry, stack in _SECTIONS.items()
+        if isinstance(config.get(entry), dict)
     ]
-    kinds = {kind for family in FAMILIES.values() for kind in family.model_types}
-    return [own] if not parts or _model_type(config) in kinds else parts
+    return [own] if not parts or whole in _model_types() else parts
+
+
+def _typed(section: Mapping[str, Any], stack: Stack, whole: str | None) -> Mapping[str, Any]:
+    """A section with a model_type: its own, or that of the stack in a model of type ``whole``.
+
+    Transformers leaves it out of the sections of CLIP, whose stacks are ``clip_text_model`` and ``clip_vision_model``.
+    """
+    if whole is None or section.get("model_type") is not None:
+        return section
+    known = _model_types()
+    kinds = (f"{whole}_{stack}_model", f"{whole}_{stack}")
+    return {**section, "model_type": next((kind for kind in kinds if kind in known), whole)}
+
+
+def _model_types() -> set[str]:
+    """Every model_type of a family."""
+    return {kind for family in FAMILIES.values() for kind in family.model_types}
 
 
 def _has_queries(block: Block, checkpoint: Checkpoint) -> bool:

@@ -9,7 +9,7 @@ from attention_client.cli import display, recording_tables
 from attention_client.cli.session import AsJson, client_of, present
 from attention_client.recording import Recording
 from attention_client.recording import record as record_text
-from attention_client.recording.checkpoint_model import load_model
+from attention_client.recording.checkpoint_model import load_model, path_in_repository
 from attention_client.recording.recorder import check_taps
 from attention_contract.wire import PICTURES, to_json
 
@@ -58,8 +58,9 @@ def record(
 ) -> None:
     """Record a text's way through a model whose attention runs on the server.
 
-    The checkpoint's other parts run here, by transformers. Without --output and --post, the recording is written to
-    recording.safetensors.
+    The server imports the attention of every layer into modules, and removes those that it made. If it cannot, it
+    attends with the q, k and v of the model. The checkpoint's other parts run here, by transformers. Without
+    --output and --post, the recording is written to recording.safetensors.
     """
     chosen = taps or ["weights"]
     check_taps(chosen, remote=not local)
@@ -72,7 +73,16 @@ def record(
         recording = record_text(model, tokenizer, text, taps=chosen, target=target)  # type: ignore[arg-type]
     else:
         with client_of(ctx) as client:
-            recording = record_text(model, tokenizer, text, taps=chosen, target=target, client=client)  # type: ignore[arg-type]
+            place = path_in_repository(checkpoint, models_dir)
+            recording = record_text(
+                model,
+                tokenizer,
+                text,
+                taps=chosen,  # type: ignore[arg-type]
+                target=target,
+                client=client,
+                checkpoint=place,
+            )
     if output is not None or not post:
         path = recording.save(output or Path(f"recording{ENDING}"))
         typer.echo(f"written to {path}")

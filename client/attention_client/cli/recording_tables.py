@@ -12,6 +12,12 @@ MOST_ROWS = 128
 """Rows of one table."""
 MOST_CHARACTERS = 120
 
+_COMPUTED = {
+    "local": "in the model, without a server",
+    "raw": "on the server, with the model's q, k and v",
+    "modules": "on the server, in modules of the checkpoint",
+}
+
 
 def facts(recording: Recording) -> None:
     """Print the model, the text and the versions."""
@@ -20,6 +26,8 @@ def facts(recording: Recording) -> None:
     kinds = sorted({name.rpartition(".")[2] for name in recording.tensors})
     print_out(Text(f"{told.model}: {_short(told.text)}{f' → {_short(told.target)}' if told.target else ''}"))
     print_out(Text(f"{sizes}; {', '.join(kinds)}", style="dim"))
+    if told.computed is not None:
+        print_out(Text(f"attention: {_COMPUTED[told.computed]}", style="dim"))
     print_out(Text(", ".join(f"{name} {version}" for name, version in told.versions.items()), style="dim"))
 
 

@@ -16,13 +16,12 @@ def load_model(checkpoint: str, models_dir: Path | None = None) -> "tuple[PreTra
     user), or a name in the local cache of transformers. Raises CheckpointNotFound where one of the two cannot be
     loaded, and ImportError without the extra ``transformers``.
     """
-    from platformdirs import user_data_path  # noqa: PLC0415 - of the extra, as transformers
     from transformers import AutoModel, AutoTokenizer  # noqa: PLC0415 - imports torch
     from transformers.utils import logging as transformers_logging  # noqa: PLC0415
 
     logging: Any = transformers_logging  # its functions have no annotations
     place = checkpoint
-    repository = models_dir or user_data_path("attention-service", appauthor=False)
+    repository = _repository(models_dir)
     if not Path(checkpoint).is_dir() and (repository / checkpoint).is_dir():
         place = str(repository / checkpoint)
     level = logging.get_verbosity()
@@ -42,3 +41,20 @@ def load_model(checkpoint: str, models_dir: Path | None = None) -> "tuple[PreTra
         logging.enable_progress_bar()
         logging.set_verbosity(level)
     return model, tokenizer
+
+
+def path_in_repository(checkpoint: str, models_dir: Path | None = None) -> str:
+    """The path by which a server knows a checkpoint that ``load_model`` finds: that inside the model repository.
+
+    A name of another place stays as it is.
+    """
+    folder, repository = Path(checkpoint).resolve(), _repository(models_dir).resolve()
+    inside = folder.is_dir() and folder != repository and folder.is_relative_to(repository)
+    return folder.relative_to(repository).as_posix() if inside else checkpoint
+
+
+def _repository(models_dir: Path | None) -> Path:
+    """The model repository; by default that of a server of this user."""
+    from platformdirs import user_data_path  # noqa: PLC0415 - of the extra, as transformers
+
+    return models_dir or user_data_path("attention-service", appauthor=False)

@@ -1,5 +1,6 @@
 """``record``: one pass of a transformers model over one text, kept as a recording."""
 
+import logging
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from datetime import UTC, datetime
@@ -23,6 +24,7 @@ if TYPE_CHECKING:
 
     from attention_client.client import Client
 
+_log = logging.getLogger("attention_client")
 Named = Iterator[tuple[str, Array]]
 """Tensors with their full names."""
 
@@ -35,11 +37,16 @@ def record(
     taps: Sequence[Tap] = ("weights",),
     target: str | None = None,
     client: "Client | None" = None,
+    checkpoint: str | None = None,
 ) -> Recording:
     """Record the hidden states and the taps of every layer while a model reads a text, without gradients and dropout.
 
     With a client, the attention of every layer runs on its server, and ``taps`` may name all but ``lse`` and
     ``output``. Without one, everything runs in the model's own eager attention, and ``weights`` is the only tap.
+
+    ``checkpoint`` is the model's path in the server's model repository. Its attention layers are then imported, and
+    each runs as a module, from the hidden states to its output. Otherwise, or if the server cannot import all of
+    them, the server attends with the q, k and v of the model. ``facts.computed`` says which of the two it was.
 
     ``target`` is the decoder's text, of a model with an encoder and a decoder; by default the decoder reads its start
     token alone. The model is left as it was. Raises InvalidRequest for taps that cannot be recorded, and for a text
@@ -48,6 +55,7 @@ def record(
     check_taps(taps, client is not None)
     inputs, tokens = _inputs(model, tokenizer, text, target)
     versions = {name: metadata.version(name) for name in ("attention-service", "transformers", "torch")}
+    computed = "local"
     if client is None:
         with _eager(model):
             outputs = _run(model, inputs, output_attentions=True)
@@ -58,12 +66,8 @@ def record(
                 param="model",
             )
     else:
-        from attention_client.transformers import attach  # noqa: PLC0415 - imports torch
-
-        with attach(model, client, record=taps) as attached:
-            outputs = _run(model, inputs)
-        tensors = dict(_remote_taps(attached.recorded))
         versions["server"] = client.server.info().version
+        computed, outputs, tensors = _run_on_server(model, inputs, tokens, client, checkpoint, taps)
     tensors |= _hidden_states(outputs)
     stacks: dict[str, dict[str, Array]] = {}
     for name, array in tensors.items():
@@ -75,10 +79,36 @@ def record(
         "target": target,
         "created": datetime.now(UTC),
         "versions": versions,
+        "computed": computed,
         "tokens": tokens,
         "attentions": _attentions(tensors, model.config.get_text_config().num_attention_heads),
     }
     return Recording.of(validate(RecordingFile, facts | stacks))
+
+
+def _run_on_server(
+    model: "PreTrainedModel",
+    inputs: Mapping[str, Any],
+    tokens: Mapping[RecordedStack, Sequence[str]],
+    client: "Client",
+    checkpoint: str | None,
+    taps: Sequence[Tap],
+) -> tuple[str, Any, dict[str, Array]]:
+    """Run the model with its attention on the server. Return the kind of attention, the outputs and the taps."""
+    from attention_client.recording.served_modules import NotServedError, serve  # noqa: PLC0415 - imports torch
+    from attention_client.transformers import attach  # noqa: PLC0415
+
+    if checkpoint is not None:
+        lengths = {len(labels) for labels in tokens.values()}
+        try:
+            with serve(model, client, checkpoint, taps, lengths) as served:
+                outputs = _run(model, inputs)
+                return "modules", outputs, dict(served.tensors())
+        except NotServedError as reason:
+            _log.info("attention runs as raw q, k and v: %s", reason)
+    with attach(model, client, record=taps) as attached:
+        outputs = _run(model, inputs)
+    return "raw", outputs, dict(_remote_taps(attached.recorded))
 
 
 def check_taps(taps: Sequence[str], remote: bool) -> None:

@@ -25,6 +25,9 @@ class CheckpointAttention(WireModel):
     """The reason why the layer cannot be imported as it is."""
     bytes: int = 0
     """Bytes of its parameters on the device, if it can be imported."""
+    tensors: dict[str, str] = Field(default_factory=dict)
+    """The tensor of the checkpoint that holds each parameter, by the parameter's name. Several parameters may be cut
+    from one tensor, as ``q_proj.weight``, ``k_proj.weight`` and ``v_proj.weight`` from ``h.0.attn.c_attn.weight``."""
 
 
 class CheckpointInfo(WireModel):

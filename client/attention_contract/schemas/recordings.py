@@ -48,6 +48,9 @@ class RecordingFacts(WireModel):
     """The time of the recording."""
     versions: dict[str, Label] = Field(default_factory=dict, max_length=64)
     """Versions of the software that took part, by name."""
+    computed: Literal["local", "raw", "modules"] | None = None
+    """The place of the attention: ``local`` for the model's own, ``raw`` for a server that was sent q, k and v, and
+    ``modules`` for modules of a server, imported from the model's checkpoint. Null for recordings of other origin."""
     tokens: dict[RecordedStack, Listed[Label]] = Field(min_length=1, max_length=2)
     """The tokens of each stack, as labels of queries and keys."""
     attentions: Listed[RecordedAttention] = Field(default_factory=list, max_length=4096)

@@ -91,7 +91,8 @@ def _attention(checkpoint: Checkpoint, block: Block, *, several: bool) -> Checkp
     try:
         if missing := missing_fields(checkpoint, block):
             return found.model_copy(update={"missing": missing})
-        config = plan_block(checkpoint, block, request).config
+        plan = plan_block(checkpoint, block, request)
     except InvalidRequest as fault:  # InvalidCheckpoint among them
         return found.model_copy(update={"problem": fault.detail})
-    return found.model_copy(update={"config": config, "bytes": parameter_bytes(config)})
+    size = parameter_bytes(plan.config)
+    return found.model_copy(update={"config": plan.config, "bytes": size, "tensors": plan.tensors})

@@ -42,6 +42,11 @@ class Plan:
     """The tensors, by their full names, that hold each parameter."""
     _heads: Heads
 
+    @property
+    def tensors(self) -> dict[str, str]:
+        """The full name of the tensor that holds each parameter."""
+        return {name: piece.tensor for name, piece in self._pieces.items()}
+
     def read(self) -> dict[str, Tensor]:
         """The parameters, on the host. Raises InvalidCheckpoint where the file does not hold what its header says."""
         try:

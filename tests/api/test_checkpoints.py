@@ -71,6 +71,11 @@ def test_a_checkpoint_tells_the_spec_of_each_layer_before_it_is_loaded(client):
     made = client.modules.import_("org/tiny", layer=1, name="one")
     assert made.config == found.attentions[1].config
     assert made.bytes == found.attentions[1].bytes
+    at = "transformer.h.1.attn"
+    assert {name: tensor for name, tensor in found.attentions[1].tensors.items() if name.endswith("weight")} == {
+        **{f"{role}_proj.weight": f"{at}.c_attn.weight" for role in "qkv"},
+        "o_proj.weight": f"{at}.c_proj.weight",
+    }
     client.modules.delete("one")
 
 

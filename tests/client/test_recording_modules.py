@@ -1,5 +1,7 @@
 """Recordings whose attention runs in modules that the server imports from the model's own checkpoint."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 from typer.testing import CliRunner
@@ -8,6 +10,7 @@ from attention_client import Client
 from attention_client.cli import app
 from attention_client.recording import Recording, record
 from attention_client.recording.checkpoint_model import path_in_repository
+from attention_client.transformers.model_layers import UnsupportedModel
 from tests.client import tiny_models
 from tests.conftest import live_server
 from tests.modules.checkpoints.test_families import TINY, built
@@ -83,6 +86,15 @@ def test_every_family_that_reads_a_text_runs_in_modules(family, tokenizer, clien
     remote = record(model, tokenizer, TEXT, target=target, client=client, checkpoint=f"every-{family}")
     assert remote.facts.computed == "modules"
     compared(remote, local)
+
+
+def test_a_family_that_pads_the_text_is_refused_and_not_recorded_wrong(tokenizer, client, root):
+    tiny = TEXT_MODELS["longformer"]  # six tokens become eight, of which each layer takes four at once
+    model = built(replace(tiny, build=replace(tiny.build, options=tiny.build.options | {"attention_window": [4, 4]})))
+    model.save_pretrained(root / "padded")
+    with pytest.raises(UnsupportedModel, match="attention interface"):  # nor can it send q, k and v
+        record(model, tokenizer, TEXT, client=client, checkpoint="padded")
+    assert client.modules.list().modules == []
 
 
 def test_resident_modules_of_the_same_content_are_used_and_stay(tokenizer, client, root):

@@ -1,7 +1,7 @@
 """The base of everything on the wire."""
 
 from functools import cache
-from typing import TYPE_CHECKING, Annotated, Any, Final, Optional, TypeAlias, TypeVar, cast
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Final, Optional, TypeAlias, TypeVar, cast
 
 from pydantic import BaseModel, ConfigDict, Field
 from pydantic_core import PydanticCustomError
@@ -32,6 +32,9 @@ class WireModel(BaseModel):
     """A value on the wire: immutable, strict about unknown fields, documented by its attribute docstrings."""
 
     __slots__ = ("_request_id",)
+
+    repeats: ClassVar[bool] = True
+    """False for a request that names itself, so that no two are equal and none is worth remembering."""
 
     model_config = ConfigDict(
         extra="forbid",

@@ -11,12 +11,15 @@ client.
     │   ├── ModuleNotFound
     │   ├── ParameterNotFound
     │   ├── CheckpointNotFound
-    │   └── RecordingNotFound
+    │   ├── RecordingNotFound
+    │   └── SessionNotFound
     ├── MethodNotAllowed              405
     ├── NotAcceptable                 406
     ├── Conflict                      409
     │   ├── ModuleExists
-    │   └── VersionMismatch
+    │   ├── VersionMismatch
+    │   └── LengthMismatch
+    ├── SessionGone                   410
     ├── TooLarge                      413
     │   ├── BodyTooLarge                   bytes on the wire
     │   └── OverBudget                     bytes of memory
@@ -145,6 +148,21 @@ class RecordingNotFound(NotFound):
     title = "No such recording"
 
 
+class SessionNotFound(NotFound):
+    """There never was a session with this id."""
+
+    code = "session_not_found"
+    title = "There is no session with this id"
+
+
+class SessionGone(AttentionError):
+    """The session is gone. ``reason``: expired, evicted, restarted or deleted."""
+
+    status = 410
+    code = "session_gone"
+    title = "The session is gone"
+
+
 class MethodNotAllowed(AttentionError):
     """The path exists, but not for this method."""
 
@@ -181,6 +199,13 @@ class VersionMismatch(Conflict):
 
     code = "version_mismatch"
     title = "The module has another version"
+
+
+class LengthMismatch(Conflict):
+    """The session has another length than the caller believes; ``expected`` and ``actual`` are both."""
+
+    code = "length_mismatch"
+    title = "The session has another length"
 
 
 class TooLarge(AttentionError):

@@ -18,13 +18,14 @@ def to_json(value: Any, encoding: Encoding = "list") -> bytes:
 
 def fields_on_wire(model: BaseModel) -> dict[str, Any]:
     """The values of a model by their name on the wire, without the null ones. Nested values stay as they are."""
-    names = _names(type(model))
-    return {names[name]: value for name, value in model.__dict__.items() if value is not None}
+    values = model.__dict__  # what a cached property keeps there is no field
+    found = {wire: value for name, wire in _names(type(model)) if (value := values[name]) is not None}
+    return found | model.__pydantic_extra__ if model.__pydantic_extra__ else found
 
 
 @cache
-def _names(model: type[BaseModel]) -> dict[str, str]:
-    return {name: field.alias or name for name, field in model.model_fields.items()}
+def _names(model: type[BaseModel]) -> tuple[tuple[str, str], ...]:
+    return tuple((name, field.alias or name) for name, field in model.model_fields.items())
 
 
 def _plain(value: Any, encoding: Encoding) -> Any:

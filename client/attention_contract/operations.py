@@ -18,6 +18,7 @@ from attention_contract.schemas import hopfield as h
 from attention_contract.schemas import modules as m
 from attention_contract.schemas import recordings as r
 from attention_contract.schemas import server as s
+from attention_contract.schemas import sessions as t
 from attention_contract.schemas.gradients import GradientsReply, GradientsRequest, RawGradientsRequest
 from attention_contract.schemas.weights import RawWeightsRequest, WeightsReply, WeightsRequest
 
@@ -195,6 +196,73 @@ delete_recording: Operation[None] = Operation(
     "delete_recording", "DELETE", "/v1/recordings/{id}", None, None, "Remove a recording from the store",
     (*ANY_TIME, e.RecordingNotFound), status=204, safe_to_repeat=False,
 )  # fmt: skip
+OF_SESSION: Final = (e.SessionNotFound, e.SessionGone, e.LengthMismatch, e.VersionMismatch)
+
+list_sessions = Operation(
+    "list_sessions", "GET", "/v1/sessions", None, t.SessionList, "Every session, as a tree, and their memory",
+)  # fmt: skip
+open_session = Operation(
+    "open_session", "POST", "/v1/modules/{name}/sessions", t.OpenSession, t.SessionInfo,
+    "Open a session: a past that stays on the server",
+    (*READS_BODY, *OF_MODULE, e.SessionNotFound, e.SessionGone), status=201, tensors=True, safe_to_repeat=False,
+    example={"capacity": 128},
+)  # fmt: skip
+get_session = Operation(
+    "get_session", "GET", "/v1/sessions/{id}", None, t.SessionInfo, "Module, length, memory and expiry of a session",
+    (*ANY_TIME, *OF_SESSION),
+)  # fmt: skip
+delete_session: Operation[None] = Operation(
+    "delete_session", "DELETE", "/v1/sessions/{id}", None, None, "End a session and free its pages",
+    (*ANY_TIME, *OF_SESSION), status=204, safe_to_repeat=False,
+)  # fmt: skip
+step_sessions = Operation(
+    "step_sessions", "POST", "/v1/sessions/step", t.StepsRequest, t.StepsReply,
+    "Steps of many sessions, each with its own result or problem",
+    READS_BODY, tensors=True, safe_to_repeat=False, example={"steps": [{"session": "0", **_QUERY}]},
+)  # fmt: skip
+step_session = Operation(
+    "step_session", "POST", "/v1/sessions/{id}/step", t.StepRequest, t.StepReply,
+    "A forward pass over new tokens, which are appended",
+    (*READS_BODY, *OF_SESSION, e.KernelUnsuitable), tensors=True, safe_to_repeat=False,
+    example=_QUERY | {"return": ["output", "weights"]},
+)  # fmt: skip
+fork_session = Operation(
+    "fork_session", "POST", "/v1/sessions/{id}/fork", t.ForkSession, t.SessionInfo,
+    "Copy a session, whose full pages both then share",
+    (*READS_BODY, *OF_SESSION), status=201, safe_to_repeat=False, example={},
+)  # fmt: skip
+truncate_session = Operation(
+    "truncate_session", "POST", "/v1/sessions/{id}/truncate", t.TruncateSession, t.SessionInfo,
+    "Forget the last tokens of a session",
+    (*READS_BODY, *OF_SESSION), example={"length": 1},
+)  # fmt: skip
+reorder_session = Operation(
+    "reorder_session", "POST", "/v1/sessions/{id}/reorder", t.ReorderSession, t.SessionInfo,
+    "Let each sequence of a session continue another one's past",
+    (*READS_BODY, *OF_SESSION), safe_to_repeat=False, example={"rows": [0]},
+)  # fmt: skip
+session_weights = Operation(
+    "session_weights", "POST", "/v1/sessions/{id}/weights", t.SessionWeightsRequest, WeightsReply,
+    "The keys of the cached past and of new tokens that each head attends to",
+    (*READS_BODY, *OF_SESSION, e.KernelUnsuitable), tensors=True, example=_QUERY | {"top_k": 1},
+)  # fmt: skip
+session_gradients = Operation(
+    "session_gradients", "POST", "/v1/sessions/{id}/gradients", t.SessionGradientsRequest, GradientsReply,
+    "Exact gradients of new tokens over the cached past",
+    (*READS_BODY, *OF_SESSION, e.KernelUnsuitable), tensors=True,
+    example=_QUERY | {"wrt": ["query", "past_key", "past_value"]},
+)  # fmt: skip
+get_session_cache = Operation(
+    "get_session_cache", "GET", "/v1/sessions/{id}/cache", None, t.SessionCache,
+    "The keys and values that a session holds",
+    (*ANY_TIME, *OF_SESSION, e.OverBudget, e.Overloaded, e.NeverFits), tensors=True,
+)  # fmt: skip
+put_session_cache = Operation(
+    "put_session_cache", "PUT", "/v1/sessions/{id}/cache", t.ReplaceCache, t.SessionInfo,
+    "Replace the past of a session",
+    (*READS_BODY, *OF_SESSION), tensors=True,
+    example={"past_key": [[[0.0] * 4] * 3] * 2, "past_value": [[[0.0] * 4] * 3] * 2},
+)  # fmt: skip
 health_live = Operation(
     "health_live", "GET", "/health/live", None, s.Health, "The process answers",
     (e.NotAcceptable,),
@@ -214,5 +282,8 @@ OPERATIONS: Final[tuple[Operation[Any], ...]] = (
     accuracy, list_hardware,
     hopfield_retrieve,
     list_recordings, create_recording, get_recording, delete_recording,
+    list_sessions, open_session, get_session, delete_session, step_sessions, step_session,
+    fork_session, truncate_session, reorder_session, session_weights, session_gradients,
+    get_session_cache, put_session_cache,
     health_live, health_ready,
 )  # fmt: skip

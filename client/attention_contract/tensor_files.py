@@ -4,6 +4,7 @@ A file is the length of its header in 8 bytes, the header as JSON, and the bytes
 """
 
 import math
+from collections.abc import Callable
 from functools import lru_cache
 from operator import itemgetter
 from typing import Any, Final, Literal, NamedTuple, TypeVar
@@ -137,8 +138,9 @@ def from_safetensors(body: bytes | memoryview, entry: Entry, model: type[ModelT]
 def request_from_safetensors(body: bytes | memoryview, model: type[ModelT]) -> tuple[ModelT, Outline | None]:
     """Read a request as ``from_safetensors`` does, with its outline if that can be remembered."""
     entry = _entry_of(model, "request")
-    header, text, arrays = _read(memoryview(body), entry)
-    outline = outline_of(model, text, header.tensors)
+    repeats = getattr(model, "repeats", True)
+    header, text, arrays = _read(memoryview(body), entry, repeats=repeats)
+    outline = outline_of(model, text, header.tensors) if repeats else None
     if outline is None:
         return _placed(header, text, arrays, entry, model), None
     return with_tensors(
@@ -148,24 +150,46 @@ def request_from_safetensors(body: bytes | memoryview, model: type[ModelT]) -> t
 
 def _placed(header: Header, text: str, arrays: list[NDArray[Any]], entry: Entry, model: type[ModelT]) -> ModelT:
     """The model of a text, with the tensors in their places."""
+    return validate(model, _with_tensors(_data(text, entry), header, arrays, model), by_name=False)
+
+
+def _data(text: str, entry: Entry) -> dict[str, Any]:
     encoded = text.encode()
     if len(encoded) > _SMALL_HEADER:
         check_text(measure_text(encoded))
-    data = from_json(encoded, f"the metadata entry {entry!r}")
+    return from_json(encoded, f"the metadata entry {entry!r}")
+
+
+def _with_tensors(
+    data: dict[str, Any], header: Header, arrays: list[NDArray[Any]], model: type[BaseModel]
+) -> dict[str, Any]:
     for tensor, array in zip(header.tensors, arrays, strict=True):
         place_tensor(data, tensor.name, array, model)
-    return validate(model, data, by_name=False)
+    return data
 
 
-def _read(view: memoryview, entry: Entry) -> tuple[Header, str, list[NDArray[Any]]]:
-    """The header of a file, the text of its metadata entry, and its tensors."""
+def either_from_safetensors(
+    body: bytes | memoryview, entry: Entry, choose: Callable[[dict[str, Any]], type[ModelT]]
+) -> ModelT:
+    """Read a model that its data without tensors tell. Raises what ``from_safetensors`` raises."""
+    header, text, arrays = _read(memoryview(body), entry, repeats=False)
+    data = _data(text, entry)
+    model = choose(data)
+    return validate(model, _with_tensors(data, header, arrays, model), by_name=False)
+
+
+def _read(view: memoryview, entry: Entry, *, repeats: bool = True) -> tuple[Header, str, list[NDArray[Any]]]:
+    """The header of a file, the text of its metadata entry, and its tensors.
+
+    ``repeats``: the header may come again, so that it is worth remembering.
+    """
     if len(view) < 8:
         raise Unreadable(f"the safetensors file has {len(view)} bytes; expected at least 8")
     size = int.from_bytes(view[:8], "little")
     if size > min(MAX_HEADER, len(view) - 8):
         raise Unreadable(f"the safetensors header says {size} bytes; the body has {len(view) - 8} after its length")
     text = bytes(view[8 : 8 + size])
-    header = _small_header(text) if size <= MAX_TEXT else _header(text)
+    header = _small_header(text) if repeats and size <= MAX_TEXT else _header(text)
     data = view[8 + size :]
     start, arrays = 0, []
     for tensor, end in zip(header.tensors, header.ends, strict=True):

@@ -55,7 +55,8 @@ def request_from_body(
         return request_from_safetensors(body, model)
     data = read_json(body, model, size)
     arrays = {name: value for name, value in data.items() if type(value) is Untyped and value.dtype == np.float64}
-    if size is not None and size.items - sum([array.size for array in arrays.values()]) <= _FEW:
+    few = size is not None and size.items - sum([array.size for array in arrays.values()]) <= _FEW
+    if few and getattr(model, "repeats", True):
         with suppress(TypeError):  # a tensor of another kind, or in another place
             rest = orjson.dumps({name: value for name, value in data.items() if name not in arrays}).decode()
             tensors = tuple([Shaped(name, UNTYPED, array.shape) for name, array in arrays.items()])

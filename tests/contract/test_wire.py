@@ -278,3 +278,12 @@ def test_non_finite_numbers_outside_tensors_are_strings_too():
     assert wire.to_json({"a": [float("nan"), float("inf")], "b": -float("inf")}) == (
         b'{"a":["NaN","Infinity"],"b":"-Infinity"}'
     )
+
+
+@pytest.mark.parametrize("media_type", wire.MEDIA_TYPES)
+def test_what_is_remembered_beside_the_fields_of_a_model_does_not_travel(media_type):
+    request = RawForwardRequest(query=np.ones((1, 1, 1), np.float32))
+    request.spec.__dict__["_found"] = {"a": 1}
+    body = b"".join(wire.to_body(request, media_type, "request", "base64"))
+    assert b"_found" not in body
+    assert wire.from_body(RawForwardRequest, body, media_type, "request").spec == request.spec

@@ -12,6 +12,7 @@ from attention_contract.base import Listed, WireModel, at_fault
 from attention_contract.schemas.answers import CostLimits, Crossover, PerToken, Predicted
 from attention_contract.schemas.attention import MAX_TAPS, Index, KernelName, Tap, output_only
 from attention_contract.schemas.counts import Executed, TapCost
+from attention_contract.schemas.session_costs import SessionCost, SessionShape
 from attention_contract.spec import AttentionSpec
 from attention_contract.tensors import FloatName
 
@@ -80,6 +81,8 @@ class ComplexityRequest(WireModel):
     the server's own."""
     compare: Listed[Alternative] = Field(default_factory=list, max_length=MAX_ALTERNATIVES)
     """Alternatives over the same shapes. The reply gives their costs and crossovers."""
+    session: SessionShape | None = None
+    """A session of the module to price, on the request's device and memory; the shape does not matter to it."""
     measure: bool = False
     """Also run the alternatives near each predicted crossover in time, and report the measured one
     (``crossovers[].measured``). This takes some seconds, one run at a time among other requests."""
@@ -270,6 +273,9 @@ class ComplexityReply(WireModel):
     """The alternatives of ``compare``; the first is the request itself."""
     crossovers: list[Crossover] = Field(default_factory=list)
     """Crossovers of each two, for time, memory and FLOPs, along the sweep's size (the length, without a sweep)."""
+
+    session: SessionCost | None = None
+    """The price of the requested session; null if none is requested."""
 
     @property
     def series(self) -> list[Compared]:

@@ -1,0 +1,182 @@
+"""Attention in place over a cache, beside bare PyTorch, vLLM's kernel and the bandwidth of the memory; one thread.
+
+``python -m benchmarks.decode_kernels`` prints the tables; ``--output benchmarks/results/decode_kernels.md`` writes
+them. ``--vllm`` adds vLLM: the operator library of a CPU wheel that fits the installed PyTorch, as in
+``--vllm vllm/_C_AVX512.abi3.so``; nothing else of vLLM is imported.
+"""
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+from torch import Tensor
+from torch.nn.functional import scaled_dot_product_attention as sdpa
+
+from attention_contract.spec import AttentionSpec, Causal
+from attention_service.core.cached_attention import CachedQueries, Run, attend_in_place
+from benchmarks.measure import Case, rows
+from benchmarks.page import IN_TURN, fewer, parser, publish
+
+ROUNDS = 301
+SPEC = AttentionSpec(masks=[Causal()])
+PAGE = 64
+TEXT = f"""One decode step of attention, from queries to contexts, without projections: one new token a sequence, one
+thread. `in place` is `core.cached_attention`. `bare SDPA` is PyTorch's own call over a contiguous cache `[B, H, n, D]`.
+`vLLM` is the operator `cpu_attention_with_kv_cache` of its CPU wheel over pages of {PAGE}, its schedule made before the
+clock starts; the rows are left out where the wheel is not given. `sum` adds up the same bytes: the bandwidth of the
+memory.
+
+{IN_TURN}"""
+
+
+@dataclass(frozen=True)
+class Shape:
+    """Sequences of one length, and the heads of the model."""
+
+    sequences: int
+    keys: int
+    heads: int
+    kv_heads: int
+    width: int
+    dtype: torch.dtype
+
+    def __str__(self) -> str:
+        heads = f"{self.heads}/{self.kv_heads}" if self.heads != self.kv_heads else f"{self.heads}"
+        dtype = str(self.dtype).removeprefix("torch.")
+        return f"{self.sequences} × {self.keys:,}, {heads} heads × {self.width}, {dtype}"
+
+    def queries(self) -> Tensor:
+        """One new token of each sequence: ``[B, H, 1, D]``."""
+        return torch.randn(self.sequences, self.heads, 1, self.width).to(self.dtype)
+
+    def cache(self) -> tuple[Tensor, Tensor]:
+        """Keys and values ``[B, Hkv, n, D]``."""
+        shape = self.sequences, self.kv_heads, self.keys, self.width
+        return torch.randn(shape).to(self.dtype), torch.randn(shape).to(self.dtype)
+
+
+SHAPES = (
+    Shape(1, 512, 12, 12, 32, torch.float32),
+    Shape(16, 512, 12, 12, 32, torch.float32),
+    Shape(16, 512, 12, 12, 32, torch.bfloat16),
+    Shape(1, 4096, 32, 8, 128, torch.float32),
+    Shape(1, 4096, 32, 8, 128, torch.bfloat16),
+)
+
+
+def beside_others(vllm: bool) -> Iterator[Case]:
+    """The cases of the two decoders, beside bare SDPA and vLLM."""
+    for shape in SHAPES:
+        q, (k, v) = shape.queries(), shape.cache()
+        run = in_place([CachedQueries(q[i], [Run(k[i], v[i])]) for i in range(shape.sequences)])
+        grouped = shape.heads != shape.kv_heads
+        bare = _quietly(lambda q=q, k=k, v=v, grouped=grouped: sdpa(q, k, v, enable_gqa=grouped))
+        yield Case(f"in place, {shape}", run, "bare SDPA", bare)
+        if vllm:
+            yield Case(f"in place, {shape}", run, "vLLM", _of_vllm(shape, q, k, v))
+
+
+def dtypes_and_runs() -> Iterator[Case]:
+    """A half type beside float32, and scattered pages beside one run."""
+    shape = SHAPES[1]
+    q, (k, v) = shape.queries(), shape.cache()
+    whole = in_place([CachedQueries(q[i], [Run(k[i], v[i])]) for i in range(shape.sequences)])
+    for dtype in (torch.bfloat16, torch.float16):
+        half = [CachedQueries(q[i].to(dtype), [Run(k[i].to(dtype), v[i].to(dtype))]) for i in range(shape.sequences)]
+        yield Case(f"in place, {Shape(16, 512, 12, 12, 32, dtype)}", in_place(half), "in place, float32", whole)
+    pages = [slice(start, start + PAGE) for start in torch.randperm(shape.keys // PAGE).mul(PAGE).tolist()]
+    runs = [[Run(k[i][:, page], v[i][:, page]) for page in pages] for i in range(shape.sequences)]
+    scattered = in_place([CachedQueries(q[i], runs[i]) for i in range(shape.sequences)])
+    yield Case(f"in place, {shape}, every page apart", scattered, "in place, one run", whole)
+
+
+def forks(sequences: int = 16, prefix: int = 4096, own: int = 10) -> Iterator[Case]:
+    """Forks of one prefix, beside as many sequences of that length that share nothing."""
+    for heads, kv_heads, width, dtype in (
+        (12, 12, 32, torch.float32),
+        (12, 12, 32, torch.bfloat16),
+        (32, 8, 128, torch.float32),
+    ):
+        shape = Shape(sequences, prefix + own, heads, kv_heads, width, dtype)
+        q, (k, v) = shape.queries(), shape.cache()
+        first = Run(k[0][:, :prefix], v[0][:, :prefix])
+        shared = [CachedQueries(q[i], [first, Run(k[i][:, prefix:], v[i][:, prefix:])]) for i in range(sequences)]
+        apart = [CachedQueries(q[i], [Run(k[i], v[i])]) for i in range(sequences)]
+        yield Case(f"forks of {prefix:,}, {shape}", in_place(shared), "without sharing", in_place(apart))
+
+
+def long_pasts(keys: int = 100_000) -> Iterator[Case]:
+    """A step over a long past, beside reading its bytes once."""
+    for heads, kv_heads, width, dtype in (
+        (12, 12, 32, torch.float32),
+        (12, 12, 32, torch.bfloat16),
+        (32, 8, 128, torch.float32),
+    ):
+        shape = Shape(1, keys, heads, kv_heads, width, dtype)
+        q, (k, v) = shape.queries(), shape.cache()
+        words = [x.view(-1).view(torch.int32).view(torch.float32) for x in (k, v)]
+        run = in_place([CachedQueries(q[0], [Run(k[0], v[0])])])
+        yield Case(f"in place, {shape}", run, "sum", _quietly(lambda words=words: [x.sum() for x in words]))
+
+
+def in_place(sequences: Sequence[CachedQueries]) -> Callable[[], object]:
+    """Return a function that runs one step."""
+    return _quietly(lambda: attend_in_place(sequences, SPEC, {}))
+
+
+def _of_vllm(shape: Shape, q: Tensor, k: Tensor, v: Tensor) -> Callable[[], object]:
+    """Return a function that runs vLLM's operator, after a comparison of its numbers with SDPA's."""
+    operators, kind = torch.ops._C, "vec"
+    batch, pages = shape.sequences, shape.sequences * shape.keys // PAGE
+    tokens = [x.transpose(1, 2).reshape(-1, shape.kv_heads, shape.width).contiguous() for x in (k, v)]
+    keys, values = torch.zeros(pages, shape.kv_heads, 2 * PAGE, shape.width, dtype=shape.dtype).chunk(2, dim=2)
+    slots = torch.arange(batch * shape.keys)
+    operators.cpu_attn_reshape_and_cache(*tokens, keys, values, slots, kind, 1.0, 1.0, "auto")
+    starts = torch.arange(batch + 1, dtype=torch.int32)
+    lengths = torch.full((batch,), shape.keys, dtype=torch.int32)
+    table = torch.arange(pages, dtype=torch.int32).view(batch, -1)
+    sizes = batch, shape.heads, shape.kv_heads, shape.width, lengths, shape.dtype, starts
+    schedule = operators.get_scheduler_metadata(*sizes, True, -1, kind, True, None, "auto")
+    query = q.squeeze(2).contiguous()
+    out = torch.empty_like(query)
+    where = query, keys, values, out, starts, lengths, shape.width**-0.5, True, None, -1, table, 0.0, schedule
+    run = _quietly(lambda: operators.cpu_attention_with_kv_cache(*where, None, None, 1.0, 1.0, "auto"))
+    run()
+    expected = sdpa(q.float(), k.float(), v.float(), enable_gqa=True).squeeze(2)
+    torch.testing.assert_close(out.float(), expected, atol=2e-2 if shape.dtype.itemsize == 2 else 1e-5, rtol=0)
+    return run
+
+
+def _quietly(call: Callable[[], object]) -> Callable[[], object]:
+    """Return the call without autograd."""
+    return torch.inference_mode()(call)
+
+
+def main() -> None:
+    """Measure, print, write."""
+    options = parser(__doc__, ROUNDS)
+    options.add_argument("--vllm", type=Path, help="operator library of vLLM's CPU wheel, a .so file")
+    told = options.parse_args()
+    torch.set_num_threads(1)
+    if told.vllm is not None:
+        torch.ops.load_library(told.vllm)
+    rounds = told.rounds or (fewer(ROUNDS) if told.quick else ROUNDS)
+    publish("Decode kernels", TEXT, tables(rounds, vllm=told.vllm is not None), told.output, ("torch", "numba"))
+
+
+def tables(rounds: int, *, vllm: bool) -> Iterator[str]:
+    """All of them, line by line."""
+    for title, cases in (
+        ("Beside other kernels", beside_others(vllm)),
+        ("Dtypes and pages", dtypes_and_runs()),
+        ("Forks of a prefix", forks()),
+        ("A long past", long_pasts()),
+    ):
+        yield f"## {title}\n"
+        yield from rows(cases, rounds)
+        yield ""
+
+
+if __name__ == "__main__":
+    main()

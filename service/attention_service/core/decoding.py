@@ -1,0 +1,142 @@
+"""Attention over runs of a cache by the compiled loops: on a CPU, where no key is hidden from any of the queries."""
+
+import logging
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from functools import cache, partial
+from itertools import accumulate
+from typing import Protocol
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from attention_service.core.cached_partials import Partial
+
+_LOG = logging.getLogger(__name__)
+Floats = NDArray[np.float32]
+_LANES = 16
+"""Widths of keys and values are a multiple of this."""
+_STORED = {
+    torch.float32: np.empty(0, np.float32),
+    torch.bfloat16: np.empty(0, np.uint16),
+    torch.float16: np.empty(0, np.int16),
+}
+"""The empty array by which the loops know how a cache is stored."""
+_THREAD_SLOTS = 2**14
+"""Keys, times query heads, that are worth a thread of their own: 50 µs."""
+
+
+class Cached(Protocol):
+    """Adjacent slots of a cache."""
+
+    @property
+    def keys(self) -> Tensor:
+        """Keys, ``[Hkv, L, D]``."""
+
+    @property
+    def values(self) -> Tensor:
+        """Values, ``[Hkv, L, V]``."""
+
+
+def prepare(dtype: torch.dtype) -> None:
+    """Compile the loops for a cache of this dtype now, rather than at the first step.
+
+    It takes 3 to 6 s, or half a second if the machine code is on disk. Later calls return at once.
+    """
+    if dtype in _STORED:
+        _loops(dtype)
+
+
+def loops_take(q: Tensor, run: Cached) -> bool:
+    """Return True if the loops can attend from these queries ``[H, R, D]`` to keys and values such as these."""
+    return (
+        q.device.type == "cpu"
+        and q.dtype in _STORED
+        and q.shape[2] % _LANES == 0
+        and run.values.shape[2] % _LANES == 0
+        and _loops(q.dtype) is not None
+    )
+
+
+def decode(queries: Sequence[Tensor], runs: Sequence[Sequence[Cached]], scale: float) -> Partial:
+    """Attend from one query of each sequence, ``[H, 1, D]``, to its runs. The rows are the sequences in order."""
+    context, lse = _decode(_by_sequence(queries), runs, scale)
+    return Partial(torch.from_numpy(context).transpose(0, 1), torch.from_numpy(lse).mT[..., None])
+
+
+def decoded(queries: Sequence[Tensor], runs: Sequence[Sequence[Cached]], scale: float) -> Tensor:
+    """Return the context of ``decode`` alone."""
+    return torch.from_numpy(_decode(_by_sequence(queries), runs, scale)[0]).transpose(0, 1)
+
+
+def attend_together(q: Tensor, run: Cached, scale: float) -> Partial:
+    """Attend from every query of ``[H, R, D]`` to all keys of a run: as from H·R heads of one token."""
+    heads, rows, width = q.shape
+    context, lse = _decode(q.reshape(1, heads * rows, width), [[run]], scale)
+    return Partial(torch.from_numpy(context).view(heads, rows, -1), torch.from_numpy(lse).view(heads, rows, 1))
+
+
+def _by_sequence(queries: Sequence[Tensor]) -> Tensor:
+    """``[S, H, D]``, from ``[H, 1, D]`` of each."""
+    return (queries[0] if len(queries) == 1 else torch.cat(list(queries), 1)).transpose(0, 1)
+
+
+def _decode(q: Tensor, runs: Sequence[Sequence[Cached]], scale: float) -> tuple[Floats, Floats]:
+    """From q ``[S, H, D]`` to the contexts ``[S, H, V]`` and their log-sum-exp ``[S, H]``, both float32."""
+    loops = _loops(q.dtype)
+    if loops is None:
+        raise RuntimeError("the compiled loops need Numba; ask `loops_take` first")
+    query = np.ascontiguousarray(q.float().numpy())
+    first = runs[0][0]
+    kv_heads, _, width = first.values.shape
+    sequences, heads, _ = q.shape
+    table = np.array([_row(run) for each in runs for run in each])
+    starts = np.array([0, *accumulate(map(len, runs))])
+    found = np.empty((sequences, heads, width), np.float32), np.empty((sequences, heads), np.float32)
+    call = partial(loops, _STORED[first.keys.dtype], query, table, starts, np.float32(scale), kv_heads, *found)
+    units, threads = sequences * kv_heads, torch.get_num_threads()
+    if threads > 1:
+        slots = int(table[:, 2].sum()) * heads
+        threads = min(threads, units, slots // _THREAD_SLOTS)
+    if threads <= 1:
+        call(0, units)
+    else:
+        ends = [units * index // threads for index in range(threads + 1)]
+        list(_pool(torch.get_num_threads()).map(call, ends[:-1], ends[1:]))
+    return found
+
+
+def _row(run: Cached) -> tuple[int, ...]:
+    """A row of the table of runs."""
+    keys, values = run.keys, run.values
+    key, value, size = keys.stride(), values.stride(), keys.element_size()
+    strides = key[0] * size, value[0] * size, key[1] * size, value[1] * size
+    return keys.data_ptr(), values.data_ptr(), keys.shape[1], *strides
+
+
+@cache
+def _pool(threads: int) -> ThreadPoolExecutor:
+    return ThreadPoolExecutor(threads, "decoding")
+
+
+@cache
+def _loops(dtype: torch.dtype) -> Callable[..., None] | None:
+    """The compiled loops for a cache of this dtype; None without Numba. Imported here, since Numba takes 0.5 s."""
+    try:
+        from attention_service.core import decoding_loops  # noqa: PLC0415
+    except ImportError:
+        return None
+    try:
+        return _warm(decoding_loops.compiled(on_disk=True), dtype)
+    except Exception:  # whatever is wrong with the files: without them it only takes longer
+        _LOG.warning("Numba cannot keep machine code on disk; it compiles anew in each process", exc_info=True)
+        return _warm(decoding_loops.compiled(on_disk=False), dtype)
+
+
+def _warm(loops: Callable[..., None], dtype: torch.dtype) -> Callable[..., None]:
+    """Compile by a call without work."""
+    query, lse, runs = np.zeros((1, 1, _LANES), np.float32), np.zeros((1, 1), np.float32), np.zeros((1, 7), np.int64)
+    loops(_STORED[dtype], query, runs, np.zeros(2, np.int64), np.float32(1), 1, query.copy(), lse, 0, 0)
+    return loops

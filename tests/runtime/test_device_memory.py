@@ -65,6 +65,7 @@ def test_freed_memory_is_kept_once_for_all_threads_and_given_back_when_asked():
     assert given_back < 4
 
 
+@pytest.mark.slow
 def test_code_that_is_compiled_for_shapes_stays_within_bounds():
     (kept,) = told(SHAPES)
     assert kept < 150

@@ -101,6 +101,10 @@ class Library:
         module.check_version(version)
         return module
 
+    def holds(self, module: Module) -> bool:
+        """True if a module of this name is resident at this version."""
+        return self._modules.get(module.name) is module
+
     def list(self) -> Modules:
         """Every resident module, by name."""
         return [module for _, module in sorted(self._snapshot().items())]

@@ -60,6 +60,8 @@ from attention_service.runtime.scheduling.execution import Execution
 from attention_service.runtime.scheduling.jobs import Job
 from attention_service.runtime.scheduling.joint_passes import Observation, ran
 from attention_service.runtime.scheduling.later import Later
+from attention_service.runtime.sessions.live_sessions import Sessions
+from attention_service.runtime.sessions.stepping import Host
 
 RequestT = TypeVar("RequestT", bound=AttentionInputs)
 ResultT = TypeVar("ResultT")
@@ -76,6 +78,9 @@ class Engine:
         memory_budget: int | None = None,
         max_queue: int = 256,
         recordings_limit: int = 2**33,
+        session_ttl_s: float = 600.0,
+        session_share: float = 0.5,
+        session_pinned_share: float = 0.5,
     ) -> None:
         self.device = device
         self.library = Library(root, device.torch)
@@ -84,9 +89,7 @@ class Engine:
         """The calibration of the device; None before one."""
         self._root = root
         budget = memory_budget if memory_budget is not None else int(BUDGET_SHARE * device.free_bytes())
-        self.budget = Budget(
-            budget, device.total_bytes, lambda: self.library.resident_bytes + device.graphs.bytes, max_queue
-        )
+        self.budget = Budget(budget, device.total_bytes, self._resident_bytes, max_queue)
         self.state: State = "loading"
         self.failure: str | None = None
         """The error that kept the store from being loaded at all."""
@@ -101,6 +104,10 @@ class Engine:
         self._seen = Later(self._keep)
         self.execution = Execution(device, self.budget, self._seen.note)
         self._files = ThreadPoolExecutor(2, thread_name_prefix="attention-store")
+        room = int(session_share * budget)
+        host = Host(self.budget, self.module, self._planned, self._run, self.check_ready, self._in_thread)
+        self.sessions = Sessions(host, session_ttl_s, room, int(session_pinned_share * room))
+        """Pasts that stay on the server."""
         # One thread of its own: a long sweep keeps nobody waiting but another sweep.
         self._counting = ThreadPoolExecutor(1, thread_name_prefix="attention-complexity")
         self._planning = ThreadPoolExecutor(1, thread_name_prefix="attention-planning")
@@ -163,6 +170,7 @@ class Engine:
     async def stop(self) -> None:
         """Drain, wait for what is in flight, and let the threads go."""
         self.drain()
+        self.sessions.registry.stop()
         await self.recalibration.stop()
         await self.execution.stop()
         self.settle()
@@ -177,6 +185,12 @@ class Engine:
             raise Loading("the modules of the store are still being loaded; try again in a moment")
         if self.state == "draining":
             raise Draining("the server is stopping; try another, or this one once it is back")
+
+    def _resident_bytes(self) -> int:
+        """Bytes of modules, of sessions and the modules that only they keep, and of captured graphs."""
+        kept = sum(module.bytes for module in self.sessions.registry.modules if not self.library.holds(module))
+        sessions = self.sessions.pool.bytes + self.sessions.registry.reply_bytes
+        return self.library.resident_bytes + kept + sessions + self.device.graphs.bytes
 
     # ── modules ──────────────────────────────────────────────────────────────────────────────────────────────────────
 
@@ -310,7 +324,8 @@ class Engine:
     async def complexity(self, name: str | None, request: ComplexityRequest) -> ComplexityReply:
         """The cost of a shape, or of a sweep of shapes."""
         module, room = self._target(name, request), self.budget.room
-        place = Place(replace(self.device), room, min(self.budget.free, room))
+        free = min(self.budget.free, room)
+        place = Place(replace(self.device), room, free, min(free, self.sessions.free_bytes))
         reply = await self._in_thread(partial(complexity.report, module, request, place), self._counting)
         if not (request.measure and reply.crossovers):
             return reply

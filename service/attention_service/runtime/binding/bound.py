@@ -13,6 +13,7 @@ from attention_contract.spec import AttentionSpec, Mask
 from attention_contract.tensors import Array, Untyped, dtype_name
 from attention_service.core.types import Dropout, added_keys
 from attention_service.modules.resident import Module
+from attention_service.runtime.sessions.block_table import Cached
 
 _MAX_EMPTY = 2**22
 """Limit of the product of a tensor's other sizes if one size is 0: such a tensor costs nothing to send, but positions,
@@ -67,6 +68,8 @@ class Bound:
     """Width of a head's keys if it differs from ``head_dim``, the width of its queries."""
     state_wanted: bool = False
     """True if the reply contains the running state after the last key."""
+    cached: tuple[Cached, ...] | None = None
+    """For each sequence its past in the pages of a session, of which ``arrays`` has the shape alone; None without."""
 
     def of(self, **changes: Any) -> "Bound":
         """Return ``dataclasses.replace`` of this, ten times as fast."""

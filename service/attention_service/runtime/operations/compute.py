@@ -24,6 +24,7 @@ from attention_service.core.types import Problem
 from attention_service.runtime.binding.bound import Bound, strip
 from attention_service.runtime.binding.selection import as_tuple
 from attention_service.runtime.operations.operation import Uploaded
+from attention_service.runtime.sessions.cached_past import gathered
 
 Three = tuple[Tensor, Tensor, Tensor]
 _COMPUTED = ("query", "key", "value", "past_key", "past_value", "gate", "beta")
@@ -37,7 +38,13 @@ def load(bound: Bound, device: torch.device, dtype: torch.dtype | None = None) -
     """
     dtype = dtype or TORCH_DTYPES[bound.dtype]
     loaded: dict[str, Tensor] = {}
+    if bound.cached is not None:
+        loaded |= gathered(
+            bound.cached, bound.arrays["past_key"].shape, bound.arrays["past_value"].shape, device, dtype
+        )
     for name, array in bound.arrays.items():
+        if name in loaded:
+            continue
         if name in _COMPUTED:
             loaded[name] = converted(array, name, device, dtype)
             continue

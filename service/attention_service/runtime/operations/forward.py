@@ -13,6 +13,7 @@ from attention_service.core import multihead
 from attention_service.core.apart import separate_positions
 from attention_service.core.attention import attend
 from attention_service.core.comparison import Compared, compare
+from attention_service.core.edits import BoundEdit, apply
 from attention_service.core.kernels import KERNELS, Kernel, is_compiled
 from attention_service.core.methods import approximation_of
 from attention_service.core.multihead import Parameters
@@ -32,6 +33,7 @@ from attention_service.runtime.planning.plan import Plan
 from attention_service.runtime.planning.planner import Question, batch_plans, edit_actions, family_of, plan_request
 from attention_service.runtime.scheduling.batches import in_common, joinable
 from attention_service.runtime.scheduling.jobs import Job, Joining, Prepared, Size, is_short
+from attention_service.runtime.sessions.cached_past import write
 
 _MIXED = {"query", "past_key", "past_value", "offsets", "positions"}
 """The tensors of requests of different lengths that run together."""
@@ -130,7 +132,7 @@ class Forward:
         if request.dropout is not None:
             results |= dropout_results(bound, request, problem, self.selection)
         if bound.past or "past_key" in bound.arrays:
-            results |= present(bound, problem)
+            results |= present(bound, problem, uploaded.edits)
         compared = None
         if request.report_error:
             phase("compare with exact attention", "comparison")
@@ -208,9 +210,17 @@ class Mixed:
         return on_host(results)
 
 
-def present(bound: Bound, problem: Problem) -> Results:
-    """Keys and values of the past and of this request, if a past was sent."""
+def present(bound: Bound, problem: Problem, edits: Sequence[BoundEdit] = ()) -> Results:
+    """Keys and values of the past and of this request, if a past was sent.
+
+    New ones of a session go into its pages, as ``edits`` make them.
+    """
     if "past_key" not in bound.arrays:
+        return {}
+    if bound.cached is not None:
+        new = slice(problem.past, problem.keys)
+        keys, values = apply(edits, "k", problem.k), apply(edits, "v", problem.v)
+        write(bound.cached, keys[:, :, new], values[:, :, new])
         return {}
     return {
         "present_key": compute.in_reply(problem.k[:, :, : problem.keys], bound, "k"),

@@ -115,7 +115,7 @@ def _batch(jobs: Sequence[Job]) -> Batch:
         predicted = sum((each.predicted for each in plans), Estimate(0.0, 0.0, 0.0))
         flops, peak = sum(each.flops for each in plans), sum(each.peak_bytes for each in plans)
         plan = replace(plan, flops=flops, peak_bytes=peak, predicted=predicted)
-    copied = sum(array.nbytes for job in jobs for array in job.bound.arrays.values())
+    copied = sum(job.bound.arrays[name].nbytes for job in jobs for name in _sent(job.bound))
     plan = replace(plan, peak_bytes=plan.peak_bytes + copied)
     return Batch(tuple(jobs), tuple(map(tuple, groups.values())), plan)
 
@@ -143,8 +143,17 @@ def stacked(bounds: Sequence[Bound]) -> Bound:
     layout = first.layout if first.layout.batched else replace(first.layout, batched=True)
     if len(bounds) == 1:
         return first.of(layout=layout)
-    arrays = {name: np.concatenate([bound.arrays[name] for bound in bounds]) for name in first.arrays}
-    return first.of(layout=layout, batch=sum(bound.batch for bound in bounds), arrays=arrays)
+    batch = sum(bound.batch for bound in bounds)
+    arrays = {name: np.concatenate([bound.arrays[name] for bound in bounds]) for name in _sent(first)}
+    if first.cached is None:
+        return first.of(layout=layout, batch=batch, arrays=arrays)
+    rows = tuple(row for bound in bounds for row in bound.cached or ())
+    return first.of(layout=layout, batch=batch, arrays=arrays, cached=rows)
+
+
+def _sent(bound: Bound) -> list[str]:
+    """The names of the tensors that a request brought: all but the past of a session."""
+    return [name for name in bound.arrays if bound.cached is None or name not in {"past_key", "past_value"}]
 
 
 def _rows(fields: Fields, rows: slice, *, batched: bool) -> Fields:

@@ -101,7 +101,12 @@ class Execution:
         """
         clock, plan = self._device.clock, job.prepared.plan
         if not self._budget.take(plan.peak_bytes):
-            await self._admit(job, deadline)
+            try:
+                await self._admit(job, deadline)
+            except BaseException:
+                if job.ending is not None:
+                    job.ending.now()
+                raise
         lane = self._short if job.prepared.is_short else self._long
         came = time.monotonic()
         group = job.group
@@ -110,7 +115,7 @@ class Execution:
             try:
                 ended, observation = run_alone(job, clock, came, self._device)
             finally:
-                self._budget.release(plan.peak_bytes)
+                self._release(job)
             self._observe(observation)
             return ended
         waiting = Waiting(asyncio.get_running_loop().create_future(), job.run, job, clock, deadline, came, group)
@@ -279,7 +284,13 @@ class Execution:
 
     def _give_back(self, waiting: Waiting) -> None:
         if waiting.job is not None:
-            self._budget.release(waiting.job.plan.peak_bytes)
+            self._release(waiting.job)
+
+    def _release(self, job: Job) -> None:
+        """Give back the memory of a job that ended, or that will not begin."""
+        self._budget.release(job.plan.peak_bytes)
+        if job.ending is not None:
+            job.ending.now()
 
 
 def _answer(waiting: Waiting, answer: Any) -> None:

@@ -52,10 +52,31 @@ class Prepared:
     joining: Joining | None = None
     """None for a job that always runs alone."""
 
+    def by(self, plan: Plan) -> "Prepared":
+        """The same by another plan."""
+        return Prepared(
+            self.purpose, plan, self.dtype, self.device, self.operation, watched=self.watched, joining=self.joining
+        )
+
     @property
     def is_short(self) -> bool:
         """True if the job does not wait behind long ones."""
         return is_short(self.plan)
+
+
+@dataclass(eq=False, slots=True)
+class Ending:
+    """The end of a job: from then on nothing of it runs, whether or not its caller still waits."""
+
+    over: bool = False
+    then: Callable[[], None] | None = None
+    """Called at the end."""
+
+    def now(self) -> None:
+        """Note the end."""
+        self.over = True
+        if self.then is not None:
+            self.then()
 
 
 @dataclass(eq=False, slots=True)
@@ -66,6 +87,8 @@ class Job:
     bound: Any
     """The request, bound: a ``Bound``, or the bound retrieval of a Hopfield request."""
     module: Module | None = None
+    ending: Ending | None = None
+    """Hears of the end of the job; None if nobody needs to."""
 
     def run(self) -> Fields:
         """Upload, launch and collect; blocks until the reply's fields are on the host."""

@@ -20,6 +20,7 @@ from attention_service.modules.resident import Module
 from attention_service.runtime.operations.complexity.alternatives import renamed
 from attention_service.runtime.operations.complexity.capacity import last, limits
 from attention_service.runtime.operations.complexity.crossing import crossovers
+from attention_service.runtime.operations.complexity.session_price import price
 from attention_service.runtime.operations.complexity.subjects import LARGEST_SIZE, Asked, Place, Subject
 
 MOST_COSTS = 512
@@ -48,6 +49,7 @@ def report(module: Module | None, request: ComplexityRequest, place: Place) -> C
         projections_crossover=_projections_crossover(subject.base),
         compared=[first, *rest] if rest else [],
         crossovers=crossovers([subject, *others], dimension, values) if others else [],
+        session=None if request.session is None else price(subject, request.session),
     )
 
 

@@ -43,6 +43,8 @@ class Place:
     """Bytes with nothing else in flight, by which kernels are chosen."""
     free: int
     """Bytes that are free now."""
+    session_free: int | None = None
+    """Bytes that pages of sessions may still take; None for ``free``."""
 
 
 @dataclass(frozen=True)

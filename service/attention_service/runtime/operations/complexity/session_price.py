@@ -1,0 +1,121 @@
+"""The price of a session of a module: bytes of pages, the longest past that fits, and the time of a step."""
+
+from dataclasses import dataclass, replace
+
+from attention_contract.errors import InvalidRequest
+from attention_contract.schemas.session_costs import SessionCost, SessionShape, SessionStepCost
+from attention_contract.schemas.sessions import FullPolicy
+from attention_contract.spec import AttentionSpec
+from attention_service.core.arrays import TORCH_DTYPES
+from attention_service.core.cached_attention import in_place_fault
+from attention_service.core.positions import POSITIONS
+from attention_service.cost import Estimate, kv_cache_bytes_per_token, milliseconds
+from attention_service.runtime.operations.complexity.alternatives import renamed
+from attention_service.runtime.operations.complexity.capacity import last
+from attention_service.runtime.operations.complexity.subjects import LARGEST_SIZE, Subject
+from attention_service.runtime.operations.recurrent import check_past
+from attention_service.runtime.planning.kernel_choice import FORWARD, choose_kernel
+from attention_service.runtime.sessions.pages import PAGE_TOKENS
+from attention_service.runtime.sessions.policies import Keeper, keeper_of
+
+
+def price(subject: Subject, shape: SessionShape) -> SessionCost:
+    """Return the price of a session.
+
+    Raises InvalidRequest for raw attention, and for a policy or a past that the spec does not allow.
+    """
+    base = subject.base
+    if base.sizes is None:
+        raise InvalidRequest(
+            "session: a session belongs to a module; leave it out, or ask for the complexity of a module",
+            param="session",
+        )
+    check_past(base.spec, "session")
+    try:
+        keeper = keeper_of(shape.policy, base.spec, base.kv_heads, base.heads)
+    except InvalidRequest as fault:
+        raise renamed(fault, "session.policy") from None
+    one = replace(base, batch=shape.sequences, queries=1, past=0, keys=1 + base.extra, taps=frozenset({"output"}))
+    return _Priced(replace(subject, base=one, kernel=None), shape, keeper).cost()
+
+
+@dataclass(frozen=True)
+class _Priced:
+    """A session whose steps append one token to each sequence."""
+
+    subject: Subject
+    """A step without a past."""
+    shape: SessionShape
+    keeper: Keeper | None
+
+    def cost(self) -> SessionCost:
+        """Return the whole price."""
+        most = POSITIONS.of(self.subject.base.spec.position).length or LARGEST_SIZE
+        longest = last(lambda tokens: self._bytes(tokens, self._most_held(tokens)) <= self._free, most)
+        return SessionCost(
+            token_bytes=kv_cache_bytes_per_token(self.subject.base),
+            page_tokens=PAGE_TOKENS,
+            free_bytes=self._free,
+            longest=None if longest == LARGEST_SIZE else longest,
+            steps=[self._step(index, past) for index, past in enumerate(self.shape.pasts)],
+        )
+
+    @property
+    def _free(self) -> int:
+        place = self.subject.place
+        return place.free if place.session_free is None else place.session_free
+
+    @property
+    def _keeps_whole(self) -> bool:
+        """True if the session keeps every token beside those of its policy."""
+        return not isinstance(self.shape.policy, FullPolicy) and self.shape.policy.report_error
+
+    def _held(self, past: int) -> int:
+        """Tokens that are held after one step appended the past."""
+        return past if self.keeper is None else min(past, self.keeper.most)
+
+    def _most_held(self, tokens: int) -> int:
+        """Tokens that are held at once on the way to so many, by steps of one token, or one step if that chooses."""
+        return tokens if self.keeper is None or self.keeper.grows else min(tokens, self.keeper.most + 1)
+
+    def _bytes(self, tokens: int, held: int) -> int:
+        """Bytes of pages for ``tokens``, of which ``held`` are held."""
+        pages = -(-held // PAGE_TOKENS) + (-(-tokens // PAGE_TOKENS) if self._keeps_whole else 0)
+        return pages * PAGE_TOKENS * self.shape.sequences * kv_cache_bytes_per_token(self.subject.base)
+
+    def _step(self, index: int, past: int) -> SessionStepCost:
+        held = self._held(past)
+        try:
+            self.subject.at("past", past)
+            seconds = self._seconds(held)
+            if self._keeps_whole:
+                seconds += self._seconds(past)
+            if self._votes(past):
+                seconds += self._general(held, "weights")
+        except InvalidRequest as fault:
+            raise renamed(fault, f"session.pasts.{index}") from None
+        return SessionStepCost(
+            past=past, held=held, bytes=self._bytes(past + 1, held + 1), predicted=milliseconds(seconds)
+        )
+
+    def _votes(self, past: int) -> bool:
+        """True if the policy needs the step's weights; one that grows chooses after the first step alone."""
+        if self.keeper is None or (self.keeper.grows and past):
+            return False
+        return self.keeper.wants(1, past) is not None
+
+    def _seconds(self, held: int) -> Estimate:
+        """The time of a step over so many tokens: in place if the spec allows it, else by a forward pass."""
+        base, place = self.subject.base, self.subject.place
+        if in_place_fault(base.spec, TORCH_DTYPES[self.subject.dtype]) is not None:
+            return self._general(held, "output")
+        raw = replace(
+            base, sizes=None, spec=AttentionSpec(), keys=held + 1, inputs=frozenset({"query", "key", "value"})
+        )
+        kernel = choose_kernel(raw, self.subject.dtype, place.device, None, place.room, FORWARD)
+        return self._general(0, "output") + place.device.clock.forward(raw, kernel)
+
+    def _general(self, held: int, tap: str) -> Estimate:
+        """The time of a forward pass over a past of so many tokens."""
+        work = replace(self.subject.at("past", held), taps=frozenset({tap}))
+        return self.subject.place.device.clock.forward(work, self.subject.kernel_of(work))

@@ -1,0 +1,1 @@
+"""Decode sessions: pasts that stay on the server, in pages that they share."""

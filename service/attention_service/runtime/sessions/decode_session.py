@@ -1,0 +1,133 @@
+"""One decode session: its module, its block tables, and what became of its last step."""
+
+import asyncio
+import time
+from collections import Counter
+from dataclasses import dataclass, field
+from datetime import UTC, datetime, timedelta
+
+import numpy as np
+
+from attention_contract.schemas.sessions import Policy, SessionInfo, StepReply
+from attention_service.core.arrays import TORCH_DTYPES
+from attention_service.modules.resident import Module
+from attention_service.runtime.scheduling.jobs import Ending
+from attention_service.runtime.sessions.block_table import BlockTable
+from attention_service.runtime.sessions.pages import PageKind, Slab
+from attention_service.runtime.sessions.policies import Keeper
+from attention_service.runtime.sessions.shared_prefixes import Prefix
+
+
+def page_kind(module: Module) -> PageKind:
+    """The kind of the pages that a module's keys and values take."""
+    sizes = module.sizes
+    dtype = TORCH_DTYPES[module.config.dtype or "float32"]
+    return PageKind(sizes.kv_heads, sizes.head_dim, sizes.value_dim, dtype, module.device)
+
+
+@dataclass(eq=False)
+class DecodeSession:
+    """A past that stays on the server. Used from the event loop only."""
+
+    id: str
+    module: Module
+    """At the version with which the session was opened."""
+    tables: list[BlockTable]
+    """One for each sequence, with as many tokens each."""
+    policy: Policy
+    ttl_s: float
+    keeper: Keeper | None = None
+    """The state of the policy; None for ``full``."""
+    whole: list[BlockTable] | None = None
+    """All tokens of each sequence, if the policy reports its error."""
+    prefixes: list[Prefix] | None = None
+    """For each sequence the names of its full pages; None if it shares no more."""
+    length: int = 0
+    """Tokens of each sequence so far, those that the policy dropped included."""
+    capacity: int | None = None
+    pinned: bool = False
+    parent: str | None = None
+    used_at: float = field(default_factory=time.monotonic)
+    """Seconds of ``time.monotonic`` at the end of the last request."""
+    step: str | None = None
+    """Id of the last step."""
+    reply: StepReply | None = None
+    """The reply to the last step, if it had an id."""
+    turn: asyncio.Lock = field(default_factory=asyncio.Lock)
+    """Held by the one request that may read or change the session."""
+    running: Ending | None = None
+    """The end of the last job, which may run on after its caller left."""
+    gone: str | None = None
+    """The reason why the session is gone; None while it is there."""
+
+    @property
+    def held(self) -> int:
+        """Tokens of each sequence whose keys and values are held."""
+        return self.tables[0].tokens
+
+    @property
+    def all_tables(self) -> list[BlockTable]:
+        """Every block table of the session."""
+        return [*self.tables, *(self.whole or ())]
+
+    @property
+    def expires(self) -> float:
+        """Seconds of ``time.monotonic`` at which the session expires."""
+        return self.used_at + self.ttl_s
+
+    @property
+    def bytes(self) -> int:
+        """Bytes of the pages that it uses."""
+        return sum(self._pages()) * page_kind(self.module).page_bytes
+
+    @property
+    def reply_bytes(self) -> int:
+        """Bytes of the tensors of the kept reply."""
+        values = () if self.reply is None else self.reply.__dict__.values()
+        return sum(value.nbytes for value in values if isinstance(value, np.ndarray))
+
+    def touch(self) -> None:
+        """Let the time until it expires begin anew."""
+        self.used_at = time.monotonic()
+
+    def clear(self) -> None:
+        """Give back all pages."""
+        for table in self.all_tables:
+            table.clear()
+
+    def _pages(self) -> tuple[int, int]:
+        """The number of pages that only this session uses, and of those that others use too."""
+        own = shared = 0
+        uses: dict[int, tuple[Slab, Counter[int]]] = {}
+        for table in self.all_tables:
+            for pages in table.pages:
+                counted = uses.setdefault(id(pages.slab), (pages.slab, Counter()))[1]
+                counted.update(range(pages.first, pages.stop))
+        for slab, counted in uses.values():
+            index, times = np.array(list(counted)), np.array(list(counted.values()))
+            others = int((slab.users[index] > times).sum()) if counted else 0
+            shared += others
+            own += len(counted) - others
+        return own, shared
+
+    def info(self) -> SessionInfo:
+        """Return the session's description on the wire."""
+        own, shared = (pages * page_kind(self.module).page_bytes for pages in self._pages())
+        left = timedelta(seconds=self.expires - time.monotonic())
+        return SessionInfo(
+            session=self.id,
+            module=self.module.name,
+            version=self.module.version,
+            sequences=len(self.tables),
+            length=self.length,
+            held=self.held,
+            capacity=self.capacity,
+            policy=self.policy,
+            pinned=self.pinned,
+            bytes=own + shared,
+            shared_bytes=shared,
+            own_bytes=own,
+            expires_at=(datetime.now(UTC) + left).isoformat(timespec="milliseconds"),
+            parent=self.parent,
+            step=self.step,
+        )

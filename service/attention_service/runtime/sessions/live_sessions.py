@@ -1,0 +1,385 @@
+"""The operations of decode sessions: opening, steps, forks, truncation, and questions over the past."""
+
+import asyncio
+import logging
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from functools import partial
+
+import torch
+from torch import Tensor
+
+from attention_contract.base import valid
+from attention_contract.errors import AttentionError, InternalError, InvalidRequest, OverBudget, Overloaded
+from attention_contract.frames import problem_of
+from attention_contract.schemas.attention import AttentionInputs
+from attention_contract.schemas.gradients import GradientsReply
+from attention_contract.schemas.sessions import (
+    ForkSession,
+    FullPolicy,
+    OpenSession,
+    ReorderSession,
+    ReplaceCache,
+    SessionCache,
+    SessionGradientsRequest,
+    SessionInfo,
+    SessionList,
+    SessionWeightsRequest,
+    StepProblem,
+    StepReply,
+    StepRequest,
+    StepsReply,
+    StepsRequest,
+    TruncateSession,
+)
+from attention_contract.schemas.weights import WeightsReply
+from attention_service.core import decoding
+from attention_service.modules.resident import Module
+from attention_service.runtime.operations import gradients, weights
+from attention_service.runtime.operations.operation import Fields
+from attention_service.runtime.operations.recurrent import check_past
+from attention_service.runtime.scheduling.jobs import Job
+from attention_service.runtime.sessions import stepping, steps
+from attention_service.runtime.sessions.block_table import BlockTable
+from attention_service.runtime.sessions.decode_session import DecodeSession, page_kind
+from attention_service.runtime.sessions.page_room import PageRoom
+from attention_service.runtime.sessions.pages import PAGE_TOKENS, PagePool
+from attention_service.runtime.sessions.policies import keeper_of
+from attention_service.runtime.sessions.session_registry import SessionRegistry
+from attention_service.runtime.sessions.shared_prefixes import Prefix, is_shareable, share
+from attention_service.runtime.sessions.stepping import Host
+
+log = logging.getLogger(__name__)
+
+
+class Sessions:
+    """The sessions of one engine. Used from the event loop only."""
+
+    def __init__(self, host: Host, ttl_s: float, limit: int, pinned_limit: int) -> None:
+        """``limit`` and ``pinned_limit``: bytes that the pages of all and of pinned sessions may take."""
+        self.pool = PagePool()
+        self.registry = SessionRegistry(host.check_ready, host.budget.wake)
+        self._host = host
+        self._compiled: set[torch.dtype] = set()
+        self._ttl_s = ttl_s
+        evict = partial(self.registry.end, reason="evicted")
+        self._room = PageRoom(self.pool, host.budget, limit, pinned_limit, lambda: self.registry.live, evict)
+
+    @property
+    def free_bytes(self) -> int:
+        """Bytes of the sessions' share of memory that no page takes."""
+        return max(self._room.limit - self.pool.bytes, 0)
+
+    # ── life of a session ────────────────────────────────────────────────────────────────────────────────────────────
+
+    async def open(self, name: str, request: OpenSession) -> SessionInfo:
+        """Open a session, empty or with a past. Raises what ``PageRoom.reserve`` does, and InvalidRequest."""
+        module = self._host.module(name, request.version)
+        check_past(module.config.spec, "name")
+        await self._prepare(module)
+        if request.from_ is not None:
+            async with self.registry.turn(request.from_.session) as source:
+                _check_source(source, module, request)
+                return self._forked(source, request.from_.length, request, "from.length").info()
+        past = None
+        if request.past_key is not None and request.past_value is not None:
+            past = stepping.bind_past(module, request.sequences, request.past_key, request.past_value)
+            stepping.check_capacity(request.capacity, 0, past[0].shape[2], "capacity")
+        sequences = request.sequences or (1 if past is None else past[0].shape[0])
+        session = self._new(module, sequences, request)
+        if request.share and past is None and session.keeper is None:
+            session.prefixes = [Prefix(module.version.encode()) for _ in session.tables]
+        try:
+            self._room.reserve(session, request.capacity or 0)
+            if past is not None:
+                self._room.reserve(session, past[0].shape[2])
+                await self._written(session, past)
+        except BaseException:
+            session.clear()
+            raise
+        return self.registry.add(session).info()
+
+    async def fork(self, id: str, request: ForkSession) -> SessionInfo:  # noqa: A002 - the path's name
+        """Copy a session without copying its full pages."""
+        async with self.registry.turn(id) as source:
+            return self._forked(source, request.length, request, "length").info()
+
+    async def delete(self, id: str) -> None:  # noqa: A002
+        """End a session. Its pages are free once nothing runs over them."""
+        self.registry.end(self.registry.get(id), "deleted")
+
+    def info(self, id: str) -> SessionInfo:  # noqa: A002
+        """One session."""
+        return self.registry.get(id).info()
+
+    def listing(self) -> SessionList:
+        """Every session, and the memory of all."""
+        self.registry.expire()
+        return SessionList(
+            sessions=[session.info() for session in self.registry.live],
+            page_tokens=PAGE_TOKENS,
+            pages=self.pool.pages,
+            shared_pages=self.pool.shared_pages,
+            bytes=self.pool.bytes,
+        )
+
+    async def truncate(self, id: str, request: TruncateSession) -> SessionInfo:  # noqa: A002
+        """Forget the last tokens."""
+        async with self.registry.turn(id) as session:
+            stepping.check_at(session, request.at)
+            self._cut(session, request.length, "length")
+            self._remember(session, None, None)
+            with suppress(Overloaded, OverBudget):  # where others share the pages that it gave back
+                self._room.reserve(session, (session.capacity or 0) - session.held)
+            return session.info()
+
+    async def reorder(self, id: str, request: ReorderSession) -> SessionInfo:  # noqa: A002
+        """Let each sequence continue another one's past."""
+        async with self.registry.turn(id) as session:
+            stepping.check_at(session, request.at)
+            count = len(session.tables)
+            if (largest := max(request.rows)) >= count:
+                raise InvalidRequest(
+                    f"rows: {largest} is out of range; the session has {count} sequences, numbered from 0",
+                    param="rows",
+                    limit=count,
+                )
+            self._continue_rows(session, request.rows)
+            if session.keeper is not None:
+                session.keeper.reorder(request.rows)
+            if session.prefixes is not None:
+                session.prefixes = [session.prefixes[row].copy() for row in request.rows]
+            self._remember(session, None, None)
+            return session.info()
+
+    # ── questions over the past ──────────────────────────────────────────────────────────────────────────────────────
+
+    async def step(self, id: str, request: StepRequest, deadline: float | None = None) -> StepReply:  # noqa: A002
+        """Run a forward pass over new tokens, and append them. A step that fails appends nothing."""
+        async with self.registry.turn(id) as session:
+            if request.step is not None and request.step == session.step and session.reply is not None:
+                return session.reply
+            stepping.check_at(session, request.at)
+            session.module.check_version(request.version)
+            new = stepping.new_tokens(session, request)
+            stepping.check_capacity(session.capacity, session.held, new, "query")
+            self._room.reserve(session, new)
+            reply = await stepping.step(self._host, session, request, new, deadline)
+            if session.prefixes is not None and not is_shareable(request):
+                session.prefixes = None
+            if session.prefixes is not None:
+                share(self.pool, session.tables, session.prefixes, request)
+            self._remember(session, request.step, reply)
+            self.registry.counts["steps"] += 1
+            self.registry.counts["tokens"] += new * len(session.tables)
+            return reply
+
+    async def steps(self, request: StepsRequest, deadline: float | None = None) -> StepsReply:
+        """Run steps of many sessions, each with its own reply or problem."""
+        running = [self.step(each.session, each, deadline) for each in request.steps]
+        answers = await asyncio.gather(*running, return_exceptions=True)
+        found = [
+            _problem(each.session, answer) if isinstance(answer, BaseException) else answer
+            for each, answer in zip(request.steps, answers, strict=True)
+        ]
+        return valid(StepsReply, {"steps": found})
+
+    async def weights(
+        self, id: str, request: SessionWeightsRequest, deadline: float | None = None  # noqa: A002
+    ) -> WeightsReply:  # fmt: skip
+        """Return statistics of the weights of new tokens over the past, and the weights. Append nothing."""
+        return WeightsReply(**await self._read(id, weights.prepare, request, request.at, deadline))
+
+    async def gradients(
+        self, id: str, request: SessionGradientsRequest, deadline: float | None = None  # noqa: A002
+    ) -> GradientsReply:  # fmt: skip
+        """Return exact gradients of new tokens over the past. Append nothing."""
+        return GradientsReply(**await self._read(id, gradients.prepare, request, request.at, deadline))
+
+    async def cache(self, id: str) -> SessionCache:  # noqa: A002
+        """Return the keys and values that a session holds."""
+        async with self.registry.turn(id) as session:
+            need = 2 * len(session.tables) * session.held * page_kind(session.module).token_bytes
+            await self._host.budget.acquire(need)
+            try:
+                past = await self._host.in_thread(partial(stepping.past_of, session))
+            finally:
+                self._host.budget.release(need)
+            return SessionCache(session=session.id, version=session.module.version, length=session.length, **past)
+
+    async def replace_cache(self, id: str, request: ReplaceCache) -> SessionInfo:  # noqa: A002
+        """Replace the whole past of a session of policy ``full``."""
+        async with self.registry.turn(id) as session:
+            session.module.check_version(request.version)
+            if session.keeper is not None:
+                raise InvalidRequest(
+                    f"past_key: policy {session.policy.name} has a state that belongs to its past; replace the past of "
+                    "a session of policy full",
+                    param="past_key",
+                )
+            past = stepping.bind_past(session.module, len(session.tables), request.past_key, request.past_value)
+            tokens = past[0].shape[2]
+            stepping.check_capacity(session.capacity, 0, tokens, "past_key")
+            fresh = self._new(session.module, len(session.tables), OpenSession())
+            try:
+                self._room.reserve(fresh, max(session.capacity or 0, tokens), session)
+                await self._written(fresh, past)
+            except BaseException:
+                fresh.clear()
+                raise
+            session.clear()
+            session.tables, session.length, session.prefixes = fresh.tables, tokens, None
+            self._remember(session, None, None)
+            return session.info()
+
+    async def _read(
+        self,
+        id: str,  # noqa: A002
+        prepare: Callable[..., Job],
+        request: AttentionInputs,
+        at: int | None,
+        deadline: float | None,
+    ) -> Fields:
+        """The reply's fields of an operation that reads the past."""
+        async with self.registry.turn(id) as session:
+            stepping.check_at(session, at)
+            session.module.check_version(request.version)
+            stepping.new_tokens(session, request)
+            over, rows = partial(steps.over_past, prepare), stepping.readable(session.tables)
+            fields, said = await stepping.run_over_past(self._host, session, over, request, deadline, rows)
+            return fields | {"ran": said}
+
+    async def _prepare(self, module: Module) -> None:
+        """Compile what steps of a module need, beside the event loop, when its dtype first comes."""
+        dtype = page_kind(module).dtype
+        if dtype not in self._compiled and module.device.type == "cpu":
+            await self._host.in_thread(partial(decoding.prepare, dtype))
+            self._compiled.add(dtype)
+
+    async def _written(self, session: DecodeSession, past: tuple[Tensor, Tensor]) -> None:
+        """Let an empty session hold a past. If the caller leaves, wait for the thread that writes to its pages."""
+        work = asyncio.ensure_future(self._host.in_thread(partial(stepping.begin_with, session, *past)))
+        try:
+            await asyncio.shield(work)
+        finally:
+            await asyncio.wait([work])
+
+    # ── keeping ───────────────────────────────────────────────────────────────────────────────────────────────────────
+
+    def _remember(self, session: DecodeSession, step: str | None, reply: StepReply | None) -> None:
+        """Keep the reply to the last step if it has an id, so that it can come again."""
+        self.registry.forget_reply(session)
+        session.step = step
+        if step is not None and reply is not None and session.gone is None:
+            session.reply = reply
+            self.registry.reply_bytes += session.reply_bytes
+
+    def _new(self, module: Module, sequences: int, request: OpenSession) -> DecodeSession:
+        """A session without tokens. Raises InvalidRequest for a policy that the module's spec does not allow."""
+        sizes, kind = module.sizes, page_kind(module)
+        keeper = keeper_of(request.policy, module.config.spec, sizes.kv_heads, sizes.heads)
+        tables = [BlockTable(self.pool, kind) for _ in range(sequences)]
+        whole = None
+        if not isinstance(request.policy, FullPolicy) and request.policy.report_error:
+            whole = [BlockTable(self.pool, kind) for _ in range(sequences)]
+        return DecodeSession(
+            self.registry.new_id(), module, tables, request.policy,
+            min(request.ttl_s or self._ttl_s, self._ttl_s), keeper, whole,
+            capacity=request.capacity, pinned=request.pinned,
+        )  # fmt: skip
+
+    def _forked(
+        self, source: DecodeSession, length: int | None, request: OpenSession | ForkSession, param: str
+    ) -> DecodeSession:
+        """A session that begins with the first tokens of another and shares their pages."""
+        session = DecodeSession(
+            self.registry.new_id(), source.module, [table.fork() for table in source.tables],
+            source.policy, min(request.ttl_s or source.ttl_s, self._ttl_s),
+            None if source.keeper is None else source.keeper.copy(),
+            None if source.whole is None else [table.fork() for table in source.whole],
+            None if source.prefixes is None else [prefix.copy() for prefix in source.prefixes],
+            source.length, request.capacity, request.pinned, source.id,
+        )  # fmt: skip
+        try:
+            if length is not None:
+                self._cut(session, length, param)
+            stepping.check_capacity(session.capacity, 0, session.held, "capacity")
+            self._room.reserve(session, (session.capacity or 0) - session.held, source)
+            # A page that both use now is copied by the first who writes to it.
+            self._room.reserve(source, (source.capacity or 0) - source.held, session)
+        except BaseException:
+            session.clear()
+            raise
+        return self.registry.add(session)
+
+    def _continue_rows(self, session: DecodeSession, rows: Sequence[int]) -> None:
+        """Let each new sequence have the tokens of an old one. If PageRoom refuses, nothing has changed.
+
+        Spare pages of the old sequences are free for the new ones.
+        """
+        more, tables, whole = (session.capacity or 0) - session.held, session.tables, session.whole
+        old = session.all_tables
+        for table in old:
+            table.trim()
+        session.tables = [tables[row].fork() for row in rows]
+        session.whole = None if whole is None else [whole[row].fork() for row in rows]
+        try:
+            self._room.reserve(session, more)
+        except BaseException:
+            session.clear()
+            session.tables, session.whole = tables, whole
+            for table in old:
+                table.reserve(more)
+            raise
+        for table in old:
+            table.clear()
+
+    def _cut(self, session: DecodeSession, length: int, param: str) -> None:
+        """Forget all but the first tokens. Raises InvalidRequest if there are fewer, or if the policy cannot."""
+        if length > session.length:
+            raise InvalidRequest(
+                f"{param}: the session has {session.length} tokens; expected at most as many, got {length}",
+                param=param,
+                limit=session.length,
+            )
+        dropped = session.length - length
+        if session.keeper is not None:
+            session.keeper.truncate(dropped, session.held, session.length)
+        for table in session.all_tables:
+            table.truncate(table.tokens - dropped)
+        session.length = length
+        if session.prefixes is not None and not all(prefix.cut(length) for prefix in session.prefixes):
+            session.prefixes = None
+
+
+def _check_source(source: DecodeSession, module: Module, request: OpenSession) -> None:
+    """Raise InvalidRequest unless a new session of the module can begin with the past of another."""
+    if source.module is not module:
+        raise InvalidRequest(
+            f"from.session: it is a session of module {source.module.name!r} at version {source.module.version}, not "
+            f"of {module.name!r} at {module.version}; open it of the same module and version",
+            param="from.session",
+        )
+    if request.sequences not in {None, len(source.tables)}:
+        raise InvalidRequest(
+            f"sequences: the other session has {len(source.tables)}, got {request.sequences}; leave it out, and "
+            "reorder the new session",
+            param="sequences",
+        )
+    if "policy" in request.model_fields_set and request.policy != source.policy:
+        raise InvalidRequest(
+            f"policy: the other session's is {source.policy.name}, which the new one takes over; leave it out",
+            param="policy",
+        )
+
+
+def _problem(session: str, fault: BaseException) -> StepProblem:
+    """The problem document of one of many steps. Raises what is no answer, such as a cancellation."""
+    if not isinstance(fault, Exception):
+        raise fault
+    if isinstance(fault, AttentionError):
+        error: AttentionError = fault
+    else:
+        log.error("a step failed", exc_info=fault)
+        error = InternalError("the step failed; the server's log has why")
+    return problem_of(error, session)

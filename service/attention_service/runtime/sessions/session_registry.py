@@ -1,0 +1,162 @@
+"""The registry of live sessions: their ids, whose turn it is, and how each ends."""
+
+import asyncio
+import secrets
+from collections import Counter, OrderedDict
+from collections.abc import AsyncIterator, Callable, Collection
+from contextlib import asynccontextmanager
+from functools import partial
+
+from attention_contract.errors import SessionGone, SessionNotFound
+from attention_service.modules.resident import Module
+from attention_service.runtime.sessions.decode_session import DecodeSession
+from attention_service.runtime.sessions.page_room import due
+
+_REMEMBERED = 65_536
+"""Sessions whose end is remembered; after that a session is one that never was."""
+_SWEEP_S = 1.0
+"""Seconds between two looks for sessions that have expired."""
+_RUN_BYTES, _ID_BYTES = 4, 8
+
+
+class SessionRegistry:
+    """Live sessions by id. Used from the event loop only."""
+
+    def __init__(self, check_ready: Callable[[], None], freed: Callable[[], None]) -> None:
+        """``check_ready`` raises unless work is taken; ``freed`` is called when pages may have been freed."""
+        self.counts: Counter[str] = Counter(
+            dict.fromkeys(("opened", "deleted", "expired", "evicted", "steps", "tokens"), 0)
+        )
+        """Events since the start."""
+        self.reply_bytes = 0
+        """Bytes of the replies that are kept."""
+        self._check_ready = check_ready
+        self._freed = freed
+        self._live: dict[str, DecodeSession] = {}
+        self._modules: Counter[Module] = Counter()
+        """The number of live sessions of each module."""
+        self._ended: OrderedDict[str, str] = OrderedDict()
+        """The reason why each of these sessions is gone."""
+        self._run = secrets.token_hex(_RUN_BYTES)
+        """Begins the ids of this run of the server, so that those of a former one are known."""
+        self._sweep: asyncio.TimerHandle | None = None
+
+    def __len__(self) -> int:
+        return len(self._live)
+
+    @property
+    def live(self) -> Collection[DecodeSession]:
+        """Every live session, the oldest first."""
+        return self._live.values()
+
+    @property
+    def modules(self) -> Collection[Module]:
+        """The modules that sessions keep, some of them at versions that were replaced."""
+        return self._modules.keys()
+
+    def new_id(self) -> str:
+        """An id that nobody can guess."""
+        return f"{self._run}-{secrets.token_hex(_ID_BYTES)}"
+
+    def add(self, session: DecodeSession) -> DecodeSession:
+        """Make a session live."""
+        self._live[session.id] = session
+        self._modules[session.module] += 1
+        self.counts["opened"] += 1
+        session.touch()
+        if self._sweep is None:
+            self._sweep = asyncio.get_running_loop().call_later(_SWEEP_S, self._look)
+        return session
+
+    def stop(self) -> None:
+        """Look for expired sessions no more."""
+        if self._sweep is not None:
+            self._sweep.cancel()
+            self._sweep = None
+
+    def get(self, id: str) -> DecodeSession:  # noqa: A002
+        """The live session of this id. Raises SessionGone and SessionNotFound."""
+        if (session := self._live.get(id)) is not None:
+            for expired in due([session]):
+                self.end(expired, "expired")
+            if session.gone is None:
+                return session
+        run, dash, number = id.partition("-")
+        reason = self._ended.get(id)
+        if reason is None and dash and len(run) == 2 * _RUN_BYTES and len(number) == 2 * _ID_BYTES and run != self._run:
+            reason = "restarted"
+        if reason is None:
+            raise SessionNotFound(f"there is no session {id[:64]!r}; open one", param="session")
+        raise _gone(id, reason)
+
+    @asynccontextmanager
+    async def turn(self, id: str) -> AsyncIterator[DecodeSession]:  # noqa: A002
+        """Let one request at a time read or change a session, in the order of arrival.
+
+        The turn ends when the block does, or when the last job of a caller who left has ended.
+        """
+        self._check_ready()
+        session = self.get(id)
+        await session.turn.acquire()
+        try:
+            if session.gone is not None:
+                raise _gone(id, session.gone)
+            yield session
+        finally:
+            if session.running is None or session.running.over:
+                self._leave(session)
+            else:
+                session.running.then = partial(self._leave, session)
+
+    def _leave(self, session: DecodeSession) -> None:
+        """End a turn: give back what a failed step left, and the pages of a session that is gone."""
+        session.running = None
+        session.touch()
+        for table in session.all_tables:
+            table.trim((session.capacity or 0) - table.tokens)
+        session.turn.release()
+        if session.gone is not None:
+            session.clear()
+
+    def _look(self) -> None:
+        """End what has expired, and look again while there are sessions."""
+        self._sweep = None
+        self.expire()
+        if self._live:
+            self._sweep = asyncio.get_running_loop().call_later(_SWEEP_S, self._look)
+
+    def forget_reply(self, session: DecodeSession) -> None:
+        """Keep the reply to a session's last step no longer."""
+        self.reply_bytes -= session.reply_bytes
+        session.reply = None
+
+    def expire(self) -> None:
+        """End the sessions that have expired."""
+        for session in due(self._live.values()):
+            self.end(session, "expired")
+
+    def end(self, session: DecodeSession, reason: str) -> None:
+        """Take a session out. Its pages are free at once, or when its turn ends."""
+        del self._live[session.id]
+        self._modules[session.module] -= 1
+        if not self._modules[session.module]:
+            del self._modules[session.module]
+        session.gone = reason
+        self.forget_reply(session)
+        self._ended[session.id] = reason
+        if len(self._ended) > _REMEMBERED:
+            self._ended.popitem(last=False)
+        self.counts[reason] += 1
+        if not session.turn.locked():
+            session.clear()
+        self._freed()
+
+
+def _gone(id: str, reason: str) -> SessionGone:  # noqa: A002
+    told = {
+        "expired": "no request for it came within its ttl_s",
+        "evicted": "other sessions needed its memory; a pinned session is never evicted",
+        "restarted": "the server has been restarted since",
+        "deleted": "it was deleted",
+    }
+    return SessionGone(f"session {id[:64]!r} is gone: {told[reason]}; open a new one", param="session", reason=reason)

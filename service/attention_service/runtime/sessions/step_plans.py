@@ -1,0 +1,105 @@
+"""Plans of steps in place, which copy no past: their time is that of projections and of attention over the cache."""
+
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from attention_contract.spec import AttentionSpec
+from attention_contract.tensors import DTYPES, Array
+from attention_service.core.arrays import TORCH_DTYPES
+from attention_service.cost import Estimate
+from attention_service.runtime.binding.bound import Bound, Layout
+from attention_service.runtime.device import Device
+from attention_service.runtime.planning.plan import Plan
+from attention_service.runtime.planning.planner import Question, plan_request
+from attention_service.runtime.scheduling.jobs import Size
+
+IN_PLACE = "in_place"
+"""The name of attention over the pages, where a reply names its kernel."""
+_PLAIN = AttentionSpec()
+_WORKSPACE = 2**20
+"""Bytes of a pass in place beside its tokens and scores."""
+
+
+_FEW = 64
+"""Tokens of the smallest bucket of pasts."""
+
+
+def bucket(past: int) -> tuple[int, int]:
+    """The shortest and the longest of the pasts that are planned together: an eighth apart, or few tokens."""
+    width = max(_FEW, 1 << max(past.bit_length() - 4, 0))
+    last = -(-past // width) * width
+    return max(last - width, 0), last
+
+
+@dataclass(frozen=True)
+class StepPlan:
+    """The plan of one step, and of several like it in one pass."""
+
+    plan: Plan
+    attention: Estimate
+    """The time of attention over the cache, a part of the predicted one."""
+    past: int
+    """The longest past that the plan is for."""
+    token_flops: float
+    """Operations for each token of the past."""
+    sequences: int
+    device: Device
+    room: int
+
+    @classmethod
+    def of(cls, bound: Bound, device: Device, room: int, fewest: Bound) -> "StepPlan":
+        """Plan a bound step, and all with a shorter past down to that of ``fewest``."""
+        attention = _attention(bound, device, room)
+        predicted = _projections(bound, device, room) + attention
+        whole = plan_request(bound, Question(), device, room)
+        plan = replace(whole, kernel=IN_PLACE, predicted=predicted, peak_bytes=_peak_bytes(bound))
+        tokens = bound.past - fewest.past
+        less = whole.flops - plan_request(fewest, Question(), device, room).flops if tokens else 0
+        return cls(plan, attention, bound.past, less / max(tokens, 1), bound.batch, device, room)
+
+    def at(self, past: int) -> Plan:
+        """The plan of a step with this past. Where a window fills up, its operations are an estimate."""
+        plan = self.plan
+        flops = plan.flops - round((self.past - past) * self.token_flops)
+        return Plan(plan.kernel, flops, plan.peak_bytes, plan.predicted, plan.laborious)
+
+    def joint(self, bound: Bound, size: Size) -> Plan:
+        """The plan of a pass of so many sequences, new tokens and keys."""
+        batch, queries, keys = size
+        together, times = bound.of(batch=batch, queries=queries, keys=keys), batch / self.sequences
+        one = self.attention
+        predicted = _projections(together, self.device, self.room) + Estimate(
+            one.median * times, one.low * times, one.high * times
+        )
+        return Plan(IN_PLACE, round(self.plan.flops * times), _peak_bytes(together), predicted)
+
+
+def _projections(bound: Bound, device: Device, room: int) -> Estimate:
+    """The time of a step without a past."""
+    tokens = bound.of(past=0, keys=bound.queries, cached=None, arrays={"query": _blank(bound, bound.queries)})
+    return plan_request(tokens, Question(), device, room).predicted
+
+
+def _attention(bound: Bound, device: Device, room: int) -> Estimate:
+    """The time of raw attention over as many keys, all of which every new token sees."""
+    heads, kv_heads = (bound.batch, bound.heads), (bound.batch, bound.kv_heads)
+    arrays = {
+        "query": _blank(bound, *heads[1:], bound.queries, bound.head_dim),
+        "key": _blank(bound, *kv_heads[1:], bound.keys, bound.head_dim),
+        "value": _blank(bound, *kv_heads[1:], bound.keys, bound.value_dim),
+    }
+    raw = bound.of(module=None, layout=Layout(), past=0, cached=None, spec=_PLAIN, arrays=arrays)
+    return plan_request(raw, Question(), device, room).predicted
+
+
+def _blank(bound: Bound, *shape: int) -> Array:
+    """A tensor of a request that takes no memory."""
+    return np.broadcast_to(np.zeros((), DTYPES[bound.dtype]), (bound.batch, *shape))
+
+
+def _peak_bytes(bound: Bound) -> int:
+    """Bytes of the tokens, their projections and contexts, and of the scores in float32 or wider."""
+    widths = (2 * bound.heads + bound.kv_heads) * (bound.head_dim + bound.value_dim) + 3 * bound.output_shape[-1]
+    elements = bound.batch * bound.queries * (widths + 2 * bound.heads * bound.keys)
+    return _WORKSPACE + elements * max(TORCH_DTYPES[bound.dtype].itemsize, 4)

@@ -1,0 +1,507 @@
+"""Sessions under pressure: memory, time, failures, and modules that change while sessions live."""
+
+import asyncio
+import time
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from tests.runtime.sessions.session_tree import D_MODEL, check_counts, close, create, engine_of, uncached
+
+from attention_contract.errors import (
+    DeadlineExceeded,
+    InvalidRequest,
+    ModuleNotFound,
+    OverBudget,
+    Overloaded,
+    SessionGone,
+    SessionNotFound,
+    VersionMismatch,
+)
+from attention_contract.schemas.attention import ForwardRequest
+from attention_contract.schemas.modules import ReplaceParameters
+from attention_contract.schemas.sessions import (
+    ForkSession,
+    OpenSession,
+    ReorderSession,
+    ReplaceCache,
+    SessionWeightsRequest,
+    StepRequest,
+    StepsRequest,
+    TruncateSession,
+)
+from attention_contract.tensors import Array
+from attention_contract.validation import validate
+from attention_service.core.arrays import to_numpy
+from attention_service.runtime.engine import Engine
+from attention_service.runtime.sessions.pages import PAGE_TOKENS
+
+ROPE = {"masks": [{"name": "causal"}], "position": {"name": "rope"}}
+PAGE_BYTES = PAGE_TOKENS * 2 * (4 + 4) * 8
+"""Of the module ``m``: two key/value heads of width 4 in float64."""
+Play = Callable[[Engine], Awaitable[None]]
+
+
+@pytest.fixture
+def play(tmp_path: Path) -> Callable[..., None]:
+    """Run a test on an engine with the module ``m``; sessions may hold ``pages`` pages."""
+
+    def run(test: Play, *, pages: int | None = None, **settings: Any) -> None:
+        if pages is not None:
+            settings |= {"session_share": pages * PAGE_BYTES / 2**28}
+
+        async def whole() -> None:
+            engine = engine_of(tmp_path, **settings)
+            await engine.start()
+            await create(engine, "m", ROPE)
+            await test(engine)
+            for session in list(engine.sessions.registry.live):
+                await engine.sessions.delete(session.id)
+            check_counts(engine)
+            await engine.stop()
+
+        asyncio.run(whole())
+
+    return run
+
+
+async def opened(engine: Engine, **fields: Any) -> str:
+    """The id of a new session."""
+    return (await engine.sessions.open("m", validate(OpenSession, fields))).session
+
+
+async def step(engine: Engine, ident: str, x: Array, **fields: Any) -> Any:
+    """Step by tokens ``[B, L, d]``."""
+    return await engine.sessions.step(ident, validate(StepRequest, {"query": x} | fields))
+
+
+def tokens(count: int, seed: int = 0) -> Array:
+    """Tokens ``[1, count, d]``."""
+    return np.random.default_rng(seed).standard_normal((1, count, D_MODEL))
+
+
+def test_many_sessions_in_one_pass_get_what_each_gets_alone(play):
+    lengths = [0, 1, 3, 64, 65, 130]
+
+    async def test(engine: Engine) -> None:
+        whole = [tokens(length + 2, seed) for seed, length in enumerate(lengths)]
+        ids = [await opened(engine) for _ in lengths]
+        forks = []
+        for ident, x, length in zip(ids, whole, lengths, strict=True):
+            if length:
+                await step(engine, ident, x[:, :length])
+            forks.append((await engine.sessions.fork(ident, ForkSession())).session)
+        alone = [await step(engine, ident, x[:, -2:]) for ident, x in zip(forks, whole, strict=True)]
+        asked = [{"session": ident, "query": x[:, -2:]} for ident, x in zip(ids, whole, strict=True)]
+        together = await engine.sessions.steps(validate(StepsRequest, {"steps": asked}))
+        assert {reply.ran.batch for reply in together.steps} == {len(lengths)}
+        for x, one, reply in zip(whole, alone, together.steps, strict=True):
+            close(reply.output, one.output)
+            close(reply.output, (await uncached(engine, "m", x, x.shape[1] - 2)).output)
+
+    play(test)
+
+
+def test_steps_with_keys_and_values_of_their_own_join_too(play):
+    async def test(engine: Engine) -> None:
+        x, keys, values = (np.concatenate([tokens(5, seed + row) for row in range(3)]) for seed in (0, 10, 20))
+        joined: list[int] = []
+        for names in (["key"], ["key", "value"]):
+            three = {"query": x, "key": keys, "value": values}
+            sent = {name: three[name] for name in ["query", *names]}
+            ids = [await opened(engine) for _ in x]
+            found = []
+            for start, stop in [(0, 3), (3, 4), (4, 5)]:
+                asked = [
+                    {name: each[row : row + 1, start:stop] for name, each in sent.items()} | {"session": ident}
+                    for row, ident in enumerate(ids)
+                ]
+                replies = (await engine.sessions.steps(validate(StepsRequest, {"steps": asked}))).steps
+                assert {reply.ran.kernel for reply in replies} == {"in_place"}
+                joined.append(max(reply.ran.batch for reply in replies))
+                found.append(np.concatenate([reply.output for reply in replies]))
+            expected = await engine.forward("m", validate(ForwardRequest, sent))
+            close(np.concatenate(found, 1), expected.output)
+            short = {"key": keys[:1, :2], "value": values[:1, :2]}  # fewer keys than queries
+            apart = await step(engine, ids[0], x[:1, :3], **short)
+            assert apart.length == 7
+            assert apart.ran.kernel != "in_place"
+        assert max(joined) > 1
+
+    play(test)
+
+
+def test_padding_on_the_left_keeps_its_places(play):
+    async def test(engine: Engine) -> None:
+        x, pads = np.concatenate([tokens(9, seed) for seed in (1, 2)]), [0, 3]
+        ident = await opened(engine, sequences=2)
+        real = np.arange(9) >= np.array(pads)[:, None]
+        places = np.maximum(np.arange(9) - np.array(pads)[:, None], 0)
+        found, kernels = [], []
+        for start, stop in [(0, 5), (5, 6), (6, 9)]:
+            fields = {"key_mask": real[:, :stop], "positions": places[:, start:stop]}
+            reply = await step(engine, ident, x[:, start:stop], **fields)
+            found.append(reply.output)
+            kernels.append(reply.ran.kernel == "in_place")
+        assert kernels == [False, True, True], "a query of padding sees no key"
+        for row, pad in enumerate(pads):
+            alone = await uncached(engine, "m", x[row : row + 1, pad:], 0)
+            close(np.concatenate(found, 1)[row, pad:], alone.output[0])
+
+    play(test)
+
+
+@pytest.mark.parametrize("hidden", [(0, 3), (70, 129), (5, 140), (140, 140)])
+def test_padding_is_hidden_in_place_and_other_masks_are_not_forgotten(hidden, play):
+    """Sessions of the same lengths have equal plans; what each hides is its own."""
+
+    async def test(engine: Engine) -> None:
+        x = np.concatenate([tokens(142, seed) for seed in (1, 2)])
+        place = np.arange(142)
+        real = place >= np.array(hidden)[:, None]
+        gap = (place < 1) | (place > 7)
+        for mask, in_place in ((real, True), (np.stack([gap, gap]), False), (real, True)):
+            ident = await opened(engine, sequences=2)
+            await step(engine, ident, x[:, :140])
+            for at in (140, 141):
+                reply = await step(engine, ident, x[:, at : at + 1], key_mask=mask[:, : at + 1])
+                assert (reply.ran.kernel == "in_place") == in_place
+                exact = await uncached(engine, "m", x[:, : at + 1], at, key_mask=mask[:, : at + 1])
+                close(reply.output, exact.output)
+
+    play(test)
+
+
+# ── shared prefixes ──────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+def test_equal_prefixes_are_held_once(play):
+    async def test(engine: Engine) -> None:
+        x = tokens(2 * PAGE_TOKENS + 3)
+        ids = [await opened(engine, share=True) for _ in range(3)]
+        await step(engine, ids[0], x)
+        for token in range(x.shape[1]):
+            await step(engine, ids[1], x[:, token : token + 1])
+        await step(engine, ids[2], x[:, :70])
+        assert engine.sessions.pool.pages == 2 + 3
+        assert engine.sessions.pool.shared_pages == 2
+        apart = await opened(engine)
+        await step(engine, apart, x)
+        assert engine.sessions.pool.pages == 2 + 3 + 3
+        expected = await uncached(engine, "m", np.concatenate([x, x[:, :1]], 1), x.shape[1])
+        for ident in [*ids[:2], apart]:
+            close((await step(engine, ident, x[:, :1])).output, expected.output)
+
+    play(test)
+
+
+@pytest.mark.parametrize("hidden", ["key_mask", "key_lengths", "edits", "key", "parameters", "positions"])
+def test_what_changes_keys_is_not_shared(play, hidden: str):
+    """A session that cached other keys for the same query gives none of them to another."""
+
+    async def test(engine: Engine) -> None:
+        x, more = tokens(PAGE_TOKENS), tokens(1, 5)
+        weights = {name: to_numpy(value) for name, value in engine.module("m").parameters.items()}
+        fields = {
+            "key_mask": {"key_mask": np.arange(PAGE_TOKENS)[None] != 5},
+            "key_lengths": {"key_lengths": np.array([PAGE_TOKENS - 1])},
+            "edits": {"edits": [{"tap": "v", "keys": [2], "set": 0.0}]},
+            "key": {"key": tokens(PAGE_TOKENS, 7)},
+            "parameters": {"parameters": {"v_proj.weight": 2 * weights["v_proj.weight"]}},
+            "positions": {"positions": np.arange(PAGE_TOKENS)[None] * 2},
+        }[hidden]
+        first, second = [await opened(engine, share=True) for _ in range(2)]
+        await step(engine, first, x, **fields)
+        await step(engine, second, x)
+        expected = await uncached(engine, "m", np.concatenate([x, more], 1), PAGE_TOKENS)
+        close((await step(engine, second, more)).output, expected.output)
+
+    play(test)
+
+
+def test_a_truncated_page_is_not_found_by_its_former_content(play):
+    async def test(engine: Engine) -> None:
+        x, other = tokens(PAGE_TOKENS), tokens(PAGE_TOKENS, 1)
+        first, second = [await opened(engine, share=True) for _ in range(2)]
+        await step(engine, first, x)
+        await engine.sessions.truncate(first, TruncateSession(length=8))
+        await step(engine, first, other[:, 8:])
+        await step(engine, second, x)
+        expected = await uncached(engine, "m", np.concatenate([x, x[:, :1]], 1), PAGE_TOKENS)
+        close((await step(engine, second, x[:, :1])).output, expected.output)
+
+    play(test)
+
+
+# ── memory ───────────────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+def test_the_least_recently_used_session_is_evicted(play):
+    async def test(engine: Engine) -> None:
+        first, second, pinned = await opened(engine), await opened(engine), await opened(engine, pinned=True)
+        for ident in (pinned, second, first):
+            await step(engine, ident, tokens(PAGE_TOKENS))
+        third = await opened(engine)
+        await step(engine, third, tokens(1))
+        with pytest.raises(SessionGone) as gone:
+            engine.sessions.info(second)
+        assert gone.value.facts["reason"] == "evicted"
+        assert engine.sessions.info(first).length == PAGE_TOKENS
+        assert engine.sessions.registry.counts["evicted"] == 1
+        await step(engine, third, tokens(PAGE_TOKENS))  # evicts the other one
+        assert {session.id for session in engine.sessions.registry.live} == {third, pinned}
+
+    play(test, pages=3, session_pinned_share=0.5)
+
+
+def test_nothing_is_evicted_for_what_does_not_fit_anyway(play):
+    async def test(engine: Engine) -> None:
+        idle, pinned, third = await opened(engine), await opened(engine, pinned=True), await opened(engine)
+        await step(engine, pinned, tokens(2 * PAGE_TOKENS))
+        await step(engine, idle, tokens(1))
+        with pytest.raises(Overloaded, match="do not fit"):
+            await step(engine, third, tokens(3 * PAGE_TOKENS))
+        with pytest.raises(OverBudget, match="ATTENTION_SESSION_SHARE"):
+            await step(engine, third, tokens(5 * PAGE_TOKENS))
+        assert engine.sessions.info(idle).length == 1
+        assert engine.sessions.info(third).length == 0
+
+    play(test, pages=4, session_pinned_share=0.5)
+
+
+def test_pinned_sessions_have_a_quota(play):
+    async def test(engine: Engine) -> None:
+        pinned = await opened(engine, pinned=True)
+        await step(engine, pinned, tokens(2 * PAGE_TOKENS))
+        with pytest.raises(Overloaded, match="without pinned"):
+            await step(engine, pinned, tokens(1))
+        with pytest.raises(Overloaded, match="without pinned"):
+            await opened(engine, pinned=True, capacity=1)
+        assert engine.sessions.info(pinned).length == 2 * PAGE_TOKENS
+
+    play(test, pages=4, session_pinned_share=0.5)
+
+
+def test_capacity_is_reserved_at_opening_and_after_a_fork(play):
+    async def test(engine: Engine) -> None:
+        x = tokens(100)
+        sure = await opened(engine, capacity=100, pinned=True)
+        assert engine.sessions.pool.pages == 2
+        await step(engine, sure, x[:, :10])
+        fork = (await engine.sessions.fork(sure, ForkSession())).session
+        greedy = await opened(engine, pinned=True)
+        with pytest.raises(Overloaded):
+            await step(engine, greedy, tokens(PAGE_TOKENS * 2))
+        await step(engine, greedy, tokens(PAGE_TOKENS))
+        for start in range(10, 100, 30):
+            await step(engine, sure, x[:, start : start + 30])
+        with pytest.raises(InvalidRequest, match="capacity 100") as refused:
+            await step(engine, sure, tokens(1))
+        assert refused.value.param == "query"
+        asked = validate(SessionWeightsRequest, {"query": tokens(1)})
+        assert (await engine.sessions.weights(sure, asked)).weights.shape[-1] == 101  # appends nothing
+        close((await step(engine, fork, x[:, 10:11])).output, (await uncached(engine, "m", x[:, :11], 10)).output)
+
+    play(test, pages=4, session_pinned_share=1.0)
+
+
+def test_a_capacity_below_the_past_is_refused(play):
+    async def test(engine: Engine) -> None:
+        ident = await opened(engine, capacity=20)
+        await step(engine, ident, tokens(10))
+        cache = await engine.sessions.cache(ident)
+        past = {"past_key": cache.past_key, "past_value": cache.past_value}
+        for refused in (
+            opened(engine, capacity=9, **past),
+            opened(engine, capacity=9, **{"from": {"session": ident}}),
+            engine.sessions.fork(ident, ForkSession(capacity=9)),
+        ):
+            with pytest.raises(InvalidRequest) as fault:
+                await refused
+            assert fault.value.param == "capacity"
+        long = {name: np.concatenate([value] * 3, 2) for name, value in past.items()}
+        with pytest.raises(InvalidRequest) as fault:
+            await engine.sessions.replace_cache(ident, validate(ReplaceCache, long))
+        assert fault.value.param == "past_key"
+        assert engine.sessions.info(ident).length == 10
+        assert len(engine.sessions.registry) == 1
+
+    play(test)
+
+
+def test_a_reorder_that_does_not_fit_changes_nothing(play):
+    async def test(engine: Engine) -> None:
+        ident, x = await opened(engine, capacity=PAGE_TOKENS, sequences=2), np.concatenate([tokens(5), tokens(5, 1)])
+        await step(engine, ident, x, step="one")
+        with pytest.raises(OverBudget):
+            await engine.sessions.reorder(ident, ReorderSession(rows=[1] * 9))
+        info = engine.sessions.info(ident)
+        assert (info.sequences, info.length, info.step) == (2, 5, "one")
+        await engine.sessions.reorder(ident, ReorderSession(rows=[1, 1, 0]))
+        again = np.concatenate([x[[1, 1, 0]], x[[0, 1, 0], :1]], 1)
+        close((await step(engine, ident, again[:, 5:])).output, (await uncached(engine, "m", again, 5)).output)
+
+    play(test, pages=5)
+
+
+# ── time ─────────────────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+def test_a_session_expires_unless_a_request_comes(play):
+    async def test(engine: Engine) -> None:
+        short, kept = await opened(engine, ttl_s=0.15), await opened(engine)
+        for _ in range(3):
+            await asyncio.sleep(0.08)
+            await step(engine, short, tokens(1))
+        await asyncio.sleep(0.2)
+        with pytest.raises(SessionGone) as gone:
+            await step(engine, short, tokens(1))
+        assert gone.value.facts["reason"] == "expired"
+        assert [each.session for each in engine.sessions.listing().sessions] == [kept]
+
+    play(test)
+
+
+def test_a_deadline_that_has_passed_appends_nothing(play):
+    async def test(engine: Engine) -> None:
+        ident = await opened(engine)
+        request = validate(StepRequest, {"query": tokens(3), "step": "late"})
+        with pytest.raises(DeadlineExceeded):
+            await engine.sessions.step(ident, request, time.monotonic() - 1)
+        assert engine.sessions.info(ident).length == 0
+        assert (await engine.sessions.step(ident, request)).length == 3
+        assert (await engine.sessions.step(ident, request)).length == 3
+
+    play(test)
+
+
+def test_a_session_that_is_deleted_during_a_step_gives_its_pages_back(play):
+    async def test(engine: Engine) -> None:
+        ident = await opened(engine)
+        await step(engine, ident, tokens(PAGE_TOKENS))
+        running = [asyncio.ensure_future(step(engine, ident, tokens(300), **{"return": ["weights"]})) for _ in range(2)]
+        await asyncio.sleep(0)
+        await engine.sessions.delete(ident)
+        ended = await asyncio.gather(*running, return_exceptions=True)
+        assert isinstance(ended[1], SessionGone)
+        assert engine.sessions.pool.pages == 0
+        with pytest.raises(SessionNotFound):
+            engine.sessions.info("nobody")
+
+    play(test)
+
+
+# ── modules ──────────────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+def test_a_session_keeps_the_version_that_it_was_opened_with(play):
+    async def test(engine: Engine) -> None:
+        x, ident = tokens(6), await opened(engine)
+        await step(engine, ident, x[:, :3])
+        held, old = engine.budget.room, engine.module("m")
+        parameters = {name: to_numpy(2 * value) for name, value in old.parameters.items()}
+        await engine.replace("m", validate(ReplaceParameters, {"parameters": parameters}))
+        assert engine.budget.room == held - old.bytes
+        close((await step(engine, ident, x[:, 3:5])).output, (await uncached(engine, "m", x[:, :5], 3)).output)
+        with pytest.raises(VersionMismatch):
+            await step(engine, ident, x[:, 5:], version=engine.module("m").version)
+        with pytest.raises(InvalidRequest, match="version"):
+            await opened(engine, **{"from": {"session": ident}})
+        await engine.delete("m")
+        fork = (await engine.sessions.fork(ident, ForkSession())).session
+        await engine.sessions.delete(ident)
+        close((await step(engine, fork, x[:, 5:])).output, (await uncached(engine, "m", x, 5)).output)
+        with pytest.raises(ModuleNotFound):
+            await opened(engine)
+        await engine.sessions.delete(fork)
+        assert engine.budget.room > held
+
+    play(test)
+
+
+def test_new_weights_share_no_pages_with_old_ones(play):
+    async def test(engine: Engine) -> None:
+        x, first = tokens(PAGE_TOKENS), await opened(engine, share=True)
+        await step(engine, first, x)
+        parameters = {name: to_numpy(2 * value) for name, value in engine.module("m").parameters.items()}
+        await engine.replace("m", validate(ReplaceParameters, {"parameters": parameters}))
+        second = await opened(engine, share=True)
+        await step(engine, second, x)
+        asked = validate(ForwardRequest, {"query": np.concatenate([x, x[:, :1]], 1)})
+        expected = (await engine.forward("m", asked)).output[:, PAGE_TOKENS:]
+        close((await step(engine, second, x[:, :1])).output, expected)
+
+    play(test)
+
+
+def test_a_window_with_sinks_sees_what_it_kept(play):
+    sinks, window, x = 2, 3, tokens(12)[0]
+    places = np.arange(12)
+    seen = (places[None] < sinks) | (places[None] >= places[:, None] - window)  # what was held before, and itself
+    seen &= places[None] <= places[:, None]
+
+    async def test(engine: Engine) -> None:
+        whole = validate(ForwardRequest, {"query": x})
+        want = (await engine.forward("m", validate(ForwardRequest, {"query": x, "mask": seen}))).output
+        exact = (await engine.forward("m", whole)).output
+        policy = {"name": "window_sinks", "window": window, "sinks": sinks, "report_error": True}
+        ident = await opened(engine, policy=policy, capacity=20)
+        for at in range(12):
+            reply = await step(engine, ident, x[at : at + 1], at=at)
+            np.testing.assert_allclose(reply.output, want[at : at + 1], atol=1e-12)
+            assert reply.error.max == pytest.approx(np.abs(want[at] - exact[at]).max(), abs=1e-12)
+        info = engine.sessions.registry.get(ident).info()
+        assert (info.length, info.held) == (12, sinks + window)
+
+    play(test)
+
+
+@pytest.mark.parametrize(
+    "policy", [{"name": "heavy_hitters", "heavy": 2, "window": 2}, {"name": "snap_kv", "keep": 3, "window": 2}]
+)
+def test_heads_attend_to_what_was_kept_for_each(play, policy):
+    x = tokens(9, seed=1)
+
+    async def test(engine: Engine) -> None:
+        ident = await opened(engine, policy=policy | {"report_error": True})
+        await step(engine, ident, x[:, :6])
+        cache = await engine.sessions.cache(ident)
+        held = cache.past_key.shape[2]
+        assert held == policy.get("heavy", policy.get("keep")) + policy["window"]
+        whole = await engine.forward(
+            "m", validate(ForwardRequest, {"query": x, "return": ["k", "v"], "select": {"heads": [0, 2]}})
+        )
+        for name, taps in (("past_key", whole.k), ("past_value", whole.v)):  # each head keeps tokens as they were
+            kept = getattr(cache, name)
+            difference = np.abs(kept[:, :, :, None] - taps[:, :, None, :6]).max(-1).min(-1)
+            assert difference.max() < 1e-12
+        asked = {"query": x[:, 6:7], "past_key": cache.past_key, "past_value": cache.past_value}
+        asked |= {"positions": [[6]], "offsets": [held]}
+        want = await engine.forward("m", validate(ForwardRequest, asked))
+        reply = await step(engine, ident, x[:, 6:7])
+        np.testing.assert_allclose(reply.output, want.output, atol=1e-12)
+        assert reply.error.max > 0
+        assert engine.sessions.registry.get(ident).held == held + (policy["name"] == "snap_kv")
+        fork = await engine.sessions.fork(ident, ForkSession())
+        one, two = [await step(engine, each, x[:, 7:8]) for each in (ident, fork.session)]
+        np.testing.assert_array_equal(one.output, two.output)
+
+    play(test)
+
+
+def test_a_token_that_is_not_finite_harms_no_earlier_one(play):
+    x = tokens(6)
+    spoilt = x.copy()
+    spoilt[0, 3] = np.nan
+
+    async def test(engine: Engine) -> None:
+        want = (await engine.forward("m", validate(ForwardRequest, {"query": x}))).output
+        ident = await opened(engine)
+        await step(engine, ident, x[:, :2])
+        output = (await step(engine, ident, spoilt[:, 2:5])).output
+        np.testing.assert_allclose(output[:, :1], want[:, 2:3], atol=1e-12)
+        assert np.isnan(output[:, 1:]).all()
+
+    play(test)

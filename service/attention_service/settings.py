@@ -55,6 +55,15 @@ class Settings(BaseSettings):
     recordings_limit: ByteSize = Field(default=ByteSize(2**33), ge=0)
     """Bytes of all stored recordings together, as in 8GiB; more are refused with 507."""
 
+    session_ttl_s: float = Field(default=600, gt=0, allow_inf_nan=False)
+    """Seconds without a request after which a session expires, at most; a request may ask for less."""
+
+    session_share: float = Field(default=0.5, ge=0, le=1)
+    """Share of the memory budget that the pages of all sessions may take."""
+
+    session_pinned_share: float = Field(default=0.5, ge=0, le=1)
+    """Share of that which pinned sessions may take."""
+
     max_queue: int = Field(default=256, ge=1)
     """Requests that may wait for the device; more are refused with 429."""
 

@@ -117,7 +117,8 @@ def _answer_every_example(http: httpx.Client) -> None:
     http.post("/v1/modules", json={"name": "unit", "config": {"d_model": 1, "num_heads": 1, "bias": False}})
     recording = http.post("/v1/recordings", json=create_recording.example).json()["id"]
     left_out = {"import_module", "delete_module", "create_module", "fetch_checkpoint", "get_checkpoint"}
-    left_out |= {"delete_recording"}
+    left_out |= {"delete_recording", "delete_session"}
+    session = http.post("/v1/modules/demo/sessions", json={}).json()["session"]
     for operation in OPERATIONS:
         if operation.name in left_out:
             continue
@@ -125,7 +126,9 @@ def _answer_every_example(http: httpx.Client) -> None:
         media = described.get("requestBody", {}).get("content", {}).get("application/json", {})
         assert ("example" in media) == (operation.method in {"POST", "PUT"}), operation.name
         name = "unit" if operation.name == "replace_parameters" else "demo"
-        path = operation.path.format(name=name, parameter="q_proj.bias", id=recording)
+        path = operation.path.format(
+            name=name, parameter="q_proj.bias", id=session if "sessions" in operation.path else recording
+        )
         answer = http.request(operation.method, path, json=media.get("example"))
         assert answer.status_code == operation.status, answer.text
         schema = described["responses"][str(operation.status)]["content"]["application/json"]["schema"]

@@ -15,13 +15,21 @@ from fastapi.telemetry import TelemetryConfig
 from fastapi_offline import FastAPIOffline
 from starlette.requests import Request
 from starlette.responses import FileResponse, Response
+from starlette.routing import WebSocketRoute
 from starlette.staticfiles import StaticFiles
 
 from attention_service import __version__
-from attention_service.api import documentation, problems
+from attention_service.api import (  # the routes register their handlers
+    documentation,
+    problems,
+    routes,  # noqa: F401
+    session_routes,  # noqa: F401
+)
 from attention_service.api.access_log import AccessLog
+from attention_service.api.handlers import make_routes
 from attention_service.api.metrics import Metrics
-from attention_service.api.routes import make_routes
+from attention_service.api.session_stream import PATH as STREAM_PATH
+from attention_service.api.session_stream import SessionStreams
 from attention_service.api.telemetry import Observe, RequestLog
 from attention_service.runtime.device import Device, keep_freed_memory
 from attention_service.runtime.engine import Engine
@@ -41,7 +49,14 @@ def create_app(settings: Settings) -> FastAPI:
     async def life(app: FastAPI) -> AsyncIterator[None]:
         device = await asyncio.to_thread(Device.open, settings.device, settings.threads)
         engine = Engine(
-            settings.models_dir, device, settings.memory_budget, settings.max_queue, settings.recordings_limit
+            settings.models_dir,
+            device,
+            settings.memory_budget,
+            settings.max_queue,
+            settings.recordings_limit,
+            settings.session_ttl_s,
+            settings.session_share,
+            settings.session_pinned_share,
         )
         app.state.engine = engine
         metrics.watch(engine)
@@ -63,6 +78,9 @@ def create_app(settings: Settings) -> FastAPI:
     )
     app.state.settings = settings
     app.router.routes[:0] = make_routes()
+    app.state.streams = SessionStreams(requests)
+    metrics.watch_streams(app.state.streams)
+    app.router.routes.append(WebSocketRoute(STREAM_PATH, app.state.streams, name="session_stream"))
     app.add_api_route("/metrics", metrics.page, name="metrics", tags=["server"], response_class=_PlainText)
     app.add_api_route("/", _page, name="page", tags=["server"], response_class=FileResponse)
     app.mount("/web", StaticFiles(directory=_WEB), name="web")

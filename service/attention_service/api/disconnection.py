@@ -32,12 +32,7 @@ async def unless_gone(receive: Receive, work: Awaitable[ResultT], deadline: floa
 
     timer = loop.call_later(_WATCHED_AFTER_S, lambda: watches.append(loop.create_task(watch())))
     try:
-        async with asyncio.timeout_at(deadline):  # the loop's clock is the monotonic one
-            return await work
-    except TimeoutError:
-        raise DeadlineExceeded(
-            "the caller's deadline passed before the answer was ready; allow it more time, or ask for less"
-        ) from None
+        return await in_time(work, deadline)
     except asyncio.CancelledError:
         if gone and task is not None:
             task.uncancel()
@@ -50,3 +45,14 @@ async def unless_gone(receive: Receive, work: Awaitable[ResultT], deadline: floa
         timer.cancel()
         for each in watches:
             each.cancel()
+
+
+async def in_time(work: Awaitable[ResultT], deadline: float | None) -> ResultT:
+    """The result of the work. Cancels it and raises DeadlineExceeded at the deadline, in ``time.monotonic``."""
+    try:
+        async with asyncio.timeout_at(deadline):  # the loop's clock is the monotonic one
+            return await work
+    except TimeoutError:
+        raise DeadlineExceeded(
+            "the caller's deadline passed before the answer was ready; allow it more time, or ask for less"
+        ) from None

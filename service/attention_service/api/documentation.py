@@ -24,6 +24,8 @@ whose tensors are named by their request field, with the rest of the request as 
 `request` (`reply` in replies). Errors are problem documents (RFC 9457).
 """.strip()
 _TAGS = {
+    "/v1/modules/{name}/sessions": "sessions",
+    "/v1/sessions": "sessions",
     "/v1/modules": "modules",
     "/v1/attention": "raw attention",
     "/v1/hopfield": "hopfield",

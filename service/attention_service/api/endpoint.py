@@ -23,6 +23,7 @@ from attention_contract.operations import Operation
 from attention_contract.request_options import Outline
 from attention_contract.schemas.modules import ModuleInfo
 from attention_contract.schemas.recordings import RecordingInfo
+from attention_contract.schemas.sessions import SessionInfo
 from attention_contract.tensors import Encoding
 from attention_contract.wire import JSON, PICTURES
 from attention_service.api import negotiation, pictures, problems
@@ -155,6 +156,8 @@ async def _reply(
         headers["Location"] = f"/v1/modules/{reply.name}"
     if operation.status == 201 and isinstance(reply, RecordingInfo):
         headers["Location"] = f"/v1/recordings/{reply.id}"
+    if operation.status == 201 and isinstance(reply, SessionInfo):
+        headers["Location"] = f"/v1/sessions/{reply.session}"
     return await negotiation.render(reply, media_type, encoding=encoding, status=operation.status, headers=headers)
 
 

@@ -3,7 +3,7 @@
 import math
 from bisect import bisect_left
 from collections import Counter as Counts
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence, Sized
 from functools import partial
 from itertools import accumulate
 from operator import attrgetter
@@ -64,12 +64,21 @@ class Metrics:
             "attention_body_bytes": ("Bytes of bodies that are read or answered", lambda: engine.budget.bodies),
             "attention_budget_bytes": ("The memory budget in bytes", lambda: engine.budget.total),
             "attention_waiting_requests": ("Requests that wait", lambda: engine.budget.waiting),
+            "attention_sessions": ("Live sessions", lambda: len(engine.sessions.registry)),
+            "attention_session_bytes": ("Bytes of the pages of sessions", lambda: engine.sessions.pool.bytes),
+            "attention_session_pages": ("Pages of sessions", lambda: engine.sessions.pool.pages),
+            "attention_session_shared_pages": ("Pages with several users", lambda: engine.sessions.pool.shared_pages),
         }
         for name, (text, read) in gauges.items():
             Gauge(name, text, registry=self.registry).set_function(read)
         self.registry.register(_Counted(engine))
         engine.accuracy.watchers.append(self._predicted)
         self.settle.append(engine.settle)
+
+    def watch_streams(self, streams: Sized) -> None:
+        """Export the number of open streams."""
+        gauge = Gauge("attention_session_streams", "Open streams of steps", registry=self.registry)
+        gauge.set_function(lambda: len(streams))
 
     def _predicted(self, run: Run) -> None:
         self.ratio.add((run.kernel, run.purpose), run.ratio)
@@ -123,6 +132,15 @@ class _Counted(Collector):
         calibrations.add_metric(["done"], self._engine.recalibration.done)
         calibrations.add_metric(["failed"], self._engine.recalibration.failed)
         yield calibrations
+        pool = self._engine.sessions.pool
+        counts = self._engine.sessions.registry.counts | {"prefix_hits": pool.hits, "prefix_misses": pool.misses}
+        events = CounterMetricFamily(
+            "attention_session_events", "Sessions opened and ended, steps, tokens, and pages found by prefix",
+            labels=["event"],
+        )  # fmt: skip
+        for event, count in counts.items():
+            events.add_metric([event], count)
+        yield events
         coverage = GaugeMetricFamily(
             "attention_prediction_coverage",
             "Share of the last requests whose time was within the predicted range of nine in ten",

@@ -23,7 +23,7 @@ Headers = Mapping[bytes, bytes]
 _LISTS = frozenset({b"accept", b"content-encoding", b"if-match", b"if-none-match", b"prefer"})
 """Headers that are lists: repeated lines are joined with commas (RFC 9110, section 5.3)."""
 _WAIT = re.compile(rb"(?:^|[,;\s])wait\s*=\s*(\d{1,9}(?:\.\d{1,9})?)\s*(?:$|[,;])")
-_INLINE_TENSOR_BYTES = 2**18
+INLINE_TENSOR_BYTES = 2**18
 """Largest tensors in bytes that are written as JSON on the event loop; a thread writes larger ones."""
 _JOINED_BYTES = 2**16
 """Up to this size a copy costs less than another message."""
@@ -109,20 +109,22 @@ async def render(
     model: BaseModel, media_type: str, *, encoding: Encoding = "list", status: int = 200, headers: Mapping[str, str]
 ) -> Response:
     """The response that carries a reply."""
-    if media_type == SAFETENSORS or _tensor_bytes(model) <= _INLINE_TENSOR_BYTES:
+    if media_type == SAFETENSORS or tensor_bytes(model) <= INLINE_TENSOR_BYTES:
         pieces = to_body(model, media_type, "reply", encoding)
     else:
         pieces = await run_in_threadpool(to_body, model, media_type, "reply", encoding)
     return Reply(pieces, media_type, status, headers)
 
 
-def _tensor_bytes(value: Any) -> int:
+def tensor_bytes(value: Any) -> int:
     """Bytes of the tensors of a reply."""
     if isinstance(value, np.ndarray):
         return value.nbytes
     if isinstance(value, BaseModel):
         value = vars(value)
-    return sum(map(_tensor_bytes, value.values())) if isinstance(value, dict) else 0
+    if isinstance(value, dict):
+        value = list(value.values())
+    return sum(map(tensor_bytes, value)) if isinstance(value, list) else 0
 
 
 class Reply(Response):

@@ -1,16 +1,13 @@
 """The operations of the contract. Each handler translates one into a call of the engine."""
 
-from collections.abc import Callable
-from typing import Annotated, Any
+from typing import Annotated
 
 import torch
 from fastapi import Query
-from fastapi.routing import APIRoute
 from starlette.responses import FileResponse, Response
 
 from attention_contract import operations
 from attention_contract.errors import Forbidden
-from attention_contract.operations import Operation
 from attention_contract.schemas.accuracy import AccuracyReply
 from attention_contract.schemas.attention import ForwardReply, ForwardRequest, RawForwardRequest
 from attention_contract.schemas.checkpoints import CheckpointList, CheckpointReply, FetchCheckpoint
@@ -34,76 +31,56 @@ from attention_contract.schemas.weights import RawWeightsRequest, WeightsReply, 
 from attention_contract.tensors import DTYPES
 from attention_contract.wire import MEDIA_TYPES, SAFETENSORS
 from attention_service import __version__
-from attention_service.api.endpoint import CallDep, Handler, TensorRoute, read_route
+from attention_service.api.endpoint import CallDep
+from attention_service.api.handlers import serve
 from attention_service.api.negotiation import accepted
 from attention_service.core.registry import variants
 from attention_service.cost import hardware
 
-_HANDLERS: list[tuple[Operation[Any], Handler]] = []
-
-
-def make_routes() -> list[APIRoute]:
-    """One route for each operation. A router tries them in order, so the most frequent operations come first."""
-    return [
-        (TensorRoute if operation.request is not None else read_route)(operation, handler)
-        for operation, handler in _HANDLERS
-    ]
-
-
-def _serve(operation: Operation[Any]) -> Callable[[Handler], Handler]:
-    """Make a function the handler of an operation."""
-
-    def register(handler: Handler) -> Handler:
-        _HANDLERS.append((operation, handler))
-        return handler
-
-    return register
-
-
 # ── the four questions, of a module and of raw attention ─────────────────────────────────────────────────────────────
 
 
-@_serve(operations.forward)
+@serve(operations.forward)
 async def forward(name: str, body: ForwardRequest, call: CallDep) -> ForwardReply:
     return await call.engine.forward(name, body, call.deadline, call.outline)
 
 
-@_serve(operations.raw_forward)
+@serve(operations.raw_forward)
 async def raw_forward(body: RawForwardRequest, call: CallDep) -> ForwardReply:
     return await call.engine.forward(None, body, call.deadline, call.outline)
 
 
-@_serve(operations.weights)
+@serve(operations.weights)
 async def weights(name: str, body: WeightsRequest, call: CallDep) -> WeightsReply:
     return await call.engine.weights(name, body, call.deadline, call.outline)
 
 
-@_serve(operations.raw_weights)
+@serve(operations.raw_weights)
 async def raw_weights(body: RawWeightsRequest, call: CallDep) -> WeightsReply:
     return await call.engine.weights(None, body, call.deadline, call.outline)
 
 
-@_serve(operations.gradients)
+@serve(operations.gradients)
 async def gradients(name: str, body: GradientsRequest, call: CallDep) -> GradientsReply:
     return await call.engine.gradients(name, body, call.deadline, call.outline)
 
 
-@_serve(operations.raw_gradients)
+@serve(operations.raw_gradients)
 async def raw_gradients(body: RawGradientsRequest, call: CallDep) -> GradientsReply:
     return await call.engine.gradients(None, body, call.deadline, call.outline)
 
 
-@_serve(operations.complexity)
+@serve(operations.complexity)
 async def complexity(name: str, body: ComplexityRequest, call: CallDep) -> ComplexityReply:
     return await call.engine.complexity(name, body)
 
 
-@_serve(operations.raw_complexity)
+@serve(operations.raw_complexity)
 async def raw_complexity(body: RawComplexityRequest, call: CallDep) -> ComplexityReply:
     return await call.engine.complexity(None, body)
 
 
-@_serve(operations.hopfield_retrieve)
+@serve(operations.hopfield_retrieve)
 async def hopfield_retrieve(body: HopfieldRequest, call: CallDep) -> HopfieldReply:
     return await call.engine.retrieve(body, call.deadline)
 
@@ -111,27 +88,27 @@ async def hopfield_retrieve(body: HopfieldRequest, call: CallDep) -> HopfieldRep
 # ── modules ──────────────────────────────────────────────────────────────────────────────────────────────────────────
 
 
-@_serve(operations.list_modules)
+@serve(operations.list_modules)
 async def list_modules(call: CallDep) -> ModuleList:
     return call.engine.modules()
 
 
-@_serve(operations.create_module)
+@serve(operations.create_module)
 async def create_module(body: CreateModule, call: CallDep) -> ModuleInfo:
     return await call.engine.create(body)
 
 
-@_serve(operations.import_module)
+@serve(operations.import_module)
 async def import_module(body: ImportModule, call: CallDep) -> ModuleInfo:
     return await call.engine.import_checkpoint(body)
 
 
-@_serve(operations.list_checkpoints)
+@serve(operations.list_checkpoints)
 async def list_checkpoints(call: CallDep) -> CheckpointList:
     return await call.engine.checkpoints()
 
 
-@_serve(operations.fetch_checkpoint)
+@serve(operations.fetch_checkpoint)
 async def fetch_checkpoint(body: FetchCheckpoint, call: CallDep) -> CheckpointReply:
     if not call.settings.hub:
         raise Forbidden(
@@ -143,32 +120,32 @@ async def fetch_checkpoint(body: FetchCheckpoint, call: CallDep) -> CheckpointRe
     return await call.engine.fetch_checkpoint(body)
 
 
-@_serve(operations.get_checkpoint)
+@serve(operations.get_checkpoint)
 async def get_checkpoint(path: str, call: CallDep) -> CheckpointReply:
     return await call.engine.checkpoint(path)
 
 
-@_serve(operations.get_module)
+@serve(operations.get_module)
 async def get_module(name: str, call: CallDep) -> ModuleInfo:
     return call.engine.module(name, call.pin).info()
 
 
-@_serve(operations.delete_module)
+@serve(operations.delete_module)
 async def delete_module(name: str, call: CallDep) -> None:
     await call.engine.delete(name, call.pin)
 
 
-@_serve(operations.list_parameters)
+@serve(operations.list_parameters)
 async def list_parameters(name: str, call: CallDep) -> ParameterList:
     return await call.engine.parameters(name, call.pin)
 
 
-@_serve(operations.replace_parameters)
+@serve(operations.replace_parameters)
 async def replace_parameters(name: str, body: ReplaceParameters, call: CallDep) -> ModuleInfo:
     return await call.engine.replace(name, body)
 
 
-@_serve(operations.get_parameter)
+@serve(operations.get_parameter)
 async def get_parameter(
     name: str, parameter: str, body: Annotated[ParameterQuery, Query()], call: CallDep
 ) -> Parameter:
@@ -178,17 +155,17 @@ async def get_parameter(
 # ── recordings ───────────────────────────────────────────────────────────────────────────────────────────────────────
 
 
-@_serve(operations.list_recordings)
+@serve(operations.list_recordings)
 async def list_recordings(call: CallDep) -> RecordingList:
     return await call.engine.list_recordings()
 
 
-@_serve(operations.create_recording)
+@serve(operations.create_recording)
 async def create_recording(body: RecordingFile, call: CallDep) -> RecordingInfo:
     return await call.engine.add_recording(body)
 
 
-@_serve(operations.get_recording)
+@serve(operations.get_recording)
 async def get_recording(
     id: str,  # noqa: A002 - the path's name
     body: Annotated[RecordingQuery, Query()],
@@ -200,7 +177,7 @@ async def get_recording(
     return await call.engine.recording(id, body)
 
 
-@_serve(operations.delete_recording)
+@serve(operations.delete_recording)
 async def delete_recording(id: str, call: CallDep) -> None:  # noqa: A002 - the path's name
     await call.engine.delete_recording(id)
 
@@ -208,7 +185,7 @@ async def delete_recording(id: str, call: CallDep) -> None:  # noqa: A002 - the 
 # ── the server ───────────────────────────────────────────────────────────────────────────────────────────────────────
 
 
-@_serve(operations.server_info)
+@serve(operations.server_info)
 async def server_info(call: CallDep) -> ServerInfo:
     engine, settings = call.engine, call.settings
     return ServerInfo(
@@ -234,7 +211,7 @@ async def server_info(call: CallDep) -> ServerInfo:
     )
 
 
-@_serve(operations.list_variants)
+@serve(operations.list_variants)
 async def list_variants(call: CallDep) -> VariantList:
     return VariantList(
         variants=[
@@ -253,22 +230,22 @@ async def list_variants(call: CallDep) -> VariantList:
     )
 
 
-@_serve(operations.accuracy)
+@serve(operations.accuracy)
 async def accuracy(call: CallDep) -> AccuracyReply:
     return call.engine.accuracy_report()
 
 
-@_serve(operations.list_hardware)
+@serve(operations.list_hardware)
 async def list_hardware(call: CallDep) -> HardwareList:
     return hardware.listed()
 
 
-@_serve(operations.health_live)
+@serve(operations.health_live)
 async def health_live(call: CallDep) -> Health:
     return Health(status="live", modules=len(call.engine.library.list()))
 
 
-@_serve(operations.health_ready)
+@serve(operations.health_ready)
 async def health_ready(call: CallDep) -> Health:
     call.engine.check_ready()
     return Health(status="ready", modules=len(call.engine.library.list()))

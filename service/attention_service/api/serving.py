@@ -1,11 +1,15 @@
 """The application on uvicorn."""
 
 import signal
+import socket
+import time
 from types import FrameType
 from typing import Any, Final
 
 import uvicorn
 from fastapi import FastAPI
+
+from attention_contract.frames import MAX_FRAME_BYTES
 
 KEEP_ALIVE_S: Final = 75
 """Seconds for which an idle connection stays open. Clients and load balancers must close theirs first, or a request may
@@ -17,7 +21,12 @@ class Server(uvicorn.Server):
 
     def __init__(self, app: FastAPI, **settings: Any) -> None:
         """``settings``: of ``uvicorn.Config``."""
-        settings = {"timeout_keep_alive": KEEP_ALIVE_S} | settings
+        settings = {
+            "timeout_keep_alive": KEEP_ALIVE_S,
+            "ws": "websockets-sansio",
+            "ws_max_size": min(MAX_FRAME_BYTES, app.state.settings.max_body_bytes),
+            "ws_per_message_deflate": False,  # compressing numbers takes longer than sending them
+        } | settings
         super().__init__(uvicorn.Config(app, log_config=None, access_log=False, server_header=False, **settings))
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
@@ -28,3 +37,12 @@ class Server(uvicorn.Server):
         # uvicorn's own handler raises the signal again at the end, so that a clean stop looks like a crash.
         self.force_exit = self.should_exit and sig == signal.SIGINT
         self.should_exit = True
+
+    async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
+        """Answer what came on streams and close them, then all else."""
+        config, began = self.config, time.monotonic()
+        allowed = config.timeout_graceful_shutdown
+        await config.app.state.streams.close(allowed)  # type: ignore[union-attr]
+        if allowed is not None:
+            config.timeout_graceful_shutdown = max(allowed - int(time.monotonic() - began), 0)
+        await super().shutdown(sockets)

@@ -14,7 +14,9 @@ from attention_service.api.access_log import AccessLog, Answered
 from attention_service.api.metrics import Metrics
 from attention_service.runtime.scheduling.later import Later
 
-_VERSION = (VERSION_HEADER.encode(), __version__.encode())
+VERSION = (VERSION_HEADER.encode(), __version__.encode())
+"""The header of every response that tells the server's version."""
+_ids = random.Random()  # noqa: S311  # ids must differ; they may be guessed
 _REQUEST_ID = re.compile(r"[A-Za-z0-9._:/+=-]{1,128}")
 
 
@@ -46,7 +48,6 @@ class Observe:
     def __init__(self, app: ASGIApp, requests: RequestLog) -> None:
         self.app = app
         self._requests = requests
-        self._ids = random.Random()  # noqa: S311  # ids must differ; they may be guessed
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Answer one request."""
@@ -55,14 +56,14 @@ class Observe:
             return
         started = time.perf_counter()
         status: int | None = None
-        identity = _given_id(scope["headers"]) or f"{self._ids.getrandbits(128):032x}"
+        identity = new_identity(scope["headers"])
         problems.request_id.set(identity)
 
         async def observed_send(message: Message) -> None:
             nonlocal status
             if message["type"] == "http.response.start":
                 status = message["status"]
-                message["headers"] = [*message.get("headers", ()), (b"x-request-id", identity.encode()), _VERSION]
+                message["headers"] = [*message.get("headers", ()), (b"x-request-id", identity.encode()), VERSION]
             await send(message)
 
         try:
@@ -78,6 +79,11 @@ class Observe:
             self._requests.add(
                 Answered(time.time(), scope["method"], scope["path"], operation, status or 500, seconds, identity)
             )
+
+
+def new_identity(headers: Iterable[tuple[bytes, bytes]]) -> str:
+    """The id of a request: the one that its caller gave it, or a new one."""
+    return _given_id(headers) or f"{_ids.getrandbits(128):032x}"
 
 
 def _given_id(headers: Iterable[tuple[bytes, bytes]]) -> str | None:

@@ -22,7 +22,7 @@ from attention_service.cost.growth import growth, memory_order, time_order
 from attention_service.cost.hardware import Datasheet
 from attention_service.cost.memory import inspection_peak_bytes, memory_phases, peak_bytes, retrieval_peak_bytes
 from attention_service.cost.operation_counter import Traffic
-from attention_service.cost.report import cost_of
+from attention_service.cost.report import cost_of, milliseconds
 from attention_service.cost.retrieval import (
     Retrieval,
     retrieval_flops,
@@ -79,6 +79,7 @@ __all__ = [
     "kv_cache_bytes_per_token",
     "memory_order",
     "memory_phases",
+    "milliseconds",
     "moved_bytes",
     "output_bytes",
     "pair_count",

@@ -86,11 +86,11 @@ def cost_of(
         predicted_ms=clock.forward(work, kernel).median * 1e3,
         predicted=Predicted(
             basis=clock.basis,
-            forward=_milliseconds(clock.forward(work, kernel)),
-            gradients=None if gradients is None else _milliseconds(clock.gradients(plain, gradients)),
-            decode=None if step is None or decode is None else _milliseconds(clock.forward(step, decode)),
-            transfer=_milliseconds(clock.transfer(input_bytes(work) + output_bytes(work))),
-            encoding={form: _milliseconds(_carried(work, form, clock)) for form in FORMS},
+            forward=milliseconds(clock.forward(work, kernel)),
+            gradients=None if gradients is None else milliseconds(clock.gradients(plain, gradients)),
+            decode=None if step is None or decode is None else milliseconds(clock.forward(step, decode)),
+            transfer=milliseconds(clock.transfer(input_bytes(work) + output_bytes(work))),
+            encoding={form: milliseconds(_carried(work, form, clock)) for form in FORMS},
         ),
         per_token=_per_token(work, kernel, clock),
     )
@@ -124,7 +124,8 @@ def _phase(direction: Literal["forward", "backward"], phase: Phase) -> MemoryPha
     return MemoryPhase(direction=direction, name=phase.name, tensors=told(phase), bytes=phase.bytes)
 
 
-def _milliseconds(estimate: Estimate) -> Milliseconds:
+def milliseconds(estimate: Estimate) -> Milliseconds:
+    """Return a predicted time on the wire."""
     return Milliseconds(median_ms=estimate.median * 1e3, low_ms=estimate.low * 1e3, high_ms=estimate.high * 1e3)
 
 

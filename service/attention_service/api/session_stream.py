@@ -1,0 +1,232 @@
+"""``WS /v1/sessions/stream``: steps of sessions as messages of one connection, for the lowest latency.
+
+A message is one step or many. Steps of one session keep their order; replies of different sessions come as they are
+ready. After ``MAX_UNANSWERED`` messages without a reply the server stops reading.
+"""
+
+import asyncio
+import time
+from collections.abc import Awaitable, Coroutine, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Any, Final
+from urllib.parse import urlsplit
+
+from starlette.concurrency import run_in_threadpool
+from starlette.types import Message, Receive, Scope, Send
+
+from attention_contract.base import WireModel
+from attention_contract.errors import AttentionError, BodyTooLarge, Cancelled, Forbidden
+from attention_contract.frames import MAX_UNANSWERED, problem_of, request_from_frame, to_frame
+from attention_contract.json_reading import measure_text
+from attention_contract.operations import step_session, step_sessions
+from attention_contract.schemas.sessions import SessionStep, StepProblem, StepsRequest
+from attention_contract.tensors import Encoding
+from attention_service.api import negotiation, problems
+from attention_service.api.access_log import Answered
+from attention_service.api.bodies import UNCOUNTED
+from attention_service.api.disconnection import in_time
+from attention_service.api.endpoint import Call, call_of
+from attention_service.api.negotiation import Headers, header
+from attention_service.api.telemetry import VERSION, RequestLog, new_identity
+from attention_service.runtime.scheduling.budget import Body
+from attention_service.settings import Settings
+
+PATH: Final = "/v1/sessions/stream"
+_INLINE_BYTES: Final = 2**16
+"""Largest message in bytes that is read on the event loop; a thread reads others."""
+_GOING_AWAY: Final = 1001
+
+
+class SessionStreams:
+    """The ASGI application at ``PATH``, and the connections that are open."""
+
+    def __init__(self, requests: RequestLog) -> None:
+        self._requests = requests
+        self._open: set[Connection] = set()
+
+    def __len__(self) -> int:
+        """Return the number of open connections."""
+        return len(self._open)
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Serve one connection until either side ends it."""
+        identity = new_identity(scope["headers"])
+        problems.request_id.set(identity)
+        try:
+            call = call_of(scope)
+            _check_origin(call.headers)
+            call.engine.check_ready()
+        except AttentionError as error:
+            await problems.render(error)(scope, receive, send)
+            return
+        connection = Connection(call, negotiation.wait(call.headers), receive, send, self._requests)
+        self._open.add(connection)
+        try:
+            await connection.serve(identity)
+        finally:
+            self._open.discard(connection)
+
+    async def close(self, wait_s: float | None) -> None:
+        """Answer the messages that came, for at most ``wait_s`` seconds, and close every connection."""
+        await asyncio.gather(*(connection.leave(wait_s) for connection in self._open))
+
+
+@dataclass(eq=False, slots=True)
+class Connection:
+    """One connection, its unanswered messages among them."""
+
+    call: Call
+    wait: float | None
+    """Seconds that the caller waits for each reply; None for any."""
+    receive: Receive
+    send: Send
+    requests: RequestLog
+    count: int = 0
+    """Number of messages so far."""
+    room: asyncio.Semaphore = field(default_factory=lambda: asyncio.Semaphore(MAX_UNANSWERED))
+    tasks: set[asyncio.Task[None]] = field(default_factory=set)
+    last: dict[str, asyncio.Task[None]] = field(default_factory=dict)
+    """The latest unanswered message about each session."""
+
+    async def serve(self, identity: str) -> None:
+        """Read messages and answer each in a task of its own, until the caller is gone."""
+        await self.receive()
+        await self.send({"type": "websocket.accept", "headers": [(b"x-request-id", identity.encode()), VERSION]})
+        try:
+            while True:
+                await self.room.acquire()
+                message = await self.receive()
+                if message["type"] != "websocket.receive":
+                    return
+                self.count += 1
+                problems.request_id.set(f"{identity}/{self.count}")  # the task inherits it
+                await self._begin(message)
+        finally:
+            for task in self.tasks:
+                task.cancel()
+            await asyncio.gather(*self.tasks, return_exceptions=True)
+
+    async def leave(self, wait_s: float | None) -> None:
+        """Answer the messages that came, for at most ``wait_s`` seconds, and close the connection."""
+        if self.tasks:
+            await asyncio.wait(self.tasks, timeout=wait_s)
+        await self._send({"type": "websocket.close", "code": _GOING_AWAY, "reason": "the server is stopping"})
+
+    async def _begin(self, message: Message) -> None:
+        """Read a message and begin its task. Messages are read one at a time, so that steps keep their order."""
+        started = time.perf_counter()
+        text, memory = message.get("text"), Body(self.call.engine.budget)
+        request: SessionStep | StepsRequest | None = None
+        try:
+            request = await _read(message["bytes"] if text is None else text, memory, self.call.settings)
+            work = self._run(request)
+        except AttentionError as error:
+            work = _refuse(error)
+        sessions = _sessions_of(request)
+        before = {self.last[each] for each in sessions if each in self.last}
+        task = asyncio.create_task(self._reply(request, work, started, before, text=text is not None))
+        self.tasks.add(task)
+        self.last.update(dict.fromkeys(sessions, task))
+        task.add_done_callback(partial(self._end, sessions, work, memory))
+
+    def _end(
+        self, sessions: Sequence[str], work: Coroutine[Any, Any, WireModel], memory: Body, task: asyncio.Task[None]
+    ) -> None:
+        """Forget a message. Its task may have been cancelled before it began."""
+        work.close()
+        memory.give_back()
+        self.tasks.discard(task)
+        self.room.release()
+        for each in sessions:
+            if self.last.get(each) is task:
+                del self.last[each]
+
+    async def _run(self, request: SessionStep | StepsRequest) -> WireModel:
+        sessions = self.call.engine.sessions
+        deadline = None if self.wait is None else time.monotonic() + self.wait
+        if isinstance(request, StepsRequest):
+            return await in_time(sessions.steps(request, deadline), deadline)
+        return await in_time(sessions.step(request.session, request, deadline), deadline)
+
+    async def _reply(
+        self, request: SessionStep | StepsRequest | None, work: Awaitable[WireModel], started: float,
+        before: set[asyncio.Task[None]], *, text: bool,
+    ) -> None:  # fmt: skip
+        """Send the reply to one message, or its problem document, after those of messages ``before`` it.
+
+        Count and log it like a request.
+        """
+        status, session = 200, request.session if isinstance(request, SessionStep) else None
+        try:
+            try:
+                reply = await work
+            except AttentionError as error:
+                reply, status = self._problem(error, session), error.status
+            except Exception as fault:
+                failure = problems.unexpected(PATH, fault)
+                reply, status = self._problem(failure, session), failure.status
+            frame = await _written(reply, "list" if request is None else request.encoding, text=text)
+            if before:
+                await asyncio.wait(before)
+            await self._send({"type": "websocket.send", "text" if text else "bytes": frame})
+        except asyncio.CancelledError:
+            status = Cancelled.status
+            raise
+        finally:
+            operation = step_sessions if isinstance(request, StepsRequest) else step_session
+            seconds, identity = time.perf_counter() - started, problems.request_id.get() or ""
+            self.requests.add(Answered(time.time(), "WS", PATH, operation.name, status, seconds, identity))
+
+    def _problem(self, error: AttentionError, session: str | None) -> StepProblem:
+        error.request_id = problems.request_id.get()
+        problem = problem_of(error, session)
+        problems.forget(error)
+        return problem
+
+    async def _send(self, message: Message) -> None:
+        with suppress(OSError, RuntimeError):  # the connection is gone, or closing
+            await self.send(message)
+
+
+def _check_origin(headers: Headers) -> None:
+    """Raise Forbidden for a page of another host: browsers let any page open a WebSocket (RFC 6455, section 10.2)."""
+    origin, host = header(headers, b"origin"), header(headers, b"host")
+    if origin is not None and urlsplit(origin).netloc != host:
+        raise Forbidden(
+            f"Origin: a page of {origin[:80]!r} may not open a stream of {(host or '')[:80]!r}", param="Origin"
+        )
+
+
+def _sessions_of(request: SessionStep | StepsRequest | None) -> Sequence[str]:
+    """The sessions that a message is about."""
+    if isinstance(request, StepsRequest):
+        return [step.session for step in request.steps]
+    return () if request is None else (request.session,)
+
+
+async def _read(frame: str | bytes, memory: Body, settings: Settings) -> SessionStep | StepsRequest:
+    """Read a message. Raises what the contract or ``memory`` raises, and BodyTooLarge."""
+    if isinstance(frame, str) and len(frame) > settings.max_json_bytes:
+        raise BodyTooLarge(
+            f"the message has {len(frame)} characters of JSON; this server reads up to {settings.max_json_bytes}. Send "
+            "it as safetensors",
+            limit_bytes=settings.max_json_bytes,
+            needed_bytes=len(frame),
+        )
+    if len(frame) > UNCOUNTED:
+        memory.hold(len(frame) if isinstance(frame, bytes) else measure_text(frame.encode()).parsed_bytes)
+    return (
+        request_from_frame(frame) if len(frame) <= _INLINE_BYTES else await run_in_threadpool(request_from_frame, frame)
+    )
+
+
+async def _written(reply: WireModel, encoding: Encoding, *, text: bool) -> str | bytes:
+    write = partial(to_frame, reply, text=text, entry="reply", encoding=encoding)
+    inline = not text or negotiation.tensor_bytes(reply) <= negotiation.INLINE_TENSOR_BYTES
+    return write() if inline else await run_in_threadpool(write)
+
+
+async def _refuse(error: AttentionError) -> WireModel:
+    raise error

@@ -15,6 +15,7 @@ nested lists; replies are the typed models of ``attention_contract.schemas`` and
 from attention_client.array_likes import TensorLike
 from attention_client.async_client import AsyncClient
 from attention_client.client import Client
+from attention_client.decoding.live_session import AsyncSession, Session
 from attention_client.errors import ConnectionFailed, DeadlineExceeded, UnexpectedReply
 from attention_contract.errors import (
     AttentionError,
@@ -29,6 +30,7 @@ from attention_contract.errors import (
     InvalidRequest,
     InvalidTensor,
     KernelUnsuitable,
+    LengthMismatch,
     Loading,
     MethodNotAllowed,
     ModuleExists,
@@ -40,6 +42,8 @@ from attention_contract.errors import (
     Overloaded,
     ParameterNotFound,
     RecordingNotFound,
+    SessionGone,
+    SessionNotFound,
     ShapeMismatch,
     StoreFull,
     TooLarge,
@@ -53,6 +57,7 @@ from attention_contract.spec import AttentionSpec
 
 __all__ = [
     "AsyncClient",
+    "AsyncSession",
     "AttentionError",
     "AttentionSpec",
     "BodyTooLarge",
@@ -69,6 +74,7 @@ __all__ = [
     "InvalidRequest",
     "InvalidTensor",
     "KernelUnsuitable",
+    "LengthMismatch",
     "Loading",
     "MethodNotAllowed",
     "ModuleExists",
@@ -80,6 +86,9 @@ __all__ = [
     "Overloaded",
     "ParameterNotFound",
     "RecordingNotFound",
+    "Session",
+    "SessionGone",
+    "SessionNotFound",
     "ShapeMismatch",
     "StoreFull",
     "TensorLike",

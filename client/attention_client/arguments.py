@@ -4,10 +4,13 @@ from collections.abc import Mapping, Sequence
 from typing import Any, Literal
 
 from attention_client.array_likes import TensorLike
-from attention_contract.schemas.attention import Dropout, Edit, Select
+from attention_client.calls import CallOptions
+from attention_contract.schemas.attention import Dropout, Edit, KernelName, Select, Tap
 from attention_contract.schemas.complexity import Alternative, Shape, Sweep
 from attention_contract.schemas.hopfield import Projections
 from attention_contract.schemas.modules import ModuleConfig
+from attention_contract.schemas.session_costs import SessionShape
+from attention_contract.schemas.sessions import Policy, SessionSource, SessionStep
 from attention_contract.spec import AttentionSpec
 
 ConfigLike = ModuleConfig | Mapping[str, Any]
@@ -16,6 +19,7 @@ SelectLike = Select | Mapping[str, Sequence[int]]
 EditLike = Edit | Mapping[str, Any]
 DropoutLike = Dropout | Mapping[str, Any]
 AlternativeLike = Alternative | Mapping[str, Any]
+SessionShapeLike = SessionShape | Mapping[str, Any]
 ProjectionsLike = Projections | Mapping[str, TensorLike]
 TensorMap = Mapping[str, TensorLike]
 ShapeLike = Shape | Mapping[str, int] | int
@@ -23,3 +27,53 @@ ShapeLike = Shape | Mapping[str, int] | int
 SweepLike = Sweep | Mapping[str, Any] | Sequence[int]
 """A list varies the length."""
 PictureType = Literal["image/svg+xml", "image/png"]
+PolicyLike = Policy | Mapping[str, Any]
+SourceLike = SessionSource | Mapping[str, Any]
+StepLike = SessionStep | Mapping[str, Any]
+
+
+class InputFields(CallOptions, total=False):
+    """The inputs of new tokens beside query, key and value; see ``Client.forward``."""
+
+    mask: TensorLike
+    key_mask: TensorLike
+    key_lengths: TensorLike
+    global_mask: TensorLike
+    positions: TensorLike
+    gate: TensorLike
+    beta: TensorLike
+    initial_state: TensorLike
+    initial_normalizer: TensorLike
+    parameters: TensorMap
+    version: str
+    kernel: KernelName
+    edits: Sequence[EditLike]
+    select: SelectLike
+    average_heads: bool
+
+
+class StepFields(InputFields, total=False):
+    """The fields of a step beside query, key and value; see ``Client.forward``."""
+
+    return_: Sequence[Tap]
+    dropout: DropoutLike
+    return_state: bool
+    report_error: bool
+
+
+class WeightsFields(InputFields, total=False):
+    """The fields of a request for weights beside query, key and value; see ``Client.weights``."""
+
+    top_k: int
+    return_weights: bool
+    query_mask: TensorLike
+
+
+class GradientsFields(StepFields, total=False):
+    """The fields of a request for gradients beside query, key and value; see ``Client.gradients``."""
+
+    wrt: Sequence[str]
+    upstream: TensorLike
+    tap_upstream: TensorMap
+    check: bool
+    directions: TensorMap

@@ -20,13 +20,14 @@ from attention_client.arguments import (
     EditLike,
     PictureType,
     SelectLike,
+    SessionShapeLike,
     ShapeLike,
     SweepLike,
     TensorMap,
 )
 from attention_client.array_likes import TensorLike
 from attention_client.calls import Call, CallOptions, MediaType, Message, ReplyT, call, drawn, sized
-from attention_client.connection_settings import LIMITS, Policy, all_headers, prefix_of, server_url
+from attention_client.connection_settings import LIMITS, Policy, StreamSettings, all_headers, prefix_of, server_url
 from attention_client.many_requests import Errors, Many, bar, in_threads
 from attention_client.raw_responses import RawResponse, keeping, note
 from attention_client.resources.attention_calls import Attention
@@ -35,6 +36,7 @@ from attention_client.resources.hopfield_calls import Hopfield
 from attention_client.resources.module_calls import Modules
 from attention_client.resources.recording_calls import Recordings
 from attention_client.resources.server_calls import Server
+from attention_client.resources.session_calls import Sessions
 from attention_client.retry import Attempts
 from attention_contract import operations
 from attention_contract.errors import AttentionError
@@ -116,6 +118,7 @@ class Client:
         self.modules = Modules(self)
         self.recordings = Recordings(self)
         self.server = Server(self)
+        self.sessions = Sessions(self)
 
     def with_options(self, **options: Unpack[CallOptions]) -> Self:
         """Return a client with other settings for every call. It shares this client's connections, which this closes.
@@ -130,6 +133,10 @@ class Client:
             made.settings = made.settings | kept | {"headers": made.settings["headers"] | dict(made._policy.headers)}
         made._group()
         return made
+
+    def stream_settings(self) -> StreamSettings:
+        """Return address, headers and policy of the streams that belong to this client."""
+        return StreamSettings.of(self._http, self._prefix, self._policy)
 
     def send(self, call: Call[ReplyT]) -> ReplyT:
         """Send a call that ``attention_client.calls`` built, and return its reply."""
@@ -283,7 +290,8 @@ class Client:
     def complexity(
         self, name: str, shape: ShapeLike, sweep: SweepLike | None = None, *, return_: Sequence[Tap] = ("output",),
         kernel: KernelName | None = None, memory_bytes: int | None = None, hardware: str | None = None,
-        compare: Sequence[AlternativeLike] = (), measure: bool = False, version: str | None = None,
+        compare: Sequence[AlternativeLike] = (), session: SessionShapeLike | None = None, measure: bool = False,
+        version: str | None = None,
         **options: Unpack[CallOptions],
     ) -> ComplexityReply:  # fmt: skip
         """Return the cost of a module at a shape or over a sweep: FLOPs, bytes, milliseconds, and what fits.
@@ -291,7 +299,8 @@ class Client:
         ``shape {"batch": 1, "queries": 512, "keys": None, "past": 0}``, or a number of queries; ``sweep {"dimension":
         "length", "values": […]}``, or a list of lengths. ``memory_bytes`` supposes that so much is free, ``hardware``
         another device. ``compare`` costs alternatives such as ``{"num_kv_heads": 2}``; ``measure`` also runs both near
-        the size where one becomes faster.
+        the size where one becomes faster. ``session`` prices a decode session too, such as ``{"sequences": 4, "policy":
+        {"name": "full"}, "pasts": [1024]}``.
         """
         return self.send(sized(operations.complexity, locals()))
 

@@ -16,6 +16,10 @@ LIMITS: Final = httpx.Limits(max_connections=100, max_keepalive_connections=100,
 """httpx's own, but every connection may be kept: calls that run side by side are mostly followed by as many."""
 
 
+_OF_HTTP: Final = frozenset({"accept", "accept-encoding", "connection"})
+"""Headers that a WebSocket's handshake has values of its own for, or none."""
+
+
 @dataclass(frozen=True)
 class Policy:
     """The deadline of each call, its repeats, its headers beside the connection's, and how tensors travel."""
@@ -42,6 +46,22 @@ class Policy:
             raise ValueError(f"retries: expected 0 or more, or None, got {self.retries}")
         if self.media_type not in get_args(MediaType):
             raise ValueError(f"media_type: expected one of {', '.join(get_args(MediaType))}; got {self.media_type!r}")
+
+
+@dataclass(frozen=True)
+class StreamSettings:
+    """A server's address, headers and policy, for a WebSocket connection."""
+
+    url: str
+    headers: Mapping[str, str]
+    policy: Policy
+
+    @classmethod
+    def of(cls, http: httpx.Client | httpx.AsyncClient, prefix: str, policy: Policy) -> "StreamSettings":
+        """Return those of a client."""
+        base = (prefix or str(http.base_url)).rstrip("/")
+        own = {name: value for name, value in http.headers.items() if name not in _OF_HTTP}
+        return cls(f"ws{base.removeprefix('http')}", own | dict(policy.headers), policy)
 
 
 def server_url(given: str | None) -> httpx.URL:

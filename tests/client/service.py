@@ -12,6 +12,7 @@ import numpy as np
 
 from attention_client import AsyncClient, Client
 from attention_client.resources.base import Resource
+from attention_contract.errors import SessionGone
 from attention_contract.operations import OPERATIONS, Operation
 from attention_contract.schemas import accuracy as y
 from attention_contract.schemas import answers as w
@@ -24,6 +25,8 @@ from attention_contract.schemas import hopfield as h
 from attention_contract.schemas import modules as m
 from attention_contract.schemas import recordings as r
 from attention_contract.schemas import server as s
+from attention_contract.schemas import session_costs as p
+from attention_contract.schemas import sessions as t
 from attention_contract.schemas.gradients import GradientCheck, GradientsReply
 from attention_contract.schemas.weights import HeadStatistics, TopKeys, WeightsReply
 from attention_contract.wire import JSON, PICTURES, from_body, to_body
@@ -60,6 +63,19 @@ EXAMPLES = {
     "create_recording": ((r.EXAMPLE,), {}, "/v1/recordings"),
     "get_recording": (("0" * 32,), {}, f"/v1/recordings/{'0' * 32}"),
     "delete_recording": (("0" * 32,), {}, f"/v1/recordings/{'0' * 32}"),
+    "list_sessions": ((), {}, "/v1/sessions"),
+    "open_session": (("demo",), {"capacity": 128}, "/v1/modules/demo/sessions"),
+    "get_session": (("7-1",), {}, "/v1/sessions/7-1"),
+    "delete_session": (("7-1",), {}, "/v1/sessions/7-1"),
+    "step_session": (("7-1", X), {"at": 0, "step": "a"}, "/v1/sessions/7-1/step"),
+    "step_sessions": (([{"session": "7-1", "query": X}],), {}, "/v1/sessions/step"),
+    "fork_session": (("7-1",), {"length": 2}, "/v1/sessions/7-1/fork"),
+    "truncate_session": (("7-1", 2), {}, "/v1/sessions/7-1/truncate"),
+    "reorder_session": (("7-1", [0]), {}, "/v1/sessions/7-1/reorder"),
+    "session_weights": (("7-1", X), {"top_k": 2}, "/v1/sessions/7-1/weights"),
+    "session_gradients": (("7-1", X), {"wrt": ["query", "past_key"]}, "/v1/sessions/7-1/gradients"),
+    "get_session_cache": (("7-1",), {}, "/v1/sessions/7-1/cache"),
+    "put_session_cache": (("7-1", X[None], X[None]), {}, "/v1/sessions/7-1/cache"),
     "health_live": ((), {}, "/health/live"),
     "health_ready": ((), {}, "/health/ready"),
 }
@@ -76,7 +92,7 @@ CALLS = {
     for name, method in vars(blocking).items()
     if inspect.isfunction(method)
     and not name.startswith("_")
-    and name not in {"send", "close", "with_options", "raw", "map"}
+    and name not in {"send", "close", "with_options", "raw", "map", "stream_settings", "open", "stream"}
 }
 """The methods that make a call, by their dotted names."""
 COMPOSED = {"modules.import_all", "recordings.read", "recordings.download"}
@@ -114,7 +130,10 @@ GROWTH = c.Growth(
     memory_order="O(n·d)", between=(1, 2), letters={"n": "keys", "d": "width"},
 )  # fmt: skip
 HEADS = np.arange(2, dtype=np.float32)
-
+SESSION = t.SessionInfo(
+    session="7-1", module="demo", version="abc", sequences=1, length=3, held=3, policy=t.FullPolicy(), pinned=False,
+    bytes=4096, shared_bytes=1024, own_bytes=3072, expires_at="2026-01-01T00:00:00+00:00",
+)  # fmt: skip
 
 RECORDING = r.RecordingInfo.model_validate(
     {name: value for name, value in r.EXAMPLE.items() if name != "layers"}
@@ -153,9 +172,16 @@ def retrieved(request: h.HopfieldRequest) -> h.HopfieldReply:
     )
 
 
+def session_cost(shape: p.SessionShape) -> p.SessionCost:
+    """Return the price of a session."""
+    time = w.Milliseconds(median_ms=0.5, low_ms=0.25, high_ms=1)
+    steps = [p.SessionStepCost(past=past, held=past, bytes=4096, predicted=time) for past in shape.pasts]
+    return p.SessionCost(token_bytes=64, page_tokens=64, free_bytes=2**20, longest=16_384, steps=steps)
+
+
 def reply_to(operation: Operation[Any], request: Any) -> Any:
     """Return a reply of the right kind, with the request's own query as output."""
-    name = operation.name.removeprefix("raw_")
+    name = operation.name.removeprefix("raw_").removeprefix("session_")
     if name == "forward":
         return a.ForwardReply(output=np.asarray(request.query), ran=RAN)
     if name == "weights":
@@ -185,6 +211,7 @@ def reply_to(operation: Operation[Any], request: Any) -> Any:
         return c.ComplexityReply(
             **facts,
             projections_crossover=1024,
+            session=None if request.session is None else session_cost(request.session),
             compared=[c.Compared(label=label, **facts) for label in labels] if request.compare else [],
             crossovers=[crossover] if request.compare else [],
         )
@@ -247,6 +274,25 @@ def reply_to(operation: Operation[Any], request: Any) -> Any:
         "create_recording": RECORDING,
         "get_recording": RECORDING,
         "delete_recording": None,
+        "list_sessions": t.SessionList(
+            sessions=[SESSION, SESSION.model_copy(update={"session": "7-2", "parent": "7-1"})],
+            page_tokens=64, pages=2, shared_pages=1, bytes=8192,
+        ),
+        "delete_session": None,
+        "step_session": t.StepReply(session="7-1", length=3, output=X, ran=RAN),
+        "step_sessions": t.StepsReply(
+            steps=[
+                t.StepReply(session="7-1", length=3, output=X, ran=RAN),
+                t.StepProblem(session="7-2", reason="evicted", **SessionGone("it is gone").to_problem()),
+            ]
+        ),
+        "get_session_cache": t.SessionCache(
+            session="7-1", version="abc", length=3, past_key=X[None], past_value=X[None]
+        ),
+        **dict.fromkeys(
+            ("open_session", "get_session", "fork_session", "truncate_session", "reorder_session", "put_session_cache"),
+            SESSION,
+        ),
     }.get(operation.name, INFO)  # fmt: skip
 
 

@@ -14,7 +14,7 @@ import typer
 from typer.testing import CliRunner
 
 from attention_client.cli import app, cost_tables, extensions, result_tables, tensor_arguments
-from attention_client.cli.session import Session
+from attention_client.cli.invocation import Invocation
 from attention_contract.errors import PROBLEM_MEDIA_TYPE, ModuleNotFound
 from attention_contract.schemas.accuracy import AccuracyReply
 from attention_contract.schemas.answers import Crossover
@@ -33,8 +33,8 @@ def run(played, tmp_path, monkeypatch):
     np.save("q.npy", X)
 
     def run(*arguments, code=0, stdin=None):
-        session = Session(transport=played.transport)
-        result = CliRunner().invoke(app, ["--url", URL, *arguments], input=stdin, obj=session)
+        invocation = Invocation(transport=played.transport)
+        result = CliRunner().invoke(app, ["--url", URL, *arguments], input=stdin, obj=invocation)
         assert result.exit_code == code, result.output
         assert code == 0 or isinstance(result.exception, SystemExit)
         return result
@@ -61,6 +61,7 @@ COMMANDS = {
     "complexity demo --sweep length=512,1024,2048": ["2048", "O(n²·d)", "2 MB"],
     "complexity --queries 4 --num-heads 8 --head-dim 64": ["fused", "0.25 to 1", "4321", "blocked", "9 MB"],
     "complexity demo --queries 4": ["a cpu", "outweighs the projections from 1024 tokens", "n: keys", "; gradients"],
+    'complexity demo --queries 4 --session {"pasts":[700]}': ["700", "4.1 kB", "64 B", "16384 tokens fit"],
     "complexity demo --queries 4 --sweep num_heads=2,16": ["num heads", " 16  ", "FLOPs grow as length^2.00"],
     'complexity demo --queries 4 --measure --compare {"label":"wide"}': [
         "surely only beyond 1048576; when run, from 700"
@@ -71,6 +72,10 @@ COMMANDS = {
     ],
     "hardware": ["G1", "80 GB", "989.5", "a sheet"],
     "hopfield --stored q.npy --states q.npy --eps 0.1": ["one pattern", "metastable, still falling", "2.969", "0.9688"],
+    "sessions": ["demo", "7-1  3 tokens  3.07 kB own, 1.02 kB shared", "2 sessions; 2 pages of 64 tokens, 1 shared"],
+    "sessions list": ["└── 7-1", "    └── 7-2"],
+    "sessions show 7-1": ["policy.name", "full", "own_bytes", "3072"],
+    "sessions open demo --capacity 128 --pinned": ["7-1"],
     "recordings": ["by hand", "the cat", "344 B of 1 kB", "cannot be read, and may be deleted: 1111"],
     f"recordings get {'0' * 32}": ["by hand", "layers.0.weights"],
     "hopfield --stored q.npy --states q.npy --steps 2": ["metastable", "1.5 ms"],
@@ -131,6 +136,21 @@ def test_inputs_of_recurrent_methods_and_dropout_become_request_fields(run, play
     assert "Hessian-vector products" in shown
     assert sorted(played.asked.directions) == ["q_proj.weight", "query"]
     assert (played.asked.dropout.seed, played.asked.dropout.return_mask) == (7, True)
+
+
+def test_options_of_a_session_become_request_fields(run, played):
+    run(
+        "sessions", "open", "demo", "--sequences", "2", "--ttl-s", "30", "--share", "--version", "abc", "--from", "7-1",
+        "--policy", '{"name": "window_sinks", "window": 8}',
+    )  # fmt: skip
+    asked = played.asked
+    assert (asked.sequences, asked.ttl_s, asked.share, asked.pinned, asked.version) == (2, 30, True, False, "abc")
+    assert (asked.from_.session, asked.policy.window) == ("7-1", 8)
+    np.savez("past.npz", past_key=X[None], past_value=X[None] + 1)
+    run("sessions", "open", "demo", "--past-key", "past.npz", "--past-value", "past.npz")
+    np.testing.assert_array_equal(played.asked.past_value, X[None] + 1)
+    assert run("sessions", "delete", "7-1").stdout == "deleted 7-1\n"
+    assert played.requests[-1].method == "DELETE"
 
 
 def test_parameters_are_replaced_at_a_version(run, played):
@@ -327,6 +347,7 @@ def test_json_comes_from_standard_input(run, played, text):
         ("complexity demo --sweep length=a,b", "--sweep"),
         ("complexity demo --sweep tokens=1,2", "'tokens' is none of length"),
         ("complexity --queries 4", "--num-heads"),
+        ("complexity --queries 4 --num-heads 2 --head-dim 4 --session {}", "--session"),
         ("complexity demo --queries 4 --picture p.gif", ".svg or .png"),
         ("complexity demo --queries 4 --picture no/p.png", "no folder"),
         ("hopfield --stored q.npy --states q.npy --beta high", "--beta"),

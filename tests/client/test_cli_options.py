@@ -18,6 +18,7 @@ REQUESTS = {
     "modules replace": ["replace_parameters"],
     "modules parameters": ["get_parameter"],
     "import": ["import_module"],
+    "sessions open": ["open_session"],
 }
 MODELS = {command: [getattr(operations, name).request for name in names] for command, names in REQUESTS.items()}
 MODELS["modules create"].append(ModuleConfig)

@@ -20,9 +20,10 @@ from attention_client.cli import (
     module_commands,
     recording_commands,
     server_commands,
+    session_commands,
 )
 from attention_client.cli.extensions import add_extensions
-from attention_client.cli.session import Commands, Session
+from attention_client.cli.invocation import Commands, Invocation
 from attention_client.connection_settings import DEFAULT_URL
 
 app = typer.Typer(
@@ -58,8 +59,8 @@ def options(
     ] = False,
 ) -> None:
     """Ask attention modules for their output, weights, gradients and cost."""
-    session = ctx.ensure_object(Session)
-    session.url, session.timeout, session.retries = url, timeout, retries
+    invocation = ctx.ensure_object(Invocation)
+    invocation.url, invocation.timeout, invocation.retries = url, timeout, retries
 
 
 app.add_typer(module_commands.app, name="modules")
@@ -78,6 +79,7 @@ app.command()(hopfield_commands.hopfield)
 app.command()(recording_commands.record)
 app.command()(recording_commands.show)
 app.add_typer(recording_commands.app, name="recordings")
+app.add_typer(session_commands.app, name="sessions")
 app.command()(server_commands.info)
 app.command()(server_commands.variants)
 add_extensions(app)

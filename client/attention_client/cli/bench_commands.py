@@ -14,8 +14,8 @@ from rich.progress import Progress
 from attention_client.async_client import AsyncClient
 from attention_client.cli import completion, display, example_inputs, tensor_arguments
 from attention_client.cli.inputs import Fields, Kernel, Spec
+from attention_client.cli.invocation import AsJson, Invocation, ask, client_of
 from attention_client.cli.load import Summary, measure
-from attention_client.cli.session import AsJson, Session, ask, client_of
 from attention_client.connection_settings import LIMITS
 from attention_contract.tensors import DTYPES
 from attention_contract.wire import to_json
@@ -67,8 +67,8 @@ def bench(
 
     Exit status 1 if a request failed. Nothing is repeated after a failure.
     """
-    session = ctx.ensure_object(Session)
-    session.url = url or session.url
+    invocation = ctx.ensure_object(Invocation)
+    invocation.url = url or invocation.url
     levels = _levels(concurrency)
     if dtype not in DTYPES:
         raise typer.BadParameter(f"{dtype!r} is none of {', '.join(DTYPES)}", param_hint="--dtype")
@@ -96,7 +96,7 @@ def bench(
     with Progress(console=console, transient=True, disable=as_json or not sys.stderr.isatty()) as progress:
         task = progress.add_task("", total=len(levels) * (requests + warm_up))
         run = _all_levels(
-            session, media_type, partial(_sent, operation, module, fields), levels, requests, warm_up,
+            invocation, media_type, partial(_sent, operation, module, fields), levels, requests, warm_up,
             lambda level: progress.update(task, description=f"{level} in flight"), lambda: progress.advance(task),
         )  # fmt: skip
         found = asyncio.run(run)
@@ -113,11 +113,11 @@ async def _sent(operation: str, module: str | None, fields: Fields, client: Asyn
 
 
 async def _all_levels(
-    session: Session, media_type: Literal["safetensors", "json"], send: Callable[[AsyncClient], Any],
+    invocation: Invocation, media_type: Literal["safetensors", "json"], send: Callable[[AsyncClient], Any],
     levels: list[int], requests: int, warm_up: int, begin: Callable[[int], None], done: Callable[[], None],
 ) -> list[Summary]:  # fmt: skip
     found = []
-    async with AsyncClient(session.url, timeout=session.timeout, retries=0, media_type=media_type) as client:
+    async with AsyncClient(invocation.url, timeout=invocation.timeout, retries=0, media_type=media_type) as client:
         await client.server.info()  # a server that is not there is one error, not one for each request
         for level in levels:
             begin(level)

@@ -5,7 +5,7 @@ from typing import Annotated
 import typer
 
 from attention_client.cli import completion, display
-from attention_client.cli.session import AsJson, client_of, present
+from attention_client.cli.invocation import AsJson, client_of, present
 from attention_contract.base import WireModel
 from attention_contract.schemas.checkpoints import CheckpointList, CheckpointReply
 from attention_contract.spec import AttentionSpec

@@ -13,7 +13,7 @@ from attention_client.cli import completion, display, example_inputs, tensor_arg
 from attention_client.cli.compared_sides import Side, Sides
 from attention_client.cli.differences import Difference, compare
 from attention_client.cli.inputs import Fields
-from attention_client.cli.session import AsJson, client_of
+from attention_client.cli.invocation import AsJson, client_of
 from attention_client.client import Client
 from attention_contract.wire import to_json
 

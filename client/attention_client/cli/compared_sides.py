@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 from attention_client.cli import example_inputs, tensor_arguments
 from attention_client.cli.inputs import Fields
-from attention_client.cli.session import ask
+from attention_client.cli.invocation import ask
 from attention_client.client import Client
 from attention_contract.schemas.modules import ModuleConfig
 from attention_contract.spec import AttentionSpec

@@ -7,7 +7,7 @@ import typer
 
 from attention_client.cli import completion, display, result_tables, tensor_arguments
 from attention_client.cli.inputs import Fields, Name, Returned, for_target, takes_inputs, with_query
-from attention_client.cli.session import AsJson, ask, client_of, present, print_json
+from attention_client.cli.invocation import AsJson, ask, client_of, present, print_json
 
 Output = Annotated[
     Path | None,

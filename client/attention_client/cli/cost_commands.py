@@ -7,7 +7,7 @@ import typer
 
 from attention_client.cli import cost_tables, result_tables, tensor_arguments
 from attention_client.cli.inputs import Kernel, Name, Returned, Spec
-from attention_client.cli.session import AsJson, client_of, present, print_json
+from attention_client.cli.invocation import AsJson, client_of, present, print_json
 from attention_contract.schemas.complexity import Dimension, Sweep
 from attention_contract.wire import PICTURES
 
@@ -41,6 +41,10 @@ def complexity(
     compare: Annotated[
         list[str] | None,
         typer.Option(metavar="JSON|FILE", help="What else to cost, as in '{\"num_kv_heads\": 2}'; may be repeated."),
+    ] = None,
+    session: Annotated[
+        str | None,
+        typer.Option(metavar="JSON|FILE", help="A session to price, as in '{\"sequences\": 4}' or '{}'."),
     ] = None,
     measure: Annotated[bool, typer.Option("--measure", help="Also run both near where one becomes faster.")] = False,
     hardware: Annotated[str | None, typer.Option(help="A device that is not here.")] = None,
@@ -85,6 +89,8 @@ def complexity(
         raise typer.BadParameter("it belongs to raw attention; leave it or NAME out", param_hint=f"--{option}")
     if name is None and (num_heads is None or head_dim is None):
         raise typer.BadParameter("expected a module's NAME, or --num-heads and --head-dim", param_hint="NAME")
+    if session is not None and (name is None or picture is not None):
+        raise typer.BadParameter("expected a module's NAME, and no --picture", param_hint="--session")
     if picture is not None:
         _draw(ctx, picture, name, (shape, varied), options if name is not None else raw | options)
         return
@@ -92,7 +98,8 @@ def complexity(
         if name is None:
             reply = client.attention.complexity(shape, varied, **raw, **options)
         else:
-            reply = client.complexity(name, shape, varied, **options)
+            priced = None if session is None else tensor_arguments.read_json(session, "session")
+            reply = client.complexity(name, shape, varied, session=priced, **options)
     if as_json:
         print_json(reply)
     else:

@@ -8,6 +8,7 @@ from attention_client.cli.display import new_table, number, print_out, scaled
 from attention_contract.schemas.answers import CostLimits, Crossover, Fits, Largest
 from attention_contract.schemas.complexity import Compared, ComplexityReply, Cost, Growth, Shape, Sweep
 from attention_contract.schemas.hardware import HardwareList
+from attention_contract.schemas.session_costs import SessionCost
 
 _UNITS = {"time": "is faster", "peak_bytes": "needs less memory", "flops": "takes fewer FLOPs"}
 _SAME = {"time": "take the same time", "peak_bytes": "need the same memory", "flops": "take the same FLOPs"}
@@ -34,6 +35,8 @@ def costs(reply: ComplexityReply, sweep: Sweep | None) -> None:
     letters = {letter: meaning for one in shown for letter, meaning in one.growth.letters.items()}
     print_out(Text("; ".join(f"{letter}: {meaning}" for letter, meaning in letters.items()), style="dim"))
     _limits(shown)
+    if reply.session is not None:
+        _session(reply.session)
     if reply.projections_crossover is not None:
         print_out(f"attention outweighs the projections from {reply.projections_crossover} tokens on")
     for crossover in reply.crossovers:
@@ -87,6 +90,19 @@ def _last(cost: Cost) -> str:
     told += [] if predicted.decode is None else [f"a decode step there {number(predicted.decode.median_ms)} ms"]
     told += [] if predicted.gradients is None else [f"gradients {number(predicted.gradients.median_ms)} ms"]
     return "; ".join(told)
+
+
+def _session(cost: SessionCost) -> None:
+    """Print one row for each past of a priced session, then the bytes of a token and the longest past."""
+    table = new_table("a session's past", "held", "pages", "ms a step", "nine of ten")
+    for step in cost.steps:
+        time = step.predicted
+        span = f"{number(time.low_ms)} to {number(time.high_ms)}"
+        table.add_row(str(step.past), str(step.held), scaled(step.bytes, "B"), number(time.median_ms), span)
+    print_out(table)
+    longest = "any length fits" if cost.longest is None else f"at most {cost.longest} tokens fit"
+    free = scaled(cost.free_bytes, "B")
+    print_out(f"a token takes {scaled(cost.token_bytes, 'B')}, in pages of {cost.page_tokens}; {longest} in {free}")
 
 
 def _limits(shown: Sequence[Compared]) -> None:

@@ -6,7 +6,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from attention_client.cli.inputs import Fields
-from attention_client.cli.session import ask
+from attention_client.cli.invocation import ask
 from attention_client.client import Client
 from attention_contract.errors import InvalidRequest
 from attention_contract.schemas.modules import ModuleConfig

@@ -12,7 +12,7 @@ from attention_client.cli import display, example_inputs, tensor_arguments
 from attention_client.cli.compute_commands import Edits
 from attention_client.cli.explanation import Explanation, Step, explain
 from attention_client.cli.inputs import Fields, Name, for_target, takes_inputs
-from attention_client.cli.session import AsJson, client_of
+from attention_client.cli.invocation import AsJson, client_of
 from attention_contract.wire import to_json
 
 _SHAPE = (1, 2, 4, 4)

@@ -10,7 +10,7 @@ from typing import Any, Final
 import numpy as np
 from numpy.typing import NDArray
 
-from attention_client.cli.session import ask
+from attention_client.cli.invocation import ask
 from attention_client.client import Client
 from attention_contract.errors import InvalidRequest
 from attention_contract.schemas.server import Variant

@@ -6,7 +6,7 @@ from typing import Annotated, Any
 import typer
 
 from attention_client.cli import result_tables, tensor_arguments
-from attention_client.cli.session import AsJson, client_of, present
+from attention_client.cli.invocation import AsJson, client_of, present
 
 
 def _beta(text: str) -> Any:

@@ -12,7 +12,7 @@ from rich.progress import Progress
 from attention_client import Client
 from attention_client.cli import completion, display, tensor_arguments
 from attention_client.cli.extensions import run_extension
-from attention_client.cli.session import AsJson, client_of, present, print_json
+from attention_client.cli.invocation import AsJson, client_of, present, print_json
 from attention_contract.errors import CheckpointNotFound, Forbidden
 from attention_contract.schemas.modules import ModuleInfo, ModuleList, ParameterList, Stack
 

@@ -6,7 +6,7 @@ from typing import Annotated
 import typer
 
 from attention_client.cli import display, recording_tables
-from attention_client.cli.session import AsJson, client_of, present
+from attention_client.cli.invocation import AsJson, client_of, present
 from attention_client.recording import Recording
 from attention_client.recording import record as record_text
 from attention_client.recording.checkpoint_model import load_model, path_in_repository

@@ -3,7 +3,7 @@
 import typer
 
 from attention_client.cli import display
-from attention_client.cli.session import AsJson, client_of, present
+from attention_client.cli.invocation import AsJson, client_of, present
 
 
 def info(ctx: typer.Context, as_json: AsJson = False) -> None:

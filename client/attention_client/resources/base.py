@@ -3,6 +3,7 @@
 from typing import Protocol
 
 from attention_client.calls import Call, ReplyT
+from attention_client.connection_settings import StreamSettings
 
 
 class Sender(Protocol):
@@ -10,6 +11,10 @@ class Sender(Protocol):
 
     def send(self, call: Call[ReplyT]) -> ReplyT:
         """Send a call and return its reply."""
+        ...
+
+    def stream_settings(self) -> StreamSettings:
+        """Return address, headers and policy of the streams that belong to this client."""
         ...
 
 
@@ -20,12 +25,17 @@ class AsyncSender(Protocol):
         """Send a call and return its reply."""
         ...
 
+    def stream_settings(self) -> StreamSettings:
+        """Return address, headers and policy of the streams that belong to this client."""
+        ...
+
 
 class Resource:
     """A group of calls of a blocking client."""
 
     def __init__(self, client: Sender) -> None:
         self.send = client.send
+        self._settings = client.stream_settings
 
 
 class AsyncResource:
@@ -33,3 +43,4 @@ class AsyncResource:
 
     def __init__(self, client: AsyncSender) -> None:
         self.send = client.send
+        self._settings = client.stream_settings

@@ -52,7 +52,7 @@ class RemoteCall:
         returned = ("output", *self.taps)
         fields = self._fields(self.names, tensors) | {"return_": returned, "average_heads": self.averaged_heads > 0}
         reply = self.send(self.forward, fields)
-        return tuple(_tensor(getattr(reply, name), tensors[0]) for name in returned)
+        return tuple(tensor_like(getattr(reply, name), tensors[0]) for name in returned)
 
     def differentiate(
         self, given: Mapping[str, Tensor], wrt: Sequence[str], along: Mapping[str, Tensor] | None = None
@@ -69,7 +69,7 @@ class RemoteCall:
             fields["directions"] = {name.removeprefix(PARAMETERS): direction for name, direction in along.items()}
         reply = self.send(self.gradients, fields)
         found = reply.gradients if along is None else reply.hessian_products
-        tensors = {name: _tensor(found[name.removeprefix(PARAMETERS)], given[name]) for name in wrt}
+        tensors = {name: tensor_like(found[name.removeprefix(PARAMETERS)], given[name]) for name in wrt}
         return {name: x.mean(1) if self._is_averaged(name) else x for name, x in tensors.items()}
 
     def _is_averaged(self, name: str) -> bool:
@@ -141,7 +141,7 @@ class _Gradients(Function):
         return (None, None, None, *(found[name] if name in wanted else None for name in given))
 
 
-def _tensor(array: NDArray[Any], like: Tensor) -> Tensor:
+def tensor_like(array: NDArray[Any], like: Tensor) -> Tensor:
     """An array of a reply as a tensor of another one's device and dtype."""
     array = np.asarray(array)
     if array.dtype == ml_dtypes.bfloat16:

@@ -25,6 +25,7 @@ from attention_client.transformers.model_layers import (
     own_attentions,
 )
 from attention_client.transformers.model_masks import MASK_FUNCTION, uncompiled
+from attention_client.transformers.session_layer import new_tokens
 from attention_contract.errors import InvalidRequest
 from attention_contract.schemas.attention import Edit, Tap
 from attention_contract.validation import validate
@@ -156,6 +157,12 @@ class Attached:
     ) -> tuple[Tensor, Tensor | None]:
         layer = self._layer(module)
         if layer not in self.layers:
+            if new_tokens(key) is not None:
+                raise UnsupportedModel(
+                    f"past_key_values: the keys of layer {layer} are in a session, and its attention is local; give "
+                    f"the cache the layers of attach: SessionCache(model, client, layers={list(self.layers)})",
+                    param="past_key_values",
+                )
             return self._local[id(module)](module, query, key, value, attention_mask, *args, **options)
         if getattr(self._passes, "output_attentions", False):  # not every model hands it on
             options["output_attentions"] = True

@@ -17,6 +17,8 @@ from attention_client.torch import remote_attention
 from attention_client.torch.connection import Connection
 from attention_client.transformers.model_layers import UnsupportedModel
 from attention_client.transformers.model_masks import MASK_FUNCTION, KnownMask, known_mask, uncompiled
+from attention_client.transformers.session_attention import attend_in_session, step_masks
+from attention_client.transformers.session_layer import new_tokens
 from attention_contract.errors import InvalidRequest
 from attention_contract.schemas.attention import Edit, Tap
 from attention_contract.spec import AttentionSpec, Causal, Mask, ScaledDot, Softmax
@@ -91,16 +93,25 @@ def attend(
                 param=name,
             )
     causal = getattr(module, "is_causal", True) if is_causal is None else is_causal
+    tokens = new_tokens(key)
     if indices is not None:
         attention_mask = _selected(indices, attention_mask, key.shape[2])
+    if len(query) < len(key):  # one set of learned queries for all sequences
+        query = query.expand(len(key), -1, -1, -1)
+    taps = tuple(dict.fromkeys((*record, "weights") if others.get("output_attentions") else record))
+    drops = _dropout(dropout) if dropout and module.training else None
+    if tokens is not None:
+        fields = step_masks(tokens, query, attention_mask, causal=bool(causal))
+        biased = _biased(fields.get("mask"), position_bias, key.shape[2], query.dtype)
+        output, found = attend_in_session(
+            tokens, query, fields if biased is None else {**fields, "mask": biased}, scale=scaling, softcap=softcap,
+            sinks=s_aux, dropout=drops, edits=edits, taps=taps,
+        )  # fmt: skip
+        return output.transpose(1, 2).contiguous(), found
     known, mask = _mask(attention_mask, query.shape[2], bool(causal))
     if known.keys is not None and known.keys < key.shape[2]:
         key, value = key[:, :, : known.keys], value[:, :, : known.keys]
         mask = None if mask is None else mask[..., : known.keys]
-    if len(query) < len(key):  # one set of learned queries for all sequences
-        query = query.expand(len(key), -1, -1, -1)
-    wants_weights = bool(others.get("output_attentions"))
-    taps = dict.fromkeys((*record, "weights") if wants_weights else record)
     answer = remote_attention(
         query,
         key,
@@ -110,9 +121,9 @@ def attend(
         offsets=torch.tensor(known.offset) if known.offset else None,
         spec=_spec(scaling, softcap, known.masks, s_aux is not None),
         parameters=None if s_aux is None else {"sinks": s_aux.to(query.dtype)},
-        dropout=_dropout(dropout) if dropout and module.training else None,
+        dropout=drops,
         edits=edits,
-        taps=tuple(taps),
+        taps=taps,
         client=connection,
     )
     output, found = answer if taps else (answer, {})

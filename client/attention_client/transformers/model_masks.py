@@ -32,6 +32,8 @@ class KnownMask:
     """The number of keys from the first on that some query sees; None for all. A static cache has room for more."""
     key_mask: Tensor | None = None
     """``[B, keys]``, True for a real key; None if all are."""
+    padding: Tensor | None = None
+    """``[B, Lk]``, True for a real key: the padding alone, where ``key_mask`` is a whole row; None for none."""
 
 
 def service_mask(
@@ -101,14 +103,14 @@ def _recognized(mask: Tensor, offset: int, key_mask: Tensor | None, window: int 
     used = mask.any(2).any(0).any(0).nonzero()
     keys = int(used[-1]) + 1 if len(used) else 1
     if mask.shape[2] == 1:  # one query: its row of the mask is a key mask
-        return KnownMask(keys=keys, key_mask=_unless_full(mask[:, 0, 0, :keys]))
+        return KnownMask(keys=keys, key_mask=_unless_full(mask[:, 0, 0, :keys]), padding=key_mask)
     i = torch.arange(mask.shape[2], device=mask.device)[:, None] + offset
     j = torch.arange(mask.shape[3], device=mask.device)
     for spec_mask, band in _bands(i, j, window):
         expected = band if key_mask is None else band & key_mask[:, None]
         if torch.equal(mask[:, 0], expected.expand_as(mask[:, 0])):
             real = None if key_mask is None else _unless_full(key_mask[:, :keys])
-            return KnownMask(() if spec_mask is None else (spec_mask,), offset, keys, real)
+            return KnownMask(() if spec_mask is None else (spec_mask,), offset, keys, real, key_mask)
     return None
 
 

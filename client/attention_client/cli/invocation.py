@@ -20,7 +20,7 @@ AsJson = Annotated[bool, typer.Option("--json", help="Print the reply as JSON, a
 
 
 @dataclass
-class Session:
+class Invocation:
     """Address of the server, and settings of the client."""
 
     url: str | None = None
@@ -57,7 +57,7 @@ class Commands(TyperGroup):
 
 def client_of(ctx: typer.Context) -> Client:
     """Make the client that the global options ask for."""
-    return ctx.ensure_object(Session).client()
+    return ctx.ensure_object(Invocation).client()
 
 
 def ask(client: Client | AsyncClient, operation: str, name: str | None, fields: Mapping[str, Any]) -> Any:

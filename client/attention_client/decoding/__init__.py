@@ -1,0 +1,1 @@
+"""Decode sessions that outlive the server's memory of them: sessions with replay, and streams of steps."""

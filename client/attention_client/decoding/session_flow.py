@@ -1,0 +1,207 @@
+"""A session's calls and its replay, without I/O: generators that yield calls and receive replies.
+
+Both sessions, the blocking and the awaited one, run these flows. A fault of a call is raised inside the flow.
+"""
+
+import logging
+from collections.abc import Callable, Generator
+from contextlib import suppress
+from dataclasses import dataclass, replace
+from typing import Any, Final, TypeVar, cast
+from uuid import uuid4
+
+from attention_client.calls import Call, CallOptions, ReplyT
+from attention_client.decoding.kept_inputs import Change, KeptInputs
+from attention_client.errors import ConnectionFailed
+from attention_contract import operations
+from attention_contract.base import WireModel
+from attention_contract.errors import AttentionError, ModuleNotFound, SessionGone, SessionNotFound, VersionMismatch
+from attention_contract.operations import Operation
+from attention_contract.schemas.sessions import (
+    ForkSession,
+    FullPolicy,
+    OpenSession,
+    ReorderSession,
+    ReplaceCache,
+    SessionCache,
+    SessionInfo,
+    StepReply,
+    StepRequest,
+    TruncateSession,
+)
+from attention_contract.wire import SAFETENSORS
+
+ResultT = TypeVar("ResultT")
+Flow = Generator[Call[Any], Any, ResultT]
+"""Yields calls, receives their replies, and returns a result."""
+MOST_REPLAYS: Final = 3
+"""Replays of a session in a row without a call that succeeds."""
+_log = logging.getLogger("attention_client")
+
+
+def _repeatable(operation: Operation[Any]) -> Operation[Any]:
+    """The operation as one that is safe to repeat, in a session that only its owner changes."""
+    return replace(operation, safe_to_repeat=True)
+
+
+_OPEN = _repeatable(operations.open_session)
+_FORK = _repeatable(operations.fork_session)
+"""A fork whose reply was lost expires."""
+_STEP = _repeatable(operations.step_session)
+"""A step has an id of its own."""
+
+
+@dataclass
+class SessionFlow:
+    """One session as its owner knows it."""
+
+    module: str
+    version: str
+    id: str
+    length: int
+    sequences: int
+    opening: OpenSession
+    """The request that opens another session like it, empty."""
+    kept: KeptInputs
+    replays: int = 0
+
+    @property
+    def path(self) -> dict[str, str]:
+        """The path of its calls."""
+        return {"id": self.id}
+
+    def step(self, request: StepRequest, options: CallOptions) -> Flow[StepReply]:
+        """Append the tokens of a step."""
+        named = {"step": request.step or uuid4().hex}
+
+        def asked() -> Call[StepReply]:
+            return Call(_STEP, self.path, request.model_copy(update={"at": self.length, **named}), options=options)
+
+        reply: StepReply = yield from self._alive(asked, options)
+        self.kept.add(self.length, request)
+        self.length = reply.length
+        return reply
+
+    def ask(self, operation: Operation[ReplyT], request: WireModel | None, options: CallOptions) -> Flow[ReplyT]:
+        """Ask something that changes nothing."""
+        return (yield from self._alive(lambda: Call(operation, self.path, request, options=options), options))
+
+    def fork(self, length: int | None, options: CallOptions) -> Flow["SessionFlow"]:
+        """Copy the session. The copy keeps the same inputs."""
+        request = ForkSession(length=length, **self.opening.model_dump(include={"capacity", "ttl_s", "pinned"}))
+        made: SessionInfo = yield from self._alive(lambda: Call(_FORK, self.path, request, options=options), options)
+        kept = self.kept.copy()
+        kept.truncate(made.length, self.length)
+        return replace(self, id=made.session, length=made.length, kept=kept, replays=0)
+
+    def truncate(self, length: int, options: CallOptions) -> Flow[SessionInfo]:
+        """Forget the last tokens."""
+        request = TruncateSession(length=length)
+        info: SessionInfo = yield from self.ask(operations.truncate_session, request, options)
+        self.kept.truncate(length, self.length)
+        self.length = info.length
+        return info
+
+    def reorder(self, request: ReorderSession, options: CallOptions) -> Flow[SessionInfo]:
+        """Let sequences continue others. After a lost reply nobody knows their order, so the session is replayed."""
+
+        def asked() -> Call[SessionInfo]:
+            return Call(operations.reorder_session, self.path, request, options=options)
+
+        try:
+            info = yield from self._alive(asked, options)
+        except ConnectionFailed as fault:
+            if not fault.facts["sent"]:
+                raise
+            gone = SessionGone(f"the reply to a reorder was lost: {fault.detail}", reason="lost")
+            yield from self._replay(self._replayable(gone), options)
+            info = yield from self._alive(asked, options)
+        self.kept.add(self.length, request)
+        self.sequences = info.sequences
+        return info
+
+    def cache(self, options: CallOptions) -> Flow[SessionCache]:
+        """Return what is held. It travels as safetensors, which keeps its dtype."""
+        headers = {"Accept": SAFETENSORS}
+
+        def asked() -> Call[SessionCache]:
+            return Call(operations.get_session_cache, self.path, headers=headers, options=options)
+
+        return (yield from self._alive(asked, options))
+
+    def replace_cache(self, request: ReplaceCache, options: CallOptions) -> Flow[SessionInfo]:
+        """Replace the whole past."""
+        info: SessionInfo = yield from self.ask(operations.put_session_cache, request, options)
+        self.kept.replace(request)
+        self.length, self.sequences = info.length, info.sequences
+        return info
+
+    def close(self, options: CallOptions) -> Flow[None]:
+        """End the session on the server, if it is still there."""
+        with suppress(SessionGone, SessionNotFound):
+            yield Call(operations.delete_session, self.path, options=options)
+
+    # ── replay ───────────────────────────────────────────────────────────────────────────────────────────────────────
+
+    def _alive(self, asked: Callable[[], Call[ReplyT]], options: CallOptions) -> Flow[ReplyT]:
+        """Ask of the session, and again of the one that replaces it after the server has lost it."""
+        gone: AttentionError | None = None
+        for _ in range(MOST_REPLAYS):
+            try:
+                if gone is not None:
+                    yield from self._replay(gone, options)
+                return cast("ReplyT", (yield asked()))
+            except (SessionGone, SessionNotFound) as fault:  # not found: a server that does not remember its end
+                gone = self._replayable(fault)
+        raise cast("AttentionError", gone)
+
+    def _replayable(self, gone: AttentionError) -> AttentionError:
+        """Return the fault of a session that can be replayed. Raise SessionGone, with the reason, for another."""
+        if gone.facts.get("reason") == "deleted":
+            raise gone
+        if self.kept.missing is not None:
+            raise SessionGone(f"{gone.detail}; it cannot be replayed: {self.kept.missing}", **gone.facts) from gone
+        return gone
+
+    def _replay(self, gone: AttentionError, options: CallOptions) -> Flow[None]:
+        """Open another session and compute the past again."""
+        changes, opening, lost = list(self.kept.changes()), self.opening, self.id
+        if changes and isinstance(past := changes[0], ReplaceCache):
+            del changes[0]
+            opening = opening.model_copy(
+                update={"sequences": None, "past_key": past.past_key, "past_value": past.past_value}
+            )
+        try:
+            info: SessionInfo = yield Call(_OPEN, {"name": self.module}, opening, options=options)
+        except (VersionMismatch, ModuleNotFound) as fault:
+            self.kept.missing = f"its module has changed: {fault.detail}"
+            raise gone from fault
+        self.id, tokens = info.session, info.length
+        for change in changes:
+            tokens = (yield self._again(change, tokens, options)).length
+        self.replays += 1
+        reason = gone.facts.get("reason", "lost")
+        _log.warning("session %s is gone (%s); replayed %d tokens as session %s", lost, reason, tokens, self.id)
+
+    def _again(self, change: Change, length: int, options: CallOptions) -> Call[Any]:
+        if isinstance(change, StepRequest):
+            request = change.model_copy(update={"at": length, "step": uuid4().hex})
+            return Call(_STEP, self.path, request, options=options)
+        reorders = isinstance(change, ReorderSession)
+        operation = operations.reorder_session if reorders else operations.truncate_session
+        return Call(operation, self.path, change, options=options)
+
+
+def opened(call: Call[SessionInfo], keep_bytes: int, *, spill: bool) -> Flow[SessionFlow]:
+    """Open a session, and keep its inputs from now on."""
+    info: SessionInfo = yield call
+    request = call.request
+    assert isinstance(request, OpenSession)  # noqa: S101 - the operation's model
+    kept = KeptInputs(keep_bytes, spill, joins=isinstance(request.policy, FullPolicy))
+    if request.from_ is not None:
+        kept.missing = "it began with another session's past"
+    if request.past_key is not None:
+        kept.add(0, ReplaceCache(past_key=request.past_key, past_value=request.past_value))
+    again = {"sequences": info.sequences, "version": info.version, "from_": None, "past_key": None, "past_value": None}
+    opening = request.model_copy(update=again)
+    return SessionFlow(info.module, info.version, info.session, info.length, info.sequences, opening, kept)

@@ -1,0 +1,308 @@
+"""``StepStream`` and ``AsyncStepStream``: steps of sessions as messages of one WebSocket connection."""
+
+import asyncio
+import ssl
+import threading
+from collections import deque
+from collections.abc import Mapping, Sequence
+from contextlib import ExitStack, suppress
+from types import TracebackType
+from typing import Any, Final, Self, Unpack, cast
+
+import websockets.asyncio.client as awaited
+import websockets.sync.client as blocking
+from websockets.exceptions import ConnectionClosed, InvalidStatus, WebSocketException
+
+from attention_client.arguments import StepFields, StepLike
+from attention_client.array_likes import TensorLike, plain
+from attention_client.calls import Call, CallOptions
+from attention_client.connection_settings import StreamSettings
+from attention_client.errors import ConnectionFailed, DeadlineExceeded, UnexpectedReply
+from attention_contract.base import assembled
+from attention_contract.errors import AttentionError, BodyTooLarge, InvalidRequest, Unreadable, from_problem
+from attention_contract.frames import MAX_FRAME_BYTES, reply_from_frame, to_frame
+from attention_contract.json_reading import from_json
+from attention_contract.schemas.sessions import (
+    SessionStep,
+    StepProblem,
+    StepReply,
+    StepRequest,
+    StepsReply,
+    StepsRequest,
+)
+from attention_contract.validation import validate
+
+PATH: Final = "/v1/sessions/stream"
+CLOSE_TIMEOUT_S: Final = 1.0
+"""Seconds that the end of a connection waits for the server's agreement."""
+_TOO_BIG: Final = 1009
+Asked = SessionStep | StepsRequest
+Answer = StepReply | StepsReply
+Reply = Answer | StepProblem
+
+
+class StepStream:
+    """A connection for steps. Threads may share it; each step waits for its reply.
+
+    A broken connection is opened again by the next step. Raises ConnectionFailed if it breaks while a step waits, and
+    whatever ``client.sessions.step`` raises.
+    """
+
+    def __init__(self, settings: StreamSettings, context: ssl.SSLContext | None = None) -> None:
+        self._settings = settings
+        self._ssl = context
+        self._connection: blocking.ClientConnection | None = None
+        self._opened = ExitStack()
+        self._lock = threading.Lock()
+
+    def step(
+        self, session: str, query: TensorLike, key: TensorLike | None = None, value: TensorLike | None = None, *,
+        at: int | None = None, step: str | None = None, **fields: Unpack[StepFields],
+    ) -> StepReply:  # fmt: skip
+        """Append tokens to a session and return the reply, as ``client.sessions.step`` does."""
+        given = {"session": session, "query": query, "key": key, "value": value, "at": at, "step": step}
+        request, options = _step(given, fields)
+        return cast("StepReply", self._exchange(request, options))
+
+    def step_many(self, steps: Sequence[StepLike], **options: Unpack[CallOptions]) -> StepsReply:
+        """Step many sessions at once and return all results, as ``client.sessions.step_many`` does."""
+        return cast("StepsReply", self._exchange(validate(StepsRequest, {"steps": plain(steps)}), options))
+
+    def answer(self, call: Call[Any]) -> StepReply:
+        """Return the reply to the call of a step."""
+        return cast("StepReply", self._exchange(_of_call(call), call.options))
+
+    def close(self) -> None:
+        """Close the connection."""
+        self._connection = None
+        self._opened.close()
+
+    def __enter__(self) -> Self:
+        self._connected()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, fault: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def _exchange(self, request: Asked, options: CallOptions) -> Answer:
+        timeout = self._settings.policy.changed(options).timeout
+        frame = _written(request, self._settings)
+        with self._lock:
+            connection = self._connected()
+            try:
+                connection.send(frame)
+                received = connection.recv(timeout)
+            except TimeoutError:
+                self.close()  # its next message would be this reply
+                raise _late(timeout) from None
+            except ConnectionClosed as fault:
+                self.close()
+                raise _broken(fault, self._settings) from fault
+        return _checked(_read(received))
+
+    def _connected(self) -> blocking.ClientConnection:
+        if self._connection is None:
+            try:
+                self._connection = self._opened.enter_context(blocking.connect(**_arguments(self._settings, self._ssl)))
+            except (OSError, WebSocketException) as fault:
+                raise _refused(fault, self._settings) from fault
+        return self._connection
+
+
+class AsyncStepStream:
+    """A connection for steps. Tasks of one event loop may share it, and their steps wait side by side.
+
+    A broken connection is opened again by the next step. Raises what ``StepStream`` raises. It needs asyncio.
+    """
+
+    def __init__(self, settings: StreamSettings, context: ssl.SSLContext | None = None) -> None:
+        self._settings = settings
+        self._ssl = context
+        self._link: _Link | None = None
+        self._lock = asyncio.Lock()
+
+    async def step(
+        self, session: str, query: TensorLike, key: TensorLike | None = None, value: TensorLike | None = None, *,
+        at: int | None = None, step: str | None = None, **fields: Unpack[StepFields],
+    ) -> StepReply:  # fmt: skip
+        """Append tokens to a session and return the reply, as ``client.sessions.step`` does."""
+        given = {"session": session, "query": query, "key": key, "value": value, "at": at, "step": step}
+        request, options = _step(given, fields)
+        return cast("StepReply", await self._exchange(request, options))
+
+    async def step_many(self, steps: Sequence[StepLike], **options: Unpack[CallOptions]) -> StepsReply:
+        """Step many sessions at once and return all results, as ``client.sessions.step_many`` does."""
+        return cast("StepsReply", await self._exchange(validate(StepsRequest, {"steps": plain(steps)}), options))
+
+    async def answer(self, call: Call[Any]) -> StepReply:
+        """Return the reply to the call of a step."""
+        return cast("StepReply", await self._exchange(_of_call(call), call.options))
+
+    async def close(self) -> None:
+        """Close the connection."""
+        link, self._link = self._link, None
+        if link is not None:
+            await link.connection.close()
+            await link.reader
+
+    async def __aenter__(self) -> Self:
+        await self._connected()
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, fault: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        await self.close()
+
+    async def _exchange(self, request: Asked, options: CallOptions) -> Answer:
+        timeout = self._settings.policy.changed(options).timeout
+        frame = _written(request, self._settings)
+        session = request.session if isinstance(request, SessionStep) else request.steps[0].session
+        try:
+            async with asyncio.timeout(timeout):
+                link = await self._connected()
+                received = link.expect(session)
+                await link.connection.send(frame)
+                return _checked(await received)
+        except TimeoutError:
+            raise _late(timeout) from None
+        except ConnectionClosed as fault:
+            raise _broken(fault, self._settings) from fault
+
+    async def _connected(self) -> "_Link":
+        async with self._lock:
+            if self._link is None or self._link.reader.done():
+                try:
+                    connection = await awaited.connect(**_arguments(self._settings, self._ssl))
+                except (OSError, WebSocketException) as fault:
+                    raise _refused(fault, self._settings) from fault
+                self._link = _Link(connection)
+            return self._link
+
+
+class _Link:
+    """An open connection and the replies that wait on it."""
+
+    def __init__(self, connection: awaited.ClientConnection) -> None:
+        self.connection = connection
+        self._waiting: dict[str, deque[asyncio.Future[Reply]]] = {}
+        """The replies of each session that have not come, in the order in which they will."""
+        self.reader = asyncio.create_task(self._receive())
+
+    def expect(self, session: str) -> "asyncio.Future[Reply]":
+        """Return the future of the next reply about a session."""
+        made: asyncio.Future[Reply] = asyncio.get_running_loop().create_future()
+        self._waiting.setdefault(session, deque()).append(made)
+        return made
+
+    async def _receive(self) -> None:
+        """Hand every reply to the one who waits for it, until the connection ends."""
+        try:
+            async for frame in self.connection:
+                self._deliver(_read(frame))
+            fault: Exception = ConnectionClosed(self.connection.protocol.close_rcvd, None, None)
+        except (ConnectionClosed, AttentionError) as broken:
+            fault = broken
+        await self.connection.close()
+        for each in (each for queue in self._waiting.values() for each in queue if not each.done()):
+            each.set_exception(fault)
+
+    def _deliver(self, reply: Reply) -> None:
+        session = reply.steps[0].session if isinstance(reply, StepsReply) else reply.session
+        if session not in self._waiting:  # a message that the server could not read: it is about the oldest
+            session = next(iter(self._waiting), None)
+        if session is None:
+            return
+        queue = self._waiting[session]
+        first = queue.popleft()
+        if not queue:
+            del self._waiting[session]
+        if not first.done():
+            first.set_result(reply)
+
+
+# ── messages ─────────────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+def _step(given: Mapping[str, Any], fields: Mapping[str, Any]) -> tuple[SessionStep, CallOptions]:
+    """Validate the arguments of a step, and part them from the options of its call."""
+    rest = dict(fields)
+    options: CallOptions = {name: rest.pop(name) for name in CallOptions.__annotations__ if name in rest}  # type: ignore[assignment]
+    values = {name: plain(value) for name, value in {**given, **rest}.items() if value is not None}
+    return validate(SessionStep, values), options
+
+
+def _of_call(call: Call[Any]) -> SessionStep:
+    """Make the step of many that a call is about."""
+    request = cast("StepRequest", call.request)
+    values = {**request.__dict__, "session": call.path["id"]}
+    return assembled(SessionStep, values, request.model_fields_set | {"session"})
+
+
+def _written(request: Asked, settings: StreamSettings) -> str | bytes:
+    """Write the message of a request. Raises BodyTooLarge for one that the server would not read."""
+    text = settings.policy.media_type == "json"
+    if text:  # keeps the dtypes of the reply
+        request = request.model_copy(update={"encoding": "base64"})
+    frame = to_frame(request, text=text, entry="request", encoding="base64")
+    if len(frame) > MAX_FRAME_BYTES:
+        raise BodyTooLarge(
+            f"the message has {len(frame)} bytes; a stream takes up to {MAX_FRAME_BYTES}. Send it as a request",
+            limit_bytes=MAX_FRAME_BYTES,
+            needed_bytes=len(frame),
+        )
+    return frame
+
+
+def _read(frame: str | bytes) -> Reply:
+    """Read a message. Its tensors are writable views of a copy."""
+    try:
+        return reply_from_frame(frame if isinstance(frame, str) else bytearray(frame))
+    except (Unreadable, InvalidRequest) as fault:
+        raise UnexpectedReply(f"the message does not read as the reply to a step: {fault.detail}") from fault
+
+
+def _checked(reply: Reply) -> Answer:
+    """Return a reply, or raise the error that it is."""
+    if isinstance(reply, StepProblem):
+        raise from_problem(reply.status, reply.model_dump(exclude_none=True))
+    return reply
+
+
+# ── connections ──────────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+def _arguments(settings: StreamSettings, context: ssl.SSLContext | None) -> dict[str, Any]:
+    """The arguments of ``connect`` of websockets, equal in both of its clients."""
+    return {
+        "uri": settings.url + PATH,
+        "additional_headers": {name: value for name, value in settings.headers.items() if name != "user-agent"},
+        "user_agent_header": settings.headers.get("user-agent"),
+        "compression": None,
+        "max_size": None,
+        "open_timeout": settings.policy.timeout,
+        "close_timeout": CLOSE_TIMEOUT_S,
+    } | ({} if context is None else {"ssl": context})
+
+
+def _refused(fault: Exception, settings: StreamSettings) -> AttentionError:
+    """Return the error of a connection that was not opened."""
+    if not isinstance(fault, InvalidStatus):
+        return ConnectionFailed(f"cannot connect to {settings.url}: {fault}", sent=False)
+    response = fault.response
+    with suppress(Unreadable):
+        return from_problem(response.status_code, from_json(response.body or b""))
+    return UnexpectedReply(f"{settings.url} answered {response.status_code} to a WebSocket's handshake")
+
+
+def _broken(fault: ConnectionClosed, settings: StreamSettings) -> AttentionError:
+    """Return the error of a connection that ended while a step waited."""
+    if fault.rcvd is not None and fault.rcvd.code == _TOO_BIG:
+        return BodyTooLarge("the message is larger than the server reads on a stream; send it as a request")
+    return ConnectionFailed(f"the stream to {settings.url} broke: {fault}", sent=True)
+
+
+def _late(timeout: float | None) -> DeadlineExceeded:
+    return DeadlineExceeded(f"the reply to a step did not come within {timeout} s", timeout=timeout)

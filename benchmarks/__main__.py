@@ -7,7 +7,19 @@ import sys
 from benchmarks.processes import ROOT
 from benchmarks.tables import RESULTS
 
-PAGES = "kernels", "wire", "planning", "admission", "beside", "client", "training", "serving", "scaling"
+PAGES = (
+    "kernels",
+    "decode_kernels",
+    "decode",
+    "wire",
+    "planning",
+    "admission",
+    "beside",
+    "client",
+    "training",
+    "serving",
+    "scaling",
+)
 """Modules of this package; each writes the page of its name."""
 
 

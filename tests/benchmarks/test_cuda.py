@@ -9,6 +9,7 @@ from attention_service.runtime.device import Device
 from benchmarks import cuda
 
 
+@pytest.mark.slow
 def test_every_table_is_made():
     told = "\n".join(cuda.tables(Device.open("cpu"), [8, 64], 1000, 3))
     assert told.count("## ") == 4

@@ -1,13 +1,19 @@
 """Every example runs from the command line, and its claims hold."""
 
+import fcntl
 import os
+import pty
 import re
 import shutil
+import struct
 import subprocess
 import sys
+import termios
 import tomllib
+from contextlib import suppress
 from pathlib import Path
 
+import httpx
 import pytest
 import torch
 from platformdirs import user_cache_path
@@ -145,6 +151,51 @@ def test_training_through_the_service_follows_the_local_losses(steps, tmp_path):
     assert float(last[0]) < float(first[0]) * (0.9 if steps < 100 else 0.1)
     largest = float(printed.rpartition("steps: ")[2])
     assert largest < 1e-4
+
+
+@pytest.mark.parametrize("steps", [10, pytest.param(200, marks=pytest.mark.slow)])
+def test_text_is_decoded_with_its_past_in_sessions(steps, server):
+    printed = succeed(
+        sys.executable, EXAMPLES / "decode_text.py", "--steps", str(steps), "--characters", "30", ATTENTION_URL=server
+    )
+    assert difference(printed, "logits with sessions and here") < 1e-4
+    lines = re.findall(r"^'.+?' +(\d) +(\d+) '.*?' +(\d+)% +(\d) +(\d+) .* (\d+)%$", printed, re.MULTILINE)
+    places = [int(place) for line in lines for place in (line[1], line[4])]
+    assert len(lines) == 30
+    assert all(place < len("This is the dog") + i // 2 for i, place in enumerate(places)), "no character looks ahead"
+    right = re.search(r"(\d+) of 30 characters as in the rhyme", printed)
+    assert right
+    assert steps < 200 or int(right[1]) == 30
+    left = httpx.get(f"{server}/v1/modules").json()["modules"]
+    assert not [module["name"] for module in left if module["name"].startswith("decode-text")]
+
+
+@pytest.mark.slow
+def test_a_prompt_that_the_rhyme_cannot_continue_is_refused():
+    done = run(sys.executable, EXAMPLES / "decode_text.py", "--prompt", "the rÜt")
+    assert done.returncode == 2
+    assert "--prompt: the rhyme has no ['Ü']" in done.stderr
+
+
+@pytest.mark.slow
+def test_a_terminal_shows_the_text_with_the_weights_as_shades(server):
+    """The terminal is 90 columns wide; the output of every step replaces the one before."""
+    screen, terminal = pty.openpty()
+    fcntl.ioctl(terminal, termios.TIOCSWINSZ, struct.pack("HHHH", 30, 90, 0, 0))
+    done = subprocess.Popen(
+        [sys.executable, EXAMPLES / "decode_text.py", "--steps", "5", "--characters", "4", "--pause", "0"],
+        env=os.environ | {"ATTENTION_URL": server, "TERM": "xterm-256color", "COLORTERM": "truecolor"},
+        stdout=terminal,
+    )
+    os.close(terminal)
+    printed = b""
+    with suppress(OSError):  # the terminal is closed at the end
+        while part := os.read(screen, 65536):
+            printed += part
+    assert done.wait(60) == 0
+    drawn = printed.decode()
+    assert drawn.count("layer 1") == 4 + 1, "and once more at the end"
+    assert "\x1b[48;2;230;100;30m" in drawn, "the place of most weight"
 
 
 # ── the demo ─────────────────────────────────────────────────────────────────────────────────────────────────────────

@@ -47,6 +47,7 @@ def test_the_committed_figure_is_small(name):
     assert_small_png((EXAMPLES / "figures" / f"{name}.png").read_bytes())
 
 
+@pytest.mark.slow
 def test_every_corrupted_letter_is_retrieved_and_a_small_beta_mixes_all(draw):
     printed = draw("hopfield_completion")
     corrupted, retrieved = numbers(printed, "pixels right:")
@@ -59,6 +60,7 @@ def test_every_corrupted_letter_is_retrieved_and_a_small_beta_mixes_all(draw):
     assert mixed_sharp < 1.1
 
 
+@pytest.mark.slow
 def test_the_variance_is_d_and_the_scale_keeps_the_gradient(draw):
     printed = draw("softmax_saturation")
     rows = {int(row[0]): row[1:] for row in (numbers(line, "") for line in printed.splitlines()[2:7])}
@@ -74,6 +76,7 @@ def test_the_variance_is_d_and_the_scale_keeps_the_gradient(draw):
     assert set(rows) == {4, 16, 64, 256, 1024}
 
 
+@pytest.mark.slow
 def test_a_window_costs_its_width_and_loses_little_where_near_tokens_are_alike(draw):
     printed = draw("window_cost")
     dense, narrow = numbers(printed, "dense:"), numbers(printed, "window:")
@@ -88,6 +91,7 @@ def test_a_window_costs_its_width_and_loses_little_where_near_tokens_are_alike(d
     assert near[2] < 0.005 < 0.5 < far[2]
 
 
+@pytest.mark.slow
 def test_the_learned_bandwidth_beats_fixed_ones(draw):
     printed = draw("kernel_regression")
     errors = [numbers(line, "held-out error:")[0] for line in printed.splitlines() if line.startswith("held-out")]

@@ -505,3 +505,20 @@ def test_a_token_that_is_not_finite_harms_no_earlier_one(play):
         assert np.isnan(output[:, 1:]).all()
 
     play(test)
+
+
+def test_padding_is_hidden_whatever_steps_of_this_shape_came_before(play):
+    x = np.repeat(tokens(6), 2, axis=0)
+    real = np.ones((2, 6), bool)
+    real[1, :2] = False
+
+    async def test(engine: Engine) -> None:
+        plain, padded = [await opened(engine, sequences=2) for _ in range(2)]
+        want = (await engine.forward("m", validate(ForwardRequest, {"query": x, "key_mask": real}))).output
+        for ident, mask in ((plain, {}), (padded, {"key_mask": real[:, :5]})):
+            await step(engine, ident, x[:, :5], **mask)
+        await step(engine, plain, x[:, 5:])
+        output = (await step(engine, padded, x[:, 5:], key_mask=real)).output
+        np.testing.assert_allclose(output, want[:, 5:], atol=1e-12)
+
+    play(test)

@@ -48,7 +48,7 @@ _TOKENS = ("query", "key", "value")
 _READ = {*_TOKENS, "key_mask", "past_key", "past_value", "positions"}
 """The tensors of a request that attends in place."""
 _OTHERS = attrgetter(
-    "mask", "key_lengths", "global_mask", "gate", "beta", "initial_state",
+    "mask", "key_mask", "key_lengths", "global_mask", "gate", "beta", "initial_state",
     "initial_normalizer", "positions", "select",
 )  # fmt: skip
 """The fields of which a step whose plan is remembered brings none."""

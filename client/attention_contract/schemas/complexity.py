@@ -8,7 +8,7 @@ from typing import Annotated, Literal
 
 from pydantic import Field, model_validator
 
-from attention_contract.base import Listed, WireModel, at_fault
+from attention_contract.base import ABSENT, Asked, Listed, WireModel, at_fault
 from attention_contract.schemas.answers import CostLimits, Crossover, PerToken, Predicted
 from attention_contract.schemas.attention import MAX_TAPS, Index, KernelName, Tap, output_only
 from attention_contract.schemas.counts import Executed, TapCost
@@ -274,7 +274,7 @@ class ComplexityReply(WireModel):
     crossovers: list[Crossover] = Field(default_factory=list)
     """Crossovers of each two, for time, memory and FLOPs, along the sweep's size (the length, without a sweep)."""
 
-    session: SessionCost | None = None
+    session: Asked[SessionCost] = ABSENT
     """The price of the requested session; null if none is requested."""
 
     @property

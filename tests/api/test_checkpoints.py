@@ -132,6 +132,7 @@ def attention(*arguments, **env):
     return subprocess.run(command, env=environment, capture_output=True, text=True, timeout=120, check=False)
 
 
+@pytest.mark.slow
 def test_the_hub_is_asked_only_where_the_operator_allows_it(tmp_path):
     store, mirror = tmp_path / "models", tmp_path / "hub"
     store.mkdir()

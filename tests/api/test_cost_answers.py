@@ -227,6 +227,7 @@ def test_a_spec_that_ends_early_is_named_down_to_its_length(http):
         assert refuse(http, "/v1/modules/ended/complexity", shape=shape)["param"] == param
 
 
+@pytest.mark.slow
 def test_crossovers_are_measured_where_that_is_asked_for(http):
     """Both are run on the server's device, and everything that was held for it is given back."""
     window = {"masks": [{"name": "sliding_window", "left": 15, "right": 0}]}

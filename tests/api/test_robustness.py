@@ -246,6 +246,7 @@ def bent(value: Any, rng: random.Random) -> Any:
     return value
 
 
+@pytest.mark.slow
 def test_bent_bodies_are_answered_or_refused(http, module):
     rng = random.Random(7)
     seen: set[int] = set()

@@ -57,6 +57,7 @@ def test_a_stop_lets_what_is_in_flight_finish(tmp_path):
         assert server.wait(30) == 0
 
 
+@pytest.mark.slow
 def test_what_outlasts_the_grace_is_told_that_the_server_stopped(tmp_path):
     with process(tmp_path, "--drain-seconds", "0") as (server, url), httpx.Client(base_url=url, timeout=60) as http:
         n = 1200

@@ -58,11 +58,13 @@ def test_wire():
     assert [line.split(",")[0] for line in lines[1:]] == ["| read nested lists", "| read base64", "| read safetensors"]
 
 
+@pytest.mark.slow
 def test_admission():
     lines = list(rows(islice(admission.cases(), 2), 3))
     assert [line.split(" | ")[0] for line in lines[1:]] == [f"| {name}" for name in islice(admission.requests(), 2)]
 
 
+@pytest.mark.slow
 def test_what_keeps_others_waiting(server):
     port = int(server.rpartition(":")[2])
     head, *found = holding.lines(port, 2, "one length")

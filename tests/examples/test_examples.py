@@ -241,6 +241,7 @@ def test_the_demo_agrees_with_transformers(tiny_bert):
     assert "\x1b" not in printed
 
 
+@pytest.mark.slow
 def test_the_demo_uses_a_running_service(tiny_bert, tmp_path):
     """Variables of the environment name the checkpoint and the sentence, as in `make demo`."""
     shutil.copytree(tiny_bert, tmp_path / "kept" / "tiny")

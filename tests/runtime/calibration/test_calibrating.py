@@ -59,6 +59,7 @@ def test_requests_of_every_kind_can_be_drawn_and_run(kind):
     pytest.fail(f"only {ran} requests of 200 could be drawn")
 
 
+@pytest.mark.slow
 def test_a_bench_measures_requests_and_bodies(short):
     bench = Bench(device(), RATES, ROOM, 0)
     points = [point for point in (bench.next() for _ in range(60)) if point is not None]

@@ -36,6 +36,7 @@ from attention_contract.tensors import Array
 from attention_contract.validation import validate
 from attention_service.core.arrays import to_numpy
 from attention_service.runtime.engine import Engine
+from attention_service.runtime.sessions import stepping
 from attention_service.runtime.sessions.pages import PAGE_TOKENS
 
 ROPE = {"masks": [{"name": "causal"}], "position": {"name": "rope"}}
@@ -520,5 +521,27 @@ def test_padding_is_hidden_whatever_steps_of_this_shape_came_before(play):
         await step(engine, plain, x[:, 5:])
         output = (await step(engine, padded, x[:, 5:], key_mask=real)).output
         np.testing.assert_allclose(output, want[:, 5:], atol=1e-12)
+
+    play(test)
+
+
+def test_a_long_step_over_a_past_is_cut_and_gives_the_same(play, monkeypatch):
+    x = tokens(150)
+    monkeypatch.setattr(stepping, "CUT_PAIRS", 100)
+    monkeypatch.setattr(stepping, "LEAST_PART", 50)
+
+    async def test(engine: Engine) -> None:
+        want = (await engine.forward("m", validate(ForwardRequest, {"query": x}))).output
+        ident, other = await opened(engine), await opened(engine)
+        await step(engine, ident, x[:, :10])
+        long = asyncio.create_task(step(engine, ident, x[:, 10:]))
+        await step(engine, other, x[:, :1])
+        reply = await long
+        np.testing.assert_allclose(reply.output, want[:, 10:], atol=1e-12)
+        assert reply.length == 150
+        await step(engine, other, x[:, 1:2])
+        with pytest.raises(InvalidRequest):
+            await step(engine, ident, np.concatenate([x, x[..., :1]], axis=-1))
+        assert engine.sessions.registry.get(ident).length == 150
 
     play(test)

@@ -57,6 +57,11 @@ class Cached:
         """Number of tokens of the past."""
         return sum(span.tokens for span in self.past)
 
+    def part(self, start: int, stop: int) -> "Cached":
+        """The new tokens from ``start`` to before ``stop``; those before them are part of the past."""
+        past, spans = self.tokens, merged((*self.past, *self.new))
+        return Cached(tuple(_first(spans, past + start)), tuple(_after(_first(spans, past + stop), past + start)))
+
     def runs(self) -> list[Run]:
         """The past and the new tokens, in runs as long as possible."""
         return [span.run for span in merged((*self.past, *self.new))]

@@ -24,6 +24,11 @@ from attention_service.runtime.sessions.block_table import BlockTable, Cached, S
 from attention_service.runtime.sessions.cached_past import gathered
 from attention_service.runtime.sessions.decode_session import DecodeSession
 
+CUT_PAIRS = 2**25
+"""Pairs of a new token and a key from which on a step over a past is cut: its mask alone would take 32 MiB."""
+LEAST_PART = 64
+"""The fewest tokens of a part."""
+
 
 @dataclass(frozen=True)
 class Host:
@@ -110,7 +115,10 @@ async def run_over_past(
 async def step(host: Host, session: DecodeSession, request: StepRequest, new: int, deadline: float | None) -> StepReply:
     """Compute a step and append its tokens; a step that fails appends nothing."""
     rows = writable(session.tables, new)
-    fields, said = await run_over_past(host, session, steps.prepare, request, deadline, rows)
+    if session.keeper is None and session.held and new * (session.held + new) > CUT_PAIRS:
+        fields, said = await _in_parts(host, session, request, new, deadline, rows)
+    else:
+        fields, said = await run_over_past(host, session, steps.prepare, request, deadline, rows)
     kept: Tensor | None = None
     whole: Sequence[Cached] = ()
     if session.whole is not None:
@@ -128,6 +136,30 @@ async def step(host: Host, session: DecodeSession, request: StepRequest, new: in
         for table in session.tables:
             table.reserve((session.capacity or 0) - table.tokens)
     return valid(StepReply, fields | {"ran": said, "session": session.id, "length": session.length})
+
+
+async def _in_parts(
+    host: Host, session: DecodeSession, request: StepRequest, new: int, deadline: float | None, rows: Sequence[Cached]
+) -> tuple[Fields, Ran]:
+    """Compute a long step over a past part by part, if it can be cut: other requests run between the parts."""
+    at_once = max(CUT_PAIRS // (session.held + new), LEAST_PART)
+    if not steps.is_cuttable(session.module, request):
+        at_once = new
+    outputs, runs = [], []
+    for start in range(0, new, at_once):
+        stop = min(start + at_once, new)
+        part = request.model_copy(update={"query": request.query[..., start:stop, :]})
+        cut = [row.part(start, stop) for row in rows]
+        fields, said = await run_over_past(host, session, steps.prepare, part, deadline, cut)
+        outputs.append(fields)
+        runs.append(said)
+    if len(runs) == 1:
+        return outputs[0], runs[0]
+    summed = ("flops", "predicted_ms", "predicted_low_ms", "predicted_high_ms", "compute_ms", "queue_ms")
+    total: dict[str, Any] = {name: sum(getattr(said, name) for said in runs) for name in summed}
+    total["peak_bytes"] = max(said.peak_bytes for said in runs)
+    whole = np.concatenate([fields["output"] for fields in outputs], axis=-2)
+    return {"output": whole}, runs[0].model_copy(update=total)
 
 
 def writable(tables: Sequence[BlockTable], new: int) -> list[Cached]:

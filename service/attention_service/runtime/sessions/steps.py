@@ -17,7 +17,7 @@ from torch import Tensor
 from attention_contract.errors import AttentionError
 from attention_contract.request_options import with_tensors
 from attention_contract.schemas.attention import AttentionInputs, ForwardRequest
-from attention_contract.spec import AttentionSpec
+from attention_contract.spec import AttentionSpec, Causal, Exact
 from attention_contract.tensors import DTYPES, Array
 from attention_service.core import multihead
 from attention_service.core.arrays import TORCH_DTYPES
@@ -61,6 +61,14 @@ def past_arrays(module: Module, sequences: int, held: int) -> dict[str, Array]:
     sizes, number = module.sizes, np.zeros((), DTYPES[module.config.dtype or "float32"])
     widths = {"past_key": sizes.head_dim, "past_value": sizes.value_dim}
     return {name: np.broadcast_to(number, (sequences, sizes.kv_heads, held, width)) for name, width in widths.items()}
+
+
+def is_cuttable(module: Module, request: ForwardRequest) -> bool:
+    """True if a step's tokens may come one part after the other: causal, and nothing but tokens and their output."""
+    spec = module.config.spec
+    causal = any(isinstance(mask, Causal) for mask in spec.masks) and isinstance(spec.method, Exact)
+    plain = all(value is None for value in (*_OTHERS(request), request.key, request.value))
+    return causal and plain and _asks_for_output(request)
 
 
 def prepare(module: Module, request: ForwardRequest, device: Device, room: int, rows: tuple[Cached, ...]) -> Job:

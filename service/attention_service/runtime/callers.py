@@ -1,0 +1,20 @@
+"""The caller of a request: who asks, as the doors found out, for whoever shares something out between callers."""
+
+from contextvars import ContextVar
+from dataclasses import dataclass
+from typing import Final
+
+
+@dataclass(frozen=True, slots=True)
+class Caller:
+    """Somebody whose requests count together."""
+
+    name: str
+    """The name of an API key, or an address where no key is needed. Sessions and recordings belong to it."""
+    manages: bool = True
+    """True if the caller may see and end what belongs to others."""
+
+
+ANYONE: Final = Caller("anyone")
+caller: ContextVar[Caller] = ContextVar("caller", default=ANYONE)
+"""The caller of the request that runs. A door sets it before it calls the engine."""

@@ -23,7 +23,7 @@ def filled(item, size):
     return b'{"query": [' + b",".join([item] * (size // (len(item) + 1))) + b"]}"
 
 
-@pytest.mark.parametrize("item", [b"[]", b"0"])
+@pytest.mark.parametrize("item", [b"[]", pytest.param(b"0", marks=pytest.mark.slow)])
 def test_a_small_body_that_opens_to_very_many_values_costs_little(http, server, item):
     body = gzip.compress(filled(item, 2**26 - 64), 1)
     assert len(body) < 2**20

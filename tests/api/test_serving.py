@@ -75,6 +75,7 @@ def test_what_outlasts_the_grace_is_told_that_the_server_stopped(tmp_path):
         assert server.wait(20) == 0
 
 
+@pytest.mark.slow
 def test_the_process_ends_within_its_grace_whatever_computes(tmp_path):
     request = RawGradientsRequest(query=np.full((1, 8, 12_000, 64), 0.01, np.float32), wrt=["query"])
     with process(tmp_path, "--drain-seconds", "1", "--threads", "1") as (server, url):

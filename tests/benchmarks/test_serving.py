@@ -37,6 +37,7 @@ def test_answers_in_one_batch_are_those_of_each(tmp_path):
         np.testing.assert_allclose(np.frombuffer(together, np.float32), alone, atol=1e-6)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("tool", ["wrk", "sockets"])
 def test_load_counts_what_was_answered(tmp_path, request, tool):
     if tool == "sockets":
@@ -80,6 +81,7 @@ def test_a_wrong_answer_is_noticed(tmp_path):
             rounds.verify(other, url, TINY)
 
 
+@pytest.mark.slow
 def test_a_server_that_fails_is_reported_and_the_others_go_on(tmp_path, sockets):
     def fail(setup):
         return ["sh", "-c", "echo no such luck; exit 3"]

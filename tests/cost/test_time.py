@@ -121,6 +121,7 @@ def test_a_method_grows_with_the_length_and_not_with_its_square(name):
     assert peak_bytes(work, name) < peak_bytes(exact, "materialized") / 10
 
 
+@pytest.mark.slow
 def test_a_report_of_the_error_costs_exact_attention_besides():
     work = approximate("performer, causal")
     told = replace(work, reported=True)

@@ -6,9 +6,15 @@ from tests.conftest import live_server
 from tests.docs.snippets import DOCUMENTS, SERVER_SETTINGS, Block, Session, SnippetError, blocks, check
 
 RUNNABLE = [document for document in DOCUMENTS if any(block.language in {"python", "sh"} for block in blocks(document))]
+LONG = {"cli", "capacity", "recordings"}
+"""Pages that start many commands."""
 
 
-@pytest.mark.parametrize("document", RUNNABLE, ids=lambda document: document.stem)
+@pytest.mark.parametrize(
+    "document",
+    [pytest.param(each, marks=[pytest.mark.slow] * (each.stem in LONG)) for each in RUNNABLE],
+    ids=lambda document: document.stem,
+)
 def test_every_example_gives_the_output_shown(document, tmp_path):
     models, folder = tmp_path / "models", tmp_path / "folder"
     folder.mkdir()

@@ -118,6 +118,7 @@ def with_the_kernel_package(tmp_path: Path) -> str:
     return os.pathsep.join([str(tmp_path), str(package), *filter(None, [os.environ.get("PYTHONPATH")])])
 
 
+@pytest.mark.slow
 def test_a_kernel_of_an_installed_package_is_served_by_its_name_and_compared(with_the_kernel_package, tmp_path):
     with process(tmp_path, PYTHONPATH=with_the_kernel_package, OMP_NUM_THREADS="1") as (_, url):
 
@@ -232,6 +233,7 @@ def agreed(done: subprocess.CompletedProcess[str]) -> str:
     return done.stdout
 
 
+@pytest.mark.slow
 def test_the_demo_agrees_with_transformers(tiny_bert):
     printed = agreed(demo("--checkpoint", tiny_bert))
     assert "imported tiny-bert.0 tiny-bert.1" in printed
@@ -255,6 +257,7 @@ def test_the_demo_uses_a_running_service(tiny_bert, tmp_path):
     assert printed.count("rows look at columns") == 8
 
 
+@pytest.mark.slow
 def test_the_demo_reports_a_missing_config(tmp_path):
     done = demo("--checkpoint", tmp_path)
     assert done.returncode == 1

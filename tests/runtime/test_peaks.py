@@ -11,8 +11,8 @@ from attention_service.core.positions import POSITIONS
 from attention_service.core.scores import SCORES
 from attention_service.runtime.calibration.specs import approximations
 
-SHARE = 0.012
-"""Of all combinations; ``python -m tests.runtime.peak_walk`` goes through each."""
+SHARES = [0.25, pytest.param(1.0, marks=pytest.mark.slow)]
+"""Of 1.2 % of all combinations; ``python -m tests.runtime.peak_walk`` goes through each."""
 UNDER, OVER = 0.02, 0.05
 PACKED = 0.08
 """With half types: what a product packs of its second factor is bounded."""
@@ -23,14 +23,16 @@ IN_TILES = 0.25
 """By the blocked kernel, which is rehearsed with one tile as large as any."""
 
 
-@pytest.fixture(scope="module")
-def walked() -> list[tuple[Served, int]]:
+@pytest.fixture(scope="module", params=SHARES)
+def walked(request: pytest.FixtureRequest) -> list[tuple[Served, int]]:
     """Some of them, and the most bytes that each held at a time."""
     rng = np.random.default_rng(0)
+    share: float = request.param
     every = [
         found
         for parts in combinations(["forward", "weights", "gradients", "hopfield"])
-        if rng.random() < (0.15 if parts.kind.purpose == "hopfield" or parts.kind.kernel in approximations() else SHARE)
+        if rng.random()
+        < share * (0.15 if parts.kind.purpose == "hopfield" or parts.kind.kernel in approximations() else 0.012)
         if (found := served(parts)) is not None
     ]
     return [*zip(every, held(every), strict=True)]
@@ -47,6 +49,8 @@ def test_a_plan_tells_what_is_held(walked):
     assert not off
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize("walked", [1.0], indirect=True)
 def test_the_walk_comes_by_every_entry_of_every_registry(walked):
     parts = [each.parts for each, _ in walked]
     for registry, found in (

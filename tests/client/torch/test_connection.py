@@ -80,7 +80,8 @@ def test_threads_share_a_module(module):
             torch.testing.assert_close(found, expected)
 
 
-@pytest.mark.parametrize("start", ["fork", pytest.param("spawn", marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("start", ["fork", "spawn"])
 def test_workers_of_a_data_loader_connect_for_themselves(server, start):
     # A process of its own: this one may have threads of other libraries, which a fork would not survive.
     command = [sys.executable, "-m", "tests.client.torch.loading", server, start]

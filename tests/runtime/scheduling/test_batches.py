@@ -154,7 +154,7 @@ async def modules(engine):
         await engine.create(CreateModule(name=name, config=ModuleConfig(d_model=8, num_heads=2, spec=spec), seed=1))
 
 
-@pytest.mark.parametrize(("seed", "on_the_loop"), [(0, True), (1, False)])
+@pytest.mark.parametrize(("seed", "on_the_loop"), [(0, True), pytest.param(1, False, marks=pytest.mark.slow)])
 def test_random_mixtures_give_each_caller_what_it_gets_alone(tmp_path, device, seed, on_the_loop):
     rng = np.random.default_rng(seed)
 

@@ -50,7 +50,7 @@ VOLUME /data
 EXPOSE 8000
 STOPSIGNAL SIGTERM
 HEALTHCHECK --interval=5s --timeout=5s --start-period=60s --retries=3 \
-    CMD ["python", "-c", "import os, urllib.request as r; r.urlopen(f'http://127.0.0.1:{os.environ[\"ATTENTION_PORT\"]}/health/ready', timeout=4)"]
+    CMD ["python", "-c", "import os, ssl, urllib.request as r; e = os.environ; r.urlopen(f'http{\"s\" * bool(e.get(\"ATTENTION_SSL_CERTFILE\"))}://127.0.0.1:{e[\"ATTENTION_PORT\"]}/health/ready', timeout=4, context=ssl._create_unverified_context())"]
 ENTRYPOINT ["attention"]
 CMD ["serve"]
 

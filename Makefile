@@ -22,7 +22,7 @@ endif
 ARGS ?=
 PYTEST = OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n auto --dist loadfile
 
-.PHONY: help serve test test-all check demo docs bench bench-peers constraints clean
+.PHONY: help serve test test-all check demo docs bench bench-peers schemathesis fuzz soak chaos constraints clean
 
 help: ## Print this list
 	@sed -n 's/^\([a-z-]*\):.*## /\1 /p' $(MAKEFILE_LIST) | awk '{printf "make %-12s", $$1; $$1 = ""; print}'
@@ -58,6 +58,18 @@ bench: $(VENV)/.dev ## Measure quickly, each thing beside its baseline (ARGS=--f
 
 bench-peers: $(VENV)/.dev ## Install other servers, each apart, and measure them beside this one, into benchmarks/results
 	$(BIN)/python -m benchmarks.serving --peers --output benchmarks/results/peers.md $(ARGS)
+
+schemathesis: $(VENV)/.dev ## Check a server against its OpenAPI document, all phases (ARGS="--seconds 60" bounds it)
+	OMP_NUM_THREADS=1 $(BIN)/python -m tests.proof.openapi_walk $(ARGS)
+
+fuzz: $(VENV)/.dev ## Fuzz every reader of input with a million inputs (ARGS="--inputs 20000" for fewer)
+	OMP_NUM_THREADS=1 $(BIN)/python -m tests.fuzz $(ARGS)
+
+soak: $(VENV)/.dev ## Do everything at once for 15 minutes and look for growth and leaks (MINUTES=1 for less)
+	$(BIN)/python -m tests.proof.soak --minutes $(or $(MINUTES),15) $(ARGS)
+
+chaos: $(VENV)/.dev ## Kill servers, fill the disk, overload, read slowly (ARGS=overload for one of them)
+	$(BIN)/python -m tests.proof.chaos $(ARGS)
 
 constraints: ## Pin the newest versions in constraints.txt (torch keeps its pin; edit that line by hand)
 	rm -rf .cache/constraints

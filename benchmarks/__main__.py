@@ -19,6 +19,7 @@ PAGES = (
     "training",
     "serving",
     "scaling",
+    "abuse",
 )
 """Modules of this package; each writes the page of its name."""
 

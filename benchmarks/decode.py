@@ -73,7 +73,7 @@ class Caller:
     """One HTTP connection, kept open, that sends the same body again and again."""
 
     def __init__(self, port: int, path: str, body: bytes) -> None:
-        head = f"POST {path} HTTP/1.1\r\nhost: x\r\ncontent-type: {SAFETENSORS}\r\naccept: {SAFETENSORS}\r\n"
+        head = f"POST {path} HTTP/1.1\r\nhost: localhost\r\ncontent-type: {SAFETENSORS}\r\naccept: {SAFETENSORS}\r\n"
         self._port = port
         self._message = f"{head}content-length: {len(body)}\r\n\r\n".encode() + body
 

@@ -28,9 +28,9 @@ float32, with gradients of the input and of every parameter. Server and local mo
 The cases take turns in {rounds} rounds, short ones in ten times as many. Each time is the least of a case. Where other
 programs keep both cores busy, a short step through the service still waits for its core several times.
 
-`remote` is `RemoteMultiheadAttention`, whose two requests bring the parameters. The bytes are those of both requests
-and replies; their transfer is the time that a plain socket on loopback takes for as many. `computed` is the
-service's own time for both requests: the second computes the forward pass again.
+`remote` is `RemoteMultiheadAttention`. Its first request brings the parameters, and the service keeps the forward pass
+for the second, which brings ∂L/∂output. The bytes are those of both requests and replies; their transfer is the time
+that a plain socket on loopback takes for as many. `computed` is the service's own time for both requests.
 
 The second table has the other ways to change parameters: `PUT` them to a module in memory or to a durable one, then ask
 for output and gradients by the new version."""
@@ -149,10 +149,9 @@ def put(http: Client, module: RemoteMultiheadAttention, x: Tensor, *, durable: b
             module.out_proj.weight.mul_(1.0001)  # other content each time, as in training
         parameters = module._parameters_by_name()
         made = http.send(call(operations.replace_parameters, {"name": name, "parameters": parameters}))
-        at = {"name": name, "query": x, "version": made.version}
-        output = http.send(call(operations.forward, at)).output
-        wrt = ["query", "parameters"]
-        http.send(call(operations.gradients, at | {"upstream": 2 * output, "wrt": wrt}))
+        at = {"name": name, "query": x, "version": made.version, "wrt": ["query", "parameters"]}
+        kept = http.send(call(operations.create_pass, at))
+        http.send(call(operations.backward, {"id": kept.id, "upstream": 2 * kept.output}))
 
     return run
 

@@ -2,23 +2,33 @@
 
 python deploy/smoke.py [URL]          create the module `smoke` if it is missing, and run it forward
 python deploy/smoke.py --kept [URL]   the same, but `smoke` must exist already, as after a restart
+
+ATTENTION_API_KEY is a key with the scopes infer, inspect and manage, if the server needs one.
 """
 
 import argparse
 import json
 import math
+import os
 from typing import Any
 from urllib.error import HTTPError
 from urllib.request import Request, urlopen
 
 MODULE = {"config": {"d_model": 8, "num_heads": 2, "spec": {"masks": [{"name": "causal"}]}}, "seed": 7}
+MAKE_KEY = (
+    "set ATTENTION_API_KEY to one with scopes infer, inspect and manage. With compose, this makes one:\n"
+    "  docker compose exec -T attention attention keys create smoke --scope infer --scope inspect --scope manage"
+)
 QUERY = [[math.sin(i + 3 * j) for i in range(8)] for j in range(4)]
 
 
 def call(method: str, url: str, body: object = None) -> Any:
     """Send JSON, and read JSON."""
     data = None if body is None else json.dumps(body).encode()
-    request = Request(url, data, {"Content-Type": "application/json"}, method=method)  # noqa: S310
+    headers = {"Content-Type": "application/json"}
+    if key := os.environ.get("ATTENTION_API_KEY"):
+        headers["Authorization"] = f"Bearer {key}"
+    request = Request(url, data, headers, method=method)  # noqa: S310
     with urlopen(request, timeout=30) as reply:  # noqa: S310
         return json.loads(reply.read() or b"null")
 
@@ -30,6 +40,8 @@ def exists(url: str, name: str) -> bool:
     except HTTPError as error:
         if error.code == 404:
             return False
+        if error.code in {401, 403}:
+            raise SystemExit(f"{url} needs an API key; {MAKE_KEY}") from None
         raise
 
 

@@ -26,17 +26,27 @@ from attention_client.arguments import (
 )
 from attention_client.array_likes import TensorLike
 from attention_client.calls import Call, CallOptions, MediaType, Message, ReplyT, call, drawn, sized
-from attention_client.connection_settings import LIMITS, Policy, StreamSettings, all_headers, prefix_of, server_url
+from attention_client.connection_settings import (
+    LIMITS,
+    ApiKey,
+    Policy,
+    StreamSettings,
+    all_headers,
+    prefix_of,
+    server_url,
+)
 from attention_client.many_requests import Errors, Many, bar, in_tasks
 from attention_client.raw_responses import RawResponse, keeping, note
 from attention_client.resources.attention_calls import AsyncAttention
 from attention_client.resources.checkpoint_calls import AsyncCheckpoints
 from attention_client.resources.hopfield_calls import AsyncHopfield
 from attention_client.resources.module_calls import AsyncModules
+from attention_client.resources.pass_calls import AsyncPasses
 from attention_client.resources.recording_calls import AsyncRecordings
 from attention_client.resources.server_calls import AsyncServer
 from attention_client.resources.session_calls import AsyncSessions
 from attention_client.retry import Attempts
+from attention_client.trace_context import trace_requests
 from attention_contract import operations
 from attention_contract.errors import AttentionError
 from attention_contract.schemas.answers import Picture
@@ -77,19 +87,24 @@ class AsyncClient:
         retries: int | None = None,
         media_type: MediaType = "safetensors",
         headers: Mapping[str, str] | None = None,
+        api_key: ApiKey | None = None,
         transport: httpx.AsyncBaseTransport | None = None,
         http: httpx.AsyncClient | None = None,
     ) -> None:
         self._policy = Policy(timeout, retries, media_type)
         self._owns_http = http is None
-        self._prefix = "" if http is None else prefix_of(http, base_url, headers=headers, transport=transport)
+        self._prefix = (
+            "" if http is None else prefix_of(http, base_url, headers=headers, api_key=api_key, transport=transport)
+        )
         self._http = http or _client(transport)(
             base_url=server_url(base_url),
-            headers=all_headers(headers),
+            headers=all_headers(headers, api_key),
             limits=LIMITS,
             timeout=None,  # each attempt gets the time until the deadline
             transport=transport,
         )
+        if self._owns_http:
+            trace_requests(self._http)
         self._group()
 
     def _group(self) -> None:
@@ -98,6 +113,7 @@ class AsyncClient:
         self.checkpoints = AsyncCheckpoints(self)
         self.hopfield = AsyncHopfield(self)
         self.modules = AsyncModules(self)
+        self.passes = AsyncPasses(self)
         self.recordings = AsyncRecordings(self)
         self.server = AsyncServer(self)
         self.sessions = AsyncSessions(self)

@@ -12,6 +12,7 @@ from types import TracebackType
 from typing import Any, ParamSpec, Self, TypeVar, Unpack, cast
 
 import httpx
+from pydantic import SecretStr
 
 from attention_client import replies
 from attention_client.arguments import (
@@ -27,17 +28,27 @@ from attention_client.arguments import (
 )
 from attention_client.array_likes import TensorLike
 from attention_client.calls import Call, CallOptions, MediaType, Message, ReplyT, call, drawn, sized
-from attention_client.connection_settings import LIMITS, Policy, StreamSettings, all_headers, prefix_of, server_url
+from attention_client.connection_settings import (
+    LIMITS,
+    ApiKey,
+    Policy,
+    StreamSettings,
+    all_headers,
+    prefix_of,
+    server_url,
+)
 from attention_client.many_requests import Errors, Many, bar, in_threads
 from attention_client.raw_responses import RawResponse, keeping, note
 from attention_client.resources.attention_calls import Attention
 from attention_client.resources.checkpoint_calls import Checkpoints
 from attention_client.resources.hopfield_calls import Hopfield
 from attention_client.resources.module_calls import Modules
+from attention_client.resources.pass_calls import Passes
 from attention_client.resources.recording_calls import Recordings
 from attention_client.resources.server_calls import Server
 from attention_client.resources.session_calls import Sessions
 from attention_client.retry import Attempts
+from attention_client.trace_context import trace_requests
 from attention_contract import operations
 from attention_contract.errors import AttentionError
 from attention_contract.schemas.answers import Picture
@@ -72,8 +83,9 @@ class Client:
     an operation that is safe to repeat, or a server that is overloaded or unavailable. By default a call is repeated
     until its waits add up to 40 seconds. Each repeat is logged as a warning of the logger ``attention_client``.
     ``media_type`` is how tensors travel: ``"safetensors"``, as they lie in memory, or ``"json"``. ``headers`` go with
-    every request. ``transport`` is one of httpx's: a Unix socket, a test's mock, other TLS settings. ``http`` is an
-    httpx client of the caller's, with its own authentication, hooks, cookies, timeouts, limits, proxies; it stays open.
+    every request. ``api_key`` is by default the environment's ``ATTENTION_API_KEY``; it is never printed.
+    ``transport`` is one of httpx's: a Unix socket, a test's mock, other TLS settings. ``http`` is an httpx client of
+    the caller's, with its own authentication, hooks, cookies, timeouts, limits, proxies; it stays open.
 
     Every method raises an AttentionError; ``attention_client.errors`` lists those that are the client's own.
 
@@ -89,25 +101,32 @@ class Client:
         retries: int | None = None,
         media_type: MediaType = "safetensors",
         headers: Mapping[str, str] | None = None,
+        api_key: ApiKey | None = None,
         transport: httpx.BaseTransport | None = None,
         http: httpx.Client | None = None,
     ) -> None:
         self._policy = Policy(timeout, retries, media_type)
         self._owns_http = http is None
-        self._prefix = "" if http is None else prefix_of(http, base_url, headers=headers, transport=transport)
+        self._prefix = (
+            "" if http is None else prefix_of(http, base_url, headers=headers, api_key=api_key, transport=transport)
+        )
         self._http = http or httpx.Client(
             base_url=server_url(base_url),
-            headers=all_headers(headers),
+            headers=all_headers(headers, api_key),
             limits=LIMITS,
             timeout=None,  # noqa: S113 - each attempt gets the time until the deadline
             transport=transport,
         )
+        if self._owns_http:
+            trace_requests(self._http)
         self.settings: dict[str, Any] | None = None
         """The arguments for another client like this one, to be made in another process; None with ``transport`` or
         ``http``, which belong to this one."""
         if transport is None and http is None:
             self.settings = {"base_url": str(self._http.base_url), "timeout": timeout, "retries": retries}
             self.settings |= {"media_type": media_type, "headers": dict(headers or {})}
+            if api_key is not None:
+                self.settings["api_key"] = api_key if isinstance(api_key, SecretStr) else SecretStr(api_key)
         self._group()
 
     def _group(self) -> None:
@@ -116,6 +135,7 @@ class Client:
         self.checkpoints = Checkpoints(self)
         self.hopfield = Hopfield(self)
         self.modules = Modules(self)
+        self.passes = Passes(self)
         self.recordings = Recordings(self)
         self.server = Server(self)
         self.sessions = Sessions(self)

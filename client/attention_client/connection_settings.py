@@ -7,9 +7,12 @@ from importlib.metadata import version
 from typing import Final, get_args
 
 import httpx
+from pydantic import SecretStr
 
 from attention_client.calls import CallOptions, MediaType
 
+KEY_VARIABLE: Final = "ATTENTION_API_KEY"
+ApiKey = str | SecretStr
 DEFAULT_URL: Final = "http://127.0.0.1:8000"
 OWN_VERSION: Final = version("attention-service")
 LIMITS: Final = httpx.Limits(max_connections=100, max_keepalive_connections=100, keepalive_expiry=5.0)
@@ -27,7 +30,7 @@ class Policy:
     timeout: float | None
     retries: int | None
     media_type: MediaType
-    headers: Mapping[str, str] = field(default_factory=dict)
+    headers: Mapping[str, str] = field(default_factory=dict, repr=False)
 
     def changed(self, options: CallOptions) -> "Policy":
         """Return the settings with these in place of the same ones; headers are added."""
@@ -53,7 +56,7 @@ class StreamSettings:
     """A server's address, headers and policy, for a WebSocket connection."""
 
     url: str
-    headers: Mapping[str, str]
+    headers: Mapping[str, str] = field(repr=False)
     policy: Policy
 
     @classmethod
@@ -76,9 +79,20 @@ def server_url(given: str | None) -> httpx.URL:
     return url
 
 
-def all_headers(given: Mapping[str, str] | None) -> dict[str, str]:
-    """Return the headers of every request: the client's own, and those given."""
-    return {"User-Agent": f"attention-client/{OWN_VERSION}", **(given or {})}
+def all_headers(given: Mapping[str, str] | None, api_key: ApiKey | None) -> dict[str, str]:
+    """Return the headers of every request: the client's own with the API key, and those given.
+
+    The key is by default the environment's ``ATTENTION_API_KEY``.
+    """
+    key = (api_key.get_secret_value() if isinstance(api_key, SecretStr) else api_key) or os.environ.get(KEY_VARIABLE)
+    own = {"User-Agent": f"attention-client/{OWN_VERSION}"}
+    if key:
+        if not key.isascii() or not key.isprintable() or " " in key:
+            raise ValueError(
+                "api_key: expected visible ASCII characters alone, and no space; is it a key of the server?"
+            )
+        own["Authorization"] = f"Bearer {key}"
+    return own | dict(given or {})
 
 
 def prefix_of(http: httpx.Client | httpx.AsyncClient, base_url: str | None, **others: object) -> str:

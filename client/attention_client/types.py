@@ -20,6 +20,7 @@ from attention_client.raw_responses import RawResponse
 from attention_contract.schemas.accuracy import AccuracyReply
 from attention_contract.schemas.answers import Picture
 from attention_contract.schemas.attention import ApproximationError, ForwardReply, KernelName, Ran, Tap
+from attention_contract.schemas.backward_passes import PassReply
 from attention_contract.schemas.checkpoints import CheckpointReply
 from attention_contract.schemas.complexity import ComplexityReply
 from attention_contract.schemas.gradients import GradientCheck, GradientsReply
@@ -55,6 +56,7 @@ __all__ = [
     "ModuleList",
     "Parameter",
     "ParameterList",
+    "PassReply",
     "Picture",
     "PictureType",
     "ProjectionsLike",

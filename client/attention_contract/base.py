@@ -3,8 +3,10 @@
 from functools import cache
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Final, Optional, TypeAlias, TypeVar, cast
 
-from pydantic import BaseModel, ConfigDict, Field
-from pydantic_core import PydanticCustomError
+from pydantic import BaseModel, ConfigDict, Field, GetCoreSchemaHandler
+from pydantic_core import CoreSchema, PydanticCustomError
+
+from attention_contract.exact_types import exact
 
 ItemT = TypeVar("ItemT")
 ModelT = TypeVar("ModelT", bound=BaseModel)
@@ -35,6 +37,8 @@ class WireModel(BaseModel):
 
     repeats: ClassVar[bool] = True
     """False for a request that names itself, so that no two are equal and none is worth remembering."""
+    reads_text: ClassVar[bool] = False
+    """True for the fields of a query string, where numbers and flags are text."""
 
     model_config = ConfigDict(
         extra="forbid",
@@ -47,6 +51,12 @@ class WireModel(BaseModel):
         protected_namespaces=(),
         ser_json_inf_nan="strings",
     )
+
+    @classmethod
+    def __get_pydantic_core_schema__(cls, source: Any, handler: GetCoreSchemaHandler) -> CoreSchema:
+        """Refuse flags for numbers and numbers for flags in all fields."""
+        schema = handler(source)
+        return schema if cls.reads_text else cast("CoreSchema", exact(schema, cls))
 
     @property
     def request_id(self) -> str | None:

@@ -12,9 +12,11 @@ client.
     │   ├── ParameterNotFound
     │   ├── CheckpointNotFound
     │   ├── RecordingNotFound
+    │   ├── PassNotFound
     │   └── SessionNotFound
     ├── MethodNotAllowed              405
     ├── NotAcceptable                 406
+    ├── TooSlow                       408
     ├── Conflict                      409
     │   ├── ModuleExists
     │   ├── VersionMismatch
@@ -24,20 +26,27 @@ client.
     │   ├── BodyTooLarge                   bytes on the wire
     │   └── OverBudget                     bytes of memory
     ├── UnsupportedMediaType          415
+    ├── Misdirected                   421  meant for another host
     ├── InvalidRequest                422  well-formed, but impossible
     │   ├── InvalidTensor
     │   ├── ShapeMismatch
     │   ├── KernelUnsuitable
     │   └── InvalidCheckpoint
     ├── Overloaded                    429
+    │   └── TooManyConnections
+    ├── HeadTooLarge                  431
     ├── Cancelled                     499
     ├── InternalError                 500
     ├── Unavailable                   503
     │   ├── Loading
     │   ├── Draining
+    │   ├── ConnectionsExhausted
+    │   ├── NoRoom                         for the reply
+    │   ├── Stuck
     │   └── DeadlineExceeded
     ├── NeverFits                     507
-    └── StoreFull                     507
+    ├── StoreFull                     507
+    └── StoreReadOnly                 507
 """
 
 from collections.abc import Iterator
@@ -148,6 +157,13 @@ class RecordingNotFound(NotFound):
     title = "No such recording"
 
 
+class PassNotFound(NotFound):
+    """No pass with this id is kept: its backward pass ran already, its time is over, or its memory was needed."""
+
+    code = "pass_not_found"
+    title = "No such pass is kept"
+
+
 class SessionNotFound(NotFound):
     """There never was a session with this id."""
 
@@ -177,6 +193,14 @@ class NotAcceptable(AttentionError):
     status = 406
     code = "not_acceptable"
     title = "No acceptable media type"
+
+
+class TooSlow(AttentionError):
+    """The head or the body of the request came too slowly."""
+
+    status = 408
+    code = "too_slow"
+    title = "The request came too slowly"
 
 
 class Conflict(AttentionError):
@@ -238,6 +262,14 @@ class UnsupportedMediaType(AttentionError):
     title = "Unsupported media type"
 
 
+class Misdirected(AttentionError):
+    """The request names a host that this server is not."""
+
+    status = 421
+    code = "misdirected"
+    title = "Not a name of this server"
+
+
 class InvalidRequest(AttentionError):
     """The request is well-formed but cannot be carried out."""
 
@@ -283,6 +315,21 @@ class Overloaded(AttentionError):
     retry_after = 1
 
 
+class TooManyConnections(Overloaded):
+    """One address has too many connections."""
+
+    code = "too_many_connections"
+    title = "Too many connections from one address"
+
+
+class HeadTooLarge(AttentionError):
+    """The head of the request has too many bytes or headers."""
+
+    status = 431
+    code = "head_too_large"
+    title = "The head of the request is too large"
+
+
 class Cancelled(AttentionError):
     """The caller went away before the answer was ready."""
 
@@ -323,6 +370,27 @@ class Draining(Unavailable):
     retry_after = 5
 
 
+class ConnectionsExhausted(Unavailable):
+    """The server has as many connections as it takes."""
+
+    code = "connections_exhausted"
+    title = "The server has too many connections"
+
+
+class NoRoom(Unavailable):
+    """The memory budget has no room for the reply until others are sent."""
+
+    code = "no_room"
+    title = "No memory for the reply"
+
+
+class Stuck(Unavailable):
+    """The device, or a thread of the server, makes no progress."""
+
+    code = "stuck"
+    title = "The server is stuck"
+
+
 class DeadlineExceeded(Unavailable):
     """The caller's deadline passed before the answer was ready.
 
@@ -348,6 +416,14 @@ class StoreFull(AttentionError):
     status = 507
     code = "store_full"
     title = "The store is full"
+
+
+class StoreReadOnly(AttentionError):
+    """The server may not write to its store."""
+
+    status = 507
+    code = "store_read_only"
+    title = "The store is read-only"
 
 
 def _tree(root: type[AttentionError]) -> Iterator[type[AttentionError]]:

@@ -75,9 +75,12 @@ def measure_text(text: Text) -> TextSize:
     return TextSize(len(characters), commas + brackets + 1, brackets, quotes)
 
 
-def check_text(size: TextSize) -> None:
-    """Raise BodyTooLarge for a text with too many values or lists to be parsed."""
-    for count, limit, what in ((size.items, MAX_ITEMS, "values"), (size.lists, MAX_LISTS, "lists and objects")):
+def check_text(size: TextSize, items: int | None = None) -> None:
+    """Raise BodyTooLarge for a text with too many values or lists. ``items``: another limit of values."""
+    for count, limit, what in (
+        (size.items, MAX_ITEMS if items is None else items, "values"),
+        (size.lists, MAX_LISTS, "lists and objects"),
+    ):
         if count > limit:
             raise BodyTooLarge(
                 f"the JSON text has up to {count} {what}; expected at most {limit}. Send large tensors as base64 or as "
@@ -131,6 +134,8 @@ def _read_by_simdjson(text: Text, model: type[BaseModel], size: TextSize, limit:
     if not isinstance(document, simdjson.Object):
         return None
     _check_names(document, model)
+    if _has_zero(document):
+        return None
     values: dict[str, Any] = {name: document[name] for name in document}
     if len(values) < len(document):  # a name that comes twice
         return None
@@ -164,7 +169,13 @@ def _find_arrays(values: dict[str, Any], model: type[BaseModel]) -> dict[tuple[s
 
 def _is_small_map(name: str, value: Any, model: type[BaseModel]) -> bool:
     """True for a map of tensors with few names. simdjson finds a name by going through all before it."""
-    return isinstance(value, simdjson.Object) and name in _tensor_maps(model) and len(value) <= _MAX_MAPPED
+    small = isinstance(value, simdjson.Object) and name in _tensor_maps(model) and len(value) <= _MAX_MAPPED
+    return small and not _has_zero(value)
+
+
+def _has_zero(value: Any) -> bool:
+    """True for an object with a zero character in a name. simdjson looks for such a name up to that character."""
+    return any("\0" in name for name in value)
 
 
 def _read(value: Any, array: NDArray[Any] | None) -> Any:

@@ -1,8 +1,10 @@
 """Data to JSON text. Tensors are nested lists or objects with base64; non-finite numbers are strings."""
 
 import math
-from functools import cache
-from typing import Any
+import secrets
+from collections.abc import Callable, Iterator
+from functools import cache, partial
+from typing import Any, Final
 
 import numpy as np
 import orjson
@@ -10,10 +12,55 @@ from pydantic import BaseModel
 
 from attention_contract.tensors import Encoding, Untyped, encode
 
+_PIECE_ITEMS: Final = 2**16
+"""Numbers whose text is made at once."""
+
 
 def to_json(value: Any, encoding: Encoding = "list") -> bytes:
     """A model, or a value of mappings, lists, numbers and arrays, as JSON text. Unset and null fields are left out."""
     return orjson.dumps(_plain(value, encoding), option=orjson.OPT_SERIALIZE_NUMPY)
+
+
+def json_pieces(value: Any, encoding: Encoding = "list") -> Iterator[bytes]:
+    """Yield the text of ``to_json`` in pieces of about a megabyte, each made when it is asked for."""
+    mark, arrays = secrets.token_hex(16), list[Any]()
+    text = orjson.dumps(_plain(value, encoding, partial(_set_aside, mark, arrays)), option=orjson.OPT_SERIALIZE_NUMPY)
+    first, *others = text.split(f'"{mark}"'.encode())
+    yield first
+    for array, after in zip(arrays, others, strict=True):
+        yield from _array_pieces(array, "list" if isinstance(array, Untyped) else encoding)
+        yield after
+
+
+def _set_aside(mark: str, arrays: list[Any], array: Any, encoding: Encoding) -> Any:
+    """Put a large array into a list and a mark into its place."""
+    if array.size <= _PIECE_ITEMS:
+        return encode(array, encoding)
+    arrays.append(array)
+    return mark
+
+
+def _array_pieces(array: Any, encoding: Encoding) -> Iterator[bytes]:
+    """Yield the text of a large array: blocks of its first axis that has small items, or of its bytes."""
+    if encoding == "base64":
+        head, *_ = (orjson.dumps(encode(array[:0].reshape(0), encoding) | {"shape": list(array.shape)})).rsplit(b'"', 1)
+        yield head
+        items = array.reshape(-1)
+        for start in range(0, items.size, 3 * _PIECE_ITEMS):  # a multiple of 3 bytes has no padding
+            yield encode(items[start : start + 3 * _PIECE_ITEMS], encoding)["base64"].encode()
+        yield b'"}'
+    elif array.size <= _PIECE_ITEMS:
+        yield to_json(array)
+    else:
+        step = max(_PIECE_ITEMS * len(array) // array.size, 1)
+        for start in range(0, len(array), step):
+            yield b"," if start else b"["
+            block = array[start : start + step]
+            if block.size <= _PIECE_ITEMS:
+                yield to_json(block)[1:-1]
+            else:
+                yield from _array_pieces(block[0], encoding)
+        yield b"]"
 
 
 def fields_on_wire(model: BaseModel) -> dict[str, Any]:
@@ -28,15 +75,15 @@ def _names(model: type[BaseModel]) -> tuple[tuple[str, str], ...]:
     return tuple((name, field.alias or name) for name, field in model.model_fields.items())
 
 
-def _plain(value: Any, encoding: Encoding) -> Any:
+def _plain(value: Any, encoding: Encoding, write: Callable[[Any, Encoding], Any] = encode) -> Any:
     if isinstance(value, np.ndarray):
-        return encode(value, "list" if isinstance(value, Untyped) else encoding)
+        return write(value, "list" if isinstance(value, Untyped) else encoding)
     if isinstance(value, BaseModel):
         value = fields_on_wire(value)
     if isinstance(value, dict):
-        return {key: _plain(item, encoding) for key, item in value.items()}
+        return {key: _plain(item, encoding, write) for key, item in value.items()}
     if isinstance(value, list | tuple):
-        return [_plain(item, encoding) for item in value]
+        return [_plain(item, encoding, write) for item in value]
     return plain_scalar(value)
 
 

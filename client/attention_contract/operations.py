@@ -11,6 +11,7 @@ from attention_contract.base import WireModel
 from attention_contract.errors import AttentionError
 from attention_contract.schemas import accuracy as y
 from attention_contract.schemas import attention as a
+from attention_contract.schemas import backward_passes as p
 from attention_contract.schemas import checkpoints as k
 from attention_contract.schemas import complexity as c
 from attention_contract.schemas import hardware as w
@@ -32,6 +33,9 @@ READS_BODY: Final = (
 )  # fmt: skip
 """A body takes memory, like a computation."""
 OF_MODULE: Final = (e.ModuleNotFound, e.VersionMismatch)
+READS_MODULE: Final = (*ANY_TIME, *OF_MODULE, e.InvalidRequest)
+"""The last: an If-Match that is no version."""
+WRITES: Final = (e.StoreFull, e.StoreReadOnly)
 
 
 @dataclass(frozen=True)
@@ -68,13 +72,13 @@ list_modules = Operation("list_modules", "GET", "/v1/modules", None, m.ModuleLis
 create_module = Operation(
     "create_module", "POST", "/v1/modules", m.CreateModule, m.ModuleInfo,
     "Make a module from a seed or from its parameters",
-    (*READS_BODY, e.ModuleExists), status=201, tensors=True,
+    (*READS_BODY, *WRITES, e.ModuleExists), status=201, tensors=True,
     example={"name": "demo", "config": {"d_model": 8, "num_heads": 2}, "seed": 0},
 )  # fmt: skip
 import_module = Operation(
     "import_module", "POST", "/v1/modules/import", m.ImportModule, m.ModuleInfo,
     "Make a module from one attention layer of a checkpoint",
-    (*READS_BODY, e.CheckpointNotFound, e.InvalidCheckpoint, e.ModuleExists), status=201,
+    (*READS_BODY, *WRITES, e.CheckpointNotFound, e.InvalidCheckpoint, e.ModuleExists), status=201,
     example={"checkpoint": "minilm", "layer": 0, "name": "minilm.0"},
 )  # fmt: skip
 list_checkpoints = Operation(
@@ -94,27 +98,27 @@ get_checkpoint = Operation(
 )  # fmt: skip
 get_module = Operation(
     "get_module", "GET", "/v1/modules/{name}", None, m.ModuleInfo, "Config, version, device and bytes of a module",
-    (*ANY_TIME, *OF_MODULE),
+    READS_MODULE,
 )  # fmt: skip
 delete_module: Operation[None] = Operation(
     "delete_module", "DELETE", "/v1/modules/{name}", None, None, "Remove a module from the device and the store",
-    (*ANY_TIME, *OF_MODULE), status=204, safe_to_repeat=False,
+    (*READS_MODULE, *WRITES), status=204, safe_to_repeat=False,
 )  # fmt: skip
 list_parameters = Operation(
     "list_parameters", "GET", "/v1/modules/{name}/parameters", None, m.ParameterList,
     "Names, shapes and statistics of a module's parameters",
-    (*ANY_TIME, *OF_MODULE),
+    READS_MODULE,
 )  # fmt: skip
 replace_parameters = Operation(
     "replace_parameters", "PUT", "/v1/modules/{name}/parameters", m.ReplaceParameters, m.ModuleInfo,
     "Replace all parameters of a module, or none",
-    (*READS_BODY, *OF_MODULE), tensors=True,
+    (*READS_BODY, *OF_MODULE, *WRITES), tensors=True,
     example={"parameters": {f"{role}_proj.weight": [[1.0]] for role in "qkvo"}},
 )  # fmt: skip
 get_parameter = Operation(
     "get_parameter", "GET", "/v1/modules/{name}/parameters/{parameter}", m.ParameterQuery, m.Parameter,
     "One parameter, a slice of it or one head of it",
-    (*ANY_TIME, *OF_MODULE, e.ParameterNotFound, e.InvalidRequest), tensors=True,
+    (*READS_MODULE, e.ParameterNotFound), tensors=True,
 )  # fmt: skip
 
 _QUERY = {"query": [[0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8], [0.8, 0.7, 0.6, 0.5, 0.4, 0.3, 0.2, 0.1]]}
@@ -135,6 +139,11 @@ gradients = Operation(
     "Exact gradients with respect to inputs, taps and parameters",
     (*READS_BODY, *OF_MODULE, e.KernelUnsuitable), tensors=True,
     example=_QUERY | {"wrt": ["query", "weights", "parameters"]},
+)  # fmt: skip
+create_pass = Operation(
+    "create_pass", "POST", "/v1/modules/{name}/passes", p.PassRequest, p.PassReply,
+    "The output of a module, kept for its backward pass",
+    (*READS_BODY, *OF_MODULE, e.KernelUnsuitable), tensors=True, example=_QUERY | {"wrt": ["query", "parameters"]},
 )  # fmt: skip
 complexity = Operation(
     "complexity", "POST", "/v1/modules/{name}/complexity", c.ComplexityRequest, c.ComplexityReply,
@@ -158,6 +167,16 @@ raw_gradients = Operation(
     "Exact gradients of raw attention",
     (*READS_BODY, e.KernelUnsuitable), tensors=True,
     example=a.EXAMPLE_INPUTS | {"upstream": [[1.0, 0.0], [0.0, 1.0]], "wrt": ["query", "key", "value", "weights"]},
+)  # fmt: skip
+create_raw_pass = Operation(
+    "create_raw_pass", "POST", "/v1/attention/passes", p.RawPassRequest, p.PassReply,
+    "The output of raw attention, kept for its backward pass",
+    (*READS_BODY, e.KernelUnsuitable), tensors=True, example=a.EXAMPLE_INPUTS | {"wrt": ["query", "key", "value"]},
+)  # fmt: skip
+backward = Operation(
+    "backward", "POST", "/v1/passes/{id}/backward", p.BackwardRequest, GradientsReply,
+    "Exact gradients of a kept pass, which is used up",
+    (*READS_BODY, e.PassNotFound), tensors=True, example={},
 )  # fmt: skip
 raw_complexity = Operation(
     "raw_complexity", "POST", "/v1/attention/complexity", c.RawComplexityRequest, c.ComplexityReply,
@@ -185,7 +204,7 @@ list_recordings = Operation(
 create_recording = Operation(
     "create_recording", "POST", "/v1/recordings", r.RecordingFile, r.RecordingInfo,
     "Store a recording: a text's way through a model",
-    (*READS_BODY, e.TooLarge, e.StoreFull), status=201, tensors=True, example=r.EXAMPLE,
+    (*READS_BODY, *WRITES, e.TooLarge), status=201, tensors=True, example=r.EXAMPLE,
 )  # fmt: skip
 get_recording = Operation(
     "get_recording", "GET", "/v1/recordings/{id}", r.RecordingQuery, r.RecordingInfo,
@@ -194,7 +213,7 @@ get_recording = Operation(
 )  # fmt: skip
 delete_recording: Operation[None] = Operation(
     "delete_recording", "DELETE", "/v1/recordings/{id}", None, None, "Remove a recording from the store",
-    (*ANY_TIME, e.RecordingNotFound), status=204, safe_to_repeat=False,
+    (*ANY_TIME, *WRITES, e.RecordingNotFound), status=204, safe_to_repeat=False,
 )  # fmt: skip
 OF_SESSION: Final = (e.SessionNotFound, e.SessionGone, e.LengthMismatch, e.VersionMismatch)
 
@@ -264,12 +283,12 @@ put_session_cache = Operation(
     example={"past_key": [[[0.0] * 4] * 3] * 2, "past_value": [[[0.0] * 4] * 3] * 2},
 )  # fmt: skip
 health_live = Operation(
-    "health_live", "GET", "/health/live", None, s.Health, "The process answers",
-    (e.NotAcceptable,),
+    "health_live", "GET", "/health/live", None, s.Health, "The process answers, and its device makes progress",
+    (e.NotAcceptable, e.Stuck),
 )  # fmt: skip
 health_ready = Operation(
     "health_ready", "GET", "/health/ready", None, s.Health, "Every module is resident and the server takes work",
-    (e.NotAcceptable, e.Loading, e.Draining),
+    (e.NotAcceptable, e.Loading, e.Draining, e.Stuck),
 )  # fmt: skip
 
 OPERATIONS: Final[tuple[Operation[Any], ...]] = (
@@ -279,6 +298,7 @@ OPERATIONS: Final[tuple[Operation[Any], ...]] = (
     list_parameters, replace_parameters, get_parameter,
     forward, weights, gradients, complexity,
     raw_forward, raw_weights, raw_gradients, raw_complexity,
+    create_pass, create_raw_pass, backward,
     accuracy, list_hardware,
     hopfield_retrieve,
     list_recordings, create_recording, get_recording, delete_recording,

@@ -5,6 +5,7 @@ import socket
 import sys
 import time
 from collections.abc import Sequence
+from contextlib import suppress
 from datetime import UTC, datetime
 from typing import TypeVar
 
@@ -12,7 +13,11 @@ from pydantic import ValidationError
 from pydantic_settings import CliApp, CliPositionalArg, SettingsConfigDict
 
 from attention_contract.errors import AttentionError
+from attention_service.api.access.api_keys import FILE, create_key, read_keys
+from attention_service.api.access.layer import needs_keys, unsafe_start
+from attention_service.api.access.scopes import EVERY
 from attention_service.api.app import create_app
+from attention_service.api.descriptors import raise_descriptor_limit
 from attention_service.api.log_setup import configure_logging
 from attention_service.api.serving import Server
 from attention_service.cost import Calibrated
@@ -55,7 +60,10 @@ def serve(arguments: Sequence[str] | None = None) -> int:
         return 2
     if not _can_listen(settings):
         return 1
+    if not _may_start(settings):
+        return 2
     configure_logging(settings.log_level, settings.log_format)
+    raise_descriptor_limit()
     server = Server(
         create_app(settings),
         host=settings.host,
@@ -65,6 +73,24 @@ def serve(arguments: Sequence[str] | None = None) -> int:
     sys.setswitchinterval(SWITCH_S)
     server.run()
     return 0 if server.started else 1
+
+
+def _may_start(settings: Settings) -> bool:
+    """Make the first key if that is asked for. Return True if callers need no key or there is one; if not, say so."""
+    try:
+        known = read_keys(settings.models_dir)
+    except (OSError, ValueError) as fault:
+        sys.stderr.write(f"{settings.models_dir / FILE}: the API keys cannot be read: {fault}\n")
+        return False
+    if settings.first_key and needs_keys(settings) and not known:
+        with suppress(ValueError):  # another server on the same folder was faster
+            key = create_key(settings.models_dir, "first", sorted(EVERY))
+            sys.stdout.write(f"the API key `first`, which is shown only now: {key}\n")
+            sys.stdout.flush()
+    reason = unsafe_start(settings)
+    if reason is not None:
+        sys.stderr.write(reason)
+    return reason is None
 
 
 def _can_listen(settings: Settings) -> bool:

@@ -11,6 +11,9 @@ from platformdirs import user_data_path
 from pydantic import ByteSize, Field
 from pydantic_settings import BaseSettings, SettingsConfigDict
 
+from attention_contract.json_reading import MAX_ITEMS
+from attention_contract.schemas.complexity import MAX_SWEEP
+
 
 class Settings(BaseSettings):
     """Keep attention modules resident and answer questions about them over HTTP."""
@@ -34,6 +37,29 @@ class Settings(BaseSettings):
     port: int = Field(default=8000, ge=0, le=65535)
     """Port to listen on; 0 takes a free one."""
 
+    require_keys: bool | None = None
+    """Ask every caller for an API key; default: unless only this machine can reach the server. false lets everybody in
+    who can reach it."""
+
+    first_key: bool = False
+    """Make a key with every scope if callers need one and there is none, and print it once on standard output."""
+
+    allowed_hosts: str = ""
+    """Further names by which callers may address the server (Host), separated by commas, as in box.example,*.lab; * for
+    any."""
+
+    allowed_origins: str = ""
+    """Origins of web pages that may ask the server (CORS), separated by commas, as in https://page.example."""
+
+    trusted_proxies: str = ""
+    """Addresses or networks of proxies, separated by commas, whose X-Forwarded-For and X-Forwarded-Proto count."""
+
+    ssl_certfile: Path | None = None
+    """File of a TLS certificate and its chain (PEM); the server then speaks HTTPS."""
+
+    ssl_keyfile: Path | None = None
+    """File of the private key of that certificate, if it is another one."""
+
     models_dir: Path = user_data_path("attention-service", appauthor=False)
     """The model repository: modules are kept here, and checkpoints are imported from here."""
 
@@ -51,6 +77,49 @@ class Settings(BaseSettings):
 
     max_json_bytes: ByteSize = Field(default=ByteSize(2**26), ge=1024)
     """The largest JSON body, decompressed; safetensors bodies may be larger."""
+
+    max_json_values: int = Field(default=MAX_ITEMS, ge=1024, le=MAX_ITEMS)
+    """Numbers and other values in one JSON body."""
+
+    max_sweep: int = Field(default=MAX_SWEEP, ge=2, le=MAX_SWEEP)
+    """Sizes that one question about cost may sweep over, for the request and each alternative."""
+
+    max_modules: int = Field(default=1024, ge=1)
+    """Resident modules; more are refused with 507."""
+
+    max_sessions: int = Field(default=4096, ge=1)
+    """Live sessions; more are refused with 429."""
+
+    max_head_bytes: ByteSize = Field(default=ByteSize(2**16), ge=1024)
+    """The largest head of a request: its line and its headers."""
+
+    max_headers: int = Field(default=128, ge=8)
+    """Headers of one request."""
+
+    max_connections: int | None = Field(default=None, ge=1)
+    """Connections at a time; more are refused with 503. Default: 4096, or fewer where the system's limit of open files
+    leaves no room for them."""
+
+    max_connections_per_address: int = Field(default=1024, ge=1)
+    """Connections at a time from one address; more are refused with 429. Raise it behind a proxy."""
+
+    head_timeout_s: float = Field(default=10, gt=0, allow_inf_nan=False)
+    """Seconds in which the head of a request must come; a connection that stays silent is closed after them."""
+
+    body_timeout_s: float = Field(default=10, gt=0, allow_inf_nan=False)
+    """Seconds in which a body must bring as many bytes as the least rate asks for, again and again."""
+
+    write_timeout_s: float = Field(default=20, gt=0, allow_inf_nan=False)
+    """Seconds in which a caller must read as many bytes of its reply as the least rate asks for, again and again."""
+
+    idle_timeout_s: int = Field(default=75, ge=1)
+    """Seconds for which an idle connection stays open. Clients and load balancers must close theirs first."""
+
+    least_rate: ByteSize = Field(default=ByteSize(2**14), ge=0)
+    """Bytes a second that a body or a reply must move."""
+
+    max_compression_ratio: float = Field(default=100, ge=1, allow_inf_nan=False)
+    """Decompressed bytes for each byte of a compressed body; the first 8 MiB are not checked."""
 
     recordings_limit: ByteSize = Field(default=ByteSize(2**33), ge=0)
     """Bytes of all stored recordings together, as in 8GiB; more are refused with 507."""
@@ -74,6 +143,10 @@ class Settings(BaseSettings):
     """Measure the device at the first start, while no request waits, and again if predicted times drift; false keeps
     the earlier measurements."""
 
+    stuck_seconds: float = Field(default=120, gt=0, allow_inf_nan=False)
+    """Seconds without progress of a running computation after which /health/live answers 503; ten times the predicted
+    time if that is more."""
+
     drain_seconds: int = Field(default=30, ge=0)
     """Seconds that a stop waits for requests in flight."""
 
@@ -82,3 +155,8 @@ class Settings(BaseSettings):
 
     log_format: Literal["console", "json"] = "console"
     """Lines for people, or one JSON object a line."""
+
+
+def listed(text: str) -> list[str]:
+    """The parts of a setting that are separated by commas."""
+    return [part.strip() for part in text.split(",") if part.strip()]

@@ -9,10 +9,12 @@ import pytest
 import structlog
 
 from attention_service.api.access_log import AccessLog, Answered
+from attention_service.runtime.accounts import Account
 
-FIELDS = ("POST", "/v1/modules/m/forward", "forward", 200, 0.0012341, "id-1")
+FIELDS = ("POST", "/v1/modules/m/forward", "forward", 200, 0.0012341, "id-1", "team-a", Account(code=None))
+REFUSED = (*FIELDS[:3], 429, *FIELDS[4:7], Account(code="overloaded"))
 NAMED = {"method": "POST", "path": "/v1/modules/m/forward", "operation": "forward", "status": 200, "ms": 1.234,
-         "request_id": "id-1"}  # fmt: skip
+         "request_id": "id-1", "caller": "team-a"}  # fmt: skip
 OPERATIONS = {logging.INFO: "forward", logging.DEBUG: "health_live"}
 """What is logged at each level."""
 TIME = re.compile(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d\.\d{6}Z")
@@ -32,6 +34,19 @@ def test_lines_are_those_of_structlog(capsys, level):
     line = written(capsys, "console", *fields, level="debug")
     assert TIME.sub("T", line) == console + "\n"
     assert json.loads(TIME.sub("T", written(capsys, "json", *fields, level="debug"))) == event
+
+
+def test_a_problem_is_logged_with_its_code(capsys):
+    assert json.loads(written(capsys, "json", *REFUSED))["code"] == "overloaded"
+    assert " caller=team-a code=overloaded method=POST " in written(capsys, "console", *REFUSED)
+
+
+def test_a_traced_request_is_logged_with_its_trace(capsys):
+    fields = (*FIELDS[:7], Account(trace="0af7"))
+    event = {"event": "request", "level": "info", "timestamp": "T", **NAMED, "trace_id": "0af7"}
+    assert json.loads(TIME.sub("T", written(capsys, "json", *fields))) == event
+    console = structlog.dev.ConsoleRenderer(colors=False)(None, "info", dict(event))
+    assert TIME.sub("T", written(capsys, "console", *fields)) == console + "\n"
 
 
 def test_what_is_below_the_level_is_not_written(capsys):

@@ -59,7 +59,9 @@ def same(found, expected):
 def leave(server, path, ask):
     """Ask, and hang up without an answer."""
     url, body = urlsplit(server), body_of(ask)
-    head = f"POST {path} HTTP/1.1\r\nHost: x\r\nContent-Type: {SAFETENSORS}\r\nContent-Length: {len(body)}\r\n\r\n"
+    head = (
+        f"POST {path} HTTP/1.1\r\nHost: localhost\r\nContent-Type: {SAFETENSORS}\r\nContent-Length: {len(body)}\r\n\r\n"
+    )
     with socket.create_connection((url.hostname, url.port)) as connection:
         connection.sendall(head.encode() + body)
 

@@ -39,7 +39,8 @@ def begun(url, length):
     """A connection on which a body of this length was promised, and nothing sent."""
     address = urlsplit(url)
     raw = socket.create_connection((address.hostname, address.port), timeout=20)
-    raw.sendall(f"POST {FORWARD} HTTP/1.1\r\nHost: x\r\nContent-Length: {length}\r\n\r\n".encode())
+    head = f"POST {FORWARD} HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"
+    raw.sendall(f"{head}Content-Length: {length}\r\n\r\n".encode())
     return raw
 
 

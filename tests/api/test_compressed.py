@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import safetensors.numpy
 
-from attention_contract.errors import Cancelled
+from attention_contract.errors import BodyTooLarge, Cancelled
 from attention_contract.wire import SAFETENSORS
 from attention_service.api.bodies import read_body, zstd
 from attention_service.runtime.scheduling.budget import Budget
@@ -121,3 +121,34 @@ def test_nothing_more_is_decompressed_once_the_caller_has_left(coding, compress)
             return budget.bodies
 
     assert asyncio.run(play()) < 2**26
+
+
+def read_within_ratio(text, coding, budget, held):
+    """The content of a body whose ratio of compression may be 100. The bytes that were held for it go to ``held``."""
+    messages = [{"type": "http.request", "body": text, "more_body": False}]
+
+    async def receive():
+        return messages.pop() if messages else await asyncio.get_running_loop().create_future()
+
+    async def play():
+        with budget.body() as memory:
+            try:
+                return bytes(await read_body({b"content-encoding": coding.encode()}, receive, 2**40, memory, 100))
+            finally:
+                held.append(budget.bodies)
+
+    return asyncio.run(play())
+
+
+@pytest.mark.parametrize(("coding", "compress"), CODINGS)
+def test_a_bomb_is_refused_once_it_has_exploded_a_little(coding, compress):
+    budget, held = Budget(2**40, 2**40, lambda: 0, 1), []
+    with pytest.raises(BodyTooLarge, match="max_compression_ratio allows 100") as refusal:
+        read_within_ratio(compress(bytes(2**24)) * 200, coding, budget, held)
+    assert refusal.value.facts["actual"] > 100
+    assert held[0] < 2**24
+
+
+def test_a_ratio_that_is_allowed_is_read(rng):
+    body = rng.integers(0, 255, 2**20, np.uint8).tobytes() + bytes(2**24)
+    assert read_within_ratio(gzip.compress(body, 1), "gzip", Budget(2**30, 2**30, lambda: 0, 1), []) == body

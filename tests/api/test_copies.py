@@ -72,7 +72,7 @@ def test_tensors_are_views_of_the_body_and_the_reply_is_the_output_itself(tmp_pa
     assert np.shares_memory(request.query, received)
     assert np.array_equal(request.query, QUERY)
     assert np.shares_memory(received, np.frombuffer(messages[0], np.uint8)) == (pieces == 1)  # not even once
-    assert isinstance(owner(sent[-1]), torch.Tensor)
-    assert sent[-1].nbytes == QUERY.nbytes
+    views = [piece for piece in sent if isinstance(piece, memoryview) and isinstance(owner(piece), torch.Tensor)]
+    assert sum(view.nbytes for view in views) == QUERY.nbytes - 2**16  # the end is a copy, which may outlive the reply
     reply = from_body(ForwardReply, b"".join(sent), SAFETENSORS, "reply")
     assert reply.output.shape == QUERY.shape

@@ -7,9 +7,10 @@ from urllib.parse import urlsplit
 import httpx
 import jsonschema
 import numpy as np
+import pytest
 import safetensors.numpy
 
-from attention_contract.operations import OPERATIONS, create_recording
+from attention_contract.operations import OPERATIONS, create_raw_pass, create_recording
 from attention_contract.wire import SAFETENSORS
 from tests.api.talk import post, problem
 from tests.conftest import live_server
@@ -70,7 +71,27 @@ def test_unknown_paths_and_methods_are_problems(http):
     assert problem(http.get("/v2"))["code"] == "not_found"
     answer = http.put("/v1/modules")
     assert problem(answer)["code"] == "method_not_allowed"
-    assert answer.headers["allow"] == "GET, POST"
+    assert answer.headers["allow"] == "GET, HEAD, OPTIONS, POST"
+
+
+@pytest.mark.parametrize(
+    ("path", "methods"),
+    [
+        ("/v1/modules", {"GET", "HEAD", "POST"}),
+        ("/v1/modules/any", {"GET", "HEAD", "DELETE"}),
+        ("/v1/modules/any/parameters", {"GET", "HEAD", "PUT"}),
+        ("/v1/attention/forward", {"POST"}),
+        ("/v1/checkpoints/some/folder", {"GET", "HEAD"}),
+        ("/web/index.html", {"GET", "HEAD"}),
+        ("/metrics", {"GET"}),
+    ],
+)
+def test_options_tells_the_methods_of_a_path(http, path, methods):
+    answer = http.options(path)
+    assert (answer.status_code, answer.content) == (204, b"")
+    assert {*answer.headers["allow"].split(", ")} == methods | {"OPTIONS"}
+    for method in ("GET", "HEAD", "PUT", "PATCH"):
+        assert (http.request(method, path).status_code == 405) == (method not in methods)
 
 
 def test_a_problem_is_short_whatever_came(http):
@@ -119,6 +140,8 @@ def _answer_every_example(http: httpx.Client) -> None:
     left_out = {"import_module", "delete_module", "create_module", "fetch_checkpoint", "get_checkpoint"}
     left_out |= {"delete_recording", "delete_session"}
     session = http.post("/v1/modules/demo/sessions", json={}).json()["session"]
+    kept = http.post("/v1/attention/passes", json=create_raw_pass.example).json()["id"]
+    ids = {"sessions": session, "passes": kept, "recordings": recording}
     for operation in OPERATIONS:
         if operation.name in left_out:
             continue
@@ -127,7 +150,9 @@ def _answer_every_example(http: httpx.Client) -> None:
         assert ("example" in media) == (operation.method in {"POST", "PUT"}), operation.name
         name = "unit" if operation.name == "replace_parameters" else "demo"
         path = operation.path.format(
-            name=name, parameter="q_proj.bias", id=session if "sessions" in operation.path else recording
+            name=name,
+            parameter="q_proj.bias",
+            id=next((made for kind, made in ids.items() if kind in operation.path), None),
         )
         answer = http.request(operation.method, path, json=media.get("example"))
         assert answer.status_code == operation.status, answer.text

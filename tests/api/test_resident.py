@@ -140,7 +140,7 @@ async def main():
     async with app.router.lifespan_context(app):
         while app.state.engine.state == "loading":
             await asyncio.sleep(0.01)
-        async with httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://here") as http:
+        async with httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://localhost") as http:
             module = {"name": "m", "config": {"d_model": 8, "num_heads": 2}, "seed": 0}
             assert (await http.post("/v1/modules", json=module)).status_code == 201
             for question, more in ("forward", {}), ("weights", {}), ("gradients", {"wrt": ["query", "weights"]}):

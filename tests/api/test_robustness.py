@@ -335,7 +335,7 @@ def exchange(server: str, request: bytes) -> bytes:
 
 
 def head(method: str, target: str, **headers: object) -> bytes:
-    lines = [f"{method} {target} HTTP/1.1", "host: x"]
+    lines = [f"{method} {target} HTTP/1.1", "host: localhost"]
     lines += [f"{name.replace('_', '-')}: {value}" for name, value in headers.items()]
     return ("\r\n".join(lines) + "\r\n\r\n").encode("latin-1")
 
@@ -356,7 +356,7 @@ def test_odd_paths_and_methods_are_answered(server, method, path):
     assert status < 500, body[:300]
     if status == 405:
         assert b"\r\nallow: " in body.lower()
-    if method == "HEAD" and b"Invalid HTTP request" not in body:
+    if method == "HEAD" and b"not HTTP/1.1" not in body:
         assert body.endswith(b"\r\n\r\n")
 
 

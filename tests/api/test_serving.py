@@ -12,13 +12,13 @@ import httpx
 import numpy as np
 import pytest
 import uvloop
-from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
 from attention_client.connection_settings import LIMITS
 from attention_contract.schemas.gradients import RawGradientsRequest
 from attention_contract.wire import SAFETENSORS, to_body
 from attention_service import __main__ as command
 from attention_service.api.app import create_app
+from attention_service.api.guard import GuardedHttp
 from attention_service.api.serving import Server
 from attention_service.settings import Settings
 from tests.api.processes import process
@@ -154,7 +154,7 @@ def test_the_command_serves_on_uvloop_and_other_threads_do_not_keep_it_waiting_f
     def run(server):
         intervals.append(sys.getswitchinterval())
         server.config.load()
-        assert server.config.http_protocol_class is HttpToolsProtocol
+        assert server.config.http_protocol_class is GuardedHttp
         assert server.config.get_loop_factory() is uvloop.new_event_loop
 
     monkeypatch.setattr(command.Server, "run", run)

@@ -137,7 +137,7 @@ class Seen:
 def test_middleware_that_somebody_adds_applies_to_every_operation(tmp_path):
     app = create_app(Settings(_env_file=None, models_dir=tmp_path, calibrate=False))
     app.add_middleware(Seen)
-    with TestClient(app) as http:
+    with TestClient(app, base_url="http://localhost") as http:
         while http.get("/health/ready").status_code != 200:
             pass
         for operation in OPERATIONS:
@@ -155,6 +155,6 @@ def test_a_route_that_somebody_adds_is_documented_and_its_faults_are_problems(tm
     def broken():
         raise RuntimeError("oh")
 
-    with TestClient(app, raise_server_exceptions=False) as http:
+    with TestClient(app, base_url="http://localhost", raise_server_exceptions=False) as http:
         assert "/broken" in http.get("/openapi.json").json()["paths"]
         assert problem(http.get("/broken"))["code"] == "internal_error"

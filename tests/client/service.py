@@ -27,6 +27,7 @@ from attention_contract.schemas import recordings as r
 from attention_contract.schemas import server as s
 from attention_contract.schemas import session_costs as p
 from attention_contract.schemas import sessions as t
+from attention_contract.schemas.backward_passes import PassReply
 from attention_contract.schemas.gradients import GradientCheck, GradientsReply
 from attention_contract.schemas.weights import HeadStatistics, TopKeys, WeightsReply
 from attention_contract.wire import JSON, PICTURES, from_body, to_body
@@ -55,6 +56,9 @@ EXAMPLES = {
     "raw_forward": ((X, X, X), {}, "/v1/attention/forward"),
     "raw_weights": ((X, X), {}, "/v1/attention/weights"),
     "raw_gradients": ((X, X, X), {}, "/v1/attention/gradients"),
+    "create_pass": (("demo", X), {"wrt": ["query", "parameters"]}, "/v1/modules/demo/passes"),
+    "create_raw_pass": ((X, X, X), {"wrt": ["value"]}, "/v1/attention/passes"),
+    "backward": (("5e",), {"upstream": X}, "/v1/passes/5e/backward"),
     "raw_complexity": ((512,), {"num_heads": 8, "head_dim": 64}, "/v1/attention/complexity"),
     "accuracy": ((), {}, "/v1/complexity/accuracy"),
     "list_hardware": ((), {}, "/v1/complexity/hardware"),
@@ -199,6 +203,10 @@ def reply_to(operation: Operation[Any], request: Any) -> Any:
         products = dict.fromkeys(wrt, HEADS) if request.directions else None
         checks = dict.fromkeys(wrt, check) if request.check else None
         return GradientsReply(gradients=wrt, hessian_products=products, check=checks, ran=RAN)
+    if name in {"create_pass", "create_raw_pass"}:
+        return PassReply(id="5e", output=np.asarray(request.query), ran=RAN)
+    if name == "backward":
+        return GradientsReply(gradients={"query": X}, ran=RAN)
     if name == "complexity":
         values = request.sweep.values if request.sweep else [request.shape.queries]
         facts = {"device_name": "a cpu", "parameter_count": 288, "growth": GROWTH, "limits": LIMITS}
@@ -221,8 +229,8 @@ def reply_to(operation: Operation[Any], request: Any) -> Any:
         "server_info": s.ServerInfo(
             name="attention-service", version="0", torch="2", device="cpu", device_name="a cpu", dtypes=["float32"],
             media_types=[JSON], modules=1,
-            limits=s.Limits(max_body_bytes=1, max_json_bytes=1, memory_budget_bytes=1, max_queue=1),
-            memory=s.Memory(resident_bytes=1, in_flight_bytes=0, free_bytes=1),
+            limits=s.Limits(**dict.fromkeys(s.Limits.model_fields, 1)),
+            memory=s.Memory(**dict.fromkeys(s.Memory.model_fields, 1)),
         ),
         "list_variants": s.VariantList(variants=[
             s.Variant(

@@ -11,7 +11,7 @@ from attention_contract import errors
 from attention_contract.errors import AttentionError, error_classes, from_problem
 
 CLASSES = [item for _, item in inspect.getmembers(errors, inspect.isclass) if issubclass(item, AttentionError)]
-STATUSES = {400, 401, 403, 404, 405, 406, 409, 410, 413, 415, 422, 429, 499, 500, 503, 507}
+STATUSES = {400, 401, 403, 404, 405, 406, 408, 409, 410, 413, 415, 421, 422, 429, 431, 499, 500, 503, 507}
 
 
 def test_codes_are_unique_and_every_class_has_its_own():

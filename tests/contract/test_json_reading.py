@@ -89,6 +89,7 @@ def test_both_readers_agree(query, key, mask, heads, indent):
         b'{"query": [[1, 2], [3, [4]]]}', b'{"query": [[1, 2], [[3], 4]], "version": "\\u005b["}',
         b'{"query": [[1, 2], [3, [4]]], "version": "["}', b'{"query": [1.0], "version": "\xff"}',
         b'{"\\u0071uery": [1.0]}', b'{"query": {"dtype": "float32", "shape": [2], "data": [1, 2]}}',
+        b'{"query": [1.0], "query\\u0000": [2.0]}',
     ],
 )  # fmt: skip
 def test_both_readers_agree_on_odd_texts(text):
@@ -139,6 +140,11 @@ def test_the_tensors_of_a_map_become_arrays():
     data = read_json(b'{"parameters": {"score.weight": [[1, 2.5]], "odd": [[1], 2]}}', RawGradientsRequest)
     assert isinstance(data["parameters"]["score.weight"], Untyped)
     assert data["parameters"]["odd"] == [[1], 2]
+
+
+def test_a_name_with_a_zero_character_has_its_own_tensor():
+    data = read_json(b'{"parameters": {"a": [[1.0]], "a\\u0000b": [[2.0]]}}', RawGradientsRequest)
+    assert data["parameters"] == {"a": [[1.0]], "a\0b": [[2.0]]}
 
 
 @pytest.mark.parametrize(

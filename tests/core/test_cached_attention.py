@@ -132,6 +132,17 @@ def test_forks_of_shared_prefixes_give_the_numbers_of_each_alone(spec):
     check(sequences, spec, TOLERANCE[torch.float64])
 
 
+@pytest.mark.parametrize("prefix", [64, 127, 128, 192])
+@pytest.mark.parametrize("order", [(0, 1, 0), (1, 0, 0), (0, 1, 0, 1), (0, 1, 2, 0)], ids=str)
+def test_forks_with_strangers_between_them_each_get_their_own_numbers(prefix, order):
+    pages = Pages(dtype=torch.float32)
+    sequences = [
+        pages.sequence(4, 1, (256 * origin, 256 * origin + prefix), (768 + 64 * place, 771 + 64 * place))
+        for place, origin in enumerate(order)
+    ]
+    check(sequences, CAUSAL, TOLERANCE[torch.float32])
+
+
 def test_forks_read_their_prefix_once(monkeypatch):
     pages = Pages()
     sequences = [pages.sequence(4, 1, (0, 512), (576 + 64 * i, 580 + 64 * i)) for i in range(8)]

@@ -21,7 +21,8 @@ unit (`512MiB`, `8GB`). `make serve` passes variables and `ARGS`, as in `make se
 |---|---|---|---|
 """
 TAIL = """
-The client and the `attention` command read one variable, `ATTENTION_URL`, the address of the server.
+The client and the `attention` command read two variables: `ATTENTION_URL`, the address of the server, and
+`ATTENTION_API_KEY`, a key of the server ([security.md](security.md)).
 """
 
 
@@ -37,7 +38,7 @@ def render() -> str:
 def _default(name: str, field: Any) -> str:
     if name in COMPUTED:
         return COMPUTED[name]
-    if field.default is None:
+    if field.default in {None, ""}:
         return ""
     human = getattr(field.default, "human_readable", None)
     return f"`{human() if human else field.default}`"

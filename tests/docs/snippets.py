@@ -31,6 +31,7 @@ from unittest import mock
 from markdown_it import MarkdownIt
 
 from attention_client import Client
+from tests.docs.command_process import command_folder
 
 ROOT = Path(__file__).parents[2]
 DOCUMENTS = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
@@ -120,7 +121,7 @@ class Session:
         return {
             "ATTENTION_URL": self.url,
             "ATTENTION_MODELS_DIR": str(self.models_dir),
-            "PATH": f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}",
+            "PATH": os.pathsep.join([str(command_folder()), str(Path(sys.executable).parent), os.environ["PATH"]]),
         }
 
     def _python(self, block: Block, code: str) -> str:

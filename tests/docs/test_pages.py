@@ -27,7 +27,7 @@ SERVICES = set(
     re.findall(r"^  ([\w-]+):", COMPOSE.partition("\nservices:")[2].partition("\nvolumes:")[0], re.MULTILINE)
 )
 STAGES = set(re.findall(r"^FROM \S+ AS (\S+)", (ROOT / "Dockerfile").read_text(), re.MULTILINE))
-VARIABLES = {f"ATTENTION_{name.upper()}" for name in Settings.model_fields} | {"ATTENTION_URL"}
+VARIABLES = {f"ATTENTION_{name.upper()}" for name in Settings.model_fields} | {"ATTENTION_URL", "ATTENTION_API_KEY"}
 FLAGS = {f"--{name.replace('_', '-')}" for name in Settings.model_fields} | {"--help"}
 COMPOSE_COMMANDS = {"up", "down", "logs", "ps", "build"}
 
@@ -42,7 +42,7 @@ def console_lines():
 
 
 @pytest.mark.parametrize(
-    "generator", ["settings_page", "variants_page", "hardware_page", "names_page", "checkpoints_page"]
+    "generator", ["settings_page", "variants_page", "hardware_page", "names_page", "checkpoints_page", "metrics_page"]
 )
 def test_a_generated_page_is_current(generator):
     module = importlib.import_module(f"tests.docs.{generator}")
@@ -142,7 +142,7 @@ def test_every_dependency_has_its_reason():
 
 
 def test_every_setting_can_be_set_by_env_file_and_compose():
-    settings = VARIABLES - {"ATTENTION_URL"}
+    settings = VARIABLES - {"ATTENTION_URL", "ATTENTION_API_KEY"}
     example = (ROOT / ".env.example").read_text()
     assert set(re.findall(r"^#(ATTENTION_\w+)=", example, re.MULTILINE)) == settings
     assert set(re.findall(r"^    (ATTENTION_\w+):", COMPOSE, re.MULTILINE)) == settings
@@ -152,6 +152,7 @@ ROWS = {
     "forward": ("/v1/modules/{name}/forward", ""),
     "forward, raw": ("/v1/attention/forward", "forward"),
     "gradients": ("/v1/modules/{name}/gradients", "forward"),
+    "kept pass": ("/v1/modules/{name}/passes", "forward"),
     "weights": ("/v1/modules/{name}/weights", "forward"),
     "Hopfield retrieval": ("/v1/hopfield/retrieve", ""),
 }

@@ -6,10 +6,8 @@ so that what a type checker reports can be found there.
 
 import shutil
 
-from tests.docs.snippets import ROOT, blocks
+from tests.docs.snippets import DOCUMENTS, ROOT, blocks
 
-DOCUMENTS = [ROOT / name for name in ("README.md", "docs/client.md", "docs/inspect.md", "docs/sessions.md")]
-"""The documents that show the client; others put arguments together from dictionaries, which have no types."""
 FOLDER = ROOT / "build" / "snippets"
 
 

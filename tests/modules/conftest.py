@@ -25,7 +25,7 @@ def reopen(root: Path):
 
 def reopened(root: Path) -> Library:
     library = Library(root, torch.device("cpu"))
-    library.problems = library.load()
+    library.load()
     return library
 
 

@@ -2,6 +2,7 @@ import json
 import os
 import pickle
 import warnings
+from pathlib import Path
 
 import pytest
 import torch
@@ -13,6 +14,8 @@ from attention_contract.errors import CheckpointNotFound, InvalidCheckpoint, Inv
 from attention_contract.schemas.modules import Biases, ImportModule
 from attention_contract.spec import AttentionSpec, Causal
 from attention_service.core.multihead import project, project_out
+from attention_service.modules.checkpoints import catalogue
+from attention_service.modules.checkpoints.checkpoint_files import open_checkpoint
 from attention_service.modules.checkpoints.import_plan import default_name
 from attention_service.modules.resident import making_bytes
 
@@ -529,3 +532,16 @@ def test_a_checkpoint_that_changes_during_the_import_is_refused(save, library, r
     with pytest.raises(InvalidCheckpoint, match="changed while it was read"):
         library.import_checkpoint(ImportModule(checkpoint="net"))
     assert library.list() == []
+
+
+@pytest.mark.parametrize("make", [os.mkfifo, Path.mkdir])
+@pytest.mark.parametrize("name", ["config.json", "model.safetensors.index.json"])
+def test_what_is_no_file_beside_the_tensors_is_refused_and_never_waited_for(tmp_path, make, name):
+    folder = tmp_path / "checkpoint"
+    folder.mkdir()
+    save_file({"x": torch.zeros(1)}, folder / "part.safetensors")
+    make(folder / name)
+    with pytest.raises(InvalidCheckpoint, match=f"{name} of the checkpoint cannot be read: it is no regular file"):
+        open_checkpoint(tmp_path, "checkpoint")
+    (listed,) = catalogue.listed(tmp_path).checkpoints
+    assert "no regular file" in listed.problem

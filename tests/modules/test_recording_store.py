@@ -3,6 +3,7 @@
 import errno
 import os
 import threading
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -106,3 +107,20 @@ def test_the_bytes_of_a_part_are_known_before_it_is_read(tmp_path):
     asked = RecordingQuery(layer="0", queries="1,5", keys="2:4")
     assert store.part_bytes(made.id, asked) == 2 * 2 * 2 * 4
     assert store.get(made.id, asked).value.shape == (1, 2, 2)
+
+
+@pytest.mark.parametrize(
+    "make", [os.mkfifo, Path.mkdir, lambda path: path.symlink_to("/etc/hostname"), lambda path: path.symlink_to("gone")]
+)
+def test_what_is_no_file_is_reported_and_never_read(tmp_path, make):
+    store = RecordingStore(tmp_path, 2**20)
+    kept = store.add(recording())
+    strange = "0" * 32
+    make(tmp_path / "recordings" / f"{strange}.safetensors")
+    listed = store.listing()
+    assert ([each.id for each in listed.recordings], listed.damaged) == ([kept.id], [strange])
+    with pytest.raises(RecordingNotFound):
+        store.get(strange, RecordingQuery())
+    with pytest.raises(RecordingNotFound):
+        store.path(strange)
+    assert store.add(recording(1)).id in {each.id for each in store.listing().recordings}

@@ -14,6 +14,7 @@ _PASS_ON = {"allow_extra_args": True, "ignore_unknown_options": True, "help_opti
 _SUMMARIES = {
     "serve": "Start the server (its own options: attention serve --help).",
     "fetch": "Fetch a checkpoint from the Hugging Face hub into the model repository of this machine.",
+    "keys": "Create, list and revoke the API keys of the server on this machine.",
     "calibrate": "Measure this machine's device, so that times are predicted well (attention calibrate --help).",
 }
 

@@ -1,6 +1,7 @@
 """``StepStream`` and ``AsyncStepStream``: steps of sessions as messages of one WebSocket connection."""
 
 import asyncio
+import logging
 import ssl
 import threading
 from collections import deque
@@ -18,6 +19,7 @@ from attention_client.array_likes import TensorLike, plain
 from attention_client.calls import Call, CallOptions
 from attention_client.connection_settings import StreamSettings
 from attention_client.errors import ConnectionFailed, DeadlineExceeded, UnexpectedReply
+from attention_client.trace_context import trace_headers
 from attention_contract.base import assembled
 from attention_contract.errors import AttentionError, BodyTooLarge, InvalidRequest, Unreadable, from_problem
 from attention_contract.frames import MAX_FRAME_BYTES, reply_from_frame, to_frame
@@ -36,6 +38,9 @@ PATH: Final = "/v1/sessions/stream"
 CLOSE_TIMEOUT_S: Final = 1.0
 """Seconds that the end of a connection waits for the server's agreement."""
 _TOO_BIG: Final = 1009
+_WIRE: Final = logging.getLogger("attention_client.wire")
+_WIRE.setLevel(logging.INFO)
+"""The logger of websockets. At debug, it writes every header of a handshake, the API key among them."""
 Asked = SessionStep | StepsRequest
 Answer = StepReply | StepsReply
 Reply = Answer | StepProblem
@@ -278,9 +283,11 @@ def _arguments(settings: StreamSettings, context: ssl.SSLContext | None) -> dict
     """The arguments of ``connect`` of websockets, equal in both of its clients."""
     return {
         "uri": settings.url + PATH,
-        "additional_headers": {name: value for name, value in settings.headers.items() if name != "user-agent"},
+        "additional_headers": {name: value for name, value in settings.headers.items() if name != "user-agent"}
+        | trace_headers(),
         "user_agent_header": settings.headers.get("user-agent"),
         "compression": None,
+        "logger": _WIRE,
         "max_size": None,
         "open_timeout": settings.policy.timeout,
         "close_timeout": CLOSE_TIMEOUT_S,

@@ -21,7 +21,8 @@ class Connection:
     """The way to one server. Threads may share it; a copy is the same connection, and a pickle holds the settings.
 
     A client that was given serves the process that made it. Another process, forked or with the pickle, makes a client
-    of the same settings when it first needs one.
+    of the same settings when it first needs one. A pickle may be stored, so it has no API key: the process that reads
+    it takes ``ATTENTION_API_KEY``.
     """
 
     def __init__(self, client: ClientLike = None) -> None:
@@ -79,7 +80,8 @@ class Connection:
         return self
 
     def __getstate__(self) -> dict[str, Any]:
-        return {"settings": self._portable()}
+        settings = self._portable()
+        return {"settings": {name: value for name, value in settings.items() if name != "api_key"}}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         self.__init__()  # type: ignore[misc]  # as a new one

@@ -61,11 +61,18 @@ def remote_attention(
     tensors |= {f"{PARAMETERS}{name}": x for name, x in (parameters or {}).items()}
     sent = {name: torch.as_tensor(x) for name, x in tensors.items() if x is not None}
     options = {
-        "spec": spec, "num_heads": num_heads, "num_kv_heads": num_kv_heads, "dropout": dropout, "edits": [*edits],
-        "kernel": kernel,
+        "spec": spec, "num_heads": num_heads, "num_kv_heads": num_kv_heads, "dropout": dropout, "kernel": kernel,
+        "edits": [*edits] or None,
     }  # fmt: skip
     call = RemoteCall(
-        connection.attend, operations.raw_forward, operations.raw_gradients, tuple(sent), options, tuple(taps)
+        send=connection.attend,
+        send_plain=connection.attend,
+        forward=operations.raw_forward,
+        kept_forward=operations.create_raw_pass,
+        gradients=operations.raw_gradients,
+        names=tuple(sent),
+        options=options,
+        taps=tuple(taps),
     )
     output, *others = attend(call, tuple(sent.values()))
     return (output, dict(zip(taps, others, strict=True))) if taps else output

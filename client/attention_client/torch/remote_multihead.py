@@ -105,13 +105,15 @@ class RemoteMultiheadAttention(nn.MultiheadAttention):
         if self.training and self.dropout > 0:
             options["dropout"] = {"p": self.dropout, "seed": int(torch.randint(_MAX_SEED, ()))}
         call = RemoteCall(
-            partial(self.connection.attend_by, self._config(causal=causal)),
-            operations.forward,
-            operations.gradients,
-            tuple(tensors),
-            options,
-            ("weights",) if need_weights else (),
-            self.num_heads if average_attn_weights else 0,
+            send=partial(self.connection.attend_by, self._config(causal=causal)),
+            send_plain=self.connection.attend,
+            forward=operations.forward,
+            kept_forward=operations.create_pass,
+            gradients=operations.gradients,
+            names=tuple(tensors),
+            options=options,
+            taps=("weights",) if need_weights else (),
+            averaged_heads=self.num_heads if average_attn_weights else 0,
         )
         output, *weights = attend(call, tuple(tensors.values()))
         if not batched:

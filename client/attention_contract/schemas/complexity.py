@@ -4,7 +4,7 @@ A FLOP is one multiplication, addition, comparison, division or elementary funct
 ``[k, n]`` is 2·m·k·n. ``dense`` counts every query-key pair, ``masked`` those that the spec's masks allow.
 """
 
-from typing import Annotated, Literal
+from typing import Final, Literal
 
 from pydantic import Field, model_validator
 
@@ -12,16 +12,19 @@ from attention_contract.base import ABSENT, Asked, Listed, WireModel, at_fault
 from attention_contract.schemas.answers import CostLimits, Crossover, PerToken, Predicted
 from attention_contract.schemas.attention import MAX_TAPS, Index, KernelName, Tap, output_only
 from attention_contract.schemas.counts import Executed, TapCost
+from attention_contract.schemas.modules import MAX_HEADS, MAX_WIDTH, Heads, Width
 from attention_contract.schemas.session_costs import SessionCost, SessionShape
 from attention_contract.spec import AttentionSpec
 from attention_contract.tensors import FloatName
 
 Size = Index
-Count = Annotated[int, Field(ge=1, lt=2**31)]
 Dimension = Literal[
     "length", "batch", "queries", "keys", "past", "num_heads", "num_kv_heads", "head_dim", "value_dim", "d_model"
 ]
+_WIDTHS: Final = ("head_dim", "value_dim", "d_model")
 MAX_ALTERNATIVES = 16
+MAX_SWEEP: Final = 256
+"""Sizes of one sweep."""
 
 
 class Shape(WireModel):
@@ -43,7 +46,14 @@ class Sweep(WireModel):
     ``num_kv_heads`` follows ``num_heads`` where they are equal, and ``value_dim`` ``head_dim``; with ``d_model`` go the
     widths of keys and values that equal it, and ``head_dim`` is ``d_model / num_heads`` where the heads make it up. Raw
     attention has no ``d_model``."""
-    values: Listed[Size] = Field(min_length=2, max_length=256)
+    values: Listed[Size] = Field(min_length=2, max_length=MAX_SWEEP)
+
+    @model_validator(mode="after")
+    def _is_possible(self) -> "Sweep":
+        most = {"num_heads": MAX_HEADS, "num_kv_heads": MAX_HEADS} | dict.fromkeys(_WIDTHS, MAX_WIDTH)
+        if max(self.values) > (limit := most.get(self.dimension, max(self.values))):
+            raise at_fault("values", f"expected {self.dimension} of at most {limit}, got {max(self.values)}")
+        return self
 
 
 class Alternative(WireModel):
@@ -55,12 +65,12 @@ class Alternative(WireModel):
     kernel: KernelName | None = None
     return_: Listed[Tap] | None = Field(default=None, alias="return", min_length=1, max_length=MAX_TAPS)
     dtype: FloatName | None = None
-    d_model: Count | None = None
+    d_model: Width | None = None
     """Width of the model. Widths that follow it, and the ones below, are those of ``Sweep.dimension``."""
-    num_heads: Count | None = None
-    num_kv_heads: Count | None = None
-    head_dim: Count | None = None
-    value_dim: Count | None = None
+    num_heads: Heads | None = None
+    num_kv_heads: Heads | None = None
+    head_dim: Width | None = None
+    value_dim: Width | None = None
     hardware: str | None = Field(default=None, max_length=80)
 
 
@@ -93,11 +103,11 @@ class ComplexityRequest(WireModel):
 class RawComplexityRequest(ComplexityRequest):
     """The cost of a raw attention: no projections."""
 
-    num_heads: int = Field(ge=1, lt=2**31)
-    num_kv_heads: int | None = Field(default=None, ge=1, lt=2**31)
-    head_dim: int = Field(ge=1, lt=2**31)
-    value_dim: int | None = Field(default=None, ge=1, lt=2**31)
-    key_dim: int | None = Field(default=None, ge=1, lt=2**31)
+    num_heads: Heads
+    num_kv_heads: Heads | None = None
+    head_dim: Width
+    value_dim: Width | None = None
+    key_dim: Width | None = None
     """Width of a head's keys, for an additive or bilinear score; default: ``head_dim``."""
     dtype: FloatName = "float32"
     spec: AttentionSpec = Field(default_factory=AttentionSpec)
@@ -199,7 +209,7 @@ class Cost(WireModel):
     """The operations of the passes."""
     taps: dict[str, TapCost] = Field(default_factory=dict)
     """The cost that each requested tap adds to the request without it; the output is always returned."""
-    taps_together: TapCost | None = None
+    taps_together: Asked[TapCost] = ABSENT
     """The cost that all requested taps together add to the output alone, which is not the sum of their single costs.
     Null if the output alone is requested.
 

@@ -4,7 +4,7 @@ Parameters of a module: ``q_proj.weight [H·D, d_model]``, ``k_proj.weight [Hkv�
 ``v_proj.weight [Hkv·Dv, value_width]``, ``o_proj.weight [d_model, H·Dv]``, each with an optional ``.bias``.
 """
 
-from typing import Annotated, Literal
+from typing import Annotated, ClassVar, Final, Literal
 
 from pydantic import Field, model_validator
 
@@ -14,7 +14,10 @@ from attention_contract.tensors import Encoding, FloatArray, FloatName
 
 ModuleName = Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,127}$")]
 Stack = Literal["encoder", "decoder", "text", "vision", "audio"]
-Width = Annotated[int, Field(ge=1, le=1_048_576)]
+MAX_WIDTH: Final = 1_048_576
+Width = Annotated[int, Field(ge=1, le=MAX_WIDTH)]
+MAX_HEADS: Final = 65_536
+Heads = Annotated[int, Field(ge=1, le=MAX_HEADS)]
 
 
 class Biases(WireModel):
@@ -31,8 +34,8 @@ class ModuleConfig(WireModel):
 
     d_model: Width
     """Width of the query and of the output."""
-    num_heads: int = Field(ge=1, le=65_536)
-    num_kv_heads: int | None = Field(default=None, ge=1, le=65_536)
+    num_heads: Heads
+    num_kv_heads: Heads | None = None
     """Key/value heads; must divide ``num_heads``. Default: ``num_heads``. 1 is multi-query attention."""
     head_dim: Width | None = None
     """Width of a head's queries and keys; default: d_model / num_heads."""
@@ -174,6 +177,8 @@ class ReplaceParameters(WireModel):
 
 class ParameterQuery(WireModel):
     """The part of a parameter to read."""
+
+    reads_text: ClassVar[bool] = True
 
     head: int | None = Field(default=None, ge=0)
     """Only the rows (of ``o_proj.weight``: the columns) of this head: a query head, or a key/value head of ``k_proj``

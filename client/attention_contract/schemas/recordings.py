@@ -12,10 +12,10 @@ from collections.abc import Iterable, Iterator
 from typing import Annotated, Any, ClassVar, Final, Literal, get_args
 
 import numpy as np
-from pydantic import AwareDatetime, Field, field_validator, model_validator
+from pydantic import AwareDatetime, BeforeValidator, Field, field_validator, model_validator
 from pydantic_core import PydanticCustomError
 
-from attention_contract.base import Listed, WireModel, at_fault
+from attention_contract.base import ABSENT, Asked, Listed, WireModel, at_fault
 from attention_contract.errors import InvalidRequest, Unreadable
 from attention_contract.json_reading import from_json
 from attention_contract.recording_tensors import AXES, RecordedStack, place_of
@@ -24,6 +24,16 @@ from attention_contract.validation import validate
 
 RecordingId = Annotated[str, Field(pattern=r"^[0-9a-f]{32}$")]
 Label = Annotated[str, Field(max_length=1024)]
+
+
+def _no_number(value: Any) -> Any:
+    if isinstance(value, (int, float)):
+        raise PydanticCustomError("no_time", "expected a time as in 2026-01-01T00:00:00Z")
+    return value
+
+
+Moment = Annotated[AwareDatetime, BeforeValidator(_no_number)]
+"""A time with its zone, as text. Pydantic alone takes a number for seconds since 1970."""
 LayerName = Annotated[str, Field(pattern=r"^(layers|encoder|decoder)\.\d{1,4}(\.cross)?$")]
 
 
@@ -44,7 +54,7 @@ class RecordingFacts(WireModel):
     text: str = Field(max_length=1_000_000)
     target: str | None = Field(default=None, max_length=1_000_000)
     """The decoder's text, of a model with an encoder and a decoder."""
-    created: AwareDatetime
+    created: Moment
     """The time of the recording."""
     versions: dict[str, Label] = Field(default_factory=dict, max_length=64)
     """Versions of the software that took part, by name."""
@@ -160,7 +170,7 @@ class RecordingInfo(RecordingFacts):
     bytes: int
     """Bytes of its file."""
     tensors: list[RecordedTensor]
-    value: FloatArray | None = None
+    value: Asked[FloatArray] = ABSENT
     """The tensor that was asked for, or the asked part of it; null if none was."""
 
 
@@ -171,7 +181,7 @@ class RecordingSummary(WireModel):
     model: str
     text: str
     """Its first 200 characters."""
-    created: AwareDatetime
+    created: Moment
     tokens: dict[RecordedStack, int]
     """The number of tokens of each stack."""
     layers: int
@@ -202,6 +212,8 @@ Chosen = Annotated[str, Field(pattern=_CHOSEN, max_length=8192)]
 
 class RecordingQuery(WireModel):
     """The part of a recording to read; without a layer and a tensor, the description alone."""
+
+    reads_text: ClassVar[bool] = True
 
     layer: str | None = Field(default=None, max_length=64, examples=["layers.0", "0"])
     """The layer, or the attention of a layer, such as ``decoder.0.cross``. A number stands for ``layers.{number}``."""

@@ -6,7 +6,7 @@ from attention_contract.base import WireModel
 
 
 class Limits(WireModel):
-    """The limits of the server."""
+    """The limits of the server. Most are settings of its operator."""
 
     max_body_bytes: int
     """Bytes of one request body."""
@@ -16,6 +16,50 @@ class Limits(WireModel):
     """Bytes that resident modules and running requests may hold together."""
     max_queue: int
     """Requests that may wait."""
+    max_json_values: int
+    """Numbers and other values in one JSON body."""
+    max_json_lists: int
+    """Lists and objects in one JSON body."""
+    max_tensor_rank: int
+    """Dimensions of one tensor."""
+    max_compression_ratio: float
+    """Decompressed bytes for each byte of a compressed body."""
+    max_head_bytes: int
+    """Bytes of the head of a request."""
+    max_header_bytes: int
+    """Bytes of one header, and of a query string."""
+    max_headers: int
+    """Headers of one request."""
+    max_connections: int
+    """Connections at a time."""
+    max_connections_per_address: int
+    """Connections at a time from one address."""
+    head_timeout_s: float
+    """Seconds in which a head must come."""
+    body_timeout_s: float
+    """Seconds over which the rate of a body is measured."""
+    write_timeout_s: float
+    """Seconds over which the rate is measured at which a reply is read."""
+    idle_timeout_s: float
+    """Seconds for which an idle connection stays open."""
+    least_rate: int
+    """Bytes a second that a body or a reply must move."""
+    max_modules: int
+    """Resident modules."""
+    max_sessions: int
+    """Live sessions."""
+    recordings_bytes: int
+    """Bytes of all recordings together."""
+    max_sweep: int
+    """Sizes of one sweep."""
+    max_alternatives: int
+    """Alternatives of one question about cost."""
+    max_taps: int
+    """Tensors that one reply may return."""
+    max_steps: int
+    """Steps of sessions in one request."""
+    max_sequences: int
+    """Sequences of one session."""
 
 
 class Memory(WireModel):
@@ -23,6 +67,10 @@ class Memory(WireModel):
 
     resident_bytes: int
     in_flight_bytes: int
+    body_bytes: int
+    """Bytes of the bodies that are being read or answered."""
+    reply_bytes: int
+    """Bytes of the replies that are being sent."""
     free_bytes: int
 
 

@@ -12,6 +12,8 @@ from typing import Literal, NamedTuple
 
 import orjson
 
+from attention_service.runtime.accounts import Account
+
 _PERIODIC = {"health_live", "health_ready", "metrics"}
 
 
@@ -26,6 +28,10 @@ class Answered(NamedTuple):
     status: int
     seconds: float
     request_id: str
+    caller: str
+    """Its name: of an API key, or of an address."""
+    account: Account
+    """The phases of the request, and the code of its problem."""
 
 
 class AccessLog:
@@ -61,30 +67,44 @@ def _second(since_1970: int) -> str:
 
 
 def _console_line(level: str, answered: Answered) -> str:
-    at, method, path, operation, status, seconds, request_id = answered
-    before, between, after = _console_texts(level, method, path, operation, status)
-    return f"{_now(at)}{before}{seconds * 1e3:.3f}{between}{request_id}{after}"
+    at, method, path, operation, status, seconds, request_id, caller, account = answered
+    before, between, after = _console_texts(level, method, path, operation, status, caller, account.code)
+    return f"{_now(at)}{before}{seconds * 1e3:.3f}{between}{request_id}{after}" + (
+        "\n" if account.trace is None else f" trace_id={account.trace}\n"
+    )
 
 
 @lru_cache(maxsize=256)
-def _console_texts(level: str, method: str, path: str, operation: str, status: int) -> tuple[str, str, str]:
+def _console_texts(
+    level: str, method: str, path: str, operation: str, status: int, caller: str, code: str | None
+) -> tuple[str, str, str]:
     """The parts of a line that are the same for equal requests."""
-    shown = path if path.isprintable() and " " not in path else repr(path)  # no caller forges a line
     return (
-        f" [{level:<9}] {'request':<30} method={method} ms=",
-        f" operation={operation} path={shown} request_id=",
-        f" status={status}\n",
+        f" [{level:<9}] {'request':<30} caller={_shown(caller)} {_coded(code)}method={method} ms=",
+        f" operation={operation} path={_shown(path)} request_id=",
+        f" status={status}",
     )
+
+
+def _coded(code: str | None) -> str:
+    return "" if code is None else f"code={code} "
+
+
+def _shown(text: str) -> str:
+    return text if text.isprintable() and " " not in text else repr(text)  # no caller forges a line
 
 
 def _json_line(level: str, answered: Answered) -> str:
     fields = {
+        "caller": answered.caller,
+        **({} if answered.account.code is None else {"code": answered.account.code}),
         "method": answered.method,
         "path": answered.path,
         "operation": answered.operation,
         "status": answered.status,
         "ms": round(answered.seconds * 1e3, 3),
         "request_id": answered.request_id,
+        **({} if answered.account.trace is None else {"trace_id": answered.account.trace}),
         "event": "request",
         "level": level,
         "timestamp": _now(answered.at),

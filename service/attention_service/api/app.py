@@ -2,7 +2,6 @@
 
 import asyncio
 import gc
-import os
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -11,7 +10,6 @@ from typing import Any
 import structlog
 from fastapi import FastAPI
 from fastapi.openapi.utils import get_openapi
-from fastapi.telemetry import TelemetryConfig
 from fastapi_offline import FastAPIOffline
 from starlette.requests import Request
 from starlette.responses import FileResponse, Response
@@ -25,12 +23,19 @@ from attention_service.api import (  # the routes register their handlers
     routes,  # noqa: F401
     session_routes,  # noqa: F401
 )
+from attention_service.api.access.api_keys import KeyRing
+from attention_service.api.access.audit import noting
+from attention_service.api.access.layer import Access
+from attention_service.api.access.scopes import guard
 from attention_service.api.access_log import AccessLog
+from attention_service.api.guard import Guard
 from attention_service.api.handlers import make_routes
 from attention_service.api.metrics import Metrics
+from attention_service.api.residency import keep_within_budget
 from attention_service.api.session_stream import PATH as STREAM_PATH
 from attention_service.api.session_stream import SessionStreams
 from attention_service.api.telemetry import Observe, RequestLog
+from attention_service.api.tracing import telemetry_config
 from attention_service.runtime.device import Device, keep_freed_memory
 from attention_service.runtime.engine import Engine
 from attention_service.settings import Settings
@@ -43,7 +48,9 @@ def create_app(settings: Settings) -> FastAPI:
     """The ASGI application for these settings. It loads its modules after its start and is not ready until then."""
     keep_freed_memory()
     metrics = Metrics()
-    requests = RequestLog(metrics, AccessLog(settings.log_level, settings.log_format))
+    traces = telemetry_config()
+    access = AccessLog(settings.log_level, settings.log_format)
+    requests = RequestLog(metrics, access, traced=traces["tracing"])
 
     @asynccontextmanager
     async def life(app: FastAPI) -> AsyncIterator[None]:
@@ -51,12 +58,15 @@ def create_app(settings: Settings) -> FastAPI:
         engine = Engine(
             settings.models_dir,
             device,
-            settings.memory_budget,
-            settings.max_queue,
-            settings.recordings_limit,
-            settings.session_ttl_s,
-            settings.session_share,
-            settings.session_pinned_share,
+            memory_budget=settings.memory_budget,
+            max_queue=settings.max_queue,
+            recordings_limit=settings.recordings_limit,
+            session_ttl_s=settings.session_ttl_s,
+            session_share=settings.session_share,
+            session_pinned_share=settings.session_pinned_share,
+            max_modules=settings.max_modules,
+            max_sessions=settings.max_sessions,
+            stuck_s=settings.stuck_seconds,
         )
         app.state.engine = engine
         metrics.watch(engine)
@@ -73,10 +83,12 @@ def create_app(settings: Settings) -> FastAPI:
         description=documentation.DESCRIPTION,
         lifespan=life,
         separate_input_output_schemas=False,
-        telemetry=_telemetry(),
+        telemetry=traces,
         swagger_ui_parameters={"tryItOutEnabled": True},
     )
     app.state.settings = settings
+    app.state.guard = Guard(settings)
+    metrics.watch_guard(app.state.guard)
     app.router.routes[:0] = make_routes()
     app.state.streams = SessionStreams(requests)
     metrics.watch_streams(app.state.streams)
@@ -85,15 +97,11 @@ def create_app(settings: Settings) -> FastAPI:
     app.add_api_route("/", _page, name="page", tags=["server"], response_class=FileResponse)
     app.mount("/web", StaticFiles(directory=_WEB), name="web")
     app.openapi = lambda: _openapi(app)  # type: ignore[method-assign]
-    app.add_middleware(Observe, requests=requests)
+    guard(app.routes)
+    app.add_middleware(Access, settings=settings, keys=KeyRing(settings.models_dir))
+    app.add_middleware(Observe, requests=requests)  # outside, so that what Access refuses is logged too
     problems.install(app)
     return app
-
-
-def _telemetry() -> TelemetryConfig:
-    """FastAPI's own telemetry, if its environment variable asks for it. Otherwise no request looks for providers."""
-    asked = os.environ.get("FASTAPI_OTEL_AUTO_CONFIGURE", "").lower() == "true"
-    return {"tracing": asked, "metrics": asked, "logs": asked}
 
 
 class _PlainText(Response):
@@ -122,8 +130,6 @@ async def _load(engine: Engine, settings: Settings) -> None:
     # Exempt all present objects from garbage collection: scanning the imported modules takes long.
     gc.collect()
     gc.freeze()
-    for damage in engine.damaged:
-        log.warning("a module was left out", reason=damage)
     log.info(
         "ready",
         device=engine.device.place,
@@ -132,9 +138,10 @@ async def _load(engine: Engine, settings: Settings) -> None:
         memory_budget=engine.budget.total,
     )
     if settings.calibrate:
-        engine.recalibration.work = engine.measure_device
+        engine.recalibration.work = noting("calibration", engine.measure_device)
         if engine.calibration is None:
             engine.recalibration.start()
+    await keep_within_budget(engine)
 
 
 async def _page(_: Request) -> FileResponse:

@@ -1,9 +1,12 @@
 """Request bodies: received into one buffer, decompressed, parsed; within the limits and the memory budget."""
 
+import math
 import sys
+import time
 import zlib
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
+from types import MappingProxyType
 from typing import Any, Final
 
 import numpy as np
@@ -18,7 +21,9 @@ from attention_contract.request_options import Outline
 from attention_contract.validation import clip, validate
 from attention_contract.wire import JSON, SAFETENSORS, request_from_body
 from attention_service.api.disconnection import unless_gone
+from attention_service.api.guard import LATE
 from attention_service.api.negotiation import MAX_HEADER_BYTES, Headers, content_type, header
+from attention_service.runtime.accounts import note
 from attention_service.runtime.scheduling.budget import Body
 from attention_service.settings import Settings
 
@@ -44,6 +49,8 @@ _PAGE: Final = 2**21
 """Bytes of a body for which memory is taken at a time, the size of a huge page."""
 _SLICE: Final = 2**16
 """Bytes of a compressed body that are given to the decompressor at a time."""
+_UNCHECKED: Final = 2**23
+"""Decompressed bytes up to which the ratio of compression is not checked."""
 _MOST_MEMBERS: Final = 1024
 """Members of a gzip file, or frames of zstd. Each costs time, even an empty one."""
 _WINDOW: Final = 27
@@ -66,23 +73,32 @@ async def read_request(
     media_type = content_type(headers)
     if media_type != JSON and not (media_type == SAFETENSORS and operation.tensors):
         offered = [JSON, SAFETENSORS] if operation.tensors else [JSON]
-        raise UnsupportedMediaType(
-            f"Content-Type: {media_type[:80]!r} is not read here; expected {' or '.join(offered)}", offered=offered
-        )
+        came = f"{media_type[:80]!r} is not read here" if media_type else "the header is missing"
+        raise UnsupportedMediaType(f"Content-Type: {came}; expected {' or '.join(offered)}", offered=offered)
+    ratio, late = settings.max_compression_ratio, scope.get("state", {})
     if media_type == SAFETENSORS:
-        body = await read_body(headers, receive, settings.max_body_bytes, memory)
+        body = await read_body(headers, receive, settings.max_body_bytes, memory, ratio, late)
+        began = time.monotonic()
         if int.from_bytes(body[:8], "little") <= _INLINE_HEADER:
-            return request_from_body(model, body, media_type)
-        return await run_in_threadpool(request_from_body, model, body, media_type)
-    body = await read_body(headers, receive, min(settings.max_json_bytes, settings.max_body_bytes), memory)
+            read = request_from_body(model, body, media_type)
+        else:
+            read = await run_in_threadpool(request_from_body, model, body, media_type)
+        note("decode", began)
+        return read
+    limit = min(settings.max_json_bytes, settings.max_body_bytes)
+    body = await read_body(headers, receive, limit, memory, ratio, late)
+    began = time.monotonic()
     inline = len(body) <= _INLINE_NUMBERS
     size = measure_text(body) if inline else await run_in_threadpool(measure_text, body)
-    check_text(size)
+    check_text(size, settings.max_json_values)
     if size.parsed_bytes > UNCOUNTED:
         memory.hold(size.parsed_bytes)
     if inline and _is_quickly_parsed(size):
-        return request_from_body(model, body, media_type, size)
-    return await run_in_threadpool(request_from_body, model, body, media_type, size)
+        read = request_from_body(model, body, media_type, size)
+    else:
+        read = await run_in_threadpool(request_from_body, model, body, media_type, size)
+    note("decode", began)
+    return read
 
 
 def _is_quickly_parsed(size: TextSize) -> bool:
@@ -102,12 +118,21 @@ def _query(scope: Scope) -> dict[str, str]:
     return dict(values)
 
 
-async def read_body(headers: Headers, receive: Receive, limit: int, memory: Body) -> memoryview:
-    """The whole body in one buffer, decompressed.
+async def read_body(
+    headers: Headers, receive: Receive, limit: int, memory: Body, ratio: float = math.inf,
+    state: Mapping[str, Any] = MappingProxyType({}),
+) -> memoryview:  # fmt: skip
+    """The whole body in one buffer, decompressed to at most ``ratio`` times its bytes.
 
-    Reading stops as soon as the body exceeds the limit or the memory. Raises UnsupportedMediaType, BodyTooLarge,
-    Unreadable, Cancelled, or what ``memory`` raises.
+    Reading stops as soon as the body exceeds a limit or the memory, or the guard gives it up in the ``state`` of its
+    request. Raises UnsupportedMediaType, BodyTooLarge, TooSlow, Draining, Unreadable, Cancelled, or what ``memory``
+    raises.
     """
+    if (framing := header(headers, b"transfer-encoding")) is not None and framing.strip().lower() != "chunked":
+        raise Unreadable(
+            f"Transfer-Encoding: {framing[:40]!r} is not read here; expected chunked. Name a compression in "
+            "Content-Encoding"
+        )
     coding = (header(headers, b"content-encoding") or "identity").strip().lower()
     if coding != "identity" and coding not in _CODINGS:
         raise UnsupportedMediaType(
@@ -115,9 +140,12 @@ async def read_body(headers: Headers, receive: Receive, limit: int, memory: Body
             f"{', '.join(_CODINGS)}",
             offered=list(_CODINGS),
         )
-    room = _Room(limit, memory)
-    body = await _received(headers, receive, room)
-    return body if coding == "identity" else await unless_gone(receive, _decompressed(body, coding, room))
+    room, began = _Room(limit, memory), time.monotonic()
+    body = await _received(headers, receive, room, state)
+    if coding != "identity":
+        body = await unless_gone(receive, _decompressed(body, coding, room, ratio))
+    note("read", began)
+    return body
 
 
 class _Room:
@@ -152,7 +180,7 @@ class _Room:
             )
 
 
-async def _received(headers: Headers, receive: Receive, room: _Room) -> memoryview:
+async def _received(headers: Headers, receive: Receive, room: _Room, state: Mapping[str, Any]) -> memoryview:
     """The body as it was sent: the one message that carried it, or a buffer into which each chunk is copied once.
 
     The buffer has the stated size from the start. The system gives it memory only as it is written to.
@@ -166,6 +194,8 @@ async def _received(headers: Headers, receive: Receive, room: _Room) -> memoryvi
         if message["type"] == "http.disconnect":
             raise Unreadable("the body ended before it was complete")
         chunk, last = message.get("body", b""), not message.get("more_body")
+        if not last and LATE in state:
+            raise state[LATE]
         end = size + len(chunk)
         room.take(len(chunk), end, stated)
         if last and not size and len(chunk) > _COPIED:
@@ -178,17 +208,26 @@ async def _received(headers: Headers, receive: Receive, room: _Room) -> memoryvi
             return memoryview(body)[:size]
 
 
-async def _decompressed(body: memoryview, coding: str, room: _Room) -> memoryview:
+async def _decompressed(body: memoryview, coding: str, room: _Room, ratio: float) -> memoryview:
     steps, whole = _CODINGS[coding](body), bytearray()
     while True:
-        piece = await run_in_threadpool(next, steps, None)
+        read, piece = await run_in_threadpool(next, steps, (0, None))
         if piece is None:
             return memoryview(whole)
-        room.take(len(piece), len(whole) + len(piece))
+        size = len(whole) + len(piece)
+        if size > max(_UNCHECKED, ratio * read):
+            raise BodyTooLarge(
+                f"{read} bytes of the body became {size}; max_compression_ratio allows {ratio:g} for each. Send the "
+                "body with less compression or with none",
+                limit=ratio,
+                actual=round(size / read, 1),
+            )
+        room.take(len(piece), size)
         whole += piece
 
 
-def _gunzip(body: memoryview) -> Iterator[bytes]:
+def _gunzip(body: memoryview) -> Iterator[tuple[int, bytes]]:
+    """Yield the pieces of the content, each with the number of bytes that were read so far."""
     at = members = 0
     while at < len(body):
         members += 1
@@ -203,12 +242,13 @@ def _gunzip(body: memoryview) -> Iterator[bytes]:
                 raise _broken("gzip") from None
             at += len(given) - len(member.unconsumed_tail) - len(member.unused_data)
             if piece:
-                yield piece
+                yield at, piece
             elif not given and not member.eof:
                 raise _broken("gzip")
 
 
-def _unzstd(body: memoryview) -> Iterator[bytes]:
+def _unzstd(body: memoryview) -> Iterator[tuple[int, bytes]]:
+    """Yield the pieces of the content, each with the number of bytes that were read so far."""
     at = frames = 0
     while at < len(body):
         frames += 1
@@ -225,7 +265,7 @@ def _unzstd(body: memoryview) -> Iterator[bytes]:
                 raise _broken("zstd") from None
             at += len(given)
             if piece:
-                yield piece
+                yield at, piece
         at -= len(frame.unused_data)
 
 

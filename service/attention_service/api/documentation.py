@@ -7,11 +7,20 @@ of its operation; ``complete`` adds the schemas of tensors and problems, which a
 from collections.abc import Iterable
 from typing import Any
 
-from attention_contract.errors import PROBLEM_MEDIA_TYPE, AttentionError, error_classes
-from attention_contract.operations import Operation
+from attention_contract.errors import (
+    PROBLEM_MEDIA_TYPE,
+    AttentionError,
+    Forbidden,
+    Misdirected,
+    Unauthorized,
+    error_classes,
+)
+from attention_contract.operations import OPERATIONS, Operation
 from attention_contract.schemas.modules import ModuleInfo, Parameter, ParameterList
+from attention_contract.schemas.sessions import SessionInfo
 from attention_contract.tensors import TENSOR_SCHEMA
 from attention_contract.wire import JSON, PICTURES, SAFETENSORS
+from attention_service.api.access.scopes import EVERY, SCOPES
 
 VERSIONED = (ModuleInfo, ParameterList, Parameter)
 """Replies with a module or a part of a module. Their version is their ETag."""
@@ -55,11 +64,16 @@ def complete(document: dict[str, Any]) -> dict[str, Any]:
     """FastAPI's document with the schemas and headers that the operations refer to."""
     components = _refer_to_tensors(document["components"])
     components["schemas"] |= {"Tensor": TENSOR_SCHEMA, "Problem": _PROBLEM}
-    return document | {"components": components | {"headers": _HEADERS}}
+    components |= {"headers": _HEADERS, "securitySchemes": {"key": _KEY}}
+    return document | {"components": components, "security": [{"key": []}, {}]}
 
 
 def _request(operation: Operation[Any]) -> dict[str, Any]:
     extra: dict[str, Any] = {"parameters": _condition_headers(operation)}
+    if scopes := sorted(SCOPES[operation.name]):
+        extra["security"] = [*({"key": [scope]} for scope in scopes), {}]
+    else:
+        extra["security"] = []
     if operation.request is not None and operation.method != "GET":
         content: dict[str, Any] = {} if operation.example is None else {JSON: {"example": operation.example}}
         extra["requestBody"] = {"content": content | _safetensors(operation)}
@@ -75,7 +89,9 @@ def _condition_headers(operation: Operation[Any]) -> list[dict[str, Any]]:
     if operation.method == "GET" and operation.reply in VERSIONED:
         texts["If-None-Match"] = "Versions in quotation marks; at one of them, the answer is 304 without a body."
     return [
-        {"name": name, "in": "header", "required": False, "description": text} | _TEXT for name, text in texts.items()
+        {"name": name, "in": "header", "required": False, "description": text}
+        | ({"schema": {"type": "string", "pattern": _ONE_VERSION}} if name == "If-Match" else _TEXT)
+        for name, text in texts.items()
     ]
 
 
@@ -83,6 +99,8 @@ def _responses(operation: Operation[Any]) -> dict[int | str, dict[str, Any]]:
     versioned = operation.reply in VERSIONED
     names = ["X-Request-ID", *(["ETag"] if versioned else []), *(["Location"] if operation.status == 201 else [])]
     success: dict[str, Any] = {"description": operation.summary, "headers": _headers(*names)}
+    if operation.reply is SessionInfo and operation.status == 201:
+        success["links"] = _SESSION_LINKS
     if operation.reply is not None:
         pictures = {kind: {"schema": {"type": "string", "contentMediaType": kind}} for kind in PICTURES}
         shown = {} if operation.reply_example is None else {JSON: {"example": operation.reply_example}}
@@ -90,7 +108,16 @@ def _responses(operation: Operation[Any]) -> dict[int | str, dict[str, Any]]:
     responses: dict[int | str, dict[str, Any]] = {operation.status: success}
     if versioned and operation.method == "GET":
         responses[304] = {"description": "Not changed since", "headers": _headers("ETag")}
-    return responses | _failures(operation.errors) | {"default": _failure("Any other problem", [])}
+    return (
+        responses | _failures(operation.errors + _refusals(operation)) | {"default": _failure("Any other problem", [])}
+    )
+
+
+def _refusals(operation: Operation[Any]) -> tuple[type[AttentionError], ...]:
+    """The errors of callers who are not let in."""
+    if not SCOPES[operation.name]:
+        return ()
+    return tuple(error for error in (Unauthorized, Forbidden, Misdirected) if error not in operation.errors)
 
 
 def _safetensors(operation: Operation[Any]) -> dict[str, Any]:
@@ -100,7 +127,7 @@ def _safetensors(operation: Operation[Any]) -> dict[str, Any]:
 
 def _failures(errors: Iterable[type[AttentionError]]) -> dict[int | str, dict[str, Any]]:
     by_status: dict[int, list[type[AttentionError]]] = {}
-    for error in errors:
+    for error in dict.fromkeys(errors):
         by_status.setdefault(error.status, []).append(error)
     return {
         status: _failure("; ".join(f"{error.title} (`{error.code}`)" for error in group), group)
@@ -146,7 +173,19 @@ _PROBLEM = {
         "request_id": {"type": "string"},
     },
 }
+_KEY = {
+    "type": "http",
+    "scheme": "bearer",
+    "description": f"An API key, if the server needs one. Its scopes are of {', '.join(sorted(EVERY))}.",
+}
 _TEXT = {"schema": {"type": "string"}}
+_ONE_VERSION = r'^(\*|(W/)?"[^",]*")$'
+_SESSION_LINKS = {
+    operation.name: {"operationId": operation.name, "parameters": {"id": "$response.body#/session"}}
+    for operation in OPERATIONS
+    if operation.path.startswith("/v1/sessions/{id}")
+}
+"""Links from the reply that opens a session to the operations of that session."""
 _HEADERS = {
     "X-Request-ID": _TEXT | {"description": "The request's id: the one that was sent, or a new one."},
     "ETag": _TEXT | {"description": "The module's version, in quotation marks."},

@@ -27,11 +27,12 @@ from attention_contract.schemas.sessions import SessionInfo
 from attention_contract.tensors import Encoding
 from attention_contract.wire import JSON, PICTURES
 from attention_service.api import negotiation, pictures, problems
-from attention_service.api.bodies import read_request
+from attention_service.api.bodies import UNCOUNTED, read_request
 from attention_service.api.disconnection import unless_gone
 from attention_service.api.documentation import VERSIONED, documented
 from attention_service.api.negotiation import Headers, header
 from attention_service.runtime.engine import Engine
+from attention_service.runtime.scheduling.budget import Body
 from attention_service.settings import Settings
 
 Handler = Callable[..., Awaitable[WireModel | Response | None]]
@@ -74,6 +75,8 @@ CallDep = Annotated[Call, Depends(_call)]
 class OperationRoute(APIRoute):
     """The route of an operation. It answers HEAD like GET, as Starlette's routes do and FastAPI's do not."""
 
+    answers_head = True
+
     def matches(self, scope: Scope) -> tuple[Match, Scope]:
         """Match a request by path and method."""
         match, found = super().matches(scope)
@@ -111,30 +114,40 @@ class TensorRoute(OperationRoute):
 
     async def _serve(self, scope: Scope, receive: Receive, send: Send) -> None:
         answer: ASGIApp
-        try:
-            answer = await self._answer(scope, receive)
-        except AttentionError as error:
-            answer = problems.render(error)
-            problems.forget(error)
-        await answer(scope, receive, send)
+        with scope["app"].state.engine.budget.body() as memory:
+            try:
+                answer = await self._answer(scope, receive, memory)
+            except AttentionError as error:
+                memory.give_back()
+                answer = problems.render(error)
+                problems.forget(error)
+            await answer(scope, receive, send)
 
-    async def _answer(self, scope: Scope, receive: Receive) -> ASGIApp:
+    async def _answer(self, scope: Scope, receive: Receive, memory: Body) -> ASGIApp:
+        """The response, whose memory is held until it is sent."""
         operation, call = self.operation, call_of(scope)
         media_type = negotiation.accepted(call.headers, operation)
-        with call.engine.budget.body() as memory:
-            body, call.outline = await read_request(scope, call.headers, receive, operation, call.settings, memory)
-            if call.pin is not None:
-                body, call.outline = _pinned(body, call.pin), None
-            if media_type in PICTURES:
-                body = pictures.with_sweep(body)
-            work = self.handler(body=body, call=call, **scope["path_params"])
-            reply: Any = await unless_gone(receive, work, call.deadline)
-            if isinstance(reply, Response):
-                return reply
-            if media_type in PICTURES:
-                picture = await run_in_threadpool(pictures.draw, reply, body.sweep, media_type)
-                return Response(picture, media_type=media_type, headers={"Vary": "Accept"})
-            return await _reply(call.headers, operation, reply, media_type, getattr(body, "encoding", "list"))
+        body, call.outline = await read_request(scope, call.headers, receive, operation, call.settings, memory)
+        if call.pin is not None:
+            body, call.outline = _pinned(body, call.pin), None
+        if media_type in PICTURES:
+            body = pictures.with_sweep(body)
+        work = self.handler(body=body, call=call, **scope["path_params"])
+        reply: Any = await unless_gone(receive, work, call.deadline)
+        if isinstance(reply, Response):
+            memory.give_back()
+            return reply
+        if media_type in PICTURES:
+            picture = await run_in_threadpool(pictures.draw, reply, body.sweep, media_type)
+            return Response(picture, media_type=media_type, headers={"Vary": "Accept"})
+        encoding: Encoding = getattr(body, "encoding", "list")
+        del body, work  # the reply may take their memory
+        call.outline = None
+        memory.give_back()
+        answer = await _reply(call.headers, operation, reply, media_type, encoding)
+        if (size := getattr(answer, "held_bytes", 0)) > UNCOUNTED:
+            memory.become_reply(size)
+        return answer
 
 
 async def _reply(

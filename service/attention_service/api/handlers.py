@@ -9,7 +9,7 @@ from attention_contract.operations import Operation
 from attention_service.api.endpoint import Handler, TensorRoute, read_route
 
 _HANDLERS: list[tuple[Operation[Any], Handler]] = []
-_FREQUENT = ["forward", "raw_forward", "step_session", "step_sessions"]
+_FREQUENT = ["forward", "raw_forward", "step_session", "step_sessions", "create_pass", "backward"]
 
 
 def serve(operation: Operation[Any]) -> Callable[[Handler], Handler]:

@@ -5,6 +5,18 @@ import sys
 from typing import Literal
 
 import structlog
+from structlog.typing import EventDict
+
+from attention_service.api.problems import request_id
+from attention_service.runtime.callers import caller
+
+
+def of_request(_logger: object, _method: str, event: EventDict) -> EventDict:
+    """Add the id and the caller of the request that is being answered, if there is one."""
+    if (identity := request_id.get()) is not None:
+        event.setdefault("request_id", identity)
+        event.setdefault("caller", caller.get().name)
+    return event
 
 
 def configure_logging(level: str, form: Literal["console", "json"]) -> None:
@@ -12,6 +24,7 @@ def configure_logging(level: str, form: Literal["console", "json"]) -> None:
     shared: list[structlog.typing.Processor] = [
         structlog.stdlib.add_log_level,
         structlog.processors.TimeStamper(fmt="iso", utc=True),
+        of_request,
     ]
     # Tracebacks without local variables: those are other people's tensors.
     without_locals = structlog.tracebacks.ExceptionDictTransformer(show_locals=False)

@@ -8,7 +8,7 @@ from functools import partial
 from itertools import accumulate
 from operator import attrgetter
 
-from prometheus_client import CONTENT_TYPE_LATEST, CollectorRegistry, Counter, Gauge, generate_latest
+from prometheus_client import CONTENT_TYPE_LATEST, CollectorRegistry, Counter, Gauge, ProcessCollector, generate_latest
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, Metric
 from prometheus_client.registry import Collector
 from prometheus_client.utils import floatToGoString
@@ -17,6 +17,7 @@ from starlette.responses import Response
 
 from attention_contract.errors import Cancelled
 from attention_service.api.access_log import Answered
+from attention_service.api.guard import Guard
 from attention_service.runtime.engine import Engine
 from attention_service.runtime.planning.prediction_accuracy import RATIO_EDGES, Run
 
@@ -24,15 +25,39 @@ _SECONDS = (0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 
 _BATCHES = (1, 2, 4, 8, 16, 32, 64, 128, 256)
 
 
+MAX_CALLERS = 100
+"""Callers that metrics name; each name makes time series of its own, which Prometheus keeps."""
+
+
 class Metrics:
     """The server's metrics, in a registry of their own."""
 
     def __init__(self) -> None:
         self.registry = CollectorRegistry()
+        ProcessCollector(registry=self.registry)
         self.requests = Counter(
-            "attention_requests", "Requests answered", ["operation", "status"], registry=self.registry
+            "attention_requests",
+            "Requests answered, by operation and status",
+            ["operation", "status"],
+            registry=self.registry,
         )
-        self.seconds = Tally("attention_request_seconds", "Time to answer", ("operation",), _SECONDS)
+        self.seconds = Tally(
+            "attention_request_seconds",
+            "Seconds from the head of a request to the end of its answer",
+            ("operation",),
+            _SECONDS,
+        )
+        self.phases = Tally(
+            "attention_phase_seconds",
+            "Seconds of each phase of a request: read, decode, queue, compute, encode, write",
+            ("operation", "phase"),
+            _SECONDS,
+        )
+        self.problems = Counter(
+            "attention_problems", "Requests answered with a problem, by its code and their caller",
+            ["code", "caller"], registry=self.registry,
+        )  # fmt: skip
+        self._callers: set[str] = set()
         self.cancelled = Counter(
             "attention_requests_cancelled", "Requests whose caller went away", ["operation"], registry=self.registry
         )
@@ -41,7 +66,7 @@ class Metrics:
             "attention_prediction_ratio", "Measured over predicted time", ("kernel", "purpose"), RATIO_EDGES
         )
         self.batches = Tally("attention_batch_requests", "Requests that ran at once", ("purpose",), _BATCHES)
-        for tally in (self.seconds, self.ratio, self.batches):
+        for tally in (self.seconds, self.phases, self.ratio, self.batches):
             self.registry.register(tally)
         self.settle: list[Callable[[], None]] = []
         """Functions that add recorded values. They run before the metrics are rendered."""
@@ -49,21 +74,41 @@ class Metrics:
     def count(self, answered: Sequence[Answered]) -> None:
         """Count requests."""
         for each in answered:
-            self.seconds.add((each.operation,), each.seconds)
+            operation, account = each.operation, each.account
+            self.seconds.add((operation,), each.seconds)
+            for phase, began, ended in account.marks:
+                self.phases.add((operation, phase), ended - began)
+            if account.code is not None:
+                self.problems.labels(account.code, self._label(each.caller)).inc()
         for (operation, status), count in Counts(map(attrgetter("operation", "status"), answered)).items():
             self.requests.labels(operation, str(status)).inc(count)
             if status == Cancelled.status:
                 self.cancelled.labels(operation).inc(count)
 
+    def _label(self, caller: str) -> str:
+        """The label of a caller: its name, or ``other`` after the first ``MAX_CALLERS``."""
+        if len(self._callers) < MAX_CALLERS:
+            self._callers.add(caller)
+        return caller if caller in self._callers else "other"
+
     def watch(self, engine: Engine) -> None:
         """Export the engine's memory and queue, its refusals, and the accuracy of its predictions."""
         gauges = {
+            "attention_ready": ("1 while the server accepts work, else 0", lambda: float(engine.state == "ready")),
             "attention_modules": ("Resident modules", lambda: len(engine.library.list())),
             "attention_resident_bytes": ("Bytes of resident modules", lambda: engine.library.resident_bytes),
-            "attention_in_flight_bytes": ("Bytes that running requests hold", lambda: engine.budget.in_flight),
+            "attention_in_flight_bytes": (
+                "Bytes that admitted requests hold beside their bodies, by the estimate of each",
+                lambda: engine.budget.in_flight,
+            ),
+            "attention_kept_pass_bytes": ("Bytes of passes kept for gradients, at most", lambda: engine.passes.bytes),
             "attention_body_bytes": ("Bytes of bodies that are read or answered", lambda: engine.budget.bodies),
+            "attention_reply_bytes": ("Bytes of replies that are being sent", lambda: engine.budget.replies),
             "attention_budget_bytes": ("The memory budget in bytes", lambda: engine.budget.total),
-            "attention_waiting_requests": ("Requests that wait", lambda: engine.budget.waiting),
+            "attention_waiting_requests": (
+                "Requests that wait for memory or for the device",
+                lambda: engine.budget.waiting,
+            ),
             "attention_sessions": ("Live sessions", lambda: len(engine.sessions.registry)),
             "attention_session_bytes": ("Bytes of the pages of sessions", lambda: engine.sessions.pool.bytes),
             "attention_session_pages": ("Pages of sessions", lambda: engine.sessions.pool.pages),
@@ -79,6 +124,12 @@ class Metrics:
         """Export the number of open streams."""
         gauge = Gauge("attention_session_streams", "Open streams of steps", registry=self.registry)
         gauge.set_function(lambda: len(streams))
+
+    def watch_guard(self, guard: Guard) -> None:
+        """Export the number of open connections, and of those that were refused or cut."""
+        gauge = Gauge("attention_connections", "Open connections", registry=self.registry)
+        gauge.set_function(lambda: len(guard))
+        self.registry.register(_Ended(guard))
 
     def _predicted(self, run: Run) -> None:
         self.ratio.add((run.kernel, run.purpose), run.ratio)
@@ -97,22 +148,23 @@ class Tally(Collector):
     def __init__(self, name: str, text: str, labels: Sequence[str], edges: Sequence[float]) -> None:
         self._family = partial(HistogramMetricFamily, name, text, labels=labels)
         self._edges = edges
-        self._counts: dict[tuple[str, ...], list[int]] = {}
-        self._sums: dict[tuple[str, ...], float] = {}
+        self._cells: dict[tuple[str, ...], list[float]] = {}
+        """The count of each bucket and, last, the sum."""
 
     def add(self, labels: tuple[str, ...], value: float) -> None:
         """Count one value under the first edge that it does not exceed."""
-        if labels not in self._counts:
-            self._counts[labels], self._sums[labels] = [0] * (len(self._edges) + 1), 0.0
-        self._counts[labels][bisect_left(self._edges, value)] += 1
-        self._sums[labels] += value
+        cell = self._cells.get(labels)
+        if cell is None:
+            cell = self._cells[labels] = [0] * (len(self._edges) + 1) + [0.0]
+        cell[bisect_left(self._edges, value)] += 1
+        cell[-1] += value
 
     def collect(self) -> Iterator[Metric]:
         """The counts as they are now."""
         family = self._family()
         edges = [*map(floatToGoString, (*self._edges, math.inf))]
-        for labels, counts in self._counts.items():
-            family.add_metric(labels, list(zip(edges, accumulate(counts), strict=True)), self._sums[labels])
+        for labels, (*counts, total) in self._cells.items():
+            family.add_metric(labels, list(zip(edges, accumulate(counts), strict=True)), total)
         yield family
 
 
@@ -124,7 +176,11 @@ class _Counted(Collector):
 
     def collect(self) -> Iterator[Metric]:
         """The counts as they are now."""
-        refusals = CounterMetricFamily("attention_refusals", "Requests not admitted", labels=["code"])
+        refusals = CounterMetricFamily(
+            "attention_refusals",
+            "Requests not admitted to memory or queue, by the code of the problem",
+            labels=["code"],
+        )
         for code, count in self._engine.budget.refused.items():
             refusals.add_metric([code], count)
         yield refusals
@@ -149,3 +205,19 @@ class _Counted(Collector):
         for kernel, purpose, share in self._engine.accuracy.coverage():
             coverage.add_metric([kernel, purpose], share)
         yield coverage
+
+
+class _Ended(Collector):
+    """The connections that the guard refused or cut."""
+
+    def __init__(self, guard: Guard) -> None:
+        self._guard = guard
+
+    def collect(self) -> Iterator[Metric]:
+        """The counts as they are now."""
+        ended = CounterMetricFamily(
+            "attention_connections_ended", "Connections refused or cut by the server", labels=["cause"]
+        )
+        for cause, count in self._guard.ended.items():
+            ended.add_metric([cause], count)
+        yield ended

@@ -9,19 +9,20 @@ from fastapi.exceptions import RequestValidationError
 from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.responses import Response
-from starlette.routing import compile_path
+from starlette.routing import Match, Mount
 
 from attention_contract.errors import (
     PROBLEM_MEDIA_TYPE,
     AttentionError,
+    Draining,
     InternalError,
     InvalidRequest,
     MethodNotAllowed,
     NotFound,
     from_problem,
 )
-from attention_contract.operations import OPERATIONS
 from attention_contract.wire import to_json
+from attention_service.runtime.accounts import account
 
 log = structlog.get_logger(__name__)
 request_id: ContextVar[str | None] = ContextVar("request_id", default=None)
@@ -31,9 +32,13 @@ request_id: ContextVar[str | None] = ContextVar("request_id", default=None)
 def render(error: AttentionError) -> Response:
     """The response that carries an error, with the request's id in it."""
     error.request_id = error.request_id or request_id.get()
+    if (current := account.get()) is not None:
+        current.code = error.code
     headers: dict[str, str] = {}
     if error.retry_after is not None:
         headers["Retry-After"] = str(error.retry_after)
+    if isinstance(error, Draining):
+        headers["Connection"] = "close"  # the server closes the connection soon; the caller must not use it again
     if isinstance(error, MethodNotAllowed):
         headers["Allow"] = ", ".join(error.facts.get("allowed", ()))
     return Response(to_json(error.to_problem()), error.status, headers, PROBLEM_MEDIA_TYPE)
@@ -48,6 +53,8 @@ def install(app: FastAPI) -> None:
 
     @app.exception_handler(HTTPException)
     async def http(request: Request, error: HTTPException) -> Response:
+        if request.method == "OPTIONS" and error.status_code == HTTPStatus.METHOD_NOT_ALLOWED:
+            return Response(status_code=HTTPStatus.NO_CONTENT, headers={"Allow": ", ".join(_methods(request))})
         return render(_from_http(request, error))
 
     @app.exception_handler(RequestValidationError)
@@ -80,9 +87,20 @@ def _from_http(request: Request, error: HTTPException) -> AttentionError:
     if error.status_code == HTTPStatus.NOT_FOUND:
         return NotFound(f"there is nothing at {path[:200]}; GET /docs lists every path")
     if error.status_code == HTTPStatus.METHOD_NOT_ALLOWED:
-        allowed = sorted({operation.method for operation in OPERATIONS if compile_path(operation.path)[0].match(path)})
+        allowed = _methods(request)
         return MethodNotAllowed(
-            f"{request.method} is not known at {path[:200]}; expected {' or '.join(allowed) or 'GET'}",
-            allowed=allowed or ["GET"],
+            f"{request.method} is not known at {path[:200]}; expected {' or '.join(allowed)}", allowed=allowed
         )
     return from_problem(error.status_code, {"detail": str(error.detail)})
+
+
+def _methods(request: Request) -> list[str]:
+    """The methods that the path of a request takes; of one with a route of its own, what this route takes."""
+    asked = {**request.scope, "path": request.url.path, "root_path": ""}  # a mount takes its part off the path
+    routes = [route for route in request.app.routes if route.matches(asked)[0] != Match.NONE]
+    own = [route for route in routes if getattr(route, "path", None) == request.url.path]
+    methods = {"OPTIONS"}
+    for route in own or routes:
+        methods |= {"GET", "HEAD"} if isinstance(route, Mount) else set(getattr(route, "methods", None) or ())
+        methods |= {"HEAD"} if getattr(route, "answers_head", False) and "GET" in route.methods else set()
+    return sorted(methods)

@@ -7,11 +7,18 @@ from fastapi import Query
 from starlette.responses import FileResponse, Response
 
 from attention_contract import operations
-from attention_contract.errors import Forbidden
+from attention_contract.errors import Forbidden, InvalidRequest
+from attention_contract.json_reading import MAX_LISTS
 from attention_contract.schemas.accuracy import AccuracyReply
-from attention_contract.schemas.attention import ForwardReply, ForwardRequest, RawForwardRequest
+from attention_contract.schemas.attention import MAX_TAPS, ForwardReply, ForwardRequest, RawForwardRequest
+from attention_contract.schemas.backward_passes import BackwardRequest, PassReply, PassRequest, RawPassRequest
 from attention_contract.schemas.checkpoints import CheckpointList, CheckpointReply, FetchCheckpoint
-from attention_contract.schemas.complexity import ComplexityReply, ComplexityRequest, RawComplexityRequest
+from attention_contract.schemas.complexity import (
+    MAX_ALTERNATIVES,
+    ComplexityReply,
+    ComplexityRequest,
+    RawComplexityRequest,
+)
 from attention_contract.schemas.gradients import GradientsReply, GradientsRequest, RawGradientsRequest
 from attention_contract.schemas.hardware import HardwareList
 from attention_contract.schemas.hopfield import HopfieldReply, HopfieldRequest
@@ -27,15 +34,18 @@ from attention_contract.schemas.modules import (
 )
 from attention_contract.schemas.recordings import RecordingFile, RecordingInfo, RecordingList, RecordingQuery
 from attention_contract.schemas.server import Health, Limits, Memory, ServerInfo, Variant, VariantList
+from attention_contract.schemas.sessions import MAX_SEQUENCES, MAX_STEPS
 from attention_contract.schemas.weights import RawWeightsRequest, WeightsReply, WeightsRequest
-from attention_contract.tensors import DTYPES
+from attention_contract.tensors import DTYPES, MAX_RANK
 from attention_contract.wire import MEDIA_TYPES, SAFETENSORS
 from attention_service import __version__
+from attention_service.api.descriptors import most_connections
 from attention_service.api.endpoint import CallDep
 from attention_service.api.handlers import serve
-from attention_service.api.negotiation import accepted
+from attention_service.api.negotiation import MAX_HEADER_BYTES, accepted
 from attention_service.core.registry import variants
 from attention_service.cost import hardware
+from attention_service.settings import Settings
 
 # ── the four questions, of a module and of raw attention ─────────────────────────────────────────────────────────────
 
@@ -70,14 +80,41 @@ async def raw_gradients(body: RawGradientsRequest, call: CallDep) -> GradientsRe
     return await call.engine.gradients(None, body, call.deadline, call.outline)
 
 
+@serve(operations.create_pass)
+async def create_pass(name: str, body: PassRequest, call: CallDep) -> PassReply:
+    return await call.engine.create_pass(name, body, call.deadline)
+
+
+@serve(operations.create_raw_pass)
+async def create_raw_pass(body: RawPassRequest, call: CallDep) -> PassReply:
+    return await call.engine.create_pass(None, body, call.deadline)
+
+
+@serve(operations.backward)
+async def backward(id: str, body: BackwardRequest, call: CallDep) -> GradientsReply:  # noqa: A002 - the path's name
+    return await call.engine.backward(id, body, call.deadline)
+
+
 @serve(operations.complexity)
 async def complexity(name: str, body: ComplexityRequest, call: CallDep) -> ComplexityReply:
+    _check_sweep(body, call.settings)
     return await call.engine.complexity(name, body)
 
 
 @serve(operations.raw_complexity)
 async def raw_complexity(body: RawComplexityRequest, call: CallDep) -> ComplexityReply:
+    _check_sweep(body, call.settings)
     return await call.engine.complexity(None, body)
+
+
+def _check_sweep(body: ComplexityRequest, settings: Settings) -> None:
+    if body.sweep is not None and len(body.sweep.values) > settings.max_sweep:
+        raise InvalidRequest(
+            f"sweep.values: it has {len(body.sweep.values)} sizes; max_sweep allows {settings.max_sweep}",
+            param="sweep.values",
+            limit=settings.max_sweep,
+            actual=len(body.sweep.values),
+        )
 
 
 @serve(operations.hopfield_retrieve)
@@ -201,10 +238,34 @@ async def server_info(call: CallDep) -> ServerInfo:
             max_json_bytes=settings.max_json_bytes,
             memory_budget_bytes=engine.budget.total,
             max_queue=settings.max_queue,
+            max_json_values=settings.max_json_values,
+            max_json_lists=MAX_LISTS,
+            max_tensor_rank=MAX_RANK,
+            max_compression_ratio=settings.max_compression_ratio,
+            max_head_bytes=settings.max_head_bytes,
+            max_header_bytes=MAX_HEADER_BYTES,
+            max_headers=settings.max_headers,
+            max_connections=most_connections(settings.max_connections),
+            max_connections_per_address=settings.max_connections_per_address,
+            head_timeout_s=settings.head_timeout_s,
+            body_timeout_s=settings.body_timeout_s,
+            write_timeout_s=settings.write_timeout_s,
+            idle_timeout_s=settings.idle_timeout_s,
+            least_rate=settings.least_rate,
+            max_modules=settings.max_modules,
+            max_sessions=settings.max_sessions,
+            recordings_bytes=settings.recordings_limit,
+            max_sweep=settings.max_sweep,
+            max_alternatives=MAX_ALTERNATIVES,
+            max_taps=MAX_TAPS,
+            max_steps=MAX_STEPS,
+            max_sequences=MAX_SEQUENCES,
         ),
         memory=Memory(
             resident_bytes=engine.library.resident_bytes,
             in_flight_bytes=engine.budget.in_flight,
+            body_bytes=engine.budget.bodies,
+            reply_bytes=engine.budget.replies,
             free_bytes=engine.budget.free,
         ),
         modules=len(engine.library.list()),
@@ -242,10 +303,12 @@ async def list_hardware(call: CallDep) -> HardwareList:
 
 @serve(operations.health_live)
 async def health_live(call: CallDep) -> Health:
+    call.engine.check_live()
     return Health(status="live", modules=len(call.engine.library.list()))
 
 
 @serve(operations.health_ready)
 async def health_ready(call: CallDep) -> Health:
     call.engine.check_ready()
+    call.engine.check_live()
     return Health(status="ready", modules=len(call.engine.library.list()))

@@ -1,5 +1,7 @@
 """The application on uvicorn."""
 
+import asyncio
+import logging
 import signal
 import socket
 import time
@@ -10,10 +12,18 @@ import uvicorn
 from fastapi import FastAPI
 
 from attention_contract.frames import MAX_FRAME_BYTES
+from attention_service.api.descriptors import backlog
+from attention_service.api.guard import Guard, GuardedHttp, GuardedStream
+from attention_service.settings import Settings
 
-KEEP_ALIVE_S: Final = 75
-"""Seconds for which an idle connection stays open. Clients and load balancers must close theirs first, or a request may
-arrive on a closed connection: httpx closes its own after 5 s, nginx and the usual balancers after 60 s."""
+NOTICE_S: Final = 0.25
+"""Seconds between the refusal of new work and the end of idle connections, in which their callers hear of the stop. A
+request that comes on a connection when it is closed would be lost."""
+
+
+def _no_debug(record: logging.LogRecord) -> bool:
+    """Keep debug records out: they have every header of a WebSocket's handshake, the API key among them."""
+    return record.levelno > logging.DEBUG
 
 
 class Server(uvicorn.Server):
@@ -21,13 +31,33 @@ class Server(uvicorn.Server):
 
     def __init__(self, app: FastAPI, **settings: Any) -> None:
         """``settings``: of ``uvicorn.Config``."""
-        settings = {
-            "timeout_keep_alive": KEEP_ALIVE_S,
-            "ws": "websockets-sansio",
-            "ws_max_size": min(MAX_FRAME_BYTES, app.state.settings.max_body_bytes),
+        own: Settings = app.state.settings
+        defaults: dict[str, Any] = {
+            "proxy_headers": bool(own.trusted_proxies),
+            "forwarded_allow_ips": own.trusted_proxies,
+            "ssl_certfile": own.ssl_certfile,
+            "ssl_keyfile": own.ssl_keyfile,
+            "http": GuardedHttp,
+            "backlog": backlog(),
+            "timeout_keep_alive": own.idle_timeout_s,
+            "ws": GuardedStream,
+            "ws_max_size": min(MAX_FRAME_BYTES, own.max_body_bytes),
             "ws_per_message_deflate": False,  # compressing numbers takes longer than sending them
-        } | settings
-        super().__init__(uvicorn.Config(app, log_config=None, access_log=False, server_header=False, **settings))
+        }
+        logging.getLogger("uvicorn.error").addFilter(_no_debug)
+        super().__init__(
+            uvicorn.Config(app, log_config=None, access_log=False, server_header=False, **(defaults | settings))
+        )
+
+    @property
+    def _guard(self) -> Guard:
+        guard: Guard = self.config.app.state.guard  # type: ignore[union-attr]
+        return guard
+
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        """Listen, and check connections from now on."""
+        await super().startup(sockets)
+        self._watching = asyncio.create_task(self._guard.watch())
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
         """Take no new work and finish what is in flight. A second Ctrl-C stops at once."""
@@ -41,8 +71,13 @@ class Server(uvicorn.Server):
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
         """Answer what came on streams and close them, then all else."""
         config, began = self.config, time.monotonic()
+        engine = getattr(config.app.state, "engine", None)  # type: ignore[union-attr]
+        if engine is not None and engine.state == "draining" and self.server_state.connections:
+            await asyncio.sleep(NOTICE_S)
+        self._guard.stop()
         allowed = config.timeout_graceful_shutdown
         await config.app.state.streams.close(allowed)  # type: ignore[union-attr]
         if allowed is not None:
             config.timeout_graceful_shutdown = max(allowed - int(time.monotonic() - began), 0)
         await super().shutdown(sockets)
+        self._watching.cancel()

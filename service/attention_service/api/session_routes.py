@@ -1,5 +1,9 @@
 """The operations of decode sessions. Each handler translates one into a call of ``engine.sessions``."""
 
+from typing import Annotated
+
+from fastapi import Depends
+
 from attention_contract import operations
 from attention_contract.schemas.gradients import GradientsReply
 from attention_contract.schemas.sessions import (
@@ -23,6 +27,9 @@ from attention_service.api.endpoint import CallDep
 from attention_service.api.handlers import serve
 
 # ruff: noqa: A002 - `id` is the name in the path
+
+NoBody = Annotated[None, Depends(lambda: None)]
+"""The body of a GET whose reply has tensors. FastAPI would document a plain None as a parameter of the query."""
 
 # ── steps ────────────────────────────────────────────────────────────────────────────────────────────────────────────
 
@@ -89,7 +96,7 @@ async def session_gradients(id: str, body: SessionGradientsRequest, call: CallDe
 
 
 @serve(operations.get_session_cache)
-async def get_session_cache(id: str, body: None, call: CallDep) -> SessionCache:
+async def get_session_cache(id: str, body: NoBody, call: CallDep) -> SessionCache:
     return await call.engine.sessions.cache(id)
 
 

@@ -11,25 +11,26 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, Final
-from urllib.parse import urlsplit
 
 from starlette.concurrency import run_in_threadpool
 from starlette.types import Message, Receive, Scope, Send
 
 from attention_contract.base import WireModel
-from attention_contract.errors import AttentionError, BodyTooLarge, Cancelled, Forbidden
+from attention_contract.errors import AttentionError, BodyTooLarge, Cancelled
 from attention_contract.frames import MAX_UNANSWERED, problem_of, request_from_frame, to_frame
 from attention_contract.json_reading import measure_text
 from attention_contract.operations import step_session, step_sessions
 from attention_contract.schemas.sessions import SessionStep, StepProblem, StepsRequest
 from attention_contract.tensors import Encoding
 from attention_service.api import negotiation, problems
+from attention_service.api.access.layer import PROTOCOL
 from attention_service.api.access_log import Answered
 from attention_service.api.bodies import UNCOUNTED
 from attention_service.api.disconnection import in_time
 from attention_service.api.endpoint import Call, call_of
-from attention_service.api.negotiation import Headers, header
-from attention_service.api.telemetry import VERSION, RequestLog, new_identity
+from attention_service.api.telemetry import VERSION, RequestLog
+from attention_service.runtime.accounts import Account, account, note
+from attention_service.runtime.callers import caller
 from attention_service.runtime.scheduling.budget import Body
 from attention_service.settings import Settings
 
@@ -52,11 +53,10 @@ class SessionStreams:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Serve one connection until either side ends it."""
-        identity = new_identity(scope["headers"])
-        problems.request_id.set(identity)
+        identity = problems.request_id.get() or ""
+        spoken = PROTOCOL in scope.get("subprotocols", ())
         try:
             call = call_of(scope)
-            _check_origin(call.headers)
             call.engine.check_ready()
         except AttentionError as error:
             await problems.render(error)(scope, receive, send)
@@ -64,7 +64,7 @@ class SessionStreams:
         connection = Connection(call, negotiation.wait(call.headers), receive, send, self._requests)
         self._open.add(connection)
         try:
-            await connection.serve(identity)
+            await connection.serve(identity, PROTOCOL if spoken else None)
         finally:
             self._open.discard(connection)
 
@@ -90,10 +90,11 @@ class Connection:
     last: dict[str, asyncio.Task[None]] = field(default_factory=dict)
     """The latest unanswered message about each session."""
 
-    async def serve(self, identity: str) -> None:
-        """Read messages and answer each in a task of its own, until the caller is gone."""
+    async def serve(self, identity: str, protocol: str | None) -> None:
+        """Accept the subprotocol, read messages and answer each in a task of its own, until the caller is gone."""
         await self.receive()
-        await self.send({"type": "websocket.accept", "headers": [(b"x-request-id", identity.encode()), VERSION]})
+        headers = [(b"x-request-id", identity.encode()), VERSION]
+        await self.send({"type": "websocket.accept", "subprotocol": protocol, "headers": headers})
         try:
             while True:
                 await self.room.acquire()
@@ -102,6 +103,7 @@ class Connection:
                     return
                 self.count += 1
                 problems.request_id.set(f"{identity}/{self.count}")  # the task inherits it
+                account.set(Account())
                 await self._begin(message)
         finally:
             for task in self.tasks:
@@ -116,11 +118,12 @@ class Connection:
 
     async def _begin(self, message: Message) -> None:
         """Read a message and begin its task. Messages are read one at a time, so that steps keep their order."""
-        started = time.perf_counter()
+        started, began = time.perf_counter(), time.monotonic()
         text, memory = message.get("text"), Body(self.call.engine.budget)
         request: SessionStep | StepsRequest | None = None
         try:
             request = await _read(message["bytes"] if text is None else text, memory, self.call.settings)
+            note("decode", began)
             work = self._run(request)
         except AttentionError as error:
             work = _refuse(error)
@@ -167,20 +170,27 @@ class Connection:
             except Exception as fault:
                 failure = problems.unexpected(PATH, fault)
                 reply, status = self._problem(failure, session), failure.status
+            began = time.monotonic()
             frame = await _written(reply, "list" if request is None else request.encoding, text=text)
+            note("encode", began)
             if before:
                 await asyncio.wait(before)
+            began = time.monotonic()
             await self._send({"type": "websocket.send", "text" if text else "bytes": frame})
+            note("write", began)
         except asyncio.CancelledError:
             status = Cancelled.status
             raise
         finally:
             operation = step_sessions if isinstance(request, StepsRequest) else step_session
             seconds, identity = time.perf_counter() - started, problems.request_id.get() or ""
-            self.requests.add(Answered(time.time(), "WS", PATH, operation.name, status, seconds, identity))
+            noted, name = account.get() or Account(), caller.get().name
+            self.requests.add(Answered(time.time(), "WS", PATH, operation.name, status, seconds, identity, name, noted))
 
     def _problem(self, error: AttentionError, session: str | None) -> StepProblem:
         error.request_id = problems.request_id.get()
+        if (current := account.get()) is not None:
+            current.code = error.code
         problem = problem_of(error, session)
         problems.forget(error)
         return problem
@@ -188,15 +198,6 @@ class Connection:
     async def _send(self, message: Message) -> None:
         with suppress(OSError, RuntimeError):  # the connection is gone, or closing
             await self.send(message)
-
-
-def _check_origin(headers: Headers) -> None:
-    """Raise Forbidden for a page of another host: browsers let any page open a WebSocket (RFC 6455, section 10.2)."""
-    origin, host = header(headers, b"origin"), header(headers, b"host")
-    if origin is not None and urlsplit(origin).netloc != host:
-        raise Forbidden(
-            f"Origin: a page of {origin[:80]!r} may not open a stream of {(host or '')[:80]!r}", param="Origin"
-        )
 
 
 def _sessions_of(request: SessionStep | StepsRequest | None) -> Sequence[str]:

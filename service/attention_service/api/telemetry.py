@@ -10,12 +10,18 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from attention_contract.wire import VERSION_HEADER
 from attention_service import __version__
 from attention_service.api import problems
+from attention_service.api.access.security_headers import security_headers
 from attention_service.api.access_log import AccessLog, Answered
 from attention_service.api.metrics import Metrics
+from attention_service.api.tracing import add_spans
+from attention_service.runtime.accounts import Account, account
+from attention_service.runtime.callers import caller
 from attention_service.runtime.scheduling.later import Later
 
 VERSION = (VERSION_HEADER.encode(), __version__.encode())
 """The header of every response that tells the server's version."""
+_HEADS = frozenset({"http.response.start", "websocket.http.response.start"})
+"""The messages that begin a response; of a WebSocket, one that refuses the handshake."""
 _ids = random.Random()  # noqa: S311  # ids must differ; they may be guessed
 _REQUEST_ID = re.compile(r"[A-Za-z0-9._:/+=-]{1,128}")
 
@@ -23,14 +29,17 @@ _REQUEST_ID = re.compile(r"[A-Za-z0-9._:/+=-]{1,128}")
 class RequestLog:
     """Counts and logs answered requests, many at a time."""
 
-    def __init__(self, metrics: Metrics, access: AccessLog) -> None:
+    def __init__(self, metrics: Metrics, access: AccessLog, *, traced: bool) -> None:
+        self._traced = traced
         self._metrics = metrics
         self._access = access
         self._later = Later(self._write)
         metrics.settle.append(self._later.settle)
 
     def add(self, answered: Answered) -> None:
-        """Note a request that was answered just now."""
+        """Note a request that was answered just now, in whose context this is called."""
+        if self._traced and (span := add_spans(answered)) is not None:
+            answered.account.trace = f"{span.trace_id:032x}"
         self._later.note(answered)
 
     def settle(self) -> None:
@@ -50,35 +59,42 @@ class Observe:
         self._requests = requests
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Answer one request."""
-        if scope["type"] != "http":
+        """Answer one request, or serve one WebSocket."""
+        if scope["type"] == "lifespan":
             await self.app(scope, receive, send)
             return
         started = time.perf_counter()
         status: int | None = None
         identity = new_identity(scope["headers"])
         problems.request_id.set(identity)
+        safety = security_headers(scope["path"])
+        noted = Account()
+        account.set(noted)
+        written: float | None = None
 
         async def observed_send(message: Message) -> None:
-            nonlocal status
-            if message["type"] == "http.response.start":
-                status = message["status"]
-                message["headers"] = [*message.get("headers", ()), (b"x-request-id", identity.encode()), VERSION]
+            nonlocal status, written
+            if message["type"] in _HEADS:
+                status, written = message["status"], time.monotonic()
+                own = (b"x-request-id", identity.encode()), VERSION, *safety
+                message["headers"] = [*message.get("headers", ()), *own]
             await send(message)
 
         try:
             await self.app(scope, receive, observed_send)
         except Exception as fault:
-            if status is not None:
+            if status is not None or scope["type"] == "websocket":
                 raise
             await problems.render(problems.unexpected(scope["path"], fault))(scope, receive, observed_send)
             problems.forget(fault)
         finally:
             operation = getattr(scope.get("route"), "name", None) or "unknown"
-            seconds = time.perf_counter() - started
-            self._requests.add(
-                Answered(time.time(), scope["method"], scope["path"], operation, status or 500, seconds, identity)
-            )
+            if written is not None:
+                noted.note("write", written)
+            seconds, method = time.perf_counter() - started, scope.get("method", "WS")
+            if scope["type"] == "http" or status is not None:  # the messages of an accepted handshake are counted
+                answered = time.time(), method, scope["path"], operation, status or 500, seconds, identity
+                self._requests.add(Answered(*answered, caller.get().name, noted))
 
 
 def new_identity(headers: Iterable[tuple[bytes, bytes]]) -> str:

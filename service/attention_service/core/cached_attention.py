@@ -271,8 +271,8 @@ def _after(place: int, member: _Member) -> _Member:
 
 def _in_order(members: Sequence[_Member], parts: Sequence[tuple[Sequence[_Member], Partial]]) -> Partial:
     """Stack the rows of all parts in the order of the members."""
-    if len(parts) == 1:
-        return parts[0][1]  # groups keep the order
+    if len(parts) == 1 and list(parts[0][0]) == list(members):
+        return parts[0][1]
     rows: dict[int, range] = {}
     count = 0
     for group, _ in parts:

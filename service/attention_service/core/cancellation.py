@@ -1,5 +1,6 @@
 """Cooperative cancellation: loops of long work call ``checkpoint``, which stops the work of a cancelled request."""
 
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
@@ -13,12 +14,14 @@ class Abandoned(Exception):
 
 
 class Cancellation:
-    """A flag that one thread sets and the working thread reads."""
+    """A flag that one thread sets and the working thread reads, and the time of its last checkpoint."""
 
-    __slots__ = ("cancelled",)
+    __slots__ = ("cancelled", "seen")
 
     def __init__(self) -> None:
         self.cancelled = False
+        self.seen = 0.0
+        """``time.monotonic`` seconds of the last checkpoint; 0 before the first."""
 
     def cancel(self) -> None:
         """Stop the work at its next checkpoint."""
@@ -41,8 +44,11 @@ def cancellable(cancellation: Cancellation) -> Iterator[None]:
 def checkpoint() -> None:
     """Raise Abandoned if the current work was given up. Call it once per block, tile, step or chunk."""
     current = _current.get()
-    if current is not None and current.cancelled:
+    if current is None:
+        return
+    if current.cancelled:
         raise Abandoned
+    current.seen = time.monotonic()
 
 
 def checked(x: Tensor) -> Tensor:

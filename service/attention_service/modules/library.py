@@ -6,6 +6,7 @@ Every method blocks and may be called from any thread.
 """
 
 import threading
+import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
@@ -21,8 +22,11 @@ from attention_service.modules.checkpoints import import_plan as checkpoints
 from attention_service.modules.faults import reason
 from attention_service.modules.parameter_input import config_of, to_parameters
 from attention_service.modules.resident import Module, check_shapes, making_bytes
-from attention_service.modules.store import DamagedError, MovedOnError, Store
+from attention_service.modules.store import DamagedError, MovedOnError, Stamp, Store
+from attention_service.modules.store_files import refusal
 
+RETRY_S = 30.0
+"""Seconds after which modules that were set aside are tried again although their files are unchanged."""
 _LISTED = 10
 Problems = list[str]
 """Modules that could not be loaded, one sentence each."""
@@ -39,6 +43,13 @@ class Library:
         self._modules: dict[str, Module] = {}
         self.resident_bytes = 0
         """Bytes of all parameters on the device."""
+        self.limit: int | None = None
+        """The most bytes of parameters for which modules are loaded from the store; None: any number."""
+        self.problems: dict[str, str] = {}
+        """A sentence for each module that could not be read; the empty name stands for the whole store."""
+        self._stamps: dict[str, Stamp] = {}
+        self._retried = time.monotonic()
+        """The time when all modules that were set aside were last tried again."""
         self._condition = threading.Condition()
         self._changing_names: set[str] = set()
 
@@ -57,25 +68,49 @@ class Library:
 
         Returns problems as ``load`` does. A module that is resident stays so when the store can no longer be read.
         """
+        self._stamps = {}
+        self.follow(on_loaded)
+        return list(self.problems.values())
+
+    def follow(self, on_loaded: Callable[[Module], object] | None = None) -> Problems:
+        """Take over what other processes changed in the store since the last call, and return the new problems.
+
+        It reads the status of each config.json, and only files that changed.
+        """
+        before = self.problems
         try:
-            stored = self._store.names()
+            stamps = self._store.stamps()
         except OSError as fault:
-            if isinstance(fault, FileNotFoundError) and not any(x.durable for x in self._snapshot().values()):
-                return []  # nothing was ever stored
-            return [f"the store of modules cannot be read: {reason(fault)}"]
-        problems = []
-        for name in sorted({*stored, *self._snapshot()}):
-            try:
-                with self._changing(name):
-                    changed = self._refresh(name)
-            except DamagedError as fault:
-                problems.append(f"module {name!r}: {fault}; restore its folder in the store, or remove it")
-            except (OSError, RuntimeError) as fault:  # the disk fails, or the device has no room
-                problems.append(f"module {name!r} could not be loaded: {reason(fault)}")
-            else:
-                if changed is not None and on_loaded is not None:
-                    on_loaded(changed)
-        return problems
+            lost = not isinstance(fault, FileNotFoundError) or any(x.durable for x in self._snapshot().values())
+            self.problems = {"": f"the store of modules cannot be read: {reason(fault)}"} if lost else {}
+            return _new(self.problems, before)
+        resident = {name for name, module in self._snapshot().items() if module.durable}
+        known = {name: text for name, text in before.items() if name in stamps}
+        if time.monotonic() - self._retried >= RETRY_S:
+            self._retried = time.monotonic()
+            self._stamps = {name: stamp for name, stamp in self._stamps.items() if name not in known}
+        for name in sorted({*stamps, *resident}):
+            if name in stamps and name in self._stamps and stamps[name] == self._stamps[name]:
+                continue
+            known.pop(name, None)
+            if (problem := self._taken_over(name, on_loaded)) is not None:
+                known[name] = problem
+        self._stamps = stamps
+        self.problems = known
+        return _new(known, before)
+
+    def _taken_over(self, name: str, on_loaded: Callable[[Module], object] | None) -> str | None:
+        """Bring one module to its stored version; a sentence if that cannot be read."""
+        try:
+            with self._changing(name):
+                changed = self._refresh(name)
+        except DamagedError as fault:
+            return f"module {name!r}: {fault}; restore its folder in the store, or remove it"
+        except (OSError, RuntimeError) as fault:  # the disk fails, or the device has no room
+            return f"module {name!r} could not be loaded: {reason(fault)}"
+        if changed is not None and on_loaded is not None:
+            on_loaded(changed)
+        return None
 
     def _refresh(self, name: str) -> Module | None:
         """Bring one module to its stored version; the new module, or None where nothing new is resident."""
@@ -88,7 +123,8 @@ class Library:
             return None
         if resident is not None and resident.version == version:
             return None
-        loaded = self._store.load(name)
+        room = None if self.limit is None else self.limit - self.resident_bytes + (resident.bytes if resident else 0)
+        loaded = self._store.load(name, room)
         return self._put(loaded.on(self.device)) if loaded is not None else None
 
     # ── reading ──────────────────────────────────────────────────────────────────────────────────────────────────────
@@ -261,18 +297,28 @@ class Library:
                 param="version",
             ) from None
         except DamagedError as fault:
+            if name not in self._modules:
+                raise ModuleNotFound(
+                    f"no module is named {name!r}; the store has a folder of this name that cannot be read: {fault}. "
+                    "Restore it, or remove it by hand",
+                    param="name",
+                ) from None
             raise InternalError(
                 f"the stored module {name!r} cannot be read: {fault}; restore its folder, or remove it by hand"
             ) from None
         except OSError as fault:
             self._recover(name)
-            raise InternalError(f"the store could not take module {name!r}: {reason(fault)}") from fault
+            raise refusal(fault, f"module {name!r}") from fault
 
     def _recover(self, name: str) -> None:
         try:
             self._refresh(name)
         except (DamagedError, OSError):
             return  # as it was
+
+
+def _new(problems: Mapping[str, str], before: Mapping[str, str]) -> Problems:
+    return [text for name, text in problems.items() if before.get(name) != text]
 
 
 def _taken(existing: Module) -> ModuleExists:

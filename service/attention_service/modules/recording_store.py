@@ -3,13 +3,16 @@
 ::
 
     <root>/recordings/<id>.safetensors
+    <root>/recordings/of/<owner>/<id>.safetensors
+
+The second form is for a recording that belongs to one owner. To another owner it is missing. None, in place of an
+owner, stands for those who may use all recordings.
 
 A recording never changes. It is written to a hidden file, which is renamed once it is on the disk. A crash leaves the
 whole recording or none, and perhaps a hidden file, which ``clean`` removes. Writers of several processes take turns by
 a lock on the folder, so that they keep the limit together. Reading maps the file and copies the asked part alone.
 """
 
-import errno
 import fcntl
 import hashlib
 import math
@@ -49,11 +52,13 @@ from attention_contract.schemas.recordings import (
 from attention_contract.tensors import DTYPES, dtype_name
 from attention_contract.wire import to_safetensors
 from attention_service.modules.faults import reason
-from attention_service.modules.store import sync
+from attention_service.modules.store_files import check_regular, make_folder, refusal, sync
 
 _SUFFIX: Final = ".safetensors"
 _ID: Final = re.compile(r"[0-9a-f]{32}")
 _STAGED: Final = ".new-"
+_OWNED: Final = "of"
+"""The folder of the recordings that belong to one owner each."""
 _TEXT: Final = 200
 """Characters of a text in a list."""
 _KNOWN: Final = 1024
@@ -75,61 +80,69 @@ class RecordingStore:
 
     # ── reading ──────────────────────────────────────────────────────────────────────────────────────────────────────
 
-    def listing(self) -> RecordingList:
-        """Every recording, the newest first."""
+    def listing(self, owner: str | None = None) -> RecordingList:
+        """Every recording of an owner, the newest first."""
         found, damaged, total = [], [], 0
-        for path in self._paths():
+        for path in self._paths(owner):
             try:
-                total += (size := path.stat().st_size)
+                total += (size := path.lstat().st_size)
                 found.append(self._described(path, size))
-            except (Unreadable, SafetensorError):
-                damaged.append(path.stem)
             except FileNotFoundError:  # deleted meanwhile
                 continue
+            except (Unreadable, SafetensorError, OSError):
+                damaged.append(path.stem)
         found.sort(key=lambda each: (each.created, each.id), reverse=True)
         return RecordingList(
             recordings=[_summary(each) for each in found], bytes=total, limit_bytes=self.limit, damaged=damaged
         )
 
-    def path(self, recording: str) -> Path:
+    def path(self, recording: str, owner: str | None = None) -> Path:
         """The file of a recording. Raises RecordingNotFound."""
-        path = self._folder / f"{recording}{_SUFFIX}"
-        if _ID.fullmatch(recording) is None or not path.is_file():
-            raise RecordingNotFound(
-                f"no recording has the id {recording[:64]!r}; GET /v1/recordings lists them", param="id"
-            )
-        return path
+        if _ID.fullmatch(recording) is not None:
+            for folder in self._folders(owner):
+                path = folder / f"{recording}{_SUFFIX}"
+                if path.is_file() and not path.is_symlink():
+                    return path
+        raise RecordingNotFound(
+            f"no recording has the id {recording[:64]!r}; GET /v1/recordings lists them", param="id"
+        )
 
-    def part_bytes(self, recording: str, query: RecordingQuery) -> int:
+    def _folders(self, owner: str | None) -> list[Path]:
+        """The folders with the recordings that an owner may use."""
+        if owner is not None:
+            return [self._folder / _OWNED / owner]
+        return [self._folder, *sorted((self._folder / _OWNED).glob("*"))]
+
+    def part_bytes(self, recording: str, query: RecordingQuery, owner: str | None = None) -> int:
         """Bytes that ``get`` holds. Raises what ``get`` raises, before anything is read."""
         name = query.tensor_name()
         if name is None:
             return 0
-        tensor = _tensor(self._info(recording), name)
+        tensor = _tensor(self._info(recording, owner), name)
         counts = [
             len(each) if isinstance(each, list) else max(0, each.stop - each.start)
             for each in query.indices(name, tuple(tensor.shape))
         ]
         return 2 * math.prod(counts) * DTYPES[tensor.dtype].itemsize
 
-    def get(self, recording: str, query: RecordingQuery) -> RecordingInfo:
+    def get(self, recording: str, query: RecordingQuery, owner: str | None = None) -> RecordingInfo:
         """The description of a recording, with the part of a tensor that the query names.
 
         Raises RecordingNotFound, InvalidRequest for a tensor or an index that it does not have, and InternalError for a
         file that cannot be read.
         """
-        info, name = self._info(recording), query.tensor_name()
+        info, name = self._info(recording, owner), query.tensor_name()
         if name is None:
             return info
         indices = query.indices(name, tuple(_tensor(info, name).shape))
         try:
-            with safe_open(self.path(recording), framework="np") as file:
+            with safe_open(self.path(recording, owner), framework="np") as file:
                 return info.model_copy(update={"value": take(file.get_slice(name), indices)})
         except (SafetensorError, OSError) as fault:
             raise _damaged(recording, reason(fault)) from fault
 
-    def _info(self, recording: str) -> RecordingInfo:
-        path = self.path(recording)
+    def _info(self, recording: str, owner: str | None) -> RecordingInfo:
+        path = self.path(recording, owner)
         try:
             return self._described(path, path.stat().st_size)
         except Unreadable as fault:
@@ -139,8 +152,11 @@ class RecordingStore:
 
     # ── writing ──────────────────────────────────────────────────────────────────────────────────────────────────────
 
-    def add(self, recording: RecordingFile) -> RecordingInfo:
-        """Write a recording durably, unless it is there. Raises TooLarge, StoreFull, or InternalError."""
+    def add(self, recording: RecordingFile, owner: str | None = None) -> RecordingInfo:
+        """Write a recording durably, unless its owner has it.
+
+        Raises TooLarge, StoreFull, StoreReadOnly, or InternalError.
+        """
         pieces = to_safetensors(recording, "recording")
         size = sum(map(len, pieces))
         if size > self.limit:
@@ -149,21 +165,20 @@ class RecordingStore:
                 limit_bytes=self.limit,
                 needed_bytes=size,
             )
-        name = _content_id(recording)
+        name, folder = _content_id(recording, owner), self._folders(owner)[0]
         try:
             with self._locked():
-                path = self._folder / f"{name}{_SUFFIX}"
+                path = folder / f"{name}{_SUFFIX}"
                 if not path.is_file():
                     self._check_room(size)
+                    make_folder(folder)
                     self._write(path, pieces)
                 return self._described(path, path.stat().st_size)
         except OSError as fault:
-            if fault.errno in {errno.ENOSPC, errno.EDQUOT}:
-                raise StoreFull(f"the disk has no room for {size} more bytes; delete some files") from fault
-            raise InternalError(f"the store could not take the recording: {reason(fault)}") from fault
+            raise refusal(fault, f"a recording of {size} bytes") from fault
 
     def _check_room(self, size: int) -> None:
-        held = sum(path.stat().st_size for path in self._paths())
+        held = sum(path.lstat().st_size for path in self._paths(None))
         if held + size > self.limit:
             raise StoreFull(
                 f"the recording has {size} bytes, and {held} of {self.limit} bytes are taken by others; delete "
@@ -181,18 +196,18 @@ class RecordingStore:
                 file.flush()
                 os.fsync(file.fileno())
             os.replace(staged, path)
-            sync(self._folder)
+            sync(path.parent)
         finally:
             staged.unlink(missing_ok=True)
 
-    def delete(self, recording: str) -> None:
+    def delete(self, recording: str, owner: str | None = None) -> None:
         """Remove a recording durably. Raises RecordingNotFound."""
-        path = self.path(recording)
+        path = self.path(recording, owner)
         try:
             path.unlink(missing_ok=True)
-            sync(self._folder)
+            sync(path.parent)
         except OSError as fault:
-            raise InternalError(f"the store could not remove the recording: {reason(fault)}") from fault
+            raise refusal(fault, "the removal of a recording") from fault
 
     def clean(self) -> None:
         """Remove the leftovers of crashes."""
@@ -202,14 +217,13 @@ class RecordingStore:
             for path in list(self._folder.glob(f"{_STAGED}*")):
                 path.unlink(missing_ok=True)
 
-    def _paths(self) -> list[Path]:
-        return sorted(path for path in self._folder.glob(f"*{_SUFFIX}") if _ID.fullmatch(path.stem))
+    def _paths(self, owner: str | None) -> list[Path]:
+        found = (path for folder in self._folders(owner) for path in folder.glob(f"*{_SUFFIX}"))
+        return sorted(path for path in found if _ID.fullmatch(path.stem))
 
     @contextmanager
     def _locked(self) -> Iterator[None]:
-        if not self._folder.is_dir():
-            self._folder.mkdir(parents=True, exist_ok=True)
-            sync(self._folder.parent)
+        make_folder(self._folder)
         descriptor = os.open(self._folder, os.O_RDONLY)
         try:
             fcntl.flock(descriptor, fcntl.LOCK_EX)
@@ -218,10 +232,12 @@ class RecordingStore:
             os.close(descriptor)
 
 
-def _content_id(recording: RecordingFile) -> str:
-    """A hash of the facts, and of the name, dtype, shape and bytes of each tensor, in whatever order they came."""
+def _content_id(recording: RecordingFile, owner: str | None) -> str:
+    """A hash of owner, facts, and name, dtype, shape and bytes of each tensor, in whatever order they came."""
     facts = recording.model_dump(mode="json", include=set(RecordingFacts.model_fields))
     content = hashlib.sha256(orjson.dumps(facts, option=orjson.OPT_SORT_KEYS))
+    if owner is not None:
+        content.update(orjson.dumps(owner))
     for name, array in sorted(recording.tensors(), key=itemgetter(0)):
         content.update(orjson.dumps([name, dtype_name(array), array.shape]))
         content.update(np.ascontiguousarray(array, DTYPES[dtype_name(array)]).reshape(-1).view(np.uint8).data)
@@ -237,6 +253,7 @@ def _recorded(name: str, part: Any) -> RecordedTensor:
 
 def _described(path: Path, size: int) -> RecordingInfo:
     """Read the header of a file of this size. Raises Unreadable, SafetensorError and OSError."""
+    check_regular(path, size)
     with safe_open(path, framework="np") as file:
         tensors = [_recorded(name, file.get_slice(name)) for name in file.keys()]  # noqa: SIM118
         text = (file.metadata() or {}).get(RecordingFile.file_entry)

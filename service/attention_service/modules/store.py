@@ -7,7 +7,8 @@
 
 A write is on the disk before it returns. Everything is first written in a hidden folder. A new module is this folder,
 renamed; new parameters are moved beside the old ones, until ``config.json``, replaced in one step, names them; a
-deleted module is renamed away first. So a crash at any moment leaves the old or the new module, whole, and perhaps
+deleted module is renamed away first. Files that are no regular ones, symbolic links and files that are larger than
+their module are never read. So a crash at any moment leaves the old or the new module, whole, and perhaps
 leftovers, which ``clean`` removes. Readers and writers of several processes take turns by a lock on the ``modules``
 folder, which ends with the process that holds it. Tensors are read as safetensors only; nothing is unpickled.
 """
@@ -32,7 +33,8 @@ from attention_contract.errors import InvalidRequest
 from attention_contract.schemas.modules import ModuleConfig, Source
 from attention_service.core.arrays import torch_dtype_name
 from attention_service.modules.faults import reason
-from attention_service.modules.resident import Module, check_shapes, complete, content_version
+from attention_service.modules.resident import Module, check_shapes, complete, content_version, parameter_bytes
+from attention_service.modules.store_files import check_regular, make_folder, os_error, read_regular, sync
 
 FORMAT: Final = 1
 _CONFIG: Final = "config.json"
@@ -40,6 +42,12 @@ _NAME: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,127}")
 _VERSION: Final = re.compile(r"[0-9a-f]{32}")
 _STAGED: Final = ".new-"
 _REMOVED: Final = ".removed-"
+_CONFIG_BYTES: Final = 2**24
+"""The largest config.json that is read."""
+_HEADER_BYTES: Final = 2**20
+"""Bytes of a file of parameters beside their numbers, at most."""
+Stamp = tuple[int, ...] | None
+"""Times of a module's folder and config.json, its inode and size, which differ after a write; None without the file."""
 
 
 class DamagedError(Exception):
@@ -64,27 +72,41 @@ class Store:
             entry.name for entry in self._folder.iterdir() if entry.is_dir() and _NAME.fullmatch(entry.name) is not None
         )
 
+    def stamps(self) -> dict[str, Stamp]:
+        """A stamp of each module, which differs once its stored version does. No file is read.
+
+        Raises FileNotFoundError where there is no store yet.
+        """
+        return {name: _stamp(self._folder / name) for name in self.names()}
+
     def version(self, name: str) -> str | None:
         """The stored version; None where there is no such module. Raises DamagedError."""
         with self._locked(fcntl.LOCK_SH):
             return self._version(name)
 
     def _version(self, name: str) -> str | None:
-        folder = self._folder / name
-        return str(_described(folder)["version"]) if folder.is_dir() else None
+        return str(_described(self._folder / name)["version"]) if self._holds(name) else None
 
-    def load(self, name: str) -> Module | None:
+    def _holds(self, name: str) -> bool:
+        """Return True if there is a folder of this name that stands for a module."""
+        return _NAME.fullmatch(name) is not None and (self._folder / name).is_dir()
+
+    def load(self, name: str, room: int | None = None) -> Module | None:
         """A module, on the host, once its content is found to be what its version says; None where there is none.
 
-        Raises DamagedError.
+        Raises DamagedError, also for a module whose parameters take more than ``room`` bytes.
         """
         with self._locked(fcntl.LOCK_SH):
             folder = self._folder / name
-            if not folder.is_dir():
+            if not self._holds(name):
                 return None
             described = _described(folder)
-            parameters = _read_parameters(folder, described["version"])
-        return _checked(name, described, parameters)
+            config, source = _configured(described)
+            size = parameter_bytes(config)
+            if room is not None and size > room:
+                raise DamagedError(f"its parameters take {size} bytes, and the memory budget has {room} left")
+            parameters = _read_parameters(folder, described["version"], size + _HEADER_BYTES)
+        return _checked(name, described, config, source, parameters)
 
     # ── writing ──────────────────────────────────────────────────────────────────────────────────────────────────────
 
@@ -94,7 +116,7 @@ class Store:
         Raises MovedOnError where the store holds another version, DamagedError where it holds an unreadable one, and
         OSError where the disk does not take it; then the store holds the old or the new one, whole.
         """
-        self._make_folder()
+        make_folder(self._folder)
         with self._locked(fcntl.LOCK_EX):
             if self._version(module.name) != replaces:
                 raise MovedOnError
@@ -143,11 +165,6 @@ class Store:
                     with suppress(DamagedError):
                         _sweep(entry, _described(entry)["version"])
 
-    def _make_folder(self) -> None:
-        if not self._folder.is_dir():
-            self._folder.mkdir(parents=True, exist_ok=True)
-            sync(self._folder.parent)
-
     @contextmanager
     def _locked(self, how: int) -> Iterator[None]:
         # The folder itself is the lock file: nothing to create, so that a store may also be mounted read-only.
@@ -166,20 +183,19 @@ def _parameters_file(version: str) -> str:
     return f"parameters-{version}.safetensors"
 
 
-def sync(path: Path) -> None:
-    """Wait until a file, or what a folder lists, is on the disk. Raises OSError."""
-    descriptor = os.open(path, os.O_RDONLY)
+def _stamp(folder: Path) -> Stamp:
     try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
+        listed, found = folder.stat(), (folder / _CONFIG).lstat()
+    except OSError:
+        return None
+    return listed.st_mtime_ns, found.st_mtime_ns, found.st_ino, found.st_size
 
 
 def _write_parameters(path: Path, module: Module) -> None:
     try:
         save_file(dict(module.parameters), path, metadata={"version": module.version})
     except SafetensorError as fault:  # a full disk comes as one of these
-        raise OSError(str(fault)) from fault
+        raise os_error(fault) from fault
     shutil.copymode(path.with_name(_CONFIG), path)  # safetensors makes a file that only its owner may read
     sync(path)
 
@@ -207,13 +223,15 @@ def _sweep(folder: Path, version: str) -> None:
 
 def _described(folder: Path) -> dict[str, Any]:
     """Read config.json and check its outermost structure. Raises DamagedError."""
+    if folder.is_symlink():
+        raise DamagedError("its folder is a symbolic link")
     try:
-        described = json.loads((folder / _CONFIG).read_bytes())
+        described = json.loads(read_regular(folder / _CONFIG, _CONFIG_BYTES))
     except FileNotFoundError:
         raise DamagedError(f"{_CONFIG} is missing") from None
     except OSError as fault:
         raise DamagedError(f"{_CONFIG} cannot be read: {reason(fault)}") from fault
-    except ValueError:
+    except (ValueError, RecursionError):
         raise DamagedError(f"{_CONFIG} is not JSON") from None
     if not isinstance(described, dict) or not isinstance(described.get("format"), int):
         raise DamagedError(f"{_CONFIG} states no format")
@@ -224,9 +242,10 @@ def _described(folder: Path) -> dict[str, Any]:
     return described
 
 
-def _read_parameters(folder: Path, version: str) -> dict[str, Tensor]:
+def _read_parameters(folder: Path, version: str, limit: int) -> dict[str, Tensor]:
     file = _parameters_file(version)
     try:
+        check_regular(folder / file, limit)
         with safe_open(folder / file, framework="pt") as tensors:
             # Cloned, so that nothing depends on the file any more.
             return {name: tensors.get_tensor(name).clone() for name in tensors.keys()}  # noqa: SIM118 (not a mapping)
@@ -236,18 +255,27 @@ def _read_parameters(folder: Path, version: str) -> dict[str, Tensor]:
         raise DamagedError(f"{file} cannot be read: {reason(fault)}") from fault
 
 
-def _checked(name: str, described: dict[str, Any], parameters: dict[str, Tensor]) -> Module:
-    """The module, if the content is what the version says. Raises DamagedError."""
+def _configured(described: dict[str, Any]) -> tuple[ModuleConfig, Source | None]:
+    """The complete config and the source. Raises DamagedError."""
     try:
         config = complete(ModuleConfig.model_validate(described.get("config")))
-        source = Source.model_validate(described["source"]) if described.get("source") is not None else None
-        check_shapes(config, {name: tuple(value.shape) for name, value in parameters.items()})
-        dtypes = {torch_dtype_name(value.dtype) for value in parameters.values()}
+        return config, Source.model_validate(described["source"]) if described.get("source") is not None else None
     except ValidationError as fault:
         first = fault.errors()[0]
         raise DamagedError(
             f"{_CONFIG} holds no valid {fault.title}: {'.'.join(map(str, first['loc']))}: {first['msg']}"
         ) from None
+    except InvalidRequest as fault:
+        raise DamagedError(fault.detail) from None
+
+
+def _checked(
+    name: str, described: dict[str, Any], config: ModuleConfig, source: Source | None, parameters: dict[str, Tensor]
+) -> Module:
+    """The module, if the content is what the version says. Raises DamagedError."""
+    try:
+        check_shapes(config, {name: tuple(value.shape) for name, value in parameters.items()})
+        dtypes = {torch_dtype_name(value.dtype) for value in parameters.values()}
     except InvalidRequest as fault:
         raise DamagedError(fault.detail) from None
     except KeyError:

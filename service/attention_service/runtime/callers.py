@@ -14,6 +14,10 @@ class Caller:
     manages: bool = True
     """True if the caller may see and end what belongs to others."""
 
+    def may_use(self, owner: str) -> bool:
+        """Return True if what belongs to this owner is the caller's, or everybody's is."""
+        return self.manages or owner == self.name
+
 
 ANYONE: Final = Caller("anyone")
 caller: ContextVar[Caller] = ContextVar("caller", default=ANYONE)

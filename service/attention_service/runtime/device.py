@@ -47,6 +47,8 @@ class Device:
     """The plans made with that clock."""
     graphs: Graphs = field(default_factory=Graphs, init=False, repr=False, compare=False)
     """CUDA graphs of small passes."""
+    lost: str | None = field(default=None, init=False, compare=False)
+    """The error after which the device computes nothing any more; None while it works."""
 
     @classmethod
     def open(cls, wanted: str = "auto", threads: int | None = None) -> "Device":
@@ -113,6 +115,16 @@ class Device:
         """Let the current stream wait for copies of parameters, which other threads make on the default stream."""
         if self.is_cuda:
             torch.cuda.current_stream(self.torch).wait_stream(torch.cuda.default_stream(self.torch))
+
+    def note(self, fault: Exception) -> None:
+        """Remember the fault of a run after which the device computes nothing any more."""
+        if isinstance(fault, torch.AcceleratorError):
+            self.lost = next(iter(str(fault).splitlines()), "")
+
+    def give_back_cached(self) -> None:
+        """Have PyTorch give back the GPU memory that it keeps, which may lie in pieces."""
+        if self.is_cuda:
+            torch.cuda.empty_cache()
 
     def synchronize(self) -> None:
         """Wait until the device has done what it was given."""

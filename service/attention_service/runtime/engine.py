@@ -5,9 +5,12 @@ device) → the reply. The first is quick and runs where it is called; nothing i
 """
 
 import asyncio
+import logging
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import nullcontext
+from contextvars import copy_context
 from dataclasses import replace
 from datetime import UTC, datetime
 from functools import partial
@@ -15,10 +18,11 @@ from pathlib import Path
 from typing import Literal, TypeVar
 
 from attention_contract.base import valid
-from attention_contract.errors import Draining, Loading, Unavailable
+from attention_contract.errors import Draining, Loading, StoreFull, Stuck, Unavailable
 from attention_contract.request_options import Outline
 from attention_contract.schemas.accuracy import AccuracyReply
 from attention_contract.schemas.attention import AttentionInputs, ForwardReply, ForwardRequest, Ran
+from attention_contract.schemas.backward_passes import BackwardRequest, PassReply, PassRequest
 from attention_contract.schemas.checkpoints import CheckpointList, CheckpointReply, FetchCheckpoint
 from attention_contract.schemas.complexity import ComplexityReply, ComplexityRequest
 from attention_contract.schemas.gradients import GradientsReply, GradientsRequest
@@ -42,13 +46,16 @@ from attention_service.modules.checkpoints import catalogue, hub
 from attention_service.modules.library import Library
 from attention_service.modules.recording_store import RecordingStore
 from attention_service.modules.resident import Module, making_bytes
+from attention_service.runtime.accounts import note_run
 from attention_service.runtime.binding.bound import reads_shapes_only
 from attention_service.runtime.calibration import stored
 from attention_service.runtime.calibration.background import measured
 from attention_service.runtime.calibration.recalibration import Recalibration
 from attention_service.runtime.calibration.sharing import turn
+from attention_service.runtime.callers import caller
 from attention_service.runtime.device import BUDGET_SHARE, Device, give_back_freed_memory, warm_up
-from attention_service.runtime.operations import complexity, forward, gradients, hopfield
+from attention_service.runtime.kept_passes import KeptPasses
+from attention_service.runtime.operations import complexity, forward, gradients, hopfield, two_passes
 from attention_service.runtime.operations import weights as inspection
 from attention_service.runtime.operations.complexity.subjects import Place
 from attention_service.runtime.operations.operation import Fields
@@ -60,12 +67,17 @@ from attention_service.runtime.scheduling.execution import Execution
 from attention_service.runtime.scheduling.jobs import Job
 from attention_service.runtime.scheduling.joint_passes import Observation, ran
 from attention_service.runtime.scheduling.later import Later
+from attention_service.runtime.scheduling.watchdog import PATIENCE_S, Watchdog
 from attention_service.runtime.sessions.live_sessions import Sessions
 from attention_service.runtime.sessions.stepping import Host
 
 RequestT = TypeVar("RequestT", bound=AttentionInputs)
 ResultT = TypeVar("ResultT")
 State = Literal["loading", "ready", "draining"]
+log = logging.getLogger(__name__)
+
+FOLLOW_S = 0.4
+"""Seconds between two looks at the store for the changes of other servers."""
 
 
 class Engine:
@@ -81,6 +93,9 @@ class Engine:
         session_ttl_s: float = 600.0,
         session_share: float = 0.5,
         session_pinned_share: float = 0.5,
+        max_modules: int = 1024,
+        max_sessions: int = 4096,
+        stuck_s: float = PATIENCE_S,
     ) -> None:
         self.device = device
         self.library = Library(root, device.torch)
@@ -88,13 +103,15 @@ class Engine:
         self.calibration: stored.Stored | None = None
         """The calibration of the device; None before one."""
         self._root = root
+        self._max_modules = max_modules
         budget = memory_budget if memory_budget is not None else int(BUDGET_SHARE * device.free_bytes())
+        self.library.limit = budget
         self.budget = Budget(budget, device.total_bytes, self._resident_bytes, max_queue)
+        self.passes = KeptPasses(self.budget)
+        """Forward passes that wait for their backward pass."""
         self.state: State = "loading"
         self.failure: str | None = None
         """The error that kept the store from being loaded at all."""
-        self.damaged: list[str] = []
-        """Descriptions of the modules that could not be loaded from the store."""
         self.accuracy = Accuracy()
         self.recalibration = Recalibration()
         """Its ``work`` starts when predictions drift."""
@@ -102,11 +119,14 @@ class Engine:
         self._judged = device.clock
         """The clock whose predictions ``accuracy`` and ``_drift`` are about."""
         self._seen = Later(self._keep)
-        self.execution = Execution(device, self.budget, self._seen.note)
+        self._watchdog = Watchdog(stuck_s)
+        self.execution = Execution(device, self.budget, self._seen.note, self._watchdog)
         self._files = ThreadPoolExecutor(2, thread_name_prefix="attention-store")
+        self._following = ThreadPoolExecutor(1, thread_name_prefix="attention-following")
+        self._followed: asyncio.Task[None] | None = None
         room = int(session_share * budget)
         host = Host(self.budget, self.module, self._planned, self._run, self.check_ready, self._in_thread)
-        self.sessions = Sessions(host, session_ttl_s, room, int(session_pinned_share * room))
+        self.sessions = Sessions(host, session_ttl_s, room, int(session_pinned_share * room), max_sessions)
         """Pasts that stay on the server."""
         # One thread of its own: a long sweep keeps nobody waiting but another sweep.
         self._counting = ThreadPoolExecutor(1, thread_name_prefix="attention-complexity")
@@ -118,7 +138,7 @@ class Engine:
     async def start(self) -> None:
         """Load every module of the store and warm the device's thread up; then the engine is ready."""
         try:
-            self.damaged = await self._in_thread(self.library.load)
+            _report(await self._in_thread(self.library.load))
             await self._in_thread(self.recordings.clean)
             if (found := await self._in_thread(partial(stored.load, self._root, self.device))) is not None:
                 self._set_clock(found)
@@ -128,8 +148,21 @@ class Engine:
         except Exception as fault:
             self.failure = type(fault).__name__
             raise
+        self._followed = asyncio.create_task(self._follow())
         if self.state == "loading":
             self.state = "ready"
+
+    async def _follow(self) -> None:
+        """Take over what other servers on the same folder change in the store, as it changes."""
+        while True:
+            await asyncio.sleep(FOLLOW_S)
+            before = self.library.resident_bytes
+            try:
+                _report(await self._in_thread(self.library.follow, self._following))
+            except Exception:  # the next round may succeed
+                log.exception("the store could not be followed")
+            if self.library.resident_bytes < before:
+                self.budget.wake()
 
     async def measure_device(self) -> None:
         """Calibrate the device while nobody waits, keep what was found, and predict by it from now on.
@@ -171,14 +204,25 @@ class Engine:
         """Drain, wait for what is in flight, and let the threads go."""
         self.drain()
         self.sessions.registry.stop()
+        self.passes.clear()
+        if self._followed is not None:
+            self._followed.cancel()
         await self.recalibration.stop()
         await self.execution.stop()
         self.settle()
-        for threads in (self._files, self._counting, self._planning, self._fitting):
+        for threads in (self._files, self._following, self._counting, self._planning, self._fitting):
             await asyncio.to_thread(partial(threads.shutdown, cancel_futures=True))
 
+    def check_live(self) -> None:
+        """Raise Stuck if the device is lost, or if a thread that plans or computes makes no progress."""
+        if self.device.lost is not None:
+            raise Stuck(f"the device computes nothing any more ({self.device.lost}); restart the server")
+        self._watchdog.check()
+
     def check_ready(self) -> None:
-        """Raise Loading or Draining unless work is taken."""
+        """Raise Loading, Draining or Stuck unless work is taken."""
+        if self.device.lost is not None:
+            self.check_live()
         if self.failure is not None:
             raise Unavailable(f"the store could not be loaded ({self.failure}); the server's log has the cause")
         if self.state == "loading":
@@ -217,11 +261,21 @@ class Engine:
 
     async def _add(self, request: CreateModule | ImportModule, add: Callable[[], tuple[Module, bool]]) -> ModuleInfo:
         self.check_ready()
+        self._check_count(request.name)
         need = await self._in_thread(partial(self.library.estimate, request))
         self.budget.check(need, "making the module needs {need} bytes", "Make a smaller one: its config sets its size")
         await self.budget.acquire(need)
         module, _ = await self._holding(need, add)
         return module.info()
+
+    def _check_count(self, name: str | None) -> None:
+        names = [module.name for module in self.library.list()]
+        if len(names) >= self._max_modules and name not in names:
+            raise StoreFull(
+                f"the server has {len(names)} modules; max_modules allows {self._max_modules}. Delete one first",
+                limit=self._max_modules,
+                actual=len(names) + 1,
+            )
 
     def module(self, name: str, version: str | None = None) -> Module:
         """A resident module. Raises ModuleNotFound, or VersionMismatch where it is no longer at the version."""
@@ -237,6 +291,7 @@ class Engine:
         """Remove a module from the device and the store."""
         self.check_ready()
         await self._in_thread(partial(self.library.delete, name, version))
+        self.passes.drop_of(name)
         self.budget.wake()
 
     async def replace(self, name: str, request: ReplaceParameters) -> ModuleInfo:
@@ -244,7 +299,9 @@ class Engine:
         need = making_bytes(self.module(name).config)  # its pin is checked with the write
         replace = partial(self.library.replace, name, request.parameters, request.version)
         await self.budget.acquire(need)
-        return (await self._holding(need, replace)).info()
+        info = (await self._holding(need, replace)).info()
+        self.passes.drop_of(name)
+        return info
 
     async def parameters(self, name: str, version: str | None = None) -> ParameterList:
         """Names, shapes and statistics of a module's parameters."""
@@ -261,27 +318,28 @@ class Engine:
     async def add_recording(self, recording: RecordingFile) -> RecordingInfo:
         """Store a recording durably. The same content is stored once."""
         self.check_ready()
-        return await self._in_thread(partial(self.recordings.add, recording))
+        return await self._in_thread(partial(self.recordings.add, recording, _owner()))
 
     async def list_recordings(self) -> RecordingList:
-        """Every stored recording."""
-        return await self._in_thread(self.recordings.listing)
+        """Every stored recording of the caller."""
+        return await self._in_thread(partial(self.recordings.listing, _owner()))
 
     async def recording(self, recording: str, query: RecordingQuery) -> RecordingInfo:
         """The description of a recording, with the part of a tensor that the query names."""
-        need = await self._in_thread(partial(self.recordings.part_bytes, recording, query))
+        owner = _owner()
+        need = await self._in_thread(partial(self.recordings.part_bytes, recording, query, owner))
         self.budget.check(need, "reading this part takes {need} bytes", "Read fewer heads, queries or keys at a time")
         await self.budget.acquire(need)
-        return await self._holding(need, partial(self.recordings.get, recording, query))
+        return await self._holding(need, partial(self.recordings.get, recording, query, owner))
 
     async def recording_path(self, recording: str) -> Path:
         """The file of a recording."""
-        return await self._in_thread(partial(self.recordings.path, recording))
+        return await self._in_thread(partial(self.recordings.path, recording, _owner()))
 
     async def delete_recording(self, recording: str) -> None:
         """Remove a recording from the store."""
         self.check_ready()
-        await self._in_thread(partial(self.recordings.delete, recording))
+        await self._in_thread(partial(self.recordings.delete, recording, _owner()))
 
     # ── the four questions ───────────────────────────────────────────────────────────────────────────────────────────
 
@@ -318,6 +376,20 @@ class Engine:
     ) -> GradientsReply:
         """Exact gradients with respect to inputs, taps and parameters."""
         job = await self._prepared(gradients.prepare, self._target(name, request), request, outline)
+        fields, said = await self._run(job, deadline)
+        return GradientsReply(**fields, ran=said)
+
+    async def create_pass(self, name: str | None, request: PassRequest, deadline: float | None = None) -> PassReply:
+        """The output of a module or of raw attention, kept for its backward pass while there is room."""
+        job = await self._planned(two_passes.prepare, self._target(name, request), request)
+        fields, said = await self._run(job, deadline)
+        return PassReply(id=self.passes.keep(fields["kept"]), output=fields["output"], ran=said)
+
+    async def backward(self, kept: str, request: BackwardRequest, deadline: float | None = None) -> GradientsReply:
+        """Exact gradients of a kept pass, which is used up. Raises PassNotFound."""
+        self.check_ready()
+        job = two_passes.prepare_backward(self.passes.get(kept), request, self.device)
+        self.passes.drop(kept)  # the job takes its memory over
         fields, said = await self._run(job, deadline)
         return GradientsReply(**fields, ran=said)
 
@@ -381,12 +453,17 @@ class Engine:
     ) -> Job:
         """Bind and plan here if that is quick, otherwise beside the event loop."""
         make = partial(prepare, module, request, self.device, self.budget.room)
-        return make() if quickly_planned(module, request) else await self._in_thread(make, self._planning)
+        if quickly_planned(module, request):
+            return make()
+        return await self._in_thread(make, self._planning, "planning")
 
     async def _run(self, job: Job, deadline: float | None) -> tuple[Fields, Ran]:
         """Have a job run, if it can begin by then, and say what ran."""
+        came = time.monotonic()
         ended = await self.execution.run(job, deadline)
-        return ended.fields, ran(job, ended, self.device)
+        said = ran(job, ended, self.device)
+        note_run(came, said)
+        return ended.fields, said
 
     def settle(self) -> None:
         """See to what was noted of runs and waits to be counted."""
@@ -426,16 +503,34 @@ class Engine:
         future.add_done_callback(lambda _: loop.call_soon_threadsafe(self.budget.release, need))
         return await asyncio.wrap_future(future)
 
-    async def _in_thread(self, work: Callable[[], ResultT], threads: ThreadPoolExecutor | None = None) -> ResultT:
-        """Run work beside the event loop; it stops at its next checkpoint if the caller is cancelled."""
+    async def _in_thread(
+        self, work: Callable[[], ResultT], threads: ThreadPoolExecutor | None = None, watched: str | None = None
+    ) -> ResultT:
+        """Run work beside the event loop; it stops at its next checkpoint if the caller is cancelled.
+
+        ``watched``: the name under which the watchdog watches it.
+        """
         cancellation = Cancellation()
 
         def cancellable_work() -> ResultT:
-            with cancellable(cancellation):
+            watching = nullcontext() if watched is None else self._watchdog.watching(watched, cancellation)
+            with cancellable(cancellation), watching:
                 return work()
 
         try:
-            return await asyncio.get_running_loop().run_in_executor(threads or self._files, cancellable_work)
+            of_request = partial(copy_context().run, cancellable_work)  # log lines name the request
+            return await asyncio.get_running_loop().run_in_executor(threads or self._files, of_request)
         except asyncio.CancelledError:
             cancellation.cancel()
             raise
+
+
+def _report(problems: Iterable[str]) -> None:
+    for problem in problems:
+        log.warning("a module was left out: %s", problem)
+
+
+def _owner() -> str | None:
+    """The owner of the recordings that the caller may use; None for all of them."""
+    asks = caller.get()
+    return None if asks.manages else asks.name

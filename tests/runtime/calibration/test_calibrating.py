@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+import os
 from dataclasses import replace
 from datetime import UTC, datetime
 
@@ -134,6 +135,9 @@ def test_a_damaged_file_is_no_calibration(tmp_path):
     for text in ("", "{", "NaN", *map(json.dumps, damaged)):
         path.write_text(text)
         assert stored.load(tmp_path, device()) is None
+    path.unlink()
+    os.mkfifo(path)
+    assert stored.load(tmp_path, device()) is None
 
 
 def test_a_write_that_fails_leaves_what_was_there(tmp_path, monkeypatch):

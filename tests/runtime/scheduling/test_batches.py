@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import torch
 
-from attention_contract.errors import DeadlineExceeded, Draining
+from attention_contract.errors import DeadlineExceeded, Draining, NeverFits
 from attention_contract.positions import Alibi, Rope
 from attention_contract.schemas.attention import ForwardRequest, RawForwardRequest, Select
 from attention_contract.schemas.modules import CreateModule, ModuleConfig
@@ -460,3 +460,39 @@ def test_a_stop_refuses_what_waits_and_ends_what_runs(tmp_path, device, monkeypa
         assert engine.budget.in_flight == 0
 
     asyncio.run(whole())
+
+
+FAULTS = {
+    "kernel": (ZeroDivisionError(), ZeroDivisionError),
+    "allocator": (MemoryError(), NeverFits),
+    "cpu": (RuntimeError("DefaultCPUAllocator: can't allocate memory: you tried to allocate 9 bytes"), NeverFits),
+    "gpu": (torch.OutOfMemoryError("CUDA out of memory"), NeverFits),
+}
+
+
+@pytest.mark.parametrize(("fault", "told"), FAULTS.values(), ids=FAULTS)
+@pytest.mark.parametrize("on_the_loop", [True, False])
+def test_a_request_that_breaks_its_pass_fails_alone(tmp_path, device, monkeypatch, fault, told, on_the_loop):
+    async def story(engine):
+        await modules(engine)
+        if not on_the_loop:
+            monkeypatch.setattr(Execution, "_stays", lambda *_: False)
+        asks = [of(length, name) for length in (8, 5, 8) for name in ("plain", "causal", "plain")]
+        poisoned = 4
+        name, request = asks[poisoned]
+        asks[poisoned] = name, request.model_copy(update={"query": request.query + np.float32(1000)})
+        expected = await alone(engine, asks)
+        real = Forward.launch
+
+        def fails(self, uploaded):
+            if self.bound.arrays["query"].max() > 500 and not uploaded.tensors["query"].is_meta:
+                raise fault
+            return real(self, uploaded)
+
+        monkeypatch.setattr(Forward, "launch", fails)
+        for _ in range(2):  # what was left of the first fault does not harm the next pass
+            found = await together(engine, asks)
+            assert isinstance(found.pop(poisoned), told)
+            same(found, expected[:poisoned] + expected[poisoned + 1 :])
+
+    play(tmp_path, device, story)

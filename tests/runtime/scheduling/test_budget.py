@@ -7,7 +7,7 @@ from collections import Counter
 
 import pytest
 
-from attention_contract.errors import NeverFits, OverBudget, Overloaded
+from attention_contract.errors import NeverFits, NoRoom, OverBudget, Overloaded
 from attention_service.runtime.scheduling.budget import Budget
 
 
@@ -120,7 +120,7 @@ def test_refusals_are_counted_by_their_code():
         for need in (101, 1001, 1, 2):
             with pytest.raises((OverBudget, NeverFits, Overloaded)):
                 await budget.acquire(need)
-        assert budget.refused == {"over_budget": 1, "never_fits": 1, "overloaded": 2}
+        assert budget.refused == {"over_budget": 1, "never_fits": 1, "overloaded": 2, "no_room": 0}
         budget.release(100)
         await waiting
 
@@ -195,18 +195,21 @@ def test_random_work_never_exceeds_the_budget_and_has_its_turn_in_order(seed):
 # ── bodies ───────────────────────────────────────────────────────────────────────────────────────────────────────────
 
 
-def test_bodies_are_held_together_and_take_nothing_from_computations():
+def test_bodies_are_held_together_and_may_have_half_of_the_room():
     budget = make(resident=20, waiting=8)
     with budget.body() as first:
         first.hold(30)
         first.hold(20)
         assert (budget.bodies, budget.free, budget.in_flight) == (50, 80, 0)
         with budget.body() as second:
-            second.hold(20)
             with pytest.raises(Overloaded) as refusal:
-                second.hold(20)
-            assert refusal.value.facts == {"limit_bytes": 80}
-            assert budget.bodies == 70
+                second.hold(1)
+            assert refusal.value.facts == {"limit_bytes": 40}
+            first.give_back()
+            first.hold(20)
+            second.hold(20)
+            assert budget.bodies == 40
+        first.hold(30)
         assert budget.bodies == 50
         with pytest.raises(OverBudget) as refusal:
             first.hold(31)
@@ -214,3 +217,51 @@ def test_bodies_are_held_together_and_take_nothing_from_computations():
         with pytest.raises(NeverFits):
             first.hold(1000)
     assert budget.bodies == 0
+
+
+# ── replies ──────────────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+def test_replies_take_half_of_the_room_together_or_one_takes_more():
+    budget = make(resident=20)
+    with budget.body() as first, budget.body() as second:
+        first.hold(30)
+        first.become_reply(60)
+        assert (budget.bodies, budget.replies, budget.free) == (0, 60, 20)
+        with pytest.raises(NoRoom) as refusal:
+            second.become_reply(1)
+        assert refusal.value.facts == {"limit_bytes": 40, "needed_bytes": 61}
+        first.give_back()
+        first.become_reply(20)
+        second.become_reply(20)
+        assert budget.refused["no_room"] == 1
+    assert (budget.replies, budget.free) == (0, 80)
+
+
+def test_what_waits_for_memory_begins_when_a_reply_is_sent():
+    async def play():
+        budget = make(resident=20)
+        with budget.body() as memory:
+            memory.become_reply(60)
+            waiting = asyncio.create_task(budget.acquire(30))
+            await asyncio.sleep(0)
+            assert not waiting.done()
+        await asyncio.wait_for(waiting, 1)
+        assert budget.in_flight == 30
+
+    asyncio.run(play())
+
+
+def test_bodies_leave_room_for_one_computation_and_the_others_wait_for_what_they_take():
+    async def play():
+        budget = make(resident=20, waiting=8)
+        with budget.body() as memory:
+            memory.hold(40)
+            await budget.acquire(60)  # nothing else runs
+            waiting = asyncio.create_task(budget.acquire(10))
+            await asyncio.sleep(0)
+            assert not waiting.done()  # 20 are free, but bodies take them
+        await asyncio.wait_for(waiting, 1)
+        assert budget.in_flight == 70
+
+    asyncio.run(play())

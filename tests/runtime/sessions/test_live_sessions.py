@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 from tests.runtime.sessions.session_tree import D_MODEL, check_counts, close, create, engine_of, uncached
 
 from attention_contract.errors import (
@@ -36,7 +37,7 @@ from attention_contract.tensors import Array
 from attention_contract.validation import validate
 from attention_service.core.arrays import to_numpy
 from attention_service.runtime.engine import Engine
-from attention_service.runtime.sessions import stepping
+from attention_service.runtime.sessions import stepping, steps
 from attention_service.runtime.sessions.pages import PAGE_TOKENS
 
 ROPE = {"masks": [{"name": "causal"}], "position": {"name": "rope"}}
@@ -543,5 +544,38 @@ def test_a_long_step_over_a_past_is_cut_and_gives_the_same(play, monkeypatch):
         with pytest.raises(InvalidRequest):
             await step(engine, ident, np.concatenate([x, x[..., :1]], axis=-1))
         assert engine.sessions.registry.get(ident).length == 150
+
+    play(test)
+
+
+@pytest.mark.parametrize("fault", [ZeroDivisionError(), torch.OutOfMemoryError("CUDA out of memory")])
+def test_a_step_that_breaks_its_pass_fails_alone_and_appends_nothing(play, monkeypatch, fault):
+    async def test(engine: Engine) -> None:
+        whole = [tokens(4, seed) for seed in range(5)]
+        ids = [await opened(engine) for _ in whole]
+        for ident, x in zip(ids, whole, strict=True):
+            await step(engine, ident, x[:, :2])
+        real, passes = steps.Steps.launch, []
+
+        def fails(self: Any, uploaded: Any) -> Any:
+            passes.append(sum(bound.batch for bound in self.bounds))
+            if any((bound.arrays["query"] > 500).any() for bound in self.bounds):
+                raise fault
+            return real(self, uploaded)
+
+        asked = [{"session": ident, "query": x[:, 2:3]} for ident, x in zip(ids, whole, strict=True)]
+        asked[3]["query"] = whole[3][:, 2:3] + 1000
+        with monkeypatch.context() as patch:
+            patch.setattr(steps.Steps, "launch", fails)
+            replies = (await engine.sessions.steps(validate(StepsRequest, {"steps": asked}))).steps
+        assert max(passes) == len(ids)
+        for number, (ident, x, reply) in enumerate(zip(ids, whole, replies, strict=True)):
+            if number == 3:
+                assert not hasattr(reply, "output")
+                await step(engine, ident, x[:, 2:3], at=2)
+            else:
+                close(reply.output, (await uncached(engine, "m", x[:, :3], 2)).output)
+            after = await step(engine, ident, x[:, 3:], at=3)
+            close(after.output, (await uncached(engine, "m", x, 3)).output)
 
     play(test)

@@ -16,11 +16,14 @@ from torch import Tensor
 
 from attention_contract.errors import CheckpointNotFound, InvalidCheckpoint
 from attention_service.modules.faults import reason
+from attention_service.modules.store_files import read_regular
 
 _DTYPES: Final = {"F16": "float16", "BF16": "bfloat16", "F32": "float32", "F64": "float64"}
 _SUFFIX: Final = ".safetensors"
 _SINGLE: Final = "model.safetensors"
 _INDEX: Final = ".safetensors.index.json"
+_JSON_BYTES: Final = 2**26
+"""The largest JSON file that is read."""
 
 
 @dataclass(frozen=True)
@@ -154,8 +157,12 @@ def _read_json(root: Path, folder: Path, name: str) -> dict[str, Any] | None:
     if file is None:
         return None
     try:
-        value = json.loads(file.read_bytes())
-    except (OSError, ValueError, RecursionError):
+        value = json.loads(read_regular(file, _JSON_BYTES))
+    except OSError as fault:
+        raise InvalidCheckpoint(
+            f"{name} of the checkpoint cannot be read: {reason(fault)}", param="checkpoint"
+        ) from fault
+    except (ValueError, RecursionError):
         value = None
     if not isinstance(value, dict):
         raise InvalidCheckpoint(f"{name} of the checkpoint is not a JSON object", param="checkpoint")

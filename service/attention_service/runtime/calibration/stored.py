@@ -21,12 +21,14 @@ import torch
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from attention_service.cost import Calibrated, Curves, Rates, Spread
-from attention_service.modules.store import sync
+from attention_service.modules.store_files import read_regular, sync
 from attention_service.runtime.calibration.plausibility import implausible_growth
 from attention_service.runtime.device import Device
 
 FORMAT: Final = 4
 """Raised where the same names come to mean other work."""
+_BYTES: Final = 2**20
+"""The largest calibration that is read."""
 MOST_LOG: Final = 30.0
 """Limit of a logarithm: a file with a larger one is damaged."""
 
@@ -73,7 +75,7 @@ class _File(BaseModel):
 def load(root: Path, device: Device) -> Stored | None:
     """Load the calibration of this device; None if there is none, or if it is damaged or implausible."""
     try:
-        told = _File.model_validate_json(_path(root, device).read_bytes())
+        told = _File.model_validate_json(read_regular(_path(root, device), _BYTES))
     except (OSError, ValidationError):
         return None
     if {"format": told.format, "device": told.device, "torch": told.torch, "threads": told.threads} != _facts(device):

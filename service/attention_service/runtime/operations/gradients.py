@@ -1,5 +1,6 @@
 """Gradients: ∂L/∂ of inputs, taps and parameters, from a given ∂L/∂output; of second order along directions."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
@@ -48,8 +49,8 @@ def prepare(module: Module | None, request: GradientsRequest, device: Device, ro
     check_taps(request.return_, bound.spec)
     selection = bind_selection(request.select, bound)
     check_edits(request.edits, bound)
-    targets = _targets(request, bound)
-    _check_upstream(request.upstream, bound)
+    targets = targets_of(request.wrt, tuple(request.tap_upstream or ()), bound)
+    check_upstream(request.upstream, bound)
     _check_tap_upstream(request, bound)
     _check_directions(request, targets, bound)
     taps = bool(targets.taps or request.tap_upstream)
@@ -63,7 +64,7 @@ def prepare(module: Module | None, request: GradientsRequest, device: Device, ro
         taps=frozenset(request.return_),
         returns_dropout_mask=returns_mask(request),
         edits=edit_actions(request.edits),
-        wrt=_kinds_of(targets),
+        wrt=kinds_of(targets),
     )
     plan = plan_request(bound, question, device, room, selection, request.edits)
 
@@ -74,12 +75,15 @@ def prepare(module: Module | None, request: GradientsRequest, device: Device, ro
     return Job(Prepared("gradients", plan, bound.dtype, device.torch, operation, watched), bound, module)
 
 
-def _targets(request: GradientsRequest, bound: Bound) -> Targets:
-    """Sort the names asked for by kind. Raises InvalidRequest for one that has no gradient here."""
-    upstreams = (UPSTREAM, *map(tap_upstream, request.tap_upstream or ()))
+def targets_of(names: Sequence[str], given: Sequence[str], bound: Bound) -> Targets:
+    """Sort the names asked for by kind. Raises InvalidRequest for one that has no gradient here.
+
+    given: the taps that L depends on beside the output.
+    """
+    upstreams = (UPSTREAM, *map(tap_upstream, given))
     parameters = tuple(bound.module.parameters if bound.module is not None else bound.learned)
     wanted: dict[str, None] = {}
-    for index, name in enumerate(request.wrt):
+    for index, name in enumerate(names):
         param = f"wrt.{index}"
         if name == "parameters" and parameters:
             wanted.update(dict.fromkeys(parameters))
@@ -110,13 +114,14 @@ def _targets(request: GradientsRequest, bound: Bound) -> Targets:
     )
 
 
-def _kinds_of(targets: Targets) -> frozenset[str]:
+def kinds_of(targets: Targets) -> frozenset[str]:
     """The kinds of leaves that gradients reach; taps lie on the way to the inputs."""
     inputs = {"inputs"} if targets.inputs or targets.taps else set()
     return frozenset(inputs | ({"parameters"} if targets.parameters else set()))
 
 
-def _check_upstream(upstream: Array | None, bound: Bound) -> None:
+def check_upstream(upstream: Array | None, bound: Bound) -> None:
+    """Raise ShapeMismatch unless ∂L/∂output has the output's shape."""
     if upstream is None:
         return
     expected = _output_shape(bound)
@@ -277,8 +282,11 @@ class Gradients:
         """A gradient in the shape of its subject: a tensor as it was sent, a tap as it would be returned."""
         if name in TAPS or name in self.targets.upstreams:
             return compute.in_reply(gradient, self.bound, tap_of(name) or ("output" if name == UPSTREAM else name))
-        gradient = gradient.detach()
-        if name not in INPUTS:  # a parameter's gradient has the computing dtype
-            return gradient
-        sent = getattr(self.request, name)
-        return gradient.to(TORCH_DTYPES[self.bound.reply_dtype]).reshape(sent.shape)
+        if name in INPUTS:
+            return as_sent(gradient, self.bound, getattr(self.request, name).shape)
+        return gradient.detach()  # a parameter's gradient has the computing dtype
+
+
+def as_sent(gradient: Tensor, bound: Bound, shape: Sequence[int]) -> Tensor:
+    """The gradient of an input in the reply's dtype, and in the shape that it was sent in."""
+    return gradient.detach().to(TORCH_DTYPES[bound.reply_dtype]).reshape(shape)

@@ -1,7 +1,7 @@
 """The kernel of a request: the one that it names, or the fastest that can compute it in the memory there is."""
 
 from difflib import get_close_matches
-from typing import NamedTuple
+from typing import Literal, NamedTuple
 
 from attention_contract.errors import InvalidRequest, KernelUnsuitable
 from attention_contract.schemas import accuracy
@@ -27,6 +27,8 @@ class Purpose(NamedTuple):
     """Forward passes in float64 of a gradient check."""
     top_k: int = 0
     """Keys that an inspection names for each query."""
+    half: Literal["forward", "backward"] | None = None
+    """The pass that runs now, if the two passes of gradients run apart."""
 
     @property
     def gradient(self) -> bool:

@@ -2,7 +2,7 @@
 
 from collections.abc import Hashable, Sequence
 from dataclasses import dataclass, replace
-from typing import NamedTuple
+from typing import Literal, NamedTuple
 
 import numpy as np
 
@@ -279,6 +279,8 @@ def _flops(work: Workload, kernel: str, purpose: Purpose) -> int:
     forward = cost.executed_flops(work, kernel)
     if purpose.gradient:
         backward = cost.executed_backward_flops(work, kernel)
+        if purpose.half is not None:
+            return forward if purpose.half == "forward" else backward
         return forward + backward * (1 + cost.SECOND_PASSES * purpose.double_backward)
     return forward + (cost.flops(cost.exactly(work), masked=False).total if work.reported else 0)
 
@@ -299,7 +301,16 @@ def _peak_bytes(work: Workload, kernel: str, purpose: Purpose, room: int) -> int
 def _predicted(work: Workload, kernel: str, purpose: Purpose, clock: Clock) -> Estimate:
     match purpose.operation:
         case "gradients":
-            return clock.gradients(work, kernel, twice=purpose.double_backward, checks=purpose.checks)
+            both = clock.gradients(work, kernel, twice=purpose.double_backward, checks=purpose.checks)
+            return both if purpose.half is None else _half(purpose.half, clock.forward(work, kernel), both)
         case "weights":
             return clock.inspection(work, named=purpose.top_k)
     return clock.forward(work, kernel)
+
+
+def _half(half: Literal["forward", "backward"], forward: Estimate, both: Estimate) -> Estimate:
+    """The time of one of two passes, of which the time of the first and of both together are known."""
+    if half == "forward" or both.median <= forward.median:
+        return forward
+    share = 1 - forward.median / both.median
+    return Estimate(both.median * share, both.low * share, both.high * share)

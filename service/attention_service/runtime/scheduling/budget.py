@@ -8,7 +8,7 @@ from collections import Counter, deque
 from collections.abc import Callable
 from typing import Final, Self, TypeVar
 
-from attention_contract.errors import AttentionError, NeverFits, OverBudget, Overloaded
+from attention_contract.errors import AttentionError, NeverFits, NoRoom, OverBudget, Overloaded
 
 RefusalT = TypeVar("RefusalT", bound=AttentionError)
 REQUEST: Final = "the request needs an estimated {need} bytes at its peak"
@@ -24,8 +24,13 @@ class Budget:
         self.in_flight = 0
         self.bodies = 0
         """Bytes of the bodies that are being read, decoded or answered."""
-        self.refused: Counter[str] = Counter(dict.fromkeys((NeverFits.code, OverBudget.code, Overloaded.code), 0))
+        self.replies = 0
+        """Bytes of the replies that are being sent."""
+        codes = (NeverFits.code, OverBudget.code, Overloaded.code, NoRoom.code)
+        self.refused: Counter[str] = Counter(dict.fromkeys(codes, 0))
         """Refused requests, by the error's code."""
+        self.trim: Callable[[], None] = lambda: None
+        """Called when bytes were taken; gives up what is kept only while there is room."""
         self._resident_bytes = resident_bytes
         self._max_waiting = max_waiting
         self._waiting: deque[tuple[int, asyncio.Future[None]]] = deque()
@@ -44,7 +49,7 @@ class Budget:
     @property
     def free(self) -> int:
         """Bytes that could be admitted now."""
-        return max(self.total - self._resident_bytes() - self.in_flight, 0)
+        return max(self.total - self._resident_bytes() - self.in_flight - self.replies, 0)
 
     @property
     def spare(self) -> int:
@@ -75,13 +80,15 @@ class Budget:
 
     def take(self, need: int) -> bool:
         """Take bytes at once, to be given back by ``release``. False if they are not free, or others wait."""
-        beside = self.total - self._resident_bytes()
-        if self._waiting or self._admitted > self._max_waiting:
-            return False
-        if need > beside - self.in_flight or need > self.device_bytes:
+        if self._waiting or self._admitted > self._max_waiting or not self._fits(need):
             return False
         self._take(need)
         return True
+
+    def _fits(self, need: int) -> bool:
+        """True if these bytes are free beside bodies and replies, or beside replies if nothing else was admitted."""
+        free = self.total - self._resident_bytes() - self.in_flight - self.replies
+        return need <= min(free - (self.bodies if self._admitted else 0), self.device_bytes)
 
     async def acquire(self, need: int) -> None:
         """Take this many bytes of the budget, to be given back by ``release``; wait in order of arrival for them.
@@ -110,6 +117,7 @@ class Budget:
     def take_more(self, more: int) -> None:
         """Take what is ``spare``, for requests that were admitted, to be given back by ``release_more``."""
         self.in_flight += more
+        self.trim()
 
     def release_more(self, more: int) -> None:
         """Give back what ``take_more`` took."""
@@ -119,22 +127,43 @@ class Budget:
     def body(self) -> "Body":
         """Count a body, until the block ends whose context this is.
 
-        Bodies take nothing from computations, nor do they wait: who sends slowly would keep them waiting.
+        Bodies do not wait, and one computation at a time goes on beside them: callers who send slowly stop nobody.
         """
         return Body(self)
 
     def check_body(self, held: int, more: int) -> None:
         """Raise unless a body that holds so many bytes can have so many more.
 
-        NeverFits or OverBudget where it alone is more than there is, and Overloaded where it is with the others.
+        NeverFits or OverBudget where it alone is more than there is, and Overloaded where bodies and replies are more
+        than half of the room together.
         """
         self.check(held + more, "the body needs at least {need} bytes", "Send less at a time")
-        if self.bodies + more > self.room:
+        limit = self.room // 2
+        if self.bodies > held and self.bodies + self.replies + more > limit:
             raise self._refusal(
                 Overloaded(
-                    f"bodies of {self.bodies} bytes are being read or answered, and this one has at least "
-                    f"{held + more}; together they may have {self.room}; try again in a moment",
-                    limit_bytes=self.room,
+                    f"bodies and replies of {self.bodies + self.replies - held} bytes are being read or sent, and this "
+                    f"body has at least {held + more}; together they may have {limit}, half of what memory_budget "
+                    "leaves beside the resident modules; try again in a moment",
+                    limit_bytes=limit,
+                )
+            )
+
+    def check_reply(self, size: int) -> None:
+        """Raise NoRoom unless a reply of this many bytes can wait for its reader.
+
+        Callers who read slowly keep memory from computations, so their replies may take half of the room, or one
+        reply more than that.
+        """
+        limit = self.room // 2
+        if self.replies and self.replies + size > limit:
+            raise self._refusal(
+                NoRoom(
+                    f"replies of {self.replies} bytes wait for their readers, and this one has {size}; together they "
+                    f"may have {limit}, half of what memory_budget leaves beside the resident modules. Try again in a "
+                    "moment, or ask for less at a time",
+                    limit_bytes=limit,
+                    needed_bytes=self.replies + size,
                 )
             )
 
@@ -145,6 +174,7 @@ class Budget:
     def _take(self, need: int) -> None:
         self.in_flight += need
         self._admitted += 1
+        self.trim()
 
     async def _turn(self, need: int) -> None:
         """Wait until these bytes have been taken for the caller, who is first in line then."""
@@ -173,7 +203,7 @@ class Budget:
                 self._waiting.popleft()
                 turn.set_exception(refusal)
                 continue
-            if need > self.free:
+            if not self._fits(need):
                 return
             self._waiting.popleft()
             self._take(need)
@@ -181,13 +211,16 @@ class Budget:
 
 
 class Body:
-    """The memory of one body: taken as it comes, given back at the latest when the block ends whose context this is."""
+    """The memory of one body, taken as it comes, and then of the reply to it.
 
-    __slots__ = ("_budget", "_held")
+    It is given back at the latest when the block ends whose context this is.
+    """
+
+    __slots__ = ("_budget", "_held", "_reply")
 
     def __init__(self, budget: Budget) -> None:
         self._budget = budget
-        self._held = 0
+        self._held = self._reply = 0
 
     def __enter__(self) -> Self:
         return self
@@ -197,8 +230,12 @@ class Body:
 
     def give_back(self) -> None:
         """Give back all that was taken."""
+        if not self._held and not self._reply:
+            return
         self._budget.bodies -= self._held
-        self._held = 0
+        self._budget.replies -= self._reply
+        self._held = self._reply = 0
+        self._budget.wake()
 
     def expect(self, size: int) -> None:
         """Raise what ``Budget.check_body`` does for a body of this many bytes in all, without taking them."""
@@ -209,3 +246,10 @@ class Body:
         self._budget.check_body(self._held, more)
         self._held += more
         self._budget.bodies += more
+
+    def become_reply(self, size: int) -> None:
+        """Give the body back, and take this many bytes for a reply until it is sent. Raises NoRoom."""
+        self.give_back()
+        self._budget.check_reply(size)
+        self._reply = size
+        self._budget.replies += size

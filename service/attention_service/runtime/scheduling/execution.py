@@ -33,6 +33,7 @@ from attention_service.runtime.scheduling.joint_passes import (
     run_alone,
 )
 from attention_service.runtime.scheduling.lane import Lane
+from attention_service.runtime.scheduling.watchdog import Watchdog
 
 log = logging.getLogger(__name__)
 ResultT = TypeVar("ResultT")
@@ -51,7 +52,9 @@ _SIDE = 128
 class Execution:
     """Runs admitted work on one device. Used from the event loop only."""
 
-    def __init__(self, device: Device, budget: Budget, watch: Callable[[Observation], None]) -> None:
+    def __init__(
+        self, device: Device, budget: Budget, watch: Callable[[Observation], None], watchdog: Watchdog
+    ) -> None:
         """``watch`` receives every run that ended well."""
         self.hold_s = 0.0
         """Jobs that might take longer go to a thread. Set by ``measure``."""
@@ -60,7 +63,7 @@ class Execution:
         self._device = device
         self._budget = budget
         self._watch = watch
-        self._short, self._long = Lane(device, long=False), Lane(device, long=True)
+        self._short, self._long = Lane(device, watchdog, long=False), Lane(device, watchdog, long=True)
         self._turn: asyncio.Handle | None = None
         """The end of this turn, if a job came."""
         self._turn_began = 0.0

@@ -142,11 +142,11 @@ class Pass:
 
     def run(self, device: Device) -> Outcome:
         """Run the pass; blocks. Jobs that fail together run again, each alone, so that only those at fault fail."""
-        device.await_parameters()
         with cancellable(self.cancellation):
             if self.batch is not None:
                 with suppress(Exception):  # whoever is at fault hears of it when it runs alone
                     return self._together(self.batch, device)
+                device.give_back_cached()  # the pass may have run out of memory
             outcome = Outcome()
             for waiting in self.taken:
                 outcome.answers.append(None if waiting.done.done() else _alone(waiting, device, outcome.runs))
@@ -169,6 +169,7 @@ def run_alone(job: Job, clock: Clock, admitted: float, device: Device) -> tuple[
     except Exception as fault:
         if _out_of_memory(fault):
             raise _never_fits(job) from fault
+        device.note(fault)
         raise
     seconds = ended - started
     return Ended(fields, job.plan, started - admitted, seconds), Observation(
@@ -185,6 +186,7 @@ def _alone(waiting: Waiting, device: Device, runs: list[Observation]) -> Any:
     """The answer to one of the waiting. A job that ends well is added to the runs."""
     try:
         if waiting.job is None:
+            device.await_parameters()
             return waiting.work()
         ended, observation = run_alone(waiting.job, waiting.clock, waiting.admitted, device)
     except Abandoned:  # the caller left, or the server stops
@@ -196,6 +198,7 @@ def _alone(waiting: Waiting, device: Device, runs: list[Observation]) -> Any:
 
 
 def _timed(work: Callable[[], Any], device: Device) -> tuple[Any, float, float, int | None]:
+    device.await_parameters()
     peak = device.peak_meter()
     started = time.monotonic()
     result = work()

@@ -10,6 +10,7 @@ from contextlib import suppress
 
 from attention_service.runtime.device import Device
 from attention_service.runtime.scheduling.joint_passes import Outcome, Pass, Waiting
+from attention_service.runtime.scheduling.watchdog import Watchdog
 
 _PATIENCE = 5
 """The niceness of the thread for long work: the system runs short work and the event loop first."""
@@ -18,7 +19,7 @@ _PATIENCE = 5
 class Lane:
     """One thread and its queue. Used from the event loop only."""
 
-    def __init__(self, device: Device, *, long: bool) -> None:
+    def __init__(self, device: Device, watchdog: Watchdog, *, long: bool) -> None:
         self.long = long
         """True for the lane of long work, which gives way to the other."""
         self.waiting: deque[Waiting] = deque()
@@ -27,6 +28,7 @@ class Lane:
         self.running: Pass | None = None
         """The pass on the thread."""
         self._device = device
+        self._watchdog = watchdog
         self._thread = self._started()
 
     def add(self, waiting: Waiting) -> None:
@@ -55,7 +57,7 @@ class Lane:
 
     def submit(self, following: Pass, ended: Callable[[Pass, Outcome], None]) -> None:
         """Run a pass on the thread; ``ended`` hears of it on the event loop. Raises RuntimeError after ``stop``."""
-        future = self._thread.submit(following.run, self._device)
+        future = self._thread.submit(self._run, following)
         self.running = following
         loop = asyncio.get_running_loop()
 
@@ -69,6 +71,14 @@ class Lane:
             ended(following, done.result() if fault is None else Outcome([fault] * len(following.taken)))
 
         future.add_done_callback(after_pass)
+
+    def _run(self, following: Pass) -> Outcome:
+        """In the thread: run a pass under the eyes of the watchdog."""
+        plan = following.plan
+        expected = 0.0 if plan is None else plan.predicted.high
+        name = f"the {'long' if self.long else 'short'} lane of {self._device.place}"
+        with self._watchdog.watching(name, following.cancellation, expected):
+            return following.run(self._device)
 
     def remove(self, waiting: Waiting) -> bool:
         """Take a job out of the queue, or stop the running pass if nobody waits for it. True if it had not begun."""

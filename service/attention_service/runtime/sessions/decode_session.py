@@ -11,6 +11,7 @@ import numpy as np
 from attention_contract.schemas.sessions import Policy, SessionInfo, StepReply
 from attention_service.core.arrays import TORCH_DTYPES
 from attention_service.modules.resident import Module
+from attention_service.runtime.callers import caller
 from attention_service.runtime.scheduling.jobs import Ending
 from attention_service.runtime.sessions.block_table import BlockTable
 from attention_service.runtime.sessions.pages import PageKind, Slab
@@ -47,6 +48,8 @@ class DecodeSession:
     capacity: int | None = None
     pinned: bool = False
     parent: str | None = None
+    owner: str = field(default_factory=lambda: caller.get().name)
+    """The name of the caller who opened it."""
     used_at: float = field(default_factory=time.monotonic)
     """Seconds of ``time.monotonic`` at the end of the last request."""
     step: str | None = None

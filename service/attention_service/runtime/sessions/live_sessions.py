@@ -35,6 +35,7 @@ from attention_contract.schemas.sessions import (
 from attention_contract.schemas.weights import WeightsReply
 from attention_service.core import decoding
 from attention_service.modules.resident import Module
+from attention_service.runtime.callers import caller
 from attention_service.runtime.operations import gradients, weights
 from attention_service.runtime.operations.operation import Fields
 from attention_service.runtime.operations.recurrent import check_past
@@ -55,10 +56,13 @@ log = logging.getLogger(__name__)
 class Sessions:
     """The sessions of one engine. Used from the event loop only."""
 
-    def __init__(self, host: Host, ttl_s: float, limit: int, pinned_limit: int) -> None:
-        """``limit`` and ``pinned_limit``: bytes that the pages of all and of pinned sessions may take."""
+    def __init__(self, host: Host, ttl_s: float, limit: int, pinned_limit: int, most: int = 4096) -> None:
+        """``limit`` and ``pinned_limit``: bytes that the pages of all and of pinned sessions may take.
+
+        ``most``: the number of sessions.
+        """
         self.pool = PagePool()
-        self.registry = SessionRegistry(host.check_ready, host.budget.wake)
+        self.registry = SessionRegistry(host.check_ready, host.budget.wake, most)
         self._host = host
         self._compiled: set[torch.dtype] = set()
         self._ttl_s = ttl_s
@@ -88,7 +92,7 @@ class Sessions:
         sequences = request.sequences or (1 if past is None else past[0].shape[0])
         session = self._new(module, sequences, request)
         if request.share and past is None and session.keeper is None:
-            session.prefixes = [Prefix(module.version.encode()) for _ in session.tables]
+            session.prefixes = [Prefix(_salt(module)) for _ in session.tables]
         try:
             self._room.reserve(session, request.capacity or 0)
             if past is not None:
@@ -113,10 +117,11 @@ class Sessions:
         return self.registry.get(id).info()
 
     def listing(self) -> SessionList:
-        """Every session, and the memory of all."""
+        """Every session of the caller, and the memory of all."""
         self.registry.expire()
+        asks = caller.get()
         return SessionList(
-            sessions=[session.info() for session in self.registry.live],
+            sessions=[session.info() for session in self.registry.live if asks.may_use(session.owner)],
             page_tokens=PAGE_TOKENS,
             pages=self.pool.pages,
             shared_pages=self.pool.shared_pages,
@@ -350,6 +355,15 @@ class Sessions:
         session.length = length
         if session.prefixes is not None and not all(prefix.cut(length) for prefix in session.prefixes):
             session.prefixes = None
+
+
+def _salt(module: Module) -> bytes:
+    """The beginning of the names of shared pages: pages are shared by the sessions of one owner.
+
+    Otherwise the bytes of a session would tell its owner which pasts others have.
+    """
+    asks = caller.get()
+    return module.version.encode() + (b"" if asks.manages else b"/" + asks.name.encode())
 
 
 def _check_source(source: DecodeSession, module: Module, request: OpenSession) -> None:

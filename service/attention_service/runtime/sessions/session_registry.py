@@ -7,8 +7,9 @@ from collections.abc import AsyncIterator, Callable, Collection
 from contextlib import asynccontextmanager
 from functools import partial
 
-from attention_contract.errors import SessionGone, SessionNotFound
+from attention_contract.errors import Overloaded, SessionGone, SessionNotFound
 from attention_service.modules.resident import Module
+from attention_service.runtime.callers import caller
 from attention_service.runtime.sessions.decode_session import DecodeSession
 from attention_service.runtime.sessions.page_room import due
 
@@ -22,8 +23,11 @@ _RUN_BYTES, _ID_BYTES = 4, 8
 class SessionRegistry:
     """Live sessions by id. Used from the event loop only."""
 
-    def __init__(self, check_ready: Callable[[], None], freed: Callable[[], None]) -> None:
-        """``check_ready`` raises unless work is taken; ``freed`` is called when pages may have been freed."""
+    def __init__(self, check_ready: Callable[[], None], freed: Callable[[], None], most: int = 4096) -> None:
+        """``check_ready`` raises unless work is taken; ``freed`` is called when pages may have been freed.
+
+        ``most``: the number of sessions that may live at a time.
+        """
         self.counts: Counter[str] = Counter(
             dict.fromkeys(("opened", "deleted", "expired", "evicted", "steps", "tokens"), 0)
         )
@@ -32,11 +36,12 @@ class SessionRegistry:
         """Bytes of the replies that are kept."""
         self._check_ready = check_ready
         self._freed = freed
+        self._most = most
         self._live: dict[str, DecodeSession] = {}
         self._modules: Counter[Module] = Counter()
         """The number of live sessions of each module."""
-        self._ended: OrderedDict[str, str] = OrderedDict()
-        """The reason why each of these sessions is gone."""
+        self._ended: OrderedDict[str, tuple[str, str]] = OrderedDict()
+        """The reason why each of these sessions is gone, and its owner."""
         self._run = secrets.token_hex(_RUN_BYTES)
         """Begins the ids of this run of the server, so that those of a former one are known."""
         self._sweep: asyncio.TimerHandle | None = None
@@ -55,7 +60,16 @@ class SessionRegistry:
         return self._modules.keys()
 
     def new_id(self) -> str:
-        """An id that nobody can guess."""
+        """An id that nobody can guess. Raises Overloaded if there are too many sessions."""
+        if len(self._live) >= self._most:
+            self.expire()
+        if len(self._live) >= self._most:
+            raise Overloaded(
+                f"the server has {len(self._live)} sessions; max_sessions allows {self._most}. Delete those that "
+                "are not needed",
+                limit=self._most,
+                actual=len(self._live) + 1,
+            )
         return f"{self._run}-{secrets.token_hex(_ID_BYTES)}"
 
     def add(self, session: DecodeSession) -> DecodeSession:
@@ -75,14 +89,16 @@ class SessionRegistry:
             self._sweep = None
 
     def get(self, id: str) -> DecodeSession:  # noqa: A002
-        """The live session of this id. Raises SessionGone and SessionNotFound."""
-        if (session := self._live.get(id)) is not None:
+        """The live session of this id, if it is the caller's. Raises SessionGone and SessionNotFound."""
+        if (session := self._live.get(id)) is not None and caller.get().may_use(session.owner):
             for expired in due([session]):
                 self.end(expired, "expired")
             if session.gone is None:
                 return session
         run, dash, number = id.partition("-")
-        reason = self._ended.get(id)
+        reason, owner = self._ended.get(id, (None, ""))
+        if reason is not None and not caller.get().may_use(owner):
+            reason = None
         if reason is None and dash and len(run) == 2 * _RUN_BYTES and len(number) == 2 * _ID_BYTES and run != self._run:
             reason = "restarted"
         if reason is None:
@@ -143,7 +159,7 @@ class SessionRegistry:
             del self._modules[session.module]
         session.gone = reason
         self.forget_reply(session)
-        self._ended[session.id] = reason
+        self._ended[session.id] = reason, session.owner
         if len(self._ended) > _REMEMBERED:
             self._ended.popitem(last=False)
         self.counts[reason] += 1

@@ -1,0 +1,221 @@
+"""API keys and the file that keeps their hashes, ``<models_dir>/keys.json``.
+
+A key is 256 random bits, so that one SHA-256 is enough: a salt and a slow hash protect passwords that can be guessed,
+and nobody guesses 256 bits. The key itself is shown once, when it is made.
+"""
+
+import fcntl
+import hmac
+import ipaddress
+import os
+import re
+import secrets
+import stat
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from hashlib import sha256
+from pathlib import Path
+from typing import Final
+
+import structlog
+from pydantic import BaseModel, ConfigDict, ValidationError, field_validator
+
+from attention_service.api.access.audit import note
+from attention_service.api.access.scopes import KeyScope, Scopes
+from attention_service.runtime.callers import Caller
+
+log = structlog.get_logger(__name__)
+FILE: Final = "keys.json"
+PREFIX: Final = "attn_"
+"""Begins every key, so that scanners for secrets find one that leaks."""
+_NAME: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]{0,63}")
+_LOOK_S: Final = 0.5
+"""Seconds between two looks at the file."""
+
+
+class KeyEntry(BaseModel):
+    """One key in the file."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    name: str
+    scopes: list[KeyScope]
+    sha256: str
+    """The hash of the key, in hexadecimal."""
+    created: datetime
+
+    @field_validator("name")
+    @classmethod
+    def _check_name(cls, name: str) -> str:
+        return check_name(name)
+
+    @field_validator("sha256")
+    @classmethod
+    def _check_hash(cls, text: str) -> str:
+        if len(bytes.fromhex(text)) != sha256().digest_size:
+            raise ValueError("expected 64 hexadecimal digits")
+        return text
+
+
+class KeyList(BaseModel):
+    """The file of keys."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    keys: list[KeyEntry] = []
+
+
+@dataclass(frozen=True, slots=True)
+class HeldKey:
+    """A key that the server knows."""
+
+    digest: bytes
+    caller: Caller
+    scopes: Scopes
+
+
+def check_name(name: str) -> str:
+    """Return the name of a key. Raises ValueError for one that is not fit, or that reads as an address."""
+    if _NAME.fullmatch(name) is None:
+        raise ValueError("expected up to 64 letters, digits, - and _, beginning with a letter or digit")
+    with suppress(ValueError):
+        ipaddress.ip_address(name)
+        raise ValueError("expected a name that is no address")
+    return name
+
+
+def read_keys(root: Path) -> list[KeyEntry]:
+    """The keys of a model repository. Raises OSError, and ValueError for a file that is no list of keys."""
+    try:
+        return KeyList.model_validate_json((root / FILE).read_bytes()).keys
+    except FileNotFoundError:
+        return []
+
+
+def create_key(root: Path, name: str, scopes: Sequence[KeyScope]) -> str:
+    """Make a key, keep its hash and return it. Raises ValueError for a name that is taken or not fit."""
+    key = PREFIX + secrets.token_urlsafe(32)
+    with _locked(root):
+        keys = read_keys(root)
+        if any(each.name == name for each in keys):
+            raise ValueError(f"there is a key named {name!r}; revoke it first, or take another name")
+        entry = KeyEntry(
+            name=check_name(name),
+            scopes=sorted(set(scopes)),
+            sha256=sha256(key.encode()).hexdigest(),
+            created=datetime.now(UTC).replace(microsecond=0),
+        )
+        _write(root, [*keys, entry])
+    return key
+
+
+def revoke_key(root: Path, name: str) -> None:
+    """Remove a key. Raises ValueError if there is none of this name."""
+    with _locked(root):
+        keys = read_keys(root)
+        kept = [each for each in keys if each.name != name]
+        if len(kept) == len(keys):
+            raise ValueError(f"there is no key named {name!r}; it is one of {', '.join(each.name for each in keys)}")
+        _write(root, kept)
+
+
+def _write(root: Path, keys: Sequence[KeyEntry]) -> None:
+    """Replace the file, which only its owner can read, or leave it as it was."""
+    staged = root / f".{FILE}-{secrets.token_hex(8)}"
+    descriptor = os.open(staged, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
+    try:
+        with os.fdopen(descriptor, "w", encoding="utf-8") as file:
+            file.write(KeyList(keys=list(keys)).model_dump_json(indent=2) + "\n")
+            file.flush()
+            os.fsync(file.fileno())
+        os.replace(staged, root / FILE)
+    finally:
+        staged.unlink(missing_ok=True)
+    folder = os.open(root, os.O_RDONLY)
+    try:
+        os.fsync(folder)
+    finally:
+        os.close(folder)
+
+
+@contextmanager
+def _locked(root: Path) -> Iterator[None]:
+    """Let one writer at a time change the file."""
+    root.mkdir(parents=True, exist_ok=True)
+    descriptor = os.open(root, os.O_RDONLY)
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX)
+        yield
+    finally:
+        os.close(descriptor)
+
+
+class KeyRing:
+    """The keys of a running server, read again when the file changes."""
+
+    def __init__(self, root: Path) -> None:
+        self._root = root
+        self._keys: list[HeldKey] = []
+        self._seen: tuple[int, int, int] | None = None
+        self._next_look = 0.0
+        self._refresh(first=True)
+
+    def __len__(self) -> int:
+        """Return the number of keys."""
+        return len(self._keys)
+
+    def find(self, key: bytes) -> HeldKey | None:
+        """The known key that equals this one, in a time that does not depend on it."""
+        self._look()
+        digest, found = sha256(key).digest(), None
+        for each in self._keys:
+            if hmac.compare_digest(each.digest, digest):
+                found = each
+        return found
+
+    def holds(self, key: HeldKey) -> bool:
+        """Return True unless the key was revoked since, or has other scopes."""
+        self._look()
+        return key in self._keys
+
+    def _look(self) -> None:
+        if (now := time.monotonic()) >= self._next_look:
+            self._next_look = now + _LOOK_S
+            self._refresh()
+
+    def _refresh(self, *, first: bool = False) -> None:
+        """Read the file if it changed. One that cannot be read lets nobody in."""
+        path = self._root / FILE
+        try:
+            facts = path.stat()
+        except OSError:
+            seen = None
+        else:
+            seen = facts.st_ino, facts.st_size, facts.st_mtime_ns
+            if seen != self._seen and stat.S_IMODE(facts.st_mode) & 0o077:
+                log.warning("others can read or write the file of keys; chmod 600", path=str(path))
+        if seen == self._seen and not first:
+            return
+        self._seen = seen
+        before = {each.caller.name for each in self._keys}
+        try:
+            self._keys = [_held(each) for each in read_keys(self._root)]
+        except (OSError, ValidationError) as fault:
+            self._keys = []
+            log.error("the file of keys cannot be read; every key is refused", path=str(path), reason=_reason(fault))
+        after = {each.caller.name for each in self._keys}
+        if not first:
+            note("operator", "keys", added=sorted(after - before), removed=sorted(before - after))
+
+
+def _held(entry: KeyEntry) -> HeldKey:
+    return HeldKey(bytes.fromhex(entry.sha256), Caller(entry.name, "manage" in entry.scopes), frozenset(entry.scopes))
+
+
+def _reason(fault: OSError | ValidationError) -> str:
+    if isinstance(fault, OSError):
+        return fault.strerror or type(fault).__name__
+    return "; ".join(f"{'.'.join(map(str, each['loc']))}: {each['msg']}" for each in fault.errors()[:4])

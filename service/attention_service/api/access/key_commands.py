@@ -1,0 +1,82 @@
+"""The commands ``attention keys create``, ``list`` and ``revoke``."""
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Annotated, cast
+
+import typer
+from pydantic import ValidationError
+
+from attention_service.api.access.api_keys import FILE, create_key, read_keys, revoke_key
+from attention_service.api.access.scopes import EVERY, KeyScope
+from attention_service.settings import Settings
+
+app = typer.Typer(
+    name="attention keys",
+    help="The API keys of the server with this model repository. A running server notices a change within a second.",
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+)
+ModelsDir = Annotated[
+    Path | None, typer.Option(help="The model repository of the server; default: ATTENTION_MODELS_DIR.")
+]
+Scope = Annotated[
+    list[str], typer.Option(metavar="SCOPE", help=f"One of {', '.join(sorted(EVERY))}; several if repeated.")
+]
+Name = Annotated[str, typer.Argument(help="Up to 64 letters, digits, - and _.")]
+
+
+@app.command()
+def create(
+    name: Name,
+    scope: Scope = ["infer", "inspect"],  # noqa: B006
+    models_dir: ModelsDir = None,
+) -> None:
+    """Make a key and print it, this once: the server keeps its hash alone."""
+    if unknown := set(scope) - EVERY:
+        raise typer.BadParameter(f"{unknown.pop()!r} is none of {', '.join(sorted(EVERY))}", param_hint="--scope")
+    typer.echo(create_key(_root(models_dir), name, cast("Sequence[KeyScope]", scope)))
+    typer.echo(f"key {name} may {', '.join(sorted(set(scope)))}; send it as ATTENTION_API_KEY", err=True)
+
+
+@app.command("list")
+def list_keys(models_dir: ModelsDir = None) -> None:
+    """List names, scopes and ages of the keys."""
+    for key in read_keys(_root(models_dir)):
+        typer.echo(f"{key.name:<24} {','.join(key.scopes):<32} {key.created:%Y-%m-%d %H:%M}")
+
+
+@app.command()
+def revoke(name: Name, models_dir: ModelsDir = None) -> None:
+    """Remove a key. Requests that already run with it end as they would."""
+    revoke_key(_root(models_dir), name)
+    typer.echo(f"key {name} is revoked", err=True)
+
+
+def keys(arguments: Sequence[str]) -> int:
+    """Run ``attention keys``. Returns the exit status."""
+    try:
+        app(list(arguments), prog_name=app.info.name)
+    except SystemExit as end:
+        return int(end.code or 0)
+    except ValidationError as fault:
+        problem = fault.errors()[0]
+        typer.echo(f"{FILE}: {'.'.join(map(str, problem['loc']))}: {problem['msg']}", err=True)
+        return 1
+    except OSError as fault:
+        typer.echo(f"--models-dir (ATTENTION_MODELS_DIR): {fault.strerror}: {fault.filename}", err=True)
+        return 1
+    except ValueError as fault:
+        typer.echo(str(fault), err=True)
+        return 1
+    return 0
+
+
+def _root(given: Path | None) -> Path:
+    """The model repository. Raises ValueError if the settings are wrong."""
+    try:
+        return given or Settings().models_dir
+    except ValidationError as fault:
+        names = ", ".join(f"ATTENTION_{str(each['loc'][0]).upper()}: {each['msg']}" for each in fault.errors())
+        raise ValueError(names) from None

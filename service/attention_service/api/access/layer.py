@@ -1,0 +1,163 @@
+"""The layer in front of everything: who asks, from where, and with which scopes.
+
+Each request passes, in this order: Host, the site of the page that sent it, the key. Routes then ask for their scopes
+(``scopes.guard``). Health checks pass without any of it.
+"""
+
+import base64
+import binascii
+from functools import lru_cache
+from typing import Final
+
+from starlette.middleware.cors import CORSMiddleware
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from attention_contract.errors import AttentionError, Unauthorized
+from attention_contract.wire import VERSION_HEADER
+from attention_service.api import problems
+from attention_service.api.access.api_keys import HeldKey, KeyRing, read_keys
+from attention_service.api.access.scopes import EVERY, HELD, OPEN_PATHS, Scopes
+from attention_service.api.access.sites import Hosts, check_single, check_site, is_loopback
+from attention_service.api.negotiation import Headers
+from attention_service.runtime.callers import Caller, caller
+from attention_service.settings import Settings, listed
+
+PROTOCOL: Final = "attention.v1"
+"""The subprotocol of a stream. A browser, which cannot set headers, offers it beside one that carries the key."""
+_KEY_PROTOCOL: Final = b"attention.key."
+_POLICY: Final = 1008
+"""The code of a WebSocket that is closed because of who uses it (RFC 6455, section 7.4.1)."""
+_SINGLE: Final = frozenset({b"host", b"origin", b"authorization", b"content-type", b"sec-fetch-site"})
+_METHODS: Final = ("GET", "HEAD", "POST", "PUT", "DELETE")
+_EXPOSED: Final = ("ETag", "Location", "Retry-After", "X-Request-ID", VERSION_HEADER)
+
+
+def needs_keys(settings: Settings) -> bool:
+    """True if every request needs a key: the setting, or else whether anybody but this machine can ask."""
+    if settings.require_keys is not None:
+        return settings.require_keys
+    return not is_loopback(settings.host) or bool(settings.trusted_proxies)
+
+
+class Access:
+    """Middleware that lets a request in, or answers it with 401, 403 or 421."""
+
+    def __init__(self, app: ASGIApp, settings: Settings, keys: KeyRing) -> None:
+        self.app = app
+        self._needed = needs_keys(settings)
+        self._hosts = Hosts(settings.host, listed(settings.allowed_hosts), keys=self._needed)
+        self._origins = frozenset(listed(settings.allowed_origins))
+        self._keys = keys
+        self._for_pages = CORSMiddleware(
+            self._admit, self._origins, _METHODS, ["*"], expose_headers=_EXPOSED, max_age=600
+        )
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Answer one request, or let it in."""
+        if scope["type"] == "lifespan" or scope["path"] in OPEN_PATHS:
+            await self.app(scope, receive, send)
+            return
+        lines = scope["headers"]
+        headers = dict(lines)
+        try:
+            if len(headers) < len(lines):
+                check_single(lines, _SINGLE)
+            self._hosts.check(headers)
+            page = check_site(scope.get("method", "GET"), headers, self._origins)
+        except AttentionError as error:
+            await problems.render(error)(scope, receive, send)
+            return
+        scope["attention.headers"] = headers
+        if page is None:
+            await self._admit(scope, receive, send)
+        else:
+            await self._for_pages(scope, receive, send)
+
+    async def _admit(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Find out who asks, and let the request in."""
+        headers: Headers = scope.pop("attention.headers")
+        try:
+            asks, scope[HELD], held = self._who(scope, headers)
+        except Unauthorized as error:
+            response = problems.render(error)
+            response.headers["WWW-Authenticate"] = _challenge(headers)
+            await response(scope, receive, send)
+            return
+        caller.set(asks)
+        if held is not None and scope["type"] == "websocket":
+            receive = self._while_held(held, receive, send)
+        await self.app(scope, receive, send)
+
+    def _while_held(self, held: HeldKey, receive: Receive, send: Send) -> Receive:
+        """Receive the messages of a WebSocket, and close it at the first one after its key was revoked."""
+
+        async def checked() -> Message:
+            message = await receive()
+            if message["type"] == "websocket.receive" and not self._keys.holds(held):
+                await send({"type": "websocket.close", "code": _POLICY, "reason": "the API key was revoked"})
+                return {"type": "websocket.disconnect", "code": _POLICY}
+            return message
+
+        return checked
+
+    def _who(self, scope: Scope, headers: Headers) -> tuple[Caller, Scopes, HeldKey | None]:
+        """The caller of a request, its scopes, and its key. Raises Unauthorized without a known one if it is needed."""
+        key = _key_of(headers)
+        if key is not None and (held := self._keys.find(key)) is not None:
+            return held.caller, held.scopes, held
+        if not self._needed:  # other credentials may be for a proxy
+            client = scope.get("client")
+            return _at(client[0] if client else "local"), EVERY, None
+        if key is None:
+            raise Unauthorized(
+                "this server needs an API key; send it as `Authorization: Bearer KEY` (in the client: api_key or "
+                "ATTENTION_API_KEY). Its operator makes one with: attention keys create NAME"
+            )
+        raise Unauthorized("the API key is not known, or was revoked; ask the operator of this server for another")
+
+
+def _key_of(headers: Headers) -> bytes | None:
+    """The key of a request: of a bearer, the password of a browser, or a subprotocol; None without one."""
+    given = headers.get(b"authorization")
+    if given is not None:
+        kind, _, credentials = given.strip().partition(b" ")
+        if kind.lower() == b"bearer":
+            return credentials.strip()
+        return _password(credentials) if kind.lower() == b"basic" else None
+    if (protocols := headers.get(b"sec-websocket-protocol")) is not None:
+        for offered in protocols.split(b","):
+            if offered.strip().startswith(_KEY_PROTOCOL):
+                return offered.strip().removeprefix(_KEY_PROTOCOL)
+    return None
+
+
+def _password(credentials: bytes) -> bytes | None:
+    try:
+        return base64.b64decode(credentials.strip(), validate=True).partition(b":")[2]
+    except binascii.Error:
+        return None
+
+
+def _challenge(headers: Headers) -> str:
+    """The ways to send a key. Of a browser that opens a page, the one for which it asks its user."""
+    if b"text/html" in headers.get(b"accept", b""):
+        return 'Basic realm="attention: any name, the API key as the password", charset="UTF-8"'
+    return 'Bearer realm="attention"'
+
+
+@lru_cache(maxsize=4096)
+def _at(address: str) -> Caller:
+    """The caller at an address, where no key is needed."""
+    return Caller(address)
+
+
+def unsafe_start(settings: Settings) -> str | None:
+    """The reason why a server with these settings must not start; None if it may."""
+    if not needs_keys(settings) or read_keys(settings.models_dir):
+        return None
+    return (
+        f"--host (ATTENTION_HOST): callers of {settings.host} need an API key, and there is none in "
+        f"{settings.models_dir}. Make one with `attention keys create NAME --scope infer --scope inspect --scope "
+        "manage`, or let the first start make one with --first-key true, or let everybody in with --require-keys "
+        "false\n"
+    )

@@ -1,0 +1,117 @@
+"""The checks that keep web pages of other sites away: Host, Origin and Sec-Fetch-Site.
+
+A browser sends requests for any page that it shows. Host names the server that the page means, so that a name which was
+pointed at this machine afterwards (DNS rebinding) is found out. Origin and Sec-Fetch-Site name the page; no script can
+forge them. A program that is no browser sends neither of the two.
+"""
+
+import ipaddress
+from collections.abc import Collection, Sequence
+from functools import lru_cache
+from typing import Final
+
+from attention_contract.errors import Forbidden, Misdirected, Unreadable
+from attention_service.api.negotiation import Headers, header
+
+LOOPBACK_NAMES: Final = frozenset({"localhost", "127.0.0.1", "::1"})
+EVERY_INTERFACE: Final = frozenset({"0.0.0.0", "::", ""})  # noqa: S104
+_OWN_SITE: Final = frozenset({b"same-origin", b"none"})
+_SHOWN: Final = 80
+
+
+def is_loopback(host: str) -> bool:
+    """Return True if only this machine reaches a server that listens on this address."""
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return host == "localhost"
+
+
+class Hosts:
+    """The names by which the server may be asked."""
+
+    def __init__(self, bound: str, allowed: Sequence[str], *, keys: bool) -> None:
+        """``bound``: the address that it listens on; ``keys``: True if every request needs a key."""
+        self._names = LOOPBACK_NAMES | {bound.lower()} | {each.lower() for each in allowed if not each.startswith("*")}
+        self._endings = tuple(each[1:].lower() for each in allowed if each.startswith("*."))
+        wide = bound in EVERY_INTERFACE
+        self._any = "*" in allowed or (wide and keys and not allowed)
+        self._any_address = wide
+        """Names can be pointed at this machine by anybody, addresses cannot."""
+
+    def check(self, headers: Headers) -> None:
+        """Raise Misdirected for a name that is none of the server's."""
+        given = headers.get(b"host")
+        if self._any or given is None:
+            return
+        name = _name_of(given)
+        if name in self._names or name.endswith(self._endings) or (self._any_address and _is_address(name)):
+            return
+        raise Misdirected(
+            f"Host: {name[:_SHOWN]!r} is no name of this server; add it to ATTENTION_ALLOWED_HOSTS (--allowed-hosts) "
+            "if it is one",
+            param="Host",
+            setting="ATTENTION_ALLOWED_HOSTS",
+        )
+
+
+def check_site(method: str, headers: Headers, allowed: Collection[str]) -> str | None:
+    """Return the origin of a page of another site that may ask, or None. Raises Forbidden for any other such page."""
+    origin, site = header(headers, b"origin"), headers.get(b"sec-fetch-site")
+    if origin is None and site is None:
+        return None
+    if origin is not None and (origin in allowed or "*" in allowed):
+        return origin
+    if site in _OWN_SITE:
+        return None
+    if site is None and origin is not None and _same_host(origin, headers):
+        return None
+    if site is not None and _follows_a_link(method, headers):
+        return None
+    raise Forbidden(
+        f"Origin: a page of {(origin or 'another site')[:_SHOWN]!r} may not ask this server; add its origin to "
+        "ATTENTION_ALLOWED_ORIGINS (--allowed-origins) to let it",
+        param="Origin",
+        setting="ATTENTION_ALLOWED_ORIGINS",
+    )
+
+
+def check_single(headers: Sequence[tuple[bytes, bytes]], names: Collection[bytes]) -> None:
+    """Raise Unreadable if one of these headers came twice, where two readers may each take another one."""
+    found = [name for name, _ in headers if name in names]
+    for name in names:
+        if found.count(name) > 1:
+            shown = name.decode().title()
+            raise Unreadable(f"{shown}: the header came more than once; send it once", param=shown)
+
+
+def _same_host(origin: str, headers: Headers) -> bool:
+    """True if a page and the request name the same host and port."""
+    scheme, _, rest = origin.partition("://")
+    port = {"http": ":80", "https": ":443"}.get(scheme, "")
+    host = (header(headers, b"host") or "").lower()
+    return bool(rest) and rest.lower().removesuffix(port) == host.removesuffix(port)
+
+
+def _follows_a_link(method: str, headers: Headers) -> bool:
+    """True if the browser shows the reply in a window of its own, where no other page can read it."""
+    navigates = headers.get(b"sec-fetch-mode") == b"navigate" and headers.get(b"sec-fetch-dest") == b"document"
+    return navigates and method in {"GET", "HEAD"}
+
+
+@lru_cache(maxsize=256)
+def _name_of(given: bytes) -> str:
+    """The name in a Host header, without its port and without the brackets of an IPv6 address."""
+    text = str(given, "latin-1").strip().lower()
+    if text.startswith("["):
+        return text[1:].partition("]")[0]
+    return text.partition(":")[0].rstrip(".")
+
+
+@lru_cache(maxsize=256)
+def _is_address(name: str) -> bool:
+    try:
+        ipaddress.ip_address(name)
+    except ValueError:
+        return False
+    return True

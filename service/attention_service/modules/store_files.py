@@ -1,0 +1,74 @@
+"""Files of the stores: only regular files are read, and folders are made durably."""
+
+import errno
+import os
+import re
+import stat
+from pathlib import Path
+from typing import Final
+
+from attention_contract.errors import AttentionError, InternalError, StoreFull, StoreReadOnly
+from attention_service.modules.faults import reason
+
+_FULL: Final = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG}
+_READ_ONLY: Final = {errno.EROFS, errno.EACCES, errno.EPERM}
+_CODE: Final = re.compile(r"os error (\d+)")
+
+
+def sync(path: Path) -> None:
+    """Wait until a file, or what a folder lists, is on the disk. Raises OSError."""
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def make_folder(folder: Path) -> None:
+    """Make a folder and its missing parents, and wait until they are on the disk. Raises OSError."""
+    missing = [each for each in (folder, *folder.parents) if not each.exists()]
+    folder.mkdir(parents=True, exist_ok=True)
+    for each in reversed(missing):
+        sync(each.parent)
+
+
+def read_regular(path: Path, limit: int) -> bytes:
+    """Read a regular file of at most ``limit`` bytes. Raises OSError for any other."""
+    descriptor = _open_regular(path, limit)
+    with os.fdopen(descriptor, "rb") as file:
+        return file.read(limit)
+
+
+def check_regular(path: Path, limit: int) -> None:
+    """Raise OSError unless this is a regular file of at most ``limit`` bytes that may be read."""
+    os.close(_open_regular(path, limit))
+
+
+def refusal(fault: OSError, thing: str) -> AttentionError:
+    """The error of a write of ``thing`` that the disk did not take."""
+    if fault.errno in _FULL:
+        return StoreFull(f"the disk has no room for {thing} ({reason(fault)}); delete some files, and try again")
+    if fault.errno in _READ_ONLY:
+        return StoreReadOnly(
+            f"the server may not write {thing} to its store ({reason(fault)}); its operator makes the models folder "
+            "writable, or the request says durable: false",
+        )
+    return InternalError(f"the store could not take {thing}: {reason(fault)}")
+
+
+def os_error(fault: Exception) -> OSError:
+    """The OSError that a fault of safetensors tells of in its text."""
+    code = _CODE.search(str(fault))
+    return OSError(str(fault)) if code is None else OSError(int(code[1]), os.strerror(int(code[1])))
+
+
+def _open_regular(path: Path, limit: int) -> int:
+    # Opening a pipe waits for a writer unless told not to.
+    descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_NOFOLLOW | os.O_CLOEXEC)
+    found = os.fstat(descriptor)
+    if stat.S_ISREG(found.st_mode) and found.st_size <= limit:
+        return descriptor
+    os.close(descriptor)
+    if stat.S_ISREG(found.st_mode):
+        raise OSError(errno.EFBIG, f"it has {found.st_size} bytes; expected at most {limit}")
+    raise OSError(errno.EINVAL, "it is no regular file")

@@ -1,0 +1,117 @@
+"""A server whose device is stuck or lost says so to those who watch it, and recovers if the device does."""
+
+import asyncio
+import threading
+import time
+
+import httpx
+import numpy as np
+import pytest
+import torch
+
+from attention_contract.errors import Stuck
+from attention_contract.schemas.attention import RawForwardRequest
+from attention_service.core.cancellation import Cancellation, cancellable, checkpoint
+from attention_service.cost import Rates, Roofline
+from attention_service.runtime import engine as engine_module
+from attention_service.runtime.device import Device
+from attention_service.runtime.engine import Engine
+from attention_service.runtime.scheduling import jobs
+from attention_service.runtime.scheduling.execution import Execution
+from attention_service.runtime.scheduling.watchdog import Watchdog
+from tests.conftest import live_server
+
+BODY = {"query": [[[0.5, 0.25]]], "num_heads": 1}
+
+
+def until(url, path, status):
+    """The first answer with this status."""
+    deadline = time.monotonic() + 10
+    while (answer := httpx.get(url + path)).status_code != status:
+        assert time.monotonic() < deadline, answer.text
+        time.sleep(0.02)
+    return answer
+
+
+@pytest.fixture(scope="module")
+def url(tmp_path_factory):
+    """A server that is stuck soon."""
+    with live_server(tmp_path_factory.mktemp("stuck"), stuck_seconds=0.3) as url:
+        yield url
+
+
+@pytest.fixture
+def threaded(monkeypatch):
+    """Nothing runs on the event loop."""
+    monkeypatch.setattr(Execution, "_stays", lambda *_: False)
+
+
+@pytest.mark.usefixtures("threaded")
+def test_a_stuck_device_is_not_live_until_it_goes_on(url, monkeypatch):
+    real, going_on = jobs.execute, threading.Event()
+    monkeypatch.setattr(jobs, "execute", lambda *args: going_on.wait(30) and real(*args))
+    answers = []
+    asking = threading.Thread(target=lambda: answers.append(httpx.post(f"{url}/v1/attention/forward", json=BODY)))
+    assert httpx.get(f"{url}/health/live").status_code == 200
+    asking.start()
+    problem = until(url, "/health/live", 503).json()
+    assert problem["code"] == "stuck"
+    assert "lane of cpu" in problem["detail"]
+    assert httpx.get(f"{url}/health/ready").json()["code"] == "stuck"
+    going_on.set()
+    asking.join(30)
+    assert answers[0].status_code == 200
+    assert until(url, "/health/live", 200).json()["status"] == "live"
+
+
+def test_a_lost_device_takes_no_work_and_is_not_live(tmp_path, monkeypatch):
+    def lost(*_):
+        raise torch.AcceleratorError("CUDA error: an illegal memory access was encountered\nmore")
+
+    async def story():
+        device = Device(torch.device("cpu"), "test", 2**34, Roofline(Rates(1e11, 1e10, 1e-5)))
+        engine = Engine(tmp_path, device)
+        await engine.start()
+        engine.check_live()
+        request = RawForwardRequest(query=np.ones((1, 1, 1, 2), np.float32))
+        monkeypatch.setattr(jobs, "execute", lost)
+        with pytest.raises(torch.AcceleratorError):
+            await engine.forward(None, request)
+        for ask in (engine.check_live, engine.check_ready):
+            with pytest.raises(Stuck, match="illegal memory access was encountered"):
+                ask()
+        with pytest.raises(Stuck):
+            await engine.forward(None, request)
+        await engine.stop()
+
+    asyncio.run(story())
+
+
+def test_a_checkpoint_is_progress_and_a_long_prediction_gives_more_time():
+    watchdog = Watchdog(0.05)
+    cancellation = Cancellation()
+    with watchdog.watching("work", cancellation), cancellable(cancellation):
+        for _ in range(4):
+            time.sleep(0.03)
+            checkpoint()
+            watchdog.check()
+        time.sleep(0.06)
+        with pytest.raises(Stuck, match="work has made no progress"):
+            watchdog.check()
+    watchdog.check()
+    with watchdog.watching("long work", Cancellation(), expected_s=1.0):
+        time.sleep(0.06)
+        watchdog.check()
+
+
+def test_planning_is_watched_too(url, monkeypatch):
+    going_on = threading.Event()
+    monkeypatch.setattr(engine_module, "quickly_planned", lambda *_: going_on.is_set())
+    real = engine_module.forward.prepare
+    monkeypatch.setattr(engine_module.forward, "prepare", lambda *args: going_on.wait(30) and real(*args))
+    asking = threading.Thread(target=lambda: httpx.post(f"{url}/v1/attention/forward", json=BODY))
+    asking.start()
+    assert "planning" in until(url, "/health/live", 503).json()["detail"]
+    going_on.set()
+    asking.join(30)
+    until(url, "/health/live", 200)

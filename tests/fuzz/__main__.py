@@ -1,0 +1,114 @@
+"""Fuzz every target with atheris: ``python -m tests.fuzz --inputs 1000000``. Exits with 1 if one of them has a fault.
+
+Each target runs in a process of its own, with coverage of the contract and of the readers of bodies. Inputs that cover
+something new are kept in ``.cache/fuzz`` for the next run, and an input at fault is written there.
+"""
+
+import argparse
+import json
+import random
+import subprocess
+import sys
+import time
+from collections import Counter
+from pathlib import Path
+
+ROOT = Path(__file__).parents[2]
+FOLDER = ROOT / ".cache" / "fuzz"
+SHARES = {
+    "json_body": 20, "safetensors_body": 15, "safetensors_header": 20, "spec": 15, "tensor": 10, "frame": 10,
+    "content_coding": 4, "negotiated_headers": 6,
+}  # fmt: skip
+"""Percent of all inputs, for each target."""
+SECONDS, MEBIBYTES, LONGEST = 5, 2048, 4096
+"""Limits of libFuzzer: seconds for one input, resident memory of the process, bytes of an input."""
+KNOWN = '"query" "spec" "masks" "name" "dtype" "shape" "data" "base64" "data_offsets" "__metadata__" "request" "F32"'
+
+
+def main() -> int:
+    """Fuzz, print a table, return the exit status."""
+    options = _options()
+    if options.target:
+        _fuzz(options.target, options.inputs, options.seed)
+        return 0
+    print("| target | inputs | accepted | seconds | inputs/s | result |\n|---|---:|---:|---:|---:|---|")
+    total, faults, started = 0, 0, time.monotonic()
+    for target, share in SHARES.items():
+        inputs = max(options.inputs * share // 100, 1)
+        fault = _run(target, inputs, options.seed)
+        total, faults = total + inputs, faults + fault
+    seconds = time.monotonic() - started
+    print(f"| all | {total:,} | | {seconds:.0f} | {total / seconds:,.0f} | {faults} faults |")
+    return min(faults, 1)
+
+
+def _options() -> argparse.Namespace:
+    made = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    made.add_argument("--inputs", type=int, default=1_000_000, help="inputs of all targets together")
+    made.add_argument("--target", help="fuzz this target alone, in this process")
+    made.add_argument("--seed", type=int, default=1)
+    return made.parse_args()
+
+
+def _run(target: str, inputs: int, seed: int) -> bool:
+    """Fuzz one target in a process of its own and print its row. Returns True if it has a fault."""
+    started = time.monotonic()
+    command = [sys.executable, "-m", "tests.fuzz", "--target", target, "--inputs", str(inputs), "--seed", str(seed)]
+    ended = subprocess.run(command, capture_output=True, text=True, errors="replace", check=False)
+    seconds = time.monotonic() - started
+    found = FOLDER / f"{target}.json"
+    count = Counter(json.loads(found.read_text())) if found.exists() else Counter()
+    sound = ended.returncode == 0 and count["inputs"] >= inputs
+    result = "sound" if sound else f"FAULT, status {ended.returncode}"
+    rate = count["inputs"] / seconds
+    numbers = f"{count['inputs']:,} | {count['accepted']:,} | {seconds:.0f} | {rate:,.0f}"
+    print(f"| {target} | {numbers} | {result} |", flush=True)
+    if not sound:
+        sys.stderr.write(ended.stderr[-4000:])
+    return not sound
+
+
+def _fuzz(name: str, inputs: int, seed: int) -> None:
+    """Hand this process over to libFuzzer, which ends it."""
+    import atheris
+
+    with atheris.instrument_imports(include=["attention_contract", "attention_service.api"]):
+        from tests.fuzz import targets
+    from tests.fuzz.seeds import bend, seeds
+
+    FOLDER.mkdir(parents=True, exist_ok=True)
+    corpus, count, target = FOLDER / name, Counter(inputs=0, accepted=0), targets.TARGETS[name]
+    corpus.mkdir(exist_ok=True)
+    for index, sound in enumerate(seeds(name)):
+        (corpus / f"seed-{index}").write_bytes(sound)
+    words = FOLDER / "words.txt"
+    words.write_text("\n".join(f'"\\"{word.strip(chr(34))}\\""' for word in KNOWN.split()) + "\n")
+    counts = FOLDER / f"{name}.json"
+    counts.unlink(missing_ok=True)
+
+    def take(data: bytes) -> None:
+        accepted = target(data)
+        count["inputs"] += 1
+        count["accepted"] += accepted
+        if count["inputs"] == inputs:
+            counts.write_text(json.dumps(count))
+
+    def mutate(data: bytes, size: int, at: int) -> bytes:
+        rng = random.Random(at)
+        bent = bend(data, rng) if rng.random() < 0.5 else None
+        return atheris.Mutate(data, size) if bent is None or len(bent) > size else bent
+
+    limits = [f"-timeout={SECONDS}", f"-rss_limit_mb={MEBIBYTES}", f"-max_len={LONGEST}"]
+    choices = [
+        f"-runs={inputs + 2}",
+        f"-seed={seed}",
+        f"-dict={words}",
+        "-verbosity=0",
+        f"-artifact_prefix={FOLDER}/{name}-",
+    ]
+    atheris.Setup([sys.argv[0], *limits, *choices, str(corpus)], take, custom_mutator=mutate)
+    atheris.Fuzz()
+
+
+if __name__ == "__main__":
+    sys.exit(main())

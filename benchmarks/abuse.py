@@ -122,7 +122,7 @@ def connected(server: Running, receives: int | None = None) -> Iterator[socket.s
 
 def head(method: str, path: str, *lines: str) -> bytes:
     """The head of a request."""
-    return "\r\n".join([f"{method} {path} HTTP/1.1", "Host: x", *lines, "", ""]).encode()
+    return "\r\n".join([f"{method} {path} HTTP/1.1", "Host: localhost", *lines, "", ""]).encode()
 
 
 def end(raw: socket.socket) -> str:

@@ -1,5 +1,6 @@
 """Fixtures that every test may use: seeded numbers, and one live server over real HTTP."""
 
+import logging
 import socket
 import threading
 import time
@@ -18,6 +19,19 @@ import torch
 def rng() -> np.random.Generator:
     """Numbers that are the same in every run."""
     return np.random.default_rng(0)
+
+
+@pytest.fixture
+def own_logging() -> Iterator[None]:
+    """Lets a test set logging up; afterwards it is as before."""
+    import structlog
+
+    root, events = logging.getLogger(), structlog.get_config()
+    handlers, level = root.handlers, root.level
+    yield
+    root.handlers = handlers
+    root.setLevel(level)
+    structlog.configure(**events)
 
 
 @contextmanager

@@ -10,7 +10,6 @@ import subprocess
 import httpx
 import numpy as np
 import pytest
-import structlog
 
 from attention_client import Client
 from attention_service.api.access_log import Answered
@@ -118,6 +117,7 @@ def test_promtool_accepts_names_and_help(seen):
     assert (checked.returncode, checked.stderr, checked.stdout) == (0, b"", b"")
 
 
+@pytest.mark.usefixtures("own_logging")
 def test_every_line_of_a_request_has_its_id_and_caller_and_no_secret(seen, capfd, monkeypatch):
     def fails(_):
         logging.getLogger("some.library").warning("on the way")
@@ -125,17 +125,11 @@ def test_every_line_of_a_request_has_its_id_and_caller_and_no_secret(seen, capfd
 
     monkeypatch.setattr("attention_service.runtime.engine.Engine.modules", fails)
     monkeypatch.setattr(logging.getLogger("httpx"), "disabled", True)  # the caller's own lines
-    root = logging.getLogger()
-    handlers, level = root.handlers, root.level
     configure_logging("info", "json")
-    try:
-        secret = "s3cret-of-nobody"
-        headers = {"Authorization": f"Bearer {secret}", "X-Request-ID": "log-1"}
-        assert seen.get(f"/v1/modules?token={secret}", headers=headers).status_code == 500
-        metric(seen, "attention_modules")  # a scrape writes what waits
-    finally:
-        root.handlers, root.level = handlers, level
-        structlog.reset_defaults()
+    secret = "s3cret-of-nobody"
+    headers = {"Authorization": f"Bearer {secret}", "X-Request-ID": "log-1"}
+    assert seen.get(f"/v1/modules?token={secret}", headers=headers).status_code == 500
+    metric(seen, "attention_modules")  # a scrape writes what waits
     captured = capfd.readouterr().err
     assert secret not in captured
     lines = {line["event"]: line for line in map(json.loads, captured.splitlines())}

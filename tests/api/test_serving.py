@@ -23,6 +23,8 @@ from attention_service.api.serving import Server
 from attention_service.settings import Settings
 from tests.api.processes import process
 
+pytestmark = pytest.mark.usefixtures("own_logging")
+
 
 def test_a_module_survives_a_kill(tmp_path):
     body = {"name": "kept", "config": {"d_model": 8, "num_heads": 2}, "seed": 4}

@@ -230,12 +230,12 @@ class GuardedHttp(_Watched, HttpToolsProtocol):
     def data_received(self, data: bytes) -> None:
         """Let uvicorn read, a part at a time while a head arrives, so that a head too large is not kept."""
         most = self._max_head
-        if len(data) > most and (self.cycle is None or not self.cycle.more_body):
-            for start in range(0, len(data), most):
-                if self.transport.get_protocol() is self:
-                    self._read(data[start : start + most])
-        else:
+        if len(data) <= most or (self.cycle is not None and self.cycle.more_body):
             self._read(data)
+            return
+        for start in range(0, len(data), most):
+            if self.transport.get_protocol() is self:
+                self._read(data[start : start + most])
 
     def _read(self, data: bytes) -> None:
         if self._refusal is not None:

@@ -18,19 +18,16 @@ _DOCS: Final = (
 """Swagger UI and ReDoc begin with a script in the page, and make styles."""
 
 
-def _with_policy(policy: bytes) -> Lines:
-    return (
-        (b"content-security-policy", policy),
-        (b"x-content-type-options", b"nosniff"),
-        (b"x-frame-options", b"DENY"),
-        (b"referrer-policy", b"no-referrer"),
-        (b"cross-origin-resource-policy", b"same-origin"),
-    )
-
-
-_OTHERS: Final = _with_policy(_NOTHING)
-_PAGES: Final = {"/": _with_policy(_PAGE)} | dict.fromkeys(
-    ("/docs", "/docs/oauth2-redirect", "/redoc"), _with_policy(_DOCS)
+_FOR_ALL: Final[Lines] = ((b"x-content-type-options", b"nosniff"), (b"x-frame-options", b"DENY"))
+_FOR_DOCUMENTS: Final[Lines] = (
+    *_FOR_ALL,
+    (b"referrer-policy", b"no-referrer"),
+    (b"cross-origin-resource-policy", b"same-origin"),
+)
+_OTHERS: Final[Lines] = ((b"content-security-policy", _NOTHING), *_FOR_ALL)
+"""Replies that are no documents: they refer to nothing, and the access layer answers no page of another site."""
+_PAGES: Final = {"/": ((b"content-security-policy", _PAGE), *_FOR_DOCUMENTS)} | dict.fromkeys(
+    ("/docs", "/docs/oauth2-redirect", "/redoc"), ((b"content-security-policy", _DOCS), *_FOR_DOCUMENTS)
 )
 
 

@@ -4,6 +4,7 @@ import asyncio
 import gc
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from functools import partial
 from pathlib import Path
 from typing import Any, Final
 
@@ -25,7 +26,7 @@ from attention_service.api import (  # the routes register their handlers
 )
 from attention_service.api.access.api_keys import KeyRing
 from attention_service.api.access.audit import noting
-from attention_service.api.access.layer import Access
+from attention_service.api.access.layer import Access, name_of
 from attention_service.api.access.scopes import guard
 from attention_service.api.access_log import AccessLog
 from attention_service.api.guard import Guard
@@ -72,6 +73,7 @@ def create_app(settings: Settings) -> FastAPI:
             stuck_s=settings.stuck_seconds,
         )
         app.state.engine = engine
+        app.state.guard.entrance = engine.entrance
         metrics.watch(engine)
         loading = asyncio.create_task(_load(engine, settings))
         yield
@@ -90,7 +92,8 @@ def create_app(settings: Settings) -> FastAPI:
         swagger_ui_parameters={"tryItOutEnabled": True},
     )
     app.state.settings = settings
-    app.state.guard = Guard(settings)
+    keys = KeyRing(settings.models_dir)
+    app.state.guard = Guard(settings, partial(name_of, keys=keys))
     metrics.watch_guard(app.state.guard)
     app.router.routes[:0] = make_routes()
     app.state.streams = SessionStreams(requests)
@@ -101,7 +104,7 @@ def create_app(settings: Settings) -> FastAPI:
     app.mount("/web", StaticFiles(directory=_WEB), name="web")
     app.openapi = lambda: _openapi(app)  # type: ignore[method-assign]
     guard(app.routes)
-    app.add_middleware(Access, settings=settings, keys=KeyRing(settings.models_dir))
+    app.add_middleware(Access, settings=settings, keys=keys)
     app.add_middleware(Observe, requests=requests)  # outside, so that what Access refuses is logged too
     problems.install(app)
     return app

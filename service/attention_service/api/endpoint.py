@@ -30,6 +30,7 @@ from attention_service.api import negotiation, pictures, problems
 from attention_service.api.bodies import UNCOUNTED, read_request
 from attention_service.api.disconnection import unless_gone
 from attention_service.api.documentation import VERSIONED, documented
+from attention_service.api.guard import CAME
 from attention_service.api.negotiation import Headers, header
 from attention_service.runtime.engine import Engine
 from attention_service.runtime.scheduling.budget import Body
@@ -61,7 +62,7 @@ def call_of(scope: Scope) -> Call:
     if b"if-match" in headers:
         pin = _etag(header(headers, b"if-match"), "If-Match")
     if (wait := negotiation.wait(headers) if b"prefer" in headers else None) is not None:
-        deadline = time.monotonic() + wait
+        deadline = scope.get("state", {}).get(CAME, time.monotonic()) + wait
     return Call(state.engine, state.settings, headers, pin, deadline)
 
 

@@ -8,11 +8,14 @@ import asyncio
 import sys
 import time
 from collections import Counter
+from collections.abc import Callable
 from typing import Any, Final
 
 import httptools
 import structlog
-from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol
+from starlette.types import Scope
+from uvicorn._types import ASGI3Application
+from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol, RequestResponseCycle
 from uvicorn.protocols.websockets.websockets_sansio_impl import WebSocketsSansIOProtocol
 
 from attention_contract.errors import (
@@ -27,11 +30,19 @@ from attention_contract.errors import (
 )
 from attention_contract.wire import to_json
 from attention_service.api.descriptors import most_connections, reserve, reset_at_close, unacknowledged
+from attention_service.api.negotiation import wait
+from attention_service.runtime.scheduling.entrance import Entrance
 from attention_service.settings import Settings
 
 log = structlog.get_logger(__name__)
 LATE: Final = "late"
 """The key of a request's ``scope["state"]`` that holds the error of a body that the guard gave up."""
+CAME: Final = "came"
+"""The key of the time, of ``time.monotonic``, at which a request came that waited at the entrance."""
+CROWDED: Final = "crowded"
+"""The key of the refusal of a request that waited at the entrance for too long."""
+_BODIES: Final = frozenset({"POST", "PUT"})
+"""Methods of requests that have a body."""
 _SWEEP_S: Final = 1.0
 _STOPPING_SWEEP_S: Final = 0.1
 _LEAVING_S: Final = 2.0
@@ -45,13 +56,17 @@ _UPGRADE_HEADERS: Final = frozenset({b"upgrade", b"connection", b"http2-settings
 class Guard:
     """The connections of one server: how many there are, and which of them are too slow."""
 
-    def __init__(self, settings: Settings) -> None:
+    def __init__(self, settings: Settings, name_of: Callable[[Scope], str]) -> None:
+        """``name_of`` returns the caller of a request that waits at the entrance."""
         self.settings = settings
         self.max_connections = most_connections(settings.max_connections)
         self.crowded = self.max_connections + reserve() // 2
         """Connections above which a refused one is cut without an answer."""
         self.ended: Counter[str] = Counter()
         """Connections that were refused or cut, by cause."""
+        self.entrance: Entrance | None = None
+        """The entrance of the engine, once there is one."""
+        self.name_of = name_of
         self.stopping_at: float | None = None
         """The time of ``time.monotonic`` at which bodies are no longer waited for; None while the server runs."""
         self._open: set[GuardedHttp | GuardedStream] = set()
@@ -268,6 +283,28 @@ class GuardedHttp(_Watched, HttpToolsProtocol):
             self._ignored_upgrade = 0
             return
         super().on_headers_complete()
+
+    def _start_asgi_task(self, cycle: RequestResponseCycle, app: ASGI3Application) -> None:
+        """Begin a request, if it has a body when the entrance lets it in."""
+        entrance = self.guard.entrance
+        if cycle.scope["method"] not in _BODIES or entrance is None or entrance.enter():
+            super()._start_asgi_task(cycle, app)
+            return
+        begin = super()._start_asgi_task
+        scope: Any = cycle.scope
+        state = scope["state"]
+        state[CAME] = time.monotonic()
+
+        headers = dict(scope["headers"])
+
+        def enter(refusal: AttentionError | None) -> None:
+            if cycle.disconnected:
+                return
+            if refusal is not None:
+                state[CROWDED] = refusal
+            begin(cycle, app)
+
+        entrance.wait(self.guard.name_of(scope), enter, wait(headers) if b"prefer" in headers else None)
 
     def on_body(self, body: bytes) -> None:
         """Keep a piece of the body."""

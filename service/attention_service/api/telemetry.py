@@ -12,6 +12,7 @@ from attention_service import __version__
 from attention_service.api import problems
 from attention_service.api.access.security_headers import security_headers
 from attention_service.api.access_log import AccessLog, Answered
+from attention_service.api.guard import CAME, CROWDED
 from attention_service.api.metrics import Metrics
 from attention_service.api.tracing import add_spans
 from attention_service.runtime.accounts import Account, account
@@ -70,6 +71,11 @@ class Observe:
         safety = security_headers(scope["path"])
         noted = Account()
         account.set(noted)
+        state = scope.get("state", {})
+        refusal = state.get(CROWDED)
+        if (came := state.get(CAME)) is not None:
+            noted.note("queue", came)
+            started -= time.monotonic() - came
         written: float | None = None
 
         async def observed_send(message: Message) -> None:
@@ -81,7 +87,10 @@ class Observe:
             await send(message)
 
         try:
-            await self.app(scope, receive, observed_send)
+            if refusal is None:
+                await self.app(scope, receive, observed_send)
+            else:  # before anything looks at the request, which costs less
+                await problems.render(refusal)(scope, receive, observed_send)
         except Exception as fault:
             if status is not None or scope["type"] == "websocket":
                 raise

@@ -63,6 +63,7 @@ from attention_service.runtime.planning.drift import Drift
 from attention_service.runtime.planning.prediction_accuracy import Accuracy
 from attention_service.runtime.planning.quickness import quickly_planned
 from attention_service.runtime.scheduling.budget import Budget
+from attention_service.runtime.scheduling.entrance import Entrance
 from attention_service.runtime.scheduling.execution import Execution
 from attention_service.runtime.scheduling.jobs import Job
 from attention_service.runtime.scheduling.joint_passes import Observation, ran
@@ -107,6 +108,8 @@ class Engine:
         budget = memory_budget if memory_budget is not None else int(BUDGET_SHARE * device.free_bytes())
         self.library.limit = budget
         self.budget = Budget(budget, device.total_bytes, self._resident_bytes, max_queue)
+        self.entrance = Entrance(self.budget)
+        """Before it requests wait with their bodies unread."""
         self.passes = KeptPasses(self.budget)
         """Forward passes that wait for their backward pass."""
         self.state: State = "loading"

@@ -161,7 +161,7 @@ class World:
             self.budget.release(need)
 
     def nobody_waits_for_what_is_there(self):
-        first = next((need for need, turn in self.budget._waiting if not turn.done()), math.inf)
+        first = next((turn.need for turn in self.budget._waiting if not turn.done.done()), math.inf)
         assert first > self.budget.free
 
     async def play(self, requests):

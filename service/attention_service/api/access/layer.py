@@ -106,14 +106,25 @@ class Access:
         if key is not None and (held := self._keys.find(key)) is not None:
             return held.caller, held.scopes, held
         if not self._needed:  # other credentials may be for a proxy
-            client = scope.get("client")
-            return _at(client[0] if client else "local"), EVERY, None
+            return _at(_address(scope)), EVERY, None
         if key is None:
             raise Unauthorized(
                 "this server needs an API key; send it as `Authorization: Bearer KEY` (in the client: api_key or "
                 "ATTENTION_API_KEY). Its operator makes one with: attention keys create NAME"
             )
         raise Unauthorized("the API key is not known, or was revoked; ask the operator of this server for another")
+
+
+def name_of(scope: Scope, keys: KeyRing) -> str:
+    """The caller as whom a request counts before it is let in: its key's name if the key is known, or its address."""
+    key = _key_of(dict(scope["headers"]))
+    held = None if key is None else keys.find(key)
+    return _address(scope) if held is None else held.caller.name
+
+
+def _address(scope: Scope) -> str:
+    client = scope.get("client")
+    return client[0] if client else "local"
 
 
 def _key_of(headers: Headers) -> bytes | None:

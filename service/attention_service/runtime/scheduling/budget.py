@@ -4,15 +4,27 @@ Used from the event loop only, so its counts need no lock.
 """
 
 import asyncio
-from collections import Counter, deque
+from collections import Counter
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Final, Self, TypeVar
 
 from attention_contract.errors import AttentionError, NeverFits, NoRoom, OverBudget, Overloaded
+from attention_service.runtime.callers import caller
+from attention_service.runtime.scheduling.fair_queue import FairQueue
 
 RefusalT = TypeVar("RefusalT", bound=AttentionError)
 REQUEST: Final = "the request needs an estimated {need} bytes at its peak"
 FEWER: Final = "Ask for fewer queries, heads or taps at a time"
+
+
+@dataclass(eq=False, slots=True)
+class _Turn:
+    """A request that waits for memory."""
+
+    need: int
+    caller: str
+    done: "asyncio.Future[None]"
 
 
 class Budget:
@@ -31,15 +43,27 @@ class Budget:
         """Refused requests, by the error's code."""
         self.trim: Callable[[], None] = lambda: None
         """Called when bytes were taken; gives up what is kept only while there is room."""
+        self.released: Callable[[], None] = lambda: None
+        """Called when a request no longer waits or computes."""
         self._resident_bytes = resident_bytes
         self._max_waiting = max_waiting
-        self._waiting: deque[tuple[int, asyncio.Future[None]]] = deque()
+        self._waiting: FairQueue[_Turn] = FairQueue()
         self._admitted = 0
 
     @property
     def waiting(self) -> int:
         """Requests that wait for memory or for the device."""
         return len(self._waiting) + max(self._admitted - 1, 0)
+
+    @property
+    def places(self) -> int:
+        """Requests that may come to wait beside those that do."""
+        return max(self._max_waiting - self.waiting, 0)
+
+    @property
+    def is_full(self) -> bool:
+        """True if as many requests wait as may."""
+        return self.waiting >= self._max_waiting
 
     @property
     def room(self) -> int:
@@ -91,21 +115,26 @@ class Budget:
         return need <= min(free - (self.bodies if self._admitted else 0), self.device_bytes)
 
     async def acquire(self, need: int) -> None:
-        """Take this many bytes of the budget, to be given back by ``release``; wait in order of arrival for them.
+        """Take this many bytes of the budget, to be given back by ``release``; wait for them if they are not free.
 
-        Raises NeverFits, OverBudget, or Overloaded where too many wait already.
+        Requests of one caller are admitted in the order of their arrival; several callers get the same share of the
+        memory. Raises NeverFits, OverBudget, or Overloaded where too many wait already.
         """
         if self.take(need):
             return
         self.check(need)
-        if self.waiting >= self._max_waiting:
-            raise self._refusal(
-                Overloaded(
-                    f"{self.waiting} requests wait already, and at most {self._max_waiting} may; try again in a moment",
-                    limit=self._max_waiting,
-                )
-            )
+        if self.is_full:
+            raise self.crowded()
         await self._turn(need)
+
+    def crowded(self) -> Overloaded:
+        """The refusal of one request more than may wait."""
+        return self._refusal(
+            Overloaded(
+                f"{self.waiting} requests wait already, and at most {self._max_waiting} may; try again in a moment",
+                limit=self._max_waiting,
+            )
+        )
 
     def release(self, need: int) -> None:
         """Give back what ``acquire`` took."""
@@ -113,6 +142,7 @@ class Budget:
         self._admitted -= 1
         if self._waiting:
             self.wake()
+        self.released()
 
     def take_more(self, more: int) -> None:
         """Take what is ``spare``, for requests that were admitted, to be given back by ``release_more``."""
@@ -178,36 +208,38 @@ class Budget:
 
     async def _turn(self, need: int) -> None:
         """Wait until these bytes have been taken for the caller, who is first in line then."""
-        turn: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        self._waiting.append((need, turn))
+        done: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        turn = _Turn(need, caller.get().name, done)
+        self._waiting.add(turn)
         try:
-            await turn
+            await done
         except asyncio.CancelledError:
-            if (need, turn) in self._waiting:
-                self._waiting.remove((need, turn))
+            if turn in self._waiting:
+                self._waiting.remove(turn)
                 self.wake()  # those behind it may fit
-            elif not turn.cancelled() and turn.exception() is None:  # woken and cancelled at once
+                self.released()
+            elif not done.cancelled() and done.exception() is None:  # woken and cancelled at once
                 self.release(need)
             raise
 
     def wake(self) -> None:
         """Admit, in order, those that fit by now; to be called when memory was freed that no request held."""
         while self._waiting:
-            need, turn = self._waiting[0]
-            if turn.done():
-                self._waiting.popleft()
+            turn = self._waiting.first()
+            if turn.done.done():
+                self._waiting.remove(turn)
                 continue
             try:
-                self.check(need)  # modules may have come to stay while it waited
+                self.check(turn.need)  # modules may have come to stay while it waited
             except (NeverFits, OverBudget) as refusal:
-                self._waiting.popleft()
-                turn.set_exception(refusal)
+                self._waiting.remove(turn)
+                turn.done.set_exception(refusal)
                 continue
-            if not self._fits(need):
+            if not self._fits(turn.need):
                 return
-            self._waiting.popleft()
-            self._take(need)
-            turn.set_result(None)
+            self._waiting.begin(turn, turn.need)
+            self._take(turn.need)
+            turn.done.set_result(None)
 
 
 class Body:

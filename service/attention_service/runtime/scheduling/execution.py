@@ -1,9 +1,9 @@
 """Execution: the queues of one device and what runs next.
 
-An admitted job waits in the queue of its lane, in the order of arrival. Short jobs have a lane of their own, so that
-they do not wait behind long ones; both lanes run at the same time. The smallest jobs run on the event loop: handing
-them to a thread would take longer. Jobs that arrive in one turn of the event loop can run in one pass (``batches``):
-a job whose like came in the same turn waits for the end of the turn. Other jobs wait for nobody.
+An admitted job waits in the queue of its lane, where callers get equal shares of the predicted time. Short jobs have a
+lane of their own, so that they do not wait behind long ones; both lanes run at the same time. The smallest jobs run on
+the event loop: handing them to a thread would take longer. Jobs that arrive in one turn of the event loop can run in
+one pass (``batches``): a job whose like came in the same turn waits for the end of the turn. Others wait for nobody.
 """
 
 import asyncio
@@ -17,7 +17,6 @@ from typing import Any, TypeVar
 
 import torch
 
-from attention_contract.errors import DeadlineExceeded
 from attention_service.runtime.device import Device
 from attention_service.runtime.planning.plan import Plan
 from attention_service.runtime.scheduling.batches import choose
@@ -30,6 +29,7 @@ from attention_service.runtime.scheduling.joint_passes import (
     Pass,
     Waiting,
     draining,
+    late,
     run_alone,
 )
 from attention_service.runtime.scheduling.lane import Lane
@@ -142,9 +142,8 @@ class Execution:
     async def stop(self) -> None:
         """Refuse what waits, and stop what runs."""
         for lane in (self._short, self._long):
-            waiting = list(lane.waiting)
-            lane.take(waiting)
-            for each in waiting:
+            for each in list(lane.waiting):
+                lane.drop(each)
                 _answer(each, draining())
                 self._give_back(each)
         await asyncio.gather(self._short.stop(), self._long.stop())
@@ -161,7 +160,7 @@ class Execution:
             async with asyncio.timeout_at(deadline):  # the loop's clock is the monotonic one
                 await self._budget.acquire(job.plan.peak_bytes)
         except TimeoutError:
-            raise _late() from None
+            raise late() from None
 
     async def _call(self, work: Callable[[], ResultT], lane: Lane) -> ResultT:
         """Run other work in the queue of a lane."""
@@ -218,11 +217,11 @@ class Execution:
         """Refuse a job that has not begun by its deadline."""
         if waiting in lane.waiting:
             self.leave(waiting)
-            _answer(waiting, _late())
+            _answer(waiting, late())
 
     def _look(self, lane: Lane) -> None:
         """Begin the next pass of a lane."""
-        while lane.waiting and self._drops(lane.waiting[0], lane):
+        while lane.waiting and self._drops(lane.waiting.first(), lane):
             pass
         if not lane.waiting:
             return
@@ -240,7 +239,7 @@ class Execution:
     def _drops(self, waiting: Waiting, lane: Lane) -> bool:
         """Drop a job that was given up in this turn, or whose deadline passed before its timer had a turn."""
         if waiting.done.done():
-            lane.take([waiting])
+            lane.drop(waiting)
             self._give_back(waiting)
             return True
         if waiting.deadline is not None and waiting.deadline <= time.monotonic():
@@ -250,7 +249,7 @@ class Execution:
 
     def _next(self, lane: Lane) -> Pass:
         """Take the first job that waits, and those that run in one pass with it."""
-        first = lane.waiting[0]
+        first = lane.waiting.first()
         mates = {} if lane.long else {each.job: each for each in lane.mates(first) if not self._drops(each, lane)}
         batch = None
         if len(mates) > 1:
@@ -259,7 +258,7 @@ class Execution:
             except Exception:  # jobs that cannot be planned together run alone
                 log.exception("requests could not be joined")
         taken = [first] if batch is None else [mates[job] for job in batch.jobs]
-        lane.take(taken)
+        lane.begin(taken)
         return Pass(taken, batch)
 
     def _stays(self, plan: Plan | None) -> bool:
@@ -303,9 +302,3 @@ def _answer(waiting: Waiting, answer: Any) -> None:
         waiting.done.set_exception(answer)
     else:
         waiting.done.set_result(answer)
-
-
-def _late() -> DeadlineExceeded:
-    return DeadlineExceeded(
-        "the request could not begin before its deadline; allow it more time, or ask when less is waiting"
-    )

@@ -10,10 +10,11 @@ from typing import Any
 import torch
 
 from attention_contract.base import valid
-from attention_contract.errors import Draining, NeverFits
+from attention_contract.errors import DeadlineExceeded, Draining, NeverFits
 from attention_contract.schemas.attention import Ran
 from attention_service.core.cancellation import Abandoned, Cancellation, cancellable
 from attention_service.cost import Clock
+from attention_service.runtime.callers import caller as asking
 from attention_service.runtime.device import Device
 from attention_service.runtime.operations.operation import Fields
 from attention_service.runtime.planning.plan import Plan
@@ -76,6 +77,12 @@ class Waiting:
     admitted: float = field(default_factory=time.monotonic)
     group: Hashable = None
     """Equal for jobs that can run in one pass; None for one that runs alone."""
+    caller: str = field(default_factory=lambda: asking.get().name)
+
+    @property
+    def predicted(self) -> float:
+        """The predicted seconds of a job; 0 for other work."""
+        return 0.0 if self.job is None else self.job.plan.predicted.median
 
 
 @dataclass(slots=True)
@@ -180,6 +187,13 @@ def run_alone(job: Job, clock: Clock, admitted: float, device: Device) -> tuple[
 def draining() -> Draining:
     """The refusal of a server that stops."""
     return Draining("the server is stopping; try another, or this one once it is back")
+
+
+def late() -> DeadlineExceeded:
+    """The refusal of a request whose deadline passed before it began."""
+    return DeadlineExceeded(
+        "the request could not begin before its deadline; allow it more time, or ask when less is waiting"
+    )
 
 
 def _alone(waiting: Waiting, device: Device, runs: list[Observation]) -> Any:

@@ -3,12 +3,13 @@
 import asyncio
 import os
 import threading
-from collections import Counter, deque
+from collections import Counter
 from collections.abc import Callable, Hashable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import suppress
 
 from attention_service.runtime.device import Device
+from attention_service.runtime.scheduling.fair_queue import FairQueue
 from attention_service.runtime.scheduling.joint_passes import Outcome, Pass, Waiting
 from attention_service.runtime.scheduling.watchdog import Watchdog
 
@@ -22,8 +23,8 @@ class Lane:
     def __init__(self, device: Device, watchdog: Watchdog, *, long: bool) -> None:
         self.long = long
         """True for the lane of long work, which gives way to the other."""
-        self.waiting: deque[Waiting] = deque()
-        """In the order of arrival; changed by ``add`` and ``take`` alone."""
+        self.waiting: FairQueue[Waiting] = FairQueue()
+        """Changed by ``add``, ``begin`` and ``drop`` alone."""
         self._groups: Counter[Hashable] = Counter()
         self.running: Pass | None = None
         """The pass on the thread."""
@@ -32,28 +33,32 @@ class Lane:
         self._thread = self._started()
 
     def add(self, waiting: Waiting) -> None:
-        """Put a job at the end of the queue."""
-        self.waiting.append(waiting)
+        """Put a job into the queue."""
+        self.waiting.add(waiting)
         self._groups[waiting.group] += 1
 
     def mates(self, waiting: Waiting) -> list[Waiting]:
-        """The waiting jobs that can run in one pass with one of them, itself included."""
+        """The waiting jobs that can run in one pass with one of them, which comes first."""
         group = waiting.group
         if group is None or self._groups[group] < 2:
             return [waiting]
-        return [each for each in self.waiting if each.group == group]
+        return [waiting, *(each for each in self.waiting if each.group == group and each is not waiting)]
 
-    def take(self, taken: Sequence[Waiting]) -> None:
-        """Take jobs out of the queue."""
-        if len(taken) == 1 and taken[0] is self.waiting[0]:  # as most
-            self.waiting.popleft()
-        else:
-            leaving = set(taken)
-            self.waiting = deque(each for each in self.waiting if each not in leaving)
+    def begin(self, taken: Sequence[Waiting]) -> None:
+        """Take jobs that begin out of the queue."""
         for waiting in taken:
-            self._groups[waiting.group] -= 1
-            if not self._groups[waiting.group]:
-                del self._groups[waiting.group]
+            self.waiting.begin(waiting, waiting.predicted)
+            self._leave_group(waiting)
+
+    def drop(self, waiting: Waiting) -> None:
+        """Take a job that ends before it began out of the queue."""
+        self.waiting.remove(waiting)
+        self._leave_group(waiting)
+
+    def _leave_group(self, waiting: Waiting) -> None:
+        self._groups[waiting.group] -= 1
+        if not self._groups[waiting.group]:
+            del self._groups[waiting.group]
 
     def submit(self, following: Pass, ended: Callable[[Pass, Outcome], None]) -> None:
         """Run a pass on the thread; ``ended`` hears of it on the event loop. Raises RuntimeError after ``stop``."""
@@ -83,7 +88,7 @@ class Lane:
     def remove(self, waiting: Waiting) -> bool:
         """Take a job out of the queue, or stop the running pass if nobody waits for it. True if it had not begun."""
         if waiting in self.waiting:
-            self.take([waiting])
+            self.drop(waiting)
             return True
         if self.running is not None and self.running.abandoned:
             self.running.cancellation.cancel()

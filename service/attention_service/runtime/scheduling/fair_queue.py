@@ -1,0 +1,90 @@
+"""A queue in which several callers get equal shares, so that nobody waits for all of another's requests."""
+
+from collections.abc import Iterator
+from typing import Final, Generic, Protocol, TypeVar
+
+_REMEMBERED: Final = 1024
+"""Callers beyond which those are forgotten who are owed nothing and owe nothing."""
+
+
+class Asked(Protocol):
+    """What waits: it has a caller, and is equal to itself alone."""
+
+    @property
+    def caller(self) -> str:
+        """The name of the caller."""
+
+
+ItemT = TypeVar("ItemT", bound=Asked)
+
+
+class FairQueue(Generic[ItemT]):
+    """Start-time fair queueing of a resource (Goyal, Vin and Cheng 1996, section 2).
+
+    The requests of one caller begin in the order of their arrival. Of several callers the next one is who used the
+    least of the resource while the others waited.
+    """
+
+    def __init__(self) -> None:
+        self._lines: dict[str, dict[ItemT, None]] = {}
+        self._tags: dict[str, float] = {}
+        """The start tag of each caller's next request."""
+        self._now = 0.0
+        """The start tag of the last request that began."""
+
+    def __len__(self) -> int:
+        """Return the number of requests that wait."""
+        return sum(map(len, self._lines.values()))
+
+    def __bool__(self) -> bool:
+        """Return True if a request waits."""
+        return bool(self._lines)
+
+    def __iter__(self) -> Iterator[ItemT]:
+        """All that wait, each caller's in the order of their arrival."""
+        for line in self._lines.values():
+            yield from line
+
+    def __contains__(self, item: ItemT) -> bool:
+        """Return True if this request waits."""
+        return item in self._lines.get(item.caller, ())
+
+    @property
+    def callers(self) -> int:
+        """The number of callers of whom a request waits."""
+        return len(self._lines)
+
+    def count(self, caller: str) -> int:
+        """Return the number of requests of one caller that wait."""
+        return len(self._lines.get(caller, ()))
+
+    def add(self, item: ItemT) -> None:
+        """Put a request behind the others of its caller."""
+        line = self._lines.get(item.caller)
+        if line is None:
+            line = self._lines[item.caller] = {}
+            self._tags[item.caller] = max(self._tags.get(item.caller, 0.0), self._now)
+        line[item] = None
+
+    def first(self) -> ItemT:
+        """Return the request that is next. There must be one."""
+        one = len(self._lines) == 1
+        caller = next(iter(self._lines)) if one else min(self._lines, key=self._tags.__getitem__)
+        return next(iter(self._lines[caller]))
+
+    def begin(self, item: ItemT, amount: float) -> None:
+        """Take out a request that begins, and note how much of the resource it needs."""
+        tag = self._tags[item.caller]
+        self._now = max(self._now, tag)
+        self._tags[item.caller] = tag + amount
+        self.remove(item)
+        if len(self._tags) > _REMEMBERED:
+            waits = self._lines.keys()
+            self._tags = {name: tag for name, tag in self._tags.items() if tag > self._now or name in waits}
+
+    def remove(self, item: ItemT) -> None:
+        """Take out a request that ends before it began."""
+        line = self._lines[item.caller]
+        del line[item]
+        if not line:
+            del self._lines[item.caller]

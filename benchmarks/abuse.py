@@ -181,7 +181,12 @@ def json_reads(watch: Watch, count: int = 8) -> None:
 def silent_connections(watch: Watch, count: int = CONNECTIONS) -> None:
     """Open connections and send nothing."""
     with ExitStack() as stack:
-        lines = [stack.enter_context(connected(watch.server)) for _ in range(count)]
+        lines = []
+        for _ in range(count):
+            try:
+                lines.append(stack.enter_context(connected(watch.server)))
+            except ConnectionResetError:
+                watch.answers["cut"] += 1
         watch.answers.update(end(raw) for raw in lines)
 
 

@@ -17,7 +17,7 @@ import pytest
 
 from attention_contract.schemas.attention import RawForwardRequest
 from attention_contract.wire import SAFETENSORS, to_body
-from attention_service.api import guard
+from attention_service.api import guard, guarded_connections
 from tests.api.processes import process
 from tests.api.talk import received
 from tests.conftest import live_server
@@ -35,7 +35,8 @@ SETTINGS = {
 def url(tmp_path_factory):
     """The address of a server with short deadlines and narrow limits."""
     with (
-        patch.multiple(guard, _SWEEP_S=0.05, _LEAVING_S=0.3),
+        patch.object(guard, "_SWEEP_S", 0.05),
+        patch.object(guarded_connections, "_LEAVING_S", 0.3),
         live_server(tmp_path_factory.mktemp("models"), **SETTINGS) as address,
     ):
         yield address

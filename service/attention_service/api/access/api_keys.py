@@ -25,6 +25,7 @@ from pydantic import BaseModel, ConfigDict, ValidationError, field_validator
 
 from attention_service.api.access.audit import note
 from attention_service.api.access.scopes import KeyScope, Scopes
+from attention_service.modules.store_files import make_folder, sync
 from attention_service.runtime.callers import Caller
 
 log = structlog.get_logger(__name__)
@@ -129,22 +130,17 @@ def _write(root: Path, keys: Sequence[KeyEntry]) -> None:
     try:
         with os.fdopen(descriptor, "w", encoding="utf-8") as file:
             file.write(KeyList(keys=list(keys)).model_dump_json(indent=2) + "\n")
-            file.flush()
-            os.fsync(file.fileno())
+        sync(staged)
         os.replace(staged, root / FILE)
     finally:
         staged.unlink(missing_ok=True)
-    folder = os.open(root, os.O_RDONLY)
-    try:
-        os.fsync(folder)
-    finally:
-        os.close(folder)
+    sync(root)
 
 
 @contextmanager
 def _locked(root: Path) -> Iterator[None]:
     """Let one writer at a time change the file."""
-    root.mkdir(parents=True, exist_ok=True)
+    make_folder(root)
     descriptor = os.open(root, os.O_RDONLY)
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX)

@@ -31,9 +31,11 @@ client.
     │   ├── InvalidTensor
     │   ├── ShapeMismatch
     │   ├── KernelUnsuitable
+    │   ├── TooLong
     │   └── InvalidCheckpoint
     ├── Overloaded                    429
-    │   └── TooManyConnections
+    │   ├── TooManyConnections
+    │   └── CallerLimit
     ├── HeadTooLarge                  431
     ├── Cancelled                     499
     ├── InternalError                 500
@@ -68,7 +70,7 @@ class AttentionError(Exception):
     status: ClassVar[int] = 500
     code: ClassVar[str] = "error"
     title: ClassVar[str] = "The request could not be answered"
-    retry_after: ClassVar[int | None] = None
+    retry_after: int | None = None
     """Seconds after which the same request may succeed; None where it never will."""
 
     def __init__(
@@ -299,6 +301,13 @@ class KernelUnsuitable(InvalidRequest):
     title = "The kernel cannot do this"
 
 
+class TooLong(InvalidRequest):
+    """The request would compute for longer than the server allows."""
+
+    code = "too_long"
+    title = "The request would take too long"
+
+
 class InvalidCheckpoint(InvalidRequest):
     """The checkpoint exists but no attention layer can be read from it."""
 
@@ -320,6 +329,13 @@ class TooManyConnections(Overloaded):
 
     code = "too_many_connections"
     title = "Too many connections from one address"
+
+
+class CallerLimit(Overloaded):
+    """The caller has used as much as one caller may."""
+
+    code = "caller_limit"
+    title = "The caller's limit is reached"
 
 
 class HeadTooLarge(AttentionError):

@@ -124,6 +124,37 @@ class Settings(BaseSettings):
     recordings_limit: ByteSize = Field(default=ByteSize(2**33), ge=0)
     """Bytes of all stored recordings together, as in 8GiB; more are refused with 507."""
 
+    caller_requests_per_s: float | None = Field(default=None, gt=0, allow_inf_nan=False)
+    """Requests a second of one caller (an API key, or an address where no key is used), over two seconds; more are
+    refused with 429. Default: no limit. A key may have limits of its own."""
+
+    caller_bytes_per_s: ByteSize | None = Field(default=None, gt=0)
+    """Bytes of bodies a second of one caller, over two seconds. Default: no limit."""
+
+    caller_device_ms_per_s: float | None = Field(default=None, gt=0, allow_inf_nan=False)
+    """Milliseconds of the device for each second of one caller, over two seconds. Default: no limit."""
+
+    caller_concurrent: int | None = Field(default=None, ge=1)
+    """Requests of one caller at a time. Default: no limit."""
+
+    caller_modules: int | None = Field(default=None, ge=0)
+    """Resident modules that one caller made since the start. Default: no limit."""
+
+    caller_sessions: int | None = Field(default=None, ge=0)
+    """Live sessions of one caller. Default: no limit."""
+
+    caller_session_bytes: ByteSize | None = Field(default=None, ge=0)
+    """Bytes of the pages of one caller's sessions. Default: no limit."""
+
+    caller_recordings_bytes: ByteSize | None = Field(default=None, ge=0)
+    """Bytes of the recordings that belong to one key without the scope manage. Default: no limit."""
+
+    default_wait_s: float | None = Field(default=None, gt=0, allow_inf_nan=False)
+    """Seconds that a request may take that names none in `Prefer: wait`. Default: any time."""
+
+    max_predicted_s: float | None = Field(default=None, gt=0, allow_inf_nan=False)
+    """Seconds that one request may be predicted to compute; more are refused with 422. Default: any time."""
+
     session_ttl_s: float = Field(default=600, gt=0, allow_inf_nan=False)
     """Seconds without a request after which a session expires, at most; a request may ask for less."""
 

@@ -2,7 +2,30 @@
 
 from typing import Any, Literal
 
+from pydantic import Field
+
 from attention_contract.base import WireModel
+
+
+class CallerLimits(WireModel):
+    """The limits of one caller: one API key, or one address where no key is used. Null where there is none."""
+
+    requests_per_s: float | None = Field(default=None, gt=0, allow_inf_nan=False)
+    """Requests and messages of streams a second, over two seconds."""
+    bytes_per_s: float | None = Field(default=None, gt=0, allow_inf_nan=False)
+    """Bytes of bodies a second, over two seconds."""
+    device_ms_per_s: float | None = Field(default=None, gt=0, allow_inf_nan=False)
+    """Milliseconds of the device for each second, over two seconds; a request has its share of a joint pass."""
+    concurrent: int | None = Field(default=None, ge=1)
+    """Requests at a time."""
+    modules: int | None = Field(default=None, ge=0)
+    """Resident modules that the caller made since the server's start."""
+    sessions: int | None = Field(default=None, ge=0)
+    """Live sessions."""
+    session_bytes: int | None = Field(default=None, ge=0)
+    """Bytes of the pages of the caller's sessions."""
+    recordings_bytes: int | None = Field(default=None, ge=0)
+    """Bytes of the recordings that belong to the caller alone."""
 
 
 class Limits(WireModel):
@@ -60,6 +83,12 @@ class Limits(WireModel):
     """Steps of sessions in one request."""
     max_sequences: int
     """Sequences of one session."""
+    max_predicted_s: float | None = None
+    """Seconds that a request may be predicted to compute; null for any."""
+    default_wait_s: float | None = None
+    """Seconds that a request may take which names no time of its own; null for any."""
+    caller: CallerLimits
+    """The limits of the caller who asks."""
 
 
 class Memory(WireModel):

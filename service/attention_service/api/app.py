@@ -24,9 +24,10 @@ from attention_service.api import (  # the routes register their handlers
     routes,  # noqa: F401
     session_routes,  # noqa: F401
 )
-from attention_service.api.access.api_keys import KeyRing
+from attention_service.api.access.api_keys import KeyRing, limits_of
 from attention_service.api.access.audit import noting
 from attention_service.api.access.layer import Access, name_of
+from attention_service.api.access.quotas import Quotas
 from attention_service.api.access.scopes import guard
 from attention_service.api.access_log import AccessLog
 from attention_service.api.guard import Guard
@@ -70,6 +71,7 @@ def create_app(settings: Settings) -> FastAPI:
             session_pinned_share=settings.session_pinned_share,
             max_modules=settings.max_modules,
             max_sessions=settings.max_sessions,
+            max_predicted_s=settings.max_predicted_s,
             stuck_s=settings.stuck_seconds,
         )
         app.state.engine = engine
@@ -92,11 +94,11 @@ def create_app(settings: Settings) -> FastAPI:
         swagger_ui_parameters={"tryItOutEnabled": True},
     )
     app.state.settings = settings
-    keys = KeyRing(settings.models_dir)
+    keys, quotas = KeyRing(settings.models_dir, limits_of(settings)), Quotas()
     app.state.guard = Guard(settings, partial(name_of, keys=keys))
     metrics.watch_guard(app.state.guard)
     app.router.routes[:0] = make_routes()
-    app.state.streams = SessionStreams(requests)
+    app.state.streams = SessionStreams(requests, quotas)
     metrics.watch_streams(app.state.streams)
     app.router.routes.append(WebSocketRoute(STREAM_PATH, app.state.streams, name="session_stream"))
     app.add_api_route("/metrics", metrics.page, name="metrics", tags=["server"], response_class=_PlainText)
@@ -104,7 +106,7 @@ def create_app(settings: Settings) -> FastAPI:
     app.mount("/web", StaticFiles(directory=_WEB), name="web")
     app.openapi = lambda: _openapi(app)  # type: ignore[method-assign]
     guard(app.routes)
-    app.add_middleware(Access, settings=settings, keys=keys)
+    app.add_middleware(Access, settings=settings, keys=keys, quotas=quotas)
     app.add_middleware(Observe, requests=requests)  # outside, so that what Access refuses is logged too
     problems.install(app)
     return app

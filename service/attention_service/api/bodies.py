@@ -23,7 +23,7 @@ from attention_contract.wire import JSON, SAFETENSORS, request_from_body
 from attention_service.api.disconnection import unless_gone
 from attention_service.api.guard import LATE
 from attention_service.api.negotiation import MAX_HEADER_BYTES, Headers, content_type, header
-from attention_service.runtime.accounts import note
+from attention_service.runtime.accounts import note, note_bytes
 from attention_service.runtime.scheduling.budget import Body
 from attention_service.settings import Settings
 
@@ -142,6 +142,7 @@ async def read_body(
         )
     room, began = _Room(limit, memory), time.monotonic()
     body = await _received(headers, receive, room, state)
+    note_bytes(len(body))
     if coding != "identity":
         body = await unless_gone(receive, _decompressed(body, coding, room, ratio))
     note("read", began)

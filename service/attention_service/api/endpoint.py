@@ -61,7 +61,7 @@ def call_of(scope: Scope) -> Call:
     pin = deadline = None
     if b"if-match" in headers:
         pin = _etag(header(headers, b"if-match"), "If-Match")
-    if (wait := negotiation.wait(headers) if b"prefer" in headers else None) is not None:
+    if (wait := negotiation.wait(headers, state.settings.default_wait_s)) is not None:
         deadline = scope.get("state", {}).get(CAME, time.monotonic()) + wait
     return Call(state.engine, state.settings, headers, pin, deadline)
 

@@ -202,7 +202,7 @@ class GuardedHttp(_Watched, HttpToolsProtocol):
                 state[CROWDED] = refusal
             begin(cycle, app)
 
-        entrance.wait(self.guard.name_of(scope), enter, wait(headers) if b"prefer" in headers else None)
+        entrance.wait(self.guard.name_of(scope), enter, wait(headers, self.guard.settings.default_wait_s))
 
     def on_body(self, body: bytes) -> None:
         """Keep a piece of the body."""

@@ -66,14 +66,14 @@ def header(headers: Headers, name: bytes) -> str | None:
     return None if value is None else str(value, "latin-1")
 
 
-def wait(headers: Headers) -> float | None:
+def wait(headers: Headers, default: float | None = None) -> float | None:
     """Seconds that the caller is prepared to wait, by the preference of RFC 7240, section 4.3, with decimals.
 
-    None without such a preference, or with one that cannot be read.
+    The default without such a preference, or with one that cannot be read.
     """
     preferences = headers.get(b"prefer")
     found = None if preferences is None else _WAIT.search(preferences)
-    return None if found is None else float(found[1])
+    return default if found is None else float(found[1])
 
 
 def accepted(headers: Headers, operation: Operation[Any]) -> str:

@@ -45,6 +45,7 @@ from attention_service.api.handlers import serve
 from attention_service.api.negotiation import MAX_HEADER_BYTES, accepted
 from attention_service.core.registry import variants
 from attention_service.cost import hardware
+from attention_service.runtime.callers import caller
 from attention_service.settings import Settings
 
 # ── the four questions, of a module and of raw attention ─────────────────────────────────────────────────────────────
@@ -260,6 +261,9 @@ async def server_info(call: CallDep) -> ServerInfo:
             max_taps=MAX_TAPS,
             max_steps=MAX_STEPS,
             max_sequences=MAX_SEQUENCES,
+            max_predicted_s=settings.max_predicted_s,
+            default_wait_s=settings.default_wait_s,
+            caller=caller.get().limits,
         ),
         memory=Memory(
             resident_bytes=engine.library.resident_bytes,

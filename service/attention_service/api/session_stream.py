@@ -24,12 +24,13 @@ from attention_contract.schemas.sessions import SessionStep, StepProblem, StepsR
 from attention_contract.tensors import Encoding
 from attention_service.api import negotiation, problems
 from attention_service.api.access.layer import PROTOCOL
+from attention_service.api.access.quotas import Quotas
 from attention_service.api.access_log import Answered
 from attention_service.api.bodies import UNCOUNTED
 from attention_service.api.disconnection import in_time
 from attention_service.api.endpoint import Call, call_of
 from attention_service.api.telemetry import VERSION, RequestLog
-from attention_service.runtime.accounts import Account, account, note
+from attention_service.runtime.accounts import Account, account, note, note_bytes
 from attention_service.runtime.callers import caller
 from attention_service.runtime.scheduling.budget import Body
 from attention_service.settings import Settings
@@ -43,8 +44,9 @@ _GOING_AWAY: Final = 1001
 class SessionStreams:
     """The ASGI application at ``PATH``, and the connections that are open."""
 
-    def __init__(self, requests: RequestLog) -> None:
+    def __init__(self, requests: RequestLog, quotas: Quotas) -> None:
         self._requests = requests
+        self._quotas = quotas
         self._open: set[Connection] = set()
 
     def __len__(self) -> int:
@@ -61,7 +63,8 @@ class SessionStreams:
         except AttentionError as error:
             await problems.render(error)(scope, receive, send)
             return
-        connection = Connection(call, negotiation.wait(call.headers), receive, send, self._requests)
+        wait = negotiation.wait(call.headers, call.settings.default_wait_s)
+        connection = Connection(call, wait, receive, send, self._requests, self._quotas)
         self._open.add(connection)
         try:
             await connection.serve(identity, PROTOCOL if spoken else None)
@@ -83,6 +86,7 @@ class Connection:
     receive: Receive
     send: Send
     requests: RequestLog
+    quotas: Quotas
     count: int = 0
     """Number of messages so far."""
     room: asyncio.Semaphore = field(default_factory=lambda: asyncio.Semaphore(MAX_UNANSWERED))
@@ -121,7 +125,11 @@ class Connection:
         started, began = time.perf_counter(), time.monotonic()
         text, memory = message.get("text"), Body(self.call.engine.budget)
         request: SessionStep | StepsRequest | None = None
+        entered = False
         try:
+            self.quotas.enter(caller.get())
+            entered = True
+            note_bytes(len(message["bytes"] if text is None else text))
             request = await _read(message["bytes"] if text is None else text, memory, self.call.settings)
             note("decode", began)
             work = self._run(request)
@@ -132,13 +140,16 @@ class Connection:
         task = asyncio.create_task(self._reply(request, work, started, before, text=text is not None))
         self.tasks.add(task)
         self.last.update(dict.fromkeys(sessions, task))
-        task.add_done_callback(partial(self._end, sessions, work, memory))
+        task.add_done_callback(partial(self._end, sessions, work, memory, entered))
 
     def _end(
-        self, sessions: Sequence[str], work: Coroutine[Any, Any, WireModel], memory: Body, task: asyncio.Task[None]
-    ) -> None:
+        self, sessions: Sequence[str], work: Coroutine[Any, Any, WireModel], memory: Body, entered: bool,
+        task: asyncio.Task[None],
+    ) -> None:  # fmt: skip
         """Forget a message. Its task may have been cancelled before it began."""
         work.close()
+        if entered:
+            self.quotas.leave(caller.get(), account.get())
         memory.give_back()
         self.tasks.discard(task)
         self.room.release()

@@ -19,7 +19,7 @@ import math
 import os
 import re
 import secrets
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import lru_cache
 from operator import itemgetter
@@ -152,10 +152,13 @@ class RecordingStore:
 
     # ── writing ──────────────────────────────────────────────────────────────────────────────────────────────────────
 
-    def add(self, recording: RecordingFile, owner: str | None = None) -> RecordingInfo:
+    def add(
+        self, recording: RecordingFile, owner: str | None = None, check: Callable[[int, str], None] | None = None
+    ) -> RecordingInfo:
         """Write a recording durably, unless its owner has it.
 
-        Raises TooLarge, StoreFull, StoreReadOnly, or InternalError.
+        ``check`` raises if the owner's recordings must not have so many bytes together. Raises what it does, TooLarge,
+        StoreFull, StoreReadOnly, or InternalError.
         """
         pieces = to_safetensors(recording, "recording")
         size = sum(map(len, pieces))
@@ -171,6 +174,9 @@ class RecordingStore:
                 path = folder / f"{name}{_SUFFIX}"
                 if not path.is_file():
                     self._check_room(size)
+                    if check is not None and owner is not None:
+                        own = sum(each.lstat().st_size for each in self._paths(owner))
+                        check(own + size, f"your recordings have {own} bytes, and this one {size}; delete some first")
                     make_folder(folder)
                     self._write(path, pieces)
                 return self._described(path, path.stat().st_size)

@@ -20,6 +20,8 @@ class Account:
     marks: list[Mark] = field(default_factory=list)
     runs: list[Ran] = field(default_factory=list)
     """The run of each phase ``compute``, in their order."""
+    bytes: int = 0
+    """Bytes of the body as they came."""
     code: str | None = None
     """The code of the problem that was answered; None without one."""
     trace: str | None = None
@@ -38,6 +40,12 @@ def note(phase: Phase, began: float) -> None:
     """Add a phase that ends now to the account of the request that is being answered."""
     if (current := account.get()) is not None:
         current.marks.append((phase, began, time.monotonic()))
+
+
+def note_bytes(count: int) -> None:
+    """Add bytes of a body to the account of the request that is being answered."""
+    if (current := account.get()) is not None:
+        current.bytes += count
 
 
 def note_run(came: float, ran: Ran) -> None:

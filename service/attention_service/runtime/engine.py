@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Literal, TypeVar
 
 from attention_contract.base import valid
-from attention_contract.errors import Draining, Loading, StoreFull, Stuck, Unavailable
+from attention_contract.errors import Draining, Loading, StoreFull, Stuck, TooLong, Unavailable
 from attention_contract.request_options import Outline
 from attention_contract.schemas.accuracy import AccuracyReply
 from attention_contract.schemas.attention import AttentionInputs, ForwardReply, ForwardRequest, Ran
@@ -95,6 +95,7 @@ class Engine:
         session_share: float = 0.5,
         session_pinned_share: float = 0.5,
         max_modules: int = 1024,
+        max_predicted_s: float | None = None,
         max_sessions: int = 4096,
         stuck_s: float = PATIENCE_S,
     ) -> None:
@@ -105,6 +106,9 @@ class Engine:
         """The calibration of the device; None before one."""
         self._root = root
         self._max_modules = max_modules
+        self._max_predicted_s = max_predicted_s
+        self._makers: dict[str, str] = {}
+        """The caller who made each module since the start."""
         budget = memory_budget if memory_budget is not None else int(BUDGET_SHARE * device.free_bytes())
         self.library.limit = budget
         self.budget = Budget(budget, device.total_bytes, self._resident_bytes, max_queue)
@@ -265,10 +269,17 @@ class Engine:
     async def _add(self, request: CreateModule | ImportModule, add: Callable[[], tuple[Module, bool]]) -> ModuleInfo:
         self.check_ready()
         self._check_count(request.name)
+        asks = caller.get()
+        made = sum(
+            self._makers.get(each.name) == asks.name for each in self.library.list() if each.name != request.name
+        )
+        asks.check("modules", made + 1, f"{made} resident modules are yours; delete one first")
         need = await self._in_thread(partial(self.library.estimate, request))
         self.budget.check(need, "making the module needs {need} bytes", "Make a smaller one: its config sets its size")
         await self.budget.acquire(need)
-        module, _ = await self._holding(need, add)
+        module, is_new = await self._holding(need, add)
+        if is_new:
+            self._makers[module.name] = asks.name
         return module.info()
 
     def _check_count(self, name: str | None) -> None:
@@ -294,6 +305,7 @@ class Engine:
         """Remove a module from the device and the store."""
         self.check_ready()
         await self._in_thread(partial(self.library.delete, name, version))
+        self._makers.pop(name, None)
         self.passes.drop_of(name)
         self.budget.wake()
 
@@ -321,7 +333,8 @@ class Engine:
     async def add_recording(self, recording: RecordingFile) -> RecordingInfo:
         """Store a recording durably. The same content is stored once."""
         self.check_ready()
-        return await self._in_thread(partial(self.recordings.add, recording, _owner()))
+        check = partial(caller.get().check, "recordings_bytes")
+        return await self._in_thread(partial(self.recordings.add, recording, _owner(), check))
 
     async def list_recordings(self) -> RecordingList:
         """Every stored recording of the caller."""
@@ -462,6 +475,14 @@ class Engine:
 
     async def _run(self, job: Job, deadline: float | None) -> tuple[Fields, Ran]:
         """Have a job run, if it can begin by then, and say what ran."""
+        predicted, most = job.prepared.plan.predicted.median, self._max_predicted_s
+        if most is not None and predicted > most:
+            raise TooLong(
+                f"the request is predicted to compute for {predicted:.3g} s; max_predicted_s allows {most:g}. Ask for "
+                "less at a time; /complexity tells the time of a shape beforehand",
+                limit_s=most,
+                predicted_s=predicted,
+            )
         came = time.monotonic()
         ended = await self.execution.run(job, deadline)
         said = ran(job, ended, self.device)

@@ -23,10 +23,12 @@ from typing import Final
 import structlog
 from pydantic import BaseModel, ConfigDict, ValidationError, field_validator
 
+from attention_contract.schemas.server import CallerLimits
 from attention_service.api.access.audit import note
 from attention_service.api.access.scopes import KeyScope, Scopes
 from attention_service.modules.store_files import make_folder, sync
-from attention_service.runtime.callers import Caller
+from attention_service.runtime.callers import UNLIMITED, Caller
+from attention_service.settings import Settings
 
 log = structlog.get_logger(__name__)
 FILE: Final = "keys.json"
@@ -47,6 +49,8 @@ class KeyEntry(BaseModel):
     sha256: str
     """The hash of the key, in hexadecimal."""
     created: datetime
+    limits: CallerLimits = UNLIMITED
+    """Limits in place of those of the settings."""
 
     @field_validator("name")
     @classmethod
@@ -96,7 +100,13 @@ def read_keys(root: Path) -> list[KeyEntry]:
         return []
 
 
-def create_key(root: Path, name: str, scopes: Sequence[KeyScope]) -> str:
+def limits_of(settings: Settings) -> CallerLimits:
+    """The limits of every caller that has none of its own."""
+    stated = {name: getattr(settings, f"caller_{name}") for name in CallerLimits.model_fields}
+    return CallerLimits(**stated) if any(each is not None for each in stated.values()) else UNLIMITED
+
+
+def create_key(root: Path, name: str, scopes: Sequence[KeyScope], limits: CallerLimits = UNLIMITED) -> str:
     """Make a key, keep its hash and return it. Raises ValueError for a name that is taken or not fit."""
     key = PREFIX + secrets.token_urlsafe(32)
     with _locked(root):
@@ -108,6 +118,7 @@ def create_key(root: Path, name: str, scopes: Sequence[KeyScope]) -> str:
             scopes=sorted(set(scopes)),
             sha256=sha256(key.encode()).hexdigest(),
             created=datetime.now(UTC).replace(microsecond=0),
+            limits=limits,
         )
         _write(root, [*keys, entry])
     return key
@@ -129,7 +140,7 @@ def _write(root: Path, keys: Sequence[KeyEntry]) -> None:
     descriptor = os.open(staged, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
     try:
         with os.fdopen(descriptor, "w", encoding="utf-8") as file:
-            file.write(KeyList(keys=list(keys)).model_dump_json(indent=2) + "\n")
+            file.write(KeyList(keys=list(keys)).model_dump_json(indent=2, exclude_none=True) + "\n")
         sync(staged)
         os.replace(staged, root / FILE)
     finally:
@@ -152,8 +163,10 @@ def _locked(root: Path) -> Iterator[None]:
 class KeyRing:
     """The keys of a running server, read again when the file changes."""
 
-    def __init__(self, root: Path) -> None:
+    def __init__(self, root: Path, limits: CallerLimits = UNLIMITED) -> None:
+        """``limits``: those of every key, but for what a key says of its own."""
         self._root = root
+        self._limits = limits
         self._keys: list[HeldKey] = []
         self._seen: tuple[int, int, int] | None = None
         self._next_look = 0.0
@@ -198,7 +211,7 @@ class KeyRing:
         self._seen = seen
         before = {each.caller.name for each in self._keys}
         try:
-            self._keys = [_held(each) for each in read_keys(self._root)]
+            self._keys = [_held(each, self._limits) for each in read_keys(self._root)]
         except (OSError, ValidationError) as fault:
             self._keys = []
             log.error("the file of keys cannot be read; every key is refused", path=str(path), reason=_reason(fault))
@@ -207,8 +220,10 @@ class KeyRing:
             note("operator", "keys", added=sorted(after - before), removed=sorted(before - after))
 
 
-def _held(entry: KeyEntry) -> HeldKey:
-    return HeldKey(bytes.fromhex(entry.sha256), Caller(entry.name, "manage" in entry.scopes), frozenset(entry.scopes))
+def _held(entry: KeyEntry, limits: CallerLimits) -> HeldKey:
+    own = entry.limits.model_dump(exclude_none=True)
+    caller = Caller(entry.name, "manage" in entry.scopes, limits.model_copy(update=own) if own else limits)
+    return HeldKey(bytes.fromhex(entry.sha256), caller, frozenset(entry.scopes))
 
 
 def _reason(fault: OSError | ValidationError) -> str:

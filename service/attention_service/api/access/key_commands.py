@@ -7,6 +7,7 @@ from typing import Annotated, cast
 import typer
 from pydantic import ValidationError
 
+from attention_contract.schemas.server import CallerLimits
 from attention_service.api.access.api_keys import FILE, create_key, read_keys, revoke_key
 from attention_service.api.access.scopes import EVERY, KeyScope
 from attention_service.settings import Settings
@@ -24,6 +25,14 @@ ModelsDir = Annotated[
 Scope = Annotated[
     list[str], typer.Option(metavar="SCOPE", help=f"One of {', '.join(sorted(EVERY))}; several if repeated.")
 ]
+Limit = Annotated[
+    list[str],
+    typer.Option(
+        metavar="NAME=VALUE",
+        help=f"A limit of this key, in place of the server's: {', '.join(CallerLimits.model_fields)}; several if "
+        "repeated.",
+    ),
+]
 Name = Annotated[str, typer.Argument(help="Up to 64 letters, digits, - and _.")]
 
 
@@ -31,12 +40,13 @@ Name = Annotated[str, typer.Argument(help="Up to 64 letters, digits, - and _.")]
 def create(
     name: Name,
     scope: Scope = ["infer", "inspect"],  # noqa: B006
+    limit: Limit = [],  # noqa: B006
     models_dir: ModelsDir = None,
 ) -> None:
     """Make a key and print it, this once: the server keeps its hash alone."""
     if unknown := set(scope) - EVERY:
         raise typer.BadParameter(f"{unknown.pop()!r} is none of {', '.join(sorted(EVERY))}", param_hint="--scope")
-    typer.echo(create_key(_root(models_dir), name, cast("Sequence[KeyScope]", scope)))
+    typer.echo(create_key(_root(models_dir), name, cast("Sequence[KeyScope]", scope), _limits(limit)))
     typer.echo(f"key {name} may {', '.join(sorted(set(scope)))}; send it as ATTENTION_API_KEY", err=True)
 
 
@@ -71,6 +81,22 @@ def keys(arguments: Sequence[str]) -> int:
         typer.echo(str(fault), err=True)
         return 1
     return 0
+
+
+def _limits(given: Sequence[str]) -> CallerLimits:
+    """The limits of ``name=value``. Raises BadParameter for one that is not known, or no number."""
+    stated: dict[str, float] = {}
+    for each in given:
+        name, _, value = each.partition("=")
+        try:
+            stated[name] = int(value) if value.isdigit() else float(value)
+            CallerLimits.model_validate(stated)
+        except ValueError:
+            raise typer.BadParameter(
+                f"{each!r}: expected NAME=VALUE, a number for one of {', '.join(CallerLimits.model_fields)}",
+                param_hint="--limit",
+            ) from None
+    return CallerLimits.model_validate(stated)
 
 
 def _root(given: Path | None) -> Path:

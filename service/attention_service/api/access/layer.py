@@ -12,14 +12,17 @@ from typing import Final
 from starlette.middleware.cors import CORSMiddleware
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from attention_contract.errors import AttentionError, Unauthorized
+from attention_contract.errors import AttentionError, CallerLimit, Unauthorized
+from attention_contract.schemas.server import CallerLimits
 from attention_contract.wire import VERSION_HEADER
 from attention_service.api import problems
-from attention_service.api.access.api_keys import HeldKey, KeyRing, read_keys
+from attention_service.api.access.api_keys import HeldKey, KeyRing, limits_of, read_keys
+from attention_service.api.access.quotas import Quotas
 from attention_service.api.access.scopes import EVERY, HELD, OPEN_PATHS, Scopes
 from attention_service.api.access.sites import Hosts, check_single, check_site, is_loopback
 from attention_service.api.negotiation import Headers
-from attention_service.runtime.callers import Caller, caller
+from attention_service.runtime.accounts import account
+from attention_service.runtime.callers import UNLIMITED, Caller, caller
 from attention_service.settings import Settings, listed
 
 PROTOCOL: Final = "attention.v1"
@@ -42,12 +45,14 @@ def needs_keys(settings: Settings) -> bool:
 class Access:
     """Middleware that lets a request in, or answers it with 401, 403 or 421."""
 
-    def __init__(self, app: ASGIApp, settings: Settings, keys: KeyRing) -> None:
+    def __init__(self, app: ASGIApp, settings: Settings, keys: KeyRing, quotas: Quotas) -> None:
         self.app = app
         self._needed = needs_keys(settings)
         self._hosts = Hosts(settings.host, listed(settings.allowed_hosts), keys=self._needed)
         self._origins = frozenset(listed(settings.allowed_origins))
         self._keys = keys
+        self._quotas = quotas
+        self._limits = limits_of(settings)
         self._for_pages = CORSMiddleware(
             self._admit, self._origins, _METHODS, ["*"], expose_headers=_EXPOSED, max_age=600
         )
@@ -84,9 +89,24 @@ class Access:
             await response(scope, receive, send)
             return
         caller.set(asks)
-        if held is not None and scope["type"] == "websocket":
-            receive = self._while_held(held, receive, send)
-        await self.app(scope, receive, send)
+        if scope["type"] == "websocket":  # each of its messages counts as a request
+            await self.app(scope, receive if held is None else self._while_held(held, receive, send), send)
+        elif asks.limits is UNLIMITED:
+            await self.app(scope, receive, send)
+        else:
+            await self._limited(asks, scope, receive, send)
+
+    async def _limited(self, asks: Caller, scope: Scope, receive: Receive, send: Send) -> None:
+        """Let a request in if its caller has not used too much."""
+        try:
+            self._quotas.enter(asks)
+        except CallerLimit as error:
+            await problems.render(error)(scope, receive, send)
+            return
+        try:
+            await self.app(scope, receive, send)
+        finally:
+            self._quotas.leave(asks, account.get())
 
     def _while_held(self, held: HeldKey, receive: Receive, send: Send) -> Receive:
         """Receive the messages of a WebSocket, and close it at the first one after its key was revoked."""
@@ -106,7 +126,7 @@ class Access:
         if key is not None and (held := self._keys.find(key)) is not None:
             return held.caller, held.scopes, held
         if not self._needed:  # other credentials may be for a proxy
-            return _at(_address(scope)), EVERY, None
+            return _at(_address(scope), self._limits), EVERY, None
         if key is None:
             raise Unauthorized(
                 "this server needs an API key; send it as `Authorization: Bearer KEY` (in the client: api_key or "
@@ -157,9 +177,9 @@ def _challenge(headers: Headers) -> str:
 
 
 @lru_cache(maxsize=4096)
-def _at(address: str) -> Caller:
+def _at(address: str, limits: CallerLimits) -> Caller:
     """The caller at an address, where no key is needed."""
-    return Caller(address)
+    return Caller(address, limits=limits)
 
 
 def unsafe_start(settings: Settings) -> str | None:

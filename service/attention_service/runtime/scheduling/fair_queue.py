@@ -8,7 +8,7 @@ _REMEMBERED: Final = 1024
 
 
 class Asked(Protocol):
-    """What waits: it has a caller, and is equal to itself alone."""
+    """A request that waits. It has a caller, and is equal to itself alone."""
 
     @property
     def caller(self) -> str:

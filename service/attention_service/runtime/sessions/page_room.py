@@ -5,6 +5,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
 from attention_contract.errors import OverBudget, Overloaded
+from attention_service.runtime.callers import caller
 from attention_service.runtime.scheduling.budget import Budget
 from attention_service.runtime.sessions.decode_session import DecodeSession, page_kind
 from attention_service.runtime.sessions.pages import PagePool
@@ -47,6 +48,10 @@ class PageRoom:
                 needed_bytes=need,
                 limit_bytes=most,
             )
+        asks = caller.get()
+        if asks.limits.session_bytes is not None:
+            own = sum(each.bytes for each in {session, *self.sessions()} if each.owner == asks.name)
+            asks.check("session_bytes", own + need, f"your sessions hold {own} bytes, and need {need} more; end some")
         if session.pinned:
             pinned = sum(each.bytes for each in self.sessions() if each.pinned)
             if pinned + need > self.pinned_limit:

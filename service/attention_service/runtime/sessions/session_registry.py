@@ -70,6 +70,9 @@ class SessionRegistry:
                 limit=self._most,
                 actual=len(self._live) + 1,
             )
+        asks = caller.get()
+        own = 0 if asks.limits.sessions is None else sum(each.owner == asks.name for each in self._live.values())
+        asks.check("sessions", own + 1, f"{own} live sessions are yours; delete those that are not needed")
         return f"{self._run}-{secrets.token_hex(_ID_BYTES)}"
 
     def add(self, session: DecodeSession) -> DecodeSession:

@@ -22,7 +22,7 @@ endif
 ARGS ?=
 PYTEST = OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n auto --dist loadfile
 
-.PHONY: help serve test test-all check demo docs bench bench-peers schemathesis fuzz soak chaos constraints clean
+.PHONY: help serve web test test-all test-web check demo docs bench bench-peers schemathesis fuzz soak chaos constraints clean
 
 help: ## Print this list
 	@sed -n 's/^\([a-z-]*\):.*## /\1 /p' $(MAKEFILE_LIST) | awk '{printf "make %-12s", $$1; $$1 = ""; print}'
@@ -31,8 +31,14 @@ serve: $(VENV)/.server ## Start the server on 127.0.0.1:8000 (ATTENTION_* settin
 	@echo 'In another shell: . $(BIN)/activate && attention --help' >&2
 	@exec $(BIN)/attention serve $(ARGS)
 
-test: $(VENV)/.dev ## Run the tests but for the long walks (ARGS go to pytest)
-	$(PYTEST) -m "not slow" $(ARGS)
+web: web/node_modules/.package-lock.json ## Check the page's sources, test them, and build the page (needs npm)
+	cd web && npm run --silent check && npm run --silent bundle
+
+test: $(VENV)/.dev ## Run the tests but for the long walks and the browser's (ARGS go to pytest)
+	$(PYTEST) -m "not slow and not browser" $(ARGS)
+
+test-web: $(VENV)/.dev ## Test the page in a browser (Debian's chromium; skipped without it)
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -m browser -n 2 --dist worksteal tests/web $(ARGS)
 
 test-all: $(VENV)/.dev ## Run every test, the long walks too
 	$(PYTEST) --durations=15 $(ARGS)
@@ -44,6 +50,7 @@ check: $(VENV)/.dev ## Check format, lint, types, import layers, Dockerfile and 
 	$(BIN)/python -m tests.docs.typed_snippets
 	$(BIN)/basedpyright
 	$(BIN)/lint-imports
+	$(BIN)/python -m tests.web.built_page
 	$(BIN)/hadolint Dockerfile
 	$(BIN)/check-jsonschema --builtin-schema vendor.compose-spec docker-compose.yml
 
@@ -81,8 +88,12 @@ constraints: ## Pin the newest versions in constraints.txt (torch keeps its pin;
 	mv .cache/constraints.txt constraints.txt
 	rm -rf .cache/constraints
 
+web/node_modules/.package-lock.json: web/package-lock.json
+	cd web && npm ci --ignore-scripts
+	@touch $@
+
 clean: ## Remove the environment and every cache
-	rm -rf $(VENV) .cache build dist site .mypy_cache .pytest_cache .ruff_cache .hypothesis .import_linter_cache
+	rm -rf web/node_modules $(VENV) .cache build dist site .mypy_cache .pytest_cache .ruff_cache .hypothesis .import_linter_cache
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
 
 # The environment, filled step by step; a stamp says which extras of the present pins it holds.

@@ -12,6 +12,7 @@ import structlog
 from fastapi import FastAPI
 from fastapi.openapi.utils import get_openapi
 from fastapi_offline import FastAPIOffline
+from starlette.middleware.gzip import GZipMiddleware
 from starlette.requests import Request
 from starlette.responses import FileResponse, Response
 from starlette.routing import WebSocketRoute
@@ -103,7 +104,9 @@ def create_app(settings: Settings) -> FastAPI:
     app.router.routes.append(WebSocketRoute(STREAM_PATH, app.state.streams, name="session_stream"))
     app.add_api_route("/metrics", metrics.page, name="metrics", tags=["server"], response_class=_PlainText)
     app.add_api_route("/", _page, name="page", tags=["server"], response_class=FileResponse)
-    app.mount("/web", StaticFiles(directory=_WEB), name="web")
+    # The page reads recordings by ranges, which are of the bytes as they lie in the file.
+    app.mount("/web/recordings", StaticFiles(directory=_WEB / "recordings"), name="web")
+    app.mount("/web", GZipMiddleware(StaticFiles(directory=_WEB)), name="web")
     app.openapi = lambda: _openapi(app)  # type: ignore[method-assign]
     guard(app.routes)
     app.add_middleware(Access, settings=settings, keys=keys, quotas=quotas)

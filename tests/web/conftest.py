@@ -1,0 +1,124 @@
+"""A browser, and pages that fail a test for console errors and for requests to another host."""
+
+import json
+import os
+import shutil
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from io import BytesIO
+from pathlib import Path
+from typing import Any
+
+import pytest
+from PIL import Image
+
+from tests.conftest import live_server
+
+CHROMIUM = shutil.which("chromium") or "/usr/bin/chromium"
+ARGS = (
+    "--headless", "--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run", "--disable-sync",
+    "--disable-background-networking", "--disable-component-update",
+)  # fmt: skip
+ROOT = Path(__file__).parent.parent.parent
+AXE = ROOT / "web/node_modules/axe-core/axe.min.js"
+SHOTS = os.environ.get("PAGE_PICTURES")
+"""A folder for pictures of the views; none are written without it."""
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    for item in items:
+        if Path(__file__).parent in item.path.parents:
+            item.add_marker(pytest.mark.browser)
+
+
+@pytest.fixture(scope="session")
+def browser() -> Iterator[Any]:
+    playwright = pytest.importorskip("playwright.sync_api")
+    if not Path(CHROMIUM).exists():
+        pytest.skip("chromium is not installed")
+    with playwright.sync_playwright() as started:
+        chromium = started.chromium.launch(executable_path=CHROMIUM, args=list(ARGS))
+        yield chromium
+        chromium.close()
+
+
+@pytest.fixture(scope="session")
+def site(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    """The URL of a server whose model repository holds a small checkpoint."""
+    folder = tmp_path_factory.mktemp("page")
+    _save_checkpoint(folder / "tiny-bert")
+    with live_server(folder) as url:
+        yield url
+
+
+def _save_checkpoint(folder: Path) -> None:
+    import torch
+    from safetensors.torch import save_file
+
+    width, layers = 16, 2
+    random = torch.Generator().manual_seed(0)
+    tensors = {}
+    for layer in range(layers):
+        for role in ("self.query", "self.key", "self.value", "output.dense"):
+            name = f"encoder.layer.{layer}.attention.{role}"
+            tensors[f"{name}.weight"] = torch.randn(width, width, generator=random) / 4
+            tensors[f"{name}.bias"] = torch.zeros(width)
+    folder.mkdir()
+    save_file(tensors, folder / "model.safetensors")
+    config = {"model_type": "bert", "hidden_size": width, "num_attention_heads": 2, "num_hidden_layers": layers}
+    (folder / "config.json").write_text(json.dumps(config), "utf-8")
+
+
+@dataclass
+class Visit:
+    """One page of the browser at the server, and what went wrong in it."""
+
+    page: Any
+    url: str
+    faults: list[str] = field(default_factory=list)
+
+    def open(self, fragment: str = "") -> Any:
+        """Load the page at a fragment such as ``#/head`` and return it once its view is there."""
+        self.page.goto("about:blank")
+        self.page.goto(f"{self.url}/{fragment}")
+        self.page.wait_for_selector("main h2")
+        self.page.locator("main .empty", has_text="…").wait_for(state="detached")
+        return self.page
+
+    def picture(self, name: str) -> None:
+        """Write a picture of the page in 96 colours, if a folder for pictures is set."""
+        if SHOTS:
+            width = self.page.viewport_size["width"]
+            self.page.set_viewport_size({"width": width, "height": 844 if width < 500 else 980})
+            self.page.locator("[aria-busy=true]").first.wait_for(state="detached")
+            self.page.wait_for_timeout(150)
+            drawn = Image.open(BytesIO(self.page.screenshot())).convert("RGB")
+            drawn.quantize(96, dither=Image.Dither.NONE).save(f"{SHOTS}/{name}.png", optimize=True)
+
+    def violations(self) -> list[str]:
+        """The rules of axe that the page breaks."""
+        if not AXE.exists():
+            pytest.skip("axe-core is not installed: run `make web`")
+        self.page.evaluate(AXE.read_text("utf-8"))
+        found = self.page.evaluate("axe.run(document, {resultTypes: ['violations']})")
+        return [f"{each['id']}: {each['nodes'][0]['html'][:200]}" for each in found["violations"]]
+
+
+@pytest.fixture
+def visit(browser: Any, site: str, request: pytest.FixtureRequest) -> Iterator[Visit]:
+    """A page of a context of its own. The test fails for an error in the console, or a request to another host."""
+    options = {"viewport": {"width": 1100, "height": 760}} | getattr(request, "param", {})
+    context = browser.new_context(**options)
+    visited = Visit(context.new_page(), site)
+    page = visited.page
+    page.set_default_timeout(10_000)
+    page.on("console", lambda line: line.type in ("error", "warning") and visited.faults.append(line.text))
+    page.on("pageerror", lambda error: visited.faults.append(str(error)))
+    page.on("request", lambda asked: visited.faults.append(asked.url) if not _own(asked.url, site) else None)
+    yield visited
+    context.close()
+    assert visited.faults == []
+
+
+def _own(url: str, site: str) -> bool:
+    return url.startswith((site, "blob:", "data:", "about:"))

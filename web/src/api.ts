@@ -1,0 +1,113 @@
+/** The service's HTTP interface: one call, its problem documents, and the equivalent commands. */
+
+import { ofBuffer, openTensors, toJson } from "./tensors";
+import type { Body, Tensor } from "./tensors";
+
+export const ROOT = new URL(/* @vite-ignore */ "..", import.meta.url);
+const SAFETENSORS = "application/vnd.safetensors";
+
+export interface ProblemDocument {
+  title?: string | undefined;
+  detail?: string | undefined;
+  status?: number | undefined;
+  code?: string | undefined;
+  param?: string | undefined;
+  request_id?: string | undefined;
+}
+
+/** A problem document of the service (RFC 9457), or a problem of the page's own in the same form. */
+export class Problem extends Error {
+  constructor(readonly document: ProblemDocument) {
+    super(document.detail ?? document.title ?? "The request failed");
+  }
+}
+
+/** A fault as a problem document. */
+export const problemOf = (fault: unknown): ProblemDocument =>
+  fault instanceof Problem
+    ? fault.document
+    : { title: "This page failed", detail: fault instanceof Error ? fault.message : String(fault) };
+
+export type Method = "GET" | "POST" | "DELETE";
+
+/** A request: what was asked, as the page shows it in commands. */
+export interface Asked {
+  method: Method;
+  path: string;
+  body?: Body | undefined;
+}
+
+async function send({ method, path, body }: Asked, accept: string): Promise<Response> {
+  const request: RequestInit = { method, headers: { Accept: accept } };
+  if (body !== undefined) {
+    request.headers = { Accept: accept, "Content-Type": "application/json" };
+    request.body = toJson(body);
+  }
+  let response;
+  try {
+    response = await fetch(new URL(path, ROOT), request);
+  } catch {
+    throw new Problem({ title: "The server does not answer", detail: `Nothing answered at ${ROOT.host}.` });
+  }
+  if (response.ok) return response;
+  const text = await response.text();
+  let problem: ProblemDocument | null = null;
+  try {
+    problem = JSON.parse(text) as ProblemDocument;
+  } catch {
+    // A proxy answers in its own words.
+  }
+  throw new Problem(problem ?? { title: `Status ${response.status}`, detail: text.slice(0, 300), status: response.status });
+}
+
+/** Send one request and parse the JSON reply. Throws Problem. */
+export async function call<T>(method: Method, path: string, body?: Body): Promise<T> {
+  const text = await (await send({ method, path, body }, "application/json")).text();
+  return (text ? JSON.parse(text) : null) as T;
+}
+
+/** A reply with tensors: its JSON part, and the tensors by dotted name. */
+export interface TensorReply<T> {
+  reply: T;
+  tensors: Record<string, Tensor>;
+}
+
+/** Send one request and read the reply's tensors as they lie in memory. Throws Problem. */
+export async function callTensors<T>(path: string, body: Body): Promise<TensorReply<T>> {
+  const response = await send({ method: "POST", path, body }, SAFETENSORS);
+  const file = await openTensors(ofBuffer(await response.arrayBuffer()));
+  const names = Object.keys(file.shapes);
+  const read = await Promise.all(names.map((name) => file.read(name)));
+  return { reply: JSON.parse(file.entries.reply ?? "{}") as T, tensors: Object.fromEntries(names.map((name, i) => [name, read[i]])) };
+}
+
+/** The path of a module's operation, or of raw attention's if the name is empty. */
+export const of = (name: string, question: string) =>
+  name ? `v1/modules/${encodeURIComponent(name)}/${question}` : `v1/attention/${question}`;
+
+const quoted = (text: string) => `'${text.replaceAll("'", "'\\''")}'`;
+const FEW = 20_000;
+
+function bodyText(body: Body): string {
+  const lists = toJson(body, true);
+  return lists.length <= FEW ? lists : toJson(body);
+}
+
+/** Return the request as a curl command. */
+export function curl({ method, path, body }: Asked): string {
+  const verb = method === "GET" || (method === "POST" && body) ? "" : `-X ${method}`;
+  const parts = ["curl -s", verb, quoted(new URL(path, ROOT).href)];
+  if (body !== undefined) parts.push("-H 'Content-Type: application/json'", `-d ${quoted(bodyText(body))}`);
+  return parts.filter(Boolean).join(" ");
+}
+
+/** Return the request as Python, with httpx, which the client installs. */
+export function python({ method, path, body }: Asked): string {
+  const url = JSON.stringify(new URL(path, ROOT).href);
+  const sent = body === undefined ? "" : `, json=json.loads(body)`;
+  const lines = [body === undefined ? "" : "import json\n", "import httpx\n\n"];
+  if (body !== undefined) lines.push(`body = r'''${bodyText(body)}'''\n`);
+  lines.push(`reply = httpx.request("${method}", ${url}${sent})\nreply.raise_for_status()\n`);
+  lines.push(method === "DELETE" ? "" : "print(reply.json())\n");
+  return lines.join("");
+}

@@ -1,0 +1,181 @@
+/** The page: header, views, the state in the URL, undo, keys and theme. */
+
+import type { FunctionComponent } from "preact";
+import { useCallback, useEffect, useMemo, useRef, useState } from "preact/hooks";
+import { call, problemOf } from "./api";
+import type { Theme } from "./colour";
+import { PageContext, useLoaded } from "./context";
+import type { Page } from "./context";
+import { changed, format, integer, parse } from "./state";
+import type { Patch } from "./state";
+import type { ModuleInfo } from "./types";
+import { Button, ProblemBox } from "./ui";
+import { Overview } from "./views/overview";
+import { WithSubject } from "./with_subject";
+import type { OfSubject } from "./with_subject";
+
+type Plain = FunctionComponent;
+
+interface View {
+  id: string;
+  title: string;
+  about: string;
+  key: string;
+  /** Loaded when it is first shown. */
+  plain?: () => Promise<Plain>;
+  subject?: () => Promise<OfSubject>;
+}
+
+export const VIEWS: View[] = [
+  { id: "model", title: "Model", key: "m", about: "The server, its checkpoints, modules and sessions.", plain: async () => (await import("./views/model")).Model },
+  { id: "text", title: "Text", key: "t", about: "Choose the attention to look at: a recording, a module with its input, or your own q, k and v.", plain: async () => (await import("./views/text")).Text },
+  { id: "overview", title: "Overview", key: "o", about: "Every head of every layer. Sort by a statistic to find the heads worth a look.", subject: () => Promise.resolve(Overview) },
+  { id: "head", title: "Head", key: "h", about: "The weights of one head. A row is a query and a column is a key.", subject: async () => (await import("./views/head")).Head },
+  { id: "query", title: "Query", key: "q", about: "One query step by step: scores, mask, weights, and the weighted sum of the values.", subject: async () => (await import("./views/query")).Query },
+  { id: "compare", title: "Compare", key: "p", about: "Two heads, modules or recordings side by side, and their difference.", subject: async () => (await import("./views/compare")).Compare },
+  { id: "edit", title: "Edit", key: "e", about: "Knock out heads, tokens and cells, or change temperature and mask, and see the change of the output.", subject: async () => (await import("./views/edit")).Edit },
+  { id: "gradient", title: "Gradient", key: "g", about: "Which weights matter to L: exact gradients from the server.", subject: async () => (await import("./views/gradient")).Gradient },
+  { id: "rollout", title: "Rollout", key: "r", about: "From which tokens a state comes, over several layers.", subject: async () => (await import("./views/rollout")).Rollout },
+  { id: "decode", title: "Decode", key: "d", about: "Step through a session on the server and watch the weights come.", plain: async () => (await import("./views/decode")).Decode },
+  { id: "cost", title: "Cost", key: "c", about: "Work, peak memory and time over the sequence length. The server uses the same estimate to choose a kernel and to admit a request.", plain: async () => (await import("./views/cost")).Cost },
+  { id: "learn", title: "Learn", key: "l", about: "The formulas of the attention at hand, with its numbers.", subject: async () => (await import("./views/learn")).Learn },
+];
+
+const systemDark = matchMedia("(prefers-color-scheme: dark)");
+
+function useTheme(chosen: string | undefined): Theme {
+  const [dark, setDark] = useState(systemDark.matches);
+  useEffect(() => {
+    const follow = () => setDark(systemDark.matches);
+    systemDark.addEventListener("change", follow);
+    return () => systemDark.removeEventListener("change", follow);
+  }, []);
+  const theme = chosen === "dark" || chosen === "light" ? chosen : dark ? "dark" : "light";
+  useEffect(() => {
+    document.documentElement.dataset.theme = theme;
+  }, [theme]);
+  return theme;
+}
+
+export function App() {
+  const [state, setState] = useState(() => parse(location.hash));
+  const [modules, setModules] = useState<ModuleInfo[]>([]);
+  const [health, setHealth] = useState("connecting…");
+  const [said, announce] = useState("");
+  const newest = useRef(state);
+  newest.current = state;
+  const writing = useRef<ReturnType<typeof setTimeout>>(undefined);
+  const theme = useTheme(state.params.theme);
+
+  useEffect(() => {
+    const read = () => setState(parse(location.hash));
+    addEventListener("popstate", read);
+    addEventListener("hashchange", read);
+    return () => {
+      removeEventListener("popstate", read);
+      removeEventListener("hashchange", read);
+    };
+  }, []);
+
+  const go = useCallback((patch: Patch, replace = false) => {
+    const next = changed(newest.current, patch);
+    if (format(next) === format(newest.current)) return;
+    newest.current = next;
+    clearTimeout(writing.current);
+    const write = () => history.replaceState(null, "", format(newest.current));
+    // Browsers refuse many changes of the URL in a short time.
+    if (replace) writing.current = setTimeout(write, 200);
+    else history.pushState(null, "", format(next));
+    setState(next);
+  }, []);
+
+  const refresh = useCallback(async () => {
+    const { modules: listed } = await call<{ modules: ModuleInfo[] }>("GET", "v1/modules");
+    setModules((old) => (JSON.stringify(old) === JSON.stringify(listed) ? old : listed));
+  }, []);
+
+  useEffect(() => {
+    const look = async () => {
+      if (document.hidden) return;
+      try {
+        setHealth((await call<{ status: string }>("GET", "health/ready")).status);
+        await refresh();
+      } catch (fault) {
+        const { code } = problemOf(fault);
+        setHealth(code ?? "no answer");
+      }
+    };
+    void look();
+    const timer = setInterval(() => void look(), 5000);
+    return () => clearInterval(timer);
+  }, [refresh]);
+
+  useEffect(() => {
+    const press = (event: KeyboardEvent) => {
+      const inField = event.target instanceof HTMLElement && event.target.matches("input, select, textarea");
+      if (inField) return;
+      if ((event.ctrlKey || event.metaKey) && event.key === "z") {
+        event.preventDefault();
+        if (event.shiftKey) history.forward();
+        else history.back();
+      }
+      if (event.ctrlKey || event.metaKey || event.altKey || newest.current.params.shortcuts === "off") return;
+      const view = VIEWS.find(({ key }) => key === event.key);
+      if (view) go({ view: view.id });
+      const { layer, head } = newest.current.params;
+      if (event.key === "[" || event.key === "]") go({ head: Math.max(0, integer(head, 0) + (event.key === "]" ? 1 : -1)) });
+      if (event.key === "{" || event.key === "}") go({ layer: Math.max(0, integer(layer, 0) + (event.key === "}" ? 1 : -1)) });
+    };
+    addEventListener("keydown", press);
+    return () => removeEventListener("keydown", press);
+  }, [go]);
+
+  const page: Page = useMemo(
+    () => ({ view: state.view, params: state.params, theme, go, announce, modules, refresh }),
+    [state, theme, go, modules, refresh],
+  );
+  const view = VIEWS.find(({ id }) => id === state.view) ?? VIEWS.find(({ id }) => id === "overview");
+  if (!view) return null;
+  return (
+    <PageContext.Provider value={page}>
+      <a class="skip" href="#main" onClick={(event) => { event.preventDefault(); document.getElementById("main")?.focus(); }}>Skip to the view</a>
+      <header class="page">
+        <div>
+          <h1>Attention service</h1>
+          <p class="health" data-state={health} role="status">{health}</p>
+        </div>
+        <div class="tools">
+          <Button class="quiet" title="Ctrl+Z" onClick={() => history.back()}>Undo</Button>
+          <Button class="quiet" title="Ctrl+Shift+Z" onClick={() => history.forward()}>Redo</Button>
+          <Button class="quiet" onClick={() => go({ theme: theme === "dark" ? "light" : "dark" })}>{theme === "dark" ? "Light" : "Dark"}</Button>
+          <a href="docs">API docs</a>
+          <a href="openapi.json">OpenAPI</a>
+          <a href="metrics">Metrics</a>
+        </div>
+        <nav aria-label="Views">
+          {VIEWS.map(({ id, title, key }) => (
+            <a key={id} href={format({ view: id, params: state.params })} title={`Key ${key}`} aria-current={id === view.id ? "page" : undefined}
+              onClick={(event) => { if (!event.ctrlKey && !event.metaKey) { event.preventDefault(); go({ view: id }); } }}>{title}</a>
+          ))}
+        </nav>
+      </header>
+      <main id="main" tabIndex={-1}>
+        <div class="intro"><h2>{view.title}</h2><p>{view.about}</p></div>
+        {view.subject ? <WithSubject key={view.id} load={view.subject} /> : view.plain && <Loaded key={view.id} load={view.plain} />}
+      </main>
+      <footer>
+        <details>
+          <summary>Keys</summary>
+          <p class="small">{VIEWS.map(({ title, key }) => `${key} ${title}`).join(" · ")} · [ and ] head · {"{ and }"} layer · Ctrl+Z undo</p>
+          <label class="check"><input type="checkbox" checked={state.params.shortcuts !== "off"} onChange={(event) => go({ shortcuts: event.currentTarget.checked ? "" : "off" })} /> Letters choose a view</label>
+        </details>
+      </footer>
+      <p class="hidden" role="status">{said}</p>
+    </PageContext.Provider>
+  );
+}
+
+function Loaded({ load }: { load: () => Promise<Plain> }) {
+  const { value, problem } = useLoaded("", async () => ({ Component: await load() }));
+  return value ? <value.Component /> : <ProblemBox problem={problem} />;
+}

@@ -1,0 +1,197 @@
+/** Scenes: the heat map of a head, token lines, and charts over a logarithmic or linear axis. */
+
+import { scaleLinear, scaleLog } from "d3-scale";
+import { INKS, SCALES, onColour, step } from "./colour";
+import type { Theme } from "./colour";
+import { clip, precise } from "./format";
+import { largest, pooled, row } from "./matrix";
+import type { Matrix } from "./matrix";
+import type { Scene, Shape } from "./scene";
+
+export type Range = "own" | "row" | "unit" | "log" | "shared";
+export const RANGES: Record<Range, string> = {
+  shared: "the same for all heads",
+  own: "each head its own",
+  row: "each query its own",
+  unit: "0 to 1",
+  log: "logarithmic, from 1/10 000 of the largest",
+};
+
+/** The colour range of a matrix: where a value of a row lies on the scale, 0 to 1. */
+export function ranged(of: Matrix, range: Range, shared: number, signed: boolean): (value: number, i: number) => number {
+  const most = (range === "shared" ? shared : largest(of.data)) || 1;
+  if (signed) return (value) => 0.5 + value / most / 2;
+  if (range === "row") {
+    const rows = Array.from({ length: of.rows }, (_, i) => largest(row(of, i)) || 1);
+    return (value, i) => value / rows[i];
+  }
+  if (range === "log") return (value) => (value <= 0 ? 0 : 1 + Math.log10(value / most) / 4);
+  return range === "unit" ? (value) => value : (value) => value / most;
+}
+
+const MOST_SIDE = 128; // cells a side of a picture made of rectangles
+
+export interface HeatOptions {
+  theme: Theme;
+  title: string;
+  queries: string[];
+  keys: string[];
+  range?: Range;
+  shared?: number;
+  signed?: boolean;
+}
+
+/** The heat map of one head. Beyond 128 cells a side, cells are pooled, and the title says so. */
+export function heatScene(of: Matrix, options: HeatOptions): Scene {
+  const { theme, title, queries, keys, range = "own", shared = 0, signed = false } = options;
+  let shown = of;
+  let pool = 1;
+  for (; Math.max(shown.rows, shown.columns) > MOST_SIDE; pool *= 2) shown = pooled(shown);
+  const inks = INKS[theme];
+  const cell = Math.max(5, Math.min(28, Math.floor(640 / Math.max(shown.rows, shown.columns))));
+  const labelled = pool === 1 && cell >= 11;
+  const size = Math.min(12, cell - 2);
+  const left = labelled ? 12 + 0.62 * size * Math.max(...queries.map((each) => clip(each).length)) : 12;
+  const top = 30 + (labelled ? 0.62 * size * Math.max(...keys.map((each) => clip(each).length)) + 8 : 0);
+  const at = ranged(shown, range, shared, signed);
+  const { css } = SCALES[signed ? "differences" : "weights"][theme];
+  const full = pool > 1 ? `${title} (largest of ${pool} × ${pool} cells)` : title;
+  const shapes: Shape[] = [{ kind: "text", x: 12, y: 18, text: full, size: 13, bold: true, fill: inks.ink }];
+  for (let i = 0; i < shown.rows; i += 1) {
+    for (let j = 0; j < shown.columns; j += 1) {
+      const value = shown.data[i * shown.columns + j];
+      const place = at(value, i);
+      const box = { x: left + j * cell, y: top + i * cell };
+      const tip = labelled ? `${queries[i]} → ${keys[j]}: ${precise(value)}` : "";
+      shapes.push({ kind: "rect", ...box, w: cell - (cell > 6 ? 1 : 0), h: cell - (cell > 6 ? 1 : 0), fill: css[step(place)], ...(tip ? { tip } : {}) });
+      if (cell >= 26) shapes.push({ kind: "text", x: box.x + cell / 2, y: box.y + cell / 2 + 3, text: value.toFixed(2).replace(/^(-?)0\./, "$1."), size: 9, anchor: "middle", fill: signed ? inks.ink : onColour(theme, place) });
+    }
+  }
+  if (labelled) {
+    queries.forEach((each, i) => shapes.push({ kind: "text", x: left - 6, y: top + (i + 0.5) * cell + size / 3, text: clip(each), size, anchor: "end", fill: inks.soft }));
+    keys.forEach((each, j) => shapes.push({ kind: "text", x: left + (j + 0.5) * cell + size / 3, y: top - 6, text: clip(each), size, turn: -90, fill: inks.soft }));
+  }
+  const width = Math.max(left + shown.columns * cell + 12, 24 + 7.2 * full.length);
+  return { width: Math.ceil(width), height: Math.ceil(top + shown.rows * cell + 12), title: full, shapes };
+}
+
+/** Token lines: queries on the left, keys on the right, a line for each weight of at least `least`. */
+export function lineScene(of: Matrix, options: HeatOptions & { least: number; only?: number | null }): Scene {
+  const { theme, title, queries, keys, least, only = null } = options;
+  const inks = INKS[theme];
+  const high = 20;
+  const [left, right, top] = [130, 370, 44];
+  const shapes: Shape[] = [{ kind: "text", x: 12, y: 18, text: title, size: 13, bold: true, fill: inks.ink }];
+  for (let i = 0; i < of.rows; i += 1) {
+    if (only !== null && only !== i) continue;
+    for (let j = 0; j < of.columns; j += 1) {
+      const weight = of.data[i * of.columns + j];
+      if (weight < least || weight <= 0) continue;
+      const [from, to] = [top + i * high, top + j * high];
+      const tip = `${queries[i]} → ${keys[j]}: ${precise(weight)}`;
+      shapes.push({ kind: "path", d: `M${left},${from}C${left + 90},${from} ${right - 90},${to} ${right},${to}`, stroke: inks.accent, width: 0.75 + 3 * Math.min(1, weight), opacity: Math.min(1, 0.08 + weight), tip });
+    }
+  }
+  const faint = (i: number) => (only !== null && only !== i ? { opacity: 0.45 } : {});
+  queries.forEach((each, i) => shapes.push({ kind: "text", x: left - 8, y: top + i * high + 4, text: clip(each, 16), size: 13, anchor: "end", fill: inks.ink, ...faint(i) }));
+  keys.forEach((each, j) => shapes.push({ kind: "text", x: right + 8, y: top + j * high + 4, text: clip(each, 16), size: 13, fill: inks.ink }));
+  return { width: 500, height: top + high * Math.max(of.rows, of.columns) + 4, title, shapes };
+}
+
+export interface Line {
+  label: string;
+  points: [number, number][];
+  /** A band around the line: from low to high at each x. */
+  band?: [number, number, number][];
+  dashed?: boolean;
+}
+
+export interface ChartOptions {
+  theme: Theme;
+  title: string;
+  across: string;
+  unit: (value: number) => string;
+  marks?: { x: number; label: string }[];
+  binary?: boolean;
+}
+
+/** The two ends of a scale of differences, in words. */
+export const endsOf = (of: Matrix) => `blue −${precise(largest(of.data), 3)}, orange +${precise(largest(of.data), 3)}`;
+
+export const lineInk = (theme: Theme, i: number) => [INKS[theme].accent, INKS[theme].second, INKS[theme].third, INKS[theme].soft][i % 4];
+
+/** A chart with two logarithmic axes. */
+export function chartScene(lines: Line[], { theme, title, across, unit, marks = [], binary = false }: ChartOptions): Scene {
+  const [width, height, left, right, top, bottom] = [460, 300, 70, 18, 44 + 16 * Math.ceil(lines.length / 2), 40];
+  const inks = INKS[theme];
+  const real = lines.map((line) => ({ ...line, points: line.points.filter(([, y]) => y > 0) }));
+  const all = real.flatMap(({ points, band = [] }) => [...points, ...band.flatMap(([x, low, high]): [number, number][] => [[x, low], [x, high]])]).filter(([, y]) => y > 0);
+  const shapes: Shape[] = [{ kind: "text", x: 4, y: 16, text: title, size: 13, bold: true, fill: inks.ink }];
+  if (!all.length) return { width, height: 60, title, shapes: [...shapes, { kind: "text", x: 4, y: 40, text: "no data", fill: inks.soft }] };
+  const xs = all.map(([x]) => x);
+  const ys = all.map(([, y]) => y);
+  const x = scaleLog([Math.min(...xs), Math.max(...xs)], [left + 6, width - right]);
+  const y = scaleLog([Math.min(...ys) / 1.3, Math.max(...ys) * 1.3], [height - bottom, top]).base(binary ? 2 : 10);
+  const few = (ticks: number[]) => ticks.filter((_, i) => i % Math.ceil(ticks.length / 6) === 0);
+  const powers = (domain: number[], base: number) => {
+    const ends = domain.map((each) => Math.log(each) / Math.log(base));
+    const first = Math.ceil(ends[0] - 1e-9);
+    return Array.from({ length: Math.max(0, Math.floor(ends[1] + 1e-9) - first + 1) }, (_, i) => base ** (first + i));
+  };
+  const ticks = powers(y.domain(), binary ? 16 : 10);
+  for (const value of few(ticks.length > 1 ? ticks : y.ticks(4))) {
+    shapes.push({ kind: "path", d: `M${left},${y(value)}H${width - right}`, stroke: inks.hair });
+    shapes.push({ kind: "text", x: left - 6, y: y(value) + 4, text: unit(value), anchor: "end", fill: inks.soft });
+  }
+  shapes.push({ kind: "path", d: `M${left},${height - bottom}H${width - right}`, stroke: inks.faint });
+  for (const value of few([...new Set(real[0].points.map((point) => point[0]))])) {
+    shapes.push({ kind: "path", d: `M${x(value)},${height - bottom}v4`, stroke: inks.faint });
+    shapes.push({ kind: "text", x: x(value), y: height - bottom + 16, text: value.toLocaleString("en-US"), anchor: "middle", fill: inks.soft });
+  }
+  shapes.push({ kind: "text", x: (left + width) / 2, y: height - 6, text: across, anchor: "middle", fill: inks.soft });
+  real.forEach(({ label, points, band, dashed }, i) => {
+    const ink = lineInk(theme, i);
+    const joined = (list: [number, number][]) => list.map(([a, b]) => `${x(a).toFixed(1)},${y(b).toFixed(1)}`).join("L");
+    if (band?.length) {
+      const up = band.map(([a, , b]): [number, number] => [a, b]);
+      const down = band.map(([a, b]): [number, number] => [a, b]).reverse();
+      shapes.push({ kind: "path", d: `M${joined([...up, ...down])}Z`, fill: ink, opacity: 0.13 });
+    }
+    shapes.push({ kind: "path", d: `M${joined(points)}`, stroke: ink, width: 2, ...(dashed ? { dash: [6, 4] } : {}) });
+    for (const [a, b] of points) shapes.push({ kind: "circle", x: x(a), y: y(b), r: 3, fill: ink, tip: `${label}, ${a.toLocaleString("en-US")}: ${unit(b)}` });
+    const [column, down] = [i % 2, Math.floor(i / 2)];
+    shapes.push({ kind: "path", d: `M${4 + column * 230},${34 + down * 16}h18`, stroke: ink, width: 2, ...(dashed ? { dash: [6, 4] } : {}) });
+    shapes.push({ kind: "text", x: 28 + column * 230, y: 38 + down * 16, text: clip(label, 32), fill: inks.soft });
+  });
+  for (const { x: place, label } of marks) {
+    if (place < Math.min(...xs) || place > Math.max(...xs)) continue;
+    shapes.push({ kind: "path", d: `M${x(place)},${top}V${height - bottom}`, stroke: inks.soft, dash: [2, 3] });
+    shapes.push({ kind: "text", x: x(place) + 4, y: top + 10, text: label, fill: inks.soft });
+  }
+  return { width, height, title, shapes };
+}
+
+export interface BarOptions {
+  theme: Theme;
+  title: string;
+  labels: string[];
+  values: number[];
+  signed?: boolean;
+}
+
+/** Horizontal bars, one for each label, with its number. */
+export function barScene({ theme, title, labels, values, signed = false }: BarOptions): Scene {
+  const inks = INKS[theme];
+  const [left, wide, high] = [120, 250, 20];
+  const most = largest(values) || 1;
+  const x = scaleLinear(signed ? [-most, most] : [0, most], [left, left + wide]);
+  const shapes: Shape[] = [{ kind: "text", x: 4, y: 16, text: title, size: 13, bold: true, fill: inks.ink }];
+  values.forEach((value, i) => {
+    const y = 28 + i * high;
+    const [from, to] = [Math.min(x(0), x(value)), Math.max(x(0), x(value))];
+    shapes.push({ kind: "text", x: left - 8, y: y + 13, text: clip(labels[i] ?? String(i), 16), size: 12, anchor: "end", fill: inks.ink });
+    shapes.push({ kind: "rect", x: from, y: y + 2, w: Math.max(0.5, to - from), h: high - 6, fill: value < 0 ? inks.second : inks.accent });
+    shapes.push({ kind: "text", x: left + wide + 8, y: y + 13, text: precise(value), fill: inks.soft });
+  });
+  return { width: left + wide + 90, height: 34 + values.length * high, title, shapes };
+}

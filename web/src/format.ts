@@ -1,0 +1,72 @@
+/** Numbers and specs as text for readers. */
+
+import type { Spec } from "./types";
+
+const BINARY = ["B", "KiB", "MiB", "GiB", "TiB", "PiB"];
+const DECIMAL = ["", "k", "M", "G", "T", "P", "E"];
+
+function scaled(value: number, base: number, units: readonly string[], gap: string): string {
+  let unit = 0;
+  let rest = Math.abs(value);
+  while (rest >= base && unit < units.length - 1) {
+    rest /= base;
+    unit += 1;
+  }
+  const digits = unit === 0 || rest >= 100 ? 0 : rest >= 10 ? 1 : 2;
+  const number = Number.isInteger(rest) ? String(rest) : rest.toFixed(digits);
+  return `${value < 0 ? "−" : ""}${number}${units[unit] ? gap + units[unit] : ""}`;
+}
+
+/** Format bytes in binary units. */
+export const bytes = (value: number | null | undefined) => (isNumber(value) ? scaled(value, 1024, BINARY, " ") : "—");
+
+/** Format a count in decimal units: 1.07 G. */
+export const count = (value: number | null | undefined) => (isNumber(value) ? scaled(value, 1000, DECIMAL, " ") : "—");
+
+/** Format a count in full, with separated thousands. */
+export const whole = (value: number) =>
+  Number.isFinite(value) ? value.toLocaleString("en-US").replaceAll(",", "\u202f") : "—";
+
+const isNumber = (value: unknown): value is number => typeof value === "number" && Number.isFinite(value);
+
+/** Format a number with fixed decimals. */
+export function real(value: number | null | undefined, digits = 3): string {
+  if (value === null || value === undefined || Number.isNaN(value)) return "—";
+  if (!Number.isFinite(value)) return value > 0 ? "∞" : "−∞";
+  return value.toFixed(digits).replace("-", "−");
+}
+
+/** Format a number with significant digits: also one much smaller than 1. */
+export function precise(value: number, digits = 4): string {
+  if (!Number.isFinite(value)) return real(value);
+  if (value === 0) return "0";
+  const size = Math.abs(value);
+  const text = size >= 1e-4 && size < 1e6 ? value.toPrecision(digits) : value.toExponential(digits - 1);
+  return text.replaceAll("-", "−");
+}
+
+/** Format milliseconds with three significant digits. */
+export function milliseconds(value: number | null | undefined): string {
+  if (!isNumber(value)) return "—";
+  if (value === 0) return "0 ms";
+  if (value < 0.001) return "< 0.001 ms";
+  return `${value >= 100 ? value.toFixed(0) : value.toPrecision(3)} ms`;
+}
+
+/** Return the first characters of a version. */
+export const short = (version: string | null | undefined) => (version ? version.slice(0, 10) : "—");
+
+/** Cut a text to a length. */
+export const clip = (text: string, most = 12) => (text.length > most ? `${text.slice(0, most - 1)}…` : text);
+
+/** Summarize a spec: its score, and its differences from the defaults. */
+export function describe(spec: Spec | undefined): string {
+  if (!spec) return "—";
+  const mask = (m: { name: string; of?: { name: string }[] }): string =>
+    m.of ? `(${m.of.map(mask).join(" or ")})` : m.name;
+  const parts = [spec.score?.name ?? "scaled_dot", ...(spec.masks ?? []).map(mask)];
+  if (spec.position && spec.position.name !== "none") parts.push(spec.position.name);
+  if (spec.normalizer && spec.normalizer.name !== "softmax") parts.push(spec.normalizer.name);
+  if (spec.method && spec.method.name !== "exact") parts.push(spec.method.name);
+  return parts.join(" · ");
+}

@@ -1,0 +1,197 @@
+/** The heat map of a head: pan and zoom, a cursor for pointer and keys, and the numbers as a table. */
+
+import { select } from "d3-selection";
+import { zoom as zooming, zoomIdentity } from "d3-zoom";
+import type { ZoomBehavior } from "d3-zoom";
+import { useEffect, useLayoutEffect, useRef, useState } from "preact/hooks";
+import type { TargetedKeyboardEvent, TargetedPointerEvent } from "preact";
+import { colour } from "./colour";
+import { usePage, useWidth } from "./context";
+import type { Range } from "./drawings";
+import { precise } from "./format";
+import { largest } from "./matrix";
+import type { Matrix } from "./matrix";
+import { Painter } from "./painter";
+import type { Cell, Zoom } from "./painter";
+import { Button, Table } from "./ui";
+
+interface HeatMapProps {
+  of: Matrix;
+  queries: string[];
+  keys: string[];
+  title: string;
+  range?: Range;
+  shared?: number;
+  signed?: boolean;
+  large?: boolean;
+  at?: Cell | null;
+  /** The cursor moved by keys. */
+  move?: (cell: Cell) => void;
+  /** A cell was clicked, or Enter pressed on it. */
+  pick?: (cell: Cell) => void;
+  zoom?: Zoom | null;
+  zoomed?: (zoom: Zoom) => void;
+}
+
+const STEPS: Partial<Record<string, [number, number]>> = { ArrowUp: [-1, 0], ArrowDown: [1, 0], ArrowLeft: [0, -1], ArrowRight: [0, 1] };
+const SCALES: Partial<Record<string, number>> = { "+": 1.5, "=": 1.5, "-": 1 / 1.5, "0": 0 };
+const MOST_CELLS = 10_000; // of the table
+
+export function HeatMap(props: HeatMapProps) {
+  const { of, queries, keys, title, range = "own", shared = 0, signed = false, large = false, at = null } = props;
+  const { theme } = usePage();
+  const [place, width] = useWidth();
+  const canvas = useRef<HTMLCanvasElement>(null);
+  const painter = useRef<Painter>(undefined);
+  const behaviour = useRef<ZoomBehavior<HTMLCanvasElement, unknown>>(undefined);
+  const newest = useRef(props);
+  newest.current = props;
+  const [cursor, setCursor] = useState<Cell | null>(at);
+  const frame = useRef(0);
+  const held = useRef(cursor); // the cursor at once, before the next rendering
+  held.current = cursor;
+
+  const repaint = () => {
+    cancelAnimationFrame(frame.current);
+    frame.current = requestAnimationFrame(() => painter.current?.paint());
+  };
+
+  useEffect(() => {
+    if (canvas.current) painter.current = new Painter(canvas.current);
+    return () => cancelAnimationFrame(frame.current);
+  }, []);
+
+  useEffect(() => {
+    if (!width || !painter.current) return;
+    painter.current.show({ of, queries, keys, theme, range, shared, signed, strips: large && !signed, large }, width);
+    behave();
+  }, [of, queries, keys, theme, range, shared, signed, large, width]);
+
+  useEffect(() => {
+    if (!painter.current) return;
+    painter.current.cursor = cursor;
+    repaint();
+  }, [cursor]);
+
+  useLayoutEffect(() => setCursor(at), [at?.query, at?.key]); // at once: a later effect would undo a key pressed meanwhile
+
+  /** Zoom with wheel (with Ctrl, or while focused), pinch, or the buttons; drag to pan. */
+  function behave() {
+    const element = canvas.current;
+    const paint = painter.current;
+    if (!large || !element || !paint) return;
+    const { left, top, width: wide, height } = paint.frame;
+    const cells = [of.columns * paint.frame.cell, of.rows * paint.frame.cell];
+    behaviour.current = zooming<HTMLCanvasElement, unknown>()
+      .scaleExtent([1, Math.max(4, 48 / paint.frame.cell)])
+      .extent([[left, top], [left + wide, top + height]])
+      .translateExtent([[left, top], [left + cells[0], top + cells[1]]])
+      .filter((event: MouseEvent | TouchEvent) => {
+        if (event.type === "wheel") return (event as WheelEvent).ctrlKey || document.activeElement === element;
+        return "touches" in event ? event.touches.length > 1 || paint.zoom.k > 1 : !event.button && event.type !== "dblclick";
+      })
+      .on("zoom", ({ transform }: { transform: Zoom }) => {
+        paint.zoom = { k: transform.k, x: transform.x + left * (transform.k - 1), y: transform.y + top * (transform.k - 1) };
+        repaint();
+      })
+      .on("end", ({ sourceEvent }: { sourceEvent: unknown }) => sourceEvent && newest.current.zoomed?.(paint.zoom));
+    const start = props.zoom ?? paint.zoom;
+    // d3-zoom measures from the canvas, a zoom of the painter from the frame of the cells.
+    const first = zoomIdentity.translate(start.x - left * (start.k - 1), start.y - top * (start.k - 1)).scale(start.k);
+    const selected = select(element);
+    behaviour.current(selected);
+    behaviour.current.transform(selected, first);
+    element.style.touchAction = "pan-x pan-y";
+  }
+
+  const scaleBy = (by: number) => {
+    const { current: element } = canvas;
+    if (!element || !behaviour.current) return;
+    if (by === 0) behaviour.current.transform(select(element), zoomIdentity);
+    else behaviour.current.scaleBy(select(element), by);
+    if (painter.current) newest.current.zoomed?.(painter.current.zoom);
+  };
+
+  const hover = (cell: Cell | null) => {
+    if (cell?.query !== cursor?.query || cell?.key !== cursor?.key) setCursor(cell);
+  };
+  const point = (event: TargetedPointerEvent<HTMLCanvasElement>) => {
+    if (!event.buttons || event.type === "pointerdown") hover(painter.current?.at(event.offsetX, event.offsetY) ?? null);
+  };
+  const move = (cell: Cell) => {
+    held.current = cell;
+    setCursor(cell);
+    newest.current.move?.(cell);
+  };
+  const press = (event: TargetedKeyboardEvent<HTMLCanvasElement>) => {
+    if (event.ctrlKey || event.metaKey || event.altKey) return;
+    if (large && event.key in SCALES) scaleBy(SCALES[event.key] ?? 0);
+    else if (event.key === "Enter" && cursor) newest.current.pick?.(cursor);
+    else {
+      const way = STEPS[event.key];
+      if (!way) return;
+      const far = event.shiftKey ? 10 : 1;
+      const from = held.current ?? { query: 0, key: 0 };
+      const kept = (value: number, many: number) => Math.min(many - 1, Math.max(0, value));
+      move({ query: kept(from.query + far * way[0], of.rows), key: kept(from.key + far * way[1], of.columns) });
+    }
+    event.preventDefault();
+  };
+  const told = cursor && cursor.query < of.rows && cursor.key < of.columns ? cursor : null;
+  const label = `Heat map of ${title}: ${of.rows} queries by ${of.columns} keys. Arrow keys move from cell to cell${large ? "; plus, minus and 0 zoom" : ""}. The table below has the numbers.`;
+  return (
+    <div class="heatmap">
+      {large && (
+        <div class="zoom" role="group" aria-label="Zoom">
+          <Button class="quiet" aria-label="Zoom in" onClick={() => scaleBy(1.5)}>+</Button>
+          <Button class="quiet" aria-label="Zoom out" onClick={() => scaleBy(1 / 1.5)}>−</Button>
+          <Button class="quiet" onClick={() => scaleBy(0)}>Whole</Button>
+        </div>
+      )}
+      <div ref={place} class="stage">
+        <canvas ref={canvas} tabIndex={0} role="img" aria-label={label} onPointerMove={point} onPointerDown={point}
+          onPointerLeave={() => hover(at)} onKeyDown={press}
+          onFocus={(event) => event.currentTarget.matches(":focus-visible") && !cursor && move({ query: 0, key: 0 })}
+          onClick={(event) => { const cell = painter.current?.at(event.offsetX, event.offsetY); if (cell) newest.current.pick?.(cell); }} />
+      </div>
+      <output class="readout" aria-live="polite">
+        {told ? <><span>{queries[told.query]} → {keys[told.key]}</span><b>{precise(of.data[told.query * of.columns + told.key], 6)}</b></> : "\u00a0"}
+      </output>
+      <CellTable of={of} queries={queries} keys={keys} title={title} />
+    </div>
+  );
+}
+
+/** The numbers of a matrix as a table, made when it is opened. */
+export function CellTable({ of, queries, keys, title }: { of: Matrix; queries: string[]; keys: string[]; title: string }) {
+  const [open, setOpen] = useState(false);
+  const fits = Math.max(1, Math.floor(MOST_CELLS / of.columns));
+  const rows = Math.min(of.rows, fits);
+  const columns = Array.from({ length: Math.min(of.columns, MOST_CELLS) }, (_, key) => ({
+    head: keys[key],
+    number: true,
+    cell: (i: number) => precise(of.data[i * of.columns + key]),
+  }));
+  const caption = `${title}: rows are queries, columns are keys${rows < of.rows ? `, the first ${rows} queries` : ""}`;
+  return (
+    <details onToggle={(event) => setOpen(event.currentTarget.open)}>
+      <summary>As a table</summary>
+      {open && <Table caption={caption} columns={[{ head: "query", header: true, cell: (i: number) => queries[i] }, ...columns]} rows={Array.from({ length: rows }, (_, i) => i)} />}
+    </details>
+  );
+}
+
+/** The colours of a range from 0 to its end, and the mark of exact zeros. */
+export function Legend({ of, range, shared }: { of?: Matrix | undefined; range: Range; shared: number }) {
+  const { theme } = usePage();
+  const ends = { shared: precise(shared, 3), own: of ? precise(largest(of.data), 3) : "largest of the head", row: "largest of the query", unit: "1", log: of ? precise(largest(of.data), 3) : "largest of the head" };
+  const stops = [0, 0.25, 0.5, 0.75, 1].map((at) => colour(theme, at)).join(", ");
+  return (
+    <span class="scale">
+      {range === "log" ? "÷ 10 000" : "0"}
+      <span class="ramp" aria-hidden="true" style={{ background: `linear-gradient(to right, ${stops})` }} />
+      {ends[range]}
+      <span class="swatch hatched" aria-hidden="true" /> exactly 0
+    </span>
+  );
+}

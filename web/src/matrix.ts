@@ -1,0 +1,187 @@
+/** Matrices of weights: pooling for pictures, marginals, and the statistics of a head. */
+
+export interface Matrix {
+  rows: number;
+  columns: number;
+  /** Row by row. */
+  data: Float32Array;
+}
+
+export const matrix = (rows: number, columns: number, data: Float32Array = new Float32Array(rows * columns)): Matrix => ({ rows, columns, data });
+
+export const row = (of: Matrix, i: number) => of.data.subarray(i * of.columns, (i + 1) * of.columns);
+
+/** The largest magnitude; 0 for an empty matrix. */
+export function largest(numbers: ArrayLike<number>): number {
+  let most = 0;
+  for (let i = 0; i < numbers.length; i += 1) {
+    const size = Math.abs(numbers[i]);
+    if (size > most) most = size;
+  }
+  return most;
+}
+
+/** Halve both sides: each cell is the one of the largest magnitude among up to four. */
+export function pooled(of: Matrix): Matrix {
+  const rows = Math.ceil(of.rows / 2);
+  const columns = Math.ceil(of.columns / 2);
+  const made = matrix(rows, columns);
+  const { data, columns: wide } = of;
+  for (let i = 0; i < rows; i += 1) {
+    const top = 2 * i * wide;
+    const below = 2 * i + 1 < of.rows ? top + wide : top;
+    for (let j = 0; j < columns; j += 1) {
+      const left = 2 * j;
+      const right = left + 1 < wide ? left + 1 : left;
+      let best = data[top + left];
+      for (const each of [data[top + right], data[below + left], data[below + right]]) if (Math.abs(each) > Math.abs(best)) best = each;
+      made.data[i * columns + j] = best;
+    }
+  }
+  return made;
+}
+
+/** The matrix, then each half as large as the one before, down to `least` cells a side. */
+export function pyramid(of: Matrix, least = 256): Matrix[] {
+  const levels = [of];
+  for (let last = of; Math.max(last.rows, last.columns) > least; ) {
+    last = pooled(last);
+    levels.push(last);
+  }
+  return levels;
+}
+
+/** One matrix less another of the same size. Throws an Error for another size. */
+export function difference(one: Matrix, other: Matrix): Matrix {
+  if (one.rows !== other.rows || one.columns !== other.columns) {
+    throw new Error(`The sizes differ: ${one.rows} × ${one.columns} and ${other.rows} × ${other.columns}.`);
+  }
+  return matrix(one.rows, one.columns, one.data.map((value, i) => value - other.data[i]));
+}
+
+/** Means over the queries (what each key gets), and the largest weight of each query. */
+export function marginals(of: Matrix): { keys: Float32Array; queries: Float32Array } {
+  const keys = new Float32Array(of.columns);
+  const queries = new Float32Array(of.rows);
+  for (let i = 0; i < of.rows; i += 1) {
+    const weights = row(of, i);
+    for (let j = 0; j < of.columns; j += 1) {
+      keys[j] += weights[j] / of.rows;
+      if (weights[j] > queries[i]) queries[i] = weights[j];
+    }
+  }
+  return { keys, queries };
+}
+
+/** Means over the queries that attend to anything. All but `max_weight` are of shares, as in the API. */
+export interface Statistics {
+  entropy: number;
+  max_weight: number;
+  mean_distance: number;
+  first_key: number;
+  own_position: number;
+  /** The share of the key before the query's own position. */
+  previous: number;
+  /** exp of the mean entropy: the number of equally weighted keys of the same entropy. */
+  effective_keys: number;
+}
+
+export const STATISTICS: [keyof Statistics, string, string][] = [
+  ["entropy", "entropy, nats", "−Σ p ln p of the shares: 0 for one key, ln(keys) for equal weights"],
+  ["effective_keys", "effective keys", "exp(entropy): the number of equally weighted keys of the same entropy"],
+  ["max_weight", "largest weight", "the largest weight of a query"],
+  ["mean_distance", "mean distance, tokens", "Σ p · |i − j|: the mean distance of the keys"],
+  ["first_key", "first key", "the share of the first key"],
+  ["own_position", "own position", "the share of the key at the query's own position"],
+  ["previous", "previous token", "the share of the key before the query's own position"],
+];
+
+/** The statistics of one head, with positions counted from the first key. */
+export function statistics(of: Matrix): Statistics {
+  const sums = { entropy: 0, max_weight: 0, mean_distance: 0, first_key: 0, own_position: 0, previous: 0 };
+  let queries = 0;
+  for (let i = 0; i < of.rows; i += 1) {
+    const weights = row(of, i);
+    let total = 0;
+    let most = 0;
+    for (const weight of weights) {
+      total += weight;
+      if (weight > most) most = weight;
+    }
+    if (!(total > 0)) continue;
+    queries += 1;
+    sums.max_weight += most;
+    for (let j = 0; j < weights.length; j += 1) {
+      const share = weights[j] / total;
+      if (share > 0) sums.entropy -= share * Math.log(share);
+      sums.mean_distance += share * Math.abs(i - j);
+    }
+    sums.first_key += weights[0] / total;
+    if (i < weights.length) sums.own_position += weights[i] / total;
+    if (i > 0 && i - 1 < weights.length) sums.previous += weights[i - 1] / total;
+  }
+  const mean = (sum: number) => (queries ? sum / queries : NaN);
+  return {
+    entropy: mean(sums.entropy),
+    max_weight: mean(sums.max_weight),
+    mean_distance: mean(sums.mean_distance),
+    first_key: mean(sums.first_key),
+    own_position: mean(sums.own_position),
+    previous: mean(sums.previous),
+    effective_keys: Math.exp(mean(sums.entropy)),
+  };
+}
+
+/** Jensen-Shannon divergence of the shares of each two rows in nats (Lin 1991), and its mean. */
+export function divergence(one: Matrix, other: Matrix): { rows: Float32Array; mean: number } {
+  const rows = new Float32Array(one.rows);
+  for (let i = 0; i < one.rows; i += 1) {
+    const [p, q] = [shares(row(one, i)), shares(row(other, i))];
+    for (let j = 0; j < p.length; j += 1) {
+      const middle = (p[j] + q[j]) / 2;
+      if (p[j] > 0) rows[i] += (p[j] * Math.log(p[j] / middle)) / 2;
+      if (q[j] > 0) rows[i] += (q[j] * Math.log(q[j] / middle)) / 2;
+    }
+  }
+  return { rows, mean: rows.reduce((a, b) => a + b, 0) / Math.max(1, one.rows) };
+}
+
+function shares(weights: Float32Array): Float64Array {
+  const total = weights.reduce((a, b) => a + b, 0);
+  return Float64Array.from(weights, (weight) => (total > 0 ? weight / total : 0));
+}
+
+/** A product of square matrices, row by row. */
+export function product(one: Matrix, other: Matrix): Matrix {
+  const made = matrix(one.rows, other.columns);
+  for (let i = 0; i < one.rows; i += 1) {
+    const into = row(made, i);
+    for (let k = 0; k < one.columns; k += 1) {
+      const by = one.data[i * one.columns + k];
+      if (by === 0) continue;
+      const from = row(other, k);
+      for (let j = 0; j < into.length; j += 1) into[j] += by * from[j];
+    }
+  }
+  return made;
+}
+
+/**
+ * Attention rollout: the product over the layers of ½A + ½I, A the mean over the heads with rows that sum to 1.
+ * Source: Abnar & Zuidema 2020, section 3.
+ */
+export function rollout(layers: Matrix[][]): Matrix {
+  return layers.map(mixed).reduce((sum, each) => product(each, sum));
+}
+
+function mixed(heads: Matrix[]): Matrix {
+  const { rows, columns } = heads[0];
+  const made = matrix(rows, columns);
+  for (const { data } of heads) for (let at = 0; at < data.length; at += 1) made.data[at] += data[at] / heads.length;
+  for (let i = 0; i < rows; i += 1) {
+    const weights = row(made, i);
+    const total = weights.reduce((a, b) => a + b, 0) || 1;
+    for (let j = 0; j < columns; j += 1) weights[j] = weights[j] / total / 2 + (i === j ? 0.5 : 0);
+  }
+  return made;
+}

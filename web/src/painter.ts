@@ -1,0 +1,227 @@
+/** Paints the visible part of a matrix on a canvas: cells, labels, marginals and the cursor. */
+
+import { INKS, SCALES, onColour, step } from "./colour";
+import type { Theme } from "./colour";
+import { ranged } from "./drawings";
+import type { Range } from "./drawings";
+import { clip } from "./format";
+import { largest, marginals, pyramid } from "./matrix";
+import type { Matrix } from "./matrix";
+import { FONT } from "./scene";
+
+const LABEL = 12; // the smallest cell with room for a label, in CSS pixels
+const NUMBER = 34; // the smallest cell with room for a number
+const STRIP = 26; // the width of the marginals
+
+export interface Picture {
+  of: Matrix;
+  queries: string[];
+  keys: string[];
+  theme: Theme;
+  range: Range;
+  shared: number;
+  signed: boolean;
+  /** Show bars of the rows' largest and the columns' mean weight. */
+  strips: boolean;
+  large: boolean;
+}
+
+/** A zoom: a point p of the unzoomed picture lies at p·k + (x, y). */
+export interface Zoom {
+  k: number;
+  x: number;
+  y: number;
+}
+
+export interface Cell {
+  query: number;
+  key: number;
+}
+
+export class Painter {
+  private levels: Matrix[] = [];
+  private sums: ReturnType<typeof marginals> = { keys: new Float32Array(), queries: new Float32Array() };
+  private picture: Picture | null = null;
+  private readonly sheet = document.createElement("canvas");
+  private places: ((value: number, i: number) => number)[] = [];
+  /** Where the cells lie, in CSS pixels: the frame and the unzoomed size of a cell. */
+  frame = { left: 0, top: 0, width: 0, height: 0, cell: 1 };
+  zoom: Zoom = { k: 1, x: 0, y: 0 };
+  cursor: Cell | null = null;
+
+  constructor(readonly canvas: HTMLCanvasElement) {}
+
+  /** Take a new picture and lay it out for a width in CSS pixels. */
+  show(picture: Picture, width: number): void {
+    if (picture.of !== this.picture?.of) {
+      this.levels = pyramid(picture.of);
+      this.sums = marginals(picture.of);
+    }
+    this.picture = picture;
+    this.places = this.levels.map((level) => ranged(level, picture.range, picture.shared, picture.signed));
+    this.layout(picture, width);
+    this.paint();
+  }
+
+  private layout({ of, queries, keys, strips, large }: Picture, width: number): void {
+    const pen = this.canvas.getContext("2d");
+    if (!pen) return;
+    pen.font = `11px ${FONT}`;
+    const longest = (labels: string[]) => labels.slice(0, 400).reduce((most, each) => Math.max(most, pen.measureText(clip(each)).width), 0);
+    const bars = strips ? STRIP + 6 : 0;
+    const [left, top] = [Math.ceil(longest(queries)) + 10, Math.ceil(longest(keys)) + 10];
+    const room = Math.max(60, width - left - bars - 2);
+    let cell = Math.min(large ? 44 : 30, room / of.columns, large ? Math.max(LABEL, 640 / of.rows) : Infinity);
+    const labelled = cell >= LABEL || large;
+    if (!labelled) cell = (width - bars - 2) / of.columns;
+    if (cell >= 2) cell = Math.floor(cell);
+    const high = Math.min(cell * of.rows, large ? 680 : 420);
+    this.frame = { left: labelled ? left : 0, top: labelled ? top : 0, width: cell * of.columns, height: high, cell };
+    const ratio = globalThis.devicePixelRatio || 1;
+    const size = [this.frame.left + this.frame.width + bars + 1, this.frame.top + high + bars + 1];
+    this.canvas.width = Math.round(size[0] * ratio);
+    this.canvas.height = Math.round(size[1] * ratio);
+    this.canvas.style.width = `${size[0]}px`;
+    this.canvas.style.height = `${size[1]}px`;
+  }
+
+  /** The cell at a point of the canvas, in CSS pixels; null outside the cells. */
+  at(x: number, y: number): Cell | null {
+    const { frame, zoom, picture } = this;
+    if (!picture || x < frame.left || y < frame.top || x >= frame.left + frame.width || y >= frame.top + frame.height) return null;
+    const side = frame.cell * zoom.k;
+    const key = Math.floor((x - frame.left - zoom.x) / side);
+    const query = Math.floor((y - frame.top - zoom.y) / side);
+    return query >= 0 && key >= 0 && query < picture.of.rows && key < picture.of.columns ? { query, key } : null;
+  }
+
+  paint(): void {
+    const { picture, frame } = this;
+    const pen = this.canvas.getContext("2d");
+    if (!picture || !pen || !picture.of.columns || !this.canvas.width) return;
+    const ratio = this.canvas.width / parseFloat(this.canvas.style.width);
+    pen.setTransform(ratio, 0, 0, ratio, 0, 0);
+    pen.clearRect(0, 0, this.canvas.width, this.canvas.height);
+    pen.save();
+    pen.beginPath();
+    pen.rect(frame.left, frame.top, frame.width, frame.height);
+    pen.clip();
+    this.cells(pen, picture);
+    pen.restore();
+    this.labels(pen, picture);
+    if (picture.strips) this.strips(pen, picture);
+  }
+
+  /** The first and the last visible index, for a side of the frame. */
+  private visible(offset: number, side: number, length: number, many: number): [number, number] {
+    return [Math.max(0, Math.floor(-offset / side)), Math.min(many, Math.ceil((length - offset) / side))];
+  }
+
+  private cells(pen: CanvasRenderingContext2D, picture: Picture): void {
+    const { frame, zoom } = this;
+    const side = frame.cell * zoom.k;
+    const level = Math.max(0, Math.min(this.levels.length - 1, Math.floor(Math.log2(1 / side) + 1e-9)));
+    const of = this.levels[level];
+    const size = side * 2 ** level;
+    const [top, below] = this.visible(zoom.y, size, frame.height, of.rows);
+    const [left, right] = this.visible(zoom.x, size, frame.width, of.columns);
+    const [wide, high] = [right - left, below - top];
+    if (wide <= 0 || high <= 0) return;
+    const image = new ImageData(wide, high);
+    const words = new Uint32Array(image.data.buffer);
+    const place = this.places[level];
+    const { words: colours } = SCALES[picture.signed ? "differences" : "weights"][picture.theme];
+    for (let i = 0; i < high; i += 1) {
+      const from = (top + i) * of.columns + left;
+      for (let j = 0; j < wide; j += 1) words[i * wide + j] = colours[step(place(of.data[from + j], top + i))];
+    }
+    this.sheet.width = wide;
+    this.sheet.height = high;
+    this.sheet.getContext("2d")?.putImageData(image, 0, 0);
+    pen.imageSmoothingEnabled = false;
+    const [x, y] = [frame.left + zoom.x + left * size, frame.top + zoom.y + top * size];
+    pen.drawImage(this.sheet, x, y, wide * size, high * size);
+    if (level === 0 && side >= 6) this.details(pen, picture, side, [top, below, left, right]);
+    if (this.cursor) {
+      pen.strokeStyle = INKS[picture.theme].second;
+      pen.lineWidth = 2;
+      pen.strokeRect(frame.left + zoom.x + this.cursor.key * side - 0.5, frame.top + zoom.y + this.cursor.query * side - 0.5, Math.max(side, 3), Math.max(side, 3));
+    }
+  }
+
+  /** Gaps between cells, a stroke through exact zeros, and numbers in large cells. */
+  private details(pen: CanvasRenderingContext2D, picture: Picture, side: number, [top, below, left, right]: number[]): void {
+    const { frame, zoom } = this;
+    const { of, theme } = picture;
+    const inks = INKS[theme];
+    const x = (key: number) => frame.left + zoom.x + key * side;
+    const y = (query: number) => frame.top + zoom.y + query * side;
+    pen.fillStyle = inks.paper;
+    for (let j = left; j <= right; j += 1) pen.fillRect(x(j) - 1, y(top), 1, y(below) - y(top));
+    for (let i = top; i <= below; i += 1) pen.fillRect(x(left), y(i) - 1, x(right) - x(left), 1);
+    pen.textAlign = "center";
+    pen.textBaseline = "middle";
+    pen.font = `11px ${FONT}`;
+    for (let i = top; i < below; i += 1) {
+      for (let j = left; j < right; j += 1) {
+        const value = of.data[i * of.columns + j];
+        if (value === 0 && !picture.signed) {
+          pen.strokeStyle = inks.hatch;
+          pen.beginPath();
+          pen.moveTo(x(j), y(i) + side - 1);
+          pen.lineTo(x(j) + side - 1, y(i));
+          pen.stroke();
+        } else if (side >= NUMBER) {
+          pen.fillStyle = picture.signed ? inks.ink : onColour(theme, this.places[0](value, i));
+          pen.fillText(value.toFixed(2).replace(/^(-?)0\./, "$1."), x(j) + side / 2, y(i) + side / 2);
+        }
+      }
+    }
+  }
+
+  private labels(pen: CanvasRenderingContext2D, { of, queries, keys, theme }: Picture): void {
+    const { frame, zoom } = this;
+    const side = frame.cell * zoom.k;
+    if (side < LABEL || !frame.left) return;
+    pen.fillStyle = INKS[theme].soft;
+    pen.font = `11px ${FONT}`;
+    pen.textBaseline = "middle";
+    pen.textAlign = "right";
+    const [top, below] = this.visible(zoom.y, side, frame.height, of.rows);
+    const middle = (i: number, from: number, offset: number) => from + offset + (i + 0.5) * side;
+    for (let i = top; i < below; i += 1) {
+      const y = middle(i, frame.top, zoom.y);
+      if (y > frame.top && y < frame.top + frame.height) pen.fillText(clip(queries[i]), frame.left - 6, y);
+    }
+    const [left, right] = this.visible(zoom.x, side, frame.width, of.columns);
+    pen.textAlign = "left";
+    for (let j = left; j < right; j += 1) {
+      const x = middle(j, frame.left, zoom.x);
+      if (x <= frame.left || x >= frame.left + frame.width) continue;
+      pen.save();
+      pen.translate(x, frame.top - 6);
+      pen.rotate(-Math.PI / 2);
+      pen.fillText(clip(keys[j]), 0, 0);
+      pen.restore();
+    }
+  }
+
+  private strips(pen: CanvasRenderingContext2D, { of, theme }: Picture): void {
+    const { frame, zoom, sums } = this;
+    const side = frame.cell * zoom.k;
+    pen.fillStyle = INKS[theme].soft;
+    const bars = (numbers: Float32Array, offset: number, length: number, put: (at: number, thick: number, size: number) => void) => {
+      const most = largest(numbers) || 1;
+      const [first, last] = this.visible(offset, side, length, numbers.length);
+      const skip = Math.max(1, Math.floor(1 / side)); // the largest of the bars that share a pixel
+      for (let i = first; i < last; i += skip) {
+        const share = numbers.subarray(i, i + skip).reduce((a, b) => Math.max(a, b), 0) / most;
+        const start = Math.max(0, offset + i * side);
+        const end = Math.min(length, offset + (i + skip) * side);
+        if (end > start) put(start, Math.max(1, end - start - (side >= 6 ? 1 : 0)), share * STRIP);
+      }
+    };
+    bars(sums.queries, zoom.y, Math.min(frame.height, of.rows * side), (at, thick, size) => pen.fillRect(frame.left + frame.width + 5, frame.top + at, size, thick));
+    bars(sums.keys, zoom.x, frame.width, (at, thick, size) => pen.fillRect(frame.left + at, frame.top + frame.height + 5, thick, size));
+  }
+}

@@ -1,0 +1,328 @@
+/** Subjects: what the page looks at. A recording, a module with its input, or raw attention. */
+
+import { Problem, ROOT, call, callTensors, of } from "./api";
+import type { Asked } from "./api";
+import { bytes as sized } from "./format";
+import { matrix } from "./matrix";
+import type { Matrix } from "./matrix";
+import { normal } from "./random";
+import { integer } from "./state";
+import { fromNested, ofBlob, ofUrl, openTensors } from "./tensors";
+import type { Body, Tensor, TensorFile } from "./tensors";
+import type { Facts, ModuleInfo, Ran, RecordingInfo } from "./types";
+
+/** The inputs of one attention, to be sent to the server: the module's name (or none, for raw attention), and fields. */
+export interface Live {
+  module: string;
+  body: Body;
+}
+
+export interface Layer {
+  name: string;
+  heads: string[];
+  queries: string[];
+  keys: string[];
+}
+
+/** Where the numbers of a request's statistics and times are, for subjects that the server computes. */
+export interface Told {
+  statistics: Record<string, number[]>;
+  queries: number;
+  ran: Ran;
+}
+
+export interface Subject {
+  title: string;
+  facts: [string, string][];
+  layers: Layer[];
+  /** The weights of a head. */
+  weights(layer: number, head: number): Promise<Matrix>;
+  /** The fields of a request for this layer, or null if the subject cannot be computed again. */
+  live(layer: number): Promise<Live | null>;
+  /** The request that brings these weights; null for a file. */
+  asked(layer: number, head: number): Promise<Asked | null>;
+  /** The server's statistics of a layer; null for recordings, whose statistics the page computes. */
+  told(layer: number): Promise<Told | null>;
+  sequences: number;
+}
+
+export const BUILT_IN = [
+  { id: "cat", label: "MiniLM: “The cat sat on the mat because it was tired.”", file: "recordings/cat.safetensors" },
+] as const;
+
+export const DEFAULT_SOURCE = "builtin:cat";
+const MOST_CELLS = 4_000_000; // of one reply with all heads
+const KEPT_CELLS = 60_000_000; // of all matrices that stay in memory
+
+/** Files that were opened in this browser, by the name in the URL. */
+export const files = new Map<string, File>();
+
+export type Params = Partial<Record<string, string>>;
+
+/** The parameters that a subject depends on; two states that agree in them share it. */
+export const subjectKey = (params: Params, prefix = "") =>
+  SUBJECT_PARAMS.map((name) => params[prefix + name] ?? "").join("\u0000");
+
+export const SUBJECT_PARAMS = [
+  "source", "opened", "tokens", "seed", "input", "labels", "keys", "further", "sequence", "q", "k", "v", "score", "normalizer", "heads", "causal",
+];
+
+export const RAW = {
+  q: "[[1, 0],\n [0, 1]]",
+  k: "[[1, 0],\n [0, 1],\n [1, 1]]",
+  v: "[[1, 2],\n [3, 4],\n [5, 6]]",
+};
+
+/** Open the subject that the parameters name. Throws Problem. */
+export async function openSubject(params: Params): Promise<Subject> {
+  const source = params.source ?? DEFAULT_SOURCE;
+  const [kind, id] = source.split(/:(.*)/s);
+  if (kind === "builtin") return openBuiltIn(id);
+  if (kind === "stored") return openStored(id);
+  if (kind === "file") return openLocal(id);
+  if (kind === "module") return openModule(id, params);
+  if (kind === "raw") return openRaw(params);
+  throw new Problem({ title: "Unknown source", detail: `Expected builtin, stored, file, module or raw; got ${kind}.` });
+}
+
+// ── recordings ──────────────────────────────────────────────────────────────────────────────────────────────────────
+
+async function openBuiltIn(id: string): Promise<Subject> {
+  const found = BUILT_IN.find((each) => each.id === id);
+  if (!found) throw new Problem({ title: "No such recording", detail: `This page ships no recording ${id}.` });
+  return ofFile(await openTensors(await ofUrl(new URL(`web/${found.file}`, ROOT).href)), "built in");
+}
+
+async function openLocal(name: string): Promise<Subject> {
+  const file = files.get(name);
+  if (!file) throw new Problem({ title: "The file is not open", detail: `Choose ${name} again under Text: a page cannot reopen a file by itself.` });
+  try {
+    return await ofFile(await openTensors(ofBlob(file)), `file ${name}`);
+  } catch (fault) {
+    if (fault instanceof Problem) throw fault;
+    throw new Problem({ title: "This file cannot be opened", detail: fault instanceof Error ? fault.message : String(fault) });
+  }
+}
+
+async function ofFile(file: TensorFile, from: string): Promise<Subject> {
+  const text = file.entries.recording;
+  if (text === undefined) return ofTensors(file, from);
+  const facts = JSON.parse(text) as Facts;
+  const read = (name: string, first?: number, last?: number) => file.read(name, first, last);
+  return Promise.resolve(ofRecording(facts, new Set(Object.keys(file.shapes)), read, () => null, from));
+}
+
+/** A file of tensors `[head, query, key]` or `[query, key]`: each is a layer. */
+function ofTensors(file: TensorFile, from: string): Subject {
+  const names = Object.entries(file.shapes).filter(([, shape]) => shape.length === 2 || shape.length === 3);
+  if (!names.length) throw new Problem({ title: "Nothing to show", detail: "The file holds neither a recording nor a tensor [head, query, key]." });
+  const numbered = (many: number) => Array.from({ length: many }, (_, i) => String(i));
+  const layers = names.map(([name, shape]) => {
+    const [heads, rows, columns] = shape.length === 3 ? shape : [1, ...shape];
+    return { name, heads: numbered(heads), queries: numbered(rows), keys: numbered(columns) };
+  });
+  return {
+    title: from,
+    facts: [["tensors", String(layers.length)]],
+    layers,
+    sequences: 1,
+    weights: cached(async (layer, head) => {
+      const { name, queries, keys } = layers[layer];
+      const flat = file.shapes[name].length === 2;
+      const { data } = await (flat ? file.read(name) : file.read(name, head, head + 1));
+      return matrix(queries.length, keys.length, data);
+    }),
+    live: () => Promise.resolve(null),
+    asked: () => Promise.resolve(null),
+    told: () => Promise.resolve(null),
+  };
+}
+
+async function openStored(id: string): Promise<Subject> {
+  const path = `v1/recordings/${encodeURIComponent(id)}`;
+  const described = await call<RecordingInfo>("GET", path);
+  const read = async (name: string, first?: number, last?: number) => {
+    const cut = name.lastIndexOf(".");
+    const part = new URLSearchParams({ layer: name.slice(0, cut), tensor: name.slice(cut + 1) });
+    if (first !== undefined && last !== undefined) part.set("heads", `${first}:${last}`);
+    return fromNested((await call<{ value: unknown }>("GET", `${path}?${part}`)).value);
+  };
+  const asked = (layer: string, head: number): Asked => ({
+    method: "GET",
+    path: `${path}?${new URLSearchParams({ layer, heads: `${head}:${head + 1}` })}`,
+  });
+  return ofRecording(described, new Set(described.tensors.map(({ name }) => name)), read, asked, `stored, ${sized(described.bytes)}`);
+}
+
+type Read = (name: string, first?: number, last?: number) => Promise<Tensor>;
+
+function ofRecording(facts: Facts, names: Set<string>, read: Read, asked: (layer: string, head: number) => Asked | null, from: string): Subject {
+  const layers = facts.attentions
+    .filter(({ name }) => names.has(`${name}.weights`))
+    .map(({ name, heads }) => {
+      const [stack] = name.split(".");
+      return { name, heads, queries: facts.tokens[stack], keys: facts.tokens[name.endsWith(".cross") ? "encoder" : stack] };
+    });
+  if (!layers.length) throw new Problem({ title: "Nothing to show", detail: "The recording holds no weights." });
+  const weights = cached(async (layer, head) => {
+    const { name, queries, keys } = layers[layer];
+    return matrix(queries.length, keys.length, (await read(`${name}.weights`, head, head + 1)).data);
+  });
+  const told: [string, string][] = [["model", facts.model], ["text", facts.text]];
+  if (facts.target) told.push(["target", facts.target]);
+  return {
+    title: `${facts.model}: ${facts.text}`,
+    facts: [...told, ["recording", from], ...Object.entries(facts.versions)],
+    layers,
+    sequences: 1,
+    weights,
+    live: async (layer) => {
+      const { name } = layers[layer];
+      if (!["q", "k", "v"].every((tap) => names.has(`${name}.${tap}`))) return null;
+      const [query, key, value] = await Promise.all(["q", "k", "v"].map((tap) => read(`${name}.${tap}`)));
+      const spec = isCausal(await weights(layer, 0)) ? { masks: [{ name: "causal" }] } : {};
+      return { module: "", body: { query, key, value, spec } };
+    },
+    asked: (layer, head) => Promise.resolve(asked(layers[layer].name, head)),
+    told: () => Promise.resolve(null),
+  };
+}
+
+/** A square matrix of two rows or more whose upper triangle is exactly 0. */
+export function isCausal({ rows, columns, data }: Matrix): boolean {
+  if (rows !== columns || rows < 2) return false;
+  for (let i = 0; i < rows; i += 1) for (let j = i + 1; j < columns; j += 1) if (data[i * columns + j] !== 0) return false;
+  return true;
+}
+
+// ── modules and raw attention ───────────────────────────────────────────────────────────────────────────────────────
+
+const words = (text: string | undefined) => (text ?? "").split(/[\s,]+/).filter(Boolean);
+
+function parsed(text: string, param: string, title = param): unknown {
+  try {
+    return JSON.parse(text);
+  } catch (fault) {
+    throw new Problem({ title: "This is not JSON", detail: `${title}: ${fault instanceof Error ? fault.message : ""}`, param });
+  }
+}
+
+function tensor(text: string, param: string): Tensor {
+  try {
+    return fromNested(parsed(text, param));
+  } catch (fault) {
+    if (fault instanceof Problem) throw fault;
+    throw new Problem({ title: "These are no nested lists", detail: `${param}: ${fault instanceof Error ? fault.message : ""}`, param });
+  }
+}
+
+function further(params: Params): Body {
+  if (!params.further?.trim()) return {};
+  return parsed(params.further, "further", "further request fields") as Body;
+}
+
+async function openModule(name: string, params: Params): Promise<Subject> {
+  const module = await call<ModuleInfo>("GET", `v1/modules/${encodeURIComponent(name)}`);
+  const width = module.config.d_model;
+  const labels = words(params.labels);
+  const tokens = integer(params.tokens, labels.length || 8, 1, 32_768);
+  const query = params.input ? tensor(params.input, "query") : { shape: [tokens, width], data: normal(tokens, width, integer(params.seed, 0)) };
+  const body = { query, ...further(params) };
+  const facts: [string, string][] = [["module", name], ["version", module.version.slice(0, 10)], ["input", params.input ? "your own" : `${tokens} random vectors, seed ${params.seed ?? "0"}`]];
+  return served(name, body, params, name, facts, module.config.num_heads);
+}
+
+async function openRaw(params: Params): Promise<Subject> {
+  const spec: Body = { score: { name: params.score ?? "scaled_dot" } };
+  if (params.normalizer && params.normalizer !== "softmax") spec.normalizer = { name: params.normalizer };
+  if (params.causal) spec.masks = [{ name: "causal" }];
+  const more = further(params);
+  const body: Body = {
+    query: tensor(params.q ?? RAW.q, "query"),
+    key: tensor(params.k ?? RAW.k, "key"),
+    value: tensor(params.v ?? RAW.v, "value"),
+    ...(params.heads ? { num_heads: integer(params.heads, 1, 1) } : {}),
+    ...more,
+    spec: { ...spec, ...(more.spec as Body | undefined) },
+  };
+  return served("", body, params, "raw attention", [["input", "raw q, k and v"]], integer(params.heads, 1, 1));
+}
+
+interface WeightsReply {
+  ran: Ran;
+}
+
+async function served(module: string, body: Body, params: Params, name: string, facts: [string, string][], heads: number): Promise<Subject> {
+  const rows = (body.query as Tensor).shape.at(-2) ?? 1;
+  const columns = ((body.key as Tensor | undefined) ?? (body.query as Tensor)).shape.at(-2) ?? 1;
+  const all = heads * rows * columns <= MOST_CELLS;
+  const request: Body = all ? body : { ...body, return_weights: false };
+  const path = of(module, "weights");
+  const { reply, tensors } = await callTensors<WeightsReply>(path, request);
+  const depth = tensors["statistics.entropy"].shape.length; // [B, H] or [H] or []
+  const sequences = depth === 2 ? tensors["statistics.entropy"].shape[0] : 1;
+  const many = depth === 0 ? 1 : tensors["statistics.entropy"].shape[depth - 1];
+  const sequence = integer(params.sequence, 0, 0, sequences - 1);
+  const size = all ? tensors.weights.shape.slice(-2) : [rows, columns];
+  const [labels, keyLabels] = [words(params.labels), words(params.keys)];
+  const label = (list: string[], length: number) => Array.from({ length }, (_, i) => list[i] ?? String(i));
+  const layer = {
+    name,
+    heads: Array.from({ length: many }, (_, head) => `head ${head}`),
+    queries: label(labels, size[0]),
+    keys: label(keyLabels.length ? keyLabels : labels, size[1]),
+  };
+  const cells = size[0] * size[1];
+  const cut = ({ data }: Tensor, at: number) => matrix(size[0], size[1], data.slice(at * cells, (at + 1) * cells));
+  const weights = cached(async (_, head) => {
+    if (all) return cut(tensors.weights, sequence * many + head);
+    const one = await callTensors(path, { ...body, select: { heads: [head] } });
+    return cut(one.tensors.weights, sequence);
+  });
+  const part = (of: Tensor) => Array.from(of.data.subarray(sequence * many, (sequence + 1) * many));
+  const queries = tensors.queries as Tensor | undefined;
+  return {
+    title: name,
+    facts,
+    layers: [layer],
+    sequences,
+    weights,
+    live: () => Promise.resolve({ module, body }),
+    asked: (_, head) => Promise.resolve({ method: "POST", path, body: many > 1 ? { ...body, select: { heads: [head] } } : body }),
+    told: () =>
+      Promise.resolve({
+        statistics: Object.fromEntries(["entropy", "max_weight", "mean_distance", "first_key", "own_position"].map((each) => [each, part(tensors[`statistics.${each}`])])),
+        queries: queries ? queries.data[Math.min(sequence, queries.data.length - 1)] : size[0],
+        ran: reply.ran,
+      }),
+  };
+}
+
+/** Remember matrices by layer and head, up to a number of cells, the latest used. */
+function cached(make: (layer: number, head: number) => Promise<Matrix>): (layer: number, head: number) => Promise<Matrix> {
+  const kept = new Map<string, { made: Promise<Matrix>; cells: number }>();
+  return (layer, head) => {
+    const key = `${layer}/${head}`;
+    const old = kept.get(key);
+    if (old) {
+      kept.delete(key);
+      kept.set(key, old);
+      return old.made;
+    }
+    const entry = { made: make(layer, head), cells: 0 };
+    kept.set(key, entry);
+    entry.made.then(
+      ({ data }) => {
+        entry.cells = data.length;
+        let sum = [...kept.values()].reduce((total, each) => total + each.cells, 0);
+        for (const [oldest, each] of kept) {
+          if (sum <= KEPT_CELLS || oldest === key) break;
+          kept.delete(oldest);
+          sum -= each.cells;
+        }
+      },
+      () => kept.delete(key),
+    );
+    return entry.made;
+  };
+}

@@ -1,0 +1,157 @@
+/** The part of the service's contract that this page reads. Field names are those of the wire. */
+
+export interface Named {
+  name: string;
+  [option: string]: unknown;
+}
+export interface Spec {
+  score?: Named;
+  masks?: Named[];
+  position?: Named;
+  normalizer?: Named;
+  method?: Named;
+}
+export interface ModuleConfig {
+  d_model: number;
+  num_heads: number;
+  num_kv_heads?: number | null;
+  head_dim?: number | null;
+  spec?: Spec;
+}
+export interface ModuleInfo {
+  name: string;
+  config: ModuleConfig;
+  version: string;
+  device: string;
+  parameter_count: number;
+  bytes: number;
+  source?: { checkpoint: string; layer: number; part: string } | null;
+}
+export interface ServerInfo {
+  version: string;
+  device: string;
+  device_name: string;
+  torch: string;
+  modules: number;
+  memory: { resident_bytes: number; in_flight_bytes: number; free_bytes: number };
+  limits: { memory_budget_bytes: number };
+}
+export interface CheckpointInfo {
+  path: string;
+  family: string | null;
+  bytes: number;
+  layers: number;
+  heads: number | null;
+  d_model: number | null;
+  problem: string | null;
+}
+export interface CheckpointAttention {
+  name: string;
+  layer: number;
+  part: string;
+  stack: string | null;
+  config: ModuleConfig | null;
+  missing: string[];
+  problem: string | null;
+  bytes: number;
+}
+export interface Facts {
+  model: string;
+  text: string;
+  target?: string | null;
+  created: string;
+  versions: Record<string, string>;
+  tokens: Record<string, string[]>;
+  attentions: { name: string; heads: string[] }[];
+}
+export interface RecordingSummary {
+  id: string;
+  model: string;
+  text: string;
+  bytes: number;
+}
+export interface RecordingInfo extends Facts {
+  id: string;
+  bytes: number;
+  tensors: { name: string; dtype: string; shape: number[] }[];
+}
+export interface Ran {
+  kernel: string;
+  device: string;
+  dtype: string;
+  version?: string | null;
+  flops: number;
+  predicted_ms: number;
+  predicted_low_ms: number;
+  predicted_high_ms: number;
+  compute_ms: number;
+  queue_ms: number;
+  batch: number;
+  peak_bytes: number;
+}
+export interface SessionInfo {
+  session: string;
+  module: string;
+  version: string;
+  sequences: number;
+  length: number;
+  held: number;
+  capacity: number | null;
+  policy: Named;
+  bytes: number;
+  expires_at: string;
+  parent: string | null;
+}
+export interface VariantInfo {
+  kind: string;
+  name: string;
+  summary: string;
+  formula: string;
+  gradient: string;
+  cost: string;
+  source: string;
+}
+export interface Times {
+  median_ms: number;
+  low_ms: number;
+  high_ms: number;
+}
+export interface Cost {
+  shape: { batch: number; queries: number };
+  allowed_pairs: number;
+  forward: { dense: { total: number }; masked: { total: number } };
+  backward: { masked: { total: number } };
+  peak_bytes: { fused?: number | null; materialized?: number | null; request: number };
+  kv_cache_bytes: number;
+  kernel: string;
+  executed_flops: number;
+  predicted_ms: number;
+  predicted: { forward: Times };
+}
+interface Fits {
+  longest: { size: number; kernel: string | null };
+  largest_batch: { size: number };
+}
+export interface Growth {
+  flops_exponent?: number | null;
+  peak_bytes_exponent?: number | null;
+  time_order: string;
+  memory_order: string;
+  letters: Record<string, string>;
+}
+export interface Crossover {
+  of: "time" | "peak_bytes" | "flops";
+  between: [string, string];
+  cheaper: string | null;
+  at: number | null;
+  low: number | null;
+  high: number | null;
+}
+export interface ComplexityReply {
+  device_name: string;
+  costs: Cost[];
+  growth: Growth;
+  limits: { free_bytes: number; forward: Fits; gradients?: Fits | null };
+  compared?: { label: string; costs: Cost[] }[];
+  crossovers?: Crossover[];
+}

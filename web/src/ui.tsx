@@ -1,0 +1,310 @@
+/** Small parts that all views use: fields, problems, tables, drawings, commands and exports. */
+
+import type { ButtonHTMLAttributes, ComponentChildren, TargetedEvent } from "preact";
+import { createContext } from "preact";
+import { useContext, useEffect, useLayoutEffect, useRef, useState } from "preact/hooks";
+import { curl, python } from "./api";
+import type { Asked, ProblemDocument } from "./api";
+import { INKS } from "./colour";
+import { usePage } from "./context";
+import { bytes, count, milliseconds, real, short, whole } from "./format";
+import { attributes, toCanvas, toSvg } from "./scene";
+import type { Scene } from "./scene";
+import type { Ran } from "./types";
+
+// ── fields and problems ─────────────────────────────────────────────────────────────────────────────────────────────
+
+const Fault = createContext<string | undefined>(undefined);
+
+/** Mark the fields inside that a problem names. */
+export const Faulty = ({ problem, children }: { problem: ProblemDocument | null; children: ComponentChildren }) => (
+  <Fault.Provider value={problem?.param}>{children}</Fault.Provider>
+);
+
+const near = (one: string, other: string) => one === other || one.startsWith(`${other}.`) || other.startsWith(`${one}.`);
+
+/** A text that is being written: it follows the value, and is kept while other parts of the page change. */
+function useDraft(value: string): [string, (text: string) => void] {
+  const [draft, setDraft] = useState(value);
+  useLayoutEffect(() => setDraft(value), [value]);
+  return [draft, setDraft];
+}
+
+interface FieldProps {
+  label: ComponentChildren;
+  hint?: ComponentChildren;
+  value: string | number;
+  /** Called at each input where `live`, else when the user is done. */
+  set: (value: string) => void;
+  live?: boolean;
+  /** The field of the request that this is, as problems name it. */
+  param?: string;
+  type?: "number" | "text" | "range";
+  min?: number;
+  max?: number;
+  step?: number;
+  wide?: boolean;
+  placeholder?: string;
+}
+
+export function Field({ label, hint, value, set, live, param, type = "text", wide, ...rest }: FieldProps) {
+  const fault = useContext(Fault);
+  const [draft, setDraft] = useDraft(String(value));
+  const write = (event: TargetedEvent<HTMLInputElement>) => (live ? set : setDraft)(event.currentTarget.value);
+  const done = (event: TargetedEvent<HTMLInputElement>) => set(event.currentTarget.value);
+  const given: object = { type, value: draft, autocomplete: "off", ...rest, onInput: write, onChange: done };
+  return (
+    <label class={wide ? "wide" : undefined}>
+      <span>{label} {hint !== undefined && <span class="hint">{hint}</span>}</span>
+      <input {...given} spellcheck={false} aria-invalid={param !== undefined && fault !== undefined && near(param, fault) ? "true" : undefined} />
+    </label>
+  );
+}
+
+interface AreaProps {
+  label: ComponentChildren;
+  hint?: ComponentChildren;
+  value: string;
+  set: (value: string) => void;
+  param?: string;
+  rows?: number;
+  placeholder?: string;
+}
+
+export function Area({ label, hint, value, set, param, rows = 4, placeholder }: AreaProps) {
+  const fault = useContext(Fault);
+  const [draft, setDraft] = useDraft(value);
+  return (
+    <label>
+      <span>{label} {hint !== undefined && <span class="hint">{hint}</span>}</span>
+      <textarea rows={rows} value={draft} onInput={(event) => setDraft(event.currentTarget.value)} spellcheck={false} placeholder={placeholder} onChange={(event) => set(event.currentTarget.value)}
+        aria-invalid={param !== undefined && fault !== undefined && near(param, fault) ? "true" : undefined} />
+    </label>
+  );
+}
+
+interface ChoiceProps {
+  label: ComponentChildren;
+  value: string;
+  set: (value: string) => void;
+  options: readonly (readonly [string, string])[];
+  wide?: boolean;
+}
+
+export const Choice = ({ label, value, set, options, wide }: ChoiceProps) => (
+  <label class={wide ? "wide" : undefined}>
+    <span>{label}</span>
+    <select value={value} onChange={(event) => set(event.currentTarget.value)}>
+      {options.map(([key, text]) => <option key={key} value={key} selected={key === value}>{text}</option>)}
+    </select>
+  </label>
+);
+
+export const Check = ({ label, value, set }: { label: ComponentChildren; value: boolean; set: (value: boolean) => void }) => (
+  <label class="check"><input type="checkbox" checked={value} onChange={(event) => set(event.currentTarget.checked)} /> {label}</label>
+);
+
+export const Button = ({ children, ...rest }: ButtonHTMLAttributes) => (
+  <button type="button" {...rest}>{children}</button>
+);
+
+export function ProblemBox({ problem }: { problem: ProblemDocument | null }) {
+  if (!problem) return null;
+  const facts = [
+    problem.param && `field ${problem.param}`,
+    problem.code && `code ${problem.code}`,
+    problem.status && `status ${problem.status}`,
+    problem.request_id && `request ${problem.request_id}`,
+  ];
+  return (
+    <div class="problem" role="alert">
+      <strong>{problem.title ?? "The request failed"}</strong>
+      <p>{problem.detail ?? ""}</p>
+      <p class="small">{facts.filter(Boolean).join(" · ")}</p>
+    </div>
+  );
+}
+
+// ── tables ──────────────────────────────────────────────────────────────────────────────────────────────────────────
+
+export interface Column<T> {
+  head: ComponentChildren;
+  title?: string;
+  number?: boolean;
+  header?: boolean;
+  cell: (of: T, at: number) => ComponentChildren;
+}
+
+export function Table<T>({ caption, columns, rows, quiet }: { caption: string; columns: Column<T>[]; rows: T[]; quiet?: boolean }) {
+  return (
+    <div class="scroll" role="region" aria-label={caption} tabIndex={0}>
+      <table>
+        <caption class={quiet ? "hidden" : undefined}>{caption}</caption>
+        <thead>
+          <tr>{columns.map((column, i) => <th key={i} scope="col" title={column.title} class={column.number ? "number" : undefined}>{column.head}</th>)}</tr>
+        </thead>
+        <tbody>
+          {rows.map((each, at) => (
+            <tr key={at}>
+              {columns.map((column, i) => {
+                const kind = column.number ? "number" : undefined;
+                return column.header ? <th key={i} scope="row" class={kind}>{column.cell(each, at)}</th> : <td key={i} class={kind}>{column.cell(each, at)}</td>;
+              })}
+            </tr>
+          ))}
+        </tbody>
+      </table>
+    </div>
+  );
+}
+
+export const FactList = ({ facts }: { facts: readonly (readonly [string, ComponentChildren])[] }) => (
+  <dl class="facts">
+    {facts.map(([name, value]) => <div key={name}><dt>{name}</dt><dd>{value}</dd></div>)}
+  </dl>
+);
+
+export const FACTS_OF_RAN: [string, (ran: Ran) => ComponentChildren][] = [
+  ["kernel", (ran) => ran.kernel],
+  ["computed in", (ran) => `${ran.dtype} on ${ran.device}`],
+  ["version", (ran) => short(ran.version)],
+  ["predicted", (ran) => milliseconds(ran.predicted_ms)],
+  ["90 % interval", (ran) => `${milliseconds(ran.predicted_low_ms)} to ${milliseconds(ran.predicted_high_ms)}`],
+  ["took", (ran) => milliseconds(ran.compute_ms)],
+  ["waited", (ran) => milliseconds(ran.queue_ms)],
+  ["batched with", (ran) => (ran.batch > 1 ? `${ran.batch - 1} more` : "none")],
+  ["FLOPs", (ran) => <span title={whole(ran.flops)}>{count(ran.flops)}</span>],
+  ["peak memory", (ran) => bytes(ran.peak_bytes)],
+];
+
+/** The execution of requests, predicted and measured, one column each. */
+export function RanTable({ rans }: { rans: Record<string, Ran> }) {
+  const names = Object.keys(rans);
+  const columns: Column<(typeof FACTS_OF_RAN)[number]>[] = [
+    { head: <span class="hidden">fact</span>, header: true, cell: ([label]) => label },
+    ...names.map((name) => ({ head: name, number: true, cell: ([, read]: (typeof FACTS_OF_RAN)[number]) => read(rans[name]) })),
+  ];
+  return <details><summary>Execution, predicted and measured</summary><Table caption="Execution" columns={columns} rows={FACTS_OF_RAN} quiet /></details>;
+}
+
+const MOST = { rows: 64, columns: 16 };
+
+/** The first numbers of a matrix whose rows are tokens. */
+export function NumberTable({ caption, labels, width, data }: { caption: string; labels: string[]; width: number; data: Float32Array }) {
+  const rows = Math.min(MOST.rows, width ? data.length / width : 0);
+  const shown = Math.min(MOST.columns, width);
+  const columns: Column<number>[] = [
+    { head: "token", header: true, cell: (i) => labels[i] ?? String(i) },
+    ...Array.from({ length: shown }, (_, j) => ({ head: String(j), number: true, cell: (i: number) => real(data[i * width + j]) })),
+    ...(width > shown ? [{ head: `… ${width}`, cell: () => "…" }] : []),
+  ];
+  return <Table caption={caption} columns={columns} rows={Array.from({ length: rows }, (_, i) => i)} />;
+}
+
+// ── drawings ────────────────────────────────────────────────────────────────────────────────────────────────────────
+
+/** A scene as SVG in the page. `onPick` gets the index of a shape that was clicked. */
+export function Drawing({ scene, fit }: { scene: Scene; fit?: boolean }) {
+  return (
+    <svg class={fit ? "drawing fit" : "drawing"} viewBox={`0 0 ${scene.width} ${scene.height}`} width={scene.width} height={scene.height} role="img" aria-label={`${scene.title}; the table has the numbers.`}>
+      {scene.shapes.map((shape, i) => {
+        const [Name, given] = attributes(shape);
+        const Element = Name as "text";
+        return <Element key={i} {...given}>{shape.kind === "text" ? shape.text : null}{shape.tip ? <title>{shape.tip}</title> : null}</Element>;
+      })}
+    </svg>
+  );
+}
+
+// ── commands and exports ────────────────────────────────────────────────────────────────────────────────────────────
+
+function CopyButton({ text, label }: { text: () => string; label: string }) {
+  const [said, say] = useState(label);
+  const shown = useRef<ReturnType<typeof setTimeout>>(undefined);
+  useEffect(() => () => clearTimeout(shown.current), []);
+  const copy = async () => {
+    try {
+      await navigator.clipboard.writeText(text());
+      say("Copied");
+    } catch {
+      say("No clipboard: open the line and copy it");
+    }
+    shown.current = setTimeout(() => say(label), 2000);
+  };
+  return <Button class="quiet" onClick={() => void copy()}>{said}</Button>;
+}
+
+/** The requests as commands, each with buttons that copy it. */
+export function Commands({ calls }: { calls: (Asked | null)[] }) {
+  const real = calls.filter((each) => each !== null);
+  if (!real.length) return null;
+  return (
+    <div class="commands">
+      {real.map((each, i) => <Command key={i} asked={each} />)}
+    </div>
+  );
+}
+
+function Command({ asked }: { asked: Asked }) {
+  const [open, setOpen] = useState(false);
+  return (
+    <div class="command">
+      <details onToggle={(event) => setOpen(event.currentTarget.open)}>
+        <summary><span class="verb">{asked.method}</span> /{asked.path}</summary>
+        {open && <><p class="small">curl</p><pre tabIndex={0}>{curl(asked)}</pre><p class="small">Python</p><pre tabIndex={0}>{python(asked)}</pre></>}
+      </details>
+      <CopyButton label="Copy curl" text={() => curl(asked)} />
+      <CopyButton label="Copy Python" text={() => python(asked)} />
+    </div>
+  );
+}
+
+function save(name: string, blob: Blob): void {
+  const link = document.createElement("a");
+  link.href = URL.createObjectURL(blob);
+  link.download = name;
+  link.click();
+  setTimeout(() => URL.revokeObjectURL(link.href), 10_000);
+}
+
+/** What a view can save. */
+export interface Exported {
+  /** The files' name, without its ending. */
+  name: string;
+  scene?: () => Scene;
+  /** Rows of a table, the first of them its heads. */
+  rows?: () => (string | number)[][];
+  json?: () => unknown;
+  facts?: Record<string, unknown>;
+}
+
+const quoted = (value: string | number) => (/[",\n]/.test(String(value)) ? `"${String(value).replaceAll('"', '""')}"` : String(value));
+const text = (content: string, type: string) => new Blob([content], { type });
+
+/** A page of its own with a drawing and its numbers, which needs no server. */
+export function standalone(svg: string, title: string, rows: (string | number)[][]): string {
+  const safe = (value: string | number) => String(value).replace(/[&<>]/g, (each) => `&#${each.charCodeAt(0)};`);
+  const table = rows.map((cells, i) => `<tr>${cells.map((cell) => (i ? `<td>${safe(cell)}</td>` : `<th>${safe(cell)}</th>`)).join("")}</tr>`).join("\n");
+  return `<!doctype html>\n<html lang="en"><head><meta charset="utf-8"><title>${safe(title)}</title>
+<style>body{font:14px sans-serif;margin:2rem}svg{max-width:100%;height:auto}td,th{padding:.1rem .6rem .1rem 0;text-align:right}</style></head>
+<body><h1>${safe(title)}</h1>\n${svg}\n<details><summary>Numbers</summary><table>${table}</table></details></body></html>\n`;
+}
+
+/** Buttons that save what a view shows. */
+export function Export({ of }: { of: Exported }) {
+  const { theme } = usePage();
+  const facts = { page: location.href, ...of.facts };
+  const { scene, rows, json, name } = of;
+  const svg = (drawn: Scene) => toSvg(drawn, INKS[theme].paper, facts);
+  return (
+    <div class="export" role="group" aria-label="Save">
+      <span class="hint">Save</span>
+      {scene && <Button class="quiet" onClick={() => save(`${name}.svg`, text(svg(scene()), "image/svg+xml"))}>SVG</Button>}
+      {scene && <Button class="quiet" onClick={() => toCanvas(scene(), INKS[theme].paper).toBlob((blob) => blob && save(`${name}.png`, blob))}>PNG</Button>}
+      {rows && <Button class="quiet" onClick={() => save(`${name}.csv`, text(rows().map((cells) => cells.map(quoted).join(",")).join("\n") + "\n", "text/csv"))}>CSV</Button>}
+      {json && <Button class="quiet" onClick={() => save(`${name}.json`, text(JSON.stringify({ ...facts, ...(json() as object) }, null, 1), "application/json"))}>JSON</Button>}
+      {scene && <Button class="quiet" onClick={() => save(`${name}.html`, text(standalone(svg(scene()), scene().title, rows?.() ?? []), "text/html"))}>HTML</Button>}
+      <CopyButton label="Copy link" text={() => location.href} />
+    </div>
+  );
+}

@@ -1,0 +1,90 @@
+/** Interventions: knock out heads, tokens and cells, and see what changes. */
+
+import { useLoaded, usePage } from "../context";
+import type { SubjectProps } from "../context";
+import { barScene, endsOf, heatScene } from "../drawings";
+import { describeEdit, editedFields, has, noCell, noHead, noToken, readEdits, toggled, writeEdits } from "../edits";
+import type { Edit as Change } from "../edits";
+import { precise } from "../format";
+import { HeatMap } from "../heatmap";
+import { forwardOf, headOf } from "../live";
+import type { Rows } from "../live";
+import { difference } from "../matrix";
+import { integer } from "../state";
+import { subjectKey } from "../subject";
+import { Button, Check, Commands, Drawing, Export, FactList, Field, ProblemBox, RanTable, Table } from "../ui";
+import { matrixRows } from "./head";
+
+const MOST_TOKENS = 1024;
+
+/** For each token, the length of its output's change, and of its output. Outputs of several heads lie one after the other. */
+function changes(before: Rows, after: Rows, tokens: number): { token: number[]; whole: number } {
+  const moved = new Float64Array(tokens);
+  const size = new Float64Array(tokens);
+  before.forEach((row, i) => {
+    row.forEach((value, j) => {
+      moved[i % tokens] += (after[i][j] - value) ** 2;
+      size[i % tokens] += value ** 2;
+    });
+  });
+  const token = Array.from(moved, (each, i) => Math.sqrt(each / (size[i] || 1)));
+  const sum = (of: Float64Array) => of.reduce((a, b) => a + b, 0);
+  return { token, whole: Math.sqrt(sum(moved) / (sum(size) || 1)) };
+}
+
+export function Edit({ subject, layer, head }: SubjectProps) {
+  const { params, go, theme } = usePage();
+  const { name, heads, queries, keys } = subject.layers[layer];
+  const edits = readEdits(params.edits);
+  const temperature = Number(params.temperature ?? 1) || 1;
+  const causal = Boolean(params.masked);
+  const toggle = (edit: Change) => go({ edits: writeEdits(toggled(edits, edit)) });
+  const fits = Math.max(queries.length, keys.length) <= MOST_TOKENS;
+  const { value, problem, busy } = useLoaded(`${subjectKey(params)}/${layer}/${head}/${params.edits ?? ""}/${temperature}/${causal}`, async () => {
+    const live = fits ? await subject.live(layer) : null;
+    if (!live) return null;
+    const sequence = integer(params.sequence, 0);
+    const taps = { return: ["weights", "output"], ...(heads.length > 1 ? { select: { heads: [head] } } : {}) };
+    const changed = editedFields(edits, temperature, causal, queries.length, keys.length);
+    const [plain, edited] = await Promise.all([forwardOf(live, taps, sequence), forwardOf(live, { ...taps, ...changed }, sequence)]);
+    const [before, after] = [headOf(plain.tensors.weights, 0), headOf(edited.tensors.weights, 0)];
+    const output = changes(plain.taps.output ?? [], edited.taps.output ?? [], queries.length);
+    return { before, after, less: difference(after, before), output, plain, edited };
+  });
+  const label = `${name}, ${heads[head]}`;
+  const chip = (text: string, edit: Change, about: string) => (
+    <button key={about} type="button" aria-pressed={has(edits, edit)} aria-label={about} onClick={() => toggle(edit)}>{text}</button>
+  );
+  const none = !edits.length && temperature === 1 && !causal;
+  const csv = () => [["token", "relative change of the output"], ...queries.map((each, i) => [each, value?.output.token[i] ?? 0])];
+  return (
+    <>
+      {heads.length > 1 && <fieldset class="chips"><legend>Heads</legend>{heads.map((each, i) => chip(each, noHead(i), `Knock out ${each}`))}</fieldset>}
+      <fieldset class="chips"><legend>Tokens</legend>{keys.slice(0, 64).map((each, i) => chip(each, noToken(i), `Hide token ${i} ${each}`))}</fieldset>
+      <div class="fields">
+        <Field label="Temperature" hint={temperature.toFixed(2)} type="range" min={-2} max={2} step={0.05} value={Math.log2(temperature)} live set={(each) => go({ temperature: Math.abs(Number(each)) < 0.02 ? "" : (2 ** Number(each)).toFixed(3) }, true)} />
+        <Check label="Hide later keys (causal mask)" value={causal} set={(each) => go({ masked: each ? "1" : "" })} />
+        <Button disabled={none} onClick={() => go({ edits: "", temperature: "", masked: "" })}>Clear all</Button>
+      </div>
+      {edits.length > 0 && <ul class="small">{edits.map((each, i) => <li key={i}><code>{describeEdit(each, { heads, queries, keys })}</code> <Button class="quiet" aria-label={`Remove ${describeEdit(each, { heads, queries, keys })}`} onClick={() => toggle(each)}>Remove</Button></li>)}</ul>}
+      <ProblemBox problem={problem} />
+      {!value && !problem && !busy && <p>This attention cannot be computed again: {fits ? "the recording holds no q, k and v. Record with --taps q --taps k --taps v." : `it has more than ${MOST_TOKENS} tokens.`}</p>}
+      {value && (
+        <div aria-busy={busy}>
+          <FactList facts={[["change of the whole output", precise(value.output.whole)], ["largest change of a token's output", precise(Math.max(...value.output.token))]]} />
+          <Export of={{ name: "edit", scene: () => heatScene(value.less, { theme, title: `${label}: edited less unedited`, queries, keys, signed: true }), rows: () => matrixRows(value.after, queries, keys), json: () => ({ edits, temperature, causal, output: value.output, weights: Array.from(value.after.data) }) }} />
+          <p class="small">Click a cell of the edited weights (or press Enter on it) to hide that key from that query in this head; the other keys share its weight.</p>
+          <div class="side">
+            <figure><figcaption>edited, {label}</figcaption><HeatMap of={value.after} queries={queries} keys={keys} title={`${label}, edited`} pick={({ query, key }) => toggle(noCell(head, query, key))} /></figure>
+            <figure><figcaption>edited less unedited: {endsOf(value.less)}</figcaption><HeatMap of={value.less} queries={queries} keys={keys} title="the difference" signed /></figure>
+            <Drawing fit scene={barScene({ theme, title: "‖change of the output‖ / ‖output‖", labels: queries.slice(0, 40), values: value.output.token.slice(0, 40) })} />
+          </div>
+          <Table caption={`Change of the output of ${queries.length} tokens${subject.layers.length > 1 || !params.source?.startsWith("module:") ? ", before the output projection" : ""}`} rows={csv().slice(1)} columns={[{ head: "token", header: true, cell: ([each]) => each }, { head: "relative change", number: true, cell: ([, each]) => precise(Number(each)) }]} />
+          <RanTable rans={{ unedited: value.plain.ran, edited: value.edited.ran }} />
+          <Commands calls={[value.edited.asked, value.plain.asked]} />
+        </div>
+      )}
+    </>
+  );
+}
+

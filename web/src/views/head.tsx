@@ -1,0 +1,77 @@
+/** One head: its heat map with marginals, or its token lines. */
+
+import { usePage, useLoaded } from "../context";
+import type { SubjectProps } from "../context";
+import { RANGES, heatScene, lineScene } from "../drawings";
+import type { Range } from "../drawings";
+import { real } from "../format";
+import { HeatMap, Legend } from "../heatmap";
+import { STATISTICS, marginals, row, statistics } from "../matrix";
+import type { Matrix } from "../matrix";
+import type { Cell, Zoom } from "../painter";
+import { subjectKey } from "../subject";
+import { Choice, Commands, Drawing, Export, FactList, Field } from "../ui";
+
+const MOST_LINES = 128; // tokens of the view with lines
+const MOST_SAVED = 2_000_000; // cells of a table
+
+const zoomOf = (text: string | undefined): Zoom | null => {
+  const [k, x, y] = (text ?? "").split(",").map(Number);
+  return text && [k, x, y].every(Number.isFinite) ? { k, x, y } : null;
+};
+const cellOf = (query: string | undefined, key: string | undefined): Cell | null =>
+  query && key ? { query: Number(query), key: Number(key) } : null;
+
+export const matrixRows = (of: Matrix, queries: string[], keys: string[]) => [
+  ["query", ...keys],
+  ...queries.map((query, i) => [query, ...Array.from(row(of, i))]),
+];
+
+export function Head({ subject, layer, head }: SubjectProps) {
+  const { params, go, theme } = usePage();
+  const { name, heads, queries, keys } = subject.layers[layer];
+  const { value } = useLoaded(`${subjectKey(params)}/${layer}/${head}`, async () => {
+    const of = await subject.weights(layer, head);
+    const own = statistics(of);
+    const served = (await subject.told(layer))?.statistics;
+    if (served) {
+      for (const [each] of STATISTICS) if (each in served) own[each] = served[each][head];
+      own.effective_keys = Math.exp(own.entropy);
+    }
+    const { keys: received } = marginals(of);
+    const most = received.reduce((best, each, key) => (each > received[best] ? key : best), 0);
+    return { of, own, most, asked: await subject.asked(layer, head) };
+  });
+  const small = Math.max(queries.length, keys.length) <= MOST_LINES;
+  const lines = params.show === "lines" && small;
+  const large = queries.length * keys.length > MOST_SAVED;
+  const range = (params.range ?? (small ? "own" : "log")) as Range;
+  if (!value || value.of.rows !== queries.length || value.of.columns !== keys.length) return <p class="empty">Reading the weights…</p>;
+  const { of, own, most, asked } = value;
+  const title = subject.layers.length > 1 ? `${name}, ${heads[head]}` : heads[head];
+  const least = Number(params.least ?? 0.05);
+  const only = params.query ? Number(params.query) : null;
+  const drawing = () =>
+    lines ? lineScene(of, { theme, title, queries, keys, least, only }) : heatScene(of, { theme, title, queries, keys, range: range === "shared" ? "own" : range });
+  return (
+    <>
+      <div class="fields">
+        {small && <Choice label="Show as" value={params.show ?? "map"} set={(show) => go({ show: show === "map" ? "" : show })} options={[["map", "heat map"], ["lines", "token lines"]]} />}
+        {!lines && <Choice label="Colour range" value={range} set={(each) => go({ range: each })} options={Object.entries(RANGES).filter(([each]) => each !== "shared")} />}
+        {!lines && <Legend of={of} range={range === "shared" ? "own" : range} shared={0} />}
+        {lines && <Field label="Weights of at least" type="range" min={0} max={0.5} step={0.01} value={least} live set={(each) => go({ least: each }, true)} hint={least.toFixed(2)} />}
+        {lines && <Choice label="Query" value={params.query ?? ""} set={(query) => go({ query })} options={[["", "all"], ...queries.map((each, i): [string, string] => [String(i), `${i} ${each}`])]} />}
+      </div>
+      <Export of={{ name: `weights-${name}-${head}`, scene: drawing, ...(large ? {} : { rows: () => matrixRows(of, queries, keys), json: () => ({ layer: name, head, queries, keys, statistics: own, weights: queries.map((_, i) => Array.from(row(of, i))) }) }) }} />
+      {lines ? <Drawing scene={drawing()} /> : (
+        <HeatMap of={of} queries={queries} keys={keys} title={title} range={range === "shared" ? "own" : range} large at={cellOf(params.query, params.key)}
+          move={(cell) => go({ query: cell.query, key: cell.key }, true)} pick={(cell) => go({ view: "query", query: cell.query, key: cell.key })}
+          zoom={zoomOf(params.zoom)} zoomed={({ k, x, y }) => go({ zoom: k === 1 ? "" : [k.toFixed(3), x.toFixed(1), y.toFixed(1)].join(",") }, true)} />
+      )}
+      {!lines && <p class="small">The bars: on the right the largest weight of each query, below the mean weight that each key receives. The most attended key is {keys[most]}. Click a cell to follow its query step by step. Where cells are smaller than a pixel, a pixel shows the largest of its cells; Ctrl and the wheel, or the plus key, zoom in.</p>}
+      <h3>Statistics</h3>
+      <FactList facts={STATISTICS.map(([each, label]) => [label, real(own[each])])} />
+      <Commands calls={[asked]} />
+    </>
+  );
+}

@@ -1,0 +1,155 @@
+/** Layers × heads as small multiples, with the statistics of every head. */
+
+import { useEffect, useRef } from "preact/hooks";
+import { INKS, SCALES, step } from "../colour";
+import { useLoaded, usePage } from "../context";
+import type { SubjectProps } from "../context";
+import { RANGES, heatScene, ranged } from "../drawings";
+import type { Range } from "../drawings";
+import { clip, real } from "../format";
+import { STATISTICS, largest, pooled, statistics } from "../matrix";
+import type { Matrix, Statistics } from "../matrix";
+import type { Scene } from "../scene";
+import { subjectKey } from "../subject";
+import type { Subject } from "../subject";
+import { Choice, Commands, Export, FactList, NumberTable, RanTable, Table } from "../ui";
+import { Legend } from "../heatmap";
+import { forwardOf } from "../live";
+
+interface Head {
+  layer: number;
+  head: number;
+  name: string;
+  of: Matrix;
+  statistics: Statistics;
+}
+
+const MOST_HEADS = 1024;
+
+async function read(subject: Subject): Promise<Head[]> {
+  const places = subject.layers.flatMap(({ heads }, layer) => heads.map((_, head) => [layer, head])).slice(0, MOST_HEADS);
+  const told = await Promise.all(subject.layers.map((_, layer) => subject.told(layer)));
+  const made: Head[] = [];
+  for (const [layer, head] of places) {
+    const whole = await subject.weights(layer, head);
+    let of = whole;
+    while (Math.max(of.rows, of.columns) > 192) of = pooled(of);
+    const { name, heads } = subject.layers[layer];
+    const own = statistics(whole);
+    const served = told[layer]?.statistics ?? {};
+    for (const [each] of STATISTICS) if (each in served) own[each] = served[each][head];
+    if ("entropy" in served) own.effective_keys = Math.exp(own.entropy);
+    made.push({ layer, head, name: subject.layers.length > 1 ? heads[head] : `${name}, ${heads[head]}`, of, statistics: own });
+  }
+  return made;
+}
+
+const plainName = (name: string, i: number) => name || `head ${i}`;
+
+export function Overview({ subject }: SubjectProps) {
+  const { params, go, theme, announce } = usePage();
+  const sort = params.sort ?? "place";
+  const range = (params.range ?? "own") as Range;
+  const { value: heads } = useLoaded(subjectKey(params), async () => {
+    const made = await read(subject);
+    const { queries, keys } = subject.layers[0];
+    announce(`Weights of ${made.length} heads, ${queries.length} queries by ${keys.length} keys.`);
+    return { subject, made };
+  });
+  if (heads?.subject !== subject) return <p class="empty">Reading the weights…</p>;
+  const shared = heads.made.reduce((most, each) => Math.max(most, largest(each.of.data)), 0);
+  const statistic = STATISTICS.find(([name]) => name === sort);
+  const sorted = statistic ? [...heads.made].sort((a, b) => (b.statistics[statistic[0]] - a.statistics[statistic[0]]) * (params.rising ? -1 : 1)) : heads.made;
+  const open = (head: Head) => ({ view: "head", layer: head.layer, head: head.head });
+  const rows = () => [["layer", "head", ...STATISTICS.map(([name]) => name)], ...sorted.map((each) => [subject.layers[each.layer].name, each.name, ...STATISTICS.map(([name]) => each.statistics[name])])];
+  return (
+    <>
+      <FactList facts={subject.facts} />
+      <div class="fields">
+        <Choice label="Sort by" value={sort} set={(value) => go({ sort: value === "place" ? "" : value })} options={[["place", "layer and head"], ...STATISTICS.map(([name, label]): [string, string] => [name, label])]} />
+        {statistic && <Choice label="Order" value={params.rising ?? ""} set={(rising) => go({ rising })} options={[["", "largest first"], ["1", "smallest first"]]} />}
+        <Choice label="Colour range" value={range} set={(value) => go({ range: value })} options={Object.entries(RANGES)} />
+        <Legend range={range} shared={shared} />
+      </div>
+      <Export of={{ name: "overview", scene: () => gridScene(sorted, range, shared, theme, subject.title), rows, json: () => ({ heads: sorted.map(({ layer, name, statistics: own }) => ({ layer: subject.layers[layer].name, head: name, ...own })) }) }} />
+      <ul class={subject.layers.length > 1 && !statistic ? "multiples by-layer" : "multiples"} style={{ "--heads": String(Math.max(...subject.layers.map((each) => each.heads.length))) }}>
+        {sorted.map((each) => (
+          <li key={`${each.layer}/${each.head}`}>
+            <a href={`#/head`} onClick={(event) => { event.preventDefault(); go(open(each)); }} aria-label={`Open ${plainName(each.name, each.head)}${statistic ? `, ${statistic[1]} ${real(each.statistics[statistic[0]])}` : ""}`}>
+              <Thumbnail of={each.of} range={range} shared={shared} />
+              <span aria-hidden="true">{clip(each.name, 18)}{statistic ? <b> {real(each.statistics[statistic[0]], 2)}</b> : null}</span>
+            </a>
+          </li>
+        ))}
+      </ul>
+      <h3>Statistics</h3>
+      <Table caption={`Statistics of ${sorted.length} heads, means over the queries`} rows={sorted} columns={[
+        { head: "head", header: true, cell: (each) => <a href="#/head" onClick={(event) => { event.preventDefault(); go(open(each)); }}>{plainName(each.name, each.head)}</a> },
+        ...STATISTICS.map(([name, label, title]) => ({ head: label, title, number: true, cell: (each: Head) => real(each.statistics[name]) })),
+      ]} />
+      <Output subject={subject} />
+    </>
+  );
+}
+
+/** The output of a subject that the server computes, and how the requests ran. */
+function Output({ subject }: { subject: Subject }) {
+  const { params } = usePage();
+  const { value } = useLoaded(subjectKey(params), async () => {
+    const told = await subject.told(0);
+    const asked = await subject.asked(0, 0);
+    const live = told && (await subject.live(0));
+    if (!live) return { asked, told, made: null, live: null };
+    return { asked, told, live, made: await forwardOf(live, { return: ["output"] }, Number(params.sequence ?? 0)) };
+  });
+  if (!value) return null;
+  const { told, made, asked } = value;
+  const output = made?.taps.output;
+  return (
+    <>
+      {output && output.length > 0 && <h3>Output</h3>}
+      {output && Array.from({ length: made.heads }, (_, head) => {
+        const rows = output.slice((head * output.length) / made.heads, (head * output.length) / made.heads + 64);
+        const caption = `Output${made.heads > 1 ? ` of head ${head}` : ""}: ${output.length / made.heads} × ${rows[0].length}`;
+        return <NumberTable key={head} caption={caption} labels={subject.layers[0].queries} width={rows[0].length} data={Float32Array.from(rows.flatMap((each) => Array.from(each)))} />;
+      })}
+      {told && made && <RanTable rans={{ weights: told.ran, forward: made.ran }} />}
+      <Commands calls={[asked, made?.asked ?? null]} />
+    </>
+  );
+}
+
+function Thumbnail({ of, range, shared }: { of: Matrix; range: Range; shared: number }) {
+  const { theme } = usePage();
+  const canvas = useRef<HTMLCanvasElement>(null);
+  useEffect(() => {
+    const pen = canvas.current?.getContext("2d");
+    if (!canvas.current || !pen) return;
+    canvas.current.width = of.columns;
+    canvas.current.height = of.rows;
+    const image = new ImageData(of.columns, of.rows);
+    const words = new Uint32Array(image.data.buffer);
+    const place = ranged(of, range, shared, false);
+    const { words: colours } = SCALES.weights[theme];
+    for (let i = 0; i < of.rows; i += 1) for (let j = 0; j < of.columns; j += 1) words[i * of.columns + j] = colours[step(place(of.data[i * of.columns + j], i))];
+    pen.putImageData(image, 0, 0);
+  }, [of, range, shared, theme]);
+  return <canvas ref={canvas} aria-hidden="true" />;
+}
+
+/** All heads as one drawing. */
+function gridScene(heads: Head[], range: Range, shared: number, theme: "light" | "dark", title: string): Scene {
+  const [side, across] = [96, Math.min(12, heads.length)];
+  const scene: Scene = { width: across * (side + 10) + 14, height: 40 + Math.ceil(heads.length / across) * (side + 26), title, shapes: [{ kind: "text", x: 12, y: 20, text: clip(title, 90), size: 13, bold: true, fill: INKS[theme].ink }] };
+  heads.forEach(({ of: whole, name }, i) => {
+    let of = whole;
+    while (Math.max(of.rows, of.columns) > 32) of = pooled(of);
+    const cells = heatScene(of, { theme, title: "", queries: [], keys: [], range, shared });
+    const [x, y] = [12 + (i % across) * (side + 10), 34 + Math.floor(i / across) * (side + 26)];
+    const size = side / Math.max(of.rows, of.columns);
+    cells.shapes.filter((shape) => shape.kind === "rect").forEach((shape, at) => scene.shapes.push({ kind: "rect", x: x + (at % of.columns) * size, y: y + Math.floor(at / of.columns) * size, w: size, h: size, fill: shape.fill ?? "none" }));
+    scene.shapes.push({ kind: "text", x, y: y + side + 13, text: clip(name, 14), fill: INKS[theme].soft });
+  });
+  return scene;
+}
+

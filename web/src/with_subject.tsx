@@ -1,0 +1,101 @@
+/** A view of the subject at hand: opens it, and offers its source, layer, head and sequence. */
+
+import type { FunctionComponent } from "preact";
+import { usePage, useLoaded } from "./context";
+import type { SubjectProps } from "./context";
+import { integer } from "./state";
+import { BUILT_IN, DEFAULT_SOURCE, openSubject, subjectKey } from "./subject";
+import type { Params, Subject } from "./subject";
+import { clip } from "./format";
+import { Choice, ProblemBox } from "./ui";
+
+export type OfSubject = FunctionComponent<SubjectProps>;
+
+let kept: { key: string; made: Promise<Subject> } | null = null;
+
+/** The subject of the parameters; the last one is remembered, so that all views share it. */
+export function subjectOf(params: Params): Promise<Subject> {
+  const key = subjectKey(params);
+  if (kept?.key === key) return kept.made;
+  const made = openSubject(params);
+  kept = { key, made };
+  made.catch(() => {
+    if (kept?.made === made) kept = null;
+  });
+  return made;
+}
+
+/** Forget the subject, so that it is opened again. */
+export const forget = () => {
+  kept = null;
+};
+
+/** The sources that a choice offers. */
+export function useSources(): [string, string][] {
+  const { modules, params } = usePage();
+  const source = params.source ?? DEFAULT_SOURCE;
+  const known: [string, string][] = [
+    ...BUILT_IN.map(({ id, label }): [string, string] => [`builtin:${id}`, label]),
+    ...modules.map((module): [string, string] => [`module:${module.name}`, `${module.name} · ${module.config.d_model} wide, ${module.config.num_heads} heads`]),
+    ["raw:", "raw attention: your own q, k and v"],
+  ];
+  return known.some(([value]) => value === source) ? known : [...known, [source, source.replace(":", " ")]];
+}
+
+export function WithSubject({ load }: { load: () => Promise<OfSubject> }) {
+  const { params } = usePage();
+  const key = subjectKey(params);
+  const { value, problem } = useLoaded(key, async () => {
+    const [subject, Component] = await Promise.all([subjectOf(params), load()]);
+    return { subject, Component, key };
+  });
+  return (
+    <>
+      <Header subject={value?.subject ?? null} />
+      <ProblemBox problem={problem} />
+      {value && <Chosen subject={value.subject} Component={value.Component} />}
+      {!value && !problem && <p class="empty">Opening…</p>}
+    </>
+  );
+}
+
+function Chosen({ subject, Component }: { subject: Subject; Component: OfSubject }) {
+  const { params } = usePage();
+  const layer = integer(params.layer, 0, 0, subject.layers.length - 1);
+  const head = integer(params.head, 0, 0, subject.layers[layer].heads.length - 1);
+  return <Component subject={subject} layer={layer} head={head} />;
+}
+
+function Header({ subject }: { subject: Subject | null }) {
+  const { view, params, go } = usePage();
+  const sources = useSources();
+  const layers = subject?.layers ?? [];
+  const layer = integer(params.layer, 0, 0, Math.max(0, layers.length - 1));
+  const heads = layers.length ? layers[layer].heads : [];
+  const head = integer(params.head, 0, 0, Math.max(0, heads.length - 1));
+  return (
+    <div class="fields subject">
+      <Choice wide label="Attention of" value={params.source ?? DEFAULT_SOURCE} options={sources.map(([value, label]) => [value, clip(label, 70)])}
+        set={(source) => go({ source, layer: "", head: "", query: "", key: "", zoom: "", sequence: "", edits: "" })} />
+      {view !== "overview" && layers.length > 1 && view !== "rollout" && <Choice label="Layer" value={String(layer)} set={(value) => go({ layer: value, zoom: "" })} options={layers.map(({ name }, i) => [String(i), name])} />}
+      {view !== "overview" && heads.length > 1 && view !== "rollout" && <Choice label="Head" value={String(head)} set={(value) => go({ head: value })} options={heads.map((name, i) => [String(i), name])} />}
+      {subject && subject.sequences > 1 && <Choice label="Sequence" value={params.sequence ?? "0"} set={(sequence) => go({ sequence })} options={Array.from({ length: subject.sequences }, (_, i) => [String(i), `${i + 1} of ${subject.sequences}`])} />}
+    </div>
+  );
+}
+
+let besides: { key: string; made: Promise<Subject> } | null = null;
+
+/** A second subject, to compare with: the first one again if their parameters agree. */
+export function openBeside(params: Params): Promise<Subject> {
+  const key = subjectKey(params);
+  if (kept?.key === key) return kept.made;
+  if (besides?.key !== key) {
+    const made = openSubject(params);
+    besides = { key, made };
+    made.catch(() => {
+      if (besides?.made === made) besides = null;
+    });
+  }
+  return besides.made;
+}

@@ -1,0 +1,134 @@
+import { describe, expect, it } from "vitest";
+import { rgb } from "../src/colour";
+import { bytes, count, describe as spec, precise, real } from "../src/format";
+import { difference, divergence, matrix, pooled, pyramid, rollout, statistics } from "../src/matrix";
+import { normal } from "../src/random";
+import { toSvg } from "../src/scene";
+import { changed, format, integer, parse } from "../src/state";
+import { base64, fromNested, nested, ofBlob, openTensors, toJson } from "../src/tensors";
+
+const of = (rows: number[][]) => matrix(rows.length, rows[0].length, Float32Array.from(rows.flat()));
+
+/** A safetensors file of these tensors. */
+function file(tensors: Record<string, { dtype: string; shape: number[]; raw: Uint8Array }>, entries = {}): Blob {
+  let at = 0;
+  const header: Record<string, unknown> = { __metadata__: entries };
+  for (const [name, { dtype, shape, raw }] of Object.entries(tensors)) {
+    header[name] = { dtype, shape, data_offsets: [at, at + raw.length] };
+    at += raw.length;
+  }
+  const text = new TextEncoder().encode(JSON.stringify(header));
+  const head = new DataView(new ArrayBuffer(8));
+  head.setBigUint64(0, BigInt(text.length), true);
+  return new Blob([head.buffer, text, ...Object.values(tensors).map(({ raw }) => Uint8Array.from(raw))]);
+}
+
+describe("the state in the URL", () => {
+  it("comes back from its text, whatever the values hold", () => {
+    const state = { view: "head", params: { k: "[[1, 2],\n [3, 4]]", labels: "a&b=c #1 é", source: "builtin:cat" } };
+    expect(parse(format(state))).toEqual(state);
+  });
+  it("leaves out what is empty", () => {
+    expect(format(changed({ view: "head", params: { head: "3" } }, { head: "", layer: 2 }))).toBe("#/head?layer=2");
+  });
+  it("opens at the overview", () => {
+    expect(parse("")).toEqual({ view: "overview", params: {} });
+  });
+  it("reads whole numbers within bounds alone", () => {
+    expect([integer("7", 0), integer("-1", 0), integer("1.5", 4), integer("", 2), integer("99", 0, 0, 9)]).toEqual([7, 0, 4, 2, 9]);
+  });
+});
+
+describe("statistics of a head", () => {
+  it("are ln n, and the middle distance, for equal weights", () => {
+    const told = statistics(of([[0.25, 0.25, 0.25, 0.25]]));
+    expect(told.entropy).toBeCloseTo(Math.log(4), 6);
+    expect(told.effective_keys).toBeCloseTo(4, 5);
+    expect(told.mean_distance).toBeCloseTo(1.5, 6);
+    expect(told.first_key).toBeCloseTo(0.25, 6);
+  });
+  it("leave out queries that attend to nothing", () => {
+    expect(statistics(of([[0, 0], [0, 1]])).own_position).toBe(1);
+    expect(statistics(of([[0, 0]])).entropy).toBeNaN();
+  });
+  it("see a head that attends to the previous token", () => {
+    expect(statistics(of([[1, 0, 0], [1, 0, 0], [0, 1, 0]])).previous).toBeCloseTo(2 / 3, 6);
+  });
+});
+
+describe("matrices", () => {
+  it("pool to the cell of the largest magnitude", () => {
+    expect(Array.from(pooled(of([[1, -3, 0], [2, 0, 5]])).data)).toEqual([-3, 5]);
+  });
+  it("halve until they are small", () => {
+    expect(pyramid(matrix(1000, 600), 256).map(({ rows, columns }) => [rows, columns])).toEqual([[1000, 600], [500, 300], [250, 150]]);
+  });
+  it("have no difference from themselves, and refuse other sizes", () => {
+    const some = of([[0.1, 0.9]]);
+    expect(Array.from(difference(some, some).data)).toEqual([0, 0]);
+    expect(() => difference(some, of([[1]]))).toThrow("1 × 2 and 1 × 1");
+  });
+  it("diverge by ln 2 where their keys differ, and by 0 from themselves", () => {
+    expect(divergence(of([[1, 0]]), of([[0, 1]])).mean).toBeCloseTo(Math.LN2, 6);
+    expect(divergence(of([[0.3, 0.7]]), of([[0.3, 0.7]])).mean).toBe(0);
+  });
+  it("roll out to rows that sum to 1", () => {
+    const rolled = rollout([[of([[1, 0], [0.5, 0.5]])], [of([[0, 1], [1, 0]])]]);
+    // By hand: (½A₂ + ½I)(½A₁ + ½I) with A₁ = [[1, 0], [½, ½]], A₂ = [[0, 1], [1, 0]].
+    expect(Array.from(rolled.data)).toEqual([0.625, 0.375, 0.625, 0.375]);
+  });
+});
+
+describe("tensors", () => {
+  it("keep their shape and numbers in lists", () => {
+    const lists = [[[1, 0.1], [-2.5, 1e-3]]];
+    expect(nested(fromNested(lists))).toEqual(lists);
+    expect(() => fromNested([[1, 2], [3]])).toThrow("unequal");
+  });
+  it("travel as base64, little-endian", () => {
+    expect(base64(Float32Array.of(1))).toBe("AACAPw==");
+    expect(toJson({ query: { shape: [1], data: Float32Array.of(1) } })).toBe('{"query":{"dtype":"float32","shape":[1],"base64":"AACAPw=="}}');
+  });
+  it("are read from a file in parts, with half precision", async () => {
+    const raw = new Uint8Array([0, 0x3c, 0, 0xb8, 0xff, 0x7b, 0, 0x7c]); // 1, −0.5, 65504, ∞
+    const opened = await openTensors(ofBlob(file({ w: { dtype: "F16", shape: [2, 2], raw } }, { recording: "{}" })));
+    expect(opened.entries.recording).toBe("{}");
+    expect(Array.from((await opened.read("w")).data)).toEqual([1, -0.5, 65504, Infinity]);
+    expect(Array.from((await opened.read("w", 1, 2)).data)).toEqual([65504, Infinity]);
+    const brain = new Uint8Array([0x80, 0x3f, 0, 0xc0]); // 1, −2
+    expect(Array.from((await (await openTensors(ofBlob(file({ w: { dtype: "BF16", shape: [2], raw: brain } })))).read("w")).data)).toEqual([1, -2]);
+  });
+  it("are refused where the file is none, or is cut", async () => {
+    await expect(openTensors(ofBlob(new Blob(["no tensors here"])))).rejects.toThrow("not a safetensors file");
+    const whole = file({ w: { dtype: "F32", shape: [4], raw: new Uint8Array(16) } });
+    const cut = await openTensors(ofBlob(whole.slice(0, whole.size - 4)));
+    await expect(cut.read("w")).rejects.toThrow("not complete");
+  });
+});
+
+describe("texts", () => {
+  it("format numbers for readers", () => {
+    expect([bytes(1536), count(1_070_000_000), real(-0.5), precise(0.00001234), real(NaN)]).toEqual(["1.50 KiB", "1.07 G", "−0.500", "1.234e−5", "—"]);
+  });
+  it("summarize a spec by its differences from the defaults", () => {
+    expect(spec({ masks: [{ name: "causal" }], normalizer: { name: "softmax" } })).toBe("scaled_dot · causal");
+  });
+  it("escape text in drawings", () => {
+    const svg = toSvg({ width: 1, height: 1, title: "<b>", shapes: [{ kind: "text", x: 0, y: 0, text: "a<b&c" }] }, "white", { by: "</metadata>" });
+    expect(svg).not.toMatch(/<b>|a<b|<\/metadata>.*<\/metadata>/s);
+  });
+});
+
+describe("seeded numbers and colours", () => {
+  it("are the same for a seed, and standard normal", () => {
+    const many = normal(100, 100, 3);
+    expect(normal(100, 100, 3)).toEqual(many);
+    const mean = many.reduce((a, b) => a + b, 0) / many.length;
+    const variance = many.reduce((a, b) => a + b * b, 0) / many.length;
+    expect(Math.abs(mean)).toBeLessThan(0.04);
+    expect(Math.abs(variance - 1)).toBeLessThan(0.06);
+  });
+  it("turn OKLab's white and black into sRGB", () => {
+    expect([rgb([1, 0, 0]), rgb([0, 0, 0])]).toEqual([[255, 255, 255], [0, 0, 0]]);
+  });
+});

@@ -38,6 +38,10 @@ class Shape(WireModel):
     """Keys of earlier tokens; they are also the offset of the positional masks."""
 
 
+Omitted = Literal["costs", "compared", "crossovers"]
+"""A part of an answer about costs that the server left out, since its time was over."""
+
+
 class Sweep(WireModel):
     """One varied size; the others are fixed."""
 
@@ -286,6 +290,9 @@ class ComplexityReply(WireModel):
 
     session: Asked[SessionCost] = ABSENT
     """The price of the requested session; null if none is requested."""
+    omitted: list[Omitted] = Field(default_factory=list)
+    """Parts that were not known in time: ``costs`` of the sweep's last values (its first ones have theirs), the last
+    alternatives (``compared``), ``crossovers``. Empty if the answer is whole."""
 
     @property
     def series(self) -> list[Compared]:

@@ -99,13 +99,13 @@ async def backward(id: str, body: BackwardRequest, call: CallDep) -> GradientsRe
 @serve(operations.complexity)
 async def complexity(name: str, body: ComplexityRequest, call: CallDep) -> ComplexityReply:
     _check_sweep(body, call.settings)
-    return await call.engine.complexity(name, body)
+    return await call.engine.complexity(name, body, call.deadline)
 
 
 @serve(operations.raw_complexity)
 async def raw_complexity(body: RawComplexityRequest, call: CallDep) -> ComplexityReply:
     _check_sweep(body, call.settings)
-    return await call.engine.complexity(None, body)
+    return await call.engine.complexity(None, body, call.deadline)
 
 
 def _check_sweep(body: ComplexityRequest, settings: Settings) -> None:

@@ -6,6 +6,7 @@ device) → the reply. The first is quick and runs where it is called; nothing i
 
 import asyncio
 import logging
+import math
 import time
 from collections.abc import Callable, Iterable
 from concurrent.futures import ThreadPoolExecutor
@@ -77,6 +78,8 @@ ResultT = TypeVar("ResultT")
 State = Literal["loading", "ready", "draining"]
 log = logging.getLogger(__name__)
 
+_COUNTING_SHARE = 0.8
+"""Share of the time before a deadline in which costs are counted; the rest is for the answer."""
 FOLLOW_S = 0.4
 """Seconds between two looks at the store for the changes of other servers."""
 
@@ -409,12 +412,16 @@ class Engine:
         fields, said = await self._run(job, deadline)
         return GradientsReply(**fields, ran=said)
 
-    async def complexity(self, name: str | None, request: ComplexityRequest) -> ComplexityReply:
-        """The cost of a shape, or of a sweep of shapes."""
+    async def complexity(
+        self, name: str | None, request: ComplexityRequest, deadline: float | None = None
+    ) -> ComplexityReply:
+        """The cost of a shape, or of a sweep of shapes; before a deadline, as much of it as can be counted."""
+        now = time.monotonic()
+        until = math.inf if deadline is None else now + _COUNTING_SHARE * (deadline - now)
         module, room = self._target(name, request), self.budget.room
         free = min(self.budget.free, room)
         place = Place(replace(self.device), room, free, min(free, self.sessions.free_bytes))
-        reply = await self._in_thread(partial(complexity.report, module, request, place), self._counting)
+        reply = await self._in_thread(partial(complexity.report, module, request, place, until), self._counting)
         if not (request.measure and reply.crossovers):
             return reply
         return await complexity.tried(reply, module, request, place, self.execution.call, self.budget)

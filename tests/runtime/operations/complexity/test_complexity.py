@@ -1,5 +1,6 @@
 """What fits, what is cheaper from where on, and what-if sizes: held against plain search on the same estimates."""
 
+import time
 from dataclasses import replace
 
 import numpy as np
@@ -247,3 +248,35 @@ def test_predicted_times_are_the_clocks():
 def test_time_grows_as_the_clock_says():
     grown = ask(sweep={"values": [2**14, 2**15]}).growth
     assert grown.time_exponent == pytest.approx(2, abs=0.05)
+
+
+SWEPT = {"sweep": {"values": [16, 32, 64]}, "compare": [{"kernel": kernel} for kernel in KERNELS[:2]]}
+
+
+@pytest.fixture(scope="module")
+def whole():
+    """The answer without a limit of time."""
+    return ask(**SWEPT)
+
+
+def test_in_time_nothing_is_left_out(whole):
+    assert whole.omitted == []
+    assert report(None, raw(**SWEPT), place(), until=time.monotonic() + 1e6) == whole
+
+
+@pytest.mark.parametrize("checks", [0, 1, 3, 5, 8, 10])
+def test_what_is_known_when_the_time_is_over_is_part_of_the_whole_answer(monkeypatch, checks, whole):
+    """A clock that passes the limit after some looks at it, wherever that is."""
+    looks = iter([0.0] * checks)
+    monkeypatch.setattr(time, "monotonic", lambda: next(looks, 2.0))
+    found = report(None, raw(**SWEPT), place(), until=1.0)
+    assert found.costs == whole.costs[: len(found.costs)]
+    assert ("costs" in found.omitted) == (len(found.costs) < 3)
+    series = found.series
+    assert [each.label for each in series[1:]] == [each.label for each in whole.series[1 : len(series)]]
+    assert all(len(each.costs) == len(found.costs) for each in series)
+    if "costs" not in found.omitted:
+        assert [each.costs for each in series] == [each.costs for each in whole.series[: len(series)]]
+        assert ("compared" in found.omitted) == (len(series) < 3)
+        assert all(each in whole.crossovers for each in found.crossovers)
+    assert bool(found.omitted) == (found != whole)

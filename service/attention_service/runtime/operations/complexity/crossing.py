@@ -1,5 +1,7 @@
 """Crossovers on the cost model, by bisection: the size from which one alternative costs less than another."""
 
+import math
+import time
 from collections.abc import Callable, Sequence
 from functools import cache, partial
 from itertools import combinations
@@ -44,19 +46,24 @@ class _Curve:
         return True
 
 
-def crossovers(subjects: Sequence[Subject], dimension: str, values: Sequence[int]) -> list[Crossover]:
+def crossovers(
+    subjects: Sequence[Subject], dimension: str, values: Sequence[int], until: float = math.inf
+) -> tuple[list[Crossover], bool]:
     """Return the crossovers of each two subjects, for time, peak memory and FLOPs of the forward pass.
 
+    The flag is true if all pairs were searched ``until`` a time of ``time.monotonic``.
     Lengths and batches are searched far beyond ``values``, in steps of a hundredth; widths are searched at ``values``
     alone, since most others are impossible.
     """
     places = lattice(dimension, values)
-    found = []
+    found: list[Crossover] = []
     for one, other in combinations([_Curve(subject, dimension) for subject in subjects], 2):
+        if time.monotonic() > until:
+            return found, False
         if possible := _possible(one, other, places):
             pair = _Pair(one, other, dimension, possible)
             found += [pair.of_time(), pair.of_peak_bytes(), pair.of_flops()]
-    return found
+    return found, True
 
 
 def lattice(dimension: str, values: Sequence[int]) -> list[int]:

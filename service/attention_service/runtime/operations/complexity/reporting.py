@@ -1,5 +1,7 @@
 """The reply: costs along a sweep, growth, limits and alternatives."""
 
+import math
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -11,6 +13,7 @@ from attention_contract.schemas.complexity import (
     ComplexityRequest,
     Cost,
     Growth,
+    Omitted,
 )
 from attention_service import cost
 from attention_service.core.cancellation import checkpoint
@@ -29,17 +32,31 @@ LARGEST_COUNT = 2**63 - 1
 """The largest 64-bit integer, which every reader of the reply can hold."""
 
 
-def report(module: Module | None, request: ComplexityRequest, place: Place) -> ComplexityReply:
+def report(module: Module | None, request: ComplexityRequest, place: Place, until: float = math.inf) -> ComplexityReply:
     """Return the costs of every requested shape, the limits, and the same for every alternative.
 
-    Raises InvalidRequest for impossible sizes and taps.
+    Parts that are not known ``until`` a time of ``time.monotonic`` are left out: values of the sweep beyond the first,
+    alternatives, crossovers. Raises InvalidRequest for impossible sizes and taps.
     """
     asked = Asked(module, request, place)
     subject = asked.subject
     others = asked.alternatives()
     _check_alternatives(request)
-    first, *rest = [_compared(each, request) for each in (subject, *others)]
+    costs, omitted = _costs(subject, request, until), list[Omitted]()
+    if request.sweep is not None and len(costs) < len(request.sweep.values):
+        sweep = request.sweep.model_copy(update={"values": request.sweep.values[: len(costs)]})
+        request = request.model_copy(update={"sweep": sweep})
+        omitted.append("costs")
+    first, rest = _compared(subject, request, costs), list[Compared]()
+    for other in others:
+        if time.monotonic() > until or len(costs := _costs(other, request, until)) < len(first.costs):
+            omitted.append("compared")
+            break
+        rest.append(_compared(other, request, costs))
     dimension, values = swept(request)
+    crossing, whole = crossovers([subject, *others[: len(rest)]], dimension, values, until) if rest else ([], True)
+    if not whole:
+        omitted.append("crossovers")
     return ComplexityReply(
         device_name=first.device_name,
         parameter_count=first.parameter_count,
@@ -48,7 +65,8 @@ def report(module: Module | None, request: ComplexityRequest, place: Place) -> C
         limits=first.limits,
         projections_crossover=_projections_crossover(subject.base),
         compared=[first, *rest] if rest else [],
-        crossovers=crossovers([subject, *others], dimension, values) if others else [],
+        crossovers=crossing,
+        omitted=omitted,
         session=None if request.session is None else price(subject, request.session),
     )
 
@@ -76,8 +94,7 @@ def swept(request: ComplexityRequest) -> tuple[str, list[int]]:
     return request.sweep.dimension, request.sweep.values
 
 
-def _compared(subject: Subject, request: ComplexityRequest) -> Compared:
-    costs = _costs(subject, request)
+def _compared(subject: Subject, request: ComplexityRequest, costs: list[Cost]) -> Compared:
     with _named(subject):
         fits = limits(subject)
     return Compared(
@@ -90,14 +107,19 @@ def _compared(subject: Subject, request: ComplexityRequest) -> Compared:
     )
 
 
-def _costs(subject: Subject, request: ComplexityRequest) -> list[Cost]:
-    """Return one cost per value of the sweep. Raises InvalidRequest, naming the field, for an impossible one."""
+def _costs(subject: Subject, request: ComplexityRequest, until: float) -> list[Cost]:
+    """Return one cost per value of the sweep, at least one and otherwise no more than are known ``until`` then.
+
+    Raises InvalidRequest, naming the field, for an impossible value.
+    """
     if request.sweep is None:
         with _named(subject):
             return [_counted(subject, subject.base)]
-    dimension, costs = request.sweep.dimension, []
+    dimension, costs = request.sweep.dimension, list[Cost]()
     for index, value in enumerate(request.sweep.values):
         checkpoint()
+        if costs and time.monotonic() > until:
+            break
         with _named(subject, f"sweep.values.{index}", f"at {dimension} {value}: "):
             costs.append(_counted(subject, subject.at(dimension, value)))
     return costs

@@ -229,7 +229,7 @@ def reply_to(operation: Operation[Any], request: Any) -> Any:
         "server_info": s.ServerInfo(
             name="attention-service", version="0", torch="2", device="cpu", device_name="a cpu", dtypes=["float32"],
             media_types=[JSON], modules=1,
-            limits=s.Limits(**dict.fromkeys(s.Limits.model_fields, 1)),
+            limits=s.Limits(**(dict.fromkeys(s.Limits.model_fields, 1) | {"caller": s.CallerLimits()})),
             memory=s.Memory(**dict.fromkeys(s.Memory.model_fields, 1)),
         ),
         "list_variants": s.VariantList(variants=[

@@ -87,7 +87,7 @@ class Limits(WireModel):
     """Seconds that a request may be predicted to compute; null for any."""
     default_wait_s: float | None = None
     """Seconds that a request may take which names no time of its own; null for any."""
-    caller: CallerLimits
+    caller: CallerLimits = CallerLimits()
     """The limits of the caller who asks."""
 
 

@@ -1,4 +1,4 @@
-"""Make the recording that the page ships with: MiniLM's way through one sentence, as float16.
+"""Make the recordings that the page ships with: MiniLM's way through one sentence, and a trained toy's, as float16.
 
 ::
 
@@ -11,6 +11,7 @@ import json
 import struct
 import sys
 import tempfile
+from collections.abc import Mapping
 from pathlib import Path
 
 import numpy as np
@@ -19,25 +20,34 @@ import transformers
 ROOT = Path(__file__).parent.parent
 sys.path[:0] = [str(ROOT / "examples")]
 
+from induction_toy import record_toy  # noqa: E402
+
 from attention_client.recording import Recording, record  # noqa: E402 - behind the path
 from demo_parts import minilm  # noqa: E402
 
 SENTENCE = "The cat sat on the mat because it was tired."
 ORDER = ("weights", "q", "k", "v", "hidden", "embeddings")
 TARGET = ROOT / "web/public/recordings/cat.safetensors"
+TOY = TARGET.with_name("toy.safetensors")
 
 
 def main() -> None:
-    """Record the sentence and write the file."""
+    """Make the files."""
+    save(TOY, *record_toy())
     folder = minilm.fetch()
     model = transformers.AutoModel.from_pretrained(folder)
     tokenizer = transformers.AutoTokenizer.from_pretrained(folder)
     with tempfile.TemporaryDirectory() as scratch:
         recording = recorded(model, tokenizer, Path(scratch))
     facts = recording.facts.model_dump(mode="json") | {"model": "all-MiniLM-L6-v2"}
-    names = sorted(recording.tensors, key=lambda name: (ORDER.index(name.rpartition(".")[2]), name))
-    write(TARGET, facts, {name: np.asarray(recording.tensors[name], "<f2") for name in names})
-    print(TARGET, TARGET.stat().st_size)
+    save(TARGET, facts, recording.tensors)
+
+
+def save(path: Path, facts: dict[str, object], tensors: Mapping[str, np.ndarray]) -> None:
+    """Write a recording as float16, its weights first."""
+    names = sorted(tensors, key=lambda name: (ORDER.index(name.rpartition(".")[2]), name))
+    write(path, facts, {name: np.asarray(tensors[name], "<f2") for name in names})
+    print(path, path.stat().st_size)
 
 
 def recorded(model: transformers.PreTrainedModel, tokenizer: object, scratch: Path) -> Recording:

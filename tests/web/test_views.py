@@ -46,6 +46,7 @@ def test_real_attention_shows_within_a_second_of_opening(visit):
 
 def test_heads_sort_by_a_statistic_that_the_address_keeps(visit):
     page = visit.open()
+    assert page.get_by_role("button", name="Undo").is_disabled()  # it would leave the page
     page.get_by_label("Sort by").select_option("entropy")
     page.get_by_label("Order").select_option("1")
     page.wait_for_url("**rising=1**")
@@ -57,6 +58,22 @@ def test_heads_sort_by_a_statistic_that_the_address_keeps(visit):
     assert page.get_by_label("Sort by").input_value() == "entropy"
     page.get_by_role("button", name="Undo").click()
     page.wait_for_url(lambda url: "rising" not in url)
+
+
+def test_the_toy_shows_its_induction_heads_first(visit):
+    page = visit.open("#/overview?source=builtin:toy&sort=induction")
+    toy = Recording.load(RECORDING.with_name("toy.safetensors"))
+    letters = np.array(toy.facts.tokens["layers"])
+    behind = np.zeros((40, 40), bool)
+    behind[:, 1:] = letters[:, None] == letters[None, :-1]
+    behind &= np.tri(40, dtype=bool)
+    scores = {f"L{at}H{head}": (toy.weights(at)[head] * behind).sum(-1).mean() for at in (0, 1) for head in range(4)}
+    shown = page.locator(".multiples li span").all_inner_texts()
+    best = sorted(scores, key=scores.__getitem__, reverse=True)
+    assert [text.split()[0] for text in shown][:4] == best[:4]
+    assert float(shown[0].split()[1]) == pytest.approx(scores[best[0]], abs=6e-3)
+    assert scores[best[0]] > 0.4
+    visit.picture("toy")
 
 
 def test_a_head_tells_exact_values_to_pointer_and_keys(visit, recorded):
@@ -131,6 +148,33 @@ def test_modules_are_made_looked_at_and_deleted(visit):
     page.get_by_role("button", name="Really delete page-made?").click()
     page.wait_for_selector("text=Deleted page-made")
     assert httpx.get(f"{visit.url}/v1/modules/page-made").status_code == 404
+
+
+def test_a_module_reads_the_states_of_the_sentence(visit, recorded):
+    config = {"d_model": 384, "num_heads": 12}
+    assert httpx.post(f"{visit.url}/v1/modules", json={"name": "page-states", "config": config}).is_success
+    page = visit.open("#/text?source=module:page-states")
+    page.get_by_label("Input").select_option("1")
+    page.wait_for_url("**states=1**")
+    page.get_by_role("button", name="Look", exact=True).click()
+    body = {"query": recorded.hidden(0).astype(float).tolist()}
+    answered = httpx.post(f"{visit.url}/v1/modules/page-states/weights", json=body).json()["statistics"]
+    page.locator("table").first.wait_for()
+    rows = [row.locator("td").all_inner_texts() for row in page.locator("table").first.locator("tbody tr").all()]
+    assert [float(row[0]) for row in rows] == pytest.approx(answered["entropy"], abs=6e-4)
+    assert [float(row[3]) for row in rows] == pytest.approx(answered["mean_distance"], abs=6e-4)
+    httpx.delete(f"{visit.url}/v1/modules/page-states")
+
+
+def test_small_pictures_are_as_dark_as_the_weights_are_large(visit, recorded):
+    page = visit.open()
+    read = "(c) => [...c.getContext('2d').getImageData(0, 0, 13, 13).data].filter((_, i) => i % 4 === 0)"
+    for head in (3, 5):
+        canvas = page.get_by_role("link", name=f"Open L1H{head}", exact=True).first.locator("canvas")
+        red = np.array(canvas.evaluate(read)).reshape(13, 13)
+        weights = recorded.weights(1)[head].astype(float)
+        assert red[weights.argmax() // 13, weights.argmax() % 13] == red.min()
+        assert np.corrcoef(weights.ravel(), red.ravel())[0, 1] < -0.98
 
 
 def test_a_checkpoint_is_imported_layer_by_layer(visit):

@@ -88,9 +88,12 @@ export const of = (name: string, question: string) =>
 const quoted = (text: string) => `'${text.replaceAll("'", "'\\''")}'`;
 const FEW = 20_000;
 
+/** The JSON text of a body: with nested lists if it is short, else with base64. */
 function bodyText(body: Body): string {
+  const compact = toJson(body);
+  if (compact.length > FEW) return compact;
   const lists = toJson(body, true);
-  return lists.length <= FEW ? lists : toJson(body);
+  return lists.length <= FEW ? lists : compact;
 }
 
 /** Return the request as a curl command. */

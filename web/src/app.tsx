@@ -57,18 +57,25 @@ function useTheme(chosen: string | undefined): Theme {
   return theme;
 }
 
+/** The number of steps of this page that undo can take back; with 0 the browser would leave the page. */
+const depthOf = () => (history.state as { depth?: number } | null)?.depth ?? 0;
+
 export function App() {
   const [state, setState] = useState(() => parse(location.hash));
   const [modules, setModules] = useState<ModuleInfo[]>([]);
   const [health, setHealth] = useState("connecting…");
   const [said, announce] = useState("");
+  const [depth, setDepth] = useState(depthOf);
   const newest = useRef(state);
   newest.current = state;
   const writing = useRef<ReturnType<typeof setTimeout>>(undefined);
   const theme = useTheme(state.params.theme);
 
   useEffect(() => {
-    const read = () => setState(parse(location.hash));
+    const read = () => {
+      setState(parse(location.hash));
+      setDepth(depthOf());
+    };
     addEventListener("popstate", read);
     addEventListener("hashchange", read);
     return () => {
@@ -82,10 +89,13 @@ export function App() {
     if (format(next) === format(newest.current)) return;
     newest.current = next;
     clearTimeout(writing.current);
-    const write = () => history.replaceState(null, "", format(newest.current));
+    const write = () => history.replaceState(history.state, "", format(newest.current));
     // Browsers refuse many changes of the URL in a short time.
     if (replace) writing.current = setTimeout(write, 200);
-    else history.pushState(null, "", format(next));
+    else {
+      history.pushState({ depth: depthOf() + 1 }, "", format(next));
+      setDepth(depthOf());
+    }
     setState(next);
   }, []);
 
@@ -117,7 +127,7 @@ export function App() {
       if ((event.ctrlKey || event.metaKey) && event.key === "z") {
         event.preventDefault();
         if (event.shiftKey) history.forward();
-        else history.back();
+        else if (depthOf() > 0) history.back();
       }
       if (event.ctrlKey || event.metaKey || event.altKey || newest.current.params.shortcuts === "off") return;
       const view = VIEWS.find(({ key }) => key === event.key);
@@ -145,7 +155,7 @@ export function App() {
           <p class="health" data-state={health} role="status">{health}</p>
         </div>
         <div class="tools">
-          <Button class="quiet" title="Ctrl+Z" onClick={() => history.back()}>Undo</Button>
+          <Button class="quiet" title="Ctrl+Z" disabled={depth === 0} onClick={() => history.back()}>Undo</Button>
           <Button class="quiet" title="Ctrl+Shift+Z" onClick={() => history.forward()}>Redo</Button>
           <Button class="quiet" onClick={() => go({ theme: theme === "dark" ? "light" : "dark" })}>{theme === "dark" ? "Light" : "Dark"}</Button>
           <a href="docs">API docs</a>

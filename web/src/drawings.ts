@@ -166,7 +166,8 @@ export function chartScene(lines: Line[], { theme, title, across, unit, marks = 
   for (const { x: place, label } of marks) {
     if (place < Math.min(...xs) || place > Math.max(...xs)) continue;
     shapes.push({ kind: "path", d: `M${x(place)},${top}V${height - bottom}`, stroke: inks.soft, dash: [2, 3] });
-    shapes.push({ kind: "text", x: x(place) + 4, y: top + 10, text: label, fill: inks.soft });
+    const late = x(place) > (left + width) / 2;
+    shapes.push({ kind: "text", x: x(place) + (late ? -4 : 4), y: top + 10, text: label, anchor: late ? "end" : "start", fill: inks.soft });
   }
   return { width, height, title, shapes };
 }

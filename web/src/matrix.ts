@@ -82,6 +82,8 @@ export interface Statistics {
   own_position: number;
   /** The share of the key before the query's own position. */
   previous: number;
+  /** The share of keys whose previous token equals the query's: those that an induction head copies. */
+  induction: number;
   /** exp of the mean entropy: the number of equally weighted keys of the same entropy. */
   effective_keys: number;
 }
@@ -94,11 +96,14 @@ export const STATISTICS: [keyof Statistics, string, string][] = [
   ["first_key", "first key", "the share of the first key"],
   ["own_position", "own position", "the share of the key at the query's own position"],
   ["previous", "previous token", "the share of the key before the query's own position"],
+  ["induction", "induction", "the share of earlier keys that follow a token equal to the query's (Olsson et al. 2022)"],
 ];
 
-/** The statistics of one head, with positions counted from the first key. */
-export function statistics(of: Matrix): Statistics {
-  const sums = { entropy: 0, max_weight: 0, mean_distance: 0, first_key: 0, own_position: 0, previous: 0 };
+/** The statistics of one head, with positions counted from the first key. Tokens are the labels of queries and keys. */
+export function statistics(of: Matrix, tokens: string[] = []): Statistics {
+  const numbers = new Map(tokens.map((token, i) => [token, i]));
+  const ids = numbers.size < tokens.length ? tokens.map((token) => numbers.get(token) ?? 0) : [];
+  const sums = { induction: 0, entropy: 0, max_weight: 0, mean_distance: 0, first_key: 0, own_position: 0, previous: 0 };
   let queries = 0;
   for (let i = 0; i < of.rows; i += 1) {
     const weights = row(of, i);
@@ -119,6 +124,7 @@ export function statistics(of: Matrix): Statistics {
     sums.first_key += weights[0] / total;
     if (i < weights.length) sums.own_position += weights[i] / total;
     if (i > 0 && i - 1 < weights.length) sums.previous += weights[i - 1] / total;
+    for (let j = 1; ids.length && j <= i && j < weights.length; j += 1) if (ids[j - 1] === ids[i] && j - 1 < i) sums.induction += weights[j] / total;
   }
   const mean = (sum: number) => (queries ? sum / queries : NaN);
   return {
@@ -128,6 +134,7 @@ export function statistics(of: Matrix): Statistics {
     first_key: mean(sums.first_key),
     own_position: mean(sums.own_position),
     previous: mean(sums.previous),
+    induction: mean(sums.induction),
     effective_keys: Math.exp(mean(sums.entropy)),
   };
 }

@@ -48,10 +48,21 @@ export interface Subject {
 
 export const BUILT_IN = [
   { id: "cat", label: "MiniLM: “The cat sat on the mat because it was tired.”", file: "recordings/cat.safetensors" },
+  { id: "toy", label: "A trained toy with induction heads: letters that repeat", file: "recordings/toy.safetensors" },
 ] as const;
 
 export const DEFAULT_SOURCE = "builtin:cat";
 const MOST_CELLS = 4_000_000; // of one reply with all heads
+/** The most cells of a head whose weights the page asks for: 256 MiB. */
+export const MOST_HEAD_CELLS = 8192 ** 2;
+
+/** Throw a Problem if the weights of one head are too many for a browser. */
+function check(queries: number, keys: number): void {
+  if (queries * keys <= MOST_HEAD_CELLS) return;
+  const title = "These are too many weights for a page";
+  throw new Problem({ title, detail: `One head has ${queries} × ${keys} weights; the page shows up to 8192 × 8192. The statistics under Overview cover all of them.` });
+}
+
 const KEPT_CELLS = 60_000_000; // of all matrices that stay in memory
 
 /** Files that were opened in this browser, by the name in the URL. */
@@ -64,7 +75,7 @@ export const subjectKey = (params: Params, prefix = "") =>
   SUBJECT_PARAMS.map((name) => params[prefix + name] ?? "").join("\u0000");
 
 export const SUBJECT_PARAMS = [
-  "source", "opened", "tokens", "seed", "input", "labels", "keys", "further", "sequence", "q", "k", "v", "score", "normalizer", "heads", "causal",
+  "source", "opened", "tokens", "seed", "states", "input", "labels", "keys", "further", "sequence", "q", "k", "v", "score", "normalizer", "heads", "causal",
 ];
 
 export const RAW = {
@@ -221,15 +232,31 @@ function further(params: Params): Body {
   return parsed(params.further, "further", "further request fields") as Body;
 }
 
+/** The width of the hidden states of the built-in sentence, and the number of its layers. */
+export const SENTENCE = { width: 384, layers: 6 };
+
+/** The hidden states of the built-in sentence in front of a layer: what its attention reads in MiniLM. */
+async function statesBefore(layer: number): Promise<{ query: Tensor; tokens: string[] }> {
+  const file = await openTensors(await ofUrl(new URL(`web/${BUILT_IN[0].file}`, ROOT).href));
+  const facts = JSON.parse(file.entries.recording ?? "{}") as Facts;
+  return { query: await file.read(layer ? `layers.${layer - 1}.hidden` : "layers.embeddings"), tokens: facts.tokens.layers };
+}
+
 async function openModule(name: string, params: Params): Promise<Subject> {
   const module = await call<ModuleInfo>("GET", `v1/modules/${encodeURIComponent(name)}`);
   const width = module.config.d_model;
-  const labels = words(params.labels);
-  const tokens = integer(params.tokens, labels.length || 8, 1, 32_768);
-  const query = params.input ? tensor(params.input, "query") : { shape: [tokens, width], data: normal(tokens, width, integer(params.seed, 0)) };
-  const body = { query, ...further(params) };
-  const facts: [string, string][] = [["module", name], ["version", module.version.slice(0, 10)], ["input", params.input ? "your own" : `${tokens} random vectors, seed ${params.seed ?? "0"}`]];
-  return served(name, body, params, name, facts, module.config.num_heads);
+  const facts: [string, string][] = [["module", name], ["version", module.version.slice(0, 10)]];
+  const send = (query: Tensor, input: string, labelled: Params) =>
+    served(name, { query, ...further(params) }, labelled, name, [...facts, ["input", input]], module.config.num_heads);
+  if (params.states !== undefined && width === SENTENCE.width) {
+    const layer = integer(params.states, 0, 0, SENTENCE.layers - 1);
+    const { query, tokens } = await statesBefore(layer);
+    return send(query, `MiniLM's states of its sentence before layer ${layer}`, { ...params, labels: params.labels ?? tokens.join(" ") });
+  }
+  if (params.input) return send(tensor(params.input, "query"), "your own", params);
+  const tokens = integer(params.tokens, words(params.labels).length || 8, 1, 32_768);
+  const query = { shape: [tokens, width], data: normal(tokens, width, integer(params.seed, 0)) };
+  return send(query, `${tokens} random vectors, seed ${params.seed ?? "0"}`, params);
 }
 
 async function openRaw(params: Params): Promise<Subject> {
@@ -276,6 +303,7 @@ async function served(module: string, body: Body, params: Params, name: string, 
   const cut = ({ data }: Tensor, at: number) => matrix(size[0], size[1], data.slice(at * cells, (at + 1) * cells));
   const weights = cached(async (_, head) => {
     if (all) return cut(tensors.weights, sequence * many + head);
+    check(rows, columns);
     const one = await callTensors(path, { ...body, select: { heads: [head] } });
     return cut(one.tensors.weights, sequence);
   });

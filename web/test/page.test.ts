@@ -56,6 +56,14 @@ describe("statistics of a head", () => {
   });
 });
 
+describe("induction", () => {
+  it("is the share behind an earlier equal token", () => {
+    const told = statistics(of([[1, 0, 0], [0.5, 0.5, 0], [0, 0.75, 0.25]]), ["a", "b", "a"]);
+    expect(told.induction).toBeCloseTo(0.75 / 3, 6);
+    expect(statistics(of([[1, 0], [1, 0]]), ["a", "b"]).induction).toBe(0);
+  });
+});
+
 describe("matrices", () => {
   it("pool to the cell of the largest magnitude", () => {
     expect(Array.from(pooled(of([[1, -3, 0], [2, 0, 5]])).data)).toEqual([-3, 5]);

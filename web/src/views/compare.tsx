@@ -11,6 +11,7 @@ import { subjectKey } from "../subject";
 import { Choice, Commands, Export, FactList, ProblemBox, Table } from "../ui";
 import { openBeside, useSources } from "../with_subject";
 import { matrixRows } from "./head";
+import { tokensOf } from "./overview";
 
 export function Compare({ subject, layer, head }: SubjectProps) {
   const { params, go, theme } = usePage();
@@ -55,8 +56,8 @@ export function Compare({ subject, layer, head }: SubjectProps) {
           </div>
           <Table caption="Statistics of both" rows={STATISTICS} columns={[
             { head: "statistic", header: true, cell: ([, text]) => text },
-            { head: label, number: true, cell: ([each]) => real(statistics(value.one)[each]) },
-            { head: otherLabel, number: true, cell: ([each]) => real(statistics(value.two)[each]) },
+            { head: label, number: true, cell: ([each]) => real(statistics(value.one, tokensOf(subject.layers[layer]))[each]) },
+            { head: otherLabel, number: true, cell: ([each]) => real(statistics(value.two, other ? tokensOf(other.layers[otherLayer]) : [])[each]) },
           ]} />
           <Commands calls={value.calls} />
         </>

@@ -10,7 +10,8 @@ import { STATISTICS, marginals, row, statistics } from "../matrix";
 import type { Matrix } from "../matrix";
 import type { Cell, Zoom } from "../painter";
 import { subjectKey } from "../subject";
-import { Choice, Commands, Drawing, Export, FactList, Field } from "../ui";
+import { tokensOf } from "./overview";
+import { Choice, Commands, Drawing, Export, FactList, Field, ProblemBox } from "../ui";
 
 const MOST_LINES = 128; // tokens of the view with lines
 const MOST_SAVED = 2_000_000; // cells of a table
@@ -30,9 +31,9 @@ export const matrixRows = (of: Matrix, queries: string[], keys: string[]) => [
 export function Head({ subject, layer, head }: SubjectProps) {
   const { params, go, theme } = usePage();
   const { name, heads, queries, keys } = subject.layers[layer];
-  const { value } = useLoaded(`${subjectKey(params)}/${layer}/${head}`, async () => {
+  const { value, problem } = useLoaded(`${subjectKey(params)}/${layer}/${head}`, async () => {
     const of = await subject.weights(layer, head);
-    const own = statistics(of);
+    const own = statistics(of, tokensOf(subject.layers[layer]));
     const served = (await subject.told(layer))?.statistics;
     if (served) {
       for (const [each] of STATISTICS) if (each in served) own[each] = served[each][head];
@@ -46,6 +47,7 @@ export function Head({ subject, layer, head }: SubjectProps) {
   const lines = params.show === "lines" && small;
   const large = queries.length * keys.length > MOST_SAVED;
   const range = (params.range ?? (small ? "own" : "log")) as Range;
+  if (problem) return <ProblemBox problem={problem} />;
   if (!value || value.of.rows !== queries.length || value.of.columns !== keys.length) return <p class="empty">Reading the weights…</p>;
   const { of, own, most, asked } = value;
   const title = subject.layers.length > 1 ? `${name}, ${heads[head]}` : heads[head];

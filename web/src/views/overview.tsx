@@ -7,12 +7,12 @@ import type { SubjectProps } from "../context";
 import { RANGES, heatScene, ranged } from "../drawings";
 import type { Range } from "../drawings";
 import { clip, real } from "../format";
-import { STATISTICS, largest, pooled, statistics } from "../matrix";
+import { STATISTICS, largest, matrix, pooled, statistics } from "../matrix";
 import type { Matrix, Statistics } from "../matrix";
 import type { Scene } from "../scene";
-import { subjectKey } from "../subject";
-import type { Subject } from "../subject";
-import { Choice, Commands, Export, FactList, NumberTable, RanTable, Table } from "../ui";
+import { MOST_HEAD_CELLS, subjectKey } from "../subject";
+import type { Layer, Subject } from "../subject";
+import { Choice, Commands, Export, FactList, NumberTable, ProblemBox, RanTable, Table } from "../ui";
 import { Legend } from "../heatmap";
 import { forwardOf } from "../live";
 
@@ -31,11 +31,12 @@ async function read(subject: Subject): Promise<Head[]> {
   const told = await Promise.all(subject.layers.map((_, layer) => subject.told(layer)));
   const made: Head[] = [];
   for (const [layer, head] of places) {
-    const whole = await subject.weights(layer, head);
+    const { name, heads, queries, keys } = subject.layers[layer];
+    // Of very many weights the page shows the statistics alone.
+    const whole = queries.length * keys.length > MOST_HEAD_CELLS ? matrix(0, 0) : await subject.weights(layer, head);
     let of = whole;
     while (Math.max(of.rows, of.columns) > 192) of = pooled(of);
-    const { name, heads } = subject.layers[layer];
-    const own = statistics(whole);
+    const own = statistics(whole, tokensOf(subject.layers[layer]));
     const served = told[layer]?.statistics ?? {};
     for (const [each] of STATISTICS) if (each in served) own[each] = served[each][head];
     if ("entropy" in served) own.effective_keys = Math.exp(own.entropy);
@@ -44,18 +45,22 @@ async function read(subject: Subject): Promise<Head[]> {
   return made;
 }
 
+/** The tokens of self-attention; none where queries and keys differ. */
+export const tokensOf = ({ queries, keys }: Layer) => (queries.length === keys.length ? queries : []);
+
 const plainName = (name: string, i: number) => name || `head ${i}`;
 
 export function Overview({ subject }: SubjectProps) {
   const { params, go, theme, announce } = usePage();
   const sort = params.sort ?? "place";
   const range = (params.range ?? "own") as Range;
-  const { value: heads } = useLoaded(subjectKey(params), async () => {
+  const { value: heads, problem } = useLoaded(subjectKey(params), async () => {
     const made = await read(subject);
     const { queries, keys } = subject.layers[0];
     announce(`Weights of ${made.length} heads, ${queries.length} queries by ${keys.length} keys.`);
     return { subject, made };
   });
+  if (problem) return <ProblemBox problem={problem} />;
   if (heads?.subject !== subject) return <p class="empty">Reading the weights…</p>;
   const shared = heads.made.reduce((most, each) => Math.max(most, largest(each.of.data)), 0);
   const statistic = STATISTICS.find(([name]) => name === sort);
@@ -72,11 +77,11 @@ export function Overview({ subject }: SubjectProps) {
         <Legend range={range} shared={shared} />
       </div>
       <Export of={{ name: "overview", scene: () => gridScene(sorted, range, shared, theme, subject.title), rows, json: () => ({ heads: sorted.map(({ layer, name, statistics: own }) => ({ layer: subject.layers[layer].name, head: name, ...own })) }) }} />
-      <ul class={subject.layers.length > 1 && !statistic ? "multiples by-layer" : "multiples"} style={{ "--heads": String(Math.max(...subject.layers.map((each) => each.heads.length))) }}>
+      <ul class={["multiples", subject.layers.length > 1 && !statistic ? "by-layer" : "", sorted.length <= 16 ? "few" : ""].join(" ")} style={{ "--heads": String(Math.max(...subject.layers.map((each) => each.heads.length))) }}>
         {sorted.map((each) => (
           <li key={`${each.layer}/${each.head}`}>
             <a href={`#/head`} onClick={(event) => { event.preventDefault(); go(open(each)); }} aria-label={`Open ${plainName(each.name, each.head)}${statistic ? `, ${statistic[1]} ${real(each.statistics[statistic[0]])}` : ""}`}>
-              <Thumbnail of={each.of} range={range} shared={shared} />
+              {each.of.rows > 0 && <Thumbnail of={each.of} range={range} shared={shared} />}
               <span aria-hidden="true">{clip(each.name, 18)}{statistic ? <b> {real(each.statistics[statistic[0]], 2)}</b> : null}</span>
             </a>
           </li>
@@ -142,6 +147,7 @@ function gridScene(heads: Head[], range: Range, shared: number, theme: "light" |
   const [side, across] = [96, Math.min(12, heads.length)];
   const scene: Scene = { width: across * (side + 10) + 14, height: 40 + Math.ceil(heads.length / across) * (side + 26), title, shapes: [{ kind: "text", x: 12, y: 20, text: clip(title, 90), size: 13, bold: true, fill: INKS[theme].ink }] };
   heads.forEach(({ of: whole, name }, i) => {
+    if (!whole.rows) return;
     let of = whole;
     while (Math.max(of.rows, of.columns) > 32) of = pooled(of);
     const cells = heatScene(of, { theme, title: "", queries: [], keys: [], range, shared });

@@ -9,7 +9,7 @@ import type { Made } from "../live";
 import { integer } from "../state";
 import { row } from "../matrix";
 import { subjectKey } from "../subject";
-import { Choice, Commands, Drawing, Export, NumberTable, RanTable, Table } from "../ui";
+import { Choice, Commands, Drawing, Export, NumberTable, ProblemBox, RanTable, Table } from "../ui";
 
 const TAPS = ["q", "k", "v", "scores", "masked_scores", "weights", "context", "output"];
 const FALLBACK = ["q", "k", "v", "scores", "weights", "context", "output"];
@@ -38,7 +38,8 @@ export function Query({ subject, layer, head }: SubjectProps) {
     const made = await (ask(TAPS)?.catch(() => ask(FALLBACK)).catch(() => null) ?? null);
     return { weights: Float32Array.from(row(of, query)), made, asked: await subject.asked(layer, head), query };
   });
-  if (problem || !value || value.query >= queries.length || value.weights.length !== keys.length) return <p class="empty">Reading the weights…</p>;
+  if (problem) return <ProblemBox problem={problem} />;
+  if (!value || value.query >= queries.length || value.weights.length !== keys.length) return <p class="empty">Reading the weights…</p>;
   const { weights, made, asked } = value;
   const scores = made?.tensors.scores ? Array.from(made.tensors.scores.data) : null;
   const masked = made?.tensors.masked_scores ? Array.from(made.tensors.masked_scores.data) : scores;

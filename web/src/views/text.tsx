@@ -8,7 +8,7 @@ import { useLoaded, usePage } from "../context";
 import { bytes, clip } from "../format";
 import { normal } from "../random";
 import { integer } from "../state";
-import { BUILT_IN, DEFAULT_SOURCE, RAW, files, subjectKey } from "../subject";
+import { BUILT_IN, DEFAULT_SOURCE, RAW, SENTENCE, files, subjectKey } from "../subject";
 import { nested } from "../tensors";
 import type { RecordingSummary, VariantInfo } from "../types";
 import { forget, subjectOf, useSources } from "../with_subject";
@@ -94,14 +94,17 @@ function ModuleInput({ name }: { name: string }) {
     const numbers = { shape: [tokens, width], data: normal(tokens, width, integer(params.seed, 0)) };
     go({ input: JSON.stringify(nested(numbers)).replaceAll("],[", "],\n [") });
   };
+  const sentence = width === SENTENCE.width;
+  const inputs: [string, string][] = [["", "random or written vectors"], ...Array.from({ length: SENTENCE.layers }, (_, layer): [string, string] => [String(layer), `MiniLM's states of its sentence before layer ${layer}`])];
   return (
     <>
-      <div class="fields">
+      {sentence && <Choice wide label="Input" value={params.states ?? ""} set={(states) => go({ states })} options={inputs} />}
+      {!(sentence && params.states) && <><div class="fields">
         <Field label="Tokens" type="number" min={1} max={32768} value={tokens} param="query" set={(value) => go({ tokens: value, input: "", zoom: "" })} />
         <Field label="Seed" type="number" min={0} value={params.seed ?? "0"} set={(seed) => go({ seed, input: "" })} />
         {params.input ? <Button onClick={() => go({ input: "" })}>Random vectors</Button> : tokens * width <= 4096 && width > 0 && <Button onClick={write}>Write the vectors out</Button>}
       </div>
-      <Area label="Query" hint={`tokens × ${width}, as nested lists; also used as key and value. Empty: random vectors`} rows={5} param="query" value={params.input ?? ""} set={(input) => go({ input })} />
+      <Area label="Query" hint={`tokens × ${width}, as nested lists; also used as key and value. Empty: random vectors`} rows={5} param="query" value={params.input ?? ""} set={(input) => go({ input })} /></>}
     </>
   );
 }

@@ -11,6 +11,7 @@ from attention_contract.schemas.hopfield import Projections
 from attention_contract.schemas.modules import ModuleConfig
 from attention_contract.schemas.session_costs import SessionShape
 from attention_contract.schemas.sessions import Policy, SessionSource, SessionStep
+from attention_contract.schemas.weights import StatisticName, StatisticOptions
 from attention_contract.spec import AttentionSpec
 
 ConfigLike = ModuleConfig | Mapping[str, Any]
@@ -29,6 +30,7 @@ SweepLike = Sweep | Mapping[str, Any] | Sequence[int]
 PictureType = Literal["image/svg+xml", "image/png"]
 PolicyLike = Policy | Mapping[str, Any]
 SourceLike = SessionSource | Mapping[str, Any]
+StatisticOptionsLike = StatisticOptions | Mapping[str, Any]
 StepLike = SessionStep | Mapping[str, Any]
 
 
@@ -67,6 +69,9 @@ class WeightsFields(InputFields, total=False):
     top_k: int
     return_weights: bool
     query_mask: TensorLike
+    statistics: Sequence[StatisticName]
+    statistic_options: StatisticOptionsLike
+    compare: Literal["unedited"]
 
 
 class GradientsFields(StepFields, total=False):

@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from copy import copy
 from dataclasses import dataclass
 from types import TracebackType
-from typing import Any, ParamSpec, Self, TypeVar, Unpack, cast
+from typing import Any, Literal, ParamSpec, Self, TypeVar, Unpack, cast
 
 import httpx
 from pydantic import SecretStr
@@ -23,6 +23,7 @@ from attention_client.arguments import (
     SelectLike,
     SessionShapeLike,
     ShapeLike,
+    StatisticOptionsLike,
     SweepLike,
     TensorMap,
 )
@@ -55,7 +56,7 @@ from attention_contract.schemas.answers import Picture
 from attention_contract.schemas.attention import ForwardReply, KernelName, Tap
 from attention_contract.schemas.complexity import ComplexityReply
 from attention_contract.schemas.gradients import GradientsReply
-from attention_contract.schemas.weights import WeightsReply
+from attention_contract.schemas.weights import StatisticName, WeightsReply
 
 P = ParamSpec("P")
 AnswerT = TypeVar("AnswerT")
@@ -273,14 +274,18 @@ class Client:
         beta: TensorLike | None = None,
         initial_state: TensorLike | None = None, initial_normalizer: TensorLike | None = None,
         edits: Sequence[EditLike] = (), top_k: int = 0, select: SelectLike | None = None, return_weights: bool = True,
-        average_heads: bool = False, query_mask: TensorLike | None = None, kernel: KernelName | None = None,
+        average_heads: bool = False, query_mask: TensorLike | None = None,
+        statistics: Sequence[StatisticName] | None = None, statistic_options: StatisticOptionsLike | None = None,
+        compare: Literal["unedited"] | None = None, kernel: KernelName | None = None,
         parameters: TensorMap | None = None, version: str | None = None, **options: Unpack[CallOptions],
     ) -> WeightsReply:  # fmt: skip
         """Return the weights of each head ``[B, H, Lq, Lk]``, their statistics, and the ``top_k`` keys of each query.
 
         The statistics are ``[B, H]`` each: entropy in nats, distance in tokens, shares of 1. ``top_k`` is at most
         1,024. ``return_weights=False`` leaves the weights out. ``query_mask [B, Lq]``, True for a query that the
-        statistics count. The weights are those after the ``edits``. The other arguments are those of ``forward``.
+        statistics count. ``statistics`` names them, as in ``["induction"]``; ``statistic_options`` holds window, sinks,
+        tokens ``[B, Lk]``, query_tokens ``[B, Lq]``, classes and token_classes. The weights are those after the
+        ``edits``; ``compare="unedited"`` adds ``differences``. The other arguments are those of ``forward``.
         """
         return self.send(call(operations.weights, locals()))
 

@@ -21,6 +21,7 @@ from attention_contract.schemas import recordings as r
 from attention_contract.schemas import server as s
 from attention_contract.schemas import sessions as t
 from attention_contract.schemas.gradients import GradientsReply, GradientsRequest, RawGradientsRequest
+from attention_contract.schemas.recording_statistics import RecordingStatistics, RecordingStatisticsRequest
 from attention_contract.schemas.weights import RawWeightsRequest, WeightsReply, WeightsRequest
 
 ReplyT = TypeVar("ReplyT", bound=WireModel | None)
@@ -215,6 +216,11 @@ delete_recording: Operation[None] = Operation(
     "delete_recording", "DELETE", "/v1/recordings/{id}", None, None, "Remove a recording from the store",
     (*ANY_TIME, *WRITES, e.RecordingNotFound), status=204, safe_to_repeat=False,
 )  # fmt: skip
+recording_statistics = Operation(
+    "recording_statistics", "POST", "/v1/recordings/{id}/statistics", RecordingStatisticsRequest, RecordingStatistics,
+    "Statistics of the recorded weights, by layer and head",
+    (*READS_BODY, e.RecordingNotFound), tensors=True, example={"statistics": ["entropy", "previous_token"]},
+)  # fmt: skip
 OF_SESSION: Final = (e.SessionNotFound, e.SessionGone, e.LengthMismatch, e.VersionMismatch)
 
 list_sessions = Operation(
@@ -301,7 +307,7 @@ OPERATIONS: Final[tuple[Operation[Any], ...]] = (
     create_pass, create_raw_pass, backward,
     accuracy, list_hardware,
     hopfield_retrieve,
-    list_recordings, create_recording, get_recording, delete_recording,
+    list_recordings, create_recording, get_recording, delete_recording, recording_statistics,
     list_sessions, open_session, get_session, delete_session, step_sessions, step_session,
     fork_session, truncate_session, reorder_session, session_weights, session_gradients,
     get_session_cache, put_session_cache,

@@ -10,6 +10,7 @@ import safetensors.numpy
 
 from attention_contract.errors import BodyTooLarge, Cancelled
 from attention_contract.wire import SAFETENSORS
+from attention_service.api import disconnection
 from attention_service.api.bodies import read_body, zstd
 from attention_service.runtime.scheduling.budget import Budget
 from tests.api.talk import problem
@@ -106,7 +107,8 @@ def test_what_comes_out_is_held_in_the_budget(tmp_path):
 
 
 @pytest.mark.parametrize(("coding", "compress"), CODINGS)
-def test_nothing_more_is_decompressed_once_the_caller_has_left(coding, compress):
+def test_nothing_more_is_decompressed_once_the_caller_has_left(monkeypatch, coding, compress):
+    monkeypatch.setattr(disconnection, "_WATCHED_AFTER_S", 0.001)
     bomb = compress(b" " * 2**27)
     budget = Budget(2**40, 2**40, lambda: 0, 1)
     messages = [{"type": "http.request", "body": bomb}, {"type": "http.disconnect"}]

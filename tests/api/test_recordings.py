@@ -213,3 +213,40 @@ def test_recordings_outlive_the_server_and_damage_is_named(tmp_path):
 
 def cut(path: Path):
     path.write_bytes(path.read_bytes()[:-7])
+
+
+def test_statistics_of_every_layer_and_head_come_from_the_recorded_weights(http):
+    arrays, content = file_of("a b a b", seed=21)
+    made = stored(http, content)
+    asked = {"statistics": ["entropy", "previous_token", "induction", "classes"], "classes": {"bees": ["b"]}}
+    reply = http.post(f"/v1/recordings/{made['id']}/statistics", json=asked)
+    assert reply.status_code == 200, reply.text
+    (found,) = reply.json()["attentions"]
+    w = arrays["layers.0.weights"].astype(np.float64)
+    assert (found["name"], found["heads"], found["queries"]) == ("layers.0", ["L0H0", "L0H1"], TOKENS)
+    expected = {
+        "entropy": -(w * np.log(w)).sum(-1).mean(-1),
+        "previous_token": np.diagonal(w, -1, 1, 2).sum(-1) / TOKENS,
+        "induction": (w[:, 2, 1] + w[:, 3, 2]) / TOKENS,  # the second a looks behind the first, the second b likewise
+    }
+    for name, value in expected.items():
+        np.testing.assert_allclose(found["statistics"][name], value, rtol=1e-5, err_msg=name)
+    shares = w[:, :, [1, 3]].sum(-1).mean(-1)
+    np.testing.assert_allclose(found["statistics"]["classes"]["bees"], shares, rtol=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("asked", "param"),
+    [({"layers": ["layers.7"]}, "layers"), ({"statistics": ["classes"]}, "classes"), ({"window": -1}, "window")],
+)
+def test_statistics_of_missing_layers_or_classes_are_refused(http, asked, param):
+    made = stored(http, file_of(seed=22)[1])
+    refused = problem(http.post(f"/v1/recordings/{made['id']}/statistics", json=asked))
+    assert (refused["status"], refused["param"]) == (422, param)
+
+
+def test_a_recording_without_weights_or_that_is_missing_has_no_statistics(http):
+    bare = {"model": "m", "text": "a", "created": "2026-01-01T00:00:00Z", "tokens": {"layers": ["a"]}}
+    made = http.post("/v1/recordings", json=bare | {"layers": {"embeddings": [[1.0]]}}).json()
+    assert problem(http.post(f"/v1/recordings/{made['id']}/statistics", json={}))["param"] == "id"
+    assert problem(http.post(f"/v1/recordings/{'0' * 32}/statistics", json={}))["code"] == "recording_not_found"

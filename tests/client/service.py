@@ -29,6 +29,7 @@ from attention_contract.schemas import session_costs as p
 from attention_contract.schemas import sessions as t
 from attention_contract.schemas.backward_passes import PassReply
 from attention_contract.schemas.gradients import GradientCheck, GradientsReply
+from attention_contract.schemas.recording_statistics import RecordingStatistics
 from attention_contract.schemas.weights import HeadStatistics, TopKeys, WeightsReply
 from attention_contract.wire import JSON, PICTURES, from_body, to_body
 
@@ -66,6 +67,7 @@ EXAMPLES = {
     "list_recordings": ((), {}, "/v1/recordings"),
     "create_recording": ((r.EXAMPLE,), {}, "/v1/recordings"),
     "get_recording": (("0" * 32,), {}, f"/v1/recordings/{'0' * 32}"),
+    "recording_statistics": (("0" * 32,), {"sinks": 2}, f"/v1/recordings/{'0' * 32}/statistics"),
     "delete_recording": (("0" * 32,), {}, f"/v1/recordings/{'0' * 32}"),
     "list_sessions": ((), {}, "/v1/sessions"),
     "open_session": (("demo",), {"capacity": 128}, "/v1/modules/demo/sessions"),
@@ -191,7 +193,9 @@ def reply_to(operation: Operation[Any], request: Any) -> Any:
     if name == "weights":
         keys = np.tile(np.arange(request.top_k), (2, 3, 1))
         return WeightsReply(
-            statistics=HeadStatistics(**dict.fromkeys(HeadStatistics.model_fields, HEADS)),
+            statistics=HeadStatistics(
+                **dict.fromkeys(HeadStatistics.model_fields, HEADS) | {"classes": {"first": HEADS}}
+            ),
             queries=np.array(3),
             top=TopKeys(keys=keys, weights=keys.astype(np.float32)) if request.top_k else None,
             weights=np.ones((2, 3, 3), np.float32) if request.return_weights else None,
@@ -281,6 +285,7 @@ def reply_to(operation: Operation[Any], request: Any) -> Any:
         ),
         "create_recording": RECORDING,
         "get_recording": RECORDING,
+        "recording_statistics": RecordingStatistics(id="0" * 32, attentions=[]),
         "delete_recording": None,
         "list_sessions": t.SessionList(
             sessions=[SESSION, SESSION.model_copy(update={"session": "7-2", "parent": "7-1"})],

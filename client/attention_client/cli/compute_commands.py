@@ -99,6 +99,13 @@ def weights(
     average: Average = False,
     edits: Edits = None,
     query_mask: Annotated[str | None, typer.Option(metavar="FILE", help="batch × queries, true where real.")] = None,
+    statistics: Annotated[
+        list[str] | None, typer.Option("--statistic", metavar="NAME", help="A statistic to show; may be repeated.")
+    ] = None,
+    statistic_options: Annotated[
+        str | None, typer.Option(metavar="JSON", help='Their options: {"window": 8, "sinks": 1, "tokens": […]}.')
+    ] = None,
+    compare: Annotated[bool, typer.Option("--differences", help="With edits: show what they change too.")] = False,
     output: Output = None,
     as_json: AsJson = False,
 ) -> None:
@@ -110,6 +117,12 @@ def weights(
         fields["edits"] = tensor_arguments.read_json(edits, "edits")
     if query_mask is not None:
         fields["query_mask"] = tensor_arguments.read(query_mask, "query_mask")
+    if statistics:
+        fields["statistics"] = statistics
+    if statistic_options is not None:
+        fields["statistic_options"] = tensor_arguments.read_json(statistic_options, "statistic-options")
+    if compare:
+        fields["compare"] = "unedited"
     with client_of(ctx) as client:
         reply = ask(client, "weights", name, fields)
     if output is not None:
@@ -117,7 +130,9 @@ def weights(
     if as_json:
         print_json(reply)
     elif not tensor_arguments.to_pipe(output):
-        result_tables.heads(reply, heads)
+        result_tables.heads(reply.statistics, heads)
+        if reply.differences is not None:
+            result_tables.heads(reply.differences.statistics, heads)
         if reply.top is not None:
             result_tables.top_keys(reply.top, heads, rows)
         result_tables.ran(reply.ran)

@@ -1,7 +1,7 @@
 """``attention record``, ``attention show`` and ``attention recordings``."""
 
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, cast
 
 import typer
 
@@ -11,6 +11,7 @@ from attention_client.recording import Recording
 from attention_client.recording import record as record_text
 from attention_client.recording.checkpoint_model import load_model, path_in_repository
 from attention_client.recording.recorder import check_taps
+from attention_contract.schemas.weights import StatisticName
 from attention_contract.wire import PICTURES, to_json
 
 app = typer.Typer(help="List, store, fetch and remove recordings of a server.", rich_markup_mode="rich")
@@ -177,6 +178,26 @@ def one(ctx: typer.Context, id: Id, output: Output = None, as_json: AsJson = Fal
         if output is not None:
             client.recordings.download(id).save(output)
     present(reply, as_json, display.facts)
+
+
+@app.command()
+def statistics(
+    ctx: typer.Context,
+    id: Id,  # noqa: A002
+    names: Annotated[
+        list[str] | None, typer.Option("--statistic", metavar="NAME", help="A statistic to show; may be repeated.")
+    ] = None,
+    layers: Annotated[
+        list[str] | None, typer.Option("--layer", metavar="NAME", help="Only this layer; may be repeated.")
+    ] = None,
+    as_json: AsJson = False,
+) -> None:
+    """Show statistics of the weights of a stored recording, by layer and head."""
+    with client_of(ctx) as client:
+        reply = client.recordings.statistics(
+            id, statistics=cast("list[StatisticName] | None", names or None), layers=layers or None
+        )
+    present(reply, as_json, recording_tables.statistics)
 
 
 @app.command()

@@ -6,7 +6,9 @@ from rich.text import Text
 from attention_client.cli.display import new_table, number, print_out, scaled
 from attention_client.recording import Recording
 from attention_contract.errors import InvalidRequest
+from attention_contract.schemas.recording_statistics import RecordingStatistics
 from attention_contract.schemas.recordings import RecordedAttention, RecordingList
+from attention_contract.schemas.weights import HeadStatistics
 
 MOST_ROWS = 128
 """Rows of one table."""
@@ -113,3 +115,19 @@ def stored(reply: RecordingList) -> None:
     print_out(Text(f"{scaled(reply.bytes, 'B')} of {scaled(reply.limit_bytes, 'B')}", style="dim"))
     if reply.damaged:
         print_out(Text(f"cannot be read, and may be deleted: {', '.join(reply.damaged)}"))
+
+
+def statistics(reply: RecordingStatistics) -> None:
+    """Print one row for each recorded head with its statistics."""
+    shown: list[tuple[str, str, dict[str, float]]] = []
+    for each in reply.attentions:
+        found = {name: getattr(each.statistics, name) for name in HeadStatistics.model_fields if name != "classes"}
+        found |= {f"class {name}": share for name, share in (each.statistics.classes or {}).items()}
+        values = {name: value for name, value in found.items() if value is not None}
+        for at, head in enumerate(each.heads):
+            shown.append((each.name, head, {name: float(value[at]) for name, value in values.items()}))
+    names = list(shown[0][2]) if shown else []
+    table = new_table("layer", "head", *(name.replace("_", " ") for name in names), left=2)
+    for layer, head, row in shown:
+        table.add_row(layer, head, *(number(row[name]) for name in names))
+    print_out(table)

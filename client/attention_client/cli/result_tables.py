@@ -11,7 +11,7 @@ from attention_contract.schemas.accuracy import AccuracyReply
 from attention_contract.schemas.attention import ApproximationError, Ran
 from attention_contract.schemas.gradients import GradientsReply
 from attention_contract.schemas.hopfield import HopfieldReply
-from attention_contract.schemas.weights import HeadStatistics, TopKeys, WeightsReply
+from attention_contract.schemas.weights import HeadStatistics, TopKeys
 from attention_contract.tensors import dtype_name
 
 MAX_ROWS = 64
@@ -43,11 +43,15 @@ def _batched(array: NDArray[Any], rank: int) -> NDArray[Any]:
     return array if array.ndim == rank else array[None]
 
 
-def heads(reply: WeightsReply, chosen: list[int] | None) -> None:
+def heads(statistics: HeadStatistics, chosen: list[int] | None) -> None:
     """Print the statistics of each head; entropy in nats, distance in tokens."""
-    names = list(HeadStatistics.model_fields)
-    table = new_table("sequence", "head", *(name.replace("_", " ") for name in names), left=0)
-    columns = [_batched(getattr(reply.statistics, name), 2) for name in names]  # [B, H] each
+    found = {name: getattr(statistics, name) for name in HeadStatistics.model_fields if name != "classes"}
+    found |= {f"class {name}": share for name, share in (statistics.classes or {}).items()}
+    values = {name: _batched(value, 2) for name, value in found.items() if value is not None}  # [B, H] each
+    table = new_table("sequence", "head", *(name.replace("_", " ") for name in values), left=0)
+    columns = list(values.values())
+    if not columns:
+        return
     for sequence, head in np.ndindex(columns[0].shape[:2]):
         if not chosen or head in chosen:
             table.add_row(str(sequence), str(head), *(number(column[sequence, head]) for column in columns))

@@ -1,7 +1,7 @@
 """Raw attention: calls that bring q, k, v and the spec."""
 
 from collections.abc import Sequence
-from typing import Unpack
+from typing import Literal, Unpack
 
 from attention_client.arguments import (
     AlternativeLike,
@@ -11,6 +11,7 @@ from attention_client.arguments import (
     SelectLike,
     ShapeLike,
     SpecLike,
+    StatisticOptionsLike,
     SweepLike,
     TensorMap,
 )
@@ -22,7 +23,7 @@ from attention_contract.schemas.answers import Picture
 from attention_contract.schemas.attention import ForwardReply, KernelName, Tap
 from attention_contract.schemas.complexity import ComplexityReply
 from attention_contract.schemas.gradients import GradientsReply
-from attention_contract.schemas.weights import WeightsReply
+from attention_contract.schemas.weights import StatisticName, WeightsReply
 
 
 class Attention(Resource):
@@ -61,7 +62,9 @@ class Attention(Resource):
         beta: TensorLike | None = None,
         initial_state: TensorLike | None = None, initial_normalizer: TensorLike | None = None,
         edits: Sequence[EditLike] = (), top_k: int = 0, select: SelectLike | None = None, return_weights: bool = True,
-        average_heads: bool = False, query_mask: TensorLike | None = None, kernel: KernelName | None = None,
+        average_heads: bool = False, query_mask: TensorLike | None = None,
+        statistics: Sequence[StatisticName] | None = None, statistic_options: StatisticOptionsLike | None = None,
+        compare: Literal["unedited"] | None = None, kernel: KernelName | None = None,
         version: str | None = None, **options: Unpack[CallOptions],
     ) -> WeightsReply:  # fmt: skip
         """Return the weights of a raw attention. Inputs as in ``forward``, the rest as in ``Client.weights``."""
@@ -146,7 +149,9 @@ class AsyncAttention(AsyncResource):
         beta: TensorLike | None = None,
         initial_state: TensorLike | None = None, initial_normalizer: TensorLike | None = None,
         edits: Sequence[EditLike] = (), top_k: int = 0, select: SelectLike | None = None, return_weights: bool = True,
-        average_heads: bool = False, query_mask: TensorLike | None = None, kernel: KernelName | None = None,
+        average_heads: bool = False, query_mask: TensorLike | None = None,
+        statistics: Sequence[StatisticName] | None = None, statistic_options: StatisticOptionsLike | None = None,
+        compare: Literal["unedited"] | None = None, kernel: KernelName | None = None,
         version: str | None = None, **options: Unpack[CallOptions],
     ) -> WeightsReply:  # fmt: skip
         """Return the weights of a raw attention. Inputs as in ``forward``, the rest as in ``Client.weights``."""

@@ -1,6 +1,6 @@
 """Recordings on the server: storing, listing, and reading them in parts."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, Unpack
@@ -10,7 +10,9 @@ from attention_client.recording.recorded import Indices, Recording, query_of
 from attention_client.resources.base import AsyncResource, Resource
 from attention_contract import operations
 from attention_contract.operations import Operation
+from attention_contract.schemas.recording_statistics import RecordingStatistics
 from attention_contract.schemas.recordings import RecordingFile, RecordingInfo, RecordingList
+from attention_contract.schemas.weights import StatisticName
 from attention_contract.validation import validate
 from attention_contract.wire import JSON, SAFETENSORS
 
@@ -52,6 +54,18 @@ class Recordings(Resource):
         """Return a whole recording, its tensors in memory. Raises RecordingNotFound."""
         return Recording.of(self.send(replace(_whole(operations.get_recording, id), options=options)))
 
+    def statistics(
+        self, id: str, *, statistics: Sequence[StatisticName] | None = None,  # noqa: A002
+        layers: Sequence[str] | None = None, window: int = 8, sinks: int = 1,
+        classes: Mapping[str, Sequence[str]] | None = None, **options: Unpack[CallOptions],
+    ) -> RecordingStatistics:  # fmt: skip
+        """Return statistics ``[H]`` of the weights of each recorded attention, reduced on the server.
+
+        ``statistics`` names them; their formulas are those of ``HeadStatistics``, over the tokens of the recording.
+        ``classes`` gives labels of tokens by name. Raises RecordingNotFound and InvalidRequest.
+        """
+        return self.send(call(operations.recording_statistics, locals()))
+
     def delete(self, id: str, **options: Unpack[CallOptions]) -> None:  # noqa: A002
         """Remove a recording. Raises RecordingNotFound."""
         return self.send(call(operations.delete_recording, locals()))
@@ -90,6 +104,18 @@ class AsyncRecordings(AsyncResource):
     async def download(self, id: str, **options: Unpack[CallOptions]) -> Recording:  # noqa: A002
         """Return a whole recording, its tensors in memory. Raises RecordingNotFound."""
         return Recording.of(await self.send(replace(_whole(operations.get_recording, id), options=options)))
+
+    async def statistics(
+        self, id: str, *, statistics: Sequence[StatisticName] | None = None,  # noqa: A002
+        layers: Sequence[str] | None = None, window: int = 8, sinks: int = 1,
+        classes: Mapping[str, Sequence[str]] | None = None, **options: Unpack[CallOptions],
+    ) -> RecordingStatistics:  # fmt: skip
+        """Return statistics ``[H]`` of the weights of each recorded attention, reduced on the server.
+
+        ``statistics`` names them; their formulas are those of ``HeadStatistics``, over the tokens of the recording.
+        ``classes`` gives labels of tokens by name. Raises RecordingNotFound and InvalidRequest.
+        """
+        return await self.send(call(operations.recording_statistics, locals()))
 
     async def delete(self, id: str, **options: Unpack[CallOptions]) -> None:  # noqa: A002
         """Remove a recording. Raises RecordingNotFound."""

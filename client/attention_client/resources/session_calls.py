@@ -5,7 +5,7 @@ from collections.abc import Coroutine, Generator, Sequence
 from contextlib import AbstractAsyncContextManager
 from dataclasses import replace
 from types import TracebackType
-from typing import Any, Final, Unpack
+from typing import Any, Final, Literal, Unpack
 
 from attention_client.arguments import (
     DropoutLike,
@@ -13,6 +13,7 @@ from attention_client.arguments import (
     PolicyLike,
     SelectLike,
     SourceLike,
+    StatisticOptionsLike,
     StepLike,
     TensorMap,
 )
@@ -33,7 +34,7 @@ from attention_contract.schemas.sessions import (
     StepRequest,
     StepsReply,
 )
-from attention_contract.schemas.weights import WeightsReply
+from attention_contract.schemas.weights import StatisticName, WeightsReply
 from attention_contract.wire import SAFETENSORS
 
 KEEP_BYTES: Final = 2**28
@@ -118,7 +119,9 @@ class Sessions(Resource):
         beta: TensorLike | None = None,
         initial_state: TensorLike | None = None, initial_normalizer: TensorLike | None = None,
         edits: Sequence[EditLike] = (), top_k: int = 0, select: SelectLike | None = None, return_weights: bool = True,
-        average_heads: bool = False, query_mask: TensorLike | None = None, kernel: KernelName | None = None,
+        average_heads: bool = False, query_mask: TensorLike | None = None,
+        statistics: Sequence[StatisticName] | None = None, statistic_options: StatisticOptionsLike | None = None,
+        compare: Literal["unedited"] | None = None, kernel: KernelName | None = None,
         parameters: TensorMap | None = None, version: str | None = None, **options: Unpack[CallOptions],
     ) -> WeightsReply:  # fmt: skip
         """Return the weights of new tokens over all tokens of a session; see ``Client.weights``. Appends nothing."""
@@ -257,7 +260,9 @@ class AsyncSessions(AsyncResource):
         beta: TensorLike | None = None,
         initial_state: TensorLike | None = None, initial_normalizer: TensorLike | None = None,
         edits: Sequence[EditLike] = (), top_k: int = 0, select: SelectLike | None = None, return_weights: bool = True,
-        average_heads: bool = False, query_mask: TensorLike | None = None, kernel: KernelName | None = None,
+        average_heads: bool = False, query_mask: TensorLike | None = None,
+        statistics: Sequence[StatisticName] | None = None, statistic_options: StatisticOptionsLike | None = None,
+        compare: Literal["unedited"] | None = None, kernel: KernelName | None = None,
         parameters: TensorMap | None = None, version: str | None = None, **options: Unpack[CallOptions],
     ) -> WeightsReply:  # fmt: skip
         """Return the weights of new tokens over all tokens of a session; see ``Client.weights``. Appends nothing."""

@@ -290,9 +290,9 @@ class ComplexityReply(WireModel):
 
     session: Asked[SessionCost] = ABSENT
     """The price of the requested session; null if none is requested."""
-    omitted: list[Omitted] = Field(default_factory=list)
+    omitted: list[Omitted] | None = None
     """Parts that were not known in time: ``costs`` of the sweep's last values (its first ones have theirs), the last
-    alternatives (``compared``), ``crossovers``. Empty if the answer is whole."""
+    alternatives (``compared``), ``crossovers``. Null if the answer is whole."""
 
     @property
     def series(self) -> list[Compared]:

@@ -1,10 +1,40 @@
 """Attention weights and their statistics. Notation as in ``attention``."""
 
+from typing import Annotated, Literal
+
 from pydantic import Field
 
 from attention_contract.base import ABSENT, Asked, Listed, WireModel
 from attention_contract.schemas.attention import AttentionInputs, Edit, Ran, RawInputs, Select
 from attention_contract.tensors import BoolArray, FloatArray, IntArray
+
+StatisticName = Literal[
+    "entropy", "effective_keys", "max_weight", "mean_distance", "signed_distance", "locality", "first_key",
+    "sink_share", "own_position", "previous_token", "next_token", "duplicate_token", "induction", "classes",
+]  # fmt: skip
+"""The statistics of a head."""
+MAX_CLASSES = 64
+"""The most classes of tokens in one request."""
+ClassName = Annotated[str, Field(min_length=1, max_length=64, pattern=r"^[^.]*$")]
+
+
+class StatisticOptions(WireModel):
+    """Options and further inputs of the statistics."""
+
+    window: int = Field(default=8, ge=0, lt=2**31)
+    """Tokens to each side that ``locality`` counts."""
+    sinks: int = Field(default=1, ge=0, lt=2**31)
+    """First keys that ``sink_share`` counts."""
+    tokens: IntArray | None = None
+    """``[B, Lk]`` or ``[Lk]``: the token id of each key, the past included. ``duplicate_token``, ``induction`` and
+    ``token_classes`` need it."""
+    query_tokens: IntArray | None = None
+    """``[B, Lq]`` or ``[Lq]``: the token id of each query. Default: that of the key at the query's own position, i +
+    offset; a query that has none there matches no key."""
+    classes: dict[ClassName, BoolArray] = Field(default_factory=dict, max_length=MAX_CLASSES)
+    """``[B, Lk]`` or ``[Lk]`` by name: true for the keys of a class."""
+    token_classes: dict[ClassName, Listed[int]] = Field(default_factory=dict, max_length=MAX_CLASSES)
+    """Token ids by name: the class has the keys with one of these tokens."""
 
 
 class WeightsRequest(AttentionInputs):
@@ -24,6 +54,12 @@ class WeightsRequest(AttentionInputs):
     query_mask: BoolArray | None = None
     """``[B, Lq]``, true for a real query. Default: in self-attention (as many queries as new keys) the queries whose
     own key is real; otherwise all. A query that may look nowhere is never counted."""
+    statistics: Listed[StatisticName] | None = Field(default=None, max_length=64)
+    """The statistics to return. Default: entropy, max_weight, mean_distance, first_key and own_position."""
+    statistic_options: StatisticOptions = Field(default_factory=StatisticOptions)
+    """Options and further inputs of those statistics."""
+    compare: Literal["unedited"] | None = None
+    """``unedited``: return ``differences`` too, the results after the edits minus those without them."""
 
 
 class RawWeightsRequest(RawInputs, WeightsRequest):
@@ -33,20 +69,38 @@ class RawWeightsRequest(RawInputs, WeightsRequest):
 class HeadStatistics(WireModel):
     """Means over the real queries, for each head: ``[B, H]``. NaN for a sequence without a real query.
 
-    All but ``max_weight`` are of the shares w / Σ w, which are the weights themselves where those sum to 1, as they do
-    unless the spec uses sinks or a sigmoid.
+    All but ``max_weight`` are of the shares p = w / Σ w, which are the weights themselves where those sum to 1, as they
+    do unless the spec uses sinks or a sigmoid. The position of query i is i + offset. Distances are in tokens.
     """
 
-    entropy: FloatArray
-    """−Σ p ln p of the shares p, in nats."""
-    max_weight: FloatArray
-    """The largest weight of a query, as it is."""
-    mean_distance: FloatArray
-    """Σ p · |i + offset − j| of the shares p: how far away a head looks, in tokens."""
-    first_key: FloatArray
-    """The share of the first key."""
-    own_position: FloatArray
+    entropy: Asked[FloatArray] = ABSENT
+    """−Σ p ln p of the shares p, in nats. Source: Clark et al. 2019."""
+    max_weight: Asked[FloatArray] = ABSENT
+    """The largest weight of a query, as it is. Source: Voita et al. 2019."""
+    mean_distance: Asked[FloatArray] = ABSENT
+    """Σ p · |i + offset − j| of the shares p: how far away a head looks, in tokens. Source: Vig and Belinkov 2019."""
+    first_key: Asked[FloatArray] = ABSENT
+    """The share of the first key. Source: Xiao et al. 2024."""
+    own_position: Asked[FloatArray] = ABSENT
     """The share of the key at the query's own position, i + offset; queries that have none there count 0."""
+    effective_keys: Asked[FloatArray] = ABSENT
+    """exp(−Σ p ln p): the number of keys of a uniform row with this entropy. Source: Hill 1973, order 1."""
+    signed_distance: Asked[FloatArray] = ABSENT
+    """Σ p · (j − i − offset): negative for a head that looks back."""
+    locality: Asked[FloatArray] = ABSENT
+    """Σ p · [|j − i − offset| ≤ window]. Source: Beltagy et al. 2020, sliding windows."""
+    sink_share: Asked[FloatArray] = ABSENT
+    """Σ p · [j < sinks]: the share of the first keys. Source: Xiao et al. 2024."""
+    previous_token: Asked[FloatArray] = ABSENT
+    """The share of the key before the query's position. Source: Voita et al. 2019, positional heads."""
+    next_token: Asked[FloatArray] = ABSENT
+    """The share of the key after the query's position. Source: Voita et al. 2019, positional heads."""
+    duplicate_token: Asked[FloatArray] = ABSENT
+    """The share of the keys before the query that have its token. Source: Wang et al. 2023."""
+    induction: Asked[FloatArray] = ABSENT
+    """The share of the keys right after a key before the query that has its token. Source: Olsson et al. 2022."""
+    classes: Asked[dict[str, FloatArray]] = ABSENT
+    """The share of the keys of each class, by name. Source: Clark et al. 2019, attention to separators."""
 
 
 class TopKeys(WireModel):
@@ -58,6 +112,14 @@ class TopKeys(WireModel):
     """``[B, H, Lq, k]``"""
 
 
+class WeightsDifferences(WireModel):
+    """Results after the edits minus those without them."""
+
+    statistics: HeadStatistics
+    weights: Asked[FloatArray] = ABSENT
+    """In the shape of the reply's ``weights``, where those are returned."""
+
+
 class WeightsReply(WireModel):
     """The attention weights of each head."""
 
@@ -67,4 +129,6 @@ class WeightsReply(WireModel):
     top: Asked[TopKeys] = ABSENT
     weights: Asked[FloatArray] = ABSENT
     """``[B, H, Lq, Lk]`` of the selected heads and queries, or ``[B, Lq, Lk]`` averaged over heads."""
+    differences: Asked[WeightsDifferences] = ABSENT
+    """The effect of the edits, with ``compare``."""
     ran: Ran

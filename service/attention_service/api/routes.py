@@ -32,6 +32,7 @@ from attention_contract.schemas.modules import (
     ParameterQuery,
     ReplaceParameters,
 )
+from attention_contract.schemas.recording_statistics import RecordingStatistics, RecordingStatisticsRequest
 from attention_contract.schemas.recordings import RecordingFile, RecordingInfo, RecordingList, RecordingQuery
 from attention_contract.schemas.server import Health, Limits, Memory, ServerInfo, Variant, VariantList
 from attention_contract.schemas.sessions import MAX_SEQUENCES, MAX_STEPS
@@ -213,6 +214,15 @@ async def get_recording(
         path = await call.engine.recording_path(id)
         return FileResponse(path, media_type=SAFETENSORS, headers={"Vary": "Accept"}, filename=f"{id}.safetensors")
     return await call.engine.recording(id, body)
+
+
+@serve(operations.recording_statistics)
+async def recording_statistics(
+    id: str,  # noqa: A002 - the path's name
+    body: RecordingStatisticsRequest,
+    call: CallDep,
+) -> RecordingStatistics:
+    return await call.engine.recording_statistics(id, body)
 
 
 @serve(operations.delete_recording)

@@ -16,6 +16,8 @@ from attention_service.core.types import Problem, Selection
 PartT = TypeVar("PartT")
 _ELEMENTS = 2**20
 _FEW = 3
+_LEAST_ROWS = 16
+"""Queries of a block below which reading the keys of all heads takes longer than the products."""
 _MANY = 64
 """Number of blocks of meta tensors beyond which one represents the rest."""
 
@@ -50,6 +52,16 @@ def blocks(problem: Problem, selection: Selection) -> list[Selection]:
     if len(wanted) <= rows:
         return [selection]
     return [replace(selection, queries=wanted[start : start + rows]) for start in range(0, len(wanted), rows)]
+
+
+def tiles(problem: Problem, selection: Selection) -> list[Selection]:
+    """Divide the selection into blocks of queries, of one head each if blocks of all heads would be few queries."""
+    batch, heads, queries, _ = problem.q.shape
+    chosen = tuple(range(heads)) if selection.heads is None else selection.heads
+    least = min(_LEAST_ROWS, queries if selection.queries is None else len(selection.queries))
+    if len(chosen) == 1 or rows_at_once(batch, len(chosen), problem.k.shape[2]) >= least:
+        return blocks(problem, selection)
+    return [tile for head in chosen for tile in blocks(problem, replace(selection, heads=(head,)))]
 
 
 def put_together(parts: Iterator[Tensor], queries: int) -> Tensor:

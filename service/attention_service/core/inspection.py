@@ -5,16 +5,28 @@ The computation is blockwise, so that only the weights of one block are in memor
 
 from collections.abc import Callable, Iterable, Sequence
 from functools import partial
+from typing import Any, Final
 
 import torch
 from torch import Tensor
 
-from attention_service.core.blocks import blocks
+from attention_service.core.blocks import tiles
 from attention_service.core.edits import BoundEdit
+from attention_service.core.head_statistics import (
+    CLASS_SHARES,
+    DEFAULT_STATISTICS,
+    HEAD_STATISTICS,
+    Formula,
+    StatisticInputs,
+    WeightTile,
+    class_share,
+)
 from attention_service.core.stages import narrow, stages
 from attention_service.core.types import Problem, Selection
 from attention_service.core.visibility import real_keys
 
+_EVERYTHING: Final = Selection()
+_NO_INPUTS: Final = StatisticInputs()
 Top = tuple[Tensor, Tensor]
 """Weights and indices of keys, ``[B, H, Q, count]``."""
 
@@ -41,20 +53,28 @@ def weights_of(problem: Problem, selection: Selection) -> Tensor:
 
 def top(problem: Problem, selection: Selection, count: int, weights: Weights | None = None) -> Top:
     """Find the most attended keys of each selected query: weights and indices, −1 for no key."""
-    return together([top_of(problem, block, count, weights) for block in blocks(problem, selection)])
+    batch, every, rows, _ = problem.q.shape
+    heads = tuple(range(every)) if selection.heads is None else selection.heads
+    queries = rows if selection.queries is None else len(selection.queries)
+    # One result for all tiles: a small tensor kept of each would keep an allocator from reusing their memory.
+    found = problem.q.new_empty(batch, len(heads), queries, count)
+    keys = torch.empty_like(found, dtype=torch.int64)
+    by_head, start = len(heads) > 1, 0
+    for tile in tiles(problem, selection):
+        values, indices = top_of(problem, tile, count, weights)
+        at = start // queries if by_head and values.shape[1] == 1 and queries else 0
+        head = slice(at, at + values.shape[1])
+        first = start - at * queries
+        found[:, head, first : first + values.shape[2]] = values
+        keys[:, head, first : first + values.shape[2]] = indices
+        start += values.shape[2]
+    return found, keys.masked_fill_(found == 0, -1)
 
 
 def top_of(problem: Problem, block: Selection, count: int, weights: Weights | None = None) -> Top:
     """Find the most attended keys of one block. Keys without weight keep their indices."""
     found = (weights or partial(weights_of, problem))(block).topk(count, dim=-1)
     return found.values, found.indices
-
-
-def together(tops: Iterable[Top]) -> Top:
-    """Concatenate the results of several blocks."""
-    parts = [*tops]
-    weights, keys = (torch.cat(each, dim=2) for each in zip(*parts, strict=True))
-    return weights, keys.masked_fill(weights == 0, -1)
 
 
 def positions_of(problem: Problem) -> Tensor:
@@ -79,43 +99,56 @@ def real_queries(problem: Problem) -> Tensor:
 class Totals:
     """Sums over the real queries seen so far, ``[B, H]`` in float64."""
 
-    def __init__(self, batch: int, heads: int, device: torch.device) -> None:
-        self.queries = torch.zeros(batch, dtype=torch.int64, device=device)
+    def __init__(
+        self, shape: tuple[int, int, int], device: torch.device, names: Sequence[str] = DEFAULT_STATISTICS,
+        inputs: StatisticInputs = _NO_INPUTS,
+    ) -> None:  # fmt: skip
+        batch, heads, queries = shape
+        self._inputs = inputs
+        self._formulas: dict[str, Formula] = {name: HEAD_STATISTICS[name] for name in names if name != CLASS_SHARES}
+        if CLASS_SHARES in names:
+            self._formulas |= {CLASS_SHARES + "." + each: partial(class_share, name=each) for each in inputs.classes}
+        self._sums = {name: torch.zeros(batch, heads, dtype=torch.float64, device=device) for name in self._formulas}
         self._looking = torch.zeros(batch, heads, dtype=torch.float64, device=device)
-        self._sums: dict[str, Tensor] = {}
+        self._counted = torch.zeros(batch, queries, dtype=torch.bool, device=device)
 
-    def add(self, weights: Tensor, real: Tensor, positions: Tensor) -> None:
-        """Add weights ``[B, H, R, K]`` of queries at positions ``[B, R]`` where ``real`` ``[B, R]`` is true."""
-        keys = torch.arange(weights.shape[-1], device=weights.device)
-        shares = weights / weights.sum(-1, keepdim=True)  # NaN for a query without weights, which is not counted
-        distance = (positions[:, None, :, None] - keys).abs()  # [B, 1, R, K]
-        own = distance == 0
+    def add(self, weights: Tensor, real: Tensor, positions: Tensor, block: Selection = _EVERYTHING) -> None:
+        """Add weights ``[B, H, R, K]`` of a block at positions ``[B, R]`` where ``real`` ``[B, R]`` is true."""
+        heads = slice(None) if block.heads is None else list(block.heads)
+        rows = slice(None) if block.queries is None else list(block.queries)
+        tile = WeightTile(weights, positions, self._inputs.queries(rows))
         looking = real[:, None] & (weights > 0).any(-1)  # [B, H, R]: a query that may look nowhere has no weights
-        rows = {
-            "entropy": torch.special.entr(shares).sum(-1),
-            "max_weight": weights.amax(-1) if keys.numel() else weights.sum(-1),
-            "mean_distance": (shares * distance).sum(-1),
-            "first_key": shares[..., :1].sum(-1),
-            "own_position": (shares * own).sum(-1),
-        }
-        for name, row in rows.items():
-            self._sums[name] = self._sums.get(name, 0) + torch.where(looking, row, 0).sum(-1)
-        self._looking += looking.sum(-1)
-        self.queries += looking.any(1).sum(-1)
+        for name, formula in self._formulas.items():
+            self._sums[name][:, heads] += torch.where(looking, formula(tile), 0).sum(-1)
+        self._looking[:, heads] += looking.sum(-1)
+        self._counted[:, rows] |= looking.any(1)
 
-    def means(self) -> dict[str, Tensor]:
+    @property
+    def queries(self) -> Tensor:
+        """``[B]``: the number of queries that some head counts."""
+        return self._counted.sum(-1)
+
+    def means(self) -> dict[str, Any]:
         """Return the mean of each statistic over the real queries; NaN if there are none."""
-        names = ("entropy", "max_weight", "mean_distance", "first_key", "own_position")
-        none = torch.zeros_like(self._looking)
-        return {name: self._sums.get(name, none) / self._looking for name in names}
+        found: dict[str, Any] = {}
+        for name, total in self._sums.items():
+            kind, _, of = name.partition(".")
+            if of or kind == CLASS_SHARES:
+                found.setdefault(kind, {})[of] = total / self._looking
+            else:
+                found[name] = total / self._looking
+        return found
 
 
-def totals(problem: Problem, real: Tensor, looked_at: Iterable[Selection], weights: Weights | None = None) -> Totals:
+def totals(
+    problem: Problem, real: Tensor, looked_at: Iterable[Selection], weights: Weights | None = None,
+    names: Sequence[str] = DEFAULT_STATISTICS, inputs: StatisticInputs = _NO_INPUTS,
+) -> Totals:  # fmt: skip
     """Sum over all heads and those queries of these blocks that are ``real`` ``[B, Q]``."""
     weights = weights or partial(weights_of, problem)
-    batch, heads, _, _ = problem.q.shape
-    found, positions = Totals(batch, heads, problem.q.device), positions_of(problem)
+    batch, heads, queries, _ = problem.q.shape
+    found, positions = Totals((batch, heads, queries), problem.q.device, names, inputs), positions_of(problem)
     for block in looked_at:
         rows = slice(None) if block.queries is None else list(block.queries)
-        found.add(weights(block).double(), real[:, rows], positions[:, rows])
+        found.add(weights(block).double(), real[:, rows], positions[:, rows], block)
     return found

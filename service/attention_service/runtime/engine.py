@@ -38,6 +38,7 @@ from attention_contract.schemas.modules import (
     ParameterQuery,
     ReplaceParameters,
 )
+from attention_contract.schemas.recording_statistics import RecordingStatistics, RecordingStatisticsRequest
 from attention_contract.schemas.recordings import RecordingFile, RecordingInfo, RecordingList, RecordingQuery
 from attention_contract.schemas.weights import WeightsReply, WeightsRequest
 from attention_service.core.arrays import to_numpy
@@ -56,7 +57,14 @@ from attention_service.runtime.calibration.sharing import turn
 from attention_service.runtime.callers import caller
 from attention_service.runtime.device import BUDGET_SHARE, Device, give_back_freed_memory, warm_up
 from attention_service.runtime.kept_passes import KeptPasses
-from attention_service.runtime.operations import complexity, forward, gradients, hopfield, two_passes
+from attention_service.runtime.operations import (
+    complexity,
+    forward,
+    gradients,
+    hopfield,
+    recorded_statistics,
+    two_passes,
+)
 from attention_service.runtime.operations import weights as inspection
 from attention_service.runtime.operations.complexity.subjects import Place
 from attention_service.runtime.operations.operation import Fields
@@ -350,6 +358,17 @@ class Engine:
         self.budget.check(need, "reading this part takes {need} bytes", "Read fewer heads, queries or keys at a time")
         await self.budget.acquire(need)
         return await self._holding(need, partial(self.recordings.get, recording, query, owner))
+
+    async def recording_statistics(self, recording: str, request: RecordingStatisticsRequest) -> RecordingStatistics:
+        """Statistics of the recorded weights, by layer and head."""
+        owner = _owner()
+        info = await self._in_thread(partial(self.recordings.get, recording, RecordingQuery(), owner))
+        need = recorded_statistics.held_bytes(info, request)
+        self.budget.check(need, "these statistics take {need} bytes", "Ask for layers with fewer keys")
+        await self.budget.acquire(need)
+        return await self._holding(
+            need, partial(recorded_statistics.statistics_of, self.recordings, recording, request, owner)
+        )
 
     async def recording_path(self, recording: str) -> Path:
         """The file of a recording."""

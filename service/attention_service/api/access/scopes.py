@@ -41,7 +41,7 @@ SCOPES: Final[Mapping[str, Scopes]] = MappingProxyType({
     "complexity": _ASK, "raw_complexity": _ASK,
     "list_parameters": _INSPECT, "get_parameter": _INSPECT, "accuracy": _INSPECT,
     "list_modules": _SEE, "get_module": _SEE, "list_checkpoints": _SEE, "get_checkpoint": _SEE,
-    "list_recordings": _SEE, "get_recording": _SEE,
+    "list_recordings": _SEE, "get_recording": _SEE, "recording_statistics": _SEE,
     # changes
     "create_module": _MANAGE, "import_module": _MANAGE, "delete_module": _MANAGE, "replace_parameters": _MANAGE,
     "fetch_checkpoint": _MANAGE,

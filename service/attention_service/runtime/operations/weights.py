@@ -1,18 +1,22 @@
 """Inspection: what each head looks at. Statistics over the real queries, top keys, the weights themselves."""
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from typing import Any
 
 import torch
+from torch import Tensor
 
 from attention_contract.errors import ShapeMismatch
 from attention_contract.schemas.weights import WeightsRequest
-from attention_service.core.arrays import to_torch
-from attention_service.core.blocks import blocks
-from attention_service.core.inspection import real_queries, top, totals, weights_after
+from attention_service.core.arrays import TORCH_DTYPES, to_torch
+from attention_service.core.blocks import rows_at_once, tiles
+from attention_service.core.inspection import positions_of, real_queries, top, totals, weights_after
 from attention_service.core.phases import phase
 from attention_service.core.types import Selection
 from attention_service.modules.resident import Module
 from attention_service.runtime.binding.bound import Bound
+from attention_service.runtime.binding.bound_statistics import BoundStatistics, bind_statistics
 from attention_service.runtime.binding.module_binding import bind
 from attention_service.runtime.binding.selection import bind_selection, check_edits, check_tap
 from attention_service.runtime.device import Device
@@ -44,6 +48,10 @@ def prepare(module: Module | None, request: WeightsRequest, device: Device, room
                 actual=list(query_mask.shape),
             )
     check_edits(request.edits, bound)
+    statistics = bind_statistics(
+        request.statistics, request.statistic_options,
+        batch=bound.batch, queries=bound.queries, keys=bound.keys - bound.extra,
+    )  # fmt: skip
     question = Question(
         purpose=Purpose("weights", keeps_weights=True, top_k=request.top_k),
         kernel=request.kernel,
@@ -52,12 +60,15 @@ def prepare(module: Module | None, request: WeightsRequest, device: Device, room
         edits=edit_actions(request.edits),
     )
     plan = plan_request(bound, question, device, room, selection, request.edits)
+    plain = request.statistics is None and request.compare is None
+    if not plain:
+        plan = replace(plan, peak_bytes=plan.peak_bytes + _more_bytes(bound, request, selection))
 
     def operation(bound: Bound) -> Inspection:
-        return Inspection(bound, request, selection)
+        return Inspection(bound, request, selection, statistics)
 
     joining = None
-    if query_mask is None and not request.edits and joinable(bound):
+    if query_mask is None and plain and not request.edits and joinable(bound):
         joining = joining_of(bound, question, selection, plan.kernel, device)
     return Job(Prepared("weights", plan, bound.dtype, device.torch, operation, joining=joining), bound, module)
 
@@ -69,6 +80,7 @@ class Inspection:
     bound: Bound
     request: WeightsRequest
     selection: Selection
+    statistics: BoundStatistics = field(default_factory=BoundStatistics)
 
     def upload(self, device: torch.device) -> Uploaded:
         """Copy the inputs and the query mask to the device."""
@@ -87,14 +99,17 @@ class Inspection:
         phase("statistics", "weights")
         real = real_queries(problem) if mask is None else mask.reshape(bound.batch, bound.queries)
         weights_by = weights_after(problem, uploaded.edits)
-        found = totals(problem, real, blocks(problem, Selection()), weights_by)
-        dtype = "float64" if bound.dtype == "float64" else "float32"
-        results: Results = {
-            "statistics": {
-                name: compute.in_reply(mean, bound, "weights", dtype) for name, mean in found.means().items()
-            },
-            "queries": compute.in_reply(found.queries, bound),
-        }
+        statistics = self.statistics
+        inputs = statistics.inputs(problem.q.device, positions_of(problem))
+        everything = tiles(problem, Selection())
+        found = totals(problem, real, everything, weights_by, statistics.names, inputs)
+        means = found.means()
+        results: Results = {"statistics": self._in_reply(means), "queries": compute.in_reply(found.queries, bound)}
+        unedited = None
+        if request.compare is not None:
+            unedited = weights_after(problem, ())
+            without = totals(problem, real, everything, unedited, statistics.names, inputs).means()
+            results["differences"] = {"statistics": self._in_reply(_minus(means, without))}
         if request.top_k:
             phase("top", "weights")
             weights, keys = top(problem, self.selection, min(request.top_k, bound.keys), weights_by)
@@ -106,8 +121,43 @@ class Inspection:
             phase("weights", "weights")
             weights = weights_by(self.selection)
             results |= tap_results(bound, {"weights": weights}, average_heads=request.average_heads)
+            if unedited is not None:
+                changed = {"weights": weights - unedited(self.selection)}
+                results["differences"] |= tap_results(bound, changed, average_heads=request.average_heads)
         return results
+
+    def _in_reply(self, means: Mapping[str, Any]) -> Results:
+        """Statistics ``[B, H]`` in the reply's layout and in at least float32."""
+        dtype = "float64" if self.bound.dtype == "float64" else "float32"
+        return {
+            name: self._in_reply(mean)
+            if isinstance(mean, Mapping)
+            else compute.in_reply(mean, self.bound, "weights", dtype)
+            for name, mean in means.items()
+        }
 
     def collect(self, results: Results) -> Fields:
         """Copy the results to the host."""
         return on_host(results)
+
+
+def _minus(edited: Mapping[str, Any], unedited: Mapping[str, Any]) -> dict[str, Any]:
+    """Subtract statistics by name."""
+    return {
+        name: mean - unedited[name] if isinstance(mean, Tensor) else _minus(mean, unedited[name])
+        for name, mean in edited.items()
+    }
+
+
+def _more_bytes(bound: Bound, request: WeightsRequest, selection: Selection) -> int:
+    """Bytes of chosen statistics and of a comparison, beyond those of a plain request."""
+    rows = min(bound.queries, rows_at_once(bound.batch, 1, bound.keys))
+    tile = (
+        8 * bound.batch * rows * bound.keys * min(bound.heads, max(1, 2**20 // max(1, bound.batch * bound.keys * rows)))
+    )
+    more = 4 * tile
+    if request.compare is not None and request.return_weights:
+        heads = bound.heads if selection.heads is None else len(selection.heads)
+        queries = bound.queries if selection.queries is None else len(selection.queries)
+        more += 4 * TORCH_DTYPES[bound.dtype].itemsize * bound.batch * heads * queries * bound.keys
+    return more

@@ -66,7 +66,7 @@ def report(module: Module | None, request: ComplexityRequest, place: Place, unti
         projections_crossover=_projections_crossover(subject.base),
         compared=[first, *rest] if rest else [],
         crossovers=crossing,
-        omitted=omitted,
+        omitted=omitted or None,
         session=None if request.session is None else price(subject, request.session),
     )
 

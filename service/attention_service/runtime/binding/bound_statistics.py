@@ -1,0 +1,105 @@
+"""Statistics of a request for weights: their options and token ids, checked against the sizes."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from attention_contract.errors import InvalidRequest, ShapeMismatch
+from attention_contract.schemas.weights import StatisticName, StatisticOptions
+from attention_contract.tensors import Array
+from attention_service.core.head_statistics import (
+    CLASS_SHARES,
+    DEFAULT_STATISTICS,
+    TOKEN_STATISTICS,
+    StatisticInputs,
+)
+
+_AT = "statistic_options"
+
+
+@dataclass(frozen=True)
+class BoundStatistics:
+    """The names of the statistics, and their inputs on the host."""
+
+    names: tuple[str, ...] = DEFAULT_STATISTICS
+    window: int = 8
+    sinks: int = 1
+    tokens: NDArray[np.int64] | None = None
+    """``[B, K]``"""
+    query_tokens: NDArray[np.int64] | None = None
+    """``[B, Q]``"""
+    classes: tuple[tuple[str, NDArray[np.bool_]], ...] = ()
+    """``[B, K]`` each."""
+
+    def inputs(self, device: torch.device, positions: torch.Tensor) -> StatisticInputs:
+        """Copy them to the device. ``positions [B, Q]`` of the queries name their tokens if the request does not."""
+        tokens, queries = (
+            None if x is None else torch.from_numpy(x).to(device) for x in (self.tokens, self.query_tokens)
+        )
+        classes = {name: torch.from_numpy(x).to(device) for name, x in self.classes}
+        if tokens is not None and queries is None:
+            keys = tokens.shape[1]
+            inside = (positions >= 0) & (positions < keys)
+            own = tokens.gather(1, positions.clamp(0, max(keys - 1, 0))) if keys else torch.zeros_like(positions)
+            # A query without a token of its own gets one that no key has.
+            queries = torch.where(inside, own, tokens.amin() - 1 if keys else -1)
+        return StatisticInputs(self.window, self.sinks, tokens, queries, classes)
+
+
+def bind_statistics(
+    names: Sequence[StatisticName] | None,
+    options: StatisticOptions,
+    *,
+    batch: int,
+    queries: int,
+    keys: int,
+) -> BoundStatistics:
+    """Check the options of these statistics against the sizes.
+
+    Raises InvalidRequest for token ids or classes that are missing, and ShapeMismatch.
+    """
+    chosen = DEFAULT_STATISTICS if names is None else tuple(dict.fromkeys(names))
+    for name in chosen:
+        if name in TOKEN_STATISTICS and options.tokens is None:
+            raise InvalidRequest(
+                f"{_AT}.tokens: the statistic {name} compares tokens; send the token id of each key, [{batch}, {keys}]",
+                param=f"{_AT}.tokens",
+            )
+    if options.token_classes and options.tokens is None:
+        raise InvalidRequest(
+            f"{_AT}.tokens: token_classes holds token ids; send the token id of each key, [{batch}, {keys}]",
+            param=f"{_AT}.tokens",
+        )
+    if CLASS_SHARES in chosen and not (options.classes or options.token_classes):
+        raise InvalidRequest(
+            f"{_AT}.classes: the statistic classes has no class; send classes or token_classes", param=f"{_AT}.classes"
+        )
+    if both := options.classes.keys() & options.token_classes.keys():
+        twice = min(both)
+        raise InvalidRequest(
+            f"{_AT}.token_classes: class {twice!r} is in classes too; name each class once",
+            param=f"{_AT}.token_classes",
+        )
+    tokens = None if options.tokens is None else _fitted("tokens", options.tokens, batch, keys).astype(np.int64)
+    rows = None
+    if options.query_tokens is not None:
+        rows = _fitted("query_tokens", options.query_tokens, batch, queries).astype(np.int64)
+    classes = {name: _fitted(f"classes.{name}", x, batch, keys).astype(bool) for name, x in options.classes.items()}
+    if tokens is not None:
+        classes |= {name: np.isin(tokens, ids) for name, ids in options.token_classes.items()}
+    return BoundStatistics(chosen, options.window, options.sinks, tokens, rows, tuple(classes.items()))
+
+
+def _fitted(name: str, array: Array, batch: int, length: int) -> Array:
+    """``[B, L]`` from ``[B, L]`` or ``[L]``."""
+    if array.shape not in {(batch, length), (length,)}:
+        raise ShapeMismatch(
+            f"{_AT}.{name}: expected shape {[batch, length]} or {[length]}, got {list(array.shape)}",
+            param=f"{_AT}.{name}",
+            expected=[batch, length],
+            actual=list(array.shape),
+        )
+    return np.broadcast_to(array, (batch, length))

@@ -1,0 +1,123 @@
+"""Statistics of the weights of a recording: every layer and head, its file read some rows at a time."""
+
+from collections.abc import Iterator, Mapping
+from typing import Any, Final
+
+import numpy as np
+import torch
+from safetensors import SafetensorError, safe_open
+
+from attention_contract.errors import InternalError, InvalidRequest
+from attention_contract.recording_tensors import Place, place_of
+from attention_contract.schemas.recording_statistics import (
+    RecordingStatistics,
+    RecordingStatisticsRequest,
+    StatisticsOfAttention,
+)
+from attention_contract.schemas.recordings import RecordingInfo, RecordingQuery
+from attention_contract.schemas.weights import HeadStatistics
+from attention_service.core.arrays import to_numpy
+from attention_service.core.blocks import rows_at_once
+from attention_service.core.head_statistics import CLASS_SHARES, DEFAULT_STATISTICS, StatisticInputs
+from attention_service.core.inspection import Totals
+from attention_service.core.types import Selection
+from attention_service.modules.faults import reason
+from attention_service.modules.recording_store import RecordingStore
+
+_TILES: Final = 12
+"""Float64 copies of a block that the statistics hold at a time, at most."""
+
+
+def held_bytes(info: RecordingInfo, request: RecordingStatisticsRequest) -> int:
+    """Bytes that ``statistics_of`` holds. Raises InvalidRequest for layers and classes that are missing."""
+    shapes = [shape for _, shape in _attentions(info, request)]
+    return max(_TILES * 8 * min(queries, rows_at_once(1, 1, keys)) * keys for _, queries, keys in shapes)
+
+
+def statistics_of(
+    store: RecordingStore, recording: str, request: RecordingStatisticsRequest, owner: str | None
+) -> RecordingStatistics:
+    """Read the weights of a recording block by block, and reduce them to statistics of each head.
+
+    Raises RecordingNotFound, InvalidRequest, and InternalError for a file that cannot be read.
+    """
+    info = store.get(recording, RecordingQuery(), owner)
+    found = _attentions(info, request)
+    try:
+        with safe_open(store.path(recording, owner), framework="pt") as file:
+            attentions = [_one(file, info, place, shape, request) for place, shape in found]
+    except (SafetensorError, OSError) as fault:
+        raise InternalError(f"the recording {recording} cannot be read: {reason(fault)}") from fault
+    return RecordingStatistics(id=info.id, attentions=attentions)
+
+
+def _attentions(info: RecordingInfo, request: RecordingStatisticsRequest) -> list[tuple[Place, tuple[int, int, int]]]:
+    """The places and shapes of the recorded weights that the request covers."""
+    names = request.statistics or ()
+    if CLASS_SHARES in names and not request.classes:
+        raise InvalidRequest(
+            "classes: the statistic classes has no class; send the labels of the tokens of each class", param="classes"
+        )
+    shapes: dict[str, tuple[Place, tuple[int, int, int]]] = {}
+    for tensor in info.tensors:
+        place = place_of(tensor.name)
+        if place is not None and place.kind == "weights":
+            heads, queries, keys = tensor.shape
+            shapes[place.layer] = place, (heads, queries, keys)
+    order = [each.name for each in info.attentions if each.name in shapes]
+    if missing := [name for name in request.layers or () if name not in shapes]:
+        raise InvalidRequest(
+            f"layers: no weights of {missing[0]!r} are recorded; there are {', '.join(order) or 'none'}", param="layers"
+        )
+    if not order:
+        raise InvalidRequest("id: the recording holds no weights; record the tap weights", param="id")
+    return [shapes[name] for name in request.layers or order]
+
+
+def _one(
+    file: Any, info: RecordingInfo, place: Place, shape: tuple[int, int, int], request: RecordingStatisticsRequest
+) -> StatisticsOfAttention:
+    heads, queries, keys = shape
+    totals = Totals((1, heads, queries), torch.device("cpu"), _names(request), _inputs(info, place, request))
+    part = file.get_slice(f"{place.layer}.weights")
+    for head, rows in _blocks(heads, queries, keys):
+        weights = part[head : head + 1, rows.start : rows.stop][None].double()  # [1, 1, R, K]
+        positions = torch.arange(rows.start, rows.stop)[None]
+        real = torch.ones_like(positions, dtype=torch.bool)
+        totals.add(weights, real, positions, Selection((head,), tuple(rows)))
+    means = {name: _host(mean) for name, mean in totals.means().items()}
+    attention = info.attention(place.layer)
+    return StatisticsOfAttention(
+        name=place.layer,
+        heads=attention.heads if attention is not None else [str(head) for head in range(heads)],
+        queries=int(totals.queries),
+        statistics=HeadStatistics(**means),
+    )
+
+
+def _names(request: RecordingStatisticsRequest) -> tuple[str, ...]:
+    return DEFAULT_STATISTICS if request.statistics is None else tuple(dict.fromkeys(request.statistics))
+
+
+def _blocks(heads: int, queries: int, keys: int) -> Iterator[tuple[int, range]]:
+    rows = rows_at_once(1, 1, keys)
+    for head in range(heads):
+        for start in range(0, queries, rows):
+            yield head, range(start, min(start + rows, queries))
+
+
+def _inputs(info: RecordingInfo, place: Place, request: RecordingStatisticsRequest) -> StatisticInputs:
+    """The labels of the tokens as numbers: equal labels are equal tokens."""
+    queries, keys = info.tokens[place.stack], info.tokens[place.key_stack]
+    numbers = {label: number for number, label in enumerate(dict.fromkeys([*keys, *queries]))}
+    of_keys, of_queries = (torch.tensor([[numbers[label] for label in each]]) for each in (keys, queries))
+    classes = {
+        name: torch.from_numpy(np.isin(np.array(keys, object), np.array(labels, object)))[None]
+        for name, labels in request.classes.items()
+    }
+    return StatisticInputs(request.window, request.sinks, of_keys, of_queries, classes)
+
+
+def _host(mean: Any) -> Any:
+    """``[H]`` of one sequence, in float64."""
+    return {name: _host(each) for name, each in mean.items()} if isinstance(mean, Mapping) else to_numpy(mean[0])

@@ -1,0 +1,153 @@
+"""Chosen statistics of heads, over HTTP: each against its definition in plain numpy, in float64."""
+
+import numpy as np
+import pytest
+import torch
+
+from attention_client import Client
+from attention_service.core.blocks import tiles
+from attention_service.core.head_statistics import CLASS_SHARES, HEAD_STATISTICS
+from attention_service.core.inspection import positions_of, real_queries, top, totals
+from attention_service.core.types import Problem, Selection
+from tests.api.talk import post, refuse
+
+WINDOW, SINKS = 2, 3
+REAL = (9, 6)
+TOKENS = np.array([[5, 7, 5, 7, 8, 5, 5, 1, 7], [1, 2, 1, 2, 1, 3, 4, 4, 4]])
+
+
+def defined(w, tokens, position, key):
+    """Each statistic of one weight's contribution: its share times a factor of query position and key."""
+    before = [j for j in range(position) if tokens[j] == tokens[position]]
+    distance = key - position
+    return {
+        "entropy": -np.log(w) if w > 0 else 0.0,
+        "mean_distance": abs(distance),
+        "signed_distance": distance,
+        "locality": abs(distance) <= WINDOW,
+        "first_key": key == 0,
+        "sink_share": key < SINKS,
+        "own_position": distance == 0,
+        "previous_token": distance == -1,
+        "next_token": distance == 1,
+        "duplicate_token": key in before,
+        "induction": key - 1 in before,
+    }
+
+
+def by_loops(weights, tokens, real):
+    """Every statistic of weights ``[Q, K]`` of one head, by loops over queries and keys."""
+    rows: dict[str, list[float]] = {}
+    for i in range(real):
+        found: dict[str, float] = {}
+        for j, w in enumerate(weights[i]):
+            for name, factor in defined(w, tokens, i, j).items():
+                found[name] = found.get(name, 0.0) + w * factor
+        found |= {"max_weight": max(weights[i]), "effective_keys": np.exp(found["entropy"])}
+        for name, value in found.items():
+            rows.setdefault(name, []).append(value)
+    return {name: np.mean(values) for name, values in rows.items()}
+
+
+@pytest.mark.parametrize("causal", [False, True])
+def test_every_statistic_follows_its_definition(http, rng, causal):
+    x = rng.normal(size=(2, 3, 9, 4))
+    spec = {"masks": [{"name": "causal"}]} if causal else {}
+    options = {
+        "window": WINDOW, "sinks": SINKS, "tokens": TOKENS.tolist(),
+        "classes": {"even": [j % 2 == 0 for j in range(9)]}, "token_classes": {"sevens": [7, 8]},
+    }  # fmt: skip
+    reply = post(
+        http, "/v1/attention/weights", query=x.tolist(), spec=spec, key_lengths=[*REAL],
+        statistics=[*HEAD_STATISTICS, CLASS_SHARES], statistic_options=options,
+    )  # fmt: skip
+    assert set(reply["statistics"]) == {*HEAD_STATISTICS, CLASS_SHARES}
+    weights = np.array(reply["weights"], np.float64)
+    for row, head in np.ndindex(2, 3):
+        for name, value in by_loops(weights[row, head], TOKENS[row], REAL[row]).items():
+            np.testing.assert_allclose(reply["statistics"][name][row][head], value, atol=2e-5, err_msg=name)
+        rows = weights[row, head, : REAL[row]]
+        shares = {"even": rows[:, ::2], "sevens": rows[:, np.isin(TOKENS[row], [7, 8])]}
+        for name, of in shares.items():
+            share = reply["statistics"]["classes"][name][row][head]
+            np.testing.assert_allclose(share, of.sum(-1).mean(), atol=2e-5, err_msg=name)
+
+
+def test_tokens_of_queries_may_be_given(http, rng):
+    q, k = rng.normal(size=(3, 4)).tolist(), rng.normal(size=(5, 4)).tolist()
+    options = {"tokens": [1, 2, 3, 1, 9], "query_tokens": [0, 0, 1]}
+    reply = post(
+        http, "/v1/attention/weights", query=q, key=k, value=k, statistics=["duplicate_token"],
+        statistic_options=options, offsets=2,
+    )  # fmt: skip
+    weights = np.array(reply["weights"])
+    expected = (weights[2, 0] + weights[2, 3]) / 3  # the third query is at position 4
+    assert reply["statistics"] == {"duplicate_token": pytest.approx(expected, abs=1e-6)}
+
+
+@pytest.mark.parametrize(
+    ("asked", "param", "code"),
+    [
+        ({"statistics": ["induction"]}, "statistic_options.tokens", "invalid_request"),
+        ({"statistics": ["classes"]}, "statistic_options.classes", "invalid_request"),
+        (
+            {"statistics": ["classes"], "statistic_options": {"token_classes": {"x": [1]}}},
+            "statistic_options.tokens",
+            "invalid_request",
+        ),
+        ({"statistic_options": {"tokens": [1, 2, 3]}}, "statistic_options.tokens", "shape_mismatch"),
+        ({"statistic_options": {"window": -1}}, "statistic_options.window", "invalid_request"),
+        ({"statistics": ["nonsense"]}, "statistics.0", "invalid_request"),
+    ],
+)
+def test_missing_or_misshapen_inputs_of_statistics_are_refused(http, asked, param, code):
+    problem = refuse(http, "/v1/attention/weights", query=[[1.0, 0], [0, 1]], **asked)
+    assert (problem["status"], problem["param"], problem["code"]) == (422, param, code)
+
+
+def test_a_comparison_is_the_edited_minus_the_unedited(http, rng):
+    x = rng.normal(size=(2, 6, 4)).tolist()
+    edits = [{"tap": "scores", "heads": [1], "keys": [3], "set": 3.0}]
+    asked = {"query": x, "statistics": ["entropy", "locality"], "statistic_options": {"window": 1}}
+    without = post(http, "/v1/attention/weights", **asked)
+    reply = post(http, "/v1/attention/weights", **asked, edits=edits, compare="unedited")
+    for name in ("entropy", "locality"):
+        change = np.subtract(reply["statistics"][name], without["statistics"][name])
+        np.testing.assert_allclose(reply["differences"]["statistics"][name], change, atol=1e-6)
+        assert change[0] == 0
+        assert abs(change[1]) > 1e-4
+    change = np.subtract(reply["weights"], without["weights"])
+    np.testing.assert_allclose(reply["differences"]["weights"], change, atol=1e-7)
+    averaged = post(http, "/v1/attention/weights", **asked, edits=edits, compare="unedited", average_heads=True)
+    np.testing.assert_allclose(averaged["differences"]["weights"], change.mean(0), atol=1e-7)
+
+
+def test_the_client_sends_tokens_and_reads_chosen_statistics(server, rng):
+    x = rng.normal(size=(1, 2, 4, 4)).astype(np.float32)
+    with Client(server) as client:
+        reply = client.attention.weights(
+            x, statistics=["induction", "classes"], return_weights=False,
+            statistic_options={"tokens": np.array([[1, 2, 1, 2]]), "classes": {"last": np.arange(4) == 3}},
+        )  # fmt: skip
+    assert reply.statistics.induction.shape == (1, 2)
+    assert reply.statistics.classes["last"].shape == (1, 2)
+    assert reply.statistics.entropy is None
+
+
+def test_tiles_of_single_heads_give_the_same():
+    """Many keys make a block of all heads few queries: the heads are then inspected one by one."""
+    made = torch.Generator().manual_seed(0)
+    q, k = (torch.randn(1, 4, n, 8, generator=made) for n in (40, 20_000))
+    problem = Problem(q, k, k)
+    assert {tile.heads for tile in tiles(problem, Selection())} == {(0,), (1,), (2,), (3,)}
+    values, keys = top(problem, Selection(heads=(2, 0)), 3)
+    weights = (q.double() @ k.double().mT / 8**0.5).softmax(-1)
+    expected = weights[:, [2, 0]].topk(3)
+    assert torch.equal(keys, expected.indices)
+    torch.testing.assert_close(values.double(), expected.values, atol=1e-5, rtol=1e-4)
+    found = totals(problem, real_queries(problem), tiles(problem, Selection()))
+    assert found.queries.tolist() == [40]
+    distance = (positions_of(problem)[0, :, None] - torch.arange(20_000)).abs()
+    means = found.means()
+    torch.testing.assert_close(means["entropy"], torch.special.entr(weights).sum(-1).mean(-1), rtol=1e-5, atol=1e-5)
+    torch.testing.assert_close(means["mean_distance"], (weights * distance).sum(-1).mean(-1), rtol=1e-5, atol=1e-3)

@@ -109,6 +109,10 @@ class Metrics:
                 "Requests that wait for memory or for the device",
                 lambda: engine.budget.waiting,
             ),
+            "attention_entrance_requests": (
+                "Requests that wait unread at the entrance",
+                lambda: len(engine.entrance),
+            ),
             "attention_sessions": ("Live sessions", lambda: len(engine.sessions.registry)),
             "attention_session_bytes": ("Bytes of the pages of sessions", lambda: engine.sessions.pool.bytes),
             "attention_session_pages": ("Pages of sessions", lambda: engine.sessions.pool.pages),

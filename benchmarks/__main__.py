@@ -17,6 +17,7 @@ PAGES = (
     "beside",
     "client",
     "training",
+    "long_inspection",
     "serving",
     "scaling",
     "abuse",

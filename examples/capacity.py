@@ -75,8 +75,14 @@ def main() -> None:
         elsewhere(client)
         window(client)
         if picture is not None:
-            drawn = client.attention.complexity_picture(
-                LENGTHS[0], LENGTHS, compare=VARIANTS, hardware="H100 SXM", dtype="bfloat16", **HEADS
+            drawn = client.plot().of(
+                client.attention.complexity,
+                LENGTHS[0],
+                LENGTHS,
+                compare=VARIANTS,
+                hardware="H100 SXM",
+                dtype="bfloat16",
+                **HEADS,
             )
             picture.write_bytes(drawn.data)
             print(f"picture: {picture}")

@@ -6,7 +6,7 @@ InvalidRequest or InvalidTensor if the service would refuse the request whatever
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from string import Formatter
 from typing import Any, Final, Generic, Literal, TypedDict, TypeVar
 from urllib.parse import quote
@@ -15,7 +15,6 @@ from attention_client.array_likes import plain
 from attention_contract.base import WireModel
 from attention_contract.errors import InvalidRequest
 from attention_contract.operations import Operation
-from attention_contract.schemas.answers import Picture
 from attention_contract.schemas.complexity import Sweep
 from attention_contract.validation import validate
 from attention_contract.wire import JSON, MAX_HEADER, SAFETENSORS, to_body
@@ -58,10 +57,12 @@ class Call(Generic[ReplyT]):
     request: WireModel | None = None
     headers: Mapping[str, str] = field(default_factory=dict)
     options: CallOptions = field(default_factory=CallOptions)
+    params: Mapping[str, str] = field(default_factory=dict)
+    """The query string, of an operation whose request is not it."""
 
     def encode(self, media_type: MediaType) -> Message:
         """Encode the call; tensors travel as ``media_type`` says."""
-        operation, request, params, chunks = self.operation, self.request, {}, []
+        operation, request, params, chunks = self.operation, self.request, dict(self.params), []
         accepted = SAFETENSORS if operation.tensors and media_type == "safetensors" else JSON
         headers = {"Accept": accepted, **self.headers}
         if request is not None and accepted == JSON and "encoding" in type(request).model_fields:
@@ -112,11 +113,3 @@ def sized(operation: Operation[ReplyT], arguments: Mapping[str, Any]) -> Call[Re
     if sweep is not None and not isinstance(sweep, Sweep | Mapping):
         sweep = {"values": list(sweep)}
     return call(operation, {**arguments, "shape": shape, "sweep": sweep})
-
-
-def drawn(operation: Operation[Any], arguments: Mapping[str, Any]) -> Call[Picture]:
-    """Build a call about costs whose reply is a picture of the argument ``media_type``."""
-    fields = dict(arguments)
-    headers = {"Accept": fields.pop("media_type")}
-    about = sized(operation, fields)
-    return Call(replace(operation, reply=Picture), about.path, about.request, headers, about.options)

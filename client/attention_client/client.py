@@ -19,16 +19,17 @@ from attention_client.arguments import (
     AlternativeLike,
     DropoutLike,
     EditLike,
-    PictureType,
+    ReadoutLike,
     SelectLike,
     SessionShapeLike,
     ShapeLike,
     StatisticOptionsLike,
     SweepLike,
+    SweptEditLike,
     TensorMap,
 )
 from attention_client.array_likes import TensorLike
-from attention_client.calls import Call, CallOptions, MediaType, Message, ReplyT, call, drawn, sized
+from attention_client.calls import Call, CallOptions, MediaType, Message, ReplyT, call, sized
 from attention_client.connection_settings import (
     LIMITS,
     ApiKey,
@@ -39,6 +40,7 @@ from attention_client.connection_settings import (
     server_url,
 )
 from attention_client.many_requests import Errors, Many, bar, in_threads
+from attention_client.plots import Plot, drawn
 from attention_client.raw_responses import RawResponse, keeping, note
 from attention_client.resources.attention_calls import Attention
 from attention_client.resources.checkpoint_calls import Checkpoints
@@ -52,10 +54,13 @@ from attention_client.retry import Attempts
 from attention_client.trace_context import trace_requests
 from attention_contract import operations
 from attention_contract.errors import AttentionError
-from attention_contract.schemas.answers import Picture
 from attention_contract.schemas.attention import ForwardReply, KernelName, Tap
+from attention_contract.schemas.attribution import AttributionMethod, AttributionReply
+from attention_contract.schemas.circuits import CircuitPart, CircuitsReply
 from attention_contract.schemas.complexity import ComplexityReply
+from attention_contract.schemas.effects import EffectsReply
 from attention_contract.schemas.gradients import GradientsReply
+from attention_contract.schemas.picture_options import PictureFields, PictureFormat
 from attention_contract.schemas.weights import StatisticName, WeightsReply
 
 P = ParamSpec("P")
@@ -161,6 +166,7 @@ class Client:
 
     def send(self, call: Call[ReplyT]) -> ReplyT:
         """Send a call that ``attention_client.calls`` built, and return its reply."""
+        call = drawn(call)
         policy = self._policy.changed(call.options)
         attempts = Attempts(call.operation, policy.timeout, policy.retries)
         message = call.encode(policy.media_type)
@@ -197,13 +203,23 @@ class Client:
         note(response, content)
         return replies.read(call.operation, response, content)
 
-    def raw(self, method: Callable[P, AnswerT], *args: P.args, **kwargs: P.kwargs) -> RawResponse[AnswerT]:
+    def raw(self, method: Callable[P, AnswerT], /, *args: P.args, **kwargs: P.kwargs) -> RawResponse[AnswerT]:
         """Call a method of this client and return status, headers and body of the response beside the reply.
 
         ``client.raw(client.forward, "demo", tokens)``. An error is raised as by the method itself.
         """
         with keeping() as kept:
             return kept.beside(method(*args, **kwargs))
+
+    def plot(self, format: PictureFormat = "svg", **fields: Unpack[PictureFields]) -> Plot:  # noqa: A002
+        """Return a plot: ``.of(method, *args)`` is the picture of a method's reply, drawn by the server.
+
+        ``client.plot("png", view="head", head=3, theme="dark").of(client.weights, "demo", tokens)``.
+        ``view``: ``heads``, ``head``, ``lines`` or ``statistics`` of weights. ``width`` in pixels, ``dpi`` in pixels an
+        inch. ``palette``: viridis, cividis, magma, inferno, plasma; of differences rdbu, puor, brbg, berlin, vanimo.
+        ``scale`` of the colours: ``auto``, ``linear`` or ``log``. ``sequence`` of the batch. Raises InvalidRequest.
+        """
+        return Plot.stated(format, fields)
 
     def map(
         self, method: Callable[..., AnswerT], requests: Iterable[Mapping[str, Any]], *, concurrency: int = 8,
@@ -274,20 +290,48 @@ class Client:
         beta: TensorLike | None = None,
         initial_state: TensorLike | None = None, initial_normalizer: TensorLike | None = None,
         edits: Sequence[EditLike] = (), top_k: int = 0, select: SelectLike | None = None, return_weights: bool = True,
-        average_heads: bool = False, query_mask: TensorLike | None = None,
+        pool: int | None = None, average_heads: bool = False, query_mask: TensorLike | None = None,
         statistics: Sequence[StatisticName] | None = None, statistic_options: StatisticOptionsLike | None = None,
-        compare: Literal["unedited"] | None = None, kernel: KernelName | None = None,
+        compare: Literal["unedited"] | None = None, labels: Sequence[str] | None = None,
+        query_labels: Sequence[str] | None = None, kernel: KernelName | None = None,
         parameters: TensorMap | None = None, version: str | None = None, **options: Unpack[CallOptions],
     ) -> WeightsReply:  # fmt: skip
         """Return the weights of each head ``[B, H, Lq, Lk]``, their statistics, and the ``top_k`` keys of each query.
 
         The statistics are ``[B, H]`` each: entropy in nats, distance in tokens, shares of 1. ``top_k`` is at most
-        1,024. ``return_weights=False`` leaves the weights out. ``query_mask [B, Lq]``, True for a query that the
+        1,024. ``return_weights=False`` leaves the weights out; ``pool`` returns the largest weight of each square of so
+        many queries and keys. ``query_mask [B, Lq]``, True for a query that the
         statistics count. ``statistics`` names them, as in ``["induction"]``; ``statistic_options`` holds window, sinks,
         tokens ``[B, Lk]``, query_tokens ``[B, Lq]``, classes and token_classes. The weights are those after the
-        ``edits``; ``compare="unedited"`` adds ``differences``. The other arguments are those of ``forward``.
+        ``edits``; ``compare="unedited"`` adds ``differences``. ``labels`` of the Lk keys and ``query_labels`` stand in
+        pictures. The other arguments are those of ``forward``.
         """
         return self.send(call(operations.weights, locals()))
+
+    def attribution(
+        self, name: str, query: TensorLike, key: TensorLike | None = None, value: TensorLike | None = None, *,
+        mask: TensorLike | None = None, key_mask: TensorLike | None = None, key_lengths: TensorLike | None = None,
+        global_mask: TensorLike | None = None, past_key: TensorLike | None = None, past_value: TensorLike | None = None,
+        offsets: TensorLike | None = None, positions: TensorLike | None = None, gate: TensorLike | None = None,
+        beta: TensorLike | None = None,
+        initial_state: TensorLike | None = None, initial_normalizer: TensorLike | None = None,
+        methods: Sequence[AttributionMethod] = ("gradient_attention",), upstream: TensorLike | None = None,
+        readout: ReadoutLike | None = None, steps: int = 32, edits: Sequence[EditLike] = (),
+        select: SelectLike | None = None, compare: Literal["unedited"] | None = None,
+        labels: Sequence[str] | None = None, query_labels: Sequence[str] | None = None,
+        kernel: KernelName | None = None, parameters: TensorMap | None = None, version: str | None = None,
+        **options: Unpack[CallOptions],
+    ) -> AttributionReply:  # fmt: skip
+        """Return the share of each weight and head in L = Σ output · upstream, one tensor for each method.
+
+        ``methods``: gradient_attention and integrated ``[B, H, Lq, Lk]``, relevance ``[B, Lq, Lk]``, norm ``[B, H, Lq,
+        Lk]`` with norm_of_sum ``[B, Lq, Lk]``, head_importance ``[B, H]``. ``upstream`` is ∂L/∂output; by default ones.
+        ``readout {"weight": [C, d_model], "bias": [C], "targets": [B, Lq]}`` makes L the log-likelihood of the targets,
+        of which −1 counts nothing. ``steps`` are the points of the path of ``integrated``, whose accuracy
+        ``completeness`` tells. ``compare="unedited"`` adds ``differences``. The other arguments are those of
+        ``weights``.
+        """
+        return self.send(call(operations.attribution, locals()))
 
     def gradients(
         self, name: str, query: TensorLike, key: TensorLike | None = None, value: TensorLike | None = None, *,
@@ -312,6 +356,27 @@ class Client:
         """
         return self.send(call(operations.gradients, locals()))
 
+    def effects(
+        self, name: str, query: TensorLike, key: TensorLike | None = None, value: TensorLike | None = None, *,
+        sweep: SweptEditLike, edits: Sequence[EditLike] = (), queries: Sequence[int] | None = None,
+        direction: TensorLike | None = None, return_differences: bool = False,
+        mask: TensorLike | None = None, key_mask: TensorLike | None = None, key_lengths: TensorLike | None = None,
+        global_mask: TensorLike | None = None, past_key: TensorLike | None = None, past_value: TensorLike | None = None,
+        offsets: TensorLike | None = None, positions: TensorLike | None = None, gate: TensorLike | None = None,
+        beta: TensorLike | None = None,
+        initial_state: TensorLike | None = None, initial_normalizer: TensorLike | None = None,
+        kernel: KernelName | None = None, parameters: TensorMap | None = None, version: str | None = None,
+        **options: Unpack[CallOptions],
+    ) -> EffectsReply:  # fmt: skip
+        """Return the change of a module's output by each edit of a sweep: one edit a head, a query or a key.
+
+        ``sweep {"tap": "context", "over": ["heads"], "set": 0}`` knocks each head out in turn; a ``value`` of the whole
+        tap patches each in turn. The effects are ``[B, *swept]``: norm, relative, max, and with a ``direction`` of the
+        output's shape the projection on it. ``queries``: those whose outputs are compared. ``edits`` hold throughout.
+        ``return_differences`` adds the changes themselves. The other arguments are those of ``forward``.
+        """
+        return self.send(call(operations.effects, locals()))
+
     def complexity(
         self, name: str, shape: ShapeLike, sweep: SweepLike | None = None, *, return_: Sequence[Tap] = ("output",),
         kernel: KernelName | None = None, memory_bytes: int | None = None, hardware: str | None = None,
@@ -329,14 +394,15 @@ class Client:
         """
         return self.send(sized(operations.complexity, locals()))
 
-    def complexity_picture(
-        self, name: str, shape: ShapeLike, sweep: SweepLike | None = None, *, media_type: PictureType = "image/svg+xml",
-        return_: Sequence[Tap] = ("output",), kernel: KernelName | None = None, memory_bytes: int | None = None,
-        hardware: str | None = None, compare: Sequence[AlternativeLike] = (), measure: bool = False,
+    def circuits(
+        self, name: str, *, heads: Sequence[int] | None = None, parts: Sequence[CircuitPart] = ("qk", "ov", "spectra"),
+        top: int | None = None, vectors: bool = False, with_: str | None = None, with_version: str | None = None,
         version: str | None = None, **options: Unpack[CallOptions],
-    ) -> Picture:  # fmt: skip
-        """Draw the costs that ``complexity`` returns: time and peak memory along the sweep, or up to the shape.
+    ) -> CircuitsReply:  # fmt: skip
+        """Return the QK and OV circuits of a module's heads, and the spectra of its parameters, in float64.
 
-        Raises NotAcceptable if the server cannot draw.
+        ``heads``, by default all. ``parts``: qk, ov, spectra. ``top`` limits the singular values of each matrix;
+        ``vectors`` adds the singular vectors of the circuits ``[H, k, width]``. ``with_`` names a later module:
+        composition scores ``[H, L]`` of this module's heads with its heads are added. ``with_version`` pins it.
         """
-        return self.send(drawn(operations.complexity, locals()))
+        return self.send(call(operations.circuits, locals()))

@@ -5,7 +5,6 @@ from attention_client.arguments import (
     ConfigLike,
     DropoutLike,
     EditLike,
-    PictureType,
     ProjectionsLike,
     SelectLike,
     SessionShapeLike,
@@ -22,12 +21,17 @@ from attention_contract.schemas.answers import Picture
 from attention_contract.schemas.attention import ApproximationError, ForwardReply, KernelName, Ran, Tap
 from attention_contract.schemas.backward_passes import PassReply
 from attention_contract.schemas.checkpoints import CheckpointReply
+from attention_contract.schemas.circuits import CircuitsReply
 from attention_contract.schemas.complexity import ComplexityReply
+from attention_contract.schemas.effects import Effects, EffectsReply
 from attention_contract.schemas.gradients import GradientCheck, GradientsReply
 from attention_contract.schemas.hardware import HardwareList
 from attention_contract.schemas.hopfield import HopfieldReply
 from attention_contract.schemas.modules import ModuleConfig, ModuleInfo, ModuleList, Parameter, ParameterList
+from attention_contract.schemas.picture_options import PictureFields, PictureFormat
+from attention_contract.schemas.rollout import RecordingRollout, RolloutReply
 from attention_contract.schemas.server import Health, ServerInfo, VariantList
+from attention_contract.schemas.similarity import RecordingSimilarity, SimilarityReply
 from attention_contract.schemas.weights import HeadStatistics, TopKeys, WeightsReply
 from attention_contract.spec import AttentionSpec
 
@@ -38,10 +42,13 @@ __all__ = [
     "AttentionSpec",
     "CallOptions",
     "CheckpointReply",
+    "CircuitsReply",
     "ComplexityReply",
     "ConfigLike",
     "DropoutLike",
     "EditLike",
+    "Effects",
+    "EffectsReply",
     "ForwardReply",
     "GradientCheck",
     "GradientsReply",
@@ -58,14 +65,19 @@ __all__ = [
     "ParameterList",
     "PassReply",
     "Picture",
-    "PictureType",
+    "PictureFields",
+    "PictureFormat",
     "ProjectionsLike",
     "Ran",
     "RawResponse",
+    "RecordingRollout",
+    "RecordingSimilarity",
+    "RolloutReply",
     "SelectLike",
     "ServerInfo",
     "SessionShapeLike",
     "ShapeLike",
+    "SimilarityReply",
     "SpecLike",
     "SweepLike",
     "Tap",

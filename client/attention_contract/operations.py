@@ -13,15 +13,22 @@ from attention_contract.schemas import accuracy as y
 from attention_contract.schemas import attention as a
 from attention_contract.schemas import backward_passes as p
 from attention_contract.schemas import checkpoints as k
+from attention_contract.schemas import circuits as u
 from attention_contract.schemas import complexity as c
 from attention_contract.schemas import hardware as w
 from attention_contract.schemas import hopfield as h
 from attention_contract.schemas import modules as m
 from attention_contract.schemas import recordings as r
+from attention_contract.schemas import rollout as o
 from attention_contract.schemas import server as s
 from attention_contract.schemas import sessions as t
+from attention_contract.schemas import similarity as v
+from attention_contract.schemas.attribution import AttributionReply, AttributionRequest, RawAttributionRequest
+from attention_contract.schemas.effects import EffectsReply, EffectsRequest, RawEffectsRequest
 from attention_contract.schemas.gradients import GradientsReply, GradientsRequest, RawGradientsRequest
+from attention_contract.schemas.picture_options import WEIGHT_VIEWS, View
 from attention_contract.schemas.recording_statistics import RecordingStatistics, RecordingStatisticsRequest
+from attention_contract.schemas.text_predictions import PredictText, TextPredictions
 from attention_contract.schemas.weights import RawWeightsRequest, WeightsReply, WeightsRequest
 
 ReplyT = TypeVar("ReplyT", bound=WireModel | None)
@@ -54,8 +61,8 @@ class Operation(Generic[ReplyT]):
     status: int = 200
     tensors: bool = False
     """Bodies may be safetensors files."""
-    pictures: bool = False
-    """The reply is also available as a picture."""
+    pictures: tuple[View, ...] = ()
+    """The views in which the reply is also available as a picture."""
     safe_to_repeat: bool = True
     """The operation is idempotent, so a client may repeat it after a lost reply."""
     example: dict[str, Any] | None = None
@@ -133,13 +140,25 @@ forward = Operation(
 weights = Operation(
     "weights", "POST", "/v1/modules/{name}/weights", WeightsRequest, WeightsReply,
     "The keys that each head of a module attends to",
-    (*READS_BODY, *OF_MODULE, e.KernelUnsuitable), tensors=True, example=_QUERY | {"top_k": 1},
+    (*READS_BODY, *OF_MODULE, e.KernelUnsuitable), tensors=True, pictures=WEIGHT_VIEWS, example=_QUERY | {"top_k": 1},
 )  # fmt: skip
 gradients = Operation(
     "gradients", "POST", "/v1/modules/{name}/gradients", GradientsRequest, GradientsReply,
     "Exact gradients with respect to inputs, taps and parameters",
     (*READS_BODY, *OF_MODULE, e.KernelUnsuitable), tensors=True,
     example=_QUERY | {"wrt": ["query", "weights", "parameters"]},
+)  # fmt: skip
+attribution = Operation(
+    "attribution", "POST", "/v1/modules/{name}/attribution", AttributionRequest, AttributionReply,
+    "The share of each weight and each head of a module in a number that depends on its output",
+    (*READS_BODY, *OF_MODULE, e.KernelUnsuitable), tensors=True, pictures=WEIGHT_VIEWS,
+    example=_QUERY | {"methods": ["gradient_attention", "head_importance"]},
+)  # fmt: skip
+effects = Operation(
+    "effects", "POST", "/v1/modules/{name}/effects", EffectsRequest, EffectsReply,
+    "The change of a module's output by each edit of a sweep: heads, queries or keys",
+    (*READS_BODY, *OF_MODULE, e.KernelUnsuitable), tensors=True, pictures=("effects",),
+    example=_QUERY | {"sweep": {"tap": "context", "over": ["heads"], "set": 0}},
 )  # fmt: skip
 create_pass = Operation(
     "create_pass", "POST", "/v1/modules/{name}/passes", p.PassRequest, p.PassReply,
@@ -149,7 +168,7 @@ create_pass = Operation(
 complexity = Operation(
     "complexity", "POST", "/v1/modules/{name}/complexity", c.ComplexityRequest, c.ComplexityReply,
     "The cost of a module at a shape or a sweep of shapes",
-    (*READS_BODY, *OF_MODULE, e.KernelUnsuitable), pictures=True,
+    (*READS_BODY, *OF_MODULE, e.KernelUnsuitable), pictures=("costs",),
     example={"shape": {"batch": 1, "queries": 512}, "sweep": {"dimension": "length", "values": [512, 1024, 2048]}},
 )  # fmt: skip
 raw_forward = Operation(
@@ -161,13 +180,30 @@ raw_forward = Operation(
 raw_weights = Operation(
     "raw_weights", "POST", "/v1/attention/weights", RawWeightsRequest, WeightsReply,
     "The keys that each head of raw attention attends to",
-    (*READS_BODY, e.KernelUnsuitable), tensors=True, example=a.EXAMPLE_INPUTS | {"top_k": 1},
+    (*READS_BODY, e.KernelUnsuitable), tensors=True, pictures=WEIGHT_VIEWS, example=a.EXAMPLE_INPUTS | {"top_k": 1},
 )  # fmt: skip
 raw_gradients = Operation(
     "raw_gradients", "POST", "/v1/attention/gradients", RawGradientsRequest, GradientsReply,
     "Exact gradients of raw attention",
     (*READS_BODY, e.KernelUnsuitable), tensors=True,
     example=a.EXAMPLE_INPUTS | {"upstream": [[1.0, 0.0], [0.0, 1.0]], "wrt": ["query", "key", "value", "weights"]},
+)  # fmt: skip
+similarity = Operation(
+    "similarity", "POST", "/v1/attention/similarity", v.SimilarityRequest, v.SimilarityReply,
+    "Similarity of every pair of heads, by their weights or features",
+    READS_BODY, tensors=True, pictures=("similarity",), example=v.EXAMPLE,
+)  # fmt: skip
+raw_attribution = Operation(
+    "raw_attribution", "POST", "/v1/attention/attribution", RawAttributionRequest, AttributionReply,
+    "The share of each weight and each head of raw attention in a number that depends on its output",
+    (*READS_BODY, e.KernelUnsuitable), tensors=True, pictures=WEIGHT_VIEWS,
+    example=a.EXAMPLE_INPUTS | {"methods": ["relevance", "norm"]},
+)  # fmt: skip
+raw_effects = Operation(
+    "raw_effects", "POST", "/v1/attention/effects", RawEffectsRequest, EffectsReply,
+    "The change of the output of raw attention by each edit of a sweep",
+    (*READS_BODY, e.KernelUnsuitable), tensors=True, pictures=("effects",),
+    example=a.EXAMPLE_INPUTS | {"sweep": {"tap": "weights", "over": ["keys"], "set": 0, "renormalize": True}},
 )  # fmt: skip
 create_raw_pass = Operation(
     "create_raw_pass", "POST", "/v1/attention/passes", p.RawPassRequest, p.PassReply,
@@ -182,7 +218,7 @@ backward = Operation(
 raw_complexity = Operation(
     "raw_complexity", "POST", "/v1/attention/complexity", c.RawComplexityRequest, c.ComplexityReply,
     "The cost of raw attention at a shape or a sweep of shapes",
-    (*READS_BODY, e.KernelUnsuitable), pictures=True,
+    (*READS_BODY, e.KernelUnsuitable), pictures=("costs",),
     example={"shape": {"queries": 512}, "num_heads": 8, "head_dim": 64, "spec": {"masks": [{"name": "causal"}]}},
 )  # fmt: skip
 accuracy = Operation(
@@ -199,6 +235,11 @@ hopfield_retrieve = Operation(
     "Modern Hopfield retrieval: update states until they reach stored patterns",
     READS_BODY, tensors=True, example=h.EXAMPLE,
 )  # fmt: skip
+circuits = Operation(
+    "circuits", "POST", "/v1/modules/{name}/circuits", u.CircuitsRequest, u.CircuitsReply,
+    "QK and OV circuits of a module's heads, composition scores, and spectra of its parameters",
+    (*READS_BODY, *OF_MODULE), tensors=True, pictures=("spectra", "statistics", "composition"), example=u.EXAMPLE,
+)  # fmt: skip
 list_recordings = Operation(
     "list_recordings", "GET", "/v1/recordings", None, r.RecordingList, "Every stored recording",
 )  # fmt: skip
@@ -206,6 +247,21 @@ create_recording = Operation(
     "create_recording", "POST", "/v1/recordings", r.RecordingFile, r.RecordingInfo,
     "Store a recording: a text's way through a model",
     (*READS_BODY, *WRITES, e.TooLarge), status=201, tensors=True, example=r.EXAMPLE,
+)  # fmt: skip
+record_text = Operation(
+    "record_text", "POST", "/v1/recordings/text", r.RecordText, r.RecordingInfo,
+    "Record a text's way through a checkpoint of the model repository",
+    (*READS_BODY, *WRITES, e.CheckpointNotFound, e.InvalidCheckpoint, e.TooLarge), status=201, safe_to_repeat=False,
+    example={"checkpoint": "minilm", "text": "the cat sat on the mat"},
+)  # fmt: skip
+predict_text = Operation(
+    "predict_text", "POST", "/v1/recordings/predictions", PredictText, TextPredictions,
+    "Tokens that a checkpoint of the model repository predicts, unedited and with edits of its attention",
+    (*READS_BODY, e.CheckpointNotFound, e.InvalidCheckpoint),
+    example={
+        "checkpoint": "gpt2", "text": "the cat sat on the",
+        "edits": {"layers.0": [{"tap": "context", "heads": [0], "set": 0}]},
+    },
 )  # fmt: skip
 get_recording = Operation(
     "get_recording", "GET", "/v1/recordings/{id}", r.RecordingQuery, r.RecordingInfo,
@@ -219,7 +275,23 @@ delete_recording: Operation[None] = Operation(
 recording_statistics = Operation(
     "recording_statistics", "POST", "/v1/recordings/{id}/statistics", RecordingStatisticsRequest, RecordingStatistics,
     "Statistics of the recorded weights, by layer and head",
-    (*READS_BODY, e.RecordingNotFound), tensors=True, example={"statistics": ["entropy", "previous_token"]},
+    (*READS_BODY, e.RecordingNotFound), tensors=True, pictures=("statistics",),
+    example={"statistics": ["entropy", "previous_token"]},
+)  # fmt: skip
+recording_similarity = Operation(
+    "recording_similarity", "POST", "/v1/recordings/{id}/similarity", v.RecordingSimilarityRequest,
+    v.RecordingSimilarity, "Similarity of every pair of recorded heads or layers, of one recording or of two",
+    (*READS_BODY, e.RecordingNotFound), tensors=True, pictures=("similarity",), example={"tensor": "weights"},
+)  # fmt: skip
+rollout = Operation(
+    "rollout", "POST", "/v1/attention/rollout", o.RolloutRequest, o.RolloutReply,
+    "Rollout or flow of attention over layers: the inputs that the state of each token comes from",
+    READS_BODY, tensors=True, pictures=("rollout", "lines"), example=o.EXAMPLE,
+)  # fmt: skip
+recording_rollout = Operation(
+    "recording_rollout", "POST", "/v1/recordings/{id}/rollout", o.RecordingRolloutRequest, o.RecordingRollout,
+    "Rollout or flow of the recorded weights over layers",
+    (*READS_BODY, e.RecordingNotFound), tensors=True, pictures=("rollout", "lines"), example={"method": "rollout"},
 )  # fmt: skip
 OF_SESSION: Final = (e.SessionNotFound, e.SessionGone, e.LengthMismatch, e.VersionMismatch)
 
@@ -269,7 +341,19 @@ reorder_session = Operation(
 session_weights = Operation(
     "session_weights", "POST", "/v1/sessions/{id}/weights", t.SessionWeightsRequest, WeightsReply,
     "The keys of the cached past and of new tokens that each head attends to",
-    (*READS_BODY, *OF_SESSION, e.KernelUnsuitable), tensors=True, example=_QUERY | {"top_k": 1},
+    (*READS_BODY, *OF_SESSION, e.KernelUnsuitable), tensors=True, pictures=WEIGHT_VIEWS, example=_QUERY | {"top_k": 1},
+)  # fmt: skip
+session_effects = Operation(
+    "session_effects", "POST", "/v1/sessions/{id}/effects", t.SessionEffectsRequest, EffectsReply,
+    "The change of the output of new tokens over the cached past by each edit of a sweep",
+    (*READS_BODY, *OF_SESSION, e.KernelUnsuitable), tensors=True, pictures=("effects",),
+    example=_QUERY | {"sweep": {"tap": "context", "over": ["heads"], "set": 0}},
+)  # fmt: skip
+session_attribution = Operation(
+    "session_attribution", "POST", "/v1/sessions/{id}/attribution", t.SessionAttributionRequest, AttributionReply,
+    "The share of each weight of new tokens over the cached past",
+    (*READS_BODY, *OF_SESSION, e.KernelUnsuitable), tensors=True, pictures=WEIGHT_VIEWS,
+    example=_QUERY | {"methods": ["norm"]},
 )  # fmt: skip
 session_gradients = Operation(
     "session_gradients", "POST", "/v1/sessions/{id}/gradients", t.SessionGradientsRequest, GradientsReply,
@@ -302,14 +386,16 @@ OPERATIONS: Final[tuple[Operation[Any], ...]] = (
     list_checkpoints, fetch_checkpoint, get_checkpoint,
     list_modules, create_module, import_module, get_module, delete_module,
     list_parameters, replace_parameters, get_parameter,
-    forward, weights, gradients, complexity,
-    raw_forward, raw_weights, raw_gradients, raw_complexity,
+    forward, weights, attribution, gradients, effects, complexity,
+    raw_forward, raw_weights, raw_attribution, raw_gradients, raw_effects, raw_complexity,
     create_pass, create_raw_pass, backward,
     accuracy, list_hardware,
-    hopfield_retrieve,
-    list_recordings, create_recording, get_recording, delete_recording, recording_statistics,
+    hopfield_retrieve, circuits, similarity, rollout,
+    list_recordings, create_recording, record_text, predict_text, get_recording, delete_recording, recording_statistics,
+    recording_similarity, recording_rollout,
     list_sessions, open_session, get_session, delete_session, step_sessions, step_session,
-    fork_session, truncate_session, reorder_session, session_weights, session_gradients,
+    fork_session, truncate_session, reorder_session, session_weights, session_attribution, session_effects,
+    session_gradients,
     get_session_cache, put_session_cache,
     health_live, health_ready,
 )  # fmt: skip

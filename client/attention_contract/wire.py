@@ -31,7 +31,7 @@ VERSION_HEADER: Final = "attention-version"
 JSON: Final = "application/json"
 SAFETENSORS: Final = "application/vnd.safetensors"
 MEDIA_TYPES: Final = (JSON, SAFETENSORS)
-PICTURES: Final = {"image/svg+xml": "svg", "image/png": "png"}
+PICTURES: Final = {"image/svg+xml": "svg", "image/png": "png", "application/pdf": "pdf"}
 """Media types of replies that can be drawn, and the ending of their files."""
 _FEW: Final = 256
 """Values beside a request's tensors, up to which they are looked up in what was read before."""

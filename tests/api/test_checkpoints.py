@@ -175,6 +175,7 @@ def test_the_command_fetches_where_the_server_does_not(tmp_path):
         assert "causal" in attention("--url", url, "checkpoints", "org/net").stdout
 
 
+@pytest.mark.slow
 def test_an_offline_machine_says_so(tmp_path):
     with (
         process(tmp_path, "--hub", "true", HF_ENDPOINT="http://127.0.0.1:9") as (_, url),

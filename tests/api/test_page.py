@@ -17,6 +17,7 @@ from attention_contract.operations import OPERATIONS
 from attention_contract.schemas.attention import Ran, RawForwardRequest
 from attention_contract.schemas.complexity import RawComplexityRequest
 from attention_contract.schemas.modules import CreateModule
+from attention_contract.schemas.recordings import RecordText
 from attention_contract.schemas.weights import HeadStatistics
 from attention_contract.wire import SAFETENSORS
 from tests.api.test_recordings import file_of
@@ -145,7 +146,9 @@ def test_the_page_forbids_the_browser_what_it_does_not_need(page):
 
 
 def test_every_field_that_an_error_may_mark_is_one_of_the_contract():
-    known = {path for model in (CreateModule, RawForwardRequest, RawComplexityRequest) for path in paths(model)}
+    known = {
+        path for model in (CreateModule, RawForwardRequest, RawComplexityRequest, RecordText) for path in paths(model)
+    }
     marked = {name for text in sources() for name in re.findall(r'\bparam="([\w.]+)"', text)}
     assert "config.d_model" in marked
     assert marked - {"further"} <= known
@@ -185,10 +188,12 @@ def test_every_fact_that_is_shown_of_a_run_is_one_that_is_told():
 
 
 def test_every_statistic_that_is_read_is_one_of_the_contract():
-    text = (ROOT / "web/src/subject.ts").read_text(encoding="utf-8")
-    listed = re.search(r'\[("entropy".*?)\]', text)
+    text = (ROOT / "web/src/matrix.ts").read_text(encoding="utf-8")
+    listed = re.search(r"const TOLD = \[\n(.*?)\] as const", text, re.DOTALL)
     assert listed is not None
-    assert set(re.findall(r'"(\w+)"', listed[1])) <= set(HeadStatistics.model_fields)
+    names = re.findall(r'^  \["(\w+)"', listed[1], re.MULTILINE)
+    assert "entropy" in names
+    assert set(names) <= set(HeadStatistics.model_fields)
 
 
 def test_what_the_page_sends_as_raw_attention_is_answered(http):

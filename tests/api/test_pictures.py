@@ -1,17 +1,24 @@
 """Costs as pictures: files of the kind asked for, which show what the JSON reply has."""
 
 import io
+import json
 import re
 import xml.etree.ElementTree as ET
 from itertools import pairwise
 
+import numpy as np
 import pytest
+import safetensors.numpy
 from PIL import Image
 
 from attention_client import Client
+from attention_contract.drawing import Names
+from attention_contract.drawing import draw as draw_reply
 from attention_contract.errors import InvalidRequest
 from attention_contract.schemas.answers import Crossover
 from attention_contract.schemas.complexity import ComplexityReply, Sweep
+from attention_contract.schemas.picture_options import PictureOptions
+from attention_contract.wire import SAFETENSORS
 from attention_service.api import pictures
 from tests.api.talk import problem
 
@@ -21,11 +28,13 @@ WINDOW = {
     "kernel": "blocked",
     "spec": {"masks": [{"name": "sliding_window", "left": 64, "right": 64}]},
 }
-SVG, PNG = "image/svg+xml", "image/png"
+SMALL = "width=320"
+SVG, PNG, PDF = "image/svg+xml", "image/png", "application/pdf"
 
 
-def drawn(http, media_type=SVG, **fields):
-    answer = http.post("/v1/attention/complexity", json=RAW | fields, headers={"Accept": media_type})
+def drawn(http, media_type=SVG, path="/v1/attention/complexity", **fields):
+    body = RAW | fields if "complexity" in path else fields
+    answer = http.post(path, json=body, headers={"Accept": media_type})
     assert answer.status_code == 200, answer.text
     assert answer.headers["content-type"].startswith(media_type)
     assert answer.headers["vary"] == "Accept"
@@ -66,7 +75,7 @@ def drawn_of(http):
             for label, at in zip(labels[1:], lengths, strict=False)
         ]
         doctored = reply.model_copy(update={"compared": compared, "crossovers": crossovers})
-        return pictures.draw(doctored, Sweep(values=VALUES), SVG)
+        return draw_reply(doctored, PictureOptions(), SVG, Names(sweep=Sweep(values=VALUES)), {}).data
 
     return draw
 
@@ -113,11 +122,13 @@ def test_a_png_is_one(http):
 @pytest.mark.parametrize(
     ("fields", "dimension", "ticks"),
     [
-        ({}, "length", {"64", "4096"}),
-        ({"shape": {"queries": 1}}, "length", {"1", "64"}),
+        pytest.param({}, "length", {"64", "4096"}, marks=pytest.mark.slow),
+        pytest.param({"shape": {"queries": 1}}, "length", {"1", "64"}, marks=pytest.mark.slow),
         ({"shape": {"queries": 1, "past": 1000}}, "past", {"15", "1000"}),
-        ({"shape": {"queries": 7, "keys": 128}}, "keys", {"2", "128"}),
-        ({"sweep": {"dimension": "past", "values": [0, 100, 10]}}, "past", {"0", "10", "100"}),
+        pytest.param({"shape": {"queries": 7, "keys": 128}}, "keys", {"2", "128"}, marks=pytest.mark.slow),
+        pytest.param(
+            {"sweep": {"dimension": "past", "values": [0, 100, 10]}}, "past", {"0", "10", "100"}, marks=pytest.mark.slow
+        ),
         ({"sweep": {"dimension": "num_kv_heads", "values": [8, 1]}}, "num kv heads", {"1", "8"}),
     ],
 )
@@ -134,10 +145,10 @@ def test_every_form_is_chosen_by_accept(http):
         ("image/png", PNG),
         ("image/svg+xml;q=0.5, application/json;q=0.4", SVG),
     ):
-        answer = http.post("/v1/attention/complexity", json=RAW, headers={"Accept": accept})
+        answer = http.post(f"/v1/attention/weights?{SMALL}", json={"query": [[1.0]]}, headers={"Accept": accept})
         assert answer.headers["content-type"].partition(";")[0] == media_type
     document = problem(http.post("/v1/attention/complexity", json=RAW, headers={"Accept": "image/gif"}))
-    assert document["offered"] == ["application/json", SVG, PNG]
+    assert document["offered"] == ["application/json", SVG, PNG, PDF]
     assert problem(http.get("/v1/variants", headers={"Accept": PNG}))["status"] == 406
 
 
@@ -152,13 +163,161 @@ def test_without_the_extra_the_answer_names_it(http, monkeypatch):
 def test_clients_give_the_file_and_a_notebook_shows_it(server):
     with Client(server) as client:
         client.modules.create("drawn", {"d_model": 8, "num_heads": 2}, seed=0)
-        svg = client.complexity_picture("drawn", 64, compare=[{"num_kv_heads": 1}])
-        png = client.complexity_picture("drawn", 64, media_type="image/png")
+        svg = client.plot().of(client.complexity, "drawn", 64, compare=[{"num_kv_heads": 1}])
+        png = client.plot("png", width=320).of(client.weights, "drawn", np.ones((2, 8)))
         with pytest.raises(InvalidRequest):
-            client.complexity_picture("drawn", 64, compare=[{"num_kv_heads": 3}])
+            client.plot().of(client.complexity, "drawn", 64, compare=[{"num_kv_heads": 3}])
     assert re.match(rb"<\?xml", svg.data)
     assert "num_kv_heads 1" in words(svg.data)
     assert png.data.startswith(b"\x89PNG")
     assert svg._repr_mimebundle_() == {SVG: svg.data.decode()}
     assert png._repr_mimebundle_() == {PNG: png.data}
     assert "data" not in repr(png)
+
+
+# ── weights and statistics ───────────────────────────────────────────────────────────────────────────────────────────
+
+QUERY = np.random.default_rng(2).normal(size=(6, 8)).round(3).tolist()
+WORDS = ["[CLS]", "the", "cat", "sat", ".", "[SEP]"]
+
+
+@pytest.fixture(scope="module")
+def module(server):
+    with Client(server) as client:
+        client.modules.create("pictured", {"d_model": 8, "num_heads": 2}, seed=0)
+    return "/v1/modules/pictured/weights"
+
+
+def test_weights_are_drawn_with_labels_and_the_facts_of_their_making(http, module):
+    given = {"query": QUERY, "labels": WORDS}
+    answer = http.post(f"{module}?{SMALL}", json=given, headers={"Accept": SVG, "X-Request-ID": "seen-1"})
+    assert answer.headers["content-type"].startswith(SVG)
+    told = words(answer.content)
+    assert {"head 0", "head 1", "[CLS]", "cat", "[SEP]"} <= set(told)
+    assert "pictured · weights · 2 heads" in " ".join(told)
+    facts = json.loads(
+        next(ET.fromstring(answer.content).iter("{http://purl.org/dc/elements/1.1/}description")).text  # noqa: S314
+    )
+    plain = http.post(module, json={"query": QUERY}).json()
+    assert (facts["module"], facts["version"]) == ("pictured", plain["ran"]["version"])
+    assert (facts["request_id"], facts["shape"], facts["operation"]) == ("seen-1", [2, 6, 6], "weights")
+    assert facts["config"]["num_heads"] == 2
+    assert facts["options"] == {"width": 320}
+
+
+def test_one_head_has_the_numbers_of_the_reply(http, module):
+    told = words(drawn(http, path=f"{module}?view=head&head=1&dpi=72", query=QUERY, labels=WORDS))
+    weights = np.array(http.post(module, json={"query": QUERY}).json()["weights"][1])
+    assert {f"{weight:.2f}" for weight in weights.ravel() if weight >= 0.01} <= set(told)
+    assert "head 1" in " ".join(told)
+
+
+def test_raw_attention_sessions_and_recordings_are_drawn_too(http, module):
+    png = Image.open(io.BytesIO(drawn(http, PNG, f"/v1/attention/weights?{SMALL}&view=lines", query=QUERY)))
+    assert (png.format, png.width) == ("PNG", 320)
+    session = http.post("/v1/modules/pictured/sessions", json={}).json()["session"]
+    http.post(f"/v1/sessions/{session}/step", json={"query": QUERY[:4], "return": ["weights"]})
+    told = words(drawn(http, SVG, f"/v1/sessions/{session}/weights?width=480", query=QUERY[4:], labels=WORDS))
+    assert "2 queries × 6 keys" in " ".join(told)
+    assert told.count(".") == 3, "the label of a key of each head, and of the first new query"
+    file = {
+        "model": "tiny", "text": "a b", "created": "2026-01-02T03:04:05Z", "tokens": {"layers": ["a", "b"]},
+        "attentions": [{"name": "layers.0", "heads": ["L0H0"]}], "layers": {"0.weights": [[[1.0, 0.0], [0.5, 0.5]]]},
+    }  # fmt: skip
+    recording = http.post("/v1/recordings", json=file).json()["id"]
+    told = words(drawn(http, SVG, f"/v1/recordings/{recording}/statistics?{SMALL}", statistics=["entropy"]))
+    assert {"entropy", "layers.0", "L0H0"} <= set(told)
+
+
+def test_what_edits_change_is_drawn_about_zero(http, module):
+    edits = [{"tap": "weights", "heads": [1], "keys": [0], "set": 0}]
+    given = {"query": QUERY, "edits": edits, "compare": "unedited"}
+    told = words(drawn(http, SVG, f"{module}?{SMALL}&view=statistics&palette=puor", **given))
+    assert any("diverges from 0" in text for text in told)
+    document = problem(http.post(f"{module}?palette=viridis", json=given, headers={"Accept": SVG}))
+    assert (document["status"], document["param"]) == (422, "palette")
+
+
+@pytest.mark.parametrize(
+    ("query", "param"),
+    [
+        ("view=costs", "view"),
+        ("view=map", "view"),
+        ("theme=blue", "theme"),
+        ("palette=jet", "palette"),
+        ("palette=rdbu", "palette"),
+        ("width=20000", "width"),
+        ("width=200&dpi=300", "width"),
+        ("dpi=x", "dpi"),
+        ("scale=square", "scale"),
+        ("colour=red", "colour"),
+        ("width=300&width=400", "width"),
+        ("view=head&head=7", "head"),
+        ("sequence=1", "sequence"),
+    ],
+)
+def test_an_option_that_cannot_be_is_named(http, module, query, param):
+    document = problem(http.post(f"{module}?{query}", json={"query": QUERY}, headers={"Accept": SVG}))
+    assert (document["status"], document["param"]) == (422, param)
+    assert param in document["detail"]
+
+
+def test_labels_are_one_for_each_token(http, module):
+    for field, labels in (("labels", WORDS[:5]), ("query_labels", [*WORDS, "more"])):
+        document = problem(http.post(module, json={"query": QUERY, field: labels}, headers={"Accept": SVG}))
+        assert (document["status"], document["param"]) == (422, field)
+    assert http.post(module, json={"query": QUERY, "labels": WORDS}).json()["weights"]
+
+
+def test_a_file_of_tensors_is_answered_with_one_by_default(http, module):
+    body = safetensors.numpy.save({"query": np.array(QUERY, np.float32)})
+    answer = http.post(module, content=body, headers={"Content-Type": SAFETENSORS})
+    assert answer.headers["content-type"] == SAFETENSORS
+
+
+def test_the_options_are_documented(http):
+    paths = http.get("/openapi.json").json()["paths"]
+    asked = {each["name"]: each for each in paths["/v1/modules/{name}/weights"]["post"]["parameters"]}
+    assert set(PictureOptions.model_fields) <= asked.keys()
+    assert asked["view"]["schema"]["enum"] == ["heads", "head", "lines", "statistics"]
+    assert asked["width"]["schema"]["maximum"] == 4096
+    assert PDF in paths["/v1/modules/{name}/weights"]["post"]["responses"]["200"]["content"]
+
+
+@pytest.mark.parametrize(
+    ("path", "fields", "told"),
+    [
+        ("attribution?view=head&head=1", {"query": QUERY, "labels": WORDS}, {"[CLS]", "gradient attention"}),
+        ("attribution", {"query": QUERY, "methods": ["head_importance"]}, {"head importance"}),
+        ("circuits?theme=dark", {}, {"W_QK", "W_OV", "head 1", "q_proj.weight"}),
+        ("circuits?view=composition", {"with": "pictured"}, {"Q composition", "later head"}),
+        ("effects", {"query": QUERY, "sweep": {"tap": "context", "set": 0}}, {"head 1", "relative"}),
+    ],
+)
+def test_further_replies_about_a_module_are_drawn(http, module, path, fields, told):
+    drawing = drawn(http, SVG, f"{module.removesuffix('weights')}{path}", **fields)
+    assert told <= set(words(drawing))
+
+
+def test_the_palette_suits_the_attribution(http, module):
+    path = f"{module.removesuffix('weights')}attribution?palette="
+    document = problem(http.post(f"{path}magma", json={"query": QUERY}, headers={"Accept": SVG}))
+    assert document["param"] == "palette"
+    given = {"query": QUERY, "methods": ["norm"]}
+    assert problem(http.post(f"{path}puor", json=given, headers={"Accept": SVG}))["param"] == "palette"
+    assert problem(http.post(path.partition("?")[0], json=given | {"labels": ["a"]}))["param"] == "labels"
+
+
+def test_long_weights_are_pooled_where_they_are_computed(http, module, monkeypatch):
+    monkeypatch.setattr(pictures, "_CELLS", 3)
+    given = {"query": QUERY, "labels": WORDS}
+    told = words(drawn(http, SVG, f"{module}?width=480&view=head&head=1", **given))
+    assert "pooled by maximum: a cell is 2 queries × 2 keys" in told
+    assert "head 1 · 6 queries × 6 keys" in " ".join(told)
+    assert {"[CLS]", "cat", "."} <= set(told)
+    reply = http.post(module, json=given | {"pool": 4, "return_weights": False}).json()
+    weights = np.array(http.post(module, json=given).json()["weights"])
+    squares = [weights[:, :4, :4], weights[:, :4, 4:], weights[:, 4:, :4], weights[:, 4:, 4:]]
+    expected = np.stack([square.max((1, 2)) for square in squares], -1).reshape(2, 2, 2)
+    np.testing.assert_allclose(reply["pooled"], expected, rtol=1e-6)
+    assert "weights" not in reply

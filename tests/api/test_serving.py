@@ -45,6 +45,7 @@ def test_a_module_survives_a_kill(tmp_path):
     assert {"method", "path", "status", "ms", "request_id"} <= set(request)
 
 
+@pytest.mark.slow
 def test_a_stop_lets_what_is_in_flight_finish(tmp_path):
     with process(tmp_path, "--threads", "1") as (server, url), httpx.Client(base_url=url, timeout=60) as http:
         n = 1500

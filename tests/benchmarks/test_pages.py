@@ -22,6 +22,7 @@ from benchmarks import (
     demanding,
     holding,
     kernels,
+    long_inspection,
     scaling,
     serving,
     tables,
@@ -162,6 +163,15 @@ def test_clients():
 
 
 @pytest.mark.slow
+def test_long_inspection():
+    planned, held, weights, predicted, took = (float(cell) for cell in long_inspection.row(512, 2)[1:])
+    assert planned > 0
+    assert held >= 0
+    assert weights == 1.0
+    assert predicted > 0
+    assert took > 0
+
+
 def test_training():
     lines = "\n".join(training.lines([(4, 8, 2)], 1))
     assert lines.count("| 4 × 8 |") == 2

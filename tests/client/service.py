@@ -18,18 +18,24 @@ from attention_contract.schemas import accuracy as y
 from attention_contract.schemas import answers as w
 from attention_contract.schemas import attention as a
 from attention_contract.schemas import checkpoints as k
+from attention_contract.schemas import circuits as u
 from attention_contract.schemas import complexity as c
 from attention_contract.schemas import counts as n
 from attention_contract.schemas import hardware as g
 from attention_contract.schemas import hopfield as h
 from attention_contract.schemas import modules as m
 from attention_contract.schemas import recordings as r
+from attention_contract.schemas import rollout as o
 from attention_contract.schemas import server as s
 from attention_contract.schemas import session_costs as p
 from attention_contract.schemas import sessions as t
+from attention_contract.schemas import similarity as v
+from attention_contract.schemas.attribution import AttributionReply, Attributions, Completeness
 from attention_contract.schemas.backward_passes import PassReply
+from attention_contract.schemas.effects import Effects, EffectsReply
 from attention_contract.schemas.gradients import GradientCheck, GradientsReply
 from attention_contract.schemas.recording_statistics import RecordingStatistics
+from attention_contract.schemas.text_predictions import PredictedToken, TextPredictions
 from attention_contract.schemas.weights import HeadStatistics, TopKeys, WeightsReply
 from attention_contract.wire import JSON, PICTURES, from_body, to_body
 
@@ -52,22 +58,33 @@ EXAMPLES = {
     "get_parameter": (("demo", "q_proj.weight"), {"head": 1}, "/v1/modules/demo/parameters/q_proj.weight?head=1"),
     "forward": (("demo", X), {"return_": ["output", "weights"]}, "/v1/modules/demo/forward"),
     "weights": (("demo", X), {"top_k": 2}, "/v1/modules/demo/weights"),
+    "attribution": (("demo", X), {"methods": ["norm"]}, "/v1/modules/demo/attribution"),
     "gradients": (("demo", X), {"wrt": ["query", "q_proj.weight"]}, "/v1/modules/demo/gradients"),
+    "effects": (("demo", X), {"sweep": {"tap": "context", "set": 0}}, "/v1/modules/demo/effects"),
     "complexity": (("demo", 512), {}, "/v1/modules/demo/complexity"),
     "raw_forward": ((X, X, X), {}, "/v1/attention/forward"),
     "raw_weights": ((X, X), {}, "/v1/attention/weights"),
+    "raw_attribution": ((X, X), {"steps": 4}, "/v1/attention/attribution"),
     "raw_gradients": ((X, X, X), {}, "/v1/attention/gradients"),
+    "raw_effects": ((X, X), {"sweep": {"tap": "weights", "over": ["keys"], "scale": 2}}, "/v1/attention/effects"),
     "create_pass": (("demo", X), {"wrt": ["query", "parameters"]}, "/v1/modules/demo/passes"),
     "create_raw_pass": ((X, X, X), {"wrt": ["value"]}, "/v1/attention/passes"),
     "backward": (("5e",), {"upstream": X}, "/v1/passes/5e/backward"),
     "raw_complexity": ((512,), {"num_heads": 8, "head_dim": 64}, "/v1/attention/complexity"),
     "accuracy": ((), {}, "/v1/complexity/accuracy"),
     "list_hardware": ((), {}, "/v1/complexity/hardware"),
+    "similarity": ((X[None],), {"measure": "cka"}, "/v1/attention/similarity"),
+    "circuits": (("demo",), {"with_": "later"}, "/v1/modules/demo/circuits"),
     "hopfield_retrieve": ((X, X), {"eps": 0.1}, "/v1/hopfield/retrieve"),
     "list_recordings": ((), {}, "/v1/recordings"),
     "create_recording": ((r.EXAMPLE,), {}, "/v1/recordings"),
+    "record_text": (("minilm", "the cat"), {}, "/v1/recordings/text"),
+    "predict_text": (("gpt2", "the cat"), {"top_k": 2}, "/v1/recordings/predictions"),
     "get_recording": (("0" * 32,), {}, f"/v1/recordings/{'0' * 32}"),
+    "rollout": ((np.ones((2, 3, 3)),), {"residual": 0.25}, "/v1/attention/rollout"),
+    "recording_rollout": (("0" * 32,), {"method": "flow", "queries": [1]}, f"/v1/recordings/{'0' * 32}/rollout"),
     "recording_statistics": (("0" * 32,), {"sinks": 2}, f"/v1/recordings/{'0' * 32}/statistics"),
+    "recording_similarity": (("0" * 32,), {"tensor": "context"}, f"/v1/recordings/{'0' * 32}/similarity"),
     "delete_recording": (("0" * 32,), {}, f"/v1/recordings/{'0' * 32}"),
     "list_sessions": ((), {}, "/v1/sessions"),
     "open_session": (("demo",), {"capacity": 128}, "/v1/modules/demo/sessions"),
@@ -79,6 +96,8 @@ EXAMPLES = {
     "truncate_session": (("7-1", 2), {}, "/v1/sessions/7-1/truncate"),
     "reorder_session": (("7-1", [0]), {}, "/v1/sessions/7-1/reorder"),
     "session_weights": (("7-1", X), {"top_k": 2}, "/v1/sessions/7-1/weights"),
+    "session_effects": (("7-1", X), {"sweep": {"tap": "q", "scale": 2}}, "/v1/sessions/7-1/effects"),
+    "session_attribution": (("7-1", X), {"methods": ["relevance"]}, "/v1/sessions/7-1/attribution"),
     "session_gradients": (("7-1", X), {"wrt": ["query", "past_key"]}, "/v1/sessions/7-1/gradients"),
     "get_session_cache": (("7-1",), {}, "/v1/sessions/7-1/cache"),
     "put_session_cache": (("7-1", X[None], X[None]), {}, "/v1/sessions/7-1/cache"),
@@ -98,7 +117,7 @@ CALLS = {
     for name, method in vars(blocking).items()
     if inspect.isfunction(method)
     and not name.startswith("_")
-    and name not in {"send", "close", "with_options", "raw", "map", "stream_settings", "open", "stream"}
+    and name not in {"send", "close", "with_options", "raw", "map", "plot", "stream_settings", "open", "stream"}
 }
 """The methods that make a call, by their dotted names."""
 COMPOSED = {"modules.import_all", "recordings.read", "recordings.download"}
@@ -106,7 +125,7 @@ COMPOSED = {"modules.import_all", "recordings.read", "recordings.download"}
 METHODS = {
     re.search(r"operations\.(\w+)", inspect.getsource(method))[1]: name
     for name, method in CALLS.items()
-    if not name.endswith("_picture") and name not in COMPOSED
+    if name not in COMPOSED
 }
 """The dotted name of the method of each operation; of several methods, the one that asks for its whole reply."""
 RAN = a.Ran(
@@ -140,6 +159,12 @@ SESSION = t.SessionInfo(
     session="7-1", module="demo", version="abc", sequences=1, length=3, held=3, policy=t.FullPolicy(), pinned=False,
     bytes=4096, shared_bytes=1024, own_bytes=3072, expires_at="2026-01-01T00:00:00+00:00",
 )  # fmt: skip
+
+CIRCUIT = {
+    "singular_values": np.array([[4.0, 3.0], [1.0, 0.0]]), "norm": np.array([5.0, 1.0]),
+    "effective_rank": np.array([1.98, 1.0]), "stable_rank": np.array([1.5625, 1.0]),
+}  # fmt: skip
+
 
 RECORDING = r.RecordingInfo.model_validate(
     {name: value for name, value in r.EXAMPLE.items() if name != "layers"}
@@ -201,6 +226,24 @@ def reply_to(operation: Operation[Any], request: Any) -> Any:
             weights=np.ones((2, 3, 3), np.float32) if request.return_weights else None,
             ran=RAN,
         )
+    if name.endswith("rollout"):
+        values = np.eye(3)
+        if name == "rollout":
+            return o.RolloutReply(values=values, ran=RAN)
+        tokens = ["the", "cat", "sat"]
+        return o.RecordingRollout(id="0" * 32, layers=["layers.0"], tokens=tokens, values=values, ran=RAN)
+    if name == "effects":
+        measured = Effects(norm=HEADS, relative=HEADS, max=HEADS, projection=HEADS)
+        return EffectsReply(swept={"heads": [0, 1]}, effects=measured, differences=np.ones((2, 3, 8)), ran=RAN)
+    if name == "attribution":
+        gap = Completeness(attributed=HEADS, expected=HEADS, gap=HEADS * 0.25)
+        found = dict.fromkeys(request.methods, np.stack([HEADS, -HEADS]))
+        return AttributionReply(
+            **found,
+            completeness=gap if "integrated" in found else None,
+            differences=Attributions(**found) if request.compare else None,
+            ran=RAN,
+        )
     if name == "gradients":
         check = GradientCheck(max_absolute_error=1e-9, max_relative_error=1e-8, elements=4, passed=True)
         wrt = dict.fromkeys(request.wrt, HEADS)
@@ -242,6 +285,17 @@ def reply_to(operation: Operation[Any], request: Any) -> Any:
                 options={},
             ),
         ]),
+        "circuits": u.CircuitsReply(
+            heads=np.arange(2),
+            qk=u.Circuit(**CIRCUIT),
+            ov=u.OutputCircuit(**CIRCUIT, copying=np.array([1.0, -0.5])),
+            spectra=[u.Spectrum(name="score.weight", shape=[2, 2, 2], **CIRCUIT)],
+            composition=u.Composition(
+                module="later", version="def", baseline=0.125, **dict.fromkeys("qkv", np.array([[0.75], [0.25]]))
+            ),
+            left_out=["position rope"],
+            ran=RAN,
+        ),
         "list_hardware": g.HardwareList(
             hardware=[
                 g.HardwareInfo(
@@ -284,8 +338,28 @@ def reply_to(operation: Operation[Any], request: Any) -> Any:
             bytes=344, limit_bytes=1000, damaged=["1" * 32],
         ),
         "create_recording": RECORDING,
+        "record_text": RECORDING,
+        "predict_text": TextPredictions(
+            tokens=["the", "cat"], predicts="next", position=1, divergence=[0.0, 0.5],
+            top=[
+                PredictedToken(
+                    token="sat", id=5, logit=2.0, edited_logit=1.0, probability=0.75, edited_probability=0.25
+                )
+            ],
+        ),
         "get_recording": RECORDING,
         "recording_statistics": RecordingStatistics(id="0" * 32, attentions=[]),
+        "recording_similarity": v.RecordingSimilarity(
+            id="0" * 32,
+            with_="1" * 32,
+            measure="cka",
+            values=np.array([[0.5, 0.875]]),
+            rows=[v.ComparedPart(layer="layers.0", head="L0H0")],
+            columns=[v.ComparedPart(layer="layers.0"), v.ComparedPart(layer="layers.1")],
+            tokens=7,
+            ran=RAN,
+        ),
+        "similarity": v.SimilarityReply(measure="cka", values=np.eye(2), ran=RAN),
         "delete_recording": None,
         "list_sessions": t.SessionList(
             sessions=[SESSION, SESSION.model_copy(update={"session": "7-2", "parent": "7-1"})],

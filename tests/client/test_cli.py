@@ -72,6 +72,14 @@ COMMANDS = {
     ],
     "hardware": ["G1", "80 GB", "989.5", "a sheet"],
     "hopfield --stored q.npy --states q.npy --eps 0.1": ["one pattern", "metastable, still falling", "2.969", "0.9688"],
+    f"recordings rollout {'0' * 32} --row 1 --row 0 --row 2": [
+        "comes from",
+        "1 cat",
+        "0 the (1)",
+        "over layers.0",
+    ],
+    f"recordings similarity {'0' * 32} --tensor context": ["L0H0", "layers.1 (0.875)  layers.0 (0.5)", "over 7 tokens"],
+    "circuits demo --with later": ["QK", "1.562", "-0.5", "score.weight, head 1", "0.75", "at random: 0.125", "rope"],
     "sessions": ["demo", "7-1  3 tokens  3.07 kB own, 1.02 kB shared", "2 sessions; 2 pages of 64 tokens, 1 shared"],
     "sessions list": ["└── 7-1", "    └── 7-2"],
     "sessions show 7-1": ["policy.name", "full", "own_bytes", "3072"],
@@ -199,8 +207,35 @@ def test_what_is_asked_of_costs(run, played, tmp_path):
 @pytest.mark.parametrize("target", [["demo"], ["--num-heads", "2", "--head-dim", "4"]])
 def test_a_picture_goes_into_a_file(run, played, tmp_path, target):
     for name, begin in (("costs.svg", b"image/svg+xml"), ("costs.PNG", b"image/png")):
-        assert name in run("complexity", *target, "--queries", "8", "--picture", name).stdout
+        assert name in run("complexity", *target, "--queries", "8", "--plot", name, "--theme", "dark").stdout
         assert (tmp_path / name).read_bytes() == b"drawn as " + begin
+        assert played.requests[-1].url.params == httpx.QueryParams({"theme": "dark"})
+
+
+def test_weights_and_statistics_are_drawn_with_their_labels_and_look(run, played, tmp_path):
+    look = ("--view", "lines", "--palette", "magma", "--width", "400", "--scale", "log", "--head", "1")
+    run("weights", "demo", "--query", "q.npy", "--labels", "[CLS] a [SEP]", "--plot", "lines.pdf", *look)
+    assert (tmp_path / "lines.pdf").read_bytes() == b"drawn as application/pdf"
+    assert (played.asked.labels, played.asked.select.heads) == (["[CLS]", "a", "[SEP]"], [1])
+    asked = {"view": "lines", "palette": "magma", "width": "400", "scale": "log"}
+    assert dict(played.requests[-1].url.params) == asked
+    (tmp_path / "labels.json").write_text('["the end", "of"]')
+    run("weights", "--query", "q.npy", "--labels", "labels.json", "--plot", "raw.svg")
+    assert played.asked.labels == ["the end", "of"]
+    run("attribution", "demo", "--query", "q.npy", "--labels", "a b", "--method", "norm", "--plot", "norm.svg")
+    assert (played.asked.methods, played.asked.labels) == (["norm"], ["a", "b"])
+    run("effects", "demo", "--query", "q.npy", "--plot", "effects.svg")
+    run("circuits", "demo", "--with", "later", "--plot", "circuits.svg", "--view", "composition")
+    assert (played.asked.with_, dict(played.requests[-1].url.params)) == ("later", {"view": "composition"})
+    run("recordings", "similarity", "0" * 32, "--tensor", "q", "--plot", "similar.svg")
+    assert played.asked.tensor == "q"
+    run("recordings", "rollout", "0" * 32, "--row", "1", "--plot", "rollout.svg", "--view", "lines")
+    assert played.asked.queries == [1]
+    for name in ("norm", "effects", "circuits", "similar", "rollout"):
+        assert (tmp_path / f"{name}.svg").read_bytes() == b"drawn as image/svg+xml"
+    run("recordings", "statistics", "0" * 32, "--plot", "layers.png", "--statistic", "entropy")
+    assert played.asked.statistics == ["entropy"]
+    assert (tmp_path / "layers.png").read_bytes() == b"drawn as image/png"
 
 
 def test_a_size_that_no_shape_has_has_a_column_of_its_own(run):
@@ -266,6 +301,20 @@ def test_weights_are_fetched_only_where_they_are_kept(run, played):
     run("weights", "demo", "--query", "q.npy", "-o", "w.npy", "--edits", '[{"tap": "q", "set": 0}]')
     assert played.asked.edits[0].tap == "q"
     assert np.load("w.npy").shape == (2, 3, 3)
+
+
+def test_attributions_take_methods_a_readout_and_a_comparison(run, played):
+    np.savez("readout.npz", weight=X, targets=np.array([0, -1, 2]))
+    printed = run(
+        "attribution", "demo", "--query", "q.npy", "--method", "integrated", "--method", "norm", "--readout",
+        "readout.npz", "--steps", "7", "--edits", '[{"tap": "q", "set": 0}]', "--differences", "-o", "out.npz",
+    ).stdout  # fmt: skip
+    asked = played.asked
+    assert (asked.methods, asked.steps, asked.compare) == (["integrated", "norm"], 7, "unedited")
+    assert asked.readout.targets.tolist() == [0, -1, 2]
+    assert "misses L(A) − L(0) by at most 0.25" in printed
+    assert "difference" in printed
+    np.testing.assert_array_equal(np.load("out.npz")["differences.norm"], [[0, 1], [0, -1]])
 
 
 def test_patterns_beta_and_projections_become_request_fields(run, played):
@@ -348,8 +397,9 @@ def test_json_comes_from_standard_input(run, played, text):
         ("complexity demo --sweep tokens=1,2", "'tokens' is none of length"),
         ("complexity --queries 4", "--num-heads"),
         ("complexity --queries 4 --num-heads 2 --head-dim 4 --session {}", "--session"),
-        ("complexity demo --queries 4 --picture p.gif", ".svg or .png"),
-        ("complexity demo --queries 4 --picture no/p.png", "no folder"),
+        ("complexity demo --queries 4 --plot p.gif", ".svg or .png"),
+        ("weights demo --query q.npy --view head", "add --plot FILE"),
+        ("weights demo --query q.npy --plot no/p.png", "no folder"),
         ("hopfield --stored q.npy --states q.npy --beta high", "--beta"),
         ("modules parameters demo --head 1", "need a PARAMETER"),
         ("modules --json list", "behind the command"),

@@ -198,7 +198,7 @@ def test_the_command_records_two_stacks_and_without_a_server(run, tmp_path):
     [
         (("record", "none", TEXT), 1, "'none'"),
         (("record", "broken", TEXT), 1, "'broken'"),
-        (("record", "tiny", TEXT, "--taps", "q", "--local"), 1, "give a client"),
+        (("record", "tiny", TEXT, "--taps", "scores", "--local"), 1, "taps"),
         (("record", "tiny", TEXT, "--taps", "nothing"), 1, "taps"),
         (("record", "tiny", "", "--local"), 1, "text"),
         (("record", "tiny", TEXT, "--output", "cat.npz"), 2, ".safetensors"),

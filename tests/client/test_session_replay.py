@@ -19,11 +19,17 @@ from attention_client import (
     SessionGone,
     SessionNotFound,
 )
-from attention_client.arguments import GradientsFields, StepFields, WeightsFields
+from attention_client.arguments import AttributionFields, EffectsFields, GradientsFields, StepFields, WeightsFields
 from attention_client.calls import CallOptions
 from attention_client.decoding.live_session import AsyncSession, Session
 from attention_client.resources.session_calls import AsyncSessions, Sessions
-from attention_contract.schemas.sessions import SessionGradientsRequest, SessionWeightsRequest, StepRequest
+from attention_contract.schemas.sessions import (
+    SessionAttributionRequest,
+    SessionEffectsRequest,
+    SessionGradientsRequest,
+    SessionWeightsRequest,
+    StepRequest,
+)
 from tests.conftest import live_server
 
 MODULE = "replayed"
@@ -411,7 +417,13 @@ def test_both_sessions_have_the_same_methods(blocking, awaited):
 
 @pytest.mark.parametrize(
     ("fields", "request_model"),
-    [(StepFields, StepRequest), (WeightsFields, SessionWeightsRequest), (GradientsFields, SessionGradientsRequest)],
+    [
+        (AttributionFields, SessionAttributionRequest),
+        (EffectsFields, SessionEffectsRequest),
+        (StepFields, StepRequest),
+        (WeightsFields, SessionWeightsRequest),
+        (GradientsFields, SessionGradientsRequest),
+    ],
 )
 def test_the_keywords_of_a_session_are_the_fields_of_its_requests(fields, request_model):
     beside = {"query", "key", "value", "at", "step", "encoding", "past_key", "past_value", "offsets"}

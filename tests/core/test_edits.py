@@ -9,7 +9,8 @@ from attention_contract.spec import AttentionSpec, Causal
 from attention_service.core import edits
 from attention_service.core.attention import attend, trace
 from attention_service.core.edits import AXES, BoundEdit
-from attention_service.core.types import Problem
+from attention_service.core.stages import narrow, stages
+from attention_service.core.types import Problem, Selection
 
 TAPS = ("q", "k", "v", "scores", "capped_scores", "masked_scores", "weights", "context")
 PICKED = {"heads": (1, 0), "queries": (2,), "keys": (0, 3, 3)}
@@ -44,6 +45,24 @@ def test_an_edit_touches_its_part_and_nothing_else(tap, action, problem):
     for earlier in TAPS[: TAPS.index(tap)]:
         assert after[earlier].equal(before[earlier])
     assert not after["context"].equal(before["context"])
+
+
+@pytest.mark.parametrize("tap", TAPS)
+@pytest.mark.parametrize("action", [{"set": 0.25}, {"scale": -2.0}, {"value": True}], ids=str)
+@pytest.mark.parametrize("selection", [Selection((3, 0), (3, 2)), Selection((2,)), Selection(None, (0, 2))], ids=str)
+def test_an_edit_of_the_whole_holds_within_a_selection(tap, action, selection, problem):
+    listed = {axis: PICKED[axis][:2] for axis in AXES[tap]}
+    shape = [2, *(len(listed[axis]) for axis in AXES[tap])]
+    if "value" in action:
+        action = {"value": torch.randn(*shape, *([3] if len(shape) < 4 else []))}
+        if len(shape) < 4:
+            action["value"] = action["value"][..., :1]
+    chosen = [BoundEdit(tap, **listed, **action), BoundEdit("weights", keys=(0,), set=0.0, renormalize=True)]
+    whole = dict(stages(problem, TAPS, chosen))
+    part = dict(stages(problem, TAPS, chosen, selection))
+    for name, x in part.items():
+        expected = narrow(whole[name], name, problem, selection)
+        torch.testing.assert_close(x, expected, rtol=1e-6, atol=1e-6)
 
 
 def test_a_value_is_put_in_the_order_of_the_indices():

@@ -55,7 +55,7 @@ def updated(memory: Memory, states):
 @pytest.mark.parametrize("masked", [False, True])
 @pytest.mark.parametrize("rows", [2**20, 40])
 def test_states_and_energies_are_the_papers(masked, rows, monkeypatch):
-    monkeypatch.setattr(blocks, "_ELEMENTS", rows)
+    monkeypatch.setattr(blocks, "SCORES_AT_ONCE", rows)
     memory, states = drawn(masked=masked)
     found = retrieve(memory, states, 4, association=True)
     assert found.energy.shape == (2, 3, 5, 5)
@@ -71,7 +71,7 @@ def test_states_and_energies_are_the_papers(masked, rows, monkeypatch):
 
 @pytest.mark.parametrize("rows", [2**20, 40])
 def test_each_state_stops_when_its_own_update_is_small(rows, monkeypatch):
-    monkeypatch.setattr(blocks, "_ELEMENTS", rows)
+    monkeypatch.setattr(blocks, "SCORES_AT_ONCE", rows)
     memory, states = drawn(masked=True)
     eps = 1e-3
     found = retrieve(memory, states, 200, eps, association=True)

@@ -12,12 +12,17 @@ FORBIDDEN = frozenset(["What", "Whether", "How", "As", "Where", "Of", "By", "Tha
 """Words that begin a question or a clause without a subject."""
 SHARED = {
     "__init__.py": "marks a package",
+    "__main__.py": "makes a package a program",
     "base.py": "declares the protocol and the registry of the entries in its folder",
+    "circuits.py": "schemas and computation",
     "errors.py": "the client's errors extend the contract's",
     "attention.py": "schemas and computation of attention",
     "gradients.py": "schemas and operation",
+    "effects.py": "schemas and operation",
+    "rollout.py": "schemas and computation",
     "hardware.py": "schemas and table of devices",
     "hopfield.py": "schemas, operation, computation and commands of retrieval",
+    "similarity.py": "schemas and computation",
     "types.py": "the types that the client shows, and those of the computation",
     "weights.py": "schemas and operation",
 }

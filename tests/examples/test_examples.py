@@ -144,7 +144,7 @@ def test_an_imported_pytorch_module_gives_the_same_numbers(tmp_path):
     assert difference(printed, "weights") < 1e-6
 
 
-@pytest.mark.parametrize("steps", [40, pytest.param(250, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("steps", [15, pytest.param(250, marks=pytest.mark.slow)])
 def test_training_through_the_service_follows_the_local_losses(steps, tmp_path):
     with live_server(tmp_path) as url:
         printed = succeed(sys.executable, EXAMPLES / "train_remote.py", "--steps", str(steps), ATTENTION_URL=url)

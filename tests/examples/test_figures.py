@@ -102,6 +102,7 @@ def test_the_learned_bandwidth_beats_fixed_ones(draw):
     assert numbers(printed, "learned sigma:")[-1] < 1e-2, "it has settled"
 
 
+@pytest.mark.slow
 def test_the_alignment_becomes_anti_diagonal(draw):
     printed = draw("alignment")
     before, _, after = (

@@ -1,3 +1,4 @@
+import contextlib
 import errno
 import itertools
 import json
@@ -184,8 +185,8 @@ def _special(file, make):
 
 
 def _socket(path):
-    with socket.socket(socket.AF_UNIX) as bound:
-        bound.bind(os.path.relpath(path))
+    with socket.socket(socket.AF_UNIX) as bound, contextlib.chdir(path.parent):
+        bound.bind(path.name)  # a whole path may exceed the 107 bytes that such an address holds
 
 
 def _folder_elsewhere(folder):

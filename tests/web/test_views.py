@@ -9,7 +9,10 @@ import numpy as np
 import pytest
 
 import attention_service
-from attention_client.recording import Recording
+from attention_client import Client
+from attention_client.recording import Recording, predict
+from tests.conftest import live_server
+from tests.web.conftest import Visit
 
 DARK = pytest.mark.parametrize("visit", [{"color_scheme": "dark"}], indirect=True)
 PHONE = pytest.mark.parametrize(
@@ -166,6 +169,22 @@ def test_a_module_reads_the_states_of_the_sentence(visit, recorded):
     httpx.delete(f"{visit.url}/v1/modules/page-states")
 
 
+def test_every_statistic_of_a_recording_is_that_of_the_api(visit, recorded):
+    names = [
+        "entropy", "effective_keys", "max_weight", "mean_distance", "signed_distance", "locality", "first_key",
+        "own_position", "previous_token", "next_token", "duplicate_token", "induction",
+    ]  # fmt: skip
+    with Client(visit.url) as client:
+        stored = client.recordings.create(RECORDING)
+        told = client.recordings.statistics(stored.id, statistics=names)
+    page = visit.open(f"#/overview?source=stored:{stored.id}")
+    page.locator("table").first.wait_for()
+    rows = [row.locator("td").all_inner_texts() for row in page.locator("table").first.locator("tbody tr").all()]
+    shown = np.array([[float(cell.replace("−", "-")) for cell in row] for row in rows])
+    served = [np.stack([getattr(each.statistics, name) for name in names], 1) for each in told.attentions]
+    np.testing.assert_allclose(shown, np.concatenate(served), atol=6e-3, rtol=6e-4)
+
+
 def test_small_pictures_are_as_dark_as_the_weights_are_large(visit, recorded):
     page = visit.open()
     read = "(c) => [...c.getContext('2d').getImageData(0, 0, 13, 13).data].filter((_, i) => i % 4 === 0)"
@@ -229,6 +248,7 @@ def test_a_head_is_knocked_out_and_brought_back(visit, recorded):
     change.filter(has_text=re.compile("^0$")).wait_for()
     page.get_by_role("button", name="Hide token 2 cat").click()
     change.filter(has_not_text=re.compile("^0$")).wait_for()
+    page.get_by_text("The change of the model's logits is not known here").wait_for()  # no checkpoint of MiniLM
     visit.picture("edit")
 
 
@@ -271,6 +291,9 @@ def test_rollout_is_the_product_of_the_layers(visit, recorded):
 def test_a_session_is_stepped_and_ended(visit):
     config = {"d_model": 8, "num_heads": 2, "spec": {"masks": [{"name": "causal"}]}}
     assert httpx.post(f"{visit.url}/v1/modules", json={"name": "page-steps", "config": config}).is_success
+    # The first session of a process compiles its loops: six seconds and more without a cache on the disk.
+    opened = httpx.post(f"{visit.url}/v1/modules/page-steps/sessions", json={"capacity": 8}, timeout=120).json()
+    httpx.delete(f"{visit.url}/v1/sessions/{opened['session']}")
     page = visit.open("#/decode?decode=page-steps")
     page.get_by_role("button", name="Open a session").click()
     page.get_by_role("button", name="10 steps").click()
@@ -353,3 +376,40 @@ def test_nothing_is_wider_than_a_phone(visit):
         assert page.evaluate("document.documentElement.scrollWidth") <= 390, view
     visit.open("#/head?layer=1&head=3")
     visit.picture("head-phone")
+
+
+def test_a_typed_sentence_is_recorded_by_the_server_and_edited_to_the_logits(browser, tmp_path):
+    tiny_models = pytest.importorskip("tests.client.tiny_models")
+    from transformers import GPT2LMHeadModel
+
+    from tests.client.test_recording import headed
+
+    model, tokenizer = headed(GPT2LMHeadModel, "gpt2"), tiny_models.tokenizer()
+    model.save_pretrained(tmp_path / "tiny")
+    tokenizer.save_pretrained(tmp_path / "tiny")
+    with live_server(tmp_path) as url:
+        page, faults = browser.new_page(), []
+        page.on("console", lambda line: line.type in ("error", "warning") and faults.append(line.text))
+        page.on("pageerror", lambda error: faults.append(str(error)))
+        page.goto(f"{url}/#/text")
+        page.get_by_label("Your sentence").fill("the cat sat")
+        page.get_by_role("button", name="Record").click()
+        page.wait_for_selector(".multiples li", timeout=60_000)
+        assert page.locator(".multiples li").count() == 2 * 4
+        (stored,) = httpx.get(f"{url}/v1/recordings").json()["recordings"]
+        assert (stored["model"], stored["text"]) == ("tiny", "the cat sat")
+        assert f"source=stored%3A{stored['id']}" in page.url or f"source=stored:{stored['id']}" in page.url
+        page.goto(f"{page.url.replace('#/overview', '#/edit')}&layer=1&head=2")
+        page.get_by_role("button", name="Knock out L1H2").click()
+        page.get_by_role("button", name="Ask the whole model").click()
+        page.get_by_label("Prediction of").wait_for(timeout=60_000)
+        row = page.locator("table", has_text="Likeliest tokens").locator("tbody tr").first
+        shown = [row.locator("th").inner_text(), *row.locator("td").all_inner_texts()]
+        knocked = [{"tap": "context", "heads": [2], "set": 0}]
+        top = predict(model, tokenizer, "the cat sat", edits={"layers.1": knocked}).top[0]
+        assert shown[0] == top.token
+        expected = [top.probability, top.edited_probability, top.logit, top.edited_logit - top.logit]
+        assert [float(each.replace("−", "-")) for each in shown[1:]] == pytest.approx(expected, rel=2e-3, abs=1e-5)
+        assert Visit(page, url).violations() == []
+        assert faults == []
+        page.close()

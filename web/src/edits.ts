@@ -45,6 +45,13 @@ export function describeEdit({ tap, heads, queries, keys, set, scale }: Edit, na
   return `${tap}${list("of", heads, names.heads)}${list("from", queries, names.queries)}${list("to", keys, names.keys)} ${what}`;
 }
 
+/** The same change as edits alone: a mask hides keys, and the others share their weight. */
+export function wholeEdits(edits: Edit[], temperature: number, causal: boolean, queries: number, keys: number): Edit[] {
+  const hidden = causal ? Array.from({ length: queries }, (_, i) => ({ query: i, from: Math.max(0, i + keys - queries + 1) })).filter(({ from }) => from < keys) : [];
+  const masks = hidden.map(({ query, from }): Edit => ({ tap: "weights", queries: [query], keys: Array.from({ length: keys - from }, (_, j) => from + j), set: 0, renormalize: true }));
+  return [...(temperature === 1 ? [] : [{ tap: "masked_scores", scale: 1 / temperature }]), ...masks, ...edits];
+}
+
 /** The fields of a request with these edits, a temperature, and a causal mask if wanted. */
 export function editedFields(edits: Edit[], temperature: number, causal: boolean, queries: number, keys: number): Body {
   const all: Edit[] = temperature === 1 ? edits : [{ tap: "masked_scores", scale: 1 / temperature }, ...edits];

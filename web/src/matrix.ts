@@ -73,37 +73,39 @@ export function marginals(of: Matrix): { keys: Float32Array; queries: Float32Arr
   return { keys, queries };
 }
 
-/** Means over the queries that attend to anything. All but `max_weight` are of shares, as in the API. */
-export interface Statistics {
-  entropy: number;
-  max_weight: number;
-  mean_distance: number;
-  first_key: number;
-  own_position: number;
-  /** The share of the key before the query's own position. */
-  previous: number;
-  /** The share of keys whose previous token equals the query's: those that an induction head copies. */
-  induction: number;
-  /** exp of the mean entropy: the number of equally weighted keys of the same entropy. */
-  effective_keys: number;
-}
-
-export const STATISTICS: [keyof Statistics, string, string][] = [
+const TOLD = [
   ["entropy", "entropy, nats", "−Σ p ln p of the shares: 0 for one key, ln(keys) for equal weights"],
-  ["effective_keys", "effective keys", "exp(entropy): the number of equally weighted keys of the same entropy"],
+  ["effective_keys", "effective keys", "exp(−Σ p ln p): the number of equally weighted keys of the same entropy"],
   ["max_weight", "largest weight", "the largest weight of a query"],
-  ["mean_distance", "mean distance, tokens", "Σ p · |i − j|: the mean distance of the keys"],
+  ["mean_distance", "mean distance, tokens", "Σ p · |j − i|: the mean distance of the keys"],
+  ["signed_distance", "signed distance", "Σ p · (j − i): negative for a head that looks back"],
+  ["locality", "within 8 tokens", "the share of the keys at most 8 tokens away"],
   ["first_key", "first key", "the share of the first key"],
   ["own_position", "own position", "the share of the key at the query's own position"],
-  ["previous", "previous token", "the share of the key before the query's own position"],
+  ["previous_token", "previous token", "the share of the key before the query's own position"],
+  ["next_token", "next token", "the share of the key after the query's own position"],
+  ["duplicate_token", "duplicate token", "the share of earlier keys with the query's own token (Wang et al. 2023)"],
   ["induction", "induction", "the share of earlier keys that follow a token equal to the query's (Olsson et al. 2022)"],
-];
+] as const;
+
+export type StatisticName = (typeof TOLD)[number][0];
+/** The statistics of a head, by the names of the API: means over the queries that attend to anything. */
+export const STATISTICS: [StatisticName, string, string][] = TOLD.map(([...each]) => each);
+export type Statistics = Record<StatisticName, number>;
+/** The statistics that compare tokens. */
+export const OF_TOKENS: readonly StatisticName[] = ["duplicate_token", "induction"];
+const WINDOW = 8;
+
+/** A number for each token, equal for equal ones. */
+export function tokenIds(tokens: string[]): number[] {
+  const numbers = new Map<string, number>();
+  return tokens.map((token) => numbers.get(token) ?? (numbers.set(token, numbers.size), numbers.size - 1));
+}
 
 /** The statistics of one head, with positions counted from the first key. Tokens are the labels of queries and keys. */
 export function statistics(of: Matrix, tokens: string[] = []): Statistics {
-  const numbers = new Map(tokens.map((token, i) => [token, i]));
-  const ids = numbers.size < tokens.length ? tokens.map((token) => numbers.get(token) ?? 0) : [];
-  const sums = { induction: 0, entropy: 0, max_weight: 0, mean_distance: 0, first_key: 0, own_position: 0, previous: 0 };
+  const ids = new Set(tokens).size < tokens.length ? tokenIds(tokens) : [];
+  const sums = Object.fromEntries(STATISTICS.map(([name]) => [name, 0])) as Statistics;
   let queries = 0;
   for (let i = 0; i < of.rows; i += 1) {
     const weights = row(of, i);
@@ -115,28 +117,29 @@ export function statistics(of: Matrix, tokens: string[] = []): Statistics {
     }
     if (!(total > 0)) continue;
     queries += 1;
-    sums.max_weight += most;
+    let entropy = 0;
     for (let j = 0; j < weights.length; j += 1) {
       const share = weights[j] / total;
-      if (share > 0) sums.entropy -= share * Math.log(share);
+      if (share > 0) entropy -= share * Math.log(share);
       sums.mean_distance += share * Math.abs(i - j);
+      sums.signed_distance += share * (j - i);
+      if (Math.abs(i - j) <= WINDOW) sums.locality += share;
     }
-    sums.first_key += weights[0] / total;
-    if (i < weights.length) sums.own_position += weights[i] / total;
-    if (i > 0 && i - 1 < weights.length) sums.previous += weights[i - 1] / total;
-    for (let j = 1; ids.length && j <= i && j < weights.length; j += 1) if (ids[j - 1] === ids[i] && j - 1 < i) sums.induction += weights[j] / total;
+    const at = (j: number) => (j >= 0 && j < weights.length ? weights[j] / total : 0);
+    sums.entropy += entropy;
+    sums.effective_keys += Math.exp(entropy);
+    sums.max_weight += most;
+    sums.first_key += at(0);
+    sums.own_position += at(i);
+    sums.previous_token += at(i - 1);
+    sums.next_token += at(i + 1);
+    for (let j = 0; ids.length && j < i; j += 1) {
+      if (ids[j] !== ids[i]) continue;
+      sums.duplicate_token += at(j);
+      sums.induction += at(j + 1);
+    }
   }
-  const mean = (sum: number) => (queries ? sum / queries : NaN);
-  return {
-    entropy: mean(sums.entropy),
-    max_weight: mean(sums.max_weight),
-    mean_distance: mean(sums.mean_distance),
-    first_key: mean(sums.first_key),
-    own_position: mean(sums.own_position),
-    previous: mean(sums.previous),
-    induction: mean(sums.induction),
-    effective_keys: Math.exp(mean(sums.entropy)),
-  };
+  return Object.fromEntries(STATISTICS.map(([name]) => [name, queries ? sums[name] / queries : NaN])) as Statistics;
 }
 
 /** Jensen-Shannon divergence of the shares of each two rows in nats (Lin 1991), and its mean. */
@@ -187,8 +190,9 @@ function mixed(heads: Matrix[]): Matrix {
   for (const { data } of heads) for (let at = 0; at < data.length; at += 1) made.data[at] += data[at] / heads.length;
   for (let i = 0; i < rows; i += 1) {
     const weights = row(made, i);
-    const total = weights.reduce((a, b) => a + b, 0) || 1;
-    for (let j = 0; j < columns; j += 1) weights[j] = weights[j] / total / 2 + (i === j ? 0.5 : 0);
+    const total = weights.reduce((a, b) => a + b, 0);
+    // A token that attends to nothing keeps its state.
+    for (let j = 0; j < columns; j += 1) weights[j] = total > 0 ? weights[j] / total / 2 + (i === j ? 0.5 : 0) : Number(i === j);
   }
   return made;
 }

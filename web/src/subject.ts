@@ -3,7 +3,7 @@
 import { Problem, ROOT, call, callTensors, of } from "./api";
 import type { Asked } from "./api";
 import { bytes as sized } from "./format";
-import { matrix } from "./matrix";
+import { matrix, OF_TOKENS, STATISTICS, tokenIds } from "./matrix";
 import type { Matrix } from "./matrix";
 import { normal } from "./random";
 import { integer } from "./state";
@@ -31,8 +31,17 @@ export interface Told {
   ran: Ran;
 }
 
+/** The model and the text of a recording. */
+export interface Whole {
+  model: string;
+  text: string;
+  target?: string | null;
+}
+
 export interface Subject {
   title: string;
+  /** The whole model that a recording is of. */
+  whole?: Whole;
   facts: [string, string][];
   layers: Layer[];
   /** The weights of a head. */
@@ -183,6 +192,7 @@ function ofRecording(facts: Facts, names: Set<string>, read: Read, asked: (layer
   if (facts.target) told.push(["target", facts.target]);
   return {
     title: `${facts.model}: ${facts.text}`,
+    whole: facts,
     facts: [...told, ["recording", from], ...Object.entries(facts.versions)],
     layers,
     sequences: 1,
@@ -191,12 +201,28 @@ function ofRecording(facts: Facts, names: Set<string>, read: Read, asked: (layer
       const { name } = layers[layer];
       if (!["q", "k", "v"].every((tap) => names.has(`${name}.${tap}`))) return null;
       const [query, key, value] = await Promise.all(["q", "k", "v"].map((tap) => read(`${name}.${tap}`)));
-      const spec = isCausal(await weights(layer, 0)) ? { masks: [{ name: "causal" }] } : {};
+      const recorded = await weights(layer, 0);
+      const causal = isCausal(recorded);
+      if (!isScaledDot(recorded, query, key, causal)) return null;
+      const spec = causal ? { masks: [{ name: "causal" }] } : {};
       return { module: "", body: { query, key, value, spec } };
     },
     asked: (layer, head) => Promise.resolve(asked(layers[layer].name, head)),
     told: () => Promise.resolve(null),
   };
+}
+
+/** True if the last row of weights is softmax(q · k / √width), to the precision of a recording. */
+export function isScaledDot({ rows, columns, data }: Matrix, query: Tensor, key: Tensor, causal: boolean): boolean {
+  const width = query.shape.at(-1) ?? 1;
+  const last = query.data.subarray((rows - 1) * width, rows * width);
+  const scores = Array.from({ length: columns }, (_, j) => {
+    if (causal && j > rows - 1) return -Infinity;
+    return last.reduce((sum, each, i) => sum + each * key.data[j * width + i], 0) / Math.sqrt(width);
+  });
+  const most = Math.max(...scores);
+  const total = scores.reduce((sum, each) => sum + Math.exp(each - most), 0);
+  return scores.every((each, j) => Math.abs(Math.exp(each - most) / total - data[(rows - 1) * columns + j]) < 0.01);
 }
 
 /** A square matrix of two rows or more whose upper triangle is exactly 0. */
@@ -283,7 +309,11 @@ async function served(module: string, body: Body, params: Params, name: string, 
   const rows = (body.query as Tensor).shape.at(-2) ?? 1;
   const columns = ((body.key as Tensor | undefined) ?? (body.query as Tensor)).shape.at(-2) ?? 1;
   const all = heads * rows * columns <= MOST_CELLS;
-  const request: Body = all ? body : { ...body, return_weights: false };
+  const [labels, keyLabels] = [words(params.labels), words(params.keys)];
+  const known = labels.length === columns && !body.key && !body.past_key;
+  const names = STATISTICS.map(([each]) => each).filter((each) => known || !OF_TOKENS.includes(each));
+  const asks: Body = { statistics: names, ...(known ? { statistic_options: { tokens: tokenIds(labels) } } : {}) };
+  const request: Body = { ...body, ...asks, ...(all ? {} : { return_weights: false }) };
   const path = of(module, "weights");
   const { reply, tensors } = await callTensors<WeightsReply>(path, request);
   const depth = tensors["statistics.entropy"].shape.length; // [B, H] or [H] or []
@@ -291,7 +321,6 @@ async function served(module: string, body: Body, params: Params, name: string, 
   const many = depth === 0 ? 1 : tensors["statistics.entropy"].shape[depth - 1];
   const sequence = integer(params.sequence, 0, 0, sequences - 1);
   const size = all ? tensors.weights.shape.slice(-2) : [rows, columns];
-  const [labels, keyLabels] = [words(params.labels), words(params.keys)];
   const label = (list: string[], length: number) => Array.from({ length }, (_, i) => list[i] ?? String(i));
   const layer = {
     name,
@@ -319,7 +348,7 @@ async function served(module: string, body: Body, params: Params, name: string, 
     asked: (_, head) => Promise.resolve({ method: "POST", path, body: many > 1 ? { ...body, select: { heads: [head] } } : body }),
     told: () =>
       Promise.resolve({
-        statistics: Object.fromEntries(["entropy", "max_weight", "mean_distance", "first_key", "own_position"].map((each) => [each, part(tensors[`statistics.${each}`])])),
+        statistics: Object.fromEntries(names.map((each) => [each, part(tensors[`statistics.${each}`])])),
         queries: queries ? queries.data[Math.min(sequence, queries.data.length - 1)] : size[0],
         ran: reply.ran,
       }),

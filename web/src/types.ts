@@ -44,6 +44,14 @@ export interface CheckpointInfo {
   heads: number | null;
   d_model: number | null;
   problem: string | null;
+  records_text: boolean;
+}
+export interface Predictions {
+  tokens: string[];
+  predicts: "next" | "own";
+  position: number;
+  top: { token: string; id: number; logit: number; edited_logit: number; probability: number; edited_probability: number }[];
+  divergence: number[];
 }
 export interface CheckpointAttention {
   name: string;

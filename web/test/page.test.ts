@@ -1,10 +1,13 @@
 import { describe, expect, it } from "vitest";
 import { rgb } from "../src/colour";
+import { wholeEdits } from "../src/edits";
+import type { Edit } from "../src/edits";
 import { bytes, count, describe as spec, precise, real } from "../src/format";
 import { difference, divergence, matrix, pooled, pyramid, rollout, statistics } from "../src/matrix";
 import { normal } from "../src/random";
 import { toSvg } from "../src/scene";
 import { changed, format, integer, parse } from "../src/state";
+import { isScaledDot } from "../src/subject";
 import { base64, fromNested, nested, ofBlob, openTensors, toJson } from "../src/tensors";
 
 const of = (rows: number[][]) => matrix(rows.length, rows[0].length, Float32Array.from(rows.flat()));
@@ -44,15 +47,21 @@ describe("statistics of a head", () => {
     const told = statistics(of([[0.25, 0.25, 0.25, 0.25]]));
     expect(told.entropy).toBeCloseTo(Math.log(4), 6);
     expect(told.effective_keys).toBeCloseTo(4, 5);
+    expect(told.signed_distance).toBeCloseTo(1.5, 6);
+    expect(told.locality).toBeCloseTo(1, 6);
+    expect(told.next_token).toBeCloseTo(0.25, 6);
     expect(told.mean_distance).toBeCloseTo(1.5, 6);
     expect(told.first_key).toBeCloseTo(0.25, 6);
+  });
+  it("average the effective keys of each query", () => {
+    expect(statistics(of([[1, 0], [0.5, 0.5]])).effective_keys).toBeCloseTo(1.5, 6);
   });
   it("leave out queries that attend to nothing", () => {
     expect(statistics(of([[0, 0], [0, 1]])).own_position).toBe(1);
     expect(statistics(of([[0, 0]])).entropy).toBeNaN();
   });
   it("see a head that attends to the previous token", () => {
-    expect(statistics(of([[1, 0, 0], [1, 0, 0], [0, 1, 0]])).previous).toBeCloseTo(2 / 3, 6);
+    expect(statistics(of([[1, 0, 0], [1, 0, 0], [0, 1, 0]])).previous_token).toBeCloseTo(2 / 3, 6);
   });
 });
 
@@ -60,6 +69,7 @@ describe("induction", () => {
   it("is the share behind an earlier equal token", () => {
     const told = statistics(of([[1, 0, 0], [0.5, 0.5, 0], [0, 0.75, 0.25]]), ["a", "b", "a"]);
     expect(told.induction).toBeCloseTo(0.75 / 3, 6);
+    expect(told.duplicate_token).toBeCloseTo(0, 6);
     expect(statistics(of([[1, 0], [1, 0]]), ["a", "b"]).induction).toBe(0);
   });
 });
@@ -138,5 +148,26 @@ describe("seeded numbers and colours", () => {
   });
   it("turn OKLab's white and black into sRGB", () => {
     expect([rgb([1, 0, 0]), rgb([0, 0, 0])]).toEqual([[255, 255, 255], [0, 0, 0]]);
+  });
+});
+
+describe("edits of a whole model", () => {
+  it("are the temperature, the mask as hidden keys, and the rest", () => {
+    const hide: Edit = { tap: "context", heads: [1], set: 0 };
+    expect(wholeEdits([hide], 1, false, 2, 2)).toEqual([hide]);
+    expect(wholeEdits([hide], 2, true, 2, 3)).toEqual([
+      { tap: "masked_scores", scale: 0.5 },
+      { tap: "weights", queries: [0], keys: [2], set: 0, renormalize: true },
+      hide,
+    ]);
+  });
+});
+
+describe("weights that can be computed again", () => {
+  const query = { shape: [1, 2, 1], data: Float32Array.of(1, 2) };
+  const key = { shape: [1, 2, 1], data: Float32Array.of(0, Math.log(3) / 2) };
+  it("are softmax(q·k/√d) of their q and k", () => {
+    expect(isScaledDot(of([[0.5, 0.5], [0.25, 0.75]]), query, key, false)).toBe(true);
+    expect(isScaledDot(of([[0.5, 0.5], [0.3, 0.7]]), query, key, false)).toBe(false);
   });
 });

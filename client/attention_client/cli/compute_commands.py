@@ -1,13 +1,22 @@
-"""``attention forward``, ``weights`` and ``gradients``."""
+"""``attention forward``, ``weights``, ``attribution`` and ``gradients``."""
 
+import json
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, get_args
 
 import typer
 
-from attention_client.cli import completion, display, result_tables, tensor_arguments
+from attention_client.cli import (
+    attribution_tables,
+    completion,
+    display,
+    result_tables,
+    tensor_arguments,
+)
 from attention_client.cli.inputs import Fields, Name, Returned, for_target, takes_inputs, with_query
 from attention_client.cli.invocation import AsJson, ask, client_of, present, print_json
+from attention_client.cli.plot_options import PlotFile, takes_plot
+from attention_contract.schemas.attribution import AttributionMethod
 
 Output = Annotated[
     Path | None,
@@ -28,6 +37,13 @@ Dropout = Annotated[
 ReturnState = Annotated[bool, typer.Option("--return-state", help="Method linear: the state at the end.")]
 ReportError = Annotated[bool, typer.Option("--report-error", help="Compare a method with exact attention.")]
 Average = Annotated[bool, typer.Option("--average-heads", help="Average the weights over the heads.")]
+
+Labels = Annotated[
+    str | None, typer.Option(metavar="WORDS|FILE", help="With --plot: a label for each key; a JSON list or words.")
+]
+QueryLabels = Annotated[str | None, typer.Option(metavar="WORDS|FILE", help="With --plot: a label for each query.")]
+Compare = Annotated[bool, typer.Option("--differences", help="With edits: show what they change too.")]
+Upstream = Annotated[str | None, typer.Option(metavar="FILE", help="∂L/∂output; default: ones.")]
 
 
 def _select(heads: list[int] | None, rows: list[int] | None) -> Fields:
@@ -84,7 +100,23 @@ def forward(
         result_tables.ran(reply.ran)
 
 
+def _labels(text: str | None) -> list[str] | None:
+    """Read labels: words, a JSON list, or a file with either."""
+    if text is None:
+        return None
+    if Path(text).is_file():
+        text = Path(text).read_text("utf-8")
+    if not text.lstrip().startswith("["):
+        return text.split()
+    try:
+        read = json.loads(text)
+    except ValueError:  # as in [CLS] the cat
+        return text.split()
+    return [str(label) for label in read]
+
+
 @takes_inputs
+@takes_plot
 def weights(
     inputs: Fields,
     ctx: typer.Context,
@@ -92,6 +124,10 @@ def weights(
     return_weights: Annotated[
         bool | None,
         typer.Option("--return-weights/--no-return-weights", help="Ask for the weights; default: with -o or --json."),
+    ] = None,
+    pool: Annotated[
+        int | None,
+        typer.Option(help="With -o or --json: the largest weight of each square of so many queries and keys."),
     ] = None,
     top_k: Annotated[int, typer.Option(help="How many of the most attended keys to name for each query.")] = 0,
     heads: Heads = None,
@@ -105,24 +141,28 @@ def weights(
     statistic_options: Annotated[
         str | None, typer.Option(metavar="JSON", help='Their options: {"window": 8, "sinks": 1, "tokens": […]}.')
     ] = None,
-    compare: Annotated[bool, typer.Option("--differences", help="With edits: show what they change too.")] = False,
+    compare: Compare = False,
+    labels: Labels = None,
+    query_labels: QueryLabels = None,
+    plot_file: PlotFile | None = None,
     output: Output = None,
     as_json: AsJson = False,
 ) -> None:
     """Show each head's weights: statistics, the most attended keys, and with -o or --json the weights themselves."""
     fields: dict[str, Any] = with_query(for_target(name, inputs)) | _select(heads, rows)
     wanted = as_json or output is not None if return_weights is None else return_weights
-    fields |= {"top_k": top_k, "average_heads": average, "return_weights": wanted}
+    fields |= {"top_k": top_k, "average_heads": average, "return_weights": wanted, "pool": pool}
     if edits is not None:
         fields["edits"] = tensor_arguments.read_json(edits, "edits")
     if query_mask is not None:
         fields["query_mask"] = tensor_arguments.read(query_mask, "query_mask")
-    if statistics:
-        fields["statistics"] = statistics
     if statistic_options is not None:
         fields["statistic_options"] = tensor_arguments.read_json(statistic_options, "statistic-options")
-    if compare:
-        fields["compare"] = "unedited"
+    fields |= {"statistics": statistics or None, "compare": "unedited" if compare else None}
+    fields |= {"labels": _labels(labels), "query_labels": _labels(query_labels)}
+    if plot_file is not None:
+        plot_file.write(ctx, lambda client: (ask, (client, "weights", name, fields), {}))
+        return
     with client_of(ctx) as client:
         reply = ask(client, "weights", name, fields)
     if output is not None:
@@ -139,6 +179,56 @@ def weights(
 
 
 @takes_inputs
+@takes_plot
+def attribution(
+    inputs: Fields,
+    ctx: typer.Context,
+    name: Name = None,
+    methods: Annotated[
+        list[str] | None,
+        typer.Option("--method", metavar="NAME", help=f"{', '.join(get_args(AttributionMethod))}; may be repeated."),
+    ] = None,
+    upstream: Upstream = None,
+    readout: Annotated[
+        str | None,
+        typer.Option(metavar="FILE", help="L is the log-likelihood of targets; the file has weight, bias and targets."),
+    ] = None,
+    steps: Annotated[int, typer.Option(help="Points of the path of integrated.")] = 32,
+    heads: Heads = None,
+    rows: Rows = None,
+    edits: Edits = None,
+    compare: Compare = False,
+    labels: Labels = None,
+    query_labels: QueryLabels = None,
+    plot_file: PlotFile | None = None,
+    output: Output = None,
+    as_json: AsJson = False,
+) -> None:
+    """Attribute L, the sum of output times upstream, to each weight and each head."""
+    fields: dict[str, Any] = with_query(for_target(name, inputs)) | _select(heads, rows) | {"steps": steps}
+    if methods:
+        fields["methods"] = methods
+    if upstream is not None:
+        fields["upstream"] = tensor_arguments.read(upstream, "upstream")
+    if readout is not None:
+        fields["readout"] = tensor_arguments.read_all(readout, "readout")
+    if edits is not None:
+        fields["edits"] = tensor_arguments.read_json(edits, "edits")
+    if compare:
+        fields["compare"] = "unedited"
+    fields |= {"labels": _labels(labels), "query_labels": _labels(query_labels)}
+    if plot_file is not None:
+        plot_file.write(ctx, lambda client: (ask, (client, "attribution", name, fields), {}))
+        return
+    with client_of(ctx) as client:
+        reply = ask(client, "attribution", name, fields)
+    if output is not None:
+        tensor_arguments.write(output, reply)
+    if as_json or not tensor_arguments.to_pipe(output):
+        present(reply, as_json, attribution_tables.attributions)
+
+
+@takes_inputs
 def gradients(
     inputs: Fields,
     ctx: typer.Context,
@@ -147,7 +237,7 @@ def gradients(
         list[str] | None,
         typer.Option(autocompletion=completion.differentiable, help="An input, a tap, a parameter, or parameters."),
     ] = None,
-    upstream: Annotated[str | None, typer.Option(metavar="FILE", help="∂L/∂output; default: ones.")] = None,
+    upstream: Upstream = None,
     check: Annotated[bool, typer.Option("--check", help="Compare with central differences in float64.")] = False,
     tap_upstream: Annotated[
         str | None, typer.Option(metavar="FILE", help="∂L/∂tap of taps, named by them: .safetensors, .npz.")

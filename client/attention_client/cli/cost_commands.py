@@ -1,6 +1,5 @@
 """``attention complexity``, ``attention hardware`` and ``attention accuracy``."""
 
-from pathlib import Path
 from typing import Annotated, Any, get_args
 
 import typer
@@ -8,8 +7,8 @@ import typer
 from attention_client.cli import cost_tables, result_tables, tensor_arguments
 from attention_client.cli.inputs import Kernel, Name, Returned, Spec
 from attention_client.cli.invocation import AsJson, client_of, present, print_json
+from attention_client.cli.plot_options import PlotFile, takes_plot
 from attention_contract.schemas.complexity import Dimension, Sweep
-from attention_contract.wire import PICTURES
 
 
 def _sweep(text: str) -> dict[str, Any]:
@@ -25,6 +24,7 @@ def _sweep(text: str) -> dict[str, Any]:
     return {"dimension": dimension if equals else "length", "values": numbers}
 
 
+@takes_plot
 def complexity(
     ctx: typer.Context,
     name: Name = None,
@@ -49,9 +49,7 @@ def complexity(
     measure: Annotated[bool, typer.Option("--measure", help="Also run both near where one becomes faster.")] = False,
     hardware: Annotated[str | None, typer.Option(help="A device that is not here.")] = None,
     memory_bytes: Annotated[int | None, typer.Option(help="Suppose this much memory is free.")] = None,
-    picture: Annotated[
-        Path | None, typer.Option(metavar="FILE", help="Draw time and memory into a .svg or .png instead.")
-    ] = None,
+    plot_file: PlotFile | None = None,
     version: Annotated[str | None, typer.Option(help="Answer only if the module is at this version.")] = None,
     num_heads: Annotated[int | None, typer.Option(help="Raw attention: query heads.")] = None,
     head_dim: Annotated[int | None, typer.Option(help="Raw attention: width of a head.")] = None,
@@ -89,10 +87,13 @@ def complexity(
         raise typer.BadParameter("it belongs to raw attention; leave it or NAME out", param_hint=f"--{option}")
     if name is None and (num_heads is None or head_dim is None):
         raise typer.BadParameter("expected a module's NAME, or --num-heads and --head-dim", param_hint="NAME")
-    if session is not None and (name is None or picture is not None):
-        raise typer.BadParameter("expected a module's NAME, and no --picture", param_hint="--session")
-    if picture is not None:
-        _draw(ctx, picture, name, (shape, varied), options if name is not None else raw | options)
+    if session is not None and (name is None or plot_file is not None):
+        raise typer.BadParameter("expected a module's NAME, and no --plot", param_hint="--session")
+    if plot_file is not None:
+        if name is None:
+            plot_file.write(ctx, lambda client: (client.attention.complexity, (shape, varied), raw | options))
+        else:
+            plot_file.write(ctx, lambda client: (client.complexity, (name, shape, varied), options))
         return
     with client_of(ctx) as client:
         if name is None:
@@ -104,22 +105,6 @@ def complexity(
         print_json(reply)
     else:
         cost_tables.costs(reply, None if varied is None else Sweep.model_validate(varied))
-
-
-def _draw(ctx: typer.Context, file: Path, name: str | None, asked: tuple[Any, Any], options: dict[str, Any]) -> None:
-    """Write the picture of an answer into a file; the suffix states the format."""
-    media_type: Any = next((kind for kind, ending in PICTURES.items() if file.suffix.lower() == f".{ending}"), None)
-    if media_type is None:
-        raise typer.BadParameter(f"expected a file that ends in .svg or .png, got {file.name}", param_hint="--picture")
-    if not file.parent.is_dir():
-        raise typer.BadParameter(f"there is no folder {file.parent}", param_hint="--picture")
-    with client_of(ctx) as client:
-        if name is None:
-            drawn = client.attention.complexity_picture(*asked, media_type=media_type, **options)
-        else:
-            drawn = client.complexity_picture(name, *asked, media_type=media_type, **options)
-    file.write_bytes(drawn.data)
-    typer.echo(f"{file}: {len(drawn.data)} bytes")
 
 
 def hardware(ctx: typer.Context, as_json: AsJson = False) -> None:

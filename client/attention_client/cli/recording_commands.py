@@ -1,17 +1,17 @@
 """``attention record``, ``attention show`` and ``attention recordings``."""
 
 from pathlib import Path
-from typing import Annotated, cast
+from typing import Annotated, Any
 
 import typer
 
 from attention_client.cli import display, recording_tables
-from attention_client.cli.invocation import AsJson, client_of, present
+from attention_client.cli.invocation import AsJson, client_of, present, print_json
+from attention_client.cli.plot_options import PlotFile, takes_plot
 from attention_client.recording import Recording
 from attention_client.recording import record as record_text
 from attention_client.recording.checkpoint_model import load_model, path_in_repository
 from attention_client.recording.recorder import check_taps
-from attention_contract.schemas.weights import StatisticName
 from attention_contract.wire import PICTURES, to_json
 
 app = typer.Typer(help="List, store, fetch and remove recordings of a server.", rich_markup_mode="rich")
@@ -181,6 +181,7 @@ def one(ctx: typer.Context, id: Id, output: Output = None, as_json: AsJson = Fal
 
 
 @app.command()
+@takes_plot
 def statistics(
     ctx: typer.Context,
     id: Id,  # noqa: A002
@@ -190,14 +191,81 @@ def statistics(
     layers: Annotated[
         list[str] | None, typer.Option("--layer", metavar="NAME", help="Only this layer; may be repeated.")
     ] = None,
+    plot_file: PlotFile | None = None,
     as_json: AsJson = False,
 ) -> None:
     """Show statistics of the weights of a stored recording, by layer and head."""
+    fields: dict[str, Any] = {"statistics": names or None, "layers": layers or None}
+    if plot_file is not None:
+        plot_file.write(ctx, lambda client: (client.recordings.statistics, (id,), fields))
+        return
     with client_of(ctx) as client:
-        reply = client.recordings.statistics(
-            id, statistics=cast("list[StatisticName] | None", names or None), layers=layers or None
-        )
+        reply = client.recordings.statistics(id, **fields)
     present(reply, as_json, recording_tables.statistics)
+
+
+@app.command()
+@takes_plot
+def similarity(
+    ctx: typer.Context,
+    id: Id,  # noqa: A002
+    tensor: Annotated[
+        str, typer.Option(help="weights, by divergence; q, k, v, context, output or hidden, by CKA.")
+    ] = "weights",
+    layers: Annotated[
+        list[str] | None, typer.Option("--layer", metavar="NAME", help="Only this layer; may be repeated.")
+    ] = None,
+    other: Annotated[
+        str | None, typer.Option("--with", help="Compare with the recording of this id, of the same tokens.")
+    ] = None,
+    with_layers: Annotated[
+        list[str] | None,
+        typer.Option("--with-layer", metavar="NAME", help="Only this layer of the other; may be repeated."),
+    ] = None,
+    plot_file: PlotFile | None = None,
+    as_json: AsJson = False,
+) -> None:
+    """Show the most similar heads or layers of each, of one stored recording or of two."""
+    fields: dict[str, Any] = {"tensor": tensor, "layers": layers or None, "with_": other}
+    fields["with_layers"] = with_layers or None
+    if plot_file is not None:
+        plot_file.write(ctx, lambda client: (client.recordings.similarity, (id,), fields))
+        return
+    with client_of(ctx) as client:
+        reply = client.recordings.similarity(id, **fields)
+    present(reply, as_json, recording_tables.similarity)
+
+
+@app.command()
+@takes_plot
+def rollout(
+    ctx: typer.Context,
+    id: Id,  # noqa: A002
+    method: Annotated[str, typer.Option(metavar="NAME", help="rollout or flow.")] = "rollout",
+    combine: Annotated[str, typer.Option(help="The heads of a layer in one: mean, max or min.")] = "mean",
+    residual: Annotated[float, typer.Option(help="The share of the residual connection.")] = 0.5,
+    discard: Annotated[float, typer.Option(help="The share of the smallest weights of a row to leave out.")] = 0.0,
+    layers: Annotated[
+        list[str] | None, typer.Option("--layer", metavar="NAME", help="Only this layer; may be repeated.")
+    ] = None,
+    queries: Annotated[
+        list[int] | None, typer.Option("--row", min=0, help="Trace this token back; may be repeated. Default: all.")
+    ] = None,
+    plot_file: PlotFile | None = None,
+    as_json: AsJson = False,
+) -> None:
+    """Show which inputs the state of each token comes from, over the layers of a stored recording."""
+    fields: dict[str, Any] = {"method": method, "combine": combine, "residual": residual, "discard": discard}
+    fields |= {"layers": layers or None, "queries": queries or None}
+    if plot_file is not None:
+        plot_file.write(ctx, lambda client: (client.recordings.rollout, (id,), fields))
+        return
+    with client_of(ctx) as client:
+        reply = client.recordings.rollout(id, **fields)
+    if as_json:
+        print_json(reply)
+    else:
+        recording_tables.rollout(reply, queries or range(len(reply.tokens)))
 
 
 @app.command()

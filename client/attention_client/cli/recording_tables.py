@@ -1,18 +1,25 @@
 """Recordings as tables for people."""
 
+from collections.abc import Sequence
+
 import numpy as np
 from rich.text import Text
 
 from attention_client.cli.display import new_table, number, print_out, scaled
+from attention_client.cli.result_tables import ran
 from attention_client.recording import Recording
 from attention_contract.errors import InvalidRequest
 from attention_contract.schemas.recording_statistics import RecordingStatistics
 from attention_contract.schemas.recordings import RecordedAttention, RecordingList
+from attention_contract.schemas.rollout import RecordingRollout
+from attention_contract.schemas.similarity import ComparedPart, RecordingSimilarity
 from attention_contract.schemas.weights import HeadStatistics
 
 MOST_ROWS = 128
 """Rows of one table."""
 MOST_CHARACTERS = 120
+NEAREST = 3
+"""Similar heads that one row names."""
 
 _COMPUTED = {
     "local": "in the model, without a server",
@@ -131,3 +138,37 @@ def statistics(reply: RecordingStatistics) -> None:
     for layer, head, row in shown:
         table.add_row(layer, head, *(number(row[name]) for name in names))
     print_out(table)
+
+
+def similarity(reply: RecordingSimilarity) -> None:
+    """Print the most similar heads or layers of each one, itself left out."""
+    closest = reply.values if reply.measure == "jensen_shannon" else -reply.values
+    meaning = "divergence in nats" if reply.measure == "jensen_shannon" else "CKA"
+    table = new_table("layer", "head", f"most similar ({meaning})", left=3)
+    for at, row in enumerate(reply.rows):
+        order = [
+            column
+            for column in closest[at].argsort(kind="stable")
+            if reply.id != reply.with_ or reply.columns[column] != row
+        ]
+        named = [f"{_named(reply.columns[column])} ({number(reply.values[at, column])})" for column in order[:NEAREST]]
+        table.add_row(row.layer, row.head or "", "  ".join(named))
+    print_out(table)
+    print_out(Text(f"over {reply.tokens} tokens", style="dim"))
+    ran(reply.ran)
+
+
+def rollout(reply: RecordingRollout, queries: Sequence[int]) -> None:
+    """Print the inputs that each token comes from, the largest value first."""
+    table = new_table("token", "comes from", left=2)
+    for query, row in zip(queries, reply.values, strict=True):
+        order = (-row).argsort(kind="stable")[:NEAREST]
+        told = "  ".join(f"{token} {reply.tokens[token]} ({number(row[token])})" for token in order)
+        table.add_row(f"{query} {reply.tokens[query]}", told)
+    print_out(table)
+    print_out(Text(f"over {', '.join(reply.layers)}", style="dim"))
+    ran(reply.ran)
+
+
+def _named(part: ComparedPart) -> str:
+    return part.layer if part.head is None else f"{part.layer} {part.head}"

@@ -9,11 +9,13 @@ from rich.text import Text
 from attention_client.cli.display import new_table, number, print_out, scaled, tensors
 from attention_contract.schemas.accuracy import AccuracyReply
 from attention_contract.schemas.attention import ApproximationError, Ran
+from attention_contract.schemas.effects import EffectsReply
 from attention_contract.schemas.gradients import GradientsReply
 from attention_contract.schemas.hopfield import HopfieldReply
 from attention_contract.schemas.weights import HeadStatistics, TopKeys
 from attention_contract.tensors import dtype_name
 
+_ONE_OF = {"heads": "head", "queries": "query", "keys": "key"}
 MAX_ROWS = 64
 """Rows that the tables of top keys and of states show; --json and -o give all."""
 
@@ -70,6 +72,22 @@ def top_keys(top: TopKeys, chosen: list[int] | None, rows: list[int] | None) -> 
         table.add_row(*named, "  ".join(f"{key} ({float(weight):.3f})" for key, weight in pairs if key >= 0))
     print_out(table)
     _more(len(lines))
+
+
+def effects(reply: EffectsReply) -> None:
+    """Print one row for each edit of a sweep, the largest effect of a sequence first."""
+    axes = list(reply.swept)
+    found = {name: getattr(reply.effects, name) for name in type(reply.effects).model_fields}
+    columns = {name: _batched(x, 1 + len(axes)) for name, x in found.items() if x is not None}  # [B, *swept]
+    table = new_table("sequence", *(_ONE_OF[axis] for axis in axes), *columns, left=0)
+    norms = columns["norm"]
+    lines = sorted(np.ndindex(norms.shape), key=lambda at: (at[0], -norms[at]))
+    for at in lines[:MAX_ROWS]:
+        named = (reply.swept[axis][place] for axis, place in zip(axes, at[1:], strict=True))
+        table.add_row(str(at[0]), *map(str, named), *(number(column[at]) for column in columns.values()))
+    print_out(table)
+    _more(len(lines))
+    ran(reply.ran)
 
 
 def _more(rows: int) -> None:

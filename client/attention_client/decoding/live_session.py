@@ -8,7 +8,7 @@ from contextlib import asynccontextmanager, contextmanager
 from types import TracebackType
 from typing import Any, Final, Self, TypeVar, Unpack
 
-from attention_client.arguments import GradientsFields, StepFields, WeightsFields
+from attention_client.arguments import AttributionFields, EffectsFields, GradientsFields, StepFields, WeightsFields
 from attention_client.array_likes import TensorLike, plain
 from attention_client.calls import Call, CallOptions
 from attention_client.decoding.session_flow import Flow, SessionFlow
@@ -17,11 +17,15 @@ from attention_client.errors import ConnectionFailed, DeadlineExceeded
 from attention_contract import operations
 from attention_contract.base import WireModel
 from attention_contract.errors import AttentionError, BodyTooLarge, Overloaded, Unavailable
+from attention_contract.schemas.attribution import AttributionReply
+from attention_contract.schemas.effects import EffectsReply
 from attention_contract.schemas.gradients import GradientsReply
 from attention_contract.schemas.sessions import (
     ReorderSession,
     ReplaceCache,
+    SessionAttributionRequest,
     SessionCache,
+    SessionEffectsRequest,
     SessionGradientsRequest,
     SessionInfo,
     SessionWeightsRequest,
@@ -131,6 +135,22 @@ class Session(_Known):
         """Return the weights of new tokens over all tokens so far. Nothing is appended. See ``Client.weights``."""
         request, options = _request(SessionWeightsRequest, query, key, value, fields)
         return self._run(self._flow.ask(operations.session_weights, request, options))
+
+    def attribution(
+        self, query: TensorLike, key: TensorLike | None = None, value: TensorLike | None = None,
+        **fields: Unpack[AttributionFields],
+    ) -> AttributionReply:  # fmt: skip
+        """Attribute to the weights of new tokens over all tokens so far. See ``Client.attribution``."""
+        request, options = _request(SessionAttributionRequest, query, key, value, fields)
+        return self._run(self._flow.ask(operations.session_attribution, request, options))
+
+    def effects(
+        self, query: TensorLike, key: TensorLike | None = None, value: TensorLike | None = None,
+        **fields: Unpack[EffectsFields],
+    ) -> EffectsReply:  # fmt: skip
+        """Return the effects of a sweep of edits on new tokens over all tokens so far. See ``Client.effects``."""
+        request, options = _request(SessionEffectsRequest, query, key, value, fields)
+        return self._run(self._flow.ask(operations.session_effects, request, options))
 
     def gradients(
         self, query: TensorLike, key: TensorLike | None = None, value: TensorLike | None = None,
@@ -248,6 +268,22 @@ class AsyncSession(_Known):
         """Return the weights of new tokens over all tokens so far. Nothing is appended. See ``Client.weights``."""
         request, options = _request(SessionWeightsRequest, query, key, value, fields)
         return await self._run(self._flow.ask(operations.session_weights, request, options))
+
+    async def attribution(
+        self, query: TensorLike, key: TensorLike | None = None, value: TensorLike | None = None,
+        **fields: Unpack[AttributionFields],
+    ) -> AttributionReply:  # fmt: skip
+        """Attribute to the weights of new tokens over all tokens so far. See ``Client.attribution``."""
+        request, options = _request(SessionAttributionRequest, query, key, value, fields)
+        return await self._run(self._flow.ask(operations.session_attribution, request, options))
+
+    async def effects(
+        self, query: TensorLike, key: TensorLike | None = None, value: TensorLike | None = None,
+        **fields: Unpack[EffectsFields],
+    ) -> EffectsReply:  # fmt: skip
+        """Return the effects of a sweep of edits on new tokens over all tokens so far. See ``Client.effects``."""
+        request, options = _request(SessionEffectsRequest, query, key, value, fields)
+        return await self._run(self._flow.ask(operations.session_effects, request, options))
 
     async def gradients(
         self, query: TensorLike, key: TensorLike | None = None, value: TensorLike | None = None,

@@ -7,10 +7,11 @@
     recording = Recording.load("cat.safetensors")  # mapped: tensors are read when they are asked for
     recording.top_keys("layers.0", head=3, query=2)
 
-``record`` needs the extra ``transformers``; all else needs numpy and safetensors only.
+``record`` and ``predict`` need the extra ``transformers``; all else needs numpy and safetensors only.
 """
 
+from attention_client.recording.predictions import predict
 from attention_client.recording.recorded import Recording
 from attention_client.recording.recorder import record
 
-__all__ = ["Recording", "record"]
+__all__ = ["Recording", "predict", "record"]

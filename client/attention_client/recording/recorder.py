@@ -15,7 +15,7 @@ from attention_client.recording.recorded import Recording
 from attention_contract.errors import InvalidRequest
 from attention_contract.recording_tensors import RecordedStack, place_of
 from attention_contract.schemas.attention import Tap
-from attention_contract.schemas.recordings import RecordingFile
+from attention_contract.schemas.recordings import LocalTap, RecordingFile
 from attention_contract.tensors import Array
 from attention_contract.validation import suggestion, validate
 
@@ -42,7 +42,8 @@ def record(
     """Record the hidden states and the taps of every layer while a model reads a text, without gradients and dropout.
 
     With a client, the attention of every layer runs on its server, and ``taps`` may name all but ``lse`` and
-    ``output``. Without one, everything runs in the model's own eager attention, and ``weights`` is the only tap.
+    ``output``. Without one, everything runs in the model's own eager attention, and ``taps`` may name ``weights``,
+    ``q``, ``k``, ``v`` and ``context``.
 
     ``checkpoint`` is the model's path in the server's model repository. Its attention layers are then imported, and
     each runs as a module, from the hidden states to its output. Otherwise, or if the server cannot import all of
@@ -53,13 +54,11 @@ def record(
     without tokens.
     """
     check_taps(taps, client is not None)
-    inputs, tokens = _inputs(model, tokenizer, text, target)
+    inputs, tokens = model_inputs(model, tokenizer, text, target)
     versions = {name: metadata.version(name) for name in ("attention-service", "transformers", "torch")}
     computed = "local"
     if client is None:
-        with _eager(model):
-            outputs = _run(model, inputs, output_attentions=True)
-        tensors = dict(_local_weights(model, outputs))
+        outputs, tensors = _run_here(model, inputs, taps)
         if not tensors:
             raise InvalidRequest(
                 f"model: {type(model).__name__} returns no weights with its eager attention; give a client",
@@ -86,6 +85,20 @@ def record(
     return Recording.of(validate(RecordingFile, facts | stacks))
 
 
+def _run_here(model: "PreTrainedModel", inputs: Mapping[str, Any], taps: Sequence[Tap]) -> tuple[Any, dict[str, Array]]:
+    """Run the model by its own eager attention. Return the outputs and the taps."""
+    from attention_client.transformers.local_taps import local_taps  # noqa: PLC0415 - imports torch
+
+    if set(taps) <= {"weights"}:  # of every model that returns them, also of one without the attention interface
+        with _eager(model):
+            outputs = run_model(model, inputs, output_attentions=True)
+        return outputs, dict(_local_weights(model, outputs))
+    with local_taps(model) as found:
+        outputs = run_model(model, inputs)
+    chosen = {layer: {tap: each[tap] for tap in taps if tap in each} for layer, each in found.items()}
+    return outputs, dict(_named_taps(chosen))
+
+
 def _run_on_server(
     model: "PreTrainedModel",
     inputs: Mapping[str, Any],
@@ -102,18 +115,18 @@ def _run_on_server(
         lengths = {len(labels) for labels in tokens.values()}
         try:
             with serve(model, client, checkpoint, taps, lengths) as served:
-                outputs = _run(model, inputs)
+                outputs = run_model(model, inputs)
                 return "modules", outputs, dict(served.tensors())
         except NotServedError as reason:
             _log.info("attention runs as raw q, k and v: %s", reason)
     with attach(model, client, record=taps) as attached:
-        outputs = _run(model, inputs)
-    return "raw", outputs, dict(_remote_taps(attached.recorded))
+        outputs = run_model(model, inputs)
+    return "raw", outputs, dict(_named_taps(attached.recorded))
 
 
 def check_taps(taps: Sequence[str], remote: bool) -> None:
     """Raise InvalidRequest for taps that cannot be recorded. ``remote``: the attention runs on a server."""
-    known = [tap for tap in get_args(Tap) if tap not in {"lse", "output"}] if remote else ["weights"]
+    known = [tap for tap in get_args(Tap) if tap not in {"lse", "output"}] if remote else list(get_args(LocalTap))
     for tap in taps:
         if tap not in known:
             advice = suggestion(tap, known) if remote or tap not in get_args(Tap) else "give a client for other taps"
@@ -122,7 +135,7 @@ def check_taps(taps: Sequence[str], remote: bool) -> None:
             )
 
 
-def _inputs(
+def model_inputs(
     model: "PreTrainedModel", tokenizer: "PreTrainedTokenizerBase", text: str, target: str | None
 ) -> tuple[dict[str, Any], dict[RecordedStack, list[str]]]:
     """The arguments of the model, and the labels of the tokens."""
@@ -149,7 +162,7 @@ def _labels(tokenizer: "PreTrainedTokenizerBase", ids: Any) -> list[str]:
     return [str(token) for token in tokenizer.convert_ids_to_tokens(ids[0].tolist())]
 
 
-def _run(model: "PreTrainedModel", inputs: Mapping[str, Any], **options: Any) -> Any:
+def run_model(model: "PreTrainedModel", inputs: Mapping[str, Any], **options: Any) -> Any:
     """Run the model once without dropout and gradients, and return its outputs with the hidden states."""
     import torch  # noqa: PLC0415 - the extra transformers brings it
 
@@ -197,7 +210,7 @@ def _layers_with_attention(model: "PreTrainedModel") -> list[Any]:
     return sorted(key for each in attention_modules(model) for key in each.keys)
 
 
-def _remote_taps(recorded: Mapping[Any, Mapping[str, Array]]) -> Named:
+def _named_taps(recorded: Mapping[Any, Mapping[Any, Array]]) -> Named:
     """The taps of every attention. Attentions whose key says neither stack nor number are counted as they come."""
     for count, (layer, taps) in enumerate(recorded.items()):
         kind, _, number = str(layer).rpartition(".")

@@ -5,13 +5,17 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, Unpack
 
+from attention_client.arguments import EditLike
 from attention_client.calls import Call, CallOptions, ReplyT, call
 from attention_client.recording.recorded import Indices, Recording, query_of
 from attention_client.resources.base import AsyncResource, Resource
 from attention_contract import operations
 from attention_contract.operations import Operation
 from attention_contract.schemas.recording_statistics import RecordingStatistics
-from attention_contract.schemas.recordings import RecordingFile, RecordingInfo, RecordingList
+from attention_contract.schemas.recordings import LocalTap, RecordingFile, RecordingInfo, RecordingList
+from attention_contract.schemas.rollout import CombinedHeads, RecordingRollout, RolloutMethod
+from attention_contract.schemas.similarity import ComparedTensor, RecordingSimilarity
+from attention_contract.schemas.text_predictions import TextPredictions
 from attention_contract.schemas.weights import StatisticName
 from attention_contract.validation import validate
 from attention_contract.wire import JSON, SAFETENSORS
@@ -29,6 +33,31 @@ class Recordings(Resource):
         Raises StoreFull if the server keeps too many, and TooLarge if it exceeds the server's limit alone.
         """
         return self.send(replace(_stored(operations.create_recording, recording), options=options))
+
+    def record(
+        self, checkpoint: str, text: str, *,
+        target: str | None = None, taps: Sequence[LocalTap] = ("weights",), **options: Unpack[CallOptions],
+    ) -> RecordingInfo:  # fmt: skip
+        """Let the server record a text's way through a checkpoint of its model repository, and store the recording.
+
+        It holds the hidden states and the taps of every layer. ``target`` is the decoder's text of a model with
+        both. The server needs transformers; it takes seconds to load. Raises CheckpointNotFound,
+        InvalidCheckpoint and StoreFull.
+        """
+        return self.send(call(operations.record_text, locals()))
+
+    def predict(
+        self, checkpoint: str, text: str, *,
+        edits: Mapping[str, Sequence[EditLike]] | None = None, target: str | None = None,
+        position: int | None = None, top_k: int = 5, **options: Unpack[CallOptions],
+    ) -> TextPredictions:  # fmt: skip
+        """Let the server compare the tokens that a checkpoint predicts for a text, unedited and with edits.
+
+        ``edits`` are by attention: ``{"layers.3": [{"tap": "context", "heads": [0], "set": 0}]}``. ``position`` is the
+        token whose prediction is told, by default the last. The rest is as in ``record``; the checkpoint needs the
+        head that predicts. Raises CheckpointNotFound, InvalidCheckpoint and InvalidRequest.
+        """
+        return self.send(call(operations.predict_text, locals()))
 
     def list(self, **options: Unpack[CallOptions]) -> RecordingList:
         """List every stored recording, the newest first."""
@@ -66,6 +95,32 @@ class Recordings(Resource):
         """
         return self.send(call(operations.recording_statistics, locals()))
 
+    def similarity(
+        self, id: str, *, tensor: ComparedTensor = "weights", layers: Sequence[str] | None = None,  # noqa: A002
+        with_: str | None = None, with_layers: Sequence[str] | None = None, **options: Unpack[CallOptions],
+    ) -> RecordingSimilarity:  # fmt: skip
+        """Return the similarity of every pair of recorded heads or layers, read on the server.
+
+        ``tensor``: weights are compared by Jensen-Shannon divergence in nats; q, k, v, context, output and hidden by
+        linear CKA. ``with_`` is the id of another recording of the same tokens, and ``with_layers`` are its layers.
+        Raises RecordingNotFound and InvalidRequest.
+        """
+        return self.send(call(operations.recording_similarity, locals()))
+
+    def rollout(
+        self, id: str, *, method: RolloutMethod = "rollout", combine: CombinedHeads = "mean",  # noqa: A002
+        residual: float = 0.5, discard: float = 0.0, layers: Sequence[str] | None = None,
+        queries: Sequence[int] | None = None, **options: Unpack[CallOptions],
+    ) -> RecordingRollout:  # fmt: skip
+        """Return where the state of each token comes from, over the recorded layers of self-attention.
+
+        ``rollout`` multiplies ``residual`` · I + (1 − ``residual``) · A of every layer, with A the mean,
+        maximum or minimum of the heads (``combine``), less the share ``discard`` of the smallest weights;
+        ``flow`` finds the maximum flow to each input, which costs much for each of the ``queries``. The values are
+        ``[queries, tokens]``. Raises RecordingNotFound and InvalidRequest.
+        """
+        return self.send(call(operations.recording_rollout, locals()))
+
     def delete(self, id: str, **options: Unpack[CallOptions]) -> None:  # noqa: A002
         """Remove a recording. Raises RecordingNotFound."""
         return self.send(call(operations.delete_recording, locals()))
@@ -80,6 +135,31 @@ class AsyncRecordings(AsyncResource):
         Raises StoreFull if the server keeps too many, and TooLarge if it exceeds the server's limit alone.
         """
         return await self.send(replace(_stored(operations.create_recording, recording), options=options))
+
+    async def record(
+        self, checkpoint: str, text: str, *,
+        target: str | None = None, taps: Sequence[LocalTap] = ("weights",), **options: Unpack[CallOptions],
+    ) -> RecordingInfo:  # fmt: skip
+        """Let the server record a text's way through a checkpoint of its model repository, and store the recording.
+
+        It holds the hidden states and the taps of every layer. ``target`` is the decoder's text of a model with
+        both. The server needs transformers; it takes seconds to load. Raises CheckpointNotFound,
+        InvalidCheckpoint and StoreFull.
+        """
+        return await self.send(call(operations.record_text, locals()))
+
+    async def predict(
+        self, checkpoint: str, text: str, *,
+        edits: Mapping[str, Sequence[EditLike]] | None = None, target: str | None = None,
+        position: int | None = None, top_k: int = 5, **options: Unpack[CallOptions],
+    ) -> TextPredictions:  # fmt: skip
+        """Let the server compare the tokens that a checkpoint predicts for a text, unedited and with edits.
+
+        ``edits`` are by attention: ``{"layers.3": [{"tap": "context", "heads": [0], "set": 0}]}``. ``position`` is the
+        token whose prediction is told, by default the last. The rest is as in ``record``; the checkpoint needs the
+        head that predicts. Raises CheckpointNotFound, InvalidCheckpoint and InvalidRequest.
+        """
+        return await self.send(call(operations.predict_text, locals()))
 
     async def list(self, **options: Unpack[CallOptions]) -> RecordingList:
         """List every stored recording, the newest first."""
@@ -116,6 +196,32 @@ class AsyncRecordings(AsyncResource):
         ``classes`` gives labels of tokens by name. Raises RecordingNotFound and InvalidRequest.
         """
         return await self.send(call(operations.recording_statistics, locals()))
+
+    async def similarity(
+        self, id: str, *, tensor: ComparedTensor = "weights", layers: Sequence[str] | None = None,  # noqa: A002
+        with_: str | None = None, with_layers: Sequence[str] | None = None, **options: Unpack[CallOptions],
+    ) -> RecordingSimilarity:  # fmt: skip
+        """Return the similarity of every pair of recorded heads or layers, read on the server.
+
+        ``tensor``: weights are compared by Jensen-Shannon divergence in nats; q, k, v, context, output and hidden by
+        linear CKA. ``with_`` is the id of another recording of the same tokens, and ``with_layers`` are its layers.
+        Raises RecordingNotFound and InvalidRequest.
+        """
+        return await self.send(call(operations.recording_similarity, locals()))
+
+    async def rollout(
+        self, id: str, *, method: RolloutMethod = "rollout", combine: CombinedHeads = "mean",  # noqa: A002
+        residual: float = 0.5, discard: float = 0.0, layers: Sequence[str] | None = None,
+        queries: Sequence[int] | None = None, **options: Unpack[CallOptions],
+    ) -> RecordingRollout:  # fmt: skip
+        """Return where the state of each token comes from, over the recorded layers of self-attention.
+
+        ``rollout`` multiplies ``residual`` · I + (1 − ``residual``) · A of every layer, with A the mean,
+        maximum or minimum of the heads (``combine``), less the share ``discard`` of the smallest weights;
+        ``flow`` finds the maximum flow to each input, which costs much for each of the ``queries``. The values are
+        ``[queries, tokens]``. Raises RecordingNotFound and InvalidRequest.
+        """
+        return await self.send(call(operations.recording_rollout, locals()))
 
     async def delete(self, id: str, **options: Unpack[CallOptions]) -> None:  # noqa: A002
         """Remove a recording. Raises RecordingNotFound."""

@@ -11,10 +11,12 @@ from attention_client.arguments import (
     DropoutLike,
     EditLike,
     PolicyLike,
+    ReadoutLike,
     SelectLike,
     SourceLike,
     StatisticOptionsLike,
     StepLike,
+    SweptEditLike,
     TensorMap,
 )
 from attention_client.array_likes import TensorLike
@@ -25,6 +27,8 @@ from attention_client.decoding.step_stream import AsyncStepStream, StepStream
 from attention_client.resources.base import AsyncResource, Resource
 from attention_contract import operations
 from attention_contract.schemas.attention import KernelName, Tap
+from attention_contract.schemas.attribution import AttributionMethod, AttributionReply
+from attention_contract.schemas.effects import EffectsReply
 from attention_contract.schemas.gradients import GradientsReply
 from attention_contract.schemas.sessions import (
     SessionCache,
@@ -119,13 +123,45 @@ class Sessions(Resource):
         beta: TensorLike | None = None,
         initial_state: TensorLike | None = None, initial_normalizer: TensorLike | None = None,
         edits: Sequence[EditLike] = (), top_k: int = 0, select: SelectLike | None = None, return_weights: bool = True,
-        average_heads: bool = False, query_mask: TensorLike | None = None,
+        pool: int | None = None, average_heads: bool = False, query_mask: TensorLike | None = None,
         statistics: Sequence[StatisticName] | None = None, statistic_options: StatisticOptionsLike | None = None,
-        compare: Literal["unedited"] | None = None, kernel: KernelName | None = None,
+        compare: Literal["unedited"] | None = None, labels: Sequence[str] | None = None,
+        query_labels: Sequence[str] | None = None, kernel: KernelName | None = None,
         parameters: TensorMap | None = None, version: str | None = None, **options: Unpack[CallOptions],
     ) -> WeightsReply:  # fmt: skip
         """Return the weights of new tokens over all tokens of a session; see ``Client.weights``. Appends nothing."""
         return self.send(call(operations.session_weights, locals()))
+
+    def attribution(
+        self, id: str, query: TensorLike, key: TensorLike | None = None, value: TensorLike | None = None, *,  # noqa: A002
+        at: int | None = None,
+        mask: TensorLike | None = None, key_mask: TensorLike | None = None, key_lengths: TensorLike | None = None,
+        global_mask: TensorLike | None = None, positions: TensorLike | None = None, gate: TensorLike | None = None,
+        beta: TensorLike | None = None,
+        initial_state: TensorLike | None = None, initial_normalizer: TensorLike | None = None,
+        methods: Sequence[AttributionMethod] = ("gradient_attention",), upstream: TensorLike | None = None,
+        readout: ReadoutLike | None = None, steps: int = 32, edits: Sequence[EditLike] = (),
+        select: SelectLike | None = None, compare: Literal["unedited"] | None = None,
+        labels: Sequence[str] | None = None, query_labels: Sequence[str] | None = None,
+        kernel: KernelName | None = None, parameters: TensorMap | None = None, version: str | None = None,
+        **options: Unpack[CallOptions],
+    ) -> AttributionReply:  # fmt: skip
+        """Attribute to the weights of new tokens over all tokens of a session; see ``Client.attribution``."""
+        return self.send(call(operations.session_attribution, locals()))
+
+    def effects(
+        self, id: str, query: TensorLike, key: TensorLike | None = None, value: TensorLike | None = None, *,  # noqa: A002
+        sweep: SweptEditLike, at: int | None = None,
+        mask: TensorLike | None = None, key_mask: TensorLike | None = None, key_lengths: TensorLike | None = None,
+        global_mask: TensorLike | None = None, positions: TensorLike | None = None, gate: TensorLike | None = None,
+        beta: TensorLike | None = None,
+        initial_state: TensorLike | None = None, initial_normalizer: TensorLike | None = None,
+        edits: Sequence[EditLike] = (), queries: Sequence[int] | None = None, direction: TensorLike | None = None,
+        return_differences: bool = False, kernel: KernelName | None = None, parameters: TensorMap | None = None,
+        version: str | None = None, **options: Unpack[CallOptions],
+    ) -> EffectsReply:  # fmt: skip
+        """Return the effects of a sweep of edits on new tokens over all tokens of a session; see ``Client.effects``."""
+        return self.send(call(operations.session_effects, locals()))
 
     def gradients(
         self, id: str, query: TensorLike, key: TensorLike | None = None, value: TensorLike | None = None, *,  # noqa: A002
@@ -260,13 +296,45 @@ class AsyncSessions(AsyncResource):
         beta: TensorLike | None = None,
         initial_state: TensorLike | None = None, initial_normalizer: TensorLike | None = None,
         edits: Sequence[EditLike] = (), top_k: int = 0, select: SelectLike | None = None, return_weights: bool = True,
-        average_heads: bool = False, query_mask: TensorLike | None = None,
+        pool: int | None = None, average_heads: bool = False, query_mask: TensorLike | None = None,
         statistics: Sequence[StatisticName] | None = None, statistic_options: StatisticOptionsLike | None = None,
-        compare: Literal["unedited"] | None = None, kernel: KernelName | None = None,
+        compare: Literal["unedited"] | None = None, labels: Sequence[str] | None = None,
+        query_labels: Sequence[str] | None = None, kernel: KernelName | None = None,
         parameters: TensorMap | None = None, version: str | None = None, **options: Unpack[CallOptions],
     ) -> WeightsReply:  # fmt: skip
         """Return the weights of new tokens over all tokens of a session; see ``Client.weights``. Appends nothing."""
         return await self.send(call(operations.session_weights, locals()))
+
+    async def attribution(
+        self, id: str, query: TensorLike, key: TensorLike | None = None, value: TensorLike | None = None, *,  # noqa: A002
+        at: int | None = None,
+        mask: TensorLike | None = None, key_mask: TensorLike | None = None, key_lengths: TensorLike | None = None,
+        global_mask: TensorLike | None = None, positions: TensorLike | None = None, gate: TensorLike | None = None,
+        beta: TensorLike | None = None,
+        initial_state: TensorLike | None = None, initial_normalizer: TensorLike | None = None,
+        methods: Sequence[AttributionMethod] = ("gradient_attention",), upstream: TensorLike | None = None,
+        readout: ReadoutLike | None = None, steps: int = 32, edits: Sequence[EditLike] = (),
+        select: SelectLike | None = None, compare: Literal["unedited"] | None = None,
+        labels: Sequence[str] | None = None, query_labels: Sequence[str] | None = None,
+        kernel: KernelName | None = None, parameters: TensorMap | None = None, version: str | None = None,
+        **options: Unpack[CallOptions],
+    ) -> AttributionReply:  # fmt: skip
+        """Attribute to the weights of new tokens over all tokens of a session; see ``Client.attribution``."""
+        return await self.send(call(operations.session_attribution, locals()))
+
+    async def effects(
+        self, id: str, query: TensorLike, key: TensorLike | None = None, value: TensorLike | None = None, *,  # noqa: A002
+        sweep: SweptEditLike, at: int | None = None,
+        mask: TensorLike | None = None, key_mask: TensorLike | None = None, key_lengths: TensorLike | None = None,
+        global_mask: TensorLike | None = None, positions: TensorLike | None = None, gate: TensorLike | None = None,
+        beta: TensorLike | None = None,
+        initial_state: TensorLike | None = None, initial_normalizer: TensorLike | None = None,
+        edits: Sequence[EditLike] = (), queries: Sequence[int] | None = None, direction: TensorLike | None = None,
+        return_differences: bool = False, kernel: KernelName | None = None, parameters: TensorMap | None = None,
+        version: str | None = None, **options: Unpack[CallOptions],
+    ) -> EffectsReply:  # fmt: skip
+        """Return the effects of a sweep of edits on new tokens over all tokens of a session; see ``Client.effects``."""
+        return await self.send(call(operations.session_effects, locals()))
 
     async def gradients(
         self, id: str, query: TensorLike, key: TensorLike | None = None, value: TensorLike | None = None, *,  # noqa: A002

@@ -88,7 +88,7 @@ class Attached:
         self._passes = threading.local()
         self._lock = threading.Lock()
         self._modules = {id(one.module): one for one in modules}
-        self._former = _implementations(model)
+        self._former = implementations(model)
         chosen = set(self.layers)
         self._local: dict[int, AttentionFunction] = {
             id(one.module): local_attention(one.module, one.implementation)
@@ -211,7 +211,7 @@ class Attached:
             self.recorded = {layer: found[layer] for layer in self.layers if layer in found}
 
 
-def _implementations(model: nn.Module) -> list[tuple[Any, str]]:
+def implementations(model: nn.Module) -> list[tuple[Any, str]]:
     """Return the configs of a model with their attention implementations, parents before children."""
     found: dict[int, tuple[Any, str]] = {}
 

@@ -5,7 +5,9 @@ from typing import Literal
 
 from attention_contract.base import WireModel
 
-Purpose = Literal["forward", "weights", "gradients", "hopfield"]
+Purpose = Literal[
+    "forward", "weights", "attribution", "gradients", "effects", "hopfield", "circuits", "similarity", "rollout"
+]
 """The kind of a request."""
 Basis = Literal["calibrated", "rates", "datasheet"]
 """The basis of predicted times: runs of each kernel on this device, a few rates of it, or its datasheet."""

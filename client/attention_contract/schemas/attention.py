@@ -9,6 +9,7 @@ from typing import Annotated, Any, Final, Literal
 from pydantic import Field, model_validator
 
 from attention_contract.base import ABSENT, Asked, Listed, WireModel, at_fault
+from attention_contract.notebook_maps import maps_of
 from attention_contract.spec import AttentionSpec
 from attention_contract.tensors import BoolArray, Encoding, FloatArray, IntArray, MaskArray
 
@@ -21,6 +22,9 @@ KernelName = Annotated[str, Field(min_length=1, max_length=64)]
 Index = Annotated[int, Field(ge=0, lt=2**31)]
 MAX_INDICES: Final = 65_536
 """The most items of one list of heads, queries or keys."""
+MAX_LABELS: Final = 65_536
+"""The most labels of tokens in one request."""
+TokenLabel = Annotated[str, Field(max_length=256)]
 MAX_TAPS: Final = 64
 """The most items of one list of taps, repeated ones included."""
 
@@ -154,6 +158,22 @@ class ForwardRequest(AttentionInputs):
     """Compare an approximate method with exact attention over the same inputs, block by block."""
 
 
+class TokenLabels(WireModel):
+    """The labels of tokens, as a picture of the reply writes them; of each sequence the same."""
+
+    labels: Listed[TokenLabel] | None = Field(default=None, max_length=MAX_LABELS)
+    """A label for each of the Lk keys, the past included."""
+    query_labels: Listed[TokenLabel] | None = Field(default=None, max_length=MAX_LABELS)
+    """A label for each of the Lq queries. Default: those of the last keys, if the request has no ``key``."""
+
+
+def token_counts(inputs: "AttentionInputs", past: int = 0) -> tuple[int, int]:
+    """The queries and keys of a request, the past included: its own, and so many tokens of a session."""
+    keys = inputs.query if inputs.key is None else inputs.key
+    past += 0 if inputs.past_key is None else inputs.past_key.shape[-2]
+    return inputs.query.shape[-2], keys.shape[-2] + past
+
+
 class RawInputs(WireModel):
     """The inputs of raw attention: q, k and v as they are, with their spec.
 
@@ -256,6 +276,14 @@ class ForwardReply(Taps):
     error: Asked[ApproximationError] = ABSENT
     """The error of an approximate method, with ``report_error``."""
     ran: Ran
+
+    def _repr_html_(self) -> str | None:
+        """The weights of each head as a notebook shows them, if they were returned."""
+        if self.weights is None:
+            return None
+        # Three dimensions may be those of heads or, averaged over them, of sequences.
+        by_head = self.weights.ndim == 4 or (self.output is not None and self.weights.ndim > self.output.ndim)
+        return maps_of(self.weights, "Attention weights", averaged=False if by_head else None).html()
 
 
 EXAMPLE_INPUTS: dict[str, Any] = {

@@ -12,6 +12,7 @@ from attention_contract.base import ABSENT, Asked, Listed, WireModel, at_fault
 from attention_contract.schemas.answers import CostLimits, Crossover, PerToken, Predicted
 from attention_contract.schemas.attention import MAX_TAPS, Index, KernelName, Tap, output_only
 from attention_contract.schemas.counts import Executed, TapCost
+from attention_contract.schemas.drawable_replies import DrawableReply
 from attention_contract.schemas.modules import MAX_HEADS, MAX_WIDTH, Heads, Width
 from attention_contract.schemas.session_costs import SessionCost, SessionShape
 from attention_contract.spec import AttentionSpec
@@ -271,7 +272,7 @@ class Compared(WireModel):
     limits: CostLimits
 
 
-class ComplexityReply(WireModel):
+class ComplexityReply(DrawableReply):
     """Costs, in the order of the sweep."""
 
     device_name: str

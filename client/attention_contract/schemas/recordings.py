@@ -18,7 +18,7 @@ from pydantic_core import PydanticCustomError
 from attention_contract.base import ABSENT, Asked, Listed, WireModel, at_fault
 from attention_contract.errors import InvalidRequest, Unreadable
 from attention_contract.json_reading import from_json
-from attention_contract.recording_tensors import AXES, RecordedStack, place_of
+from attention_contract.recording_tensors import AXES, Place, RecordedStack, place_of
 from attention_contract.tensors import Array, Encoding, FloatArray, Untyped
 from attention_contract.validation import validate
 
@@ -100,6 +100,27 @@ class RecordingFile(RecordingFacts):
                 yield f"{stack}.{name}", array
 
 
+LocalTap = Literal["weights", "q", "k", "v", "context"]
+"""The taps that are recorded where the whole model runs."""
+
+
+def weights_alone() -> list[LocalTap]:
+    """The taps that a text is recorded with by default."""
+    return ["weights"]
+
+
+class RecordText(WireModel):
+    """Let the server record a text's way through a checkpoint: hidden states and taps of every layer."""
+
+    checkpoint: str = Field(min_length=1, max_length=1024)
+    """Its path inside the model repository: a folder with config.json, a tokenizer and safetensors files."""
+    text: str = Field(min_length=1, max_length=20_000, pattern=r"^[^\x00]*$")
+    target: str | None = Field(default=None, min_length=1, max_length=20_000, pattern=r"^[^\x00]*$")
+    """The decoder's text, of a model with an encoder and a decoder."""
+    taps: Listed[LocalTap] = Field(default_factory=weights_alone, min_length=1, max_length=8)
+    """The taps of every layer to record. With q, k and v too, an attention can be computed again, and edited."""
+
+
 def check_tensors(facts: RecordingFacts, tensors: Iterable[tuple[str, tuple[int, ...]]]) -> None:
     """Compare the names and shapes of tensors with the labels. Raises pydantic's error, which names the tensor."""
     heads = {each.name: len(each.heads) for each in facts.attentions}
@@ -172,6 +193,11 @@ class RecordingInfo(RecordingFacts):
     tensors: list[RecordedTensor]
     value: Asked[FloatArray] = ABSENT
     """The tensor that was asked for, or the asked part of it; null if none was."""
+
+    def placed(self, kind: str) -> dict[str, tuple[Place, tuple[int, ...]]]:
+        """The place and the shape of each tensor of one kind, by the name of its attention or stack."""
+        found = ((place_of(tensor.name), tuple(tensor.shape)) for tensor in self.tensors)
+        return {place.layer: (place, shape) for place, shape in found if place is not None and place.kind == kind}
 
 
 class RecordingSummary(WireModel):

@@ -12,6 +12,8 @@ from pydantic import ConfigDict, Discriminator, Field, Tag, model_validator
 
 from attention_contract.base import Listed, WireModel, at_fault
 from attention_contract.schemas.attention import ForwardReply, ForwardRequest, Index
+from attention_contract.schemas.attribution import AttributionRequest
+from attention_contract.schemas.effects import EffectsRequest
 from attention_contract.schemas.gradients import GradientsRequest
 from attention_contract.schemas.weights import WeightsRequest
 from attention_contract.tensors import Encoding, FloatArray
@@ -308,6 +310,30 @@ class SessionWeightsRequest(WeightsRequest):
 
     @model_validator(mode="after")
     def _no_past(self) -> "SessionWeightsRequest":
+        check_no_past(self)
+        return self
+
+
+class SessionEffectsRequest(EffectsRequest):
+    """Ask what each edit of a sweep does to the output of new tokens over the cached past. Nothing is appended."""
+
+    at: Length | None = None
+    """See ``StepRequest``."""
+
+    @model_validator(mode="after")
+    def _no_past(self) -> "SessionEffectsRequest":
+        check_no_past(self)
+        return self
+
+
+class SessionAttributionRequest(AttributionRequest):
+    """Ask for the share of each weight of new tokens over the cached past. Nothing is appended."""
+
+    at: Length | None = None
+    """See ``StepRequest``."""
+
+    @model_validator(mode="after")
+    def _no_past(self) -> "SessionAttributionRequest":
         check_no_past(self)
         return self
 

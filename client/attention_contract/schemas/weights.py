@@ -5,7 +5,9 @@ from typing import Annotated, Literal
 from pydantic import Field
 
 from attention_contract.base import ABSENT, Asked, Listed, WireModel
-from attention_contract.schemas.attention import AttentionInputs, Edit, Ran, RawInputs, Select
+from attention_contract.notebook_maps import maps_of
+from attention_contract.schemas.attention import AttentionInputs, Edit, Ran, RawInputs, Select, TokenLabels
+from attention_contract.schemas.drawable_replies import DrawableReply
 from attention_contract.tensors import BoolArray, FloatArray, IntArray
 
 StatisticName = Literal[
@@ -15,6 +17,9 @@ StatisticName = Literal[
 """The statistics of a head."""
 MAX_CLASSES = 64
 """The most classes of tokens in one request."""
+MAX_LABELS = 65_536
+"""The most labels of tokens in one request."""
+TokenLabel = Annotated[str, Field(max_length=256)]
 ClassName = Annotated[str, Field(min_length=1, max_length=64, pattern=r"^[^.]*$")]
 
 
@@ -37,7 +42,7 @@ class StatisticOptions(WireModel):
     """Token ids by name: the class has the keys with one of these tokens."""
 
 
-class WeightsRequest(AttentionInputs):
+class WeightsRequest(TokenLabels, AttentionInputs):
     """Ask for the attention weights of each head."""
 
     edits: Listed[Edit] = Field(default_factory=list, max_length=256)
@@ -49,6 +54,9 @@ class WeightsRequest(AttentionInputs):
     """Return the weights of these heads and queries. ``top_k`` covers the same selection; the statistics cover all."""
     return_weights: bool = True
     """False leaves the weights themselves out and gives statistics and top keys only."""
+    pool: int | None = Field(default=None, ge=2, lt=2**31)
+    """Return ``pooled``: the largest weight of each square of so many selected queries and keys. With
+    ``return_weights`` false, the weights of long sequences then are never in memory at once."""
     average_heads: bool = False
     """Return the weights averaged over the (selected) heads, without the head dimension."""
     query_mask: BoolArray | None = None
@@ -60,6 +68,10 @@ class WeightsRequest(AttentionInputs):
     """Options and further inputs of those statistics."""
     compare: Literal["unedited"] | None = None
     """``unedited``: return ``differences`` too, the results after the edits minus those without them."""
+    labels: Listed[TokenLabel] | None = Field(default=None, max_length=MAX_LABELS)
+    """A label for each of the Lk keys, the past included, as a picture writes them; of each sequence the same."""
+    query_labels: Listed[TokenLabel] | None = Field(default=None, max_length=MAX_LABELS)
+    """A label for each of the Lq queries. Default: those of the last keys, if the request has no ``key``."""
 
 
 class RawWeightsRequest(RawInputs, WeightsRequest):
@@ -118,9 +130,11 @@ class WeightsDifferences(WireModel):
     statistics: HeadStatistics
     weights: Asked[FloatArray] = ABSENT
     """In the shape of the reply's ``weights``, where those are returned."""
+    pooled: Asked[FloatArray] = ABSENT
+    """In the shape of the reply's ``pooled``: the difference of largest magnitude of each square, with its sign."""
 
 
-class WeightsReply(WireModel):
+class WeightsReply(DrawableReply):
     """The attention weights of each head."""
 
     statistics: HeadStatistics
@@ -129,6 +143,15 @@ class WeightsReply(WireModel):
     top: Asked[TopKeys] = ABSENT
     weights: Asked[FloatArray] = ABSENT
     """``[B, H, Lq, Lk]`` of the selected heads and queries, or ``[B, Lq, Lk]`` averaged over heads."""
+    pooled: Asked[FloatArray] = ABSENT
+    """``[B, H, ⌈Lq / pool⌉, ⌈Lk / pool⌉]`` of the selected heads and queries, with ``pool``."""
     differences: Asked[WeightsDifferences] = ABSENT
     """The effect of the edits, with ``compare``."""
     ran: Ran
+
+    def _repr_html_(self) -> str | None:
+        """The weights of each head as a notebook shows them."""
+        if self.weights is None:
+            return None
+        averaged = self.weights.ndim - self.queries.ndim == 2
+        return maps_of(self.weights, "Attention weights", averaged=averaged).html()

@@ -69,7 +69,7 @@ async def read_request(
     if model is None:
         return None, None
     if operation.method == "GET":
-        return validate(model, _query(scope), by_name=False), None
+        return validate(model, query_of(scope), by_name=False), None
     media_type = content_type(headers)
     if media_type != JSON and not (media_type == SAFETENSORS and operation.tensors):
         offered = [JSON, SAFETENSORS] if operation.tensors else [JSON]
@@ -105,7 +105,8 @@ def _is_quickly_parsed(size: TextSize) -> bool:
     return size.characters <= _INLINE_TEXT or size.lists + size.quotes <= _INLINE_PARTS
 
 
-def _query(scope: Scope) -> dict[str, str]:
+def query_of(scope: Scope) -> dict[str, str]:
+    """The parameters of the query string. Raises InvalidRequest for one that is too long or comes twice."""
     text = scope["query_string"]
     if len(text) > MAX_HEADER_BYTES:
         raise InvalidRequest(

@@ -17,6 +17,7 @@ from attention_contract.errors import (
 )
 from attention_contract.operations import OPERATIONS, Operation
 from attention_contract.schemas.modules import ModuleInfo, Parameter, ParameterList
+from attention_contract.schemas.picture_options import PictureOptions
 from attention_contract.schemas.sessions import SessionInfo
 from attention_contract.tensors import TENSOR_SCHEMA
 from attention_contract.wire import JSON, PICTURES, SAFETENSORS
@@ -69,7 +70,7 @@ def complete(document: dict[str, Any]) -> dict[str, Any]:
 
 
 def _request(operation: Operation[Any]) -> dict[str, Any]:
-    extra: dict[str, Any] = {"parameters": _condition_headers(operation)}
+    extra: dict[str, Any] = {"parameters": _condition_headers(operation) + _picture_options(operation)}
     if scopes := sorted(SCOPES[operation.name]):
         extra["security"] = [*({"key": [scope]} for scope in scopes), {}]
     else:
@@ -93,6 +94,26 @@ def _condition_headers(operation: Operation[Any]) -> list[dict[str, Any]]:
         | ({"schema": {"type": "string", "pattern": _ONE_VERSION}} if name == "If-Match" else _TEXT)
         for name, text in texts.items()
     ]
+
+
+def _picture_options(operation: Operation[Any]) -> list[dict[str, Any]]:
+    """The parameters of the query string, of an operation whose reply can be drawn."""
+    if not operation.pictures:
+        return []
+    fields = PictureOptions.model_json_schema()["properties"]
+    fields["view"] |= {"anyOf": [{"enum": list(operation.pictures), "type": "string"}]}
+    return [
+        {"name": name, "in": "query", "required": False, "description": f"Of a picture: {schema.pop('description')}"}
+        | {"schema": {**_of_text(schema), "title": schema["title"]}}
+        for name, schema in fields.items()
+    ]
+
+
+def _of_text(schema: dict[str, Any]) -> dict[str, Any]:
+    """A field's schema without null, which no query string can state."""
+    members = [member for member in schema.pop("anyOf", []) if member != {"type": "null"}]
+    given = schema if schema.get("default") is not None else {k: v for k, v in schema.items() if k != "default"}
+    return given | (members[0] if len(members) == 1 else {"anyOf": members} if members else {})
 
 
 def _responses(operation: Operation[Any]) -> dict[int | str, dict[str, Any]]:

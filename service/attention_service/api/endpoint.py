@@ -12,7 +12,6 @@ from typing import Annotated, Any
 
 from fastapi import Depends, Request
 from fastapi.routing import APIRoute
-from starlette.concurrency import run_in_threadpool
 from starlette.responses import Response
 from starlette.routing import Match
 from starlette.types import ASGIApp, Receive, Scope, Send
@@ -27,11 +26,11 @@ from attention_contract.schemas.sessions import SessionInfo
 from attention_contract.tensors import Encoding
 from attention_contract.wire import JSON, PICTURES
 from attention_service.api import negotiation, pictures, problems
-from attention_service.api.bodies import UNCOUNTED, read_request
+from attention_service.api.bodies import UNCOUNTED, query_of, read_request
 from attention_service.api.disconnection import unless_gone
 from attention_service.api.documentation import VERSIONED, documented
 from attention_service.api.guard import CAME
-from attention_service.api.negotiation import Headers, header
+from attention_service.api.negotiation import Headers, header, tensor_bytes
 from attention_service.runtime.engine import Engine
 from attention_service.runtime.scheduling.budget import Body
 from attention_service.settings import Settings
@@ -128,19 +127,25 @@ class TensorRoute(OperationRoute):
         """The response, whose memory is held until it is sent."""
         operation, call = self.operation, call_of(scope)
         media_type = negotiation.accepted(call.headers, operation)
+        drawn = media_type in PICTURES
+        if operation.pictures and (drawn or scope["query_string"]):
+            options = pictures.options_of(query_of(scope), operation)
         body, call.outline = await read_request(scope, call.headers, receive, operation, call.settings, memory)
         if call.pin is not None:
             body, call.outline = _pinned(body, call.pin), None
-        if media_type in PICTURES:
-            body = pictures.with_sweep(body)
+        if drawn:
+            facts, heads = _facts(call, operation, scope["path_params"], body)
+            body, call.outline = pictures.with_needs(body, options, heads, facts.get("past", 0)), None
         work = self.handler(body=body, call=call, **scope["path_params"])
         reply: Any = await unless_gone(receive, work, call.deadline)
         if isinstance(reply, Response):
             memory.give_back()
             return reply
-        if media_type in PICTURES:
-            picture = await run_in_threadpool(pictures.draw, reply, body.sweep, media_type)
-            return Response(picture, media_type=media_type, headers={"Vary": "Accept"})
+        if drawn:
+            if (size := tensor_bytes(reply)) > UNCOUNTED:
+                memory.become_reply(size)
+            picture = await pictures.draw(reply, body, options, media_type, facts)
+            return Response(picture.data, media_type=media_type, headers={"Vary": "Accept"})
         encoding: Encoding = getattr(body, "encoding", "list")
         del body, work  # the reply may take their memory
         call.outline = None
@@ -149,6 +154,23 @@ class TensorRoute(OperationRoute):
         if (size := getattr(answer, "held_bytes", 0)) > UNCOUNTED:
             memory.become_reply(size)
         return answer
+
+
+def _facts(call: Call, operation: Operation[Any], path: dict[str, str], body: Any) -> tuple[dict[str, Any], int | None]:
+    """The facts of a picture's making that are known before, and the heads of its module."""
+    facts: dict[str, Any] = {"operation": operation.name, "request_id": problems.request_id.get()}
+    if operation.path.startswith("/v1/recordings/"):
+        return facts | {"recording": path["id"]}, None
+    module = call.engine.module(path["name"], body.version) if "name" in path else None
+    if operation.path.startswith("/v1/sessions/"):
+        session = call.engine.sessions.registry.get(path["id"])
+        module = session.module
+        facts |= {"session": session.id, "past": session.length}
+    if module is None:
+        spec = getattr(body, "spec", None)
+        return facts | ({} if spec is None else {"spec": spec.model_dump(mode="json", exclude_defaults=True)}), None
+    config = module.config.model_dump(mode="json", exclude_defaults=True)
+    return facts | {"module": module.name, "version": module.version, "config": config}, module.config.num_heads
 
 
 async def _reply(

@@ -82,7 +82,7 @@ def accepted(headers: Headers, operation: Operation[Any]) -> str:
     Without a preference, a reply with tensors has the form of the request.
     """
     sent = content_type(headers) if operation.tensors else JSON
-    best = _best(header(headers, b"accept") or "*/*", operation.tensors, operation.pictures, sent == SAFETENSORS)
+    best = _best(header(headers, b"accept") or "*/*", operation.tensors, bool(operation.pictures), sent == SAFETENSORS)
     if best in PICTURES:
         check_drawable(best)
     return best
@@ -91,9 +91,9 @@ def accepted(headers: Headers, operation: Operation[Any]) -> str:
 @lru_cache(maxsize=256)
 def _best(wanted: str, tensors: bool, pictures: bool, as_tensors: bool) -> str:
     offered = [JSON, SAFETENSORS] if tensors else [JSON]
-    offered += PICTURES if pictures else ()
     if as_tensors:
         offered.reverse()
+    offered += PICTURES if pictures else ()
     try:
         # mimeparse takes the last of equals.
         best = mimeparse.best_match(offered[::-1], wanted)

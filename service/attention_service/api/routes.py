@@ -11,14 +11,17 @@ from attention_contract.errors import Forbidden, InvalidRequest
 from attention_contract.json_reading import MAX_LISTS
 from attention_contract.schemas.accuracy import AccuracyReply
 from attention_contract.schemas.attention import MAX_TAPS, ForwardReply, ForwardRequest, RawForwardRequest
+from attention_contract.schemas.attribution import AttributionReply, AttributionRequest, RawAttributionRequest
 from attention_contract.schemas.backward_passes import BackwardRequest, PassReply, PassRequest, RawPassRequest
 from attention_contract.schemas.checkpoints import CheckpointList, CheckpointReply, FetchCheckpoint
+from attention_contract.schemas.circuits import CircuitsReply, CircuitsRequest
 from attention_contract.schemas.complexity import (
     MAX_ALTERNATIVES,
     ComplexityReply,
     ComplexityRequest,
     RawComplexityRequest,
 )
+from attention_contract.schemas.effects import EffectsReply, EffectsRequest, RawEffectsRequest
 from attention_contract.schemas.gradients import GradientsReply, GradientsRequest, RawGradientsRequest
 from attention_contract.schemas.hardware import HardwareList
 from attention_contract.schemas.hopfield import HopfieldReply, HopfieldRequest
@@ -33,9 +36,23 @@ from attention_contract.schemas.modules import (
     ReplaceParameters,
 )
 from attention_contract.schemas.recording_statistics import RecordingStatistics, RecordingStatisticsRequest
-from attention_contract.schemas.recordings import RecordingFile, RecordingInfo, RecordingList, RecordingQuery
+from attention_contract.schemas.recordings import (
+    RecordingFile,
+    RecordingInfo,
+    RecordingList,
+    RecordingQuery,
+    RecordText,
+)
+from attention_contract.schemas.rollout import RecordingRollout, RecordingRolloutRequest, RolloutReply, RolloutRequest
 from attention_contract.schemas.server import Health, Limits, Memory, ServerInfo, Variant, VariantList
 from attention_contract.schemas.sessions import MAX_SEQUENCES, MAX_STEPS
+from attention_contract.schemas.similarity import (
+    RecordingSimilarity,
+    RecordingSimilarityRequest,
+    SimilarityReply,
+    SimilarityRequest,
+)
+from attention_contract.schemas.text_predictions import PredictText, TextPredictions
 from attention_contract.schemas.weights import RawWeightsRequest, WeightsReply, WeightsRequest
 from attention_contract.tensors import DTYPES, MAX_RANK
 from attention_contract.wire import MEDIA_TYPES, SAFETENSORS
@@ -72,6 +89,16 @@ async def raw_weights(body: RawWeightsRequest, call: CallDep) -> WeightsReply:
     return await call.engine.weights(None, body, call.deadline, call.outline)
 
 
+@serve(operations.attribution)
+async def attribution(name: str, body: AttributionRequest, call: CallDep) -> AttributionReply:
+    return await call.engine.attribution(name, body, call.deadline)
+
+
+@serve(operations.raw_attribution)
+async def raw_attribution(body: RawAttributionRequest, call: CallDep) -> AttributionReply:
+    return await call.engine.attribution(None, body, call.deadline)
+
+
 @serve(operations.gradients)
 async def gradients(name: str, body: GradientsRequest, call: CallDep) -> GradientsReply:
     return await call.engine.gradients(name, body, call.deadline, call.outline)
@@ -80,6 +107,16 @@ async def gradients(name: str, body: GradientsRequest, call: CallDep) -> Gradien
 @serve(operations.raw_gradients)
 async def raw_gradients(body: RawGradientsRequest, call: CallDep) -> GradientsReply:
     return await call.engine.gradients(None, body, call.deadline, call.outline)
+
+
+@serve(operations.effects)
+async def effects(name: str, body: EffectsRequest, call: CallDep) -> EffectsReply:
+    return await call.engine.effects(name, body, call.deadline)
+
+
+@serve(operations.raw_effects)
+async def raw_effects(body: RawEffectsRequest, call: CallDep) -> EffectsReply:
+    return await call.engine.effects(None, body, call.deadline)
 
 
 @serve(operations.create_pass)
@@ -117,6 +154,21 @@ def _check_sweep(body: ComplexityRequest, settings: Settings) -> None:
             limit=settings.max_sweep,
             actual=len(body.sweep.values),
         )
+
+
+@serve(operations.circuits)
+async def circuits(name: str, body: CircuitsRequest, call: CallDep) -> CircuitsReply:
+    return await call.engine.circuits(name, body, call.deadline)
+
+
+@serve(operations.rollout)
+async def rollout(body: RolloutRequest, call: CallDep) -> RolloutReply:
+    return await call.engine.rollout(body, call.deadline)
+
+
+@serve(operations.similarity)
+async def similarity(body: SimilarityRequest, call: CallDep) -> SimilarityReply:
+    return await call.engine.similarity(body, call.deadline)
 
 
 @serve(operations.hopfield_retrieve)
@@ -204,6 +256,16 @@ async def create_recording(body: RecordingFile, call: CallDep) -> RecordingInfo:
     return await call.engine.add_recording(body)
 
 
+@serve(operations.record_text)
+async def record_text(body: RecordText, call: CallDep) -> RecordingInfo:
+    return await call.engine.record_text(body, call.deadline)
+
+
+@serve(operations.predict_text)
+async def predict_text(body: PredictText, call: CallDep) -> TextPredictions:
+    return await call.engine.predict_text(body, call.deadline)
+
+
 @serve(operations.get_recording)
 async def get_recording(
     id: str,  # noqa: A002 - the path's name
@@ -223,6 +285,24 @@ async def recording_statistics(
     call: CallDep,
 ) -> RecordingStatistics:
     return await call.engine.recording_statistics(id, body)
+
+
+@serve(operations.recording_similarity)
+async def recording_similarity(
+    id: str,  # noqa: A002
+    body: RecordingSimilarityRequest,
+    call: CallDep,
+) -> RecordingSimilarity:
+    return await call.engine.recording_similarity(id, body, call.deadline)
+
+
+@serve(operations.recording_rollout)
+async def recording_rollout(
+    id: str,  # noqa: A002
+    body: RecordingRolloutRequest,
+    call: CallDep,
+) -> RecordingRollout:
+    return await call.engine.recording_rollout(id, body, call.deadline)
 
 
 @serve(operations.delete_recording)

@@ -5,13 +5,17 @@ from typing import Annotated
 from fastapi import Depends
 
 from attention_contract import operations
+from attention_contract.schemas.attribution import AttributionReply
+from attention_contract.schemas.effects import EffectsReply
 from attention_contract.schemas.gradients import GradientsReply
 from attention_contract.schemas.sessions import (
     ForkSession,
     OpenSession,
     ReorderSession,
     ReplaceCache,
+    SessionAttributionRequest,
     SessionCache,
+    SessionEffectsRequest,
     SessionGradientsRequest,
     SessionInfo,
     SessionList,
@@ -88,6 +92,16 @@ async def reorder_session(id: str, body: ReorderSession, call: CallDep) -> Sessi
 @serve(operations.session_weights)
 async def session_weights(id: str, body: SessionWeightsRequest, call: CallDep) -> WeightsReply:
     return await call.engine.sessions.weights(id, body, call.deadline)
+
+
+@serve(operations.session_effects)
+async def session_effects(id: str, body: SessionEffectsRequest, call: CallDep) -> EffectsReply:
+    return await call.engine.sessions.effects(id, body, call.deadline)
+
+
+@serve(operations.session_attribution)
+async def session_attribution(id: str, body: SessionAttributionRequest, call: CallDep) -> AttributionReply:
+    return await call.engine.sessions.attribution(id, body, call.deadline)
 
 
 @serve(operations.session_gradients)

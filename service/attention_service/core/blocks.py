@@ -5,7 +5,7 @@ from contextlib import AbstractContextManager, nullcontext
 from contextvars import ContextVar
 from dataclasses import replace
 from fractions import Fraction
-from typing import TypeVar
+from typing import NamedTuple, TypeVar
 
 import torch
 from torch import Tensor
@@ -14,7 +14,8 @@ from attention_service.core.cancellation import checkpoint
 from attention_service.core.types import Problem, Selection
 
 PartT = TypeVar("PartT")
-_ELEMENTS = 2**20
+SCORES_AT_ONCE = 2**20
+"""Scores of a block, about."""
 _FEW = 3
 _LEAST_ROWS = 16
 """Queries of a block below which reading the keys of all heads takes longer than the products."""
@@ -41,7 +42,7 @@ def some_of(x: Tensor, parts: Sequence[PartT]) -> Iterator[PartT]:
 
 def rows_at_once(batch: int, heads: int, keys: int) -> int:
     """Return the queries of a block: about a million scores ``[batch, heads, rows, keys]``, at least one row."""
-    return max(1, _ELEMENTS // max(1, batch * heads * keys))
+    return max(1, SCORES_AT_ONCE // max(1, batch * heads * keys))
 
 
 def blocks(problem: Problem, selection: Selection) -> list[Selection]:
@@ -62,6 +63,30 @@ def tiles(problem: Problem, selection: Selection) -> list[Selection]:
     if len(chosen) == 1 or rows_at_once(batch, len(chosen), problem.k.shape[2]) >= least:
         return blocks(problem, selection)
     return [tile for head in chosen for tile in blocks(problem, replace(selection, heads=(head,)))]
+
+
+class PlacedTile(NamedTuple):
+    """A tile, and its place in a result that has the selected heads and queries alone."""
+
+    tile: Selection
+    heads: slice
+    queries: slice
+
+
+def placed_tiles(problem: Problem, selection: Selection, *, all_heads: bool = False) -> list[PlacedTile]:
+    """Divide the selection as ``tiles`` does; ``all_heads``: as ``blocks`` does."""
+    _, heads, queries, _ = problem.q.shape
+    heads = heads if selection.heads is None else len(selection.heads)
+    queries = queries if selection.queries is None else len(selection.queries)
+    found, head, start = [], 0, 0
+    for tile in blocks(problem, selection) if all_heads else tiles(problem, selection):
+        rows = queries if tile.queries is None else len(tile.queries)
+        across = 1 if tile.heads is not None and len(tile.heads) < heads else heads
+        found.append(PlacedTile(tile, slice(head, head + across), slice(start, start + rows)))
+        start += rows
+        if start == queries:
+            head, start = head + across, 0
+    return found
 
 
 def put_together(parts: Iterator[Tensor], queries: int) -> Tensor:

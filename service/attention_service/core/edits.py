@@ -1,11 +1,16 @@
 """Interventions on taps: knock out, ablate, patch."""
 
-from collections.abc import Iterable
-from dataclasses import dataclass
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
 from functools import reduce
+from typing import Any
 
 import torch
 from torch import Tensor
+
+from attention_service.core.groups import head_read_by
+from attention_service.core.indices import pick
+from attention_service.core.types import Selection
 
 AXES: dict[str, dict[str, int]] = {
     "q": {"heads": 1, "queries": 2},
@@ -41,6 +46,55 @@ class BoundEdit:
 def apply(edits: Iterable[BoundEdit], tap: str, x: Tensor) -> Tensor:
     """Apply the edits of this tap in their order, never in place."""
     return reduce(_edit, (edit for edit in edits if edit.tap == tap), x) if edits else x
+
+
+def narrowed(edits: Sequence[BoundEdit], selection: Selection, heads: int, kv_heads: int) -> list[BoundEdit]:
+    """Return the edits as they apply to taps narrowed to this selection; one that touches none of it is left out.
+
+    Narrowed keys and values have one entry for each selected query head: the key/value head that it reads.
+    """
+    chosen: dict[str, Sequence[int] | None] = {"heads": selection.heads, "queries": selection.queries}
+    found: list[BoundEdit | None] = []
+    for edit in edits:
+        part: BoundEdit | None = edit
+        for axis, indices in chosen.items():
+            if part is None or indices is None or axis not in AXES[edit.tap]:
+                continue
+            of_keys = axis == "heads" and edit.tap in ("k", "v")
+            read = [head_read_by(head, heads, kv_heads) for head in indices] if of_keys else indices
+            part = _among(part, axis, read)
+        found.append(part)
+    return [edit for edit in found if edit is not None]
+
+
+def _among(edit: BoundEdit, axis: str, chosen: Sequence[int]) -> BoundEdit | None:
+    """Return the edit of a tap that has only these entries of an axis, in this order; None if it touches none."""
+    listed = getattr(edit, axis)
+    if listed is None:
+        touched, places = None, list(chosen)
+    else:
+        place = {index: at for at, index in enumerate(listed)}
+        touched = tuple(at for at, index in enumerate(chosen) if index in place)
+        if not touched:
+            return None
+        places = [place[chosen[at]] for at in touched]
+    return _with(edit, axis, touched, places)
+
+
+def single(edit: BoundEdit, axis: str, place: int, index: int) -> BoundEdit:
+    """Return the part of an edit that touches one index of an axis: the one at this place of those it touches."""
+    return _with(edit, axis, (index,), [place])
+
+
+def _with(edit: BoundEdit, axis: str, indices: tuple[int, ...] | None, places: Sequence[int]) -> BoundEdit:
+    """Return the edit of other indices of an axis, with these entries of its value, unless that is broadcast there."""
+    value = edit.value
+    if value is not None:
+        rank = 3 if edit.tap == "output" else 4
+        dim = AXES[edit.tap][axis] - rank + value.ndim
+        value = value if dim < 0 or value.shape[dim] == 1 else pick(value, dim, places)
+    changed: dict[str, Any] = {axis: indices, "value": value}
+    return replace(edit, **changed)
 
 
 def _edit(x: Tensor, edit: BoundEdit) -> Tensor:

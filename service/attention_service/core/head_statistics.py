@@ -60,8 +60,8 @@ class WeightTile:
 
     @cached_property
     def signed(self) -> Tensor:
-        """J − i − offset ``[B, 1, R, K]``: negative for keys before the query."""
-        keys = torch.arange(self.weights.shape[-1], device=self.weights.device)
+        """J − i − offset ``[B, 1, R, K]`` in float64: negative for keys before the query."""
+        keys = torch.arange(self.weights.shape[-1], dtype=torch.float64, device=self.weights.device)
         return keys - self.positions[:, None, :, None]
 
     @cached_property
@@ -72,6 +72,16 @@ class WeightTile:
         equal = self.inputs.query_tokens[:, None, :, None] == self.inputs.tokens[:, None, None, :]
         equal = torch.nn.functional.pad(equal, (0, self.weights.shape[-1] - equal.shape[-1]))
         return equal.logical_and(self.signed < 0)
+
+    def share_at(self, distance: int) -> Tensor:
+        """The share of the key at this signed distance from the query; 0 where there is none."""
+        keys = self.weights.shape[-1]
+        places = (self.positions + distance)[:, None, :, None]  # [B, 1, R, 1]
+        inside = (places >= 0) & (places < keys)
+        if not keys:
+            return self.weights.sum(-1)
+        places = places.clamp(0, keys - 1).expand(*self.weights.shape[:3], 1)
+        return torch.where(inside, self.shares.gather(-1, places), 0).squeeze(-1)
 
     def share_of(self, chosen: Tensor) -> Tensor:
         """Sum the shares of the chosen keys, bool broadcastable to ``[B, H, R, K]``."""
@@ -134,19 +144,19 @@ def sink_share(tile: WeightTile) -> Tensor:
 @_register
 def own_position(tile: WeightTile) -> Tensor:
     """Σ p [j = i + offset]. Source: Clark et al. 2019."""
-    return tile.share_of(tile.signed == 0)
+    return tile.share_at(0)
 
 
 @_register
 def previous_token(tile: WeightTile) -> Tensor:
     """Σ p [j = i + offset − 1]. Source: Voita et al. 2019, positional heads."""
-    return tile.share_of(tile.signed == -1)
+    return tile.share_at(-1)
 
 
 @_register
 def next_token(tile: WeightTile) -> Tensor:
     """Σ p [j = i + offset + 1]. Source: Voita et al. 2019, positional heads."""
-    return tile.share_of(tile.signed == 1)
+    return tile.share_at(1)
 
 
 @_register

@@ -3,14 +3,14 @@
 The computation is blockwise, so that only the weights of one block are in memory.
 """
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any, Final
 
 import torch
 from torch import Tensor
 
-from attention_service.core.blocks import tiles
+from attention_service.core.blocks import placed_tiles, some_of
 from attention_service.core.edits import BoundEdit
 from attention_service.core.head_statistics import (
     CLASS_SHARES,
@@ -21,7 +21,7 @@ from attention_service.core.head_statistics import (
     WeightTile,
     class_share,
 )
-from attention_service.core.stages import narrow, stages
+from attention_service.core.stages import stages
 from attention_service.core.types import Problem, Selection
 from attention_service.core.visibility import real_keys
 
@@ -35,39 +35,21 @@ Weights = Callable[[Selection], Tensor]
 """The weights ``[B, H, Q, K]`` of the selected heads and queries."""
 
 
-def weights_after(problem: Problem, edits: Sequence[BoundEdit]) -> Weights:
-    """Make the function that gives the weights after these edits.
-
-    Edits need the whole of every tap, so all weights are computed once; without edits, each selection by itself.
-    """
-    if not edits:
-        return partial(weights_of, problem)
-    whole = dict(stages(problem, ("weights",), edits))["weights"]
-    return lambda selection: narrow(whole, "weights", problem, selection)
-
-
-def weights_of(problem: Problem, selection: Selection) -> Tensor:
-    """Compute the weights of the selected heads and queries."""
-    return dict(stages(problem, ("weights",), selection=selection))["weights"]
+def weights_of(problem: Problem, selection: Selection, edits: Sequence[BoundEdit] = ()) -> Tensor:
+    """Compute the weights of the selected heads and queries after these edits."""
+    return dict(stages(problem, ("weights",), edits, selection))["weights"]
 
 
 def top(problem: Problem, selection: Selection, count: int, weights: Weights | None = None) -> Top:
     """Find the most attended keys of each selected query: weights and indices, −1 for no key."""
     batch, every, rows, _ = problem.q.shape
-    heads = tuple(range(every)) if selection.heads is None else selection.heads
+    heads = every if selection.heads is None else len(selection.heads)
     queries = rows if selection.queries is None else len(selection.queries)
     # One result for all tiles: a small tensor kept of each would keep an allocator from reusing their memory.
-    found = problem.q.new_empty(batch, len(heads), queries, count)
+    found = problem.q.new_empty(batch, heads, queries, count)
     keys = torch.empty_like(found, dtype=torch.int64)
-    by_head, start = len(heads) > 1, 0
-    for tile in tiles(problem, selection):
-        values, indices = top_of(problem, tile, count, weights)
-        at = start // queries if by_head and values.shape[1] == 1 and queries else 0
-        head = slice(at, at + values.shape[1])
-        first = start - at * queries
-        found[:, head, first : first + values.shape[2]] = values
-        keys[:, head, first : first + values.shape[2]] = indices
-        start += values.shape[2]
+    for tile, of_heads, of_queries in some_of(problem.q, placed_tiles(problem, selection)):
+        found[:, of_heads, of_queries], keys[:, of_heads, of_queries] = top_of(problem, tile, count, weights)
     return found, keys.masked_fill_(found == 0, -1)
 
 
@@ -141,14 +123,15 @@ class Totals:
 
 
 def totals(
-    problem: Problem, real: Tensor, looked_at: Iterable[Selection], weights: Weights | None = None,
+    problem: Problem, real: Tensor, looked_at: Sequence[Selection], weights: Weights | None = None,
     names: Sequence[str] = DEFAULT_STATISTICS, inputs: StatisticInputs = _NO_INPUTS,
 ) -> Totals:  # fmt: skip
     """Sum over all heads and those queries of these blocks that are ``real`` ``[B, Q]``."""
     weights = weights or partial(weights_of, problem)
     batch, heads, queries, _ = problem.q.shape
     found, positions = Totals((batch, heads, queries), problem.q.device, names, inputs), positions_of(problem)
-    for block in looked_at:
+    for block in some_of(problem.q, looked_at):
         rows = slice(None) if block.queries is None else list(block.queries)
-        found.add(weights(block).double(), real[:, rows], positions[:, rows], block)
+        values = weights(block)
+        found.add(values.double() if names else values, real[:, rows], positions[:, rows], block)
     return found

@@ -16,6 +16,7 @@ from attention_contract.schemas.modules import Biases, ModuleConfig
 from attention_contract.spec import AttentionSpec
 from attention_service.core.apart import has_separate
 from attention_service.core.cancellation import checked, checkpoint, cuts, exceeds_a_slice, slice_flops
+from attention_service.core.indices import pick
 from attention_service.core.learned import learned_of
 from attention_service.core.types import Learned, Problem, Widths, added_keys
 
@@ -271,3 +272,14 @@ def project_out(parameters: Parameters, context: Tensor) -> Tensor:
 def project_merged(parameters: Parameters, merged: Tensor) -> Tensor:
     """Heads side by side ``[..., H·V]`` to the output ``[..., d_model]``."""
     return linear(merged, parameters["o_proj.weight"], parameters.get("o_proj.bias"))
+
+
+def project_heads(parameters: Parameters, context: Tensor, heads: Sequence[int] | None, count: int) -> Tensor:
+    """The share ``[B, Q, d_model]`` that some of ``count`` heads have in the output, without bias, from their context.
+
+    Source: Elhage et al. 2021, the output as a sum over heads.
+    """
+    weight = parameters["o_proj.weight"]
+    if heads is not None:
+        weight = pick(weight.view(len(weight), count, -1), 1, heads).flatten(1)  # [d_model, len(heads)·V]
+    return linear(merge_heads(context), weight)

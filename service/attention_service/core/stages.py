@@ -40,6 +40,8 @@ def stages(
 ) -> Iterator[tuple[str, Tensor]]:
     """Yield each of these taps by name, computed only for the selected heads and queries and up to the last tap.
 
+    Edits name heads and queries of the whole problem.
+
     Every tap is a node of its own in the graph that leads to the context, so that each has a gradient.
     """
     missing = set(taps) & set(TAPS)
@@ -61,6 +63,7 @@ def _stages(
     problem: Problem, edits: Sequence[BoundEdit], selection: Selection, *, with_lse: bool
 ) -> Iterator[tuple[str, Tensor]]:
     spec = problem.spec
+    edits = interventions.narrowed(edits, selection, problem.q.shape[1], problem.k.shape[1])
     normalizer = NORMALIZERS.of(spec.normalizer)
     apart = apart_rows(problem, selection)
     q = narrow(problem.q, "q", problem, selection)
@@ -138,6 +141,27 @@ def _seen(problem: Problem, k: Tensor, v: Tensor) -> _Seen:
     clean = without_padding(replace(problem, k=k, v=v))
     nonfinite = find_nonfinite_keys(clean)
     return _Seen(clean if nonfinite is None else without(nonfinite, clean), nonfinite)
+
+
+def values_read(
+    problem: Problem, edits: Sequence[BoundEdit] = (), heads: tuple[int, ...] | None = None
+) -> tuple[Tensor, Tensor | None]:
+    """Return the values ``[B, Hkv, K, V]`` that weights multiply, and those of global projections; None for none.
+
+    They are those after the edits of v, with zeros for padding and for nonfinite numbers. ``heads``: one value head
+    for each of these query heads, ``[B, heads, K, V]``.
+    """
+    selection, far = Selection(heads), None
+    k, v = (narrow(interventions.apply(edits, name, x), name, problem, selection) for name, x in _kv(problem))
+    near = _seen(problem, k, v).v
+    if problem.apart is not None:
+        apart = replace(problem, k=problem.apart[1], v=problem.apart[2], apart=None)
+        far = _seen(apart, *(narrow(x, name, apart, selection) for name, x in _kv(apart))).v
+    return near, far
+
+
+def _kv(problem: Problem) -> tuple[tuple[str, Tensor], ...]:
+    return ("k", problem.k), ("v", problem.v)
 
 
 def kept_weights(problem: Problem, selection: Selection = EVERYTHING) -> Tensor:

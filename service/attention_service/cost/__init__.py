@@ -5,7 +5,16 @@ The estimate that is reported is the one by which a request is admitted and its 
 
 from attention_service.core.kernels.touched import touched
 from attention_service.cost.approximate import decode_step, exactly, plainly, sent_always
+from attention_service.cost.attribution_cost import attribution_flops, attribution_peak_bytes
 from attention_service.cost.calibrated import Calibrated, Spread
+from attention_service.cost.circuit_cost import (
+    CircuitWork,
+    circuit_flops,
+    circuit_peak_bytes,
+    circuit_seconds,
+    parameter_matrices,
+    spectrum_flops,
+)
 from attention_service.cost.clock import Clock, Estimate, Roofline
 from attention_service.cost.curves import Curves
 from attention_service.cost.flops import (
@@ -27,6 +36,7 @@ from attention_service.cost.retrieval import (
     Retrieval,
     retrieval_flops,
 )
+from attention_service.cost.similarity_cost import SimilarityWork
 from attention_service.cost.tensor_bytes import (
     input_bytes,
     kv_cache_bytes,
@@ -51,6 +61,7 @@ from attention_service.cost.workload import Workload
 __all__ = [
     "SECOND_PASSES",
     "Calibrated",
+    "CircuitWork",
     "Clock",
     "Curves",
     "Datasheet",
@@ -58,11 +69,17 @@ __all__ = [
     "Rates",
     "Retrieval",
     "Roofline",
+    "SimilarityWork",
     "Spread",
     "Term",
     "Traffic",
     "Workload",
+    "attribution_flops",
+    "attribution_peak_bytes",
     "backward_flops",
+    "circuit_flops",
+    "circuit_peak_bytes",
+    "circuit_seconds",
     "cost_of",
     "decode_step",
     "exactly",
@@ -84,6 +101,7 @@ __all__ = [
     "output_bytes",
     "pair_count",
     "parameter_count",
+    "parameter_matrices",
     "peak_bytes",
     "plainly",
     "predicted_gradient_seconds",
@@ -92,6 +110,7 @@ __all__ = [
     "retrieval_flops",
     "retrieval_peak_bytes",
     "sent_always",
+    "spectrum_flops",
     "tap_elements",
     "time_order",
     "touched",

@@ -1,10 +1,10 @@
 """The clock of a device on which runs of every kernel have been measured."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from math import exp, log
 
-from attention_service.cost.clock import NOTHING, Basis, Estimate
+from attention_service.cost.clock import NOTHING, Basis, Estimate, Roofline
 from attention_service.cost.curves import Curves
 from attention_service.cost.retrieval import Retrieval
 from attention_service.cost.terms import (
@@ -18,6 +18,7 @@ from attention_service.cost.terms import (
     transfer_terms,
     writing_terms,
 )
+from attention_service.cost.time import Rates
 from attention_service.cost.workload import Workload
 
 _UNSEEN = log(2.0)
@@ -72,6 +73,10 @@ class Calibrated:
     def retrieval(self, retrieval: Retrieval) -> Estimate:
         """Predict from the curves."""
         return self.of(retrieval_terms(retrieval), "hopfield materialized")
+
+    def rated(self, seconds: Callable[[Rates], float]) -> Estimate:
+        """Predict from the device's rates."""
+        return Roofline(self.curves.rates).rated(seconds)
 
     def of(self, terms: Sequence[Term], kind: str) -> Estimate:
         """Predict any pass from its terms and its kind."""

@@ -1,5 +1,6 @@
 """Predicted time of a pass with its uncertainty: the protocol of clocks, and the roofline clock."""
 
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Protocol
 
@@ -68,6 +69,9 @@ class Clock(Protocol):
     def retrieval(self, retrieval: Retrieval) -> Estimate:
         """Predict one Hopfield retrieval, with the maximum number of steps."""
 
+    def rated(self, seconds: Callable[[Rates], float]) -> Estimate:
+        """Predict work that no calibration measures, from its seconds at the device's rates."""
+
 
 @dataclass(frozen=True)
 class Roofline:
@@ -111,3 +115,7 @@ class Roofline:
     def retrieval(self, retrieval: Retrieval) -> Estimate:
         """Predict from the rates."""
         return Estimate.within(predicted_retrieval_seconds(retrieval, self.rates), self.factor)
+
+    def rated(self, seconds: Callable[[Rates], float]) -> Estimate:
+        """Predict from the rates."""
+        return Estimate.within(seconds(self.rates), self.factor)

@@ -5,7 +5,7 @@ float64 on tensor or matrix cores where there are any for it, float32 without TF
 Gigabytes are 10⁹ bytes, as in the datasheets.
 """
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Final, NamedTuple
 
@@ -108,6 +108,10 @@ class Datasheet:
     def retrieval(self, retrieval: Retrieval) -> Estimate:
         """Predict from the peaks down to the lower end of the reached shares."""
         return _between(*(clock.retrieval(retrieval) for clock in self._clocks))
+
+    def rated(self, seconds: Callable[[Rates], float]) -> Estimate:
+        """Predict from the peaks down to the lower end of the reached shares."""
+        return _between(*(clock.rated(seconds) for clock in self._clocks))
 
     @property
     def _clocks(self) -> tuple[Roofline, Roofline, Roofline]:

@@ -240,7 +240,7 @@ _RULES: dict[Any, Rule] = {
     **_each(arithmetic, "add", "sub", "mul", "maximum", "minimum", "bitwise_and", "bitwise_or", "bitwise_xor"),
     **_each(arithmetic, "__rshift__", "floor_divide", "remainder"),
     **_each(kept, "neg", "abs", "sign", "clamp", "bitwise_not", "elu_backward", "log_sigmoid_backward"),
-    **_each(_copied, "_softmax", "_safe_softmax", "tril", "triu", "index_copy"),
+    **_each(_copied, "_softmax", "_safe_softmax", "tril", "triu", "index_copy", "scatter_add"),
     **_each(divided, "div"),
     **_each(compared, "eq", "ne", "lt", "le", "gt", "ge"),
     **_each(_counted, "cumsum"),

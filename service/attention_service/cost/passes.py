@@ -34,6 +34,12 @@ class Passes(Protocol):
     def inspection(self, work: Workload, parameters: Mapping[str, Tensor], top_k: int) -> object:
         """Look at the weights."""
 
+    def attribution(
+        self, work: Workload, parameters: Mapping[str, Tensor], methods: tuple[str, ...], *,
+        compared: bool, points: int, classes: int,
+    ) -> object:  # fmt: skip
+        """Attribute to weights and heads; as asked, compare, or differentiate L at points of a path."""
+
     def retrieval(self, sizes: Retrieval) -> object:
         """Run one Hopfield retrieval."""
 

@@ -19,13 +19,25 @@ from pathlib import Path
 from typing import Literal, TypeVar
 
 from attention_contract.base import valid
-from attention_contract.errors import Draining, Loading, StoreFull, Stuck, TooLong, Unavailable
+from attention_contract.errors import (
+    Draining,
+    Loading,
+    ModuleNotFound,
+    StoreFull,
+    Stuck,
+    TooLong,
+    Unavailable,
+    VersionMismatch,
+)
 from attention_contract.request_options import Outline
 from attention_contract.schemas.accuracy import AccuracyReply
 from attention_contract.schemas.attention import AttentionInputs, ForwardReply, ForwardRequest, Ran
+from attention_contract.schemas.attribution import AttributionReply, AttributionRequest
 from attention_contract.schemas.backward_passes import BackwardRequest, PassReply, PassRequest
 from attention_contract.schemas.checkpoints import CheckpointList, CheckpointReply, FetchCheckpoint
+from attention_contract.schemas.circuits import CircuitsReply, CircuitsRequest
 from attention_contract.schemas.complexity import ComplexityReply, ComplexityRequest
+from attention_contract.schemas.effects import EffectsReply, EffectsRequest
 from attention_contract.schemas.gradients import GradientsReply, GradientsRequest
 from attention_contract.schemas.hopfield import HopfieldReply, HopfieldRequest
 from attention_contract.schemas.modules import (
@@ -39,7 +51,21 @@ from attention_contract.schemas.modules import (
     ReplaceParameters,
 )
 from attention_contract.schemas.recording_statistics import RecordingStatistics, RecordingStatisticsRequest
-from attention_contract.schemas.recordings import RecordingFile, RecordingInfo, RecordingList, RecordingQuery
+from attention_contract.schemas.recordings import (
+    RecordingFile,
+    RecordingInfo,
+    RecordingList,
+    RecordingQuery,
+    RecordText,
+)
+from attention_contract.schemas.rollout import RecordingRollout, RecordingRolloutRequest, RolloutReply, RolloutRequest
+from attention_contract.schemas.similarity import (
+    RecordingSimilarity,
+    RecordingSimilarityRequest,
+    SimilarityReply,
+    SimilarityRequest,
+)
+from attention_contract.schemas.text_predictions import PredictText, TextPredictions
 from attention_contract.schemas.weights import WeightsReply, WeightsRequest
 from attention_service.core.arrays import to_numpy
 from attention_service.core.cancellation import Cancellation, cancellable
@@ -58,11 +84,16 @@ from attention_service.runtime.callers import caller
 from attention_service.runtime.device import BUDGET_SHARE, Device, give_back_freed_memory, warm_up
 from attention_service.runtime.kept_passes import KeptPasses
 from attention_service.runtime.operations import (
+    attributing,
+    circuit_search,
     complexity,
+    effects,
     forward,
     gradients,
     hopfield,
     recorded_statistics,
+    rolling_out,
+    similarities,
     two_passes,
 )
 from attention_service.runtime.operations import weights as inspection
@@ -80,6 +111,7 @@ from attention_service.runtime.scheduling.later import Later
 from attention_service.runtime.scheduling.watchdog import PATIENCE_S, Watchdog
 from attention_service.runtime.sessions.live_sessions import Sessions
 from attention_service.runtime.sessions.stepping import Host
+from attention_service.runtime.text_recording import TextRecorder, needed_bytes
 
 RequestT = TypeVar("RequestT", bound=AttentionInputs)
 ResultT = TypeVar("ResultT")
@@ -113,6 +145,7 @@ class Engine:
         self.device = device
         self.library = Library(root, device.torch)
         self.recordings = RecordingStore(root, recordings_limit)
+        self._recorder = TextRecorder(root)
         self.calibration: stored.Stored | None = None
         """The calibration of the device; None before one."""
         self._root = root
@@ -347,6 +380,29 @@ class Engine:
         check = partial(caller.get().check, "recordings_bytes")
         return await self._in_thread(partial(self.recordings.add, recording, _owner(), check))
 
+    async def record_text(self, request: RecordText, deadline: float | None = None) -> RecordingInfo:
+        """Record a text's way through a checkpoint, and store it."""
+        self.check_ready()
+        need = await self._in_thread(partial(needed_bytes, self.library.root, request))
+        self.budget.check(need, "recording this text takes up to {need} bytes", "Send a shorter text")
+        await self.budget.acquire(need)
+        try:
+            recording = await self._recorder.record(request, deadline)
+        finally:
+            self.budget.release(need)
+        return await self.add_recording(recording)
+
+    async def predict_text(self, request: PredictText, deadline: float | None = None) -> TextPredictions:
+        """Tokens that a checkpoint predicts, unedited and edited."""
+        self.check_ready()
+        need = await self._in_thread(partial(needed_bytes, self.library.root, request))
+        self.budget.check(need, "running this text takes up to {need} bytes", "Send a shorter text")
+        await self.budget.acquire(need)
+        try:
+            return await self._recorder.predict(request, deadline)
+        finally:
+            self.budget.release(need)
+
     async def list_recordings(self) -> RecordingList:
         """Every stored recording of the caller."""
         return await self._in_thread(partial(self.recordings.listing, _owner()))
@@ -369,6 +425,24 @@ class Engine:
         return await self._holding(
             need, partial(recorded_statistics.statistics_of, self.recordings, recording, request, owner)
         )
+
+    async def recording_similarity(
+        self, recording: str, request: RecordingSimilarityRequest, deadline: float | None = None
+    ) -> RecordingSimilarity:
+        """The similarity of every pair of recorded heads or layers."""
+        self.check_ready()
+        prepare = partial(similarities.prepare_recorded, self.recordings, recording, request, _owner(), self.device)
+        fields, said = await self._run(await self._in_thread(prepare), deadline)
+        return RecordingSimilarity(**fields, ran=said)
+
+    async def recording_rollout(
+        self, recording: str, request: RecordingRolloutRequest, deadline: float | None = None
+    ) -> RecordingRollout:
+        """Rollout or flow of the recorded weights."""
+        self.check_ready()
+        prepare = partial(rolling_out.prepare_recorded, self.recordings, recording, request, _owner(), self.device)
+        fields, said = await self._run(await self._in_thread(prepare), deadline)
+        return RecordingRollout(**fields, ran=said)
 
     async def recording_path(self, recording: str) -> Path:
         """The file of a recording."""
@@ -405,6 +479,14 @@ class Engine:
         fields, said = await self._run(job, deadline)
         return WeightsReply(**fields, ran=said)
 
+    async def attribution(
+        self, name: str | None, request: AttributionRequest, deadline: float | None = None
+    ) -> AttributionReply:
+        """The share of each weight and each head in a number that depends on the output."""
+        job = await self._planned(attributing.prepare, self._target(name, request), request)
+        fields, said = await self._run(job, deadline)
+        return AttributionReply(**fields, ran=said)
+
     async def gradients(
         self,
         name: str | None,
@@ -416,6 +498,12 @@ class Engine:
         job = await self._prepared(gradients.prepare, self._target(name, request), request, outline)
         fields, said = await self._run(job, deadline)
         return GradientsReply(**fields, ran=said)
+
+    async def effects(self, name: str | None, request: EffectsRequest, deadline: float | None = None) -> EffectsReply:
+        """The change of the output by each edit of a sweep."""
+        job = await self._planned(effects.prepare, self._target(name, request), request)
+        fields, said = await self._run(job, deadline)
+        return EffectsReply(**fields, ran=said)
 
     async def create_pass(self, name: str | None, request: PassRequest, deadline: float | None = None) -> PassReply:
         """The output of a module or of raw attention, kept for its backward pass while there is room."""
@@ -464,6 +552,30 @@ class Engine:
         self.check_ready()
         fields, said = await self._run(hopfield.prepare(request, self.device, self.budget.room), deadline)
         return HopfieldReply(**fields, ran=said)
+
+    async def circuits(self, name: str, request: CircuitsRequest, deadline: float | None = None) -> CircuitsReply:
+        """The circuits of a module's heads, alone or composed with those of a later module."""
+        module, later = self.module(name, request.version), None
+        if request.with_ is not None:
+            try:
+                later = self.library.get(request.with_, request.with_version)
+            except (ModuleNotFound, VersionMismatch) as fault:
+                fault.param = "with" if isinstance(fault, ModuleNotFound) else "with_version"
+                raise
+        fields, said = await self._run(circuit_search.prepare(module, later, request, self.device), deadline)
+        return CircuitsReply(**fields, ran=said)
+
+    async def similarity(self, request: SimilarityRequest, deadline: float | None = None) -> SimilarityReply:
+        """The similarity of every pair of heads whose weights or features are sent."""
+        self.check_ready()
+        fields, said = await self._run(similarities.prepare(request, self.device), deadline)
+        return SimilarityReply(**fields, ran=said)
+
+    async def rollout(self, request: RolloutRequest, deadline: float | None = None) -> RolloutReply:
+        """Rollout or flow of the weights that are sent."""
+        self.check_ready()
+        fields, said = await self._run(rolling_out.prepare(request, self.device), deadline)
+        return RolloutReply(**fields, ran=said)
 
     def _target(self, name: str | None, request: AttentionInputs | ComplexityRequest) -> Module | None:
         self.check_ready()

@@ -32,22 +32,23 @@ function stepsMatrix(session: string, head: number): { of: Matrix; queries: stri
 export function Decode() {
   const { params, go, modules, theme, announce } = usePage();
   const [problem, setProblem] = useState<ProblemDocument | null>(null);
-  const [busy, setBusy] = useState(false);
+  const [working, setWorking] = useState(false);
   const [again, setAgain] = useState(0);
   const [last, setLast] = useState<{ asked: Asked; ran: Ran } | null>(null);
   const fromSource = params.source?.startsWith("module:") ? params.source.slice(7) : "";
   const name = params.decode ?? (modules.some((each) => each.name === fromSource) ? fromSource : (modules.at(0)?.name ?? ""));
   const module = modules.find((each) => each.name === name);
   const session = params.session ?? "";
-  const { value: info, problem: gone } = useLoaded(`${session}/${again}`, async () => (session ? call<SessionInfo>("GET", `v1/sessions/${encodeURIComponent(session)}`) : null));
+  const { value: info, problem: gone, busy: loading } = useLoaded(`${session}/${again}`, async () => (session ? call<SessionInfo>("GET", `v1/sessions/${encodeURIComponent(session)}`) : null));
+  const busy = working || (session !== "" && loading); // a step says the length that it follows
   const head = integer(params.head, 0, 0, Math.max(0, (module?.config.num_heads ?? 1) - 1));
 
   const work = (make: () => Promise<void>) => {
     if (busy) return;
-    setBusy(true);
+    setWorking(true);
     setProblem(null);
     make().catch((fault: unknown) => setProblem(problemOf(fault))).finally(() => {
-      setBusy(false);
+      setWorking(false);
       setAgain((old) => old + 1);
     });
   };

@@ -3,7 +3,7 @@
 import { useLoaded, usePage } from "../context";
 import type { SubjectProps } from "../context";
 import { barScene, endsOf, heatScene } from "../drawings";
-import { describeEdit, editedFields, has, noCell, noHead, noToken, readEdits, toggled, writeEdits } from "../edits";
+import { describeEdit, editedFields, has, noCell, noHead, noToken, readEdits, toggled, wholeEdits, writeEdits } from "../edits";
 import type { Edit as Change } from "../edits";
 import { precise } from "../format";
 import { HeatMap } from "../heatmap";
@@ -14,6 +14,7 @@ import { integer } from "../state";
 import { subjectKey } from "../subject";
 import { Button, Check, Commands, Drawing, Export, FactList, Field, ProblemBox, RanTable, Table } from "../ui";
 import { matrixRows } from "./head";
+import { Logits } from "./logits";
 
 const MOST_TOKENS = 1024;
 
@@ -68,7 +69,7 @@ export function Edit({ subject, layer, head }: SubjectProps) {
       </div>
       {edits.length > 0 && <ul class="small">{edits.map((each, i) => <li key={i}><code>{describeEdit(each, { heads, queries, keys })}</code> <Button class="quiet" aria-label={`Remove ${describeEdit(each, { heads, queries, keys })}`} onClick={() => toggle(each)}>Remove</Button></li>)}</ul>}
       <ProblemBox problem={problem} />
-      {!value && !problem && !busy && <p>This attention cannot be computed again: {fits ? "the recording holds no q, k and v. Record with --taps q --taps k --taps v." : `it has more than ${MOST_TOKENS} tokens.`}</p>}
+      {!value && !problem && !busy && <p>This attention cannot be computed again: {fits ? "the recording holds no q, k and v (record with --taps weights --taps q --taps k --taps v), or its weights are not softmax(q·k/√d)." : `it has more than ${MOST_TOKENS} tokens.`}</p>}
       {value && (
         <div aria-busy={busy}>
           <FactList facts={[["change of the whole output", precise(value.output.whole)], ["largest change of a token's output", precise(Math.max(...value.output.token))]]} />
@@ -82,6 +83,7 @@ export function Edit({ subject, layer, head }: SubjectProps) {
           <Table caption={`Change of the output of ${queries.length} tokens${subject.layers.length > 1 || !params.source?.startsWith("module:") ? ", before the output projection" : ""}`} rows={csv().slice(1)} columns={[{ head: "token", header: true, cell: ([each]) => each }, { head: "relative change", number: true, cell: ([, each]) => precise(Number(each)) }]} />
           <RanTable rans={{ unedited: value.plain.ran, edited: value.edited.ran }} />
           <Commands calls={[value.edited.asked, value.plain.asked]} />
+          {subject.whole && <Logits of={subject.whole} layer={name} edits={wholeEdits(edits, temperature, causal, queries.length, keys.length)} />}
         </div>
       )}
     </>

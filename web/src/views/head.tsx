@@ -35,10 +35,7 @@ export function Head({ subject, layer, head }: SubjectProps) {
     const of = await subject.weights(layer, head);
     const own = statistics(of, tokensOf(subject.layers[layer]));
     const served = (await subject.told(layer))?.statistics;
-    if (served) {
-      for (const [each] of STATISTICS) if (each in served) own[each] = served[each][head];
-      own.effective_keys = Math.exp(own.entropy);
-    }
+    if (served) for (const [each] of STATISTICS) if (each in served) own[each] = served[each][head];
     const { keys: received } = marginals(of);
     const most = received.reduce((best, each, key) => (each > received[best] ? key : best), 0);
     return { of, own, most, asked: await subject.asked(layer, head) };

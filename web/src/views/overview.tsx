@@ -39,7 +39,6 @@ async function read(subject: Subject): Promise<Head[]> {
     const own = statistics(whole, tokensOf(subject.layers[layer]));
     const served = told[layer]?.statistics ?? {};
     for (const [each] of STATISTICS) if (each in served) own[each] = served[each][head];
-    if ("entropy" in served) own.effective_keys = Math.exp(own.entropy);
     made.push({ layer, head, name: subject.layers.length > 1 ? heads[head] : `${name}, ${heads[head]}`, of, statistics: own });
   }
   return made;

@@ -2,7 +2,7 @@
 
 import { useState } from "preact/hooks";
 import type { TargetedDragEvent } from "preact";
-import { call } from "../api";
+import { call, problemOf } from "../api";
 import type { ProblemDocument } from "../api";
 import { useLoaded, usePage } from "../context";
 import { bytes, clip } from "../format";
@@ -10,7 +10,7 @@ import { normal } from "../random";
 import { integer } from "../state";
 import { BUILT_IN, DEFAULT_SOURCE, RAW, SENTENCE, files, subjectKey } from "../subject";
 import { nested } from "../tensors";
-import type { RecordingSummary, VariantInfo } from "../types";
+import type { CheckpointInfo, RecordingSummary, VariantInfo } from "../types";
 import { forget, subjectOf, useSources } from "../with_subject";
 import { Area, Button, Check, Choice, FactList, Faulty, Field, ProblemBox } from "../ui";
 
@@ -62,8 +62,7 @@ function Recordings() {
     event.preventDefault();
     take(event.dataTransfer?.files[0]);
   };
-  const sentence = params.sentence ?? "";
-  const line = `attention record CHECKPOINT '${(sentence || "your sentence").replaceAll("'", "'\\''")}' --taps weights --taps q --taps k --taps v --post`;
+  const line = `attention record CHECKPOINT '${(params.sentence || "your sentence").replaceAll("'", "'\\''")}' --taps weights --taps q --taps k --taps v --post`;
   return (
     <div onDragOver={(event) => event.preventDefault()} onDrop={drop}>
       <h3>Recordings</h3>
@@ -77,10 +76,60 @@ function Recordings() {
           <input type="file" accept=".safetensors" onChange={(event) => take(event.currentTarget.files?.[0])} /></label>
       </div>
       <ProblemBox problem={problem ?? listed.problem} />
-      <Field wide label="Your sentence" hint="for a command that records it with a checkpoint and its tokenizer" value={sentence} live set={(each) => go({ sentence: each }, true)} placeholder="The cat sat on the mat" />
-      <pre tabIndex={0}>{line}</pre>
-      <p class="small">Run the command where transformers is installed, then list the recordings again.</p>
+      <Sentence line={line} />
     </div>
+  );
+}
+
+/** Record a text with what its attentions are computed from; of a model that has its own attention, the weights alone. */
+async function recorded(checkpoint: string, text: string): Promise<RecordingSummary> {
+  try {
+    return await call<RecordingSummary>("POST", "v1/recordings/text", { checkpoint, text, taps: ["weights", "q", "k", "v"] });
+  } catch (fault) {
+    if (problemOf(fault).code !== "invalid_checkpoint") throw fault;
+    return call<RecordingSummary>("POST", "v1/recordings/text", { checkpoint, text });
+  }
+}
+
+/** A sentence that the server records, or the command that records it elsewhere. */
+function Sentence({ line }: { line: string }) {
+  const { params, go } = usePage();
+  const [busy, setBusy] = useState(false);
+  const [problem, setProblem] = useState<ProblemDocument | null>(null);
+  const { value } = useLoaded("", () => call<{ checkpoints: CheckpointInfo[] }>("GET", "v1/checkpoints"));
+  const able = (value?.checkpoints ?? []).filter((each) => each.records_text).map(({ path }) => path);
+  const checkpoint = able.includes(params.by ?? "") ? (params.by ?? "") : (able[0] ?? "");
+  const text = (params.sentence ?? "").trim();
+  const record = async () => {
+    setBusy(true);
+    setProblem(null);
+    try {
+      const { id } = await recorded(checkpoint, text);
+      go({ ...CHANGED, source: `stored:${id}`, view: "overview" });
+    } catch (fault) {
+      setProblem(problemOf(fault));
+    } finally {
+      setBusy(false);
+    }
+  };
+  return (
+    <Faulty problem={problem}>
+      <form aria-busy={busy} onSubmit={(event) => { event.preventDefault(); void record(); }}>
+        <Field wide label="Your sentence" hint={able.length ? "recorded by the server, layer by layer" : "for a command that records it with a checkpoint and its tokenizer"} param="text" value={params.sentence ?? ""} live set={(each) => go({ sentence: each }, true)} placeholder="The cat sat on the mat" />
+        {able.length > 0 ? (
+          <div class="fields">
+            <Choice wide label="Checkpoint" value={checkpoint} set={(by) => go({ by })} options={able.map((path): [string, string] => [path, path])} />
+            <button type="submit" class="primary" disabled={busy || !text}>{busy ? "Recording…" : "Record"}</button>
+          </div>
+        ) : (
+          <>
+            <pre tabIndex={0}>{line}</pre>
+            <p class="small">Run the command where transformers is installed, then list the recordings again. The server records a sentence itself if it has transformers, and a checkpoint with its tokenizer in its model repository.</p>
+          </>
+        )}
+        <ProblemBox problem={problem} />
+      </form>
+    </Faulty>
   );
 }
 

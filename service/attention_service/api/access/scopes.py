@@ -34,14 +34,18 @@ SCOPES: Final[Mapping[str, Scopes]] = MappingProxyType({
     "raw_forward": _INFER, "raw_weights": _INFER, "raw_gradients": _INFER, "hopfield_retrieve": _INFER,
     "open_session": _INFER, "step_session": _INFER, "step_sessions": _INFER, "fork_session": _INFER,
     "truncate_session": _INFER, "reorder_session": _INFER, "session_weights": _INFER, "session_gradients": _INFER,
-    "get_session_cache": _INFER, "put_session_cache": _INFER, "session_stream": _INFER, "create_recording": _INFER,
+    "attribution": _ASK, "raw_attribution": _ASK, "effects": _ASK, "raw_effects": _ASK,
+    "session_attribution": _INFER, "session_effects": _INFER,
+    "get_session_cache": _INFER, "put_session_cache": _INFER, "session_stream": _INFER,
+    "create_recording": _INFER, "record_text": _INFER, "predict_text": _INFER,
     # seeing and ending what is one's own
     "list_sessions": _OWN, "get_session": _OWN, "delete_session": _OWN, "delete_recording": _OWN,
     # facts
-    "complexity": _ASK, "raw_complexity": _ASK,
-    "list_parameters": _INSPECT, "get_parameter": _INSPECT, "accuracy": _INSPECT,
+    "complexity": _ASK, "raw_complexity": _ASK, "similarity": _ASK, "rollout": _ASK,
+    "list_parameters": _INSPECT, "get_parameter": _INSPECT, "accuracy": _INSPECT, "circuits": _INSPECT,
     "list_modules": _SEE, "get_module": _SEE, "list_checkpoints": _SEE, "get_checkpoint": _SEE,
-    "list_recordings": _SEE, "get_recording": _SEE, "recording_statistics": _SEE,
+    "list_recordings": _SEE, "get_recording": _SEE, "recording_statistics": _SEE, "recording_similarity": _SEE,
+    "recording_rollout": _SEE,
     # changes
     "create_module": _MANAGE, "import_module": _MANAGE, "delete_module": _MANAGE, "replace_parameters": _MANAGE,
     "fetch_checkpoint": _MANAGE,

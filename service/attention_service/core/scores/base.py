@@ -61,6 +61,8 @@ class Product:
     two_widths = False
     plain = False
     """True if q' = q and k' = k. Otherwise a half type would round q' and k'."""
+    bilinear = False
+    """True if q' is linear in q, and k' in k."""
 
     def learned(self, widths: Widths) -> dict[str, Learned]:
         """None."""

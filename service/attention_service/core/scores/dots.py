@@ -22,6 +22,7 @@ class Dot(Product):
 
     options: spec.Dot
     plain = True
+    bilinear = True
 
     def cost(self, widths: Widths) -> ScoreCost:
         """The product."""
@@ -41,6 +42,7 @@ class ScaledDot(Product):
 
     options: spec.ScaledDot
     plain = True
+    bilinear = True
 
     def factors(self, q: Tensor, k: Tensor, learned: Tensors) -> tuple[Tensor, Tensor, float]:
         """Return q, k and the scale of the spec, by default 1/√D."""
@@ -68,6 +70,7 @@ class Bilinear(Product):
 
     options: spec.Bilinear
     two_widths = True
+    bilinear = True
 
     def learned(self, widths: Widths) -> dict[str, Learned]:
         """W."""

@@ -5,8 +5,8 @@ from collections.abc import Sequence
 
 import torch
 
-from attention_contract.errors import InvalidRequest
-from attention_contract.schemas.attention import Edit, Select, Tap
+from attention_contract.errors import InvalidRequest, ShapeMismatch
+from attention_contract.schemas.attention import Edit, Select, Tap, TokenLabels
 from attention_contract.spec import AttentionSpec
 from attention_service.core.arrays import TORCH_DTYPES
 from attention_service.core.attention import taps_of
@@ -61,52 +61,74 @@ def as_tuple(indices: list[int] | None) -> tuple[int, ...] | None:
     return None if indices is None else tuple(indices)
 
 
+def check_labels(labelled: TokenLabels, bound: Bound) -> None:
+    """Raise ShapeMismatch if there are labels, but not one for each token."""
+    keys = bound.keys - bound.extra
+    for param, labels, expected in (
+        ("labels", labelled.labels, keys),
+        ("query_labels", labelled.query_labels, bound.queries),
+    ):
+        if labels is not None and len(labels) != expected:
+            raise ShapeMismatch(
+                f"{param}: expected {expected} labels, one for each {'key' if param == 'labels' else 'query'}; "
+                f"got {len(labels)}",
+                param=param,
+                expected=[expected],
+                actual=[len(labels)],
+            )
+
+
 def check_edits(edits: Sequence[Edit], bound: Bound) -> None:
     """Raise InvalidRequest if an edit names a missing index, or has a value that does not fit."""
-    dtype = TORCH_DTYPES[bound.dtype]
     for index, edit in enumerate(edits):
-        param = f"edits.{index}"
-        check_tap(edit.tap, bound.spec, f"{param}.tap")
-        heads = bound.kv_heads if edit.tap in {"k", "v"} else bound.heads
-        sizes: dict[str, tuple[list[int] | None, int]] = {
-            "heads": (edit.heads, heads),
-            "queries": (edit.queries, bound.queries),
-            "keys": (edit.keys, bound.keys),
-        }
-        has = AXES[edit.tap]
-        part: list[int] = [bound.batch]
-        for axis, (indices, size) in sizes.items():
-            if axis not in has:
-                if indices is not None:
-                    raise InvalidRequest(
-                        f"{param}.{axis}: {edit.tap} has no {axis}; leave them out", param=f"{param}.{axis}"
-                    )
-                continue
-            check_indices(f"{param}.{axis}", indices, size, axis)
-            if edit.value is not None and indices is not None and len(set(indices)) < len(indices):
+        check_edit(edit, bound, f"edits.{index}")
+
+
+def check_edit(edit: Edit, bound: Bound, param: str) -> None:
+    """Check one edit, the field ``param``, as ``check_edits`` does."""
+    dtype = TORCH_DTYPES[bound.dtype]
+    check_tap(edit.tap, bound.spec, f"{param}.tap")
+    heads = bound.kv_heads if edit.tap in {"k", "v"} else bound.heads
+    sizes: dict[str, tuple[list[int] | None, int]] = {
+        "heads": (edit.heads, heads),
+        "queries": (edit.queries, bound.queries),
+        "keys": (edit.keys, bound.keys),
+    }
+    has = AXES[edit.tap]
+    part: list[int] = [bound.batch]
+    for axis, (indices, size) in sizes.items():
+        if axis not in has:
+            if indices is not None:
                 raise InvalidRequest(
-                    f"{param}.{axis}: an index is listed twice, so that value would have two numbers for one place; "
-                    "list each once",
-                    param=f"{param}.{axis}",
+                    f"{param}.{axis}: {edit.tap} has no {axis}; leave them out", param=f"{param}.{axis}"
                 )
-            part.append(size if indices is None else len(indices))
-        widths: dict[str, int] = {
-            "q": bound.head_dim, "k": bound.key_dim, "v": bound.value_dim, "context": bound.value_dim,
-            "output": bound.output_shape[-1],
-        }  # fmt: skip
-        part += [widths[edit.tap]] if edit.tap in widths else []
-        if edit.tap == "output" and bound.module is None and not bound.layout.merged:
-            part.insert(1, bound.heads)
-        if edit.set is not None and math.isfinite(edit.set) and abs(edit.set) > torch.finfo(dtype).max:
+            continue
+        check_indices(f"{param}.{axis}", indices, size, axis)
+        if edit.value is not None and indices is not None and len(set(indices)) < len(indices):
             raise InvalidRequest(
-                f"{param}.set: {edit.set:g} is too large for {bound.dtype}, in which this is computed",
-                param=f"{param}.set",
+                f"{param}.{axis}: an index is listed twice, so that value would have two numbers for one place; "
+                "list each once",
+                param=f"{param}.{axis}",
             )
-        if edit.value is not None and not _broadcasts(edit.value.shape, part):
-            raise wrong_shape(f"{param}.value", f"a shape that broadcasts to {part}", edit.value)
+        part.append(size if indices is None else len(indices))
+    widths: dict[str, int] = {
+        "q": bound.head_dim, "k": bound.key_dim, "v": bound.value_dim, "context": bound.value_dim,
+        "output": bound.output_shape[-1],
+    }  # fmt: skip
+    part += [widths[edit.tap]] if edit.tap in widths else []
+    if edit.tap == "output" and bound.module is None and not bound.layout.merged:
+        part.insert(1, bound.heads)
+    if edit.set is not None and math.isfinite(edit.set) and abs(edit.set) > torch.finfo(dtype).max:
+        raise InvalidRequest(
+            f"{param}.set: {edit.set:g} is too large for {bound.dtype}, in which this is computed",
+            param=f"{param}.set",
+        )
+    if edit.value is not None and not broadcasts(edit.value.shape, part):
+        raise wrong_shape(f"{param}.value", f"a shape that broadcasts to {part}", edit.value)
 
 
-def _broadcasts(shape: tuple[int, ...], target: list[int]) -> bool:
+def broadcasts(shape: Sequence[int], target: Sequence[int]) -> bool:
+    """True if a tensor of this shape broadcasts to the target."""
     if len(shape) > len(target):
         return False
     return all(size in {1, want} for size, want in zip(shape[::-1], target[::-1], strict=False))

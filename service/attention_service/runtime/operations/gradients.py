@@ -17,7 +17,7 @@ from attention_service.core.types import Selection
 from attention_service.modules.resident import Module
 from attention_service.runtime.binding.bound import Bound, strip
 from attention_service.runtime.binding.module_binding import bind
-from attention_service.runtime.binding.selection import bind_selection, check_edits, check_tap, check_taps
+from attention_service.runtime.binding.selection import bind_selection, broadcasts, check_edits, check_tap, check_taps
 from attention_service.runtime.device import Device
 from attention_service.runtime.operations import compute
 from attention_service.runtime.operations.differentiation import (
@@ -147,8 +147,7 @@ def _check_tap_upstream(request: GradientsRequest, bound: Bound) -> None:
             raise InvalidRequest(f"{param}: expected one of {', '.join(TAPS)}; got {tap[:80]!r}", param=param)
         check_tap(tap, bound.spec, param)
         expected = subject_shape(tap, bound)
-        pairs = zip(reversed(upstream.shape), reversed(expected), strict=False)
-        if upstream.ndim > len(expected) or any(size not in {1, want} for size, want in pairs):
+        if not broadcasts(upstream.shape, expected):
             raise ShapeMismatch(
                 f"{param}: expected a shape that broadcasts to that of the tap, {list(expected)}; got "
                 f"{list(upstream.shape)}",

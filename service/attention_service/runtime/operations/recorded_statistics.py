@@ -8,7 +8,7 @@ import torch
 from safetensors import SafetensorError, safe_open
 
 from attention_contract.errors import InternalError, InvalidRequest
-from attention_contract.recording_tensors import Place, place_of
+from attention_contract.recording_tensors import Place
 from attention_contract.schemas.recording_statistics import (
     RecordingStatistics,
     RecordingStatisticsRequest,
@@ -51,19 +51,14 @@ def statistics_of(
     return RecordingStatistics(id=info.id, attentions=attentions)
 
 
-def _attentions(info: RecordingInfo, request: RecordingStatisticsRequest) -> list[tuple[Place, tuple[int, int, int]]]:
+def _attentions(info: RecordingInfo, request: RecordingStatisticsRequest) -> list[tuple[Place, tuple[int, ...]]]:
     """The places and shapes of the recorded weights that the request covers."""
     names = request.statistics or ()
     if CLASS_SHARES in names and not request.classes:
         raise InvalidRequest(
             "classes: the statistic classes has no class; send the labels of the tokens of each class", param="classes"
         )
-    shapes: dict[str, tuple[Place, tuple[int, int, int]]] = {}
-    for tensor in info.tensors:
-        place = place_of(tensor.name)
-        if place is not None and place.kind == "weights":
-            heads, queries, keys = tensor.shape
-            shapes[place.layer] = place, (heads, queries, keys)
+    shapes = info.placed("weights")
     order = [each.name for each in info.attentions if each.name in shapes]
     if missing := [name for name in request.layers or () if name not in shapes]:
         raise InvalidRequest(
@@ -75,7 +70,7 @@ def _attentions(info: RecordingInfo, request: RecordingStatisticsRequest) -> lis
 
 
 def _one(
-    file: Any, info: RecordingInfo, place: Place, shape: tuple[int, int, int], request: RecordingStatisticsRequest
+    file: Any, info: RecordingInfo, place: Place, shape: tuple[int, ...], request: RecordingStatisticsRequest
 ) -> StatisticsOfAttention:
     heads, queries, keys = shape
     totals = Totals((1, heads, queries), torch.device("cpu"), _names(request), _inputs(info, place, request))

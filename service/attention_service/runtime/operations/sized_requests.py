@@ -11,6 +11,7 @@ from torch import Tensor
 from attention_contract.base import WireModel
 from attention_contract.schemas.attention import Dropout as DropoutOption
 from attention_contract.schemas.attention import Edit, ForwardRequest
+from attention_contract.schemas.attribution import AttributionRequest
 from attention_contract.schemas.gradients import GradientsRequest
 from attention_contract.schemas.hopfield import HopfieldRequest
 from attention_contract.schemas.modules import ModuleConfig
@@ -29,6 +30,7 @@ from attention_service.modules.resident import Module
 from attention_service.runtime.binding.bound import Bound, Layout
 from attention_service.runtime.binding.hopfield_binding import Bound as BoundRetrieval
 from attention_service.runtime.operations import compute
+from attention_service.runtime.operations.attributing import READOUT, Attributing
 from attention_service.runtime.operations.differentiation import GIVEN, INPUTS, TAPS, UPSTREAM, Targets, tap_of
 from attention_service.runtime.operations.forward import Forward
 from attention_service.runtime.operations.gradients import Gradients, subject_shape
@@ -111,10 +113,40 @@ class SizedOperations:
     def inspection(self, work: Workload, parameters: Mapping[str, Tensor], top_k: int) -> Results:
         """Compute statistics of the weights, the most attended keys and the weights themselves."""
         request = _unchecked(
-            WeightsRequest, top_k=top_k, return_weights="weights" in work.taps, average_heads=work.averaged
+            WeightsRequest,
+            top_k=top_k,
+            return_weights="weights" in work.taps,
+            average_heads=work.averaged,
+            edits=[self._edit(tap, does, work) for tap, does in work.edits],
         )
         bound = self._bound(work, parameters)
-        return Inspection(bound, request, selection_of(work)).launch(self._uploaded(work, bound))
+        uploaded = self._uploaded(work, bound, request.edits)
+        return Inspection(bound, request, selection_of(work)).launch(uploaded)
+
+    def attribution(
+        self, work: Workload, parameters: Mapping[str, Tensor], methods: tuple[str, ...], *,
+        compared: bool, points: int, classes: int,
+    ) -> Results:  # fmt: skip
+        """Attribute to weights and heads, with an upstream or a readout."""
+        bound = self._bound(work, parameters)
+        request = _unchecked(
+            AttributionRequest,
+            methods=list(methods),
+            compare="unedited" if compared else None,
+            steps=points,
+            readout=True if classes else None,
+            edits=[self._edit(tap, does, work) for tap, does in work.edits],
+        )
+        uploaded, dtype = self._uploaded(work, bound, request.edits), dtype_of(work)
+        if classes:
+            width = bound.output_shape[-1] * (bound.heads if bound.module is None else 1)
+            targets = torch.zeros(bound.batch, bound.queries, dtype=torch.int64, device=self._device)
+            sent = {"weight": self._empty((classes, width), dtype), "bias": self._empty((classes,), dtype)}
+            uploaded.tensors |= {READOUT + name: x for name, x in sent.items()} | {f"{READOUT}targets": targets}
+            del sent, targets
+        else:
+            uploaded.tensors[UPSTREAM] = self._empty(bound.output_shape, dtype)
+        return Attributing(bound, request, selection_of(work)).launch(uploaded)
 
     def retrieval(self, sizes: RetrievalSizes) -> Results:
         """Run one Hopfield retrieval."""

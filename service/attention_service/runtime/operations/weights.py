@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import Any
 
 import torch
@@ -11,14 +12,15 @@ from attention_contract.errors import ShapeMismatch
 from attention_contract.schemas.weights import WeightsRequest
 from attention_service.core.arrays import TORCH_DTYPES, to_torch
 from attention_service.core.blocks import rows_at_once, tiles
-from attention_service.core.inspection import positions_of, real_queries, top, totals, weights_after
+from attention_service.core.inspection import positions_of, real_queries, top, totals, weights_of
 from attention_service.core.phases import phase
+from attention_service.core.pooled_weights import pooled_differences, pooled_weights
 from attention_service.core.types import Selection
 from attention_service.modules.resident import Module
 from attention_service.runtime.binding.bound import Bound
 from attention_service.runtime.binding.bound_statistics import BoundStatistics, bind_statistics
 from attention_service.runtime.binding.module_binding import bind
-from attention_service.runtime.binding.selection import bind_selection, check_edits, check_tap
+from attention_service.runtime.binding.selection import bind_selection, check_edits, check_labels, check_tap
 from attention_service.runtime.device import Device
 from attention_service.runtime.operations import compute
 from attention_service.runtime.operations.forward import joining_of, tap_results
@@ -47,20 +49,22 @@ def prepare(module: Module | None, request: WeightsRequest, device: Device, room
                 expected=list(expected),
                 actual=list(query_mask.shape),
             )
+    check_labels(request, bound)
     check_edits(request.edits, bound)
     statistics = bind_statistics(
         request.statistics, request.statistic_options,
         batch=bound.batch, queries=bound.queries, keys=bound.keys - bound.extra,
     )  # fmt: skip
     question = Question(
-        purpose=Purpose("weights", keeps_weights=True, top_k=request.top_k),
+        # Pooling reads the tiles once more, as naming one key of each query does.
+        purpose=Purpose("weights", keeps_weights=True, top_k=max(request.top_k, int(request.pool is not None))),
         kernel=request.kernel,
         taps=frozenset({"weights"} if request.return_weights else ()),
         averaged=request.average_heads,
         edits=edit_actions(request.edits),
     )
     plan = plan_request(bound, question, device, room, selection, request.edits)
-    plain = request.statistics is None and request.compare is None
+    plain = request.statistics is None and request.compare is None and request.pool is None
     if not plain:
         plan = replace(plan, peak_bytes=plan.peak_bytes + _more_bytes(bound, request, selection))
 
@@ -98,7 +102,7 @@ class Inspection:
         uploaded.tensors.clear()
         phase("statistics", "weights")
         real = real_queries(problem) if mask is None else mask.reshape(bound.batch, bound.queries)
-        weights_by = weights_after(problem, uploaded.edits)
+        weights_by = partial(weights_of, problem, edits=uploaded.edits)
         statistics = self.statistics
         inputs = statistics.inputs(problem.q.device, positions_of(problem))
         everything = tiles(problem, Selection())
@@ -107,7 +111,7 @@ class Inspection:
         results: Results = {"statistics": self._in_reply(means), "queries": compute.in_reply(found.queries, bound)}
         unedited = None
         if request.compare is not None:
-            unedited = weights_after(problem, ())
+            unedited = partial(weights_of, problem)
             without = totals(problem, real, everything, unedited, statistics.names, inputs).means()
             results["differences"] = {"statistics": self._in_reply(_minus(means, without))}
         if request.top_k:
@@ -117,13 +121,20 @@ class Inspection:
                 "keys": compute.in_reply(keys, bound, "weights"),
                 "weights": compute.in_reply(weights, bound, "weights"),
             }
+        if request.pool is not None:
+            phase("weights", "weights")
+            pooled = pooled_weights(problem, self.selection, request.pool, weights_by)
+            results["pooled"] = compute.in_reply(pooled, bound, "weights")
+            if unedited is not None:
+                changed = pooled_differences(problem, self.selection, request.pool, weights_by, unedited)
+                results["differences"]["pooled"] = compute.in_reply(changed, bound, "weights")
         if request.return_weights:
             phase("weights", "weights")
             weights = weights_by(self.selection)
             results |= tap_results(bound, {"weights": weights}, average_heads=request.average_heads)
             if unedited is not None:
-                changed = {"weights": weights - unedited(self.selection)}
-                results["differences"] |= tap_results(bound, changed, average_heads=request.average_heads)
+                moved = {"weights": weights - unedited(self.selection)}
+                results["differences"] |= tap_results(bound, moved, average_heads=request.average_heads)
         return results
 
     def _in_reply(self, means: Mapping[str, Any]) -> Results:
@@ -156,8 +167,11 @@ def _more_bytes(bound: Bound, request: WeightsRequest, selection: Selection) -> 
         8 * bound.batch * rows * bound.keys * min(bound.heads, max(1, 2**20 // max(1, bound.batch * bound.keys * rows)))
     )
     more = 4 * tile
+    heads = bound.heads if selection.heads is None else len(selection.heads)
+    queries = bound.queries if selection.queries is None else len(selection.queries)
+    if request.pool is not None:
+        squares = bound.batch * heads * -(-queries // request.pool) * -(-bound.keys // request.pool)
+        more += 8 * squares * (3 if request.compare is None else 6)
     if request.compare is not None and request.return_weights:
-        heads = bound.heads if selection.heads is None else len(selection.heads)
-        queries = bound.queries if selection.queries is None else len(selection.queries)
         more += 4 * TORCH_DTYPES[bound.dtype].itemsize * bound.batch * heads * queries * bound.keys
     return more

@@ -13,6 +13,18 @@ from attention_service.cost import Workload
 from attention_service.runtime.device import Device
 
 
+class Attributed(NamedTuple):
+    """Everything in an attribution that determines its cost beside the sizes of the attention."""
+
+    methods: tuple[str, ...]
+    compared: bool
+    """True if the attributions without the edits are computed too."""
+    points: int
+    """Points of the path at which L is differentiated."""
+    classes: int
+    """Classes of the readout; 0 without one."""
+
+
 class Purpose(NamedTuple):
     """The computation that a kernel is chosen for."""
 
@@ -27,6 +39,8 @@ class Purpose(NamedTuple):
     """Forward passes in float64 of a gradient check."""
     top_k: int = 0
     """Keys that an inspection names for each query."""
+    attributed: Attributed | None = None
+    """The attributions, if the operation is one."""
     half: Literal["forward", "backward"] | None = None
     """The pass that runs now, if the two passes of gradients run apart."""
 

@@ -276,6 +276,8 @@ def _real_keys(bound: Bound) -> int:
 
 
 def _flops(work: Workload, kernel: str, purpose: Purpose) -> int:
+    if purpose.attributed is not None:
+        return cost.attribution_flops(work, *purpose.attributed)
     forward = cost.executed_flops(work, kernel)
     if purpose.gradient:
         backward = cost.executed_backward_flops(work, kernel)
@@ -291,10 +293,9 @@ def _peak_bytes(work: Workload, kernel: str, purpose: Purpose, room: int) -> int
             twice, checked = purpose.double_backward, purpose.checks > 0
             return cost.gradient_peak_bytes(work, kernel, purpose.names, twice=twice, checked=checked, room=room)
         case "weights":
-            peak = cost.inspection_peak_bytes(work, purpose.top_k)
-            if work.edited:  # all weights are computed at once, and stay while they are inspected
-                peak += cost.peak_bytes(replace(cost.plainly(work), taps=frozenset({"weights"})), kernel)
-            return peak
+            return cost.inspection_peak_bytes(work, purpose.top_k)
+        case "attribution" if purpose.attributed is not None:
+            return cost.attribution_peak_bytes(work, *purpose.attributed)
     return cost.peak_bytes(work, kernel)
 
 
@@ -305,6 +306,9 @@ def _predicted(work: Workload, kernel: str, purpose: Purpose, clock: Clock) -> E
             return both if purpose.half is None else _half(purpose.half, clock.forward(work, kernel), both)
         case "weights":
             return clock.inspection(work, named=purpose.top_k)
+        case "attribution" if purpose.attributed is not None:  # the context, the way back, and the weights again
+            once = clock.gradients(cost.plainly(work), kernel) + clock.forward(work, kernel)
+            return once + once if purpose.attributed.compared else once
     return clock.forward(work, kernel)
 
 

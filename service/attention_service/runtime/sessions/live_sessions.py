@@ -13,6 +13,8 @@ from attention_contract.base import valid
 from attention_contract.errors import AttentionError, InternalError, InvalidRequest, OverBudget, Overloaded
 from attention_contract.frames import problem_of
 from attention_contract.schemas.attention import AttentionInputs
+from attention_contract.schemas.attribution import AttributionReply
+from attention_contract.schemas.effects import EffectsReply
 from attention_contract.schemas.gradients import GradientsReply
 from attention_contract.schemas.sessions import (
     ForkSession,
@@ -20,7 +22,9 @@ from attention_contract.schemas.sessions import (
     OpenSession,
     ReorderSession,
     ReplaceCache,
+    SessionAttributionRequest,
     SessionCache,
+    SessionEffectsRequest,
     SessionGradientsRequest,
     SessionInfo,
     SessionList,
@@ -36,7 +40,7 @@ from attention_contract.schemas.weights import WeightsReply
 from attention_service.core import decoding
 from attention_service.modules.resident import Module
 from attention_service.runtime.callers import caller
-from attention_service.runtime.operations import gradients, weights
+from attention_service.runtime.operations import attributing, effects, gradients, weights
 from attention_service.runtime.operations.operation import Fields
 from attention_service.runtime.operations.recurrent import check_past
 from attention_service.runtime.scheduling.jobs import Job
@@ -194,6 +198,18 @@ class Sessions:
     ) -> WeightsReply:  # fmt: skip
         """Return statistics of the weights of new tokens over the past, and the weights. Append nothing."""
         return WeightsReply(**await self._read(id, weights.prepare, request, request.at, deadline))
+
+    async def attribution(
+        self, id: str, request: SessionAttributionRequest, deadline: float | None = None  # noqa: A002
+    ) -> AttributionReply:  # fmt: skip
+        """Return the share of each weight of new tokens over the past. Append nothing."""
+        return AttributionReply(**await self._read(id, attributing.prepare, request, request.at, deadline))
+
+    async def effects(
+        self, id: str, request: SessionEffectsRequest, deadline: float | None = None  # noqa: A002
+    ) -> EffectsReply:  # fmt: skip
+        """Return what each edit of a sweep does to the output of new tokens over the past. Append nothing."""
+        return EffectsReply(**await self._read(id, effects.prepare, request, request.at, deadline))
 
     async def gradients(
         self, id: str, request: SessionGradientsRequest, deadline: float | None = None  # noqa: A002

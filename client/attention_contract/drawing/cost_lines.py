@@ -1,76 +1,65 @@
 """Costs as a picture: time and peak memory along a sweep, on logarithmic axes."""
 
-import io
 from collections.abc import Iterator, Sequence
 from math import log
-from threading import Lock
-from typing import Any
+from typing import Any, Final
 
-from matplotlib import rc_context
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import EngFormatter, LogLocator, NullFormatter, NullLocator
 
+from attention_contract.drawing.figure_style import SECOND
 from attention_contract.schemas.answers import Crossover
 from attention_contract.schemas.complexity import Compared, ComplexityReply, Sweep
+from attention_contract.schemas.picture_options import PictureOptions
 
-_STYLE: Any = {
-    "font.size": 9,
-    "axes.titlesize": 10,
-    "axes.spines.top": False,
-    "axes.spines.right": False,
-    "legend.frameon": False,
-    "svg.fonttype": "none",  # text stays text
-    "text.parse_math": False,  # a label is no formula
-    "svg.hashsalt": "attention",  # the same picture is the same bytes
-}
-_WIDTH_IN, _ROW_IN = 10, 0.2
-"""Inches of the figure, and of a row of its legend."""
+_ROW_IN, _CHART_IN, _AROUND_IN = 0.2, 3.6, 0.75
+"""Inches of a row of the legend, of the charts, and around them."""
+_LINES: Final = ("#0072B2", "#E69F00", "#009E73", "#CC79A7", "#56B4E9", "#D55E00", "#8C8C8C", "#B8A100")
+"""Colours that a colour-blind reader can tell apart. Source: Okabe and Ito 2008; its yellow is darkened."""
 _MOST_BANDS, _MOST_MARKS, _MOST_MARKERS, _MOST_LETTERS = 6, 6, 32, 40
 """Beyond which a picture shows less with more."""
 _FEW_POWERS = 100
 """From top to bottom of an axis: below, 2 and 5 of each power of ten have a number too."""
 _NEAR = 0.03
 """Crossovers closer than this share of an axis share a label."""
-_LOCK = Lock()
-"""Matplotlib's settings and fonts are the process's."""
 
 
-def draw(reply: ComplexityReply, sweep: Sweep, kind: str) -> bytes:
-    """Draw an SVG or a PNG with one line per alternative; bands are intervals of times, dashed lines crossovers.
+def cost_lines(reply: ComplexityReply, sweep: Sweep, options: PictureOptions) -> Figure:
+    """Draw one line per alternative; bands are intervals of times, dashed lines crossovers.
 
     Bands and crossovers that would hide their lines are omitted, with a note.
     """
     shown = reply.series
+    width, ink = options.width / options.dpi, SECOND[options.theme]
     labels = [one.label for one in shown] + ["free"]
-    columns = max(1, min(len(labels), int(_WIDTH_IN / (0.6 + 0.075 * max(map(len, labels))))))
-    with _LOCK, rc_context(_STYLE):
-        # Without pyplot, whose state all threads would share.
-        height = 4.2 + _ROW_IN * -(-len(labels) // columns)
-        figure = Figure(figsize=(_WIDTH_IN, height), layout="constrained")
-        time, memory = figure.subplots(1, 2)
-        banded = len(shown) <= _MOST_BANDS
-        for one, look in zip(shown, _looks(), strict=False):
-            _line(time, memory, one, sweep, look, banded=banded)
-        notes = [] if banded else ["the intervals of times"]
-        for axes, what in ((time, "time"), (memory, "peak_bytes")):
-            notes += _mark(axes, [found for found in reply.crossovers if found.of == what], sweep.values)
-        memory.axhline(reply.limits.free_bytes, color="0.5", linewidth=0.8, linestyle=":", label="free")
-        _finish(time, f"time of a forward pass on {_devices(shown)}", f"seconds{', with the interval' * banded}", sweep)
-        _finish(memory, "peak memory", "bytes", sweep)
-        figure.legend(*memory.get_legend_handles_labels(), loc="outside lower center", ncols=columns)
-        if notes:
-            figure.suptitle(f"left out, as they are too many: {', '.join(notes)}", fontsize=7, color="0.4")
-        drawn = io.BytesIO()
-        figure.savefig(drawn, format=kind, dpi=110, metadata={"Date": None} if kind == "svg" else None)
-    return drawn.getvalue()
+    columns = max(1, min(len(labels), int(width / (0.6 + 0.075 * max(map(len, labels))))))
+    height = _CHART_IN + _AROUND_IN + _ROW_IN * -(-len(labels) // columns)
+    figure = Figure(figsize=(width, height), dpi=options.dpi, layout="constrained")
+    time, memory = figure.subplots(1, 2)
+    banded = len(shown) <= _MOST_BANDS
+    for one, look in zip(shown, _looks(), strict=False):
+        _line(time, memory, one, sweep, look, banded=banded)
+    notes = [] if banded else ["the intervals of times"]
+    for axes, what in ((time, "time"), (memory, "peak_bytes")):
+        notes += _mark(axes, [found for found in reply.crossovers if found.of == what], sweep.values, ink)
+    memory.axhline(reply.limits.free_bytes, color=ink, linewidth=0.8, linestyle=":", label="free")
+    _finish(time, f"time of a forward pass on {_devices(shown)}", f"seconds{', with the interval' * banded}", sweep)
+    _finish(memory, "peak memory", "bytes", sweep)
+    for axes in (time, memory):
+        axes.grid(visible=True, which="major", color=ink, alpha=0.18)
+        axes.spines[["top", "right"]].set_visible(False)
+    figure.legend(*memory.get_legend_handles_labels(), loc="outside lower center", ncols=columns)
+    if notes:
+        figure.suptitle(f"left out, as they are too many: {', '.join(notes)}", fontsize=7, color=ink)
+    return figure
 
 
 def _looks() -> Iterator[dict[str, Any]]:
     """Distinguishable colours, and as many styles of lines."""
     for style in ("-", "--", ":", "-."):
-        for colour in range(10):
-            yield {"color": f"C{colour}", "linestyle": style}
+        for colour in _LINES:
+            yield {"color": colour, "linestyle": style}
 
 
 def _line(time: Axes, memory: Axes, one: Compared, sweep: Sweep, look: dict[str, Any], *, banded: bool) -> None:
@@ -86,7 +75,7 @@ def _line(time: Axes, memory: Axes, one: Compared, sweep: Sweep, look: dict[str,
     memory.plot(values, [cost.peak_bytes.request for cost in costs], label=one.label, **look)
 
 
-def _mark(axes: Axes, crossovers: Sequence[Crossover], values: Sequence[int]) -> list[str]:
+def _mark(axes: Axes, crossovers: Sequence[Crossover], values: Sequence[int], ink: str) -> list[str]:
     """Draw a line at each crossover within the picture, and return notes on those omitted."""
     found = {(one.measured or one.at, one.cheaper) for one in crossovers if one.at is not None}
     inside = sorted((at, cheaper) for at, cheaper in found if min(values) <= at <= max(values))
@@ -95,7 +84,7 @@ def _mark(axes: Axes, crossovers: Sequence[Crossover], values: Sequence[int]) ->
     apart = _NEAR * log(max(values) / max(1, min(values)) + 1)
     near: list[list[tuple[int, str | None]]] = []
     for at, cheaper in inside:
-        axes.axvline(at, color="0.4", linewidth=0.8, linestyle="--")
+        axes.axvline(at, color=ink, linewidth=0.8, linestyle="--")
         if near and log(at / near[-1][0][0]) < apart:
             near[-1].append((at, cheaper))
         else:
@@ -128,7 +117,6 @@ def _finish(axes: Axes, title: str, unit: str, sweep: Sweep) -> None:
     axes.yaxis.set_major_formatter(written)
     axes.yaxis.set_minor_locator(LogLocator(subs=(2, 5)))
     axes.yaxis.set_minor_formatter(written if high < _FEW_POWERS * low else NullFormatter())
-    axes.grid(visible=True, which="major", color="0.92")
     axes.set(title=title, xlabel=sweep.dimension.replace("_", " "), ylabel=unit)
 
 

@@ -1,0 +1,87 @@
+"""Calls whose reply is asked for as a picture, drawn by the server."""
+
+from collections.abc import Awaitable, Callable, Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
+from dataclasses import dataclass, replace
+from typing import Any, Final, ParamSpec, Self, cast
+
+from attention_client.calls import Call, ReplyT
+from attention_contract.errors import InvalidRequest
+from attention_contract.operations import Operation
+from attention_contract.schemas.answers import Picture
+from attention_contract.schemas.picture_options import PictureFields, PictureFormat, PictureOptions
+from attention_contract.validation import validate
+from attention_contract.wire import PICTURES
+
+P = ParamSpec("P")
+MEDIA_TYPES: Final = {ending: media_type for media_type, ending in PICTURES.items()}
+
+
+@dataclass(frozen=True)
+class Drawn:
+    """The form and the look of the pictures that calls ask for."""
+
+    media_type: str
+    options: PictureOptions
+
+    @classmethod
+    def stated(cls, format: PictureFormat, fields: PictureFields) -> Self:  # noqa: A002 - the argument of ``plot``
+        """Check a format and the fields. Raises InvalidRequest, which names the one at fault."""
+        if format not in MEDIA_TYPES:
+            raise InvalidRequest(f"format: expected one of {', '.join(MEDIA_TYPES)}, got {format!r}", param="format")
+        return cls(MEDIA_TYPES[format], validate(PictureOptions, dict(fields)))
+
+    @contextmanager
+    def asked(self) -> Iterator[None]:
+        """Ask for pictures in the calls that this thread or task makes within."""
+        token = _drawn.set(self)
+        try:
+            yield
+        finally:
+            _drawn.reset(token)
+
+
+@dataclass(frozen=True)
+class Plot(Drawn):
+    """Pictures of replies, of a blocking client."""
+
+    def of(self, method: Callable[P, Any], /, *args: P.args, **kwargs: P.kwargs) -> Picture:
+        """Call a method of the client and return the picture of its reply.
+
+        Raises what the method raises, NotAcceptable if the server cannot draw, and TypeError for a method whose reply
+        has no pictures.
+        """
+        with self.asked():
+            return _picture(method(*args, **kwargs))
+
+
+@dataclass(frozen=True)
+class AsyncPlot(Drawn):
+    """Pictures of replies, of an awaited client."""
+
+    async def of(self, method: Callable[P, Awaitable[Any]], /, *args: P.args, **kwargs: P.kwargs) -> Picture:
+        """Call a method of the client and return the picture of its reply. See ``Plot.of``."""
+        with self.asked():
+            return _picture(await method(*args, **kwargs))
+
+
+_drawn: ContextVar[Drawn | None] = ContextVar("drawn", default=None)
+
+
+def drawn(call: Call[ReplyT]) -> Call[ReplyT]:
+    """Return the call, for a picture of its reply if the caller asked for one. Raises TypeError if there are none."""
+    asked = _drawn.get()
+    if asked is None:
+        return call
+    if not call.operation.pictures:
+        raise TypeError(f"plot: the reply of {call.operation.name} has no pictures")
+    drawn: Any = replace(cast("Operation[Any]", call.operation), reply=Picture)
+    params = {name: str(value) for name, value in asked.options.stated().items()}
+    return replace(call, operation=drawn, headers={**call.headers, "Accept": asked.media_type}, params=params)
+
+
+def _picture(reply: object) -> Picture:
+    if not isinstance(reply, Picture):
+        raise TypeError("plot: expected a method of the client that makes a call, such as client.weights")
+    return reply

@@ -1,0 +1,7 @@
+"""Replies drawn by matplotlib: one file a kind of picture. Needs the extra ``plot``; nothing else here imports it."""
+
+from attention_contract.drawing.figure_style import styled
+from attention_contract.drawing.picture_files import draw, facts_of, media_type_of
+from attention_contract.drawing.reply_names import Names, names_of
+
+__all__ = ["Names", "draw", "facts_of", "media_type_of", "names_of", "styled"]

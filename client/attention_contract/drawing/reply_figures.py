@@ -1,0 +1,66 @@
+"""The figure of each kind of reply."""
+
+from collections.abc import Callable
+from typing import Any, Final
+
+import numpy as np
+from matplotlib.figure import Figure
+
+from attention_contract.drawing.circuit_figures import circuits_figure
+from attention_contract.drawing.comparison_figures import effects_figure, rollout_figure, similarity_figure
+from attention_contract.drawing.cost_lines import cost_lines
+from attention_contract.drawing.pooled_cells import Numbers
+from attention_contract.drawing.reply_names import Names, heading
+from attention_contract.drawing.statistic_maps import layer_maps
+from attention_contract.drawing.weight_figures import attribution_figure, statistics_of, weights_figure
+from attention_contract.errors import InvalidRequest
+from attention_contract.schemas.attribution import AttributionReply
+from attention_contract.schemas.circuits import CircuitsReply
+from attention_contract.schemas.complexity import ComplexityReply
+from attention_contract.schemas.effects import EffectsReply
+from attention_contract.schemas.picture_options import PictureOptions
+from attention_contract.schemas.recording_statistics import RecordingStatistics
+from attention_contract.schemas.rollout import RecordingRollout, RolloutReply
+from attention_contract.schemas.similarity import RecordingSimilarity, SimilarityReply
+from attention_contract.schemas.weights import WeightsReply
+
+
+def figure_of(reply: Any, options: PictureOptions, names: Names) -> Figure:
+    """Draw a reply. Raises InvalidRequest if it lacks the head, the sequence or the numbers of the view."""
+    return FIGURES[type(reply)](reply, options, names)
+
+
+def costs_figure(reply: ComplexityReply, options: PictureOptions, names: Names) -> Figure:
+    """Draw costs along the sweep of their request."""
+    if names.sweep is None:
+        raise InvalidRequest("sweep: expected the sizes that the costs are along, to draw them", param="sweep")
+    return cost_lines(reply, names.sweep, options)
+
+
+def recording_figure(reply: RecordingStatistics, options: PictureOptions, names: Names) -> Figure:
+    """Draw a map of layers × heads for each statistic."""
+    attentions = reply.attentions
+    if not attentions:
+        raise InvalidRequest("layers: the recording has no weights to draw statistics of", param="layers")
+    most = max(attentions, key=lambda each: len(each.heads))
+    tables: dict[str, Numbers] = {}
+    for row, each in enumerate(attentions):
+        for name, values in statistics_of(each.statistics, None).items():
+            table = tables.setdefault(name, np.full((len(attentions), len(most.heads)), np.nan))
+            table[row, : len(values)] = values
+    title = heading(names, "statistics of the recorded weights", f"{len(attentions)} layers")
+    return layer_maps(tables, [each.name for each in attentions], most.heads, title, options)
+
+
+FIGURES: Final[dict[type, Callable[[Any, PictureOptions, Names], Figure]]] = {
+    WeightsReply: weights_figure,
+    AttributionReply: attribution_figure,
+    RecordingStatistics: recording_figure,
+    ComplexityReply: costs_figure,
+    CircuitsReply: circuits_figure,
+    SimilarityReply: similarity_figure,
+    RecordingSimilarity: similarity_figure,
+    EffectsReply: effects_figure,
+    RolloutReply: rollout_figure,
+    RecordingRollout: rollout_figure,
+}

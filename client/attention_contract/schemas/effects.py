@@ -1,0 +1,78 @@
+"""Effects of edits: one edit for each head, query or key of a sweep, and what each does to the output."""
+
+from typing import Final, Literal
+
+from pydantic import Field, model_validator
+
+from attention_contract.base import ABSENT, Asked, Listed, WireModel, at_fault
+from attention_contract.schemas.attention import MAX_INDICES, AttentionInputs, Edit, Index, Ran, RawInputs
+from attention_contract.schemas.drawable_replies import DrawableReply
+from attention_contract.tensors import FloatArray
+
+Axis = Literal["heads", "queries", "keys"]
+MAX_EFFECTS: Final = 65_536
+"""The most edits of one sweep."""
+
+
+def _over_heads() -> list[Axis]:
+    return ["heads"]
+
+
+class SweptEdit(Edit):
+    """One edit for each index of the swept axes: every other axis keeps the indices that the edit lists."""
+
+    over: Listed[Axis] = Field(default_factory=_over_heads, min_length=1, max_length=3)
+    """The axes to sweep. Along each, an edit touches one of the listed indices, or of all where none are listed;
+    ``value`` covers all of them, and each edit puts its own part there."""
+
+    @model_validator(mode="after")
+    def _distinct(self) -> "SweptEdit":
+        if self.tap == "output":
+            raise at_fault("tap", "effects are measured at the output; sweep a tap before it")
+        if len(set(self.over)) < len(self.over):
+            raise at_fault("over", "an axis is listed twice; list each once")
+        return self
+
+
+class EffectsRequest(AttentionInputs):
+    """Ask what each edit of a sweep does to the output."""
+
+    sweep: SweptEdit
+    """The edits to try, one at a time."""
+    edits: Listed[Edit] = Field(default_factory=list, max_length=256)
+    """Edits that hold throughout: an effect is what one more edit adds to them. None of ``output``."""
+    queries: Listed[Index] | None = Field(default=None, min_length=1, max_length=MAX_INDICES)
+    """The queries whose outputs are compared; default: all."""
+    direction: FloatArray | None = None
+    """Broadcastable to those outputs: ``projection`` measures the change along it. ∂L/∂output predicts a change of L,
+    and the difference of two rows of an unembedding a change of two logits' difference."""
+    return_differences: bool = False
+    """Return the change of the output of each edit."""
+
+
+class RawEffectsRequest(RawInputs, EffectsRequest):
+    """Ask what each edit of a sweep does to the output of raw attention."""
+
+
+class Effects(WireModel):
+    """The change Δ of the compared outputs by each edit: ``[B, *swept]``, the swept axes in the order of ``over``."""
+
+    norm: FloatArray
+    """‖Δ‖, over the compared queries and the width of the output."""
+    relative: FloatArray
+    """‖Δ‖ / ‖output‖ of the output without the edit; infinite or NaN where that output is zero."""
+    max: FloatArray
+    """max |Δ|"""
+    projection: Asked[FloatArray] = ABSENT
+    """Σ direction · Δ, where a direction was sent."""
+
+
+class EffectsReply(DrawableReply):
+    """The change of the output by each edit of the sweep. Source: Vig et al. 2020, causal mediation analysis."""
+
+    swept: dict[str, list[int]]
+    """The indices along each swept axis."""
+    effects: Effects
+    differences: Asked[FloatArray] = ABSENT
+    """``[B, *swept, Lq, d_model]`` of a module; of raw attention the output's own dimensions stand at the end."""
+    ran: Ran

@@ -1,0 +1,76 @@
+"""Pictures of replies: the views, and the options that a request states in its query string."""
+
+from typing import Any, ClassVar, Final, Literal, TypedDict, get_args
+
+from pydantic import Field, model_validator
+
+from attention_contract.base import WireModel, at_fault
+
+View = Literal[
+    "heads", "head", "lines", "statistics", "costs", "spectra", "composition", "similarity", "effects", "rollout"
+]
+"""``heads``: a heat map of every head. ``head``: one head's. ``lines``: one head's weights as lines from queries to
+keys. ``statistics``: heads × statistics, or layers × heads. ``costs``: time and memory along a sweep.
+``spectra``: singular values of circuits and parameters. ``composition``: scores of heads × heads of a later module.
+``similarity``: of every pair. ``effects``: the change of the output by each edit of a sweep. ``rollout``: the share of
+each input in each token."""
+Theme = Literal["light", "dark"]
+Scale = Literal["auto", "linear", "log"]
+Sequential = Literal["viridis", "cividis", "magma", "inferno", "plasma"]
+"""Perceptually uniform palettes for weights. Sources: Smith and van der Walt 2015; Nuñez et al. 2018 (cividis)."""
+Diverging = Literal["rdbu", "puor", "brbg", "berlin", "vanimo"]
+"""Palettes for differences that a colour-blind reader can tell apart, light or (the last two) dark in the middle.
+Sources: Brewer 2003; Crameri et al. 2020."""
+SEQUENTIAL: Final = get_args(Sequential)
+DIVERGING: Final = get_args(Diverging)
+WEIGHT_VIEWS: Final[tuple[View, ...]] = ("heads", "head", "lines", "statistics")
+PictureFormat = Literal["svg", "png", "pdf"]
+_LEAST_INCHES: Final = 1.5
+
+
+class PictureOptions(WireModel):
+    """The look of a picture."""
+
+    reads_text: ClassVar[bool] = True
+
+    view: View | None = None
+    """The kind of picture. Default: ``heads``, or ``head`` if the reply has one; the only one of other operations."""
+    head: int | None = Field(default=None, ge=0, lt=2**31)
+    """The head that ``head`` and ``lines`` show. Default: the first of those selected."""
+    sequence: int = Field(default=0, ge=0, lt=2**31)
+    """The sequence of the batch to show."""
+    width: int = Field(default=960, ge=160, le=4096)
+    """Pixels; the height follows. In print the picture is width / dpi inches wide."""
+    dpi: int = Field(default=96, ge=36, le=600)
+    """Pixels an inch, which sets the size of text."""
+    theme: Theme = "light"
+    """The background."""
+    palette: Sequential | Diverging | None = None
+    """The colours: viridis, cividis, magma, inferno or plasma; of differences rdbu, puor, brbg, berlin or vanimo.
+    Default: viridis; of differences rdbu, or berlin in the dark theme."""
+    scale: Scale = "auto"
+    """The colour range. ``auto`` is logarithmic if most weights are far below the largest, else linear."""
+
+    @model_validator(mode="after")
+    def _wide_enough(self) -> "PictureOptions":
+        if self.width < _LEAST_INCHES * self.dpi:
+            reason = f"{self.width} pixels at {self.dpi} dpi are under {_LEAST_INCHES} inches; widen it or lower dpi"
+            raise at_fault("width", reason)
+        return self
+
+    def stated(self) -> dict[str, Any]:
+        """The options that differ from their defaults, as a query string has them."""
+        return self.model_dump(mode="json", exclude_defaults=True)
+
+
+class PictureFields(TypedDict, total=False):
+    """The options as keywords; see ``PictureOptions``."""
+
+    view: View
+    head: int
+    sequence: int
+    width: int
+    dpi: int
+    theme: Theme
+    palette: Sequential | Diverging
+    scale: Scale

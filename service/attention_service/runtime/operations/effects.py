@@ -1,0 +1,270 @@
+"""Effects: the change of the output by each edit of a sweep."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from math import prod
+
+import torch
+from torch import Tensor
+
+from attention_contract.errors import InvalidRequest, ShapeMismatch
+from attention_contract.schemas.attention import Edit
+from attention_contract.schemas.effects import MAX_EFFECTS, EffectsRequest, SweptEdit
+from attention_service import cost
+from attention_service.core import multihead
+from attention_service.core.arrays import TORCH_DTYPES
+from attention_service.core.blocks import SCORES_AT_ONCE
+from attention_service.core.edit_effects import context_after, context_changes, each_of, reach
+from attention_service.core.edits import AXES, BoundEdit
+from attention_service.core.indices import pick
+from attention_service.core.methods import approximation_of
+from attention_service.core.multihead import Parameters
+from attention_service.core.phases import phase
+from attention_service.core.types import Problem, Selection
+from attention_service.cost import Estimate, Workload
+from attention_service.modules.resident import Module
+from attention_service.runtime.binding.bound import Bound, strip
+from attention_service.runtime.binding.module_binding import bind
+from attention_service.runtime.binding.selection import broadcasts, check_edit, check_edits, check_indices
+from attention_service.runtime.device import Device
+from attention_service.runtime.operations import compute
+from attention_service.runtime.operations.operation import Fields, Results, Uploaded, on_host
+from attention_service.runtime.planning.plan import Plan
+from attention_service.runtime.planning.planner import Question, batch_plans, edit_actions, plan_request
+from attention_service.runtime.scheduling.jobs import Job, Prepared
+
+_EVERYTHING = Selection()
+_DIRECTION = "direction"
+_EACH_S = 4e-4
+"""Seconds that an edit takes at least: it starts about sixty operations. Measured on one core."""
+_TILES = 4
+"""Tensors of a tile of scores that the stages and their edits hold."""
+_COPIES = 3
+"""Tensors of the outputs' size that the measures of one edit hold, the largest in float64."""
+
+
+def prepare(module: Module | None, request: EffectsRequest, device: Device, room: int) -> Job:
+    """Bind and plan a sweep of edits. Raises an InvalidRequest that names the field at fault.
+
+    ``room``: the bytes that it may need at most, which bear on the kernel.
+    """
+    bound = bind(module, request)
+    check_edits(request.edits, bound)
+    for index, edit in enumerate(request.edits):
+        if edit.tap == "output":
+            raise InvalidRequest(
+                f"edits.{index}.tap: effects are measured at the output; edit a tap before it",
+                param=f"edits.{index}.tap",
+            )
+    check_edit(request.sweep, bound, "sweep")
+    check_indices("queries", request.queries, bound.queries, "queries")
+    if request.queries is not None and len(set(request.queries)) < len(request.queries):
+        raise InvalidRequest("queries: a query is listed twice; list each once", param="queries")
+    swept = _swept(request.sweep, bound)
+    _check_direction(request, bound)
+    edits = [*request.edits, request.sweep]
+    question = Question(kernel=request.kernel, edits=edit_actions(edits))
+    plan = plan_request(bound, question, device, room, edits=edits)
+    work = batch_plans(bound, question, _EVERYTHING, plan.kernel, device).costs.work
+    if approximation_of(bound.spec) is None:  # the scores are computed in tiles
+        held = plan_request(bound, Question(), device, room).peak_bytes
+        plan = replace(plan, peak_bytes=held + _TILES * work.itemsize * _tile_elements(bound))
+    plan = _whole_plan(plan, work, bound, request, swept)
+
+    def operation(bound: Bound) -> Sweeping:
+        return Sweeping(bound, request, swept)
+
+    return Job(Prepared("effects", plan, bound.dtype, device.torch, operation), bound, module)
+
+
+def _tile_elements(bound: Bound) -> int:
+    """Scores of the largest tile."""
+    batch, heads, keys = bound.batch, bound.heads, bound.keys
+    by_row = max(batch * keys, 1), max(batch * heads * keys, 1)
+    return max(min(of * bound.queries, max(of, SCORES_AT_ONCE)) for of in by_row)
+
+
+def _swept(sweep: SweptEdit, bound: Bound) -> dict[str, list[int]]:
+    """The indices along each swept axis. Raises InvalidRequest for an axis that the tap lacks, and for too many."""
+    heads = bound.kv_heads if sweep.tap in {"k", "v"} else bound.heads
+    sizes = {"heads": heads, "queries": bound.queries, "keys": bound.keys}
+    found: dict[str, list[int]] = {}
+    for index, axis in enumerate(sweep.over):
+        if axis not in AXES[sweep.tap]:
+            raise InvalidRequest(
+                f"sweep.over.{index}: {sweep.tap} has no {axis}; it has {', '.join(AXES[sweep.tap])}",
+                param=f"sweep.over.{index}",
+            )
+        listed = getattr(sweep, axis)
+        found[axis] = list(range(sizes[axis])) if listed is None else list(listed)
+    if (count := prod(map(len, found.values()))) > MAX_EFFECTS:
+        raise InvalidRequest(
+            f"sweep: it has {count} edits; at most {MAX_EFFECTS} are tried in one request. List fewer heads, queries "
+            "or keys",
+            param="sweep",
+            limit=MAX_EFFECTS,
+            actual=count,
+        )
+    return found
+
+
+def _check_direction(request: EffectsRequest, bound: Bound) -> None:
+    if request.direction is None:
+        return
+    shape, given = _compared_shape(bound, request), request.direction.shape
+    if not broadcasts(given, shape):
+        expected = list(strip(torch.empty(shape, device="meta"), bound.layout, heads_axis=_by_head(bound)).shape)
+        raise ShapeMismatch(
+            f"direction: expected a shape that broadcasts to that of the compared outputs, {expected}; got "
+            f"{list(given)}",
+            param="direction",
+            expected=expected,
+            actual=list(given),
+        )
+
+
+def _by_head(bound: Bound) -> bool:
+    """True for outputs with a dimension of heads."""
+    return compute.has_heads("output", bound)
+
+
+def _compared_shape(bound: Bound, request: EffectsRequest) -> tuple[int, ...]:
+    """The batched shape of the outputs that are compared."""
+    *before, _, width = bound.output_shape
+    return (*before, bound.queries if request.queries is None else len(request.queries), width)
+
+
+def _whole_plan(plan: Plan, work: Workload, bound: Bound, request: EffectsRequest, swept: dict[str, list[int]]) -> Plan:
+    """The plan of the pass without the edit, with all edits of the sweep added."""
+    count, sweep = prod(map(len, swept.values())), request.sweep
+    heads = 1 / len(swept["heads"]) if "heads" in swept and sweep.heads is None else 1.0
+    if "heads" in AXES[sweep.tap] and sweep.heads is not None:
+        of = bound.kv_heads if sweep.tap in {"k", "v"} else bound.heads
+        heads = (1 if "heads" in swept else len(sweep.heads)) / of
+    rows = len(request.queries or range(bound.queries))
+    if "queries" in AXES[sweep.tap] and approximation_of(bound.spec) is None:
+        rows = min(rows, 1 if "queries" in swept else len(sweep.queries or range(bound.queries)))
+    share = heads * rows / max(bound.queries, 1)
+    stages = cost.flops(work, masked=False)
+    again = stages.scores + stages.normalizer + stages.values + stages.output_projection
+    predicted = plan.predicted
+    factor = 1 + count * max(share, _EACH_S / max(predicted.median, 1e-9))
+    itemsize = TORCH_DTYPES[bound.dtype].itemsize
+    compared = prod(_compared_shape(bound, request))
+    context = bound.batch * bound.heads * bound.queries * bound.value_dim
+    output_weight = 0 if bound.module is None else bound.module.sizes.d_model * bound.heads * bound.value_dim
+    more = itemsize * (context + prod(bound.output_shape) + output_weight) + _COPIES * 8 * compared
+    if request.return_differences:
+        more += 2 * itemsize * count * compared
+    return replace(
+        plan,
+        flops=plan.flops + round(count * share * again),
+        peak_bytes=plan.peak_bytes + more + 4 * 8 * bound.batch * count,
+        predicted=Estimate(predicted.median * factor, predicted.low * factor, predicted.high * factor),
+    )
+
+
+@dataclass(eq=False, slots=True)
+class Sweeping:
+    """One request's sweep of edits."""
+
+    bound: Bound
+    request: EffectsRequest
+    swept: dict[str, list[int]]
+
+    def upload(self, device: torch.device) -> Uploaded:
+        """Copy the inputs, the tensors of the edits and the direction to the device; the swept edit comes last."""
+        bound, request = self.bound, self.request
+        edits: list[Edit] = [*request.edits, request.sweep]
+        uploaded = compute.upload(bound, device, edits)
+        if request.direction is not None:
+            direction = compute.converted(request.direction, _DIRECTION, device, TORCH_DTYPES[bound.dtype])
+            uploaded.tensors[_DIRECTION] = direction
+        return uploaded
+
+    def launch(self, uploaded: Uploaded) -> Results:
+        """Compute the output without the swept edit, then the change by each edit."""
+        bound, parameters, tensors = self.bound, uploaded.parameters, uploaded.tensors
+        *edits, sweep = uploaded.edits
+        direction = tensors.pop(_DIRECTION, None)
+        phase("project", "roles")
+        problem = compute.problem(bound, tensors, parameters)
+        tensors.clear()
+        phase("attention", "context")
+        context = context_after(problem, edits)
+        output = self._compared(compute.output(bound, parameters, context))
+        phase("edits", "context")
+        measures = _Measures(output.double(), direction)
+        changes: list[Tensor] = []
+        for edit in each_of(sweep, self.swept):
+            change = self._change(problem, context, parameters, edits, edit, torch.zeros_like(output))
+            measures.add(change)
+            if self.request.return_differences:
+                changes.append(change)
+        results: Results = {"effects": {name: self._shaped(x) for name, x in measures.all().items()}}
+        if self.request.return_differences:
+            results["differences"] = self._shaped(torch.stack(changes, 1), _by_head(bound))
+        return results
+
+    def collect(self, results: Results) -> Fields:
+        """Copy the results to the host."""
+        return on_host(results) | {"swept": self.swept}
+
+    def _compared(self, output: Tensor) -> Tensor:
+        """The outputs of the compared queries."""
+        return output if self.request.queries is None else pick(output, output.ndim - 2, self.request.queries)
+
+    def _change(
+        self, problem: Problem, context: Tensor, parameters: Parameters, edits: Sequence[BoundEdit],
+        edit: BoundEdit, change: Tensor,
+    ) -> Tensor:  # fmt: skip
+        """Add the change of the compared outputs by one edit to ``change``, which is zero."""
+        bound, measured = self.bound, self.request.queries
+        reached = reach(edit, problem, measured)
+        if reached is None:
+            return change
+        place = None if measured is None else {query: at for at, query in enumerate(measured)}
+        for tile, delta in context_changes(problem, context, edits, edit, reached):
+            queries = tile.queries if tile.queries is not None else range(bound.queries)
+            rows = torch.tensor([place[query] for query in queries] if place else [*queries], device=change.device)
+            if bound.module is not None:
+                change.index_add_(1, rows, multihead.project_heads(parameters, delta, tile.heads, bound.heads))
+                continue
+            # Each head of a merged output has columns of its own.
+            by_head = multihead.split_heads(change, bound.heads) if bound.layout.merged else change
+            heads = torch.tensor(tile.heads or range(bound.heads), device=change.device)
+            by_head[:, heads[:, None], rows] += delta
+        return change
+
+    def _shaped(self, x: Tensor, by_head: bool = False) -> Tensor:
+        """``[B, N, …]`` with the swept axes apart, in the reply's layout and in at least float32."""
+        x = x.reshape(len(x), *(len(indices) for indices in self.swept.values()), *x.shape[2:])
+        if not self.bound.layout.headed and by_head:
+            x = x.squeeze(1 + len(self.swept))
+        dtype = torch.float64 if self.bound.dtype == "float64" else torch.float32
+        return (x if self.bound.layout.batched else x[0]).to(dtype)
+
+
+class _Measures:
+    """The measures of each change so far, ``[B]`` a change and in float64."""
+
+    def __init__(self, output: Tensor, direction: Tensor | None) -> None:
+        self._axes = tuple(range(1, output.ndim))
+        self._of_output = output.square().sum(self._axes).sqrt()
+        self._direction = None if direction is None else direction.double()
+        self._found: dict[str, list[Tensor]] = {"norm": [], "max": []}
+        if direction is not None:
+            self._found["projection"] = []
+
+    def add(self, change: Tensor) -> None:
+        """Measure one change, of the outputs' shape."""
+        change = change.double()
+        self._found["norm"].append(change.square().sum(self._axes).sqrt())
+        self._found["max"].append(change.abs().amax(self._axes))
+        if self._direction is not None:
+            self._found["projection"].append((change * self._direction).sum(self._axes))
+
+    def all(self) -> dict[str, Tensor]:
+        """The measures ``[B, N]``."""
+        found = {name: torch.stack(each, 1) for name, each in self._found.items()}
+        return found | {"relative": found["norm"] / self._of_output[:, None]}

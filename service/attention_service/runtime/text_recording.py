@@ -1,0 +1,147 @@
+"""A text's way through a whole checkpoint, recorded or predicted by the client in a process of its own.
+
+transformers computes the other parts of a model. It takes seconds to import and memory that no plan counts, so it never
+enters the server's process: the command ``attention record`` or ``attention predict`` runs beside it, for one text at
+a time, and ends with its caller or at its deadline.
+"""
+
+import asyncio
+import os
+import sys
+import time
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Final
+
+import orjson
+
+from attention_contract.errors import DeadlineExceeded, InvalidCheckpoint, InvalidRequest, Overloaded
+from attention_contract.schemas.recordings import RecordingFile, RecordText
+from attention_contract.schemas.text_predictions import PredictText, TextPredictions
+from attention_contract.wire import JSON, SAFETENSORS, from_body, to_json
+from attention_service.modules.checkpoints.catalogue import described, has_transformers
+
+_LONGEST_S: Final = 300.0
+"""Seconds that one recording may take."""
+_WAITING: Final = 8
+"""Recordings that may wait for their turn."""
+_COPIES: Final = 3
+"""Times that the bytes of a checkpoint are in memory: as mapped, as loaded, and while a layer is cast."""
+_VOCABULARY: Final = 2**18
+"""Tokens of a large vocabulary."""
+_PROCESS_BYTES: Final = 2**29
+"""Memory of a process that has imported transformers."""
+_PASSED: Final = ("PATH", "HOME", "LANG", "LC_ALL", "TMPDIR", "VIRTUAL_ENV", "PYTHONPATH", "LD_LIBRARY_PATH")
+"""Variables that the process is given: none with a secret."""
+
+
+def needed_bytes(root: Path, request: RecordText | PredictText) -> int:
+    """Estimate the memory of a recording, or of predictions.
+
+    Raises CheckpointNotFound, InvalidCheckpoint and InvalidRequest.
+    """
+    if not has_transformers():
+        raise InvalidRequest(
+            "checkpoint: its other layers run by transformers, which this server lacks; install its extra "
+            "(attention-service[transformers]), or record with `attention record` where it is installed, and send that",
+            param="checkpoint",
+        )
+    checkpoint = described(root, request.checkpoint)
+    if not checkpoint.records_text:
+        raise InvalidCheckpoint(
+            f"checkpoint: {request.checkpoint} has no tokenizer; put the files of its tokenizer beside it",
+            param="checkpoint",
+        )
+    # A token has at least one byte, but for a few that a tokenizer adds.
+    tokens = len(request.text.encode()) + len((request.target or "").encode()) + 4
+    weights = 4 * tokens**2 * max(checkpoint.layers, 1) * (checkpoint.heads or 1)
+    if isinstance(request, RecordText):
+        weights += 4 * tokens * (checkpoint.d_model or 0) * checkpoint.layers * len(request.taps)
+        logits = 0
+    else:
+        logits = 2 * 4 * tokens * _VOCABULARY
+    return _PROCESS_BYTES + _COPIES * checkpoint.bytes + 2 * weights + logits
+
+
+class TextRecorder:
+    """Runs one text at a time."""
+
+    def __init__(self, root: Path) -> None:
+        self._root = root
+        self._turn = asyncio.Lock()
+        self._waiting = 0
+
+    async def record(self, request: RecordText, deadline: float | None) -> RecordingFile:
+        """Run the recorder, and return what it recorded.
+
+        Raises InvalidCheckpoint with what the recorder says, Overloaded if too many wait, and DeadlineExceeded.
+        """
+        with TemporaryDirectory(prefix="attention-recording-") as folder:
+            file = Path(folder) / "recording.safetensors"
+            taps = [f"--taps={tap}" for tap in request.taps]
+            await self._run(["record", "--local", f"--output={file}", *taps], request, deadline)
+            return await asyncio.to_thread(_read, file)
+
+    async def predict(self, request: PredictText, deadline: float | None) -> TextPredictions:
+        """Run the model with its head, unedited and edited. Raises what ``record`` raises."""
+        with TemporaryDirectory(prefix="attention-predictions-") as folder:
+            edits = Path(folder) / "edits.json"
+            edits.write_bytes(orjson.dumps(orjson.loads(to_json(request)).get("edits", {})))
+            more = [] if request.position is None else [f"--position={request.position}"]
+            command = ["predict", "--json", f"--edits={edits}", f"--top-k={request.top_k}", *more]
+            return from_body(TextPredictions, await self._run(command, request, deadline), JSON, "reply")
+
+    async def _run(self, command: list[str], request: RecordText | PredictText, deadline: float | None) -> bytes:
+        """Run a command of ``attention`` in turn. Return its output."""
+        if self._waiting >= _WAITING:
+            raise Overloaded(f"{_WAITING} texts wait for their model, one at a time; try again later", limit=_WAITING)
+        self._waiting += 1
+        now = time.monotonic()
+        until = min(now + _LONGEST_S, deadline if deadline is not None else now + _LONGEST_S)
+        try:
+            async with asyncio.timeout(until - now), self._turn:
+                return await self._process(command, request)
+        except TimeoutError:
+            raise DeadlineExceeded("the model did not end in time; send a shorter text, or wait longer") from None
+        finally:
+            self._waiting -= 1
+
+    async def _process(self, command: list[str], request: RecordText | PredictText) -> bytes:
+        target = [] if request.target is None else [f"--target={request.target}"]
+        process = await asyncio.create_subprocess_exec(
+            sys.executable,
+            *("-m", "attention_client", *command, "--models-dir", str(self._root), *target),
+            *("--", request.checkpoint, request.text),
+            cwd=self._root,  # so that the model's name is its path in the repository
+            env=_environment(),
+            stdin=asyncio.subprocess.DEVNULL,
+            stdout=asyncio.subprocess.PIPE,
+            stderr=asyncio.subprocess.PIPE,
+        )
+        try:
+            output, said = await process.communicate()
+        finally:
+            if process.returncode is None:
+                process.kill()
+                await process.wait()
+        if process.returncode:
+            raise InvalidCheckpoint(
+                f"checkpoint: {request.checkpoint} cannot run this text: {_last_line(said)}", param="checkpoint"
+            )
+        return output
+
+
+def _read(file: Path) -> RecordingFile:
+    return from_body(RecordingFile, file.read_bytes(), SAFETENSORS, "request")
+
+
+def _environment() -> dict[str, str]:
+    passed = {name: os.environ[name] for name in _PASSED if name in os.environ}
+    return passed | {"HF_HUB_OFFLINE": "1", "TRANSFORMERS_OFFLINE": "1", "COLUMNS": "1000"}
+
+
+def _last_line(said: bytes) -> str:
+    """The last line that is no frame around a message."""
+    lines = [line.strip(" │") for line in said.decode("utf-8", "replace").splitlines()]
+    told = [line for line in lines if any(character.isalnum() for character in line)]
+    return told[-1][:500] if told else "it ended without a word"

@@ -1,0 +1,111 @@
+"""Every notebook runs from its first cell to its last, and its claims hold."""
+
+import os
+import re
+from pathlib import Path
+from unittest.mock import patch
+
+import nbformat
+import pytest
+from nbclient import NotebookClient
+
+NOTEBOOKS = Path(__file__).parents[2] / "examples" / "notebooks"
+
+
+def executed(name: str, folder: Path, **env: str) -> tuple[str, dict[str, list[str]]]:
+    """Run a notebook in a folder. Return the text that it prints, and its shown results by media type."""
+    notebook = nbformat.read(NOTEBOOKS / f"{name}.ipynb", as_version=4)
+    client = NotebookClient(
+        notebook,
+        timeout=200,
+        resources={"metadata": {"path": str(folder)}},
+    )
+    with patch.dict(os.environ, {"OMP_NUM_THREADS": "1", "MPLBACKEND": "agg"} | env):
+        client.execute()
+    outputs = [output for cell in notebook.cells if cell.cell_type == "code" for output in cell.outputs]
+    printed = "".join(one.text for one in outputs if one.output_type == "stream" and one.name == "stdout")
+    shown: dict[str, list[str]] = {}
+    for one in outputs:
+        for media_type, content in one.get("data", {}).items():
+            shown.setdefault(media_type, []).append(content)
+    return printed, shown
+
+
+def numbers(printed: str, line: str) -> list[float]:
+    """Return the numbers that follow a text in the printed output, up to a bracket or the end of the line."""
+    found = re.search(rf"{line}[^\d\[-]*\[?([^\]\n]+)", printed)
+    assert found, printed
+    return [float(number) for number in re.findall(r"-?\d+\.?\d*(?:e[+-]?\d+)?", found[1])]
+
+
+@pytest.mark.parametrize("path", sorted(NOTEBOOKS.glob("*.ipynb")), ids=lambda path: path.stem)
+def test_notebooks_are_kept_without_outputs(path):
+    cells = nbformat.read(path, as_version=4).cells
+    assert cells[0].cell_type == "markdown"
+    code = [cell for cell in cells if cell.cell_type == "code"]
+    assert code
+    assert all(cell.outputs == [] and cell.execution_count is None for cell in code)
+
+
+@pytest.mark.slow
+def test_a_checkpoint_is_inspected(tmp_path):
+    printed, shown = executed("inspect_a_checkpoint", tmp_path)
+    assert numbers(printed, "largest difference from transformers")[0] < 1e-5
+    assert "tiny-bert.0 4 heads" in printed
+    assert "tiny-bert.1 4 heads" in printed
+    assert len(numbers(printed, "entropy of each head")) == 4
+    assert len(shown["text/html"]) == 2, "the reply and the recording show themselves"
+    assert len(shown["image/svg+xml"]) == 1
+
+
+@pytest.mark.slow
+def test_heads_are_patched(server, tmp_path):
+    printed, shown = executed("patch_heads", tmp_path, ATTENTION_URL=server)
+    changes = [float(change) for change in re.findall(r"^head \d: ([\d.]+)$", printed, re.MULTILINE)]
+    assert len(changes) == 8
+    assert min(changes) > 0
+    assert len(numbers(printed, "restored by each head")) == 8
+    assert numbers(printed, "restored by all heads") == [1.0]
+    assert numbers(printed, "restored by each query")[:2] == [0.0, 0.0]
+    moved = numbers(printed, "change of the entropy of each head")
+    assert moved[0] != 0
+    assert set(moved[1:]) == {0.0}
+    assert len(shown["text/html"]) == 1
+
+
+@pytest.mark.slow
+def test_a_trained_model_has_induction_heads(server, tmp_path):
+    printed, shown = executed("induction_heads", tmp_path, ATTENTION_URL=server)
+    assert numbers(printed, "loss")[0] < 0.05 + 1e-3
+    differences = [float(one) for one in re.findall(r"layer \d differs by (\S+)", printed)]
+    assert len(differences) == 2
+    assert max(differences) < 1e-4
+    rows = re.findall(r"^ +(\d) +(\d) +([\d.]+) +([\d.]+)$", printed, re.MULTILINE)
+    assert len(rows) == 8
+    assert max(float(previous) for layer, _, previous, _ in rows if layer == "0") > 0.6
+    assert max(float(induction) for layer, _, _, induction in rows if layer == "0") < 0.2
+    assert max(float(induction) for layer, _, _, induction in rows if layer == "1") > 0.7
+    assert min(numbers(printed, "change of the output without each head")) > 0
+    assert len(shown["text/html"]) == 1
+    assert len(shown["image/svg+xml"]) == 1
+
+
+@pytest.mark.slow
+def test_a_sequence_to_sequence_model_is_aligned(server, tmp_path):
+    printed, shown = executed("alignment_of_a_seq2seq", tmp_path, ATTENTION_URL=server)
+    assert "notebook → koobeton" in printed
+    assert numbers(printed, "weight on the anti-diagonal")[0] > 0.99
+    assert len(shown["text/html"]) == 1
+
+
+@pytest.mark.slow
+def test_statistics_of_a_long_context_need_no_weights(server, tmp_path):
+    printed, shown = executed("long_context", tmp_path, ATTENTION_URL=server)
+    assert "weights in the reply: None" in printed
+    assert "pooled: (1, 4, 64, 64)" in printed
+    rows = re.findall(r"^ +(\d) +([\d.]+) +([\d.]+) +([\d.]+)$", printed, re.MULTILINE)
+    distances = [float(row[1]) for row in rows]
+    assert len(distances) == 4
+    assert distances == sorted(distances), "a flatter slope looks farther"
+    assert "weights: (1, 1, 1, 8192)" in printed
+    assert len(shown["image/png"]) == 1

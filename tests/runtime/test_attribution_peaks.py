@@ -1,0 +1,44 @@
+"""Attributions against their plans' peak memory, measured by PyTorch's profiler on the CPU."""
+
+import numpy as np
+import pytest
+import torch
+from tests.cost.peaks import peaks
+
+from attention_contract.schemas.attribution import AttributionRequest
+from attention_contract.schemas.modules import ModuleConfig
+from attention_service.core.multihead import Sizes, initial_parameters
+from attention_service.cost import Rates, Roofline
+from attention_service.modules.resident import Module
+from attention_service.runtime.device import Device
+from attention_service.runtime.operations import attributing, compute
+
+DEVICE = Device(torch.device("cpu"), "test", 2**34, Roofline(Rates(1e11, 1e10, 1e-5)))
+SLACK = 2**17
+METHODS = ["gradient_attention", "integrated", "relevance", "norm", "head_importance"]
+EDITS = [{"tap": "weights", "heads": [1], "set": 0.0}, {"tap": "context", "heads": [1], "scale": 2.0}]
+READOUT = {"weight": np.ones((300, 32), np.float32), "targets": np.zeros((2, 200), np.int64)}
+
+
+@pytest.fixture(autouse=True)
+def as_on_a_device(monkeypatch):
+    """Tensors are brought there, not shared with the request."""
+    monkeypatch.setattr(compute, "to_device", lambda x, device, dtype=None: x.to(device, dtype or x.dtype, copy=True))
+
+
+def test_the_plan_is_no_less_than_the_memory_held(rng):
+    config = ModuleConfig.model_validate({"d_model": 32, "num_heads": 4, "num_kv_heads": 2})
+    sizes = Sizes.of(config)
+    module = Module("m", config, sizes, dict(initial_parameters(sizes, 0, torch.float32)), "v")
+    query = rng.normal(size=(2, 200, 32)).astype(np.float32)
+    asked = [
+        *({"methods": [method]} for method in METHODS), {"methods": METHODS},
+        {"methods": METHODS, "edits": EDITS, "compare": "unedited"}, {"methods": METHODS, "readout": READOUT},
+        {"methods": METHODS, "select": {"heads": [3, 0], "queries": [5, 6]}},
+    ]  # fmt: skip
+    jobs = [
+        attributing.prepare(module, AttributionRequest.model_validate({"query": query, **each}), DEVICE.exact(), 2**40)
+        for each in asked
+    ]
+    for each, job, held in zip(asked, jobs, peaks([job.run for job in jobs]), strict=True):
+        assert 0.98 * held <= job.plan.peak_bytes <= 1.02 * held + SLACK, each

@@ -35,8 +35,9 @@ from attention_client.connection_settings import (
     ApiKey,
     Policy,
     StreamSettings,
+    address_of,
     all_headers,
-    prefix_of,
+    given_alone,
     server_url,
 )
 from attention_client.many_requests import Errors, Many, bar, in_threads
@@ -113,9 +114,7 @@ class Client:
     ) -> None:
         self._policy = Policy(timeout, retries, media_type)
         self._owns_http = http is None
-        self._prefix = (
-            "" if http is None else prefix_of(http, base_url, headers=headers, api_key=api_key, transport=transport)
-        )
+        given_alone(http, headers=headers, api_key=api_key, transport=transport)
         self._http = http or httpx.Client(
             base_url=server_url(base_url),
             headers=all_headers(headers, api_key),
@@ -123,6 +122,7 @@ class Client:
             timeout=None,  # noqa: S113 - each attempt gets the time until the deadline
             transport=transport,
         )
+        self._address = address_of(self._http, base_url)
         if self._owns_http:
             trace_requests(self._http)
         self.settings: dict[str, Any] | None = None
@@ -162,7 +162,7 @@ class Client:
 
     def stream_settings(self) -> StreamSettings:
         """Return address, headers and policy of the streams that belong to this client."""
-        return StreamSettings.of(self._http, self._prefix, self._policy)
+        return StreamSettings.of(self._http, self._address, self._policy)
 
     def send(self, call: Call[ReplyT]) -> ReplyT:
         """Send a call that ``attention_client.calls`` built, and return its reply."""
@@ -183,7 +183,7 @@ class Client:
         chunks = message.chunks
         request = self._http.build_request(
             message.method,
-            self._prefix + message.url,
+            self._address + message.url,
             params=message.params or None,
             headers={**attempts.preference(), **headers},
             content=cast("bytes", chunks[0]) if len(chunks) == 1 else Body(chunks, attempts) if chunks else None,

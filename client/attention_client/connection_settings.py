@@ -60,11 +60,10 @@ class StreamSettings:
     policy: Policy
 
     @classmethod
-    def of(cls, http: httpx.Client | httpx.AsyncClient, prefix: str, policy: Policy) -> "StreamSettings":
+    def of(cls, http: httpx.Client | httpx.AsyncClient, address: str, policy: Policy) -> "StreamSettings":
         """Return those of a client."""
-        base = (prefix or str(http.base_url)).rstrip("/")
         own = {name: value for name, value in http.headers.items() if name not in _OF_HTTP}
-        return cls(f"ws{base.removeprefix('http')}", own | dict(policy.headers), policy)
+        return cls(f"ws{address.removeprefix('http')}", own | dict(policy.headers), policy)
 
 
 def server_url(given: str | None) -> httpx.URL:
@@ -95,12 +94,13 @@ def all_headers(given: Mapping[str, str] | None, api_key: ApiKey | None) -> dict
     return own | dict(given or {})
 
 
-def prefix_of(http: httpx.Client | httpx.AsyncClient, base_url: str | None, **others: object) -> str:
-    """Return what stands before each path for the caller's own httpx client: nothing if that has the base URL.
-
-    Raises ValueError if ``others`` are given, which are to be set in the httpx client.
-    """
+def given_alone(http: httpx.Client | httpx.AsyncClient | None, **others: object) -> None:
+    """Raise ValueError if ``others`` are given beside the caller's own httpx client, in which they are to be set."""
     for name, value in others.items():
-        if value is not None:
+        if http is not None and value is not None:
             raise ValueError(f"{name}: not together with http; set it up in that client")
-    return "" if base_url is None and http.base_url.host else str(server_url(base_url)).rstrip("/")
+
+
+def address_of(http: httpx.Client | httpx.AsyncClient, base_url: str | None) -> str:
+    """Return the URL before each path: the one given, else the httpx client's own, without a slash at its end."""
+    return str(http.base_url if base_url is None and http.base_url.host else server_url(base_url)).rstrip("/")

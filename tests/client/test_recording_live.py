@@ -34,7 +34,8 @@ def test_attention_on_the_server_gives_the_numbers_of_eager_attention(family, ta
     assert remote.facts.tokens == local.facts.tokens
     assert set(remote.facts.versions) == {*local.facts.versions, "server"}
     for name, expected in local.tensors.items():
-        tolerance = 2e-6 if name.endswith("weights") else 2e-5
+        # a later layer's inputs differ by the roundings of those before, so its weights by more than one layer's 2e-6
+        tolerance = 5e-6 if name.endswith("weights") else 2e-5
         np.testing.assert_allclose(remote.tensors[name], expected, atol=tolerance, rtol=0, err_msg=name)
     for attention in remote.attentions:
         kinds = {name.rpartition(".")[2] for name in remote.tensors if name.rpartition(".")[0] == attention.name}

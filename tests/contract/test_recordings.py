@@ -1,9 +1,14 @@
 """Names, labels and parts of recordings."""
 
+from pathlib import Path
+from tempfile import TemporaryDirectory
+
 import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from safetensors import safe_open
+from safetensors.numpy import save_file
 
 from attention_contract.errors import InvalidRequest, Unreadable
 from attention_contract.recording_tensors import AXES, place_of, take
@@ -67,7 +72,12 @@ def test_a_part_is_what_numpy_takes(data, shape):
             expected = expected[(slice(None),) * axis + (slice(*choice),)]
         elif choice is not None:
             expected = expected.take(choice, axis)
-    np.testing.assert_array_equal(take(array, query.indices("layers.0.weights", shape)), expected)
+    indices = query.indices("layers.0.weights", shape)
+    np.testing.assert_array_equal(take(array, indices), expected)
+    with TemporaryDirectory() as folder:
+        save_file({"weights": array}, path := Path(folder) / "one")
+        with safe_open(path, framework="np") as file:  # whose slices take fewer ranges than numpy does
+            np.testing.assert_array_equal(take(file.get_slice("weights"), indices), expected)
 
 
 def test_a_layer_and_a_tensor_make_a_name():

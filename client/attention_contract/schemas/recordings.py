@@ -279,7 +279,8 @@ def _indices(text: str | None, axis: str, size: int) -> list[int] | slice:
         return slice(0, size)
     if ":" in text:
         start, _, stop = text.partition(":")
-        return slice(*slice(int(start or 0), int(stop) if stop else None).indices(size))
+        first, end, _ = slice(int(start or 0), int(stop) if stop else None).indices(size)
+        return slice(first, end) if first < end else slice(0, 0)  # safetensors reads no empty range elsewhere
     indices = [int(part) for part in text.split(",")]
     if (largest := max(indices)) >= size:
         raise InvalidRequest(

@@ -47,7 +47,7 @@ def compared(remote, local):
     assert remote.attentions == local.attentions
     assert remote.facts.tokens == local.facts.tokens
     for name, expected in local.tensors.items():
-        tolerance = 2e-6 if name.endswith("weights") else 2e-5
+        tolerance = 5e-6 if name.endswith("weights") else 2e-5  # a later layer has the roundings of those before
         np.testing.assert_allclose(remote.tensors[name], expected, atol=tolerance, rtol=0, err_msg=name)
 
 

@@ -238,6 +238,9 @@ class Tree:
         running.cancel()
         with suppress(asyncio.CancelledError):
             await self.check_step(twin, x, await running, output_only=True)
+        async with asyncio.timeout(10):  # what runs stops at its next checkpoint, and gives its memory back then
+            while self.engine.budget.in_flight:
+                await asyncio.sleep(1e-3)
 
     async def ask_again(self, twin: Twin) -> None:
         """Take a step with an id twice, or the last one again."""

@@ -178,6 +178,34 @@ def test_the_server_stops_reading_after_so_many_unanswered_messages(server, gate
         assert {json.loads(connection.recv(WAIT_S))["session"] for _ in range(more)} == set(gate.began)
 
 
+def test_replies_count_until_the_caller_takes_them_and_are_refused_without_room(tmp_path, monkeypatch):
+    """Replies may have half of the memory budget together."""
+    output, messages, asked = np.zeros((1, 2**18, 8), np.float32), 12, []  # 8 MiB
+
+    async def step(self, id, request, deadline=None):  # noqa: A002
+        asked.append(id)
+        return StepReply(session=id, length=1, output=output, ran=RAN)
+
+    monkeypatch.setattr(Sessions, "step", step)
+    with live_server(tmp_path, memory_budget=2**26) as server, httpx.Client(base_url=server) as http:
+
+        def reply_bytes():
+            return float(re.search(r"^attention_reply_bytes (\S+)", http.get("/metrics").text, re.MULTILINE)[1])
+
+        with stream(server, max_queue=1) as connection:  # takes no more from its socket while one waits to be read
+            for at in range(messages):
+                options = {"request": json.dumps({"session": f"s{at}"})}
+                connection.send(safetensors.numpy.save({"query": output[:, :1]}, options))
+            until(lambda: len(asked) == messages)
+            time.sleep(0.2)
+            assert output.nbytes <= reply_bytes() <= 2**25
+            replies = [connection.recv(WAIT_S) for _ in range(messages)]
+            refused = [each for each in replies if b"no_room" in each[:999]]
+            assert 0 < len(refused) < messages
+            assert all(len(each) > output.nbytes for each in replies if each not in refused)
+            until(lambda: reply_bytes() == 0)
+
+
 def test_steps_of_a_caller_that_leaves_are_cancelled_and_their_memory_is_given_back(lane, server, gate):
     def body_bytes():
         return float(re.search(r"^attention_body_bytes (\S+)", lane.get("/metrics").text, re.MULTILINE)[1])

@@ -6,7 +6,7 @@ import time
 from typing import Any, Final
 
 import httptools
-from uvicorn._types import ASGI3Application
+from uvicorn._types import ASGI3Application, ASGISendEvent
 from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol, RequestResponseCycle
 from uvicorn.protocols.websockets.websockets_sansio_impl import WebSocketsSansIOProtocol
 
@@ -101,6 +101,14 @@ class GuardedStream(_Watched, WebSocketsSansIOProtocol):
         """Forget the connection."""
         self.guard.leave(self, self._address)
         super().connection_lost(exc)
+
+    async def send(self, message: ASGISendEvent) -> None:
+        """Send a message, and wait until the peer has taken so much of it that another may follow.
+
+        Until then the caller holds its memory. The base class waits before it writes, not after.
+        """
+        await super().send(message)
+        await self.writable.wait()
 
     def check(self, now: float) -> None:
         """Cut the connection if its peer does not read."""

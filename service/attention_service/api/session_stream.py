@@ -137,7 +137,7 @@ class Connection:
             work = _refuse(error)
         sessions = _sessions_of(request)
         before = {self.last[each] for each in sessions if each in self.last}
-        task = asyncio.create_task(self._reply(request, work, started, before, text=text is not None))
+        task = asyncio.create_task(self._reply(request, work, started, before, memory, text=text is not None))
         self.tasks.add(task)
         self.last.update(dict.fromkeys(sessions, task))
         task.add_done_callback(partial(self._end, sessions, work, memory, entered))
@@ -166,24 +166,29 @@ class Connection:
 
     async def _reply(
         self, request: SessionStep | StepsRequest | None, work: Awaitable[WireModel], started: float,
-        before: set[asyncio.Task[None]], *, text: bool,
+        before: set[asyncio.Task[None]], memory: Body, *, text: bool,
     ) -> None:  # fmt: skip
         """Send the reply to one message, or its problem document, after those of messages ``before`` it.
 
-        Count and log it like a request.
+        Count and log it like a request. ``memory`` holds the reply until the caller has taken it.
         """
         status, session = 200, request.session if isinstance(request, SessionStep) else None
+        failure: AttentionError | None = None
+        write = partial(_written, encoding="list" if request is None else request.encoding, text=text)
         try:
             try:
                 reply = await work
+                began = time.monotonic()
+                frame = await write(reply)
+                note("encode", began)
+                if len(frame) > UNCOUNTED:
+                    memory.become_reply(len(frame))
             except AttentionError as error:
-                reply, status = self._problem(error, session), error.status
+                failure = error
             except Exception as fault:
                 failure = problems.unexpected(PATH, fault)
-                reply, status = self._problem(failure, session), failure.status
-            began = time.monotonic()
-            frame = await _written(reply, "list" if request is None else request.encoding, text=text)
-            note("encode", began)
+            if failure is not None:
+                frame, status = await write(self._problem(failure, session)), failure.status
             if before:
                 await asyncio.wait(before)
             began = time.monotonic()

@@ -4,6 +4,7 @@ Names are ``{layer}.{tap}``, as in ``layers.0.weights``, ``encoder.2.hidden`` or
 ``{stack}.embeddings``.
 """
 
+import math
 import re
 from typing import Any, Final, Literal, NamedTuple, Protocol
 
@@ -70,7 +71,13 @@ class Sliceable(Protocol):
     def __getitem__(self, key: Any, /) -> Any: ...
 
 
-def take(part: Sliceable, indices: tuple[list[int] | slice, ...]) -> Array:
+Indices = list[int] | slice
+"""What is read of one dimension: indices, or a range with both its ends."""
+_STRIP: Final = 2**20
+"""Numbers that are read at a time to be pooled, or ``pool`` rows if these are more."""
+
+
+def take(part: Sliceable, indices: tuple[Indices, ...]) -> Array:
     """Read these indices of a tensor. The listed heads are read one by one, listed queries and keys from first to last.
 
     ``indices``: one item for each dimension, as ``RecordingQuery.indices`` returns them.
@@ -83,3 +90,48 @@ def take(part: Sliceable, indices: tuple[list[int] | slice, ...]) -> Array:
         if isinstance(each, list):
             found = found.take([index - min(each) for index in each], axis)
     return found
+
+
+def take_pooled(part: Sliceable, indices: tuple[Indices, ...], pool: int) -> Array:
+    """Read the largest number of each square of ``pool`` of these queries and keys, one strip of a head at a time.
+
+    ``indices`` of heads, queries and keys; the result is ``[heads, ⌈queries / pool⌉, ⌈keys / pool⌉]``.
+    """
+    heads, queries, keys = indices
+    height, many, columns = _strip(indices, pool), count_of(queries), count_of(keys)
+    if not (count_of(heads) and many and columns):
+        return take(part, indices)[:, ::pool, ::pool]
+    found = []
+    for head in range(count_of(heads)):
+        for start in range(0, many, height):
+            block = take(part, (_some(heads, head, head + 1), _some(queries, start, start + height), keys))
+            for axis in (1, 2):
+                block = np.maximum.reduceat(block, range(0, block.shape[axis], pool), axis)
+            found.append(block)
+    return np.concatenate(found, axis=1).reshape(count_of(heads), -(-many // pool), -(-columns // pool))
+
+
+def taken_numbers(indices: tuple[Indices, ...], pool: int | None) -> int:
+    """How many numbers ``take`` or ``take_pooled`` holds at most: the result, once more in the reply, and a strip."""
+    counts = [*map(count_of, indices)]
+    if pool is None:
+        return 2 * math.prod(counts)
+    heads, queries, keys = counts
+    return 2 * heads * -(-queries // pool) * -(-keys // pool) + 2 * min(_strip(indices, pool), queries) * keys
+
+
+def count_of(index: Indices) -> int:
+    """The number of indices."""
+    return len(index) if isinstance(index, list) else max(0, index.stop - index.start)
+
+
+def _some(index: Indices, start: int, stop: int) -> Indices:
+    """The indices from number ``start`` to before number ``stop``."""
+    if isinstance(index, list):
+        return index[start:stop]
+    return slice(index.start + start, min(index.start + stop, index.stop))
+
+
+def _strip(indices: tuple[Indices, ...], pool: int) -> int:
+    """Rows of a strip: a multiple of ``pool``."""
+    return max(1, _STRIP // (max(1, count_of(indices[2])) * pool)) * pool

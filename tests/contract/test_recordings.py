@@ -11,7 +11,7 @@ from safetensors import safe_open
 from safetensors.numpy import save_file
 
 from attention_contract.errors import InvalidRequest, Unreadable
-from attention_contract.recording_tensors import AXES, place_of, take
+from attention_contract.recording_tensors import AXES, place_of, take, take_pooled, taken_numbers
 from attention_contract.schemas.attention import Tap, Taps
 from attention_contract.schemas.recordings import EXAMPLE, RecordingFile, RecordingQuery, read_facts
 from attention_contract.validation import validate
@@ -77,7 +77,18 @@ def test_a_part_is_what_numpy_takes(data, shape):
     with TemporaryDirectory() as folder:
         save_file({"weights": array}, path := Path(folder) / "one")
         with safe_open(path, framework="np") as file:  # whose slices take fewer ranges than numpy does
-            np.testing.assert_array_equal(take(file.get_slice("weights"), indices), expected)
+            part = file.get_slice("weights")
+            np.testing.assert_array_equal(take(part, indices), expected)
+            pool = data.draw(st.integers(2, 6))
+            pooled = take_pooled(part, indices, pool)
+    for head, *square in np.ndindex(pooled.shape):
+        rows, columns = (slice(at * pool, (at + 1) * pool) for at in square)
+        assert pooled[head, *square] == expected[head, rows, columns].max()
+    heads, *sides = expected.shape
+    assert pooled.shape == (heads, *(-(-side // pool) for side in sides))
+    # What is held: the part twice, or the pooled part twice and one strip, which is all queries of so small a tensor.
+    assert taken_numbers(indices, None) == 2 * expected.size
+    assert taken_numbers(indices, pool) == 2 * pooled.size + 2 * sides[0] * sides[1]
 
 
 def test_a_layer_and_a_tensor_make_a_name():
@@ -92,6 +103,20 @@ def test_an_index_that_is_not_there_is_named():
     with pytest.raises(InvalidRequest, match="expected 0 to 1") as caught:
         RecordingQuery(layer="0", heads="0,2").indices("layers.0.weights", (2, 3, 3))
     assert (caught.value.param, caught.value.facts) == ("heads", {"size": 2, "actual": 2})
+
+
+def test_only_weights_and_scores_are_pooled():
+    with pytest.raises(InvalidRequest, match="dimensions heads, queries, width") as caught:
+        RecordingQuery(layer="0", tensor="q", pool=2).indices("layers.0.q", (2, 3, 4))
+    assert caught.value.param == "pool"
+
+
+def test_strips_of_a_long_tensor_are_pooled_like_the_whole(monkeypatch):
+    monkeypatch.setattr("attention_contract.recording_tensors._STRIP", 64)
+    array = np.random.default_rng(0).random((2, 21, 10), np.float32)
+    found = take_pooled(array, ([1, 0], slice(0, 21), slice(0, 10)), 3)
+    padded = np.pad(array[::-1], ((0, 0), (0, 0), (0, 2)))
+    np.testing.assert_array_equal(found, padded.reshape(2, 7, 3, 4, 3).max((2, 4)))
 
 
 def test_numbers_without_a_dtype_become_float32_and_others_stay():

@@ -12,7 +12,7 @@ import numpy as np
 from attention_client.recording import recording_html
 from attention_client.recording.mapped_tensors import MappedTensors
 from attention_contract.errors import InvalidRequest
-from attention_contract.recording_tensors import place_of, take
+from attention_contract.recording_tensors import place_of
 from attention_contract.schemas.recordings import (
     RecordedAttention,
     RecordingFacts,
@@ -106,20 +106,22 @@ class Recording:
         heads: Indices | None = None,
         queries: Indices | None = None,
         keys: Indices | None = None,
+        pool: int | None = None,
     ) -> Array:
         """Read a tensor or a part of it, as ``GET /v1/recordings/{id}`` does. Of a mapped file, nothing else is read.
 
         ``tensor`` is a tap or ``hidden``, by default ``weights``; without a layer, a full name. The dimensions stay:
-        one head gives ``[1, Lq, Lk]``. Raises InvalidRequest for a tensor or an index that is not there.
+        one head gives ``[1, Lq, Lk]``. ``pool`` gives the largest of each square of so many of these queries and keys.
+        Raises InvalidRequest for a tensor or an index that is not there.
         """
-        query = query_of(layer, tensor, heads, queries, keys)
+        query = query_of(layer, tensor, heads, queries, keys, pool)
         name = query.tensor_name()
         if name is None or name not in self.tensors:
             known = ", ".join(list(self.tensors)[:12])
             raise InvalidRequest(f"tensor: the recording has no {name!r}; it has {known}", param="tensor")
         if isinstance(self.tensors, MappedTensors):
-            return take(self.tensors.part(name), query.indices(name, self.tensors.shape(name)))
-        return take(self.tensors[name], query.indices(name, self.tensors[name].shape))
+            return query.read(self.tensors.part(name), name, self.tensors.shape(name))
+        return query.read(self.tensors[name], name, self.tensors[name].shape)
 
     def weights(self, layer: str | int) -> Array:
         """The weights of an attention, ``[H, Lq, Lk]``."""
@@ -174,10 +176,11 @@ def query_of(
     heads: Indices | None,
     queries: Indices | None,
     keys: Indices | None,
+    pool: int | None = None,
 ) -> RecordingQuery:
     """The query for a part of a recording. Raises InvalidRequest for indices that cannot be read."""
     chosen = {"heads": _text(heads), "queries": _text(queries), "keys": _text(keys)}
-    given = {"layer": None if layer is None else str(layer), "tensor": tensor} | chosen
+    given = {"layer": None if layer is None else str(layer), "tensor": tensor, "pool": pool} | chosen
     return validate(RecordingQuery, {name: value for name, value in given.items() if value is not None})
 
 

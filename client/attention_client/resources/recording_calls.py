@@ -70,7 +70,7 @@ class Recordings(Resource):
     def read(
         self, id: str, layer: str | int | None = None, tensor: str | None = None, *,  # noqa: A002
         heads: Indices | None = None, queries: Indices | None = None, keys: Indices | None = None,
-        **options: Unpack[CallOptions],
+        pool: int | None = None, **options: Unpack[CallOptions],
     ) -> RecordingInfo:  # fmt: skip
         """Return a recording with a tensor, or a part of it, as ``value``.
 
@@ -172,7 +172,7 @@ class AsyncRecordings(AsyncResource):
     async def read(
         self, id: str, layer: str | int | None = None, tensor: str | None = None, *,  # noqa: A002
         heads: Indices | None = None, queries: Indices | None = None, keys: Indices | None = None,
-        **options: Unpack[CallOptions],
+        pool: int | None = None, **options: Unpack[CallOptions],
     ) -> RecordingInfo:  # fmt: skip
         """Return a recording with a tensor, or a part of it, as ``value``.
 
@@ -245,7 +245,7 @@ def _described(operation: Operation[ReplyT], recording: str) -> Call[ReplyT]:
 
 def _part(operation: Operation[ReplyT], arguments: Mapping[str, Any]) -> Call[ReplyT]:
     """Build the call for a part of a tensor, from the arguments of ``read``."""
-    asked = {name: arguments[name] for name in ("layer", "tensor", "heads", "queries", "keys")}
+    asked = {name: arguments[name] for name in ("layer", "tensor", "heads", "queries", "keys", "pool")}
     return call(operation, {"id": arguments["id"]} | query_of(**asked).model_dump(exclude_unset=True))
 
 

@@ -18,7 +18,16 @@ from pydantic_core import PydanticCustomError
 from attention_contract.base import ABSENT, Asked, Listed, WireModel, at_fault
 from attention_contract.errors import InvalidRequest, Unreadable
 from attention_contract.json_reading import from_json
-from attention_contract.recording_tensors import AXES, Place, RecordedStack, place_of
+from attention_contract.recording_tensors import (
+    AXES,
+    Indices,
+    Place,
+    RecordedStack,
+    Sliceable,
+    place_of,
+    take,
+    take_pooled,
+)
 from attention_contract.tensors import Array, Encoding, FloatArray, Untyped
 from attention_contract.validation import validate
 
@@ -251,6 +260,8 @@ class RecordingQuery(WireModel):
     """Only these queries."""
     keys: Chosen | None = None
     """Only these keys."""
+    pool: int | None = Field(default=None, ge=2, lt=2**31)
+    """Of weights and scores: the largest of each square of so many of these queries and keys."""
     encoding: Encoding = "list"
     """The form of tensors in a JSON reply."""
 
@@ -261,7 +272,7 @@ class RecordingQuery(WireModel):
         layer = f"layers.{self.layer}" if self.layer.isdecimal() else self.layer
         return f"{layer}.{self.tensor or 'weights'}"
 
-    def indices(self, name: str, shape: tuple[int, ...]) -> tuple[list[int] | slice, ...]:
+    def indices(self, name: str, shape: tuple[int, ...]) -> tuple[Indices, ...]:
         """The indices to read in each dimension of a tensor. Raises InvalidRequest for those that it does not have."""
         place = place_of(name)
         axes = AXES[place.kind] if place is not None else ()
@@ -271,10 +282,19 @@ class RecordingQuery(WireModel):
                 raise InvalidRequest(
                     f"{axis}: {name} has no such dimension; its dimensions are {', '.join(axes)}", param=axis
                 )
+        if self.pool is not None and axes != ("heads", "queries", "keys"):
+            raise InvalidRequest(
+                f"pool: {name} has the dimensions {', '.join(axes)}; weights and scores can be pooled", param="pool"
+            )
         return tuple(_indices(chosen.get(axis), axis, size) for axis, size in zip(axes, shape, strict=True))
 
+    def read(self, part: Sliceable, name: str, shape: tuple[int, ...]) -> Array:
+        """Read the part of a tensor from something that has its shape. Raises InvalidRequest."""
+        indices = self.indices(name, shape)
+        return take(part, indices) if self.pool is None else take_pooled(part, indices, self.pool)
 
-def _indices(text: str | None, axis: str, size: int) -> list[int] | slice:
+
+def _indices(text: str | None, axis: str, size: int) -> Indices:
     if text is None:
         return slice(0, size)
     if ":" in text:

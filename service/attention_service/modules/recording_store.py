@@ -15,7 +15,6 @@ a lock on the folder, so that they keep the limit together. Reading maps the fil
 
 import fcntl
 import hashlib
-import math
 import os
 import re
 import secrets
@@ -38,7 +37,7 @@ from attention_contract.errors import (
     TooLarge,
     Unreadable,
 )
-from attention_contract.recording_tensors import place_of, take
+from attention_contract.recording_tensors import place_of, taken_numbers
 from attention_contract.schemas.recordings import (
     RecordedTensor,
     RecordingFacts,
@@ -119,11 +118,8 @@ class RecordingStore:
         if name is None:
             return 0
         tensor = _tensor(self._info(recording, owner), name)
-        counts = [
-            len(each) if isinstance(each, list) else max(0, each.stop - each.start)
-            for each in query.indices(name, tuple(tensor.shape))
-        ]
-        return 2 * math.prod(counts) * DTYPES[tensor.dtype].itemsize
+        numbers = taken_numbers(query.indices(name, tuple(tensor.shape)), query.pool)
+        return numbers * DTYPES[tensor.dtype].itemsize
 
     def get(self, recording: str, query: RecordingQuery, owner: str | None = None) -> RecordingInfo:
         """The description of a recording, with the part of a tensor that the query names.
@@ -134,10 +130,10 @@ class RecordingStore:
         info, name = self._info(recording, owner), query.tensor_name()
         if name is None:
             return info
-        indices = query.indices(name, tuple(_tensor(info, name).shape))
+        shape = tuple(_tensor(info, name).shape)
         try:
             with safe_open(self.path(recording, owner), framework="np") as file:
-                return info.model_copy(update={"value": take(file.get_slice(name), indices)})
+                return info.model_copy(update={"value": query.read(file.get_slice(name), name, shape)})
         except (SafetensorError, OSError) as fault:
             raise _damaged(recording, reason(fault)) from fault
 

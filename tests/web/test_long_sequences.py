@@ -1,9 +1,13 @@
-"""The heat map of 4,096 tokens: it pans and zooms, and its frames are timed."""
+"""Heat maps of long sequences: the server pools what they show, they pan and zoom, and their frames are timed."""
 
 import statistics
 import time
 
 import httpx
+import numpy as np
+
+from attention_client import Client
+from attention_contract.schemas.recordings import EXAMPLE, RecordingFile
 
 TOKENS = 4096
 COUNT = """() => {
@@ -43,3 +47,37 @@ def test_a_head_of_4096_tokens_pans_and_zooms(visit):
     print(f"opened in {opened:.1f} s; {len(frames)} frames: median {median:.1f} ms, 19 of 20 within {slow:.1f} ms")
     assert median < 40  # measured: 16.7 ms, one frame at 60 Hz; tests share their machine
     httpx.delete(f"{visit.url}/v1/modules/page-long")
+
+
+def test_a_stored_head_is_pooled_by_the_server_and_exact_under_the_cursor(visit):
+    """Zoomed out the page reads pooled strips, and never the 16 MB of the head; the number of a cell is the stored one."""
+    tokens = 2048
+    weights = np.random.default_rng(0).dirichlet(np.full(tokens, 0.02), (2, tokens)).astype(np.float32)
+    labels = {"layers": [f"t{at}" for at in range(tokens)]}
+    recording = RecordingFile.model_validate(EXAMPLE | {
+        "tokens": labels, "attentions": [{"name": "layers.0", "heads": ["0", "1"]}], "layers": {"0.weights": weights},
+    })  # fmt: skip
+    with Client(visit.url) as client:
+        id = client.recordings.create(recording).id  # noqa: A001
+        told = client.recordings.statistics(id, statistics=["entropy", "mean_distance"]).attentions[0].statistics
+    read = []
+    visit.page.on("response", lambda reply: "/recordings/" in reply.url and read.append((reply.url, reply.body())))
+    query, key = 700, int(weights[1, 700].argmax())
+    page = visit.open(f"#/head?source=stored:{id}&head=1&query={query}&key={key}")
+    page.wait_for_function(f"document.querySelector('.readout').textContent.startsWith('t{query} → t{key}')")
+    page.wait_for_function("!document.querySelector('.readout').textContent.includes('…')")
+    text = page.locator(".readout b").inner_text()
+    np.testing.assert_allclose(float(text), weights[1, query, key], rtol=2e-5)
+    shown = page.locator("main").inner_text()
+    for value in (told.entropy[1], told.mean_distance[1]):
+        assert f"{value:.3f}" in shown
+    assert any("pool=" in url for url, _ in read)
+    assert max(len(body) for _, body in read) < weights[0].nbytes / 4
+    before = len(read)
+    for _ in range(9):
+        page.get_by_role("button", name="Zoom in").click()
+    page.wait_for_timeout(500)
+    fine = [url for url, _ in read[before:] if "pool=" not in url]
+    assert fine  # the cells themselves, once they are larger than a pixel
+    with Client(visit.url) as client:
+        client.recordings.delete(id)

@@ -72,9 +72,9 @@ export interface TensorReply<T> {
   tensors: Record<string, Tensor>;
 }
 
-/** Send one request and read the reply's tensors as they lie in memory. Throws Problem. */
-export async function callTensors<T>(path: string, body: Body): Promise<TensorReply<T>> {
-  const response = await send({ method: "POST", path, body }, SAFETENSORS);
+/** Send one request, a GET without a body, and read the reply's tensors as they lie in memory. Throws Problem. */
+export async function callTensors<T>(path: string, body?: Body): Promise<TensorReply<T>> {
+  const response = await send({ method: body ? "POST" : "GET", path, body }, SAFETENSORS);
   const file = await openTensors(ofBuffer(await response.arrayBuffer()));
   const names = Object.keys(file.shapes);
   const read = await Promise.all(names.map((name) => file.read(name)));

@@ -17,9 +17,9 @@ export const RANGES: Record<Range, string> = {
   log: "logarithmic, from 1/10 000 of the largest",
 };
 
-/** The colour range of a matrix: where a value of a row lies on the scale, 0 to 1. */
-export function ranged(of: Matrix, range: Range, shared: number, signed: boolean): (value: number, i: number) => number {
-  const most = (range === "shared" ? shared : largest(of.data)) || 1;
+/** Where a value of a row of a matrix lies on the scale of colours, 0 to 1. `end`: the largest of all that share it. */
+export function ranged(of: Matrix, range: Range, end: number, signed: boolean): (value: number, i: number) => number {
+  const most = end || 1;
   if (signed) return (value) => 0.5 + value / most / 2;
   if (range === "row") {
     const rows = Array.from({ length: of.rows }, (_, i) => largest(row(of, i)) || 1);
@@ -39,13 +39,15 @@ export interface HeatOptions {
   range?: Range;
   shared?: number;
   signed?: boolean;
+  /** The side of the squares of which each cell is the largest. */
+  pool?: number;
 }
 
 /** The heat map of one head. Beyond 128 cells a side, cells are pooled, and the title says so. */
 export function heatScene(of: Matrix, options: HeatOptions): Scene {
   const { theme, title, queries, keys, range = "own", shared = 0, signed = false } = options;
   let shown = of;
-  let pool = 1;
+  let { pool = 1 } = options;
   for (; Math.max(shown.rows, shown.columns) > MOST_SIDE; pool *= 2) shown = pooled(shown);
   const inks = INKS[theme];
   const cell = Math.max(5, Math.min(28, Math.floor(640 / Math.max(shown.rows, shown.columns))));
@@ -53,7 +55,7 @@ export function heatScene(of: Matrix, options: HeatOptions): Scene {
   const size = Math.min(12, cell - 2);
   const left = labelled ? 12 + 0.62 * size * Math.max(...queries.map((each) => clip(each).length)) : 12;
   const top = 30 + (labelled ? 0.62 * size * Math.max(...keys.map((each) => clip(each).length)) + 8 : 0);
-  const at = ranged(shown, range, shared, signed);
+  const at = ranged(shown, range, range === "shared" ? shared : largest(shown.data), signed);
   const { css } = SCALES[signed ? "differences" : "weights"][theme];
   const full = pool > 1 ? `${title} (largest of ${pool} × ${pool} cells)` : title;
   const shapes: Shape[] = [{ kind: "text", x: 12, y: 18, text: full, size: 13, bold: true, fill: inks.ink }];

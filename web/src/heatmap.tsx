@@ -3,20 +3,21 @@
 import { select } from "d3-selection";
 import { zoom as zooming, zoomIdentity } from "d3-zoom";
 import type { ZoomBehavior } from "d3-zoom";
-import { useEffect, useLayoutEffect, useRef, useState } from "preact/hooks";
+import { useEffect, useLayoutEffect, useMemo, useRef, useState } from "preact/hooks";
 import type { TargetedKeyboardEvent, TargetedPointerEvent } from "preact";
+import { Tiles, whole } from "./cells";
+import type { Cells } from "./cells";
 import { colour } from "./colour";
 import { usePage, useWidth } from "./context";
 import type { Range } from "./drawings";
 import { precise } from "./format";
-import { largest } from "./matrix";
 import type { Matrix } from "./matrix";
 import { Painter } from "./painter";
 import type { Cell, Zoom } from "./painter";
 import { Button, Table } from "./ui";
 
 interface HeatMapProps {
-  of: Matrix;
+  of: Matrix | Tiles;
   queries: string[];
   keys: string[];
   title: string;
@@ -40,6 +41,7 @@ const MOST_CELLS = 10_000; // of the table
 export function HeatMap(props: HeatMapProps) {
   const { of, queries, keys, title, range = "own", shared = 0, signed = false, large = false, at = null } = props;
   const { theme } = usePage();
+  const cells: Cells = useMemo(() => (of instanceof Tiles ? of : whole(of)), [of]);
   const [place, width] = useWidth();
   const canvas = useRef<HTMLCanvasElement>(null);
   const painter = useRef<Painter>(undefined);
@@ -48,6 +50,7 @@ export function HeatMap(props: HeatMapProps) {
   newest.current = props;
   const [cursor, setCursor] = useState<Cell | null>(at);
   const frame = useRef(0);
+  const [, count] = useState(0); // of strips that came
   const held = useRef(cursor); // the cursor at once, before the next rendering
   held.current = cursor;
 
@@ -63,9 +66,18 @@ export function HeatMap(props: HeatMapProps) {
 
   useEffect(() => {
     if (!width || !painter.current) return;
-    painter.current.show({ of, queries, keys, theme, range, shared, signed, strips: large && !signed, large }, width);
+    painter.current.show({ of: cells, queries, keys, theme, range, shared, signed, strips: large && !signed, large }, width);
     behave();
-  }, [of, queries, keys, theme, range, shared, signed, large, width]);
+  }, [cells, queries, keys, theme, range, shared, signed, large, width]);
+
+  useEffect(() => {
+    if (!(of instanceof Tiles)) return;
+    of.changed = () => {
+      repaint();
+      count((many) => many + 1);
+    };
+    return () => (of.changed = () => undefined);
+  }, [of]);
 
   useEffect(() => {
     if (!painter.current) return;
@@ -138,6 +150,7 @@ export function HeatMap(props: HeatMapProps) {
     event.preventDefault();
   };
   const told = cursor && cursor.query < of.rows && cursor.key < of.columns ? cursor : null;
+  const number = told ? cells.value(told.query, told.key) : undefined;
   const label = `Heat map of ${title}: ${of.rows} queries by ${of.columns} keys. Arrow keys move from cell to cell${large ? "; plus, minus and 0 zoom" : ""}. The table below has the numbers.`;
   return (
     <div class="heatmap">
@@ -155,22 +168,24 @@ export function HeatMap(props: HeatMapProps) {
           onClick={(event) => { const cell = painter.current?.at(event.offsetX, event.offsetY); if (cell) newest.current.pick?.(cell); }} />
       </div>
       <output class="readout" aria-live="polite">
-        {told ? <><span>{queries[told.query]} → {keys[told.key]}</span><b>{precise(of.data[told.query * of.columns + told.key], 6)}</b></> : "\u00a0"}
+        {told ? <><span>{queries[told.query]} → {keys[told.key]}</span><b>{worded(number, 6)}</b></> : "\u00a0"}
       </output>
-      <CellTable of={of} queries={queries} keys={keys} title={title} />
+      <CellTable of={cells} queries={queries} keys={keys} title={title} />
     </div>
   );
 }
 
-/** The numbers of a matrix as a table, made when it is opened. */
-export function CellTable({ of, queries, keys, title }: { of: Matrix; queries: string[]; keys: string[]; title: string }) {
+/** A number that may not be here yet. */
+const worded = (value: number | undefined, digits?: number) => (value === undefined ? "…" : precise(value, digits));
+
+/** The numbers of the first queries as a table, made when it is opened. */
+export function CellTable({ of, queries, keys, title }: { of: Cells; queries: string[]; keys: string[]; title: string }) {
   const [open, setOpen] = useState(false);
-  const fits = Math.max(1, Math.floor(MOST_CELLS / of.columns));
-  const rows = Math.min(of.rows, fits);
+  const rows = Math.min(of.rows, Math.max(1, Math.floor(MOST_CELLS / of.columns)));
   const columns = Array.from({ length: Math.min(of.columns, MOST_CELLS) }, (_, key) => ({
     head: keys[key],
     number: true,
-    cell: (i: number) => precise(of.data[i * of.columns + key]),
+    cell: (i: number) => worded(of.value(i, key)),
   }));
   const caption = `${title}: rows are queries, columns are keys${rows < of.rows ? `, the first ${rows} queries` : ""}`;
   return (
@@ -182,9 +197,10 @@ export function CellTable({ of, queries, keys, title }: { of: Matrix; queries: s
 }
 
 /** The colours of a range from 0 to its end, and the mark of exact zeros. */
-export function Legend({ of, range, shared }: { of?: Matrix | undefined; range: Range; shared: number }) {
+export function Legend({ most, range, shared }: { most?: number; range: Range; shared: number }) {
   const { theme } = usePage();
-  const ends = { shared: precise(shared, 3), own: of ? precise(largest(of.data), 3) : "largest of the head", row: "largest of the query", unit: "1", log: of ? precise(largest(of.data), 3) : "largest of the head" };
+  const own = most === undefined ? "largest of the head" : precise(most, 3);
+  const ends = { shared: precise(shared, 3), own, row: "largest of the query", unit: "1", log: own };
   const stops = [0, 0.25, 0.5, 0.75, 1].map((at) => colour(theme, at)).join(", ");
   return (
     <span class="scale">

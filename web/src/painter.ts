@@ -5,7 +5,8 @@ import type { Theme } from "./colour";
 import { ranged } from "./drawings";
 import type { Range } from "./drawings";
 import { clip } from "./format";
-import { largest, marginals, pyramid } from "./matrix";
+import type { Cells, Strip } from "./cells";
+import { largest } from "./matrix";
 import type { Matrix } from "./matrix";
 import { FONT } from "./scene";
 
@@ -14,14 +15,14 @@ const NUMBER = 34; // the smallest cell with room for a number
 const STRIP = 26; // the width of the marginals
 
 export interface Picture {
-  of: Matrix;
+  of: Cells;
   queries: string[];
   keys: string[];
   theme: Theme;
   range: Range;
   shared: number;
   signed: boolean;
-  /** Show bars of the rows' largest and the columns' mean weight. */
+  /** Show the bars of rows and columns. */
   strips: boolean;
   large: boolean;
 }
@@ -39,11 +40,9 @@ export interface Cell {
 }
 
 export class Painter {
-  private levels: Matrix[] = [];
-  private sums: ReturnType<typeof marginals> = { keys: new Float32Array(), queries: new Float32Array() };
   private picture: Picture | null = null;
   private readonly sheet = document.createElement("canvas");
-  private places: ((value: number, i: number) => number)[] = [];
+  private places = new WeakMap<Matrix, (value: number, i: number) => number>(); // on the scale of colours
   /** Where the cells lie, in CSS pixels: the frame and the unzoomed size of a cell. */
   frame = { left: 0, top: 0, width: 0, height: 0, cell: 1 };
   zoom: Zoom = { k: 1, x: 0, y: 0 };
@@ -53,12 +52,8 @@ export class Painter {
 
   /** Take a new picture and lay it out for a width in CSS pixels. */
   show(picture: Picture, width: number): void {
-    if (picture.of !== this.picture?.of) {
-      this.levels = pyramid(picture.of);
-      this.sums = marginals(picture.of);
-    }
     this.picture = picture;
-    this.places = this.levels.map((level) => ranged(level, picture.range, picture.shared, picture.signed));
+    this.places = new WeakMap();
     this.layout(picture, width);
     this.paint();
   }
@@ -120,16 +115,28 @@ export class Painter {
   private cells(pen: CanvasRenderingContext2D, picture: Picture): void {
     const { frame, zoom } = this;
     const side = frame.cell * zoom.k;
-    const level = Math.max(0, Math.min(this.levels.length - 1, Math.floor(Math.log2(1 / side) + 1e-9)));
-    const of = this.levels[level];
+    const level = Math.max(0, Math.min(picture.of.levels - 1, Math.floor(Math.log2(1 / side) + 1e-9)));
+    const rows = this.visible(zoom.y, side * 2 ** level, frame.height, Math.ceil(picture.of.rows / 2 ** level));
+    pen.imageSmoothingEnabled = false;
+    for (const strip of picture.of.strips(level, ...rows)) this.strip(pen, picture, strip, side);
+    if (this.cursor) {
+      pen.strokeStyle = INKS[picture.theme].second;
+      pen.lineWidth = 2;
+      pen.strokeRect(frame.left + zoom.x + this.cursor.key * side - 0.5, frame.top + zoom.y + this.cursor.query * side - 0.5, Math.max(side, 3), Math.max(side, 3));
+    }
+  }
+
+  /** The visible part of a strip; the cells of level 0 are `side` wide. */
+  private strip(pen: CanvasRenderingContext2D, picture: Picture, { level, top: start, of }: Strip, side: number): void {
+    const { frame, zoom } = this;
     const size = side * 2 ** level;
-    const [top, below] = this.visible(zoom.y, size, frame.height, of.rows);
+    const [top, below] = this.visible(zoom.y + start * size, size, frame.height, of.rows);
     const [left, right] = this.visible(zoom.x, size, frame.width, of.columns);
     const [wide, high] = [right - left, below - top];
     if (wide <= 0 || high <= 0) return;
     const image = new ImageData(wide, high);
     const words = new Uint32Array(image.data.buffer);
-    const place = this.places[level];
+    const place = this.place(of, picture);
     const { words: colours } = SCALES[picture.signed ? "differences" : "weights"][picture.theme];
     for (let i = 0; i < high; i += 1) {
       const from = (top + i) * of.columns + left;
@@ -138,24 +145,23 @@ export class Painter {
     this.sheet.width = wide;
     this.sheet.height = high;
     this.sheet.getContext("2d")?.putImageData(image, 0, 0);
-    pen.imageSmoothingEnabled = false;
-    const [x, y] = [frame.left + zoom.x + left * size, frame.top + zoom.y + top * size];
-    pen.drawImage(this.sheet, x, y, wide * size, high * size);
-    if (level === 0 && side >= 6) this.details(pen, picture, side, [top, below, left, right]);
-    if (this.cursor) {
-      pen.strokeStyle = INKS[picture.theme].second;
-      pen.lineWidth = 2;
-      pen.strokeRect(frame.left + zoom.x + this.cursor.key * side - 0.5, frame.top + zoom.y + this.cursor.query * side - 0.5, Math.max(side, 3), Math.max(side, 3));
-    }
+    pen.drawImage(this.sheet, frame.left + zoom.x + left * size, frame.top + zoom.y + (start + top) * size, wide * size, high * size);
+    if (level === 0 && side >= 6) this.details(pen, picture, { level, top: start, of }, side, [top, below, left, right]);
+  }
+
+  private place(of: Matrix, { of: cells, range, shared, signed }: Picture): (value: number, i: number) => number {
+    const known = this.places.get(of) ?? ranged(of, range, range === "shared" ? shared : cells.most, signed);
+    this.places.set(of, known);
+    return known;
   }
 
   /** Gaps between cells, a stroke through exact zeros, and numbers in large cells. */
-  private details(pen: CanvasRenderingContext2D, picture: Picture, side: number, [top, below, left, right]: number[]): void {
+  private details(pen: CanvasRenderingContext2D, picture: Picture, { top: start, of }: Strip, side: number, [top, below, left, right]: number[]): void {
     const { frame, zoom } = this;
-    const { of, theme } = picture;
+    const { theme } = picture;
     const inks = INKS[theme];
     const x = (key: number) => frame.left + zoom.x + key * side;
-    const y = (query: number) => frame.top + zoom.y + query * side;
+    const y = (row: number) => frame.top + zoom.y + (start + row) * side;
     pen.fillStyle = inks.paper;
     for (let j = left; j <= right; j += 1) pen.fillRect(x(j) - 1, y(top), 1, y(below) - y(top));
     for (let i = top; i <= below; i += 1) pen.fillRect(x(left), y(i) - 1, x(right) - x(left), 1);
@@ -172,7 +178,7 @@ export class Painter {
           pen.lineTo(x(j) + side - 1, y(i));
           pen.stroke();
         } else if (side >= NUMBER) {
-          pen.fillStyle = picture.signed ? inks.ink : onColour(theme, this.places[0](value, i));
+          pen.fillStyle = picture.signed ? inks.ink : onColour(theme, this.place(of, picture)(value, i));
           pen.fillText(value.toFixed(2).replace(/^(-?)0\./, "$1."), x(j) + side / 2, y(i) + side / 2);
         }
       }
@@ -207,21 +213,23 @@ export class Painter {
   }
 
   private strips(pen: CanvasRenderingContext2D, { of, theme }: Picture): void {
-    const { frame, zoom, sums } = this;
+    const { frame, zoom } = this;
+    const { queries, keys, every } = of.bars;
     const side = frame.cell * zoom.k;
+    const size = side * every;
     pen.fillStyle = INKS[theme].soft;
     const bars = (numbers: Float32Array, offset: number, length: number, put: (at: number, thick: number, size: number) => void) => {
       const most = largest(numbers) || 1;
-      const [first, last] = this.visible(offset, side, length, numbers.length);
-      const skip = Math.max(1, Math.floor(1 / side)); // the largest of the bars that share a pixel
+      const [first, last] = this.visible(offset, size, length, numbers.length);
+      const skip = Math.max(1, Math.floor(1 / size)); // the largest of the bars that share a pixel
       for (let i = first; i < last; i += skip) {
         const share = numbers.subarray(i, i + skip).reduce((a, b) => Math.max(a, b), 0) / most;
-        const start = Math.max(0, offset + i * side);
-        const end = Math.min(length, offset + (i + skip) * side);
+        const start = Math.max(0, offset + i * size);
+        const end = Math.min(length, offset + (i + skip) * size);
         if (end > start) put(start, Math.max(1, end - start - (side >= 6 ? 1 : 0)), share * STRIP);
       }
     };
-    bars(sums.queries, zoom.y, Math.min(frame.height, of.rows * side), (at, thick, size) => pen.fillRect(frame.left + frame.width + 5, frame.top + at, size, thick));
-    bars(sums.keys, zoom.x, frame.width, (at, thick, size) => pen.fillRect(frame.left + at, frame.top + frame.height + 5, thick, size));
+    bars(queries, zoom.y, Math.min(frame.height, of.rows * side), (at, thick, wide) => pen.fillRect(frame.left + frame.width + 5, frame.top + at, wide, thick));
+    bars(keys, zoom.x, frame.width, (at, thick, high) => pen.fillRect(frame.left + at, frame.top + frame.height + 5, thick, high));
   }
 }

@@ -2,6 +2,7 @@
 
 import { Problem, ROOT, call, callTensors, of } from "./api";
 import type { Asked } from "./api";
+import type { Read } from "./cells";
 import { bytes as sized } from "./format";
 import { matrix, OF_TOKENS, STATISTICS, tokenIds } from "./matrix";
 import type { Matrix } from "./matrix";
@@ -24,9 +25,11 @@ export interface Layer {
   keys: string[];
 }
 
-/** Where the numbers of a request's statistics and times are, for subjects that the server computes. */
+/** Statistics by name, a number for each head. */
+type Statistics = Partial<Record<string, number[]>>;
+
+/** What a request told of itself, for subjects that the server computes. */
 export interface Told {
-  statistics: Record<string, number[]>;
   queries: number;
   ran: Ran;
 }
@@ -46,11 +49,15 @@ export interface Subject {
   layers: Layer[];
   /** The weights of a head. */
   weights(layer: number, head: number): Promise<Matrix>;
+  /** How to read the weights of a head in strips that the server pools; null where they are read whole. */
+  strips(layer: number, head: number): Read | null;
   /** The fields of a request for this layer, or null if the subject cannot be computed again. */
   live(layer: number): Promise<Live | null>;
   /** The request that brings these weights; null for a file. */
   asked(layer: number, head: number): Promise<Asked | null>;
-  /** The server's statistics of a layer; null for recordings, whose statistics the page computes. */
+  /** The server's statistics of a layer; null where the page computes them. */
+  statistics(layer: number): Promise<Statistics | null>;
+  /** How the request ran; null for recordings. */
   told(layer: number): Promise<Told | null>;
   sequences: number;
 }
@@ -72,6 +79,8 @@ function check(queries: number, keys: number): void {
   throw new Problem({ title, detail: `One head has ${queries} × ${keys} weights; the page shows up to 8192 × 8192. The statistics under Overview cover all of them.` });
 }
 
+const WHOLE_CELLS = 2_000_000; // of a head that is read whole although the server could pool it
+const isLarge = ({ queries, keys }: Layer) => queries.length * keys.length > WHOLE_CELLS;
 const KEPT_CELLS = 60_000_000; // of all matrices that stay in memory
 
 /** Files that were opened in this browser, by the name in the URL. */
@@ -129,7 +138,7 @@ async function ofFile(file: TensorFile, from: string): Promise<Subject> {
   if (text === undefined) return ofTensors(file, from);
   const facts = JSON.parse(text) as Facts;
   const read = (name: string, first?: number, last?: number) => file.read(name, first, last);
-  return Promise.resolve(ofRecording(facts, new Set(Object.keys(file.shapes)), read, () => null, from));
+  return Promise.resolve(ofRecording(facts, new Set(Object.keys(file.shapes)), read, null, from));
 }
 
 /** A file of tensors `[head, query, key]` or `[query, key]`: each is a layer. */
@@ -152,6 +161,8 @@ function ofTensors(file: TensorFile, from: string): Subject {
       const { data } = await (flat ? file.read(name) : file.read(name, head, head + 1));
       return matrix(queries.length, keys.length, data);
     }),
+    strips: () => null,
+    statistics: () => Promise.resolve(null),
     live: () => Promise.resolve(null),
     asked: () => Promise.resolve(null),
     told: () => Promise.resolve(null),
@@ -161,22 +172,45 @@ function ofTensors(file: TensorFile, from: string): Subject {
 async function openStored(id: string): Promise<Subject> {
   const path = `v1/recordings/${encodeURIComponent(id)}`;
   const described = await call<RecordingInfo>("GET", path);
-  const read = async (name: string, first?: number, last?: number) => {
-    const cut = name.lastIndexOf(".");
-    const part = new URLSearchParams({ layer: name.slice(0, cut), tensor: name.slice(cut + 1) });
-    if (first !== undefined && last !== undefined) part.set("heads", `${first}:${last}`);
-    return fromNested((await call<{ value: unknown }>("GET", `${path}?${part}`)).value);
+  const part = async (parts: Record<string, string>) => {
+    const { value } = (await callTensors(`${path}?${new URLSearchParams(parts)}`)).tensors;
+    return value;
   };
-  const asked = (layer: string, head: number): Asked => ({
-    method: "GET",
-    path: `${path}?${new URLSearchParams({ layer, heads: `${head}:${head + 1}` })}`,
-  });
-  return ofRecording(described, new Set(described.tensors.map(({ name }) => name)), read, asked, `stored, ${sized(described.bytes)}`);
+  const read = (name: string, first?: number, last?: number) => {
+    const cut = name.lastIndexOf(".");
+    const heads = first === undefined || last === undefined ? {} : { heads: `${first}:${last}` };
+    return part({ layer: name.slice(0, cut), tensor: name.slice(cut + 1), ...heads });
+  };
+  const server: Server = {
+    asked: (layer, head) => ({ method: "GET", path: `${path}?${new URLSearchParams({ layer, heads: `${head}:${head + 1}` })}` }),
+    strips: (layer, head) => async (pool, first, last) => {
+      const pooled = pool > 1 ? { pool: String(pool) } : {};
+      const { shape, data } = await part({ layer, heads: `${head}:${head + 1}`, queries: `${first}:${last}`, ...pooled });
+      return matrix(shape[1], shape[2], data);
+    },
+    statistics: async (layer) => {
+      const asked = { statistics: STATISTICS.map(([each]) => each), layers: [layer] };
+      const { attentions } = await call<RecordingStatistics>("POST", `${path}/statistics`, asked);
+      return attentions[0].statistics;
+    },
+  };
+  return ofRecording(described, new Set(described.tensors.map(({ name }) => name)), read, server, `stored, ${sized(described.bytes)}`);
 }
 
-type Read = (name: string, first?: number, last?: number) => Promise<Tensor>;
+/** What only the server's own recordings have. */
+interface Server {
+  asked(layer: string, head: number): Asked;
+  strips(layer: string, head: number): Read;
+  statistics(layer: string): Promise<Statistics>;
+}
 
-function ofRecording(facts: Facts, names: Set<string>, read: Read, asked: (layer: string, head: number) => Asked | null, from: string): Subject {
+interface RecordingStatistics {
+  attentions: { statistics: Statistics }[];
+}
+
+type ReadTensor = (name: string, first?: number, last?: number) => Promise<Tensor>;
+
+function ofRecording(facts: Facts, names: Set<string>, read: ReadTensor, server: Server | null, from: string): Subject {
   const layers = facts.attentions
     .filter(({ name }) => names.has(`${name}.weights`))
     .map(({ name, heads }) => {
@@ -197,6 +231,8 @@ function ofRecording(facts: Facts, names: Set<string>, read: Read, asked: (layer
     layers,
     sequences: 1,
     weights,
+    strips: (layer, head) => (server && isLarge(layers[layer]) ? server.strips(layers[layer].name, head) : null),
+    statistics: (layer) => (server && isLarge(layers[layer]) ? server.statistics(layers[layer].name) : Promise.resolve(null)),
     live: async (layer) => {
       const { name } = layers[layer];
       if (!["q", "k", "v"].every((tap) => names.has(`${name}.${tap}`))) return null;
@@ -207,7 +243,7 @@ function ofRecording(facts: Facts, names: Set<string>, read: Read, asked: (layer
       const spec = causal ? { masks: [{ name: "causal" }] } : {};
       return { module: "", body: { query, key, value, spec } };
     },
-    asked: (layer, head) => Promise.resolve(asked(layers[layer].name, head)),
+    asked: (layer, head) => Promise.resolve(server && server.asked(layers[layer].name, head)),
     told: () => Promise.resolve(null),
   };
 }
@@ -344,11 +380,22 @@ async function served(module: string, body: Body, params: Params, name: string, 
     layers: [layer],
     sequences,
     weights,
+    strips: (_, head) => {
+      if (!isLarge(layer)) return null;
+      return async (pool, first, last) => {
+        const queries = last - first < rows ? { queries: Array.from({ length: last - first }, (_each, i) => first + i) } : {};
+        const asked = { ...body, statistics: [], select: { heads: [head], ...queries }, ...(pool > 1 ? { pool, return_weights: false } : {}) };
+        const { tensors: found } = await callTensors(path, asked);
+        const { shape, data } = pool > 1 ? found.pooled : found.weights;
+        const [high, wide] = shape.slice(-2);
+        return matrix(high, wide, data.slice(sequence * high * wide, (sequence + 1) * high * wide));
+      };
+    },
     live: () => Promise.resolve({ module, body }),
     asked: (_, head) => Promise.resolve({ method: "POST", path, body: many > 1 ? { ...body, select: { heads: [head] } } : body }),
+    statistics: () => Promise.resolve(Object.fromEntries(names.map((each) => [each, part(tensors[`statistics.${each}`])]))),
     told: () =>
       Promise.resolve({
-        statistics: Object.fromEntries(names.map((each) => [each, part(tensors[`statistics.${each}`])])),
         queries: queries ? queries.data[Math.min(sequence, queries.data.length - 1)] : size[0],
         ran: reply.ran,
       }),

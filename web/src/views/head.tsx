@@ -1,12 +1,13 @@
 /** One head: its heat map with marginals, or its token lines. */
 
+import { Tiles } from "../cells";
 import { usePage, useLoaded } from "../context";
 import type { SubjectProps } from "../context";
 import { RANGES, heatScene, lineScene } from "../drawings";
 import type { Range } from "../drawings";
 import { real } from "../format";
 import { HeatMap, Legend } from "../heatmap";
-import { STATISTICS, marginals, row, statistics } from "../matrix";
+import { STATISTICS, largest, marginals, matrix, row, statistics } from "../matrix";
 import type { Matrix } from "../matrix";
 import type { Cell, Zoom } from "../painter";
 import { subjectKey } from "../subject";
@@ -32,13 +33,15 @@ export function Head({ subject, layer, head }: SubjectProps) {
   const { params, go, theme } = usePage();
   const { name, heads, queries, keys } = subject.layers[layer];
   const { value, problem } = useLoaded(`${subjectKey(params)}/${layer}/${head}`, async () => {
-    const of = await subject.weights(layer, head);
-    const own = statistics(of, tokensOf(subject.layers[layer]));
-    const served = (await subject.told(layer))?.statistics;
-    if (served) for (const [each] of STATISTICS) if (each in served) own[each] = served[each][head];
-    const { keys: received } = marginals(of);
+    const read = subject.strips(layer, head);
+    const of = read ? await Tiles.open(queries.length, keys.length, read) : await subject.weights(layer, head);
+    const coarsest = of instanceof Tiles ? of.coarsest : of;
+    const own = statistics(of instanceof Tiles ? matrix(0, 0) : of, tokensOf(subject.layers[layer]));
+    const served = (await subject.statistics(layer)) ?? {};
+    for (const [each] of STATISTICS) own[each] = served[each]?.[head] ?? own[each];
+    const { keys: received } = marginals(coarsest);
     const most = received.reduce((best, each, key) => (each > received[best] ? key : best), 0);
-    return { of, own, most, asked: await subject.asked(layer, head) };
+    return { of, coarsest, own, most, asked: await subject.asked(layer, head) };
   });
   const small = Math.max(queries.length, keys.length) <= MOST_LINES;
   const lines = params.show === "lines" && small;
@@ -46,28 +49,29 @@ export function Head({ subject, layer, head }: SubjectProps) {
   const range = (params.range ?? (small ? "own" : "log")) as Range;
   if (problem) return <ProblemBox problem={problem} />;
   if (!value || value.of.rows !== queries.length || value.of.columns !== keys.length) return <p class="empty">Reading the weights…</p>;
-  const { of, own, most, asked } = value;
+  const { of, coarsest, own, most, asked } = value;
+  const tiled = of instanceof Tiles;
   const title = subject.layers.length > 1 ? `${name}, ${heads[head]}` : heads[head];
   const least = Number(params.least ?? 0.05);
   const only = params.query ? Number(params.query) : null;
   const drawing = () =>
-    lines ? lineScene(of, { theme, title, queries, keys, least, only }) : heatScene(of, { theme, title, queries, keys, range: range === "shared" ? "own" : range });
+    lines ? lineScene(coarsest, { theme, title, queries, keys, least, only }) : heatScene(coarsest, { theme, title, queries, keys, range: range === "shared" ? "own" : range, pool: tiled ? of.bars.every : 1 });
   return (
     <>
       <div class="fields">
         {small && <Choice label="Show as" value={params.show ?? "map"} set={(show) => go({ show: show === "map" ? "" : show })} options={[["map", "heat map"], ["lines", "token lines"]]} />}
         {!lines && <Choice label="Colour range" value={range} set={(each) => go({ range: each })} options={Object.entries(RANGES).filter(([each]) => each !== "shared")} />}
-        {!lines && <Legend of={of} range={range === "shared" ? "own" : range} shared={0} />}
+        {!lines && <Legend most={largest(coarsest.data)} range={range === "shared" ? "own" : range} shared={0} />}
         {lines && <Field label="Weights of at least" type="range" min={0} max={0.5} step={0.01} value={least} live set={(each) => go({ least: each }, true)} hint={least.toFixed(2)} />}
         {lines && <Choice label="Query" value={params.query ?? ""} set={(query) => go({ query })} options={[["", "all"], ...queries.map((each, i): [string, string] => [String(i), `${i} ${each}`])]} />}
       </div>
-      <Export of={{ name: `weights-${name}-${head}`, scene: drawing, ...(large ? {} : { rows: () => matrixRows(of, queries, keys), json: () => ({ layer: name, head, queries, keys, statistics: own, weights: queries.map((_, i) => Array.from(row(of, i))) }) }) }} />
+      <Export of={{ name: `weights-${name}-${head}`, scene: drawing, ...(large || tiled ? {} : { rows: () => matrixRows(of, queries, keys), json: () => ({ layer: name, head, queries, keys, statistics: own, weights: queries.map((_, i) => Array.from(row(of, i))) }) }) }} />
       {lines ? <Drawing scene={drawing()} /> : (
         <HeatMap of={of} queries={queries} keys={keys} title={title} range={range === "shared" ? "own" : range} large at={cellOf(params.query, params.key)}
           move={(cell) => go({ query: cell.query, key: cell.key }, true)} pick={(cell) => go({ view: "query", query: cell.query, key: cell.key })}
           zoom={zoomOf(params.zoom)} zoomed={({ k, x, y }) => go({ zoom: k === 1 ? "" : [k.toFixed(3), x.toFixed(1), y.toFixed(1)].join(",") }, true)} />
       )}
-      {!lines && <p class="small">The bars: on the right the largest weight of each query, below the mean weight that each key receives. The most attended key is {keys[most]}. Click a cell to follow its query step by step. Where cells are smaller than a pixel, a pixel shows the largest of its cells; Ctrl and the wheel, or the plus key, zoom in.</p>}
+      {!lines && <p class="small">The bars: on the right the largest weight of each query, below the {tiled ? "largest weight of each key" : `mean weight that each key receives. The most attended key is ${keys[most]}`}. Click a cell to follow its query step by step. Where cells are smaller than a pixel, a pixel shows the largest of its cells; Ctrl and the wheel, or the plus key, zoom in{tiled ? ": the server pools the cells, and sends those that come into view" : ""}.</p>}
       <h3>Statistics</h3>
       <FactList facts={STATISTICS.map(([each, label]) => [label, real(own[each])])} />
       <Commands calls={[asked]} />

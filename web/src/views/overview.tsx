@@ -25,20 +25,24 @@ interface Head {
 }
 
 const MOST_HEADS = 1024;
+const MOST_SIDE = 192; // cells of a small multiple
 
 async function read(subject: Subject): Promise<Head[]> {
   const places = subject.layers.flatMap(({ heads }, layer) => heads.map((_, head) => [layer, head])).slice(0, MOST_HEADS);
-  const told = await Promise.all(subject.layers.map((_, layer) => subject.told(layer)));
+  const served = await Promise.all(subject.layers.map((_, layer) => subject.statistics(layer)));
   const made: Head[] = [];
   for (const [layer, head] of places) {
     const { name, heads, queries, keys } = subject.layers[layer];
+    const strips = subject.strips(layer, head);
+    const halvings = Math.max(1, Math.ceil(Math.log2(Math.max(queries.length, keys.length) / MOST_SIDE)));
     // Of very many weights the page shows the statistics alone.
-    const whole = queries.length * keys.length > MOST_HEAD_CELLS ? matrix(0, 0) : await subject.weights(layer, head);
-    let of = whole;
-    while (Math.max(of.rows, of.columns) > 192) of = pooled(of);
+    const few = queries.length * keys.length <= MOST_HEAD_CELLS;
+    const whole = strips ? matrix(0, 0) : await subject.weights(layer, head);
+    let of = strips && few ? await strips(2 ** halvings, 0, queries.length) : whole;
+    while (Math.max(of.rows, of.columns) > MOST_SIDE) of = pooled(of);
     const own = statistics(whole, tokensOf(subject.layers[layer]));
-    const served = told[layer]?.statistics ?? {};
-    for (const [each] of STATISTICS) if (each in served) own[each] = served[each][head];
+    const told = served[layer] ?? {};
+    for (const [each] of STATISTICS) own[each] = told[each]?.[head] ?? own[each];
     made.push({ layer, head, name: subject.layers.length > 1 ? heads[head] : `${name}, ${heads[head]}`, of, statistics: own });
   }
   return made;
@@ -133,7 +137,7 @@ function Thumbnail({ of, range, shared }: { of: Matrix; range: Range; shared: nu
     canvas.current.height = of.rows;
     const image = new ImageData(of.columns, of.rows);
     const words = new Uint32Array(image.data.buffer);
-    const place = ranged(of, range, shared, false);
+    const place = ranged(of, range, range === "shared" ? shared : largest(of.data), false);
     const { words: colours } = SCALES.weights[theme];
     for (let i = 0; i < of.rows; i += 1) for (let j = 0; j < of.columns; j += 1) words[i * of.columns + j] = colours[step(place(of.data[i * of.columns + j], i))];
     pen.putImageData(image, 0, 0);

@@ -29,14 +29,15 @@ export function Query({ subject, layer, head }: SubjectProps) {
   const { name, heads, queries, keys } = subject.layers[layer];
   const query = integer(params.query, 0, 0, queries.length - 1);
   const { value, problem } = useLoaded(`${subjectKey(params)}/${layer}/${head}/${query}`, async () => {
-    const of = await subject.weights(layer, head);
+    const strips = subject.strips(layer, head);
+    const ofQuery = strips ? await strips(1, query, query + 1) : await subject.weights(layer, head);
     const live = await subject.live(layer);
     const select = { heads: [head], queries: [query] };
     const sequence = integer(params.sequence, 0);
     const ask = (taps: string[]): Promise<Made> | null => (live ? forwardOf(live, { return: taps, ...(heads.length > 1 ? { select } : { select: { queries: [query] } }) }, sequence) : null);
     // Methods without scores have no steps.
     const made = await (ask(TAPS)?.catch(() => ask(FALLBACK)).catch(() => null) ?? null);
-    return { weights: Float32Array.from(row(of, query)), made, asked: await subject.asked(layer, head), query };
+    return { weights: Float32Array.from(row(ofQuery, strips ? 0 : query)), made, asked: await subject.asked(layer, head), query };
   });
   if (problem) return <ProblemBox problem={problem} />;
   if (!value || value.query >= queries.length || value.weights.length !== keys.length) return <p class="empty">Reading the weights…</p>;

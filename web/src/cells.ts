@@ -1,0 +1,125 @@
+/** The cells of a head at several levels of detail: of a matrix that is here, or in strips that a server pools. */
+
+import { largest, marginals, pyramid } from "./matrix";
+import type { Matrix } from "./matrix";
+
+/** Rows of a level from `top` on, all columns. */
+export interface Strip {
+  level: number;
+  top: number;
+  of: Matrix;
+}
+
+export interface Cells {
+  rows: number;
+  columns: number;
+  /** Levels of detail: a cell of level l is the largest of 2^l × 2^l cells. */
+  levels: number;
+  /** The largest magnitude. */
+  most: number;
+  /** What is drawn beside rows and columns: a number for each `every` of them. */
+  bars: { queries: Float32Array; keys: Float32Array; every: number };
+  /** What there is to paint of a level's rows `top` to before `below`, coarser strips first. */
+  strips(level: number, top: number, below: number): Strip[];
+  /** A cell's number; undefined until it is here. */
+  value(query: number, key: number): number | undefined;
+}
+
+/** The cells of a matrix: beside them the largest weight of each query, and the mean that each key receives. */
+export function whole(of: Matrix): Cells {
+  const levels = pyramid(of);
+  return {
+    rows: of.rows,
+    columns: of.columns,
+    levels: levels.length,
+    most: largest(of.data),
+    bars: { ...marginals(of), every: 1 },
+    strips: (level) => [{ level, top: 0, of: levels[level] }],
+    value: (query, key) => of.data[query * of.columns + key],
+  };
+}
+
+/** Read rows `first` to before `last` with the largest of each square of `pool` cells; with 1, the cells themselves. */
+export type Read = (pool: number, first: number, last: number) => Promise<Matrix>;
+
+const LEAST_SIDE = 512; // cells a side of the coarsest level, which is read whole
+const STRIP_CELLS = 2 ** 19;
+const KEPT_STRIPS = 32;
+const PATIENCE_MS = 60; // a zoom passes through levels that nobody needs to see
+
+/** The cells of a head that are read from a server as they come into view. */
+export class Tiles implements Cells {
+  readonly levels: number;
+  readonly most: number;
+  readonly bars: Cells["bars"];
+  /** Called when a strip came. */
+  changed: () => void = () => undefined;
+  private readonly kept = new Map<string, Strip>();
+  private readonly reading = new Set<string>();
+  private wanted: [string, number, number, number][] = []; // the name of a strip, its level, and its rows
+  private row: [string, number, number, number] | null = null;
+  private timer: ReturnType<typeof setTimeout> | undefined;
+
+  private constructor(readonly rows: number, readonly columns: number, readonly coarsest: Matrix, private readonly read: Read, halvings: number) {
+    this.levels = halvings + 1;
+    this.most = largest(coarsest.data);
+    const keys = new Float32Array(coarsest.columns);
+    coarsest.data.forEach((value, at) => (keys[at % keys.length] = Math.max(keys[at % keys.length], value)));
+    this.bars = { queries: marginals(coarsest).queries, keys, every: 2 ** halvings };
+  }
+
+  /** Read the coarsest level. Its bars are the largest weights of queries and of keys. */
+  static async open(rows: number, columns: number, read: Read): Promise<Tiles> {
+    const halvings = Math.max(1, Math.ceil(Math.log2(Math.max(rows, columns) / LEAST_SIDE)));
+    return new Tiles(rows, columns, await read(2 ** halvings, 0, rows), read, halvings);
+  }
+
+  strips(level: number, top: number, below: number): Strip[] {
+    const found = [{ level: this.levels - 1, top: 0, of: this.coarsest }];
+    if (level >= this.levels - 1) return found;
+    const height = Math.max(1, Math.floor((STRIP_CELLS * 2 ** level) / this.columns));
+    this.wanted = [];
+    for (let at = Math.floor(top / height); at * height < below; at += 1) {
+      const strip = this.find([`${level}/${at}`, level, at * height, (at + 1) * height]);
+      if (Array.isArray(strip)) this.wanted.push(strip);
+      else found.push(strip);
+    }
+    return found;
+  }
+
+  value(query: number, key: number): number | undefined {
+    const strip = this.find([`row/${query}`, 0, query, query + 1]);
+    if (!Array.isArray(strip)) return strip.of.data[key];
+    this.row = strip;
+    return undefined;
+  }
+
+  /** A strip that is here, or else what was asked for, which is read soon. */
+  private find(asked: [string, number, number, number]): Strip | [string, number, number, number] {
+    const [name] = asked;
+    const strip = this.kept.get(name);
+    if (strip) {
+      this.kept.delete(name);
+      this.kept.set(name, strip); // the latest used come last
+      return strip;
+    }
+    clearTimeout(this.timer);
+    this.timer = setTimeout(() => [...this.wanted, ...(this.row ? [this.row] : [])].forEach((each) => void this.load(each)), PATIENCE_MS);
+    return asked;
+  }
+
+  private async load([name, level, top, below]: [string, number, number, number]): Promise<void> {
+    if (this.kept.has(name) || this.reading.has(name)) return;
+    this.reading.add(name);
+    try {
+      const pool = 2 ** level;
+      this.kept.set(name, { level, top, of: await this.read(pool, top * pool, Math.min(below * pool, this.rows)) });
+      if (this.kept.size > KEPT_STRIPS) this.kept.delete(this.kept.keys().next().value as string);
+      this.changed();
+    } catch {
+      // The coarser strip stays in view; the next look at this place asks again.
+    } finally {
+      this.reading.delete(name);
+    }
+  }
+}

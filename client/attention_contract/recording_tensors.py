@@ -112,7 +112,7 @@ def take_pooled(part: Sliceable, indices: tuple[Indices, ...], pool: int) -> Arr
 
 
 def taken_numbers(indices: tuple[Indices, ...], pool: int | None) -> int:
-    """How many numbers ``take`` or ``take_pooled`` holds at most: the result, once more in the reply, and a strip."""
+    """The most numbers that ``take`` or ``take_pooled`` holds: the result, once more in the reply, and a strip."""
     counts = [*map(count_of, indices)]
     if pool is None:
         return 2 * math.prod(counts)

@@ -72,7 +72,7 @@ class Sliceable(Protocol):
 
 
 Indices = list[int] | slice
-"""What is read of one dimension: indices, or a range with both its ends."""
+"""The part of one dimension that is read: indices, or a range with both its ends."""
 _STRIP: Final = 2**20
 """Numbers that are read at a time to be pooled, or ``pool`` rows if these are more."""
 

@@ -261,7 +261,7 @@ class RecordingQuery(WireModel):
     keys: Chosen | None = None
     """Only these keys."""
     pool: int | None = Field(default=None, ge=2, lt=2**31)
-    """Of weights and scores: the largest of each square of so many of these queries and keys."""
+    """Return the largest number of each square of so many of these queries and keys; for weights and scores."""
     encoding: Encoding = "list"
     """The form of tensors in a JSON reply."""
 

@@ -55,8 +55,8 @@ class InputFields(CallOptions, total=False):
     edits: Sequence[EditLike]
 
 
-class StepFields(InputFields, total=False):
-    """The fields of a step beside query, key and value; see ``Client.forward``."""
+class TapsFields(InputFields, total=False):
+    """The fields that say what to compute and to return beside query, key and value; see ``Client.forward``."""
 
     select: SelectLike
     return_: Sequence[Tap]
@@ -64,6 +64,12 @@ class StepFields(InputFields, total=False):
     dropout: DropoutLike
     return_state: bool
     report_error: bool
+
+
+class StepFields(TapsFields, total=False):
+    """The fields of a step beside query, key and value; see ``Client.forward``."""
+
+    compare: Literal["unedited"]
 
 
 class WeightsFields(InputFields, total=False):
@@ -104,7 +110,7 @@ class AttributionFields(InputFields, total=False):
     query_labels: Sequence[str]
 
 
-class GradientsFields(StepFields, total=False):
+class GradientsFields(TapsFields, total=False):
     """The fields of a request for gradients beside query, key and value; see ``Client.gradients``."""
 
     wrt: Sequence[str]

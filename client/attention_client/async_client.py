@@ -178,7 +178,7 @@ class AsyncClient:
             raise attempts.error(fault, response) from fault
         attempts.answered(message.method, message.url, response)
         note(response, content)
-        return replies.read(call.operation, response, content)
+        return replies.read(call, response, content)
 
     async def raw(
         self, method: Callable[P, Awaitable[AnswerT]], /, *args: P.args, **kwargs: P.kwargs
@@ -237,7 +237,8 @@ class AsyncClient:
         initial_state: TensorLike | None = None, initial_normalizer: TensorLike | None = None,
         return_: Sequence[Tap] = ("output",), select: SelectLike | None = None, average_heads: bool = False,
         edits: Sequence[EditLike] = (), dropout: DropoutLike | None = None, return_state: bool = False,
-        report_error: bool = False, kernel: KernelName | None = None, parameters: TensorMap | None = None,
+        report_error: bool = False, compare: Literal["unedited"] | None = None,
+        kernel: KernelName | None = None, parameters: TensorMap | None = None,
         version: str | None = None, **options: Unpack[CallOptions],
     ) -> ForwardReply:  # fmt: skip
         """Return the output of a module and the taps named in ``return_``.
@@ -255,7 +256,8 @@ class AsyncClient:
         ``return_``: q, k, v, scores, capped_scores, masked_scores, weights, context, lse, output.
         ``select {"heads": […], "queries": […]}`` keeps these of the taps; ``average_heads`` averages the weights.
         ``edits``: interventions such as ``{"tap": "weights", "heads": [3], "set": 0}``.
-        ``dropout {"p": 0.1, "seed": 0}``. ``report_error`` compares a method with exact attention.
+        ``compare="unedited"`` adds ``differences``. ``dropout {"p": 0.1, "seed": 0}``.
+        ``report_error`` compares a method with exact attention.
         ``kernel`` is by default the cheapest. ``parameters`` take the place of the module's own in this call alone.
         With a ``version``, answers only if the module is at it.
         """

@@ -6,7 +6,7 @@ from typing import cast
 
 import httpx
 
-from attention_client.calls import ReplyT
+from attention_client.calls import Call, ReplyT
 from attention_client.connection_settings import OWN_VERSION
 from attention_client.errors import UnexpectedReply
 from attention_contract.base import WireModel
@@ -21,18 +21,22 @@ from attention_contract.errors import (
     from_problem,
 )
 from attention_contract.operations import Operation
+from attention_contract.request_names import names_of
 from attention_contract.schemas.answers import Picture
+from attention_contract.schemas.drawable_replies import DrawableReply
 from attention_contract.wire import MEDIA_TYPES, PICTURES, VERSION_HEADER, from_body, from_json
 
 
-def read(operation: Operation[ReplyT], response: httpx.Response, body: bytearray) -> ReplyT:
-    """Return the reply that a response holds, with its request's id. Raise the error if it holds one.
+def read(call: Call[ReplyT], response: httpx.Response, body: bytearray) -> ReplyT:
+    """Return the reply that a response holds, with its request's id and labels. Raise the error if it holds one.
 
     The reply's tensors are writable views of the body.
     """
-    reply = _read(operation, response, body)
+    reply = _read(call.operation, response, body)
     if reply is not None:
         object.__setattr__(reply, "_request_id", response.headers.get("x-request-id"))
+    if isinstance(reply, DrawableReply):
+        object.__setattr__(reply, "_names", names_of(call.request, call.path.get("name", "")))
     return reply
 
 

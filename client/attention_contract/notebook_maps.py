@@ -1,6 +1,6 @@
 """Maps of numbers as HTML for notebooks: one at a time, with exact values below the pointer; they work offline.
 
-Everything is inside the text: numbers in float16, and a script that draws them. Where no script runs, a table of the
+Everything is inside the text: numbers in float32, and a script that draws them. Where no script runs, a table of the
 first map stands in its place.
 """
 
@@ -19,8 +19,12 @@ from typing import Any, Final
 import numpy as np
 from numpy.typing import NDArray
 
-MOST_NUMBERS: Final = 96_000
-"""Numbers of all maps together: about 260 kB of text."""
+from attention_contract.pooled_cells import Numbers, pool, pooling_note
+from attention_contract.reply_names import Names
+
+MOST_NUMBERS: Final = 50_000
+"""Numbers of all maps together: 267 kB of text. More are pooled."""
+_MOST_MAPS: Final = 1_000
 _MOST_CELLS, _LEAST_CELLS = 140, 16
 """Rows, and columns, of a map. Of many maps some are left out before a map gets fewer."""
 _MOST_LETTERS: Final = 40
@@ -40,24 +44,25 @@ class Maps:
     title: str
     kind: str = "Head"
     """The noun of a map."""
+    signed: bool = False
+    """The numbers are differences: their colours diverge from 0."""
 
-    def html(self) -> str:
-        """The maps as HTML, pooled by maximum to what a notebook holds, which is stated."""
-        values, by, left_out = self._fitted()
-        rows, columns = (_spans(labels, by) for labels in (self.rows, self.columns))
-        notes = []
-        if by > 1:
-            notes.append(f"Pooled by maximum: a cell is {by} × {by}.")
+    def html(self, room: int = MOST_NUMBERS) -> str:
+        """The maps as HTML, pooled to so many numbers, which is stated."""
+        values, factors, left_out = self._fitted(room)
+        rows, columns = (_spans(labels, by) for labels, by in zip((self.rows, self.columns), factors, strict=True))
+        notes = [f"{note.capitalize()}." for note in pooling_note(factors, ("row", "column"), signed=self.signed)]
         if left_out:
             notes.append(f"{left_out} more of them are left out.")
         data = {
-            "values": base64.b64encode(values.astype("<f2").tobytes()).decode(),
+            "values": base64.b64encode(values.astype("<f4").tobytes()).decode(),
             "shape": values.shape,
             "names": [_clipped(name) for name in self.names[: len(values)]],
             "rows": rows,
             "columns": columns,
             "title": self.title,
             "kind": self.kind,
+            "signed": self.signed,
             "note": " ".join(notes),
             "hint": "Point at a cell, or choose one with the arrow keys.",
         }
@@ -69,16 +74,22 @@ class Maps:
             data=text,
         )
 
-    def _fitted(self) -> tuple[NDArray[Any], int, int]:
-        """The maps that fit, how many cells were pooled into one along each side, and how many maps are left out."""
-        values = np.asarray(self.values, np.float32)
+    def _fitted(self, room: int) -> tuple[Numbers, tuple[int, int], int]:
+        """The maps that fit, how many rows and columns were pooled into one, and how many maps are left out."""
+        values: Numbers = np.asarray(self.values, np.float32)
         longest = max(values.shape[1:], default=1)
-        by = max(1, -(-longest // _MOST_CELLS), min(ceil(sqrt(values.size / MOST_NUMBERS)), longest // _LEAST_CELLS))
-        for axis in (1, 2):
-            if by > 1 and values.shape[axis]:
-                values = np.fmax.reduceat(values, np.arange(0, values.shape[axis], by), axis=axis)
-        kept = max(1, MOST_NUMBERS // max(values[0].size, 1)) if len(values) else 0
-        return values[:kept], by, len(values) - len(values[:kept])
+        by = max(1, -(-longest // _MOST_CELLS), min(ceil(sqrt(values.size / room)), longest // _LEAST_CELLS))
+        rows, columns = (-(-side // by) for side in values.shape[1:])
+        values, factors = pool(values, (rows, columns), signed=self.signed)
+        kept = min(_MOST_MAPS, max(1, room // max(rows * columns, 1)))
+        return values[:kept], factors, max(0, len(values) - kept)
+
+
+def html_of(several: Sequence[Maps]) -> str | None:
+    """Maps one below the other, which share the room of a notebook by their sizes; None if there are none."""
+    total = sum(each.values.size for each in several)
+    rooms = (min(each.values.size, MOST_NUMBERS * each.values.size // max(total, 1)) for each in several)
+    return "".join(each.html(max(room, 1)) for each, room in zip(several, rooms, strict=True)) or None
 
 
 @cache
@@ -105,30 +116,49 @@ def _table(values: NDArray[Any], names: Sequence[str], rows: Sequence[str], colu
         return "<p>There are no numbers.</p>"
     head = "".join(f"<th>{escape(label)}</th>" for label in columns[:_MOST_SHOWN])
     body = "".join(
-        f"<tr><th>{escape(label)}</th>{''.join(f'<td>{number:.3g}</td>' for number in line[:_MOST_SHOWN])}</tr>"
+        f"<tr><th>{escape(label)}</th>{''.join(f'<td>{_written(number)}</td>' for number in line[:_MOST_SHOWN])}</tr>"
         for label, line in zip(rows[:_MOST_SHOWN], values[0], strict=False)
     )
     cut = ", its first rows and columns" if max(len(rows), len(columns)) > _MOST_SHOWN else ""
     return f"<table><caption>{escape(_clipped(names[0]))}{cut}</caption><tr><th></th>{head}</tr>{body}</table>"
 
 
-def maps_of(weights: NDArray[Any], title: str, *, averaged: bool | None = False) -> Maps:
-    """Maps of weights ``[B, H, Lq, Lk]``, where B, or H too, may be missing.
+def _written(number: np.float32) -> str:
+    """The shortest decimal number that reads as this one in float32."""
+    return "none" if np.isnan(number) else str(number).removesuffix(".0")
 
-    ``averaged`` weights have no H. None leaves open which dimension is missing, and the maps are numbered.
+
+def maps_of(
+    weights: NDArray[Any], title: str, names: Names | None = None, *, averaged: bool | None = False,
+    merged: str = "mean of the heads", signed: bool = False,
+) -> Maps:  # fmt: skip
+    """Maps of weights ``[B, H, Lq, Lk]``, where B, or H too, may be missing. ``names``: of heads, queries and keys.
+
+    ``averaged`` weights have no H and are called ``merged``. None leaves open which dimension is missing, and the maps
+    are numbered.
     """
-    weights = np.asarray(weights)
+    weights, named = np.asarray(weights), names or Names()
     if averaged:
         weights = weights[..., None, :, :]
-    batch, heads, queries, count = (1,) * (4 - weights.ndim) + weights.shape
-    names = [
-        f"sequence {sequence}, head {head}" if batch > 1 else f"head {head}"
-        for sequence in range(batch)
-        for head in range(heads)
-    ]
-    if averaged:
-        names = [name.replace("head 0", "mean of the heads") for name in names]
+    batch, heads, queries, keys = (1,) * (4 - weights.ndim) + weights.shape
+    each = [merged] if averaged else [f"head {head}" for head in named.heads or range(heads)]
+    maps = [f"sequence {at}, {head}" if batch > 1 else head for at in range(batch) for head in each]
     if averaged is None:
-        names = [f"map {at}" for at in range(batch * heads)]
-    rows, columns = ([str(index) for index in range(size)] for size in (queries, count))
-    return Maps(weights.reshape(batch * heads, queries, count), names, rows, columns, title)
+        maps = [f"map {at}" for at in range(batch * heads)]
+    rows, columns = _labels(named.queries, queries), _labels(named.keys, keys)
+    return Maps(weights.reshape(batch * heads, queries, keys), maps, rows, columns, title, signed=signed)
+
+
+def weight_maps(
+    weights: NDArray[Any] | None, differences: NDArray[Any] | None, names: Names | None = None, *,
+    averaged: bool | None,
+) -> list[Maps]:  # fmt: skip
+    """Maps of the weights that were returned, and of what the edits change about them. See ``maps_of``."""
+    told = (weights, "Attention weights", False), (differences, "Differences from the unedited weights", True)
+    return [maps_of(x, title, names, averaged=averaged, signed=signed) for x, title, signed in told if x is not None]
+
+
+def _labels(labels: Sequence[str] | None, count: int) -> list[str]:
+    """A label for each row or column; numbers for those that have none, as keys that a module adds."""
+    given = list(labels or ())[:count]
+    return given + [str(index) for index in range(len(given), count)]

@@ -134,7 +134,7 @@ _QUERY = {"query": [[0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8], [0.8, 0.7, 0.6, 0.
 forward = Operation(
     "forward", "POST", "/v1/modules/{name}/forward", a.ForwardRequest, a.ForwardReply,
     "The output of a module, and any taps",
-    (*READS_BODY, *OF_MODULE, e.KernelUnsuitable), tensors=True,
+    (*READS_BODY, *OF_MODULE, e.KernelUnsuitable), tensors=True, pictures=("output",),
     example=_QUERY | {"return": ["output", "weights"]},
 )  # fmt: skip
 weights = Operation(
@@ -174,7 +174,7 @@ complexity = Operation(
 raw_forward = Operation(
     "raw_forward", "POST", "/v1/attention/forward", a.RawForwardRequest, a.ForwardReply,
     "Attention over raw q, k and v",
-    (*READS_BODY, e.KernelUnsuitable), tensors=True,
+    (*READS_BODY, e.KernelUnsuitable), tensors=True, pictures=("output",),
     example=a.EXAMPLE_INPUTS | {"return": ["output", "weights"]}, reply_example=a.EXAMPLE_REPLY,
 )  # fmt: skip
 raw_weights = Operation(

@@ -291,6 +291,12 @@ def test_the_options_are_documented(http):
         ("attribution", {"query": QUERY, "methods": ["head_importance"]}, {"head importance"}),
         ("circuits?theme=dark", {}, {"W_QK", "W_OV", "head 1", "q_proj.weight"}),
         ("circuits?view=composition", {"with": "pictured"}, {"Q composition", "later head"}),
+        ("forward?palette=puor", {"query": QUERY, "return": ["weights"]}, {"number", "output"}),
+        (
+            "forward",
+            {"query": QUERY, "edits": [{"tap": "v", "set": 0}], "compare": "unedited"},
+            {"number", "difference"},
+        ),
         ("effects", {"query": QUERY, "sweep": {"tap": "context", "set": 0}}, {"head 1", "relative"}),
     ],
 )

@@ -67,4 +67,5 @@ def test_bad_weights_name_their_field(http):
     assert refuse(http, PATH, weights=[[[-1.0]]])["param"] == "weights"
     assert refuse(http, PATH, weights=[[[1.0]]], residual=1.5)["param"] == "residual"
     assert refuse(http, PATH, weights=[[[1.0]]], queries=[1])["param"] == "queries"
+    assert refuse(http, PATH, weights=[[[1.0]]], labels=["a", "b"])["param"] == "labels"
     assert post(http, PATH, weights=[[[1.0]]], method="flow")["values"] == [[1.0]]

@@ -79,6 +79,9 @@ COMMANDS = {
         "over layers.0",
     ],
     f"recordings similarity {'0' * 32} --tensor context": ["L0H0", "layers.1 (0.875)  layers.0 (0.5)", "over 7 tokens"],
+    'rollout q.npy --row 1 --row 0 --row 2 --labels ["the","cat","sat"]': ["comes from", "1 cat", "0 the (1)"],
+    "similarity q.npy": ["0     1 (0)", "most similar (CKA)"],
+    "similarity q.npy q.npy --cka": ["0     0 (1)  1 (0)"],
     "circuits demo --with later": ["QK", "1.562", "-0.5", "score.weight, head 1", "0.75", "at random: 0.125", "rope"],
     "sessions": ["demo", "7-1  3 tokens  3.07 kB own, 1.02 kB shared", "2 sessions; 2 pages of 64 tokens, 1 shared"],
     "sessions list": ["└── 7-1", "    └── 7-2"],
@@ -119,7 +122,7 @@ def test_options_become_request_fields(run, played):
     run(
         "forward", "demo", "--inputs", "in.npz", "--key", "more.npz:other", "--return", "output", "--return", "weights",
         "--head", "1", "--row", "0", "--edits", '[{"tap": "weights", "set": 0}]', "--average-heads", "--version", "abc",
-        "--report-error", "--return-state",
+        "--report-error", "--return-state", "--differences",
     )  # fmt: skip
     asked = played.asked
     np.testing.assert_array_equal(asked.query, X)
@@ -128,7 +131,7 @@ def test_options_become_request_fields(run, played):
     assert asked.return_ == ["output", "weights"]
     assert (asked.select.heads, asked.select.queries) == ([1], [0])
     assert (asked.edits[0].set, asked.average_heads, asked.version) == (0, True, "abc")
-    assert (asked.report_error, asked.return_state) == (True, True)
+    assert (asked.report_error, asked.return_state, asked.compare) == (True, True, "unedited")
 
 
 def test_inputs_of_recurrent_methods_and_dropout_become_request_fields(run, played):
@@ -224,6 +227,8 @@ def test_weights_and_statistics_are_drawn_with_their_labels_and_look(run, played
     assert played.asked.labels == ["the end", "of"]
     run("attribution", "demo", "--query", "q.npy", "--labels", "a b", "--method", "norm", "--plot", "norm.svg")
     assert (played.asked.methods, played.asked.labels) == (["norm"], ["a", "b"])
+    run("forward", "demo", "--query", "q.npy", "--differences", "--plot", "output.svg")
+    assert played.asked.compare == "unedited"
     run("effects", "demo", "--query", "q.npy", "--plot", "effects.svg")
     run("circuits", "demo", "--with", "later", "--plot", "circuits.svg", "--view", "composition")
     assert (played.asked.with_, dict(played.requests[-1].url.params)) == ("later", {"view": "composition"})
@@ -231,7 +236,11 @@ def test_weights_and_statistics_are_drawn_with_their_labels_and_look(run, played
     assert played.asked.tensor == "q"
     run("recordings", "rollout", "0" * 32, "--row", "1", "--plot", "rollout.svg", "--view", "lines")
     assert played.asked.queries == [1]
-    for name in ("norm", "effects", "circuits", "similar", "rollout"):
+    run("rollout", "q.npy", "--labels", "a b", "--row", "1", "--method", "flow", "--plot", "flow.svg")
+    assert (played.asked.labels, played.asked.queries, played.asked.method) == (["a", "b"], [1], "flow")
+    run("similarity", "q.npy", "--cka", "--plot", "cka.svg")
+    assert (played.asked.measure, played.asked.b) == ("cka", None)
+    for name in ("norm", "output", "effects", "circuits", "similar", "rollout", "flow", "cka"):
         assert (tmp_path / f"{name}.svg").read_bytes() == b"drawn as image/svg+xml"
     run("recordings", "statistics", "0" * 32, "--plot", "layers.png", "--statistic", "entropy")
     assert played.asked.statistics == ["entropy"]

@@ -17,6 +17,8 @@ REQUESTS = {
     "hopfield": ["hopfield_retrieve"],
     "circuits": ["circuits"],
     "effects": ["effects", "raw_effects"],
+    "rollout": ["rollout"],
+    "similarity": ["similarity"],
     "recordings rollout": ["recording_rollout"],
     "recordings similarity": ["recording_similarity"],
     "modules create": ["create_module"],
@@ -38,6 +40,7 @@ SPREAD = {
     "return_differences": {"output"},
     "sweep": {"edit"},
     "with_layers": {"with_layer"},
+    "measure": {"cka"},
 }
 """Fields whose parts have an option each."""
 WITHOUT = {"encoding": "the form of a reply in JSON, which the client chooses by itself"}

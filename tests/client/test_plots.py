@@ -4,6 +4,7 @@ import pytest
 
 from attention_client import AsyncClient, Client
 from attention_contract.errors import InvalidRequest
+from attention_contract.reply_names import Names
 from attention_contract.schemas.weights import WeightsRequest
 from tests.client.service import URL, Played, X, both
 
@@ -25,6 +26,22 @@ def test_a_plot_asks_for_the_picture_of_a_reply(kind):
     assert played.asked.labels == ["a", "b", "c"]
 
 
+@pytest.mark.parametrize("kind", ["sync", "async"])
+def test_a_reply_knows_the_names_in_its_request(kind):
+    def ask(client):
+        return client.weights("demo", X, labels=["the", "cat", "sat"], select={"heads": [5, 7], "queries": [2, 0, 1]})
+
+    reply = both(kind, URL, ask, transport=Played().transport)
+    assert reply.names == Names("demo", ["the", "cat", "sat"], ["sat", "the", "cat"], [5, 7])
+    html = reply._repr_html_()
+    assert all(f'"{name}": {value}' in html for name, value in (
+        ("columns", '["the", "cat", "sat"]'), ("rows", '["sat", "the", "cat"]'), ("names", '["head 5", "head 7"]'),
+    ))  # fmt: skip
+    own, given = reply.plot(view="lines"), reply.plot(view="lines", title="mine", labels=["a", "b", "c"])
+    assert all(word in own.data for word in (b"demo", b"head 5", b">cat<"))
+    assert all(word in given.data for word in (b"mine", b"head 5", b">b<"))
+
+
 def test_other_calls_of_the_client_stay_as_they_are():
     played = Played()
     with Client(URL, transport=played.transport) as client:
@@ -34,8 +51,8 @@ def test_other_calls_of_the_client_stay_as_they_are():
         assert plot.of(client.recordings.rollout, "0" * 32, method="flow").media_type == "image/svg+xml"
         assert client.raw(client.recordings.rollout, "0" * 32, method="flow").status == 200
         assert "view" not in played.requests[-1].url.params
-        with pytest.raises(TypeError, match="forward has no pictures"):
-            plot.of(client.forward, "demo", X)
+        with pytest.raises(TypeError, match="gradients has no pictures"):
+            plot.of(client.gradients, "demo", X)
         with pytest.raises(TypeError, match=r"client\.weights"):
             plot.of(len, X)
         assert len(played.requests) == 4

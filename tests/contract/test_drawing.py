@@ -15,18 +15,18 @@ from PIL import Image
 from attention_contract.drawing import Names, draw, names_of, styled
 from attention_contract.drawing.colour_ranges import colour_range, palette
 from attention_contract.drawing.heat_maps import heat_maps
-from attention_contract.drawing.pooled_cells import pool
 from attention_contract.drawing.reply_figures import figure_of
 from attention_contract.drawing.token_labels import ticks
 from attention_contract.drawing.token_lines import token_lines
 from attention_contract.errors import InvalidRequest
-from attention_contract.schemas.attention import Ran
+from attention_contract.pooled_cells import pool
+from attention_contract.schemas.attention import ForwardReply, Ran, RawForwardRequest, Taps
 from attention_contract.schemas.attribution import AttributionReply
 from attention_contract.schemas.circuits import CircuitsReply
 from attention_contract.schemas.effects import Effects, EffectsReply
 from attention_contract.schemas.picture_options import DIVERGING, SEQUENTIAL, PictureOptions
 from attention_contract.schemas.recording_statistics import RecordingStatistics, StatisticsOfAttention
-from attention_contract.schemas.rollout import RecordingRollout, RecordingRolloutRequest
+from attention_contract.schemas.rollout import RecordingRollout, RecordingRolloutRequest, RolloutReply, RolloutRequest
 from attention_contract.schemas.similarity import SimilarityReply
 from attention_contract.schemas.weights import HeadStatistics, WeightsDifferences, WeightsReply
 
@@ -305,6 +305,22 @@ def test_similarity_and_effects_are_drawn(rng):
         figure(EffectsReply(swept={axis: [0] for axis in ("heads", "queries", "keys")}, effects=effects, ran=RAN))
 
 
+def test_outputs_and_their_differences_diverge_from_0(rng):
+    output = rng.normal(size=(2, 3, 5)).astype(np.float32)
+    plain = figure(ForwardReply(output=output, ran=RAN), sequence=1)
+    np.testing.assert_array_equal(drawn_arrays(plain)[0], output[1])
+    moved = ForwardReply(output=output, differences=Taps(output=output / 2), ran=RAN)
+    raw = RawForwardRequest(query=np.ones((2, 3, 8)))
+    by_head = figure(moved, names_of(raw))
+    for drawn, expected in zip(drawn_arrays(by_head), output / 2, strict=False):
+        np.testing.assert_array_equal(drawn, expected)
+    norm = by_head.axes[0].images[0].norm
+    assert norm.vmax == -norm.vmin == np.abs(output / 2).max()
+    assert "differences from the unedited output" in by_head.texts[0].get_text()
+    with pytest.raises(InvalidRequest, match="list output"):
+        figure(ForwardReply(ran=RAN))
+
+
 def test_a_rollout_is_drawn_with_the_labels_of_the_recording(rng):
     values = softmax(2, 3, rng=rng).astype(float)
     facts = {"id": "0" * 32, "layers": ["layers.0"], "tokens": ["a", "b", "c"], "values": values, "ran": RAN}
@@ -314,5 +330,10 @@ def test_a_rollout_is_drawn_with_the_labels_of_the_recording(rng):
     assert [label.get_text() for label in made.axes[0].get_yticklabels()] == ["c", "a"]
     assert [label.get_text() for label in made.axes[0].get_xticklabels()] == ["a", "b", "c"]
     assert "flow" in made.texts[0].get_text()
+    labelled = RolloutRequest(weights=np.ones((1, 3, 3)), queries=[2, 0], labels=["a", "b", "c"])
+    sent = figure(RolloutReply(values=values, ran=RAN), names_of(labelled))
+    for axis in ("get_xticklabels", "get_yticklabels"):
+        of_both = [[label.get_text() for label in getattr(each.axes[0], axis)()] for each in (made, sent)]
+        assert of_both[0] == of_both[1]
     lines = figure(RecordingRollout(**facts), names, view="lines").axes[0].collections[0]
     assert len(lines.get_paths()) == 6

@@ -132,6 +132,8 @@ def passes(work: Workload) -> Iterator[Pass]:
     yield Pass("second", kernels[-1], work, partial(request.backward, kernels[-1], twice=True))
     if kernels[-1] == "materialized":
         yield Pass("taps", kernels[-1], work, partial(request.backward, kernels[-1], taps=True))
+        compared = replace(work, edits=(("weights", "set"),), compared=True)
+        yield Pass("forward", kernels[-1], compared, partial(Request(compared).forward, kernels[-1]))
     elif not work.fine_gate:
         reported = replace(work, reported=True)
         yield Pass("forward", kernels[-1], reported, partial(Request(reported).forward, kernels[-1]))

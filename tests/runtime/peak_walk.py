@@ -162,6 +162,8 @@ def _asking(rng: np.random.Generator, drawn: Drawn) -> WireModel:
             more["return_"] = ["output", *map(str, taps)]
         if exact and rng.random() < 0.15:
             more |= {"edits": [_edit(rng)], "kernel": None}
+            if drawn.kind.purpose == "forward" and rng.random() < 0.5:
+                more["compare"] = "unedited"
         if not exact and rng.random() < 0.2:
             more["report_error"] = True
     return request.model_copy(update=more)

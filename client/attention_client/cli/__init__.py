@@ -19,6 +19,7 @@ from attention_client.cli import (
     effect_commands,
     explain_commands,
     hopfield_commands,
+    layer_commands,
     module_commands,
     prediction_commands,
     recording_commands,
@@ -81,6 +82,8 @@ app.command()(cost_commands.complexity)
 app.command()(cost_commands.hardware)
 app.command()(cost_commands.accuracy)
 app.command()(circuit_commands.circuits)
+app.command()(layer_commands.rollout)
+app.command()(layer_commands.similarity)
 app.command()(hopfield_commands.hopfield)
 app.command()(recording_commands.record)
 app.command()(recording_commands.show)

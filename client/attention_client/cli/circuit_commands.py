@@ -7,9 +7,10 @@ import typer
 from rich.text import Text
 
 from attention_client.cli import completion, result_tables
+from attention_client.cli.answering import answer
 from attention_client.cli.compute_commands import Heads
 from attention_client.cli.display import new_table, number, print_out
-from attention_client.cli.invocation import AsJson, client_of, present
+from attention_client.cli.invocation import AsJson
 from attention_client.cli.plot_options import PlotFile, takes_plot
 from attention_contract.schemas.circuits import Circuit, CircuitsReply, Composition, Spectrum
 
@@ -41,12 +42,7 @@ def circuits(
     """Show what each head's projections compute together: QK and OV circuits, spectra, composition scores."""
     fields: dict[str, Any] = {"heads": heads or None, "parts": parts or None, "top": top, "vectors": vectors}
     fields |= {"with_": later, "with_version": with_version, "version": version}
-    if plot_file is not None:
-        plot_file.write(ctx, lambda client: (client.circuits, (name,), fields))
-        return
-    with client_of(ctx) as client:
-        reply = client.circuits(name, **fields)
-    present(reply, as_json, _tables)
+    answer(ctx, lambda client: client.circuits(name, **fields), _tables, as_json=as_json, plot_file=plot_file)
 
 
 def _tables(reply: CircuitsReply) -> None:

@@ -1,20 +1,16 @@
 """``attention forward``, ``weights``, ``attribution`` and ``gradients``."""
 
 import json
+from functools import partial
 from pathlib import Path
 from typing import Annotated, Any, get_args
 
 import typer
 
-from attention_client.cli import (
-    attribution_tables,
-    completion,
-    display,
-    result_tables,
-    tensor_arguments,
-)
+from attention_client.cli import attribution_tables, completion, result_tables, tensor_arguments
+from attention_client.cli.answering import answer
 from attention_client.cli.inputs import Fields, Name, Returned, for_target, takes_inputs, with_query
-from attention_client.cli.invocation import AsJson, ask, client_of, present, print_json
+from attention_client.cli.invocation import AsJson, ask
 from attention_client.cli.plot_options import PlotFile, takes_plot
 from attention_contract.schemas.attribution import AttributionMethod
 
@@ -67,6 +63,7 @@ def _forward_fields(returned: list[str] | None, edits: str | None, dropout: str 
 
 
 @takes_inputs
+@takes_plot
 def forward(
     inputs: Fields,
     ctx: typer.Context,
@@ -79,6 +76,8 @@ def forward(
     dropout: Dropout = None,
     return_state: ReturnState = False,
     report_error: ReportError = False,
+    compare: Compare = False,
+    plot_file: PlotFile | None = None,
     output: Output = None,
     as_json: AsJson = False,
 ) -> None:
@@ -87,20 +86,12 @@ def forward(
         with_query(for_target(name, inputs)) | _forward_fields(returned, edits, dropout) | _select(heads, rows)
     )
     fields |= {"average_heads": average, "return_state": return_state, "report_error": report_error}
-    with client_of(ctx) as client:
-        reply = ask(client, "forward", name, fields)
-    if output is not None:
-        tensor_arguments.write(output, reply, "output")
-    if as_json:
-        print_json(reply)
-    elif not tensor_arguments.to_pipe(output):
-        display.tensors(tensor_arguments.tensors(reply))
-        if reply.error is not None:
-            result_tables.error(reply.error)
-        result_tables.ran(reply.ran)
+    fields["compare"] = "unedited" if compare else None
+    call = partial(ask, operation="forward", name=name, fields=fields)
+    answer(ctx, call, result_tables.forward, as_json=as_json, plot_file=plot_file, output=output, chief="output")
 
 
-def _labels(text: str | None) -> list[str] | None:
+def read_labels(text: str | None) -> list[str] | None:
     """Read labels: words, a JSON list, or a file with either."""
     if text is None:
         return None
@@ -159,23 +150,10 @@ def weights(
     if statistic_options is not None:
         fields["statistic_options"] = tensor_arguments.read_json(statistic_options, "statistic-options")
     fields |= {"statistics": statistics or None, "compare": "unedited" if compare else None}
-    fields |= {"labels": _labels(labels), "query_labels": _labels(query_labels)}
-    if plot_file is not None:
-        plot_file.write(ctx, lambda client: (ask, (client, "weights", name, fields), {}))
-        return
-    with client_of(ctx) as client:
-        reply = ask(client, "weights", name, fields)
-    if output is not None:
-        tensor_arguments.write(output, reply, "weights")
-    if as_json:
-        print_json(reply)
-    elif not tensor_arguments.to_pipe(output):
-        result_tables.heads(reply.statistics, heads)
-        if reply.differences is not None:
-            result_tables.heads(reply.differences.statistics, heads)
-        if reply.top is not None:
-            result_tables.top_keys(reply.top, heads, rows)
-        result_tables.ran(reply.ran)
+    fields |= {"labels": read_labels(labels), "query_labels": read_labels(query_labels)}
+    call = partial(ask, operation="weights", name=name, fields=fields)
+    show = partial(result_tables.weights, chosen=heads, rows=rows)
+    answer(ctx, call, show, as_json=as_json, plot_file=plot_file, output=output, chief="weights")
 
 
 @takes_inputs
@@ -216,16 +194,9 @@ def attribution(
         fields["edits"] = tensor_arguments.read_json(edits, "edits")
     if compare:
         fields["compare"] = "unedited"
-    fields |= {"labels": _labels(labels), "query_labels": _labels(query_labels)}
-    if plot_file is not None:
-        plot_file.write(ctx, lambda client: (ask, (client, "attribution", name, fields), {}))
-        return
-    with client_of(ctx) as client:
-        reply = ask(client, "attribution", name, fields)
-    if output is not None:
-        tensor_arguments.write(output, reply)
-    if as_json or not tensor_arguments.to_pipe(output):
-        present(reply, as_json, attribution_tables.attributions)
+    fields |= {"labels": read_labels(labels), "query_labels": read_labels(query_labels)}
+    call = partial(ask, operation="attribution", name=name, fields=fields)
+    answer(ctx, call, attribution_tables.attributions, as_json=as_json, plot_file=plot_file, output=output)
 
 
 @takes_inputs
@@ -266,9 +237,5 @@ def gradients(
         fields["directions"] = tensor_arguments.read_all(directions, "directions")
     if upstream is not None:
         fields["upstream"] = tensor_arguments.read(upstream, "upstream")
-    with client_of(ctx) as client:
-        reply = ask(client, "gradients", name, fields)
-    if output is not None:
-        tensor_arguments.write(output, reply)
-    if as_json or not tensor_arguments.to_pipe(output):
-        present(reply, as_json, result_tables.gradients)
+    call = partial(ask, operation="gradients", name=name, fields=fields)
+    answer(ctx, call, result_tables.gradients, as_json=as_json, output=output)

@@ -1,12 +1,14 @@
 """``attention complexity``, ``attention hardware`` and ``attention accuracy``."""
 
+from functools import partial
 from typing import Annotated, Any, get_args
 
 import typer
 
 from attention_client.cli import cost_tables, result_tables, tensor_arguments
+from attention_client.cli.answering import answer
 from attention_client.cli.inputs import Kernel, Name, Returned, Spec
-from attention_client.cli.invocation import AsJson, client_of, present, print_json
+from attention_client.cli.invocation import AsJson, ask, client_of, present
 from attention_client.cli.plot_options import PlotFile, takes_plot
 from attention_contract.schemas.complexity import Dimension, Sweep
 
@@ -89,22 +91,12 @@ def complexity(
         raise typer.BadParameter("expected a module's NAME, or --num-heads and --head-dim", param_hint="NAME")
     if session is not None and (name is None or plot_file is not None):
         raise typer.BadParameter("expected a module's NAME, and no --plot", param_hint="--session")
-    if plot_file is not None:
-        if name is None:
-            plot_file.write(ctx, lambda client: (client.attention.complexity, (shape, varied), raw | options))
-        else:
-            plot_file.write(ctx, lambda client: (client.complexity, (name, shape, varied), options))
-        return
-    with client_of(ctx) as client:
-        if name is None:
-            reply = client.attention.complexity(shape, varied, **raw, **options)
-        else:
-            priced = None if session is None else tensor_arguments.read_json(session, "session")
-            reply = client.complexity(name, shape, varied, session=priced, **options)
-    if as_json:
-        print_json(reply)
-    else:
-        cost_tables.costs(reply, None if varied is None else Sweep.model_validate(varied))
+    options |= {"shape": shape, "sweep": varied} | (raw if name is None else {})
+    if session is not None:
+        options["session"] = tensor_arguments.read_json(session, "session")
+    call = partial(ask, operation="complexity", name=name, fields=options)
+    show = partial(cost_tables.costs, sweep=None if varied is None else Sweep.model_validate(varied))
+    answer(ctx, call, show, as_json=as_json, plot_file=plot_file)
 
 
 def hardware(ctx: typer.Context, as_json: AsJson = False) -> None:

@@ -1,13 +1,15 @@
 """``attention effects``."""
 
+from functools import partial
 from typing import Annotated, Any
 
 import typer
 
 from attention_client.cli import result_tables, tensor_arguments
+from attention_client.cli.answering import answer
 from attention_client.cli.compute_commands import Edits, Output, Rows
 from attention_client.cli.inputs import Fields, Name, for_target, takes_inputs, with_query
-from attention_client.cli.invocation import AsJson, ask, client_of, print_json
+from attention_client.cli.invocation import AsJson, ask
 from attention_client.cli.plot_options import PlotFile, takes_plot
 
 _EACH_HEAD = '{"tap": "context", "over": ["heads"], "set": 0}'
@@ -47,14 +49,6 @@ def effects(
         fields["queries"] = rows
     if direction is not None:
         fields["direction"] = tensor_arguments.read(direction, "direction")
-    if plot_file is not None:
-        plot_file.write(ctx, lambda client: (ask, (client, "effects", name, fields), {}))
-        return
-    with client_of(ctx) as client:
-        reply = ask(client, "effects", name, fields)
-    if output is not None:
-        tensor_arguments.write(output, reply, "effects.norm")
-    if as_json:
-        print_json(reply)
-    elif not tensor_arguments.to_pipe(output):
-        result_tables.effects(reply)
+    call = partial(ask, operation="effects", name=name, fields=fields)
+    show = result_tables.effects
+    answer(ctx, call, show, as_json=as_json, plot_file=plot_file, output=output, chief="effects.norm")

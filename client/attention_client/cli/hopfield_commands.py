@@ -6,7 +6,8 @@ from typing import Annotated, Any
 import typer
 
 from attention_client.cli import result_tables, tensor_arguments
-from attention_client.cli.invocation import AsJson, client_of, present
+from attention_client.cli.answering import answer
+from attention_client.cli.invocation import AsJson
 
 
 def _beta(text: str) -> Any:
@@ -61,9 +62,7 @@ def hopfield(
     if projections is not None:
         fields["projections"] = tensor_arguments.read_all(projections, "projections")
     tensors = tensor_arguments.read(stored, "stored"), tensor_arguments.read(states, "states")
-    with client_of(ctx) as client:
-        reply = client.hopfield.retrieve(*tensors, **fields)
-    if output is not None:
-        tensor_arguments.write(output, reply, "states")
-    if as_json or not tensor_arguments.to_pipe(output):
-        present(reply, as_json, result_tables.retrieved)
+    answer(
+        ctx, lambda client: client.hopfield.retrieve(*tensors, **fields), result_tables.retrieved,
+        as_json=as_json, output=output, chief="states",
+    )  # fmt: skip

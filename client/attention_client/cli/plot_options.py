@@ -9,13 +9,9 @@ from typing import Annotated, Any, get_args, get_type_hints
 import typer
 
 from attention_client import Client
-from attention_client.cli.invocation import client_of
 from attention_contract.schemas.picture_options import PictureOptions, Scale, Theme, View
 from attention_contract.validation import validate
 from attention_contract.wire import PICTURES
-
-Asked = tuple[Callable[..., Any], tuple[Any, ...], dict[str, Any]]
-"""A method of the client, its arguments, and its keywords."""
 
 
 @dataclass(frozen=True)
@@ -25,12 +21,10 @@ class PlotFile:
     path: Path
     look: dict[str, Any]
 
-    def write(self, ctx: typer.Context, ask: Callable[[Client], Asked]) -> None:
-        """Write the picture of a reply; the suffix of the file states the format."""
+    def write(self, client: Client, call: Callable[[Client], object]) -> None:
+        """Write the picture of the reply of a call; the suffix of the file states the format."""
         ending: Any = self.path.suffix[1:].lower()
-        with client_of(ctx) as client:
-            method, args, fields = ask(client)
-            picture = client.plot(ending, **self.look).of(method, *args, **fields)
+        picture = client.plot(ending, **self.look).of(call, client)
         self.path.write_bytes(picture.data)
         typer.echo(f"{self.path}: {len(picture.data)} bytes")
 

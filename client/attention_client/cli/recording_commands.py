@@ -1,12 +1,15 @@
 """``attention record``, ``attention show`` and ``attention recordings``."""
 
+from functools import partial
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 
 from attention_client.cli import display, recording_tables
-from attention_client.cli.invocation import AsJson, client_of, present, print_json
+from attention_client.cli.answering import answer
+from attention_client.cli.invocation import AsJson, client_of, present
+from attention_client.cli.layer_commands import Combine, Discard, Residual, Traced
 from attention_client.cli.plot_options import PlotFile, takes_plot
 from attention_client.recording import Recording
 from attention_client.recording import record as record_text
@@ -196,12 +199,8 @@ def statistics(
 ) -> None:
     """Show statistics of the weights of a stored recording, by layer and head."""
     fields: dict[str, Any] = {"statistics": names or None, "layers": layers or None}
-    if plot_file is not None:
-        plot_file.write(ctx, lambda client: (client.recordings.statistics, (id,), fields))
-        return
-    with client_of(ctx) as client:
-        reply = client.recordings.statistics(id, **fields)
-    present(reply, as_json, recording_tables.statistics)
+    show = recording_tables.statistics
+    answer(ctx, lambda client: client.recordings.statistics(id, **fields), show, as_json=as_json, plot_file=plot_file)
 
 
 @app.command()
@@ -228,12 +227,8 @@ def similarity(
     """Show the most similar heads or layers of each, of one stored recording or of two."""
     fields: dict[str, Any] = {"tensor": tensor, "layers": layers or None, "with_": other}
     fields["with_layers"] = with_layers or None
-    if plot_file is not None:
-        plot_file.write(ctx, lambda client: (client.recordings.similarity, (id,), fields))
-        return
-    with client_of(ctx) as client:
-        reply = client.recordings.similarity(id, **fields)
-    present(reply, as_json, recording_tables.similarity)
+    show = recording_tables.similarity
+    answer(ctx, lambda client: client.recordings.similarity(id, **fields), show, as_json=as_json, plot_file=plot_file)
 
 
 @app.command()
@@ -242,30 +237,21 @@ def rollout(
     ctx: typer.Context,
     id: Id,  # noqa: A002
     method: Annotated[str, typer.Option(metavar="NAME", help="rollout or flow.")] = "rollout",
-    combine: Annotated[str, typer.Option(help="The heads of a layer in one: mean, max or min.")] = "mean",
-    residual: Annotated[float, typer.Option(help="The share of the residual connection.")] = 0.5,
-    discard: Annotated[float, typer.Option(help="The share of the smallest weights of a row to leave out.")] = 0.0,
+    combine: Combine = "mean",
+    residual: Residual = 0.5,
+    discard: Discard = 0.0,
     layers: Annotated[
         list[str] | None, typer.Option("--layer", metavar="NAME", help="Only this layer; may be repeated.")
     ] = None,
-    queries: Annotated[
-        list[int] | None, typer.Option("--row", min=0, help="Trace this token back; may be repeated. Default: all.")
-    ] = None,
+    queries: Traced = None,
     plot_file: PlotFile | None = None,
     as_json: AsJson = False,
 ) -> None:
     """Show which inputs the state of each token comes from, over the layers of a stored recording."""
     fields: dict[str, Any] = {"method": method, "combine": combine, "residual": residual, "discard": discard}
     fields |= {"layers": layers or None, "queries": queries or None}
-    if plot_file is not None:
-        plot_file.write(ctx, lambda client: (client.recordings.rollout, (id,), fields))
-        return
-    with client_of(ctx) as client:
-        reply = client.recordings.rollout(id, **fields)
-    if as_json:
-        print_json(reply)
-    else:
-        recording_tables.rollout(reply, queries or range(len(reply.tokens)))
+    show = partial(recording_tables.rollout, queries=queries)
+    answer(ctx, lambda client: client.recordings.rollout(id, **fields), show, as_json=as_json, plot_file=plot_file)
 
 
 @app.command()

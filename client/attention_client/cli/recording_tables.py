@@ -11,8 +11,8 @@ from attention_client.recording import Recording
 from attention_contract.errors import InvalidRequest
 from attention_contract.schemas.recording_statistics import RecordingStatistics
 from attention_contract.schemas.recordings import RecordedAttention, RecordingList
-from attention_contract.schemas.rollout import RecordingRollout
-from attention_contract.schemas.similarity import ComparedPart, RecordingSimilarity
+from attention_contract.schemas.rollout import RecordingRollout, RolloutReply
+from attention_contract.schemas.similarity import ComparedPart, RecordingSimilarity, SimilarityReply
 from attention_contract.schemas.weights import HeadStatistics
 
 MOST_ROWS = 128
@@ -20,6 +20,7 @@ MOST_ROWS = 128
 MOST_CHARACTERS = 120
 NEAREST = 3
 """Similar heads that one row names."""
+_MEANINGS = {"jensen_shannon": "divergence in nats", "cka": "CKA"}
 
 _COMPUTED = {
     "local": "in the model, without a server",
@@ -142,31 +143,45 @@ def statistics(reply: RecordingStatistics) -> None:
 
 def similarity(reply: RecordingSimilarity) -> None:
     """Print the most similar heads or layers of each one, itself left out."""
-    closest = reply.values if reply.measure == "jensen_shannon" else -reply.values
-    meaning = "divergence in nats" if reply.measure == "jensen_shannon" else "CKA"
-    table = new_table("layer", "head", f"most similar ({meaning})", left=3)
+    table = new_table("layer", "head", f"most similar ({_MEANINGS[reply.measure]})", left=3)
+    names = [_named(part) for part in reply.columns]
     for at, row in enumerate(reply.rows):
-        order = [
-            column
-            for column in closest[at].argsort(kind="stable")
-            if reply.id != reply.with_ or reply.columns[column] != row
-        ]
-        named = [f"{_named(reply.columns[column])} ({number(reply.values[at, column])})" for column in order[:NEAREST]]
-        table.add_row(row.layer, row.head or "", "  ".join(named))
+        own = reply.columns.index(row) if reply.id == reply.with_ and row in reply.columns else None
+        table.add_row(row.layer, row.head or "", _most_similar(reply, at, names, own))
     print_out(table)
     print_out(Text(f"over {reply.tokens} tokens", style="dim"))
     ran(reply.ran)
 
 
-def rollout(reply: RecordingRollout, queries: Sequence[int]) -> None:
-    """Print the inputs that each token comes from, the largest value first."""
-    table = new_table("token", "comes from", left=2)
-    for query, row in zip(queries, reply.values, strict=True):
-        order = (-row).argsort(kind="stable")[:NEAREST]
-        told = "  ".join(f"{token} {reply.tokens[token]} ({number(row[token])})" for token in order)
-        table.add_row(f"{query} {reply.tokens[query]}", told)
+def sent_similarity(reply: SimilarityReply, *, same: bool) -> None:
+    """Print the most similar heads of each one; ``same``: of both sides, so that itself is left out."""
+    table = new_table("head", f"most similar ({_MEANINGS[reply.measure]})", left=2)
+    names = [str(column) for column in range(reply.values.shape[1])]
+    for at in range(len(reply.values)):
+        table.add_row(str(at), _most_similar(reply, at, names, at if same else None))
     print_out(table)
-    print_out(Text(f"over {', '.join(reply.layers)}", style="dim"))
+    ran(reply.ran)
+
+
+def _most_similar(reply: SimilarityReply, at: int, names: Sequence[str], own: int | None) -> str:
+    """The names of the most similar to one row, each with its value; ``own``: the column to leave out."""
+    values = reply.values[at]
+    closest = values if reply.measure == "jensen_shannon" else -values
+    order = [column for column in closest.argsort(kind="stable") if column != own]
+    return "  ".join(f"{names[column]} ({number(values[column])})" for column in order[:NEAREST])
+
+
+def rollout(reply: RolloutReply, queries: Sequence[int] | None, labels: Sequence[str] | None = None) -> None:
+    """Print the inputs that each token comes from, the largest value first."""
+    tokens = reply.tokens if isinstance(reply, RecordingRollout) else labels
+    named = [f"{at} {tokens[at]}" if tokens else str(at) for at in range(reply.values.shape[1])]
+    table = new_table("token", "comes from", left=2)
+    for query, row in zip(queries or range(len(reply.values)), reply.values, strict=True):
+        order = (-row).argsort(kind="stable")[:NEAREST]
+        table.add_row(named[query], "  ".join(f"{named[token]} ({number(row[token])})" for token in order))
+    print_out(table)
+    if isinstance(reply, RecordingRollout):
+        print_out(Text(f"over {', '.join(reply.layers)}", style="dim"))
     ran(reply.ran)
 
 

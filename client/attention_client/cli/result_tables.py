@@ -7,12 +7,13 @@ from numpy.typing import NDArray
 from rich.text import Text
 
 from attention_client.cli.display import new_table, number, print_out, scaled, tensors
+from attention_client.cli.tensor_arguments import tensors as tensors_of
 from attention_contract.schemas.accuracy import AccuracyReply
-from attention_contract.schemas.attention import ApproximationError, Ran
+from attention_contract.schemas.attention import ApproximationError, ForwardReply, Ran
 from attention_contract.schemas.effects import EffectsReply
 from attention_contract.schemas.gradients import GradientsReply
 from attention_contract.schemas.hopfield import HopfieldReply
-from attention_contract.schemas.weights import HeadStatistics, TopKeys
+from attention_contract.schemas.weights import HeadStatistics, TopKeys, WeightsReply
 from attention_contract.tensors import dtype_name
 
 _ONE_OF = {"heads": "head", "queries": "query", "keys": "key"}
@@ -32,6 +33,24 @@ def ran(reply: Ran) -> None:
             style="dim",
         )
     )
+
+
+def forward(reply: ForwardReply) -> None:
+    """Print one row for each tensor, and the error of an approximate method."""
+    tensors(tensors_of(reply))
+    if reply.error is not None:
+        error(reply.error)
+    ran(reply.ran)
+
+
+def weights(reply: WeightsReply, chosen: list[int] | None, rows: list[int] | None) -> None:
+    """Print the statistics of each head, their differences and the top keys, of the chosen heads and queries."""
+    heads(reply.statistics, chosen)
+    if reply.differences is not None:
+        heads(reply.differences.statistics, chosen)
+    if reply.top is not None:
+        top_keys(reply.top, chosen, rows)
+    ran(reply.ran)
 
 
 def error(reply: ApproximationError) -> None:

@@ -30,6 +30,7 @@ _ABOUT_THE_REPLY: Final = frozenset(
         "average_heads",
         "return_state",
         "report_error",
+        "compare",
         "encoding",
         "at",
         "step",

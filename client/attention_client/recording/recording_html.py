@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from attention_contract.notebook_maps import Maps
+from attention_contract.notebook_maps import Maps, html_of
 
 if TYPE_CHECKING:
     from attention_client.recording.recorded import Recording
@@ -29,15 +29,13 @@ def render(recording: "Recording") -> str:
             continue
         left -= size
         read[tuple(queries), tuple(keys)].append(attention)
-    parts = []
+    maps = []
     for (rows, columns), attentions in read.items():
         weights = np.concatenate([recording.weights(each.name) for each in attentions])
         names = [f"{each.name} {label}" for each in attentions for label in each.heads]
-        parts.append(Maps(weights, names, rows, columns, "Attention weights").html())
-    if named:
-        parts.append(f"<p>{escape('; '.join(named))}</p>")
+        maps.append(Maps(weights, names, rows, columns, "Attention weights"))
+    left_out = f"<p>{escape('; '.join(named))}</p>" if named else ""
     versions = ", ".join(f"{name} {version}" for name, version in facts.versions.items())
     text = facts.text if len(facts.text) <= _TEXT else f"{facts.text[:_TEXT]}…"
-    return (
-        f"<div><b>{escape(facts.model)}</b>: {escape(text)}<br><small>{escape(versions)}</small></div>{''.join(parts)}"
-    )
+    head = f"<div><b>{escape(facts.model)}</b>: {escape(text)}<br><small>{escape(versions)}</small></div>"
+    return f"{head}{html_of(maps) or ''}{left_out}"

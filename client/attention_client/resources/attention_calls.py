@@ -44,7 +44,8 @@ class Attention(Resource):
         initial_state: TensorLike | None = None, initial_normalizer: TensorLike | None = None,
         return_: Sequence[Tap] = ("output",), select: SelectLike | None = None, average_heads: bool = False,
         edits: Sequence[EditLike] = (), dropout: DropoutLike | None = None, return_state: bool = False,
-        report_error: bool = False, kernel: KernelName | None = None, version: str | None = None,
+        report_error: bool = False, compare: Literal["unedited"] | None = None,
+        kernel: KernelName | None = None, version: str | None = None,
         **options: Unpack[CallOptions],
     ) -> ForwardReply:  # fmt: skip
         """Compute attention over raw q, k and v, as the ``spec`` says: scaled dot product by default.
@@ -130,12 +131,12 @@ class Attention(Resource):
     def rollout(
         self, weights: TensorLike, *, method: SentMethod = "rollout", combine: CombinedHeads = "mean",
         residual: float = 0.5, discard: float = 0.0, queries: Sequence[int] | None = None,
-        **options: Unpack[CallOptions],
+        labels: Sequence[str] | None = None, **options: Unpack[CallOptions],
     ) -> RolloutReply:  # fmt: skip
         """Return where the state of each token comes from, from ``weights [layers, heads, tokens, tokens]``.
 
         ``method="relevance"`` accumulates the ``relevance`` or ``gradient_attention`` of attributions to each layer.
-        The other arguments are those of ``Recordings.rollout``.
+        ``labels`` of the tokens stand in a picture. The other arguments are those of ``Recordings.rollout``.
         """
         return self.send(call(operations.rollout, locals()))
 
@@ -176,7 +177,8 @@ class AsyncAttention(AsyncResource):
         initial_state: TensorLike | None = None, initial_normalizer: TensorLike | None = None,
         return_: Sequence[Tap] = ("output",), select: SelectLike | None = None, average_heads: bool = False,
         edits: Sequence[EditLike] = (), dropout: DropoutLike | None = None, return_state: bool = False,
-        report_error: bool = False, kernel: KernelName | None = None, version: str | None = None,
+        report_error: bool = False, compare: Literal["unedited"] | None = None,
+        kernel: KernelName | None = None, version: str | None = None,
         **options: Unpack[CallOptions],
     ) -> ForwardReply:  # fmt: skip
         """Compute attention over raw q, k and v, as the ``spec`` says: scaled dot product by default.
@@ -262,12 +264,12 @@ class AsyncAttention(AsyncResource):
     async def rollout(
         self, weights: TensorLike, *, method: SentMethod = "rollout", combine: CombinedHeads = "mean",
         residual: float = 0.5, discard: float = 0.0, queries: Sequence[int] | None = None,
-        **options: Unpack[CallOptions],
+        labels: Sequence[str] | None = None, **options: Unpack[CallOptions],
     ) -> RolloutReply:  # fmt: skip
         """Return where the state of each token comes from, from ``weights [layers, heads, tokens, tokens]``.
 
         ``method="relevance"`` accumulates the ``relevance`` or ``gradient_attention`` of attributions to each layer.
-        The other arguments are those of ``Recordings.rollout``.
+        ``labels`` of the tokens stand in a picture. The other arguments are those of ``Recordings.rollout``.
         """
         return await self.send(call(operations.rollout, locals()))
 

@@ -78,7 +78,8 @@ class Sessions(Resource):
         initial_state: TensorLike | None = None, initial_normalizer: TensorLike | None = None,
         return_: Sequence[Tap] = ("output",), select: SelectLike | None = None, average_heads: bool = False,
         edits: Sequence[EditLike] = (), dropout: DropoutLike | None = None, return_state: bool = False,
-        report_error: bool = False, kernel: KernelName | None = None, parameters: TensorMap | None = None,
+        report_error: bool = False, compare: Literal["unedited"] | None = None,
+        kernel: KernelName | None = None, parameters: TensorMap | None = None,
         version: str | None = None, **options: Unpack[CallOptions],
     ) -> StepReply:  # fmt: skip
         """Compute attention of new tokens over all tokens of a session, and append them.
@@ -251,7 +252,8 @@ class AsyncSessions(AsyncResource):
         initial_state: TensorLike | None = None, initial_normalizer: TensorLike | None = None,
         return_: Sequence[Tap] = ("output",), select: SelectLike | None = None, average_heads: bool = False,
         edits: Sequence[EditLike] = (), dropout: DropoutLike | None = None, return_state: bool = False,
-        report_error: bool = False, kernel: KernelName | None = None, parameters: TensorMap | None = None,
+        report_error: bool = False, compare: Literal["unedited"] | None = None,
+        kernel: KernelName | None = None, parameters: TensorMap | None = None,
         version: str | None = None, **options: Unpack[CallOptions],
     ) -> StepReply:  # fmt: skip
         """Compute attention of new tokens over all tokens of a session, and append them.

@@ -2,6 +2,7 @@
 
 from attention_contract.drawing.figure_style import styled
 from attention_contract.drawing.picture_files import draw, facts_of, media_type_of
-from attention_contract.drawing.reply_names import Names, names_of
+from attention_contract.reply_names import Names
+from attention_contract.request_names import names_of
 
 __all__ = ["Names", "draw", "facts_of", "media_type_of", "names_of", "styled"]

@@ -9,10 +9,10 @@ from matplotlib.ticker import FuncFormatter, LogLocator, MaxNLocator, NullLocato
 from attention_contract.drawing.colour_ranges import palette
 from attention_contract.drawing.figure_style import EDGE_IN, SECOND, Sheet
 from attention_contract.drawing.heat_maps import heat_maps
-from attention_contract.drawing.pooled_cells import Numbers
-from attention_contract.drawing.reply_names import Names, heading
 from attention_contract.drawing.statistic_maps import head_table
 from attention_contract.errors import InvalidRequest
+from attention_contract.pooled_cells import Numbers
+from attention_contract.reply_names import Names, heading
 from attention_contract.schemas.circuits import CircuitsReply
 from attention_contract.schemas.picture_options import PictureOptions
 

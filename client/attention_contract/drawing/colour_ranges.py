@@ -7,7 +7,7 @@ from matplotlib import colormaps
 from matplotlib.colors import Colormap, LogNorm, Normalize, SymLogNorm
 
 from attention_contract.drawing.figure_style import NO_VALUE
-from attention_contract.drawing.pooled_cells import Numbers
+from attention_contract.pooled_cells import Numbers
 from attention_contract.schemas.picture_options import DIVERGING, SEQUENTIAL, PictureOptions, Scale
 
 _NAMES: Final = {"rdbu": "RdBu_r", "puor": "PuOr_r", "brbg": "BrBG_r"}

@@ -4,10 +4,11 @@ import numpy as np
 from matplotlib.figure import Figure
 
 from attention_contract.drawing.heat_maps import heat_maps
-from attention_contract.drawing.reply_names import Names, heading
 from attention_contract.drawing.statistic_maps import head_table
 from attention_contract.drawing.token_lines import token_lines
+from attention_contract.drawing.weight_figures import sequence_of
 from attention_contract.errors import InvalidRequest
+from attention_contract.reply_names import Names, heading
 from attention_contract.schemas.effects import EffectsReply
 from attention_contract.schemas.picture_options import PictureOptions
 from attention_contract.schemas.rollout import RecordingRollout, RolloutReply
@@ -39,10 +40,9 @@ def effects_figure(reply: EffectsReply, options: PictureOptions, names: Names) -
     """Draw the effect of each edit: one swept axis as a table, two as a map of ‖Δ‖ / ‖output‖."""
     swept, effects = reply.swept, reply.effects
     batched = effects.norm.ndim > len(swept)
-    if options.sequence >= (len(effects.norm) if batched else 1):
-        raise InvalidRequest(f"sequence: there is no sequence {options.sequence}", param="sequence")
+    sequence = sequence_of(options, len(effects.norm) if batched else None)
     found = {
-        name: values[options.sequence] if batched else values
+        name: values if sequence is None else values[sequence]
         for name in type(effects).model_fields
         if (values := getattr(effects, name)) is not None
     }

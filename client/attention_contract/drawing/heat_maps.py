@@ -14,7 +14,7 @@ from matplotlib.ticker import FixedLocator, FuncFormatter, MaxNLocator, NullLoca
 from attention_contract.drawing import token_labels
 from attention_contract.drawing.colour_ranges import bar_label, colour_range, palette
 from attention_contract.drawing.figure_style import EDGE_IN, Sheet
-from attention_contract.drawing.pooled_cells import Numbers, cells_in, pool, pooling_note
+from attention_contract.pooled_cells import Numbers, cells_in, pool, pooling_note
 from attention_contract.schemas.picture_options import PictureOptions
 
 MOST_HEADS: Final = 64

@@ -9,8 +9,8 @@ from matplotlib.figure import Figure
 
 from attention_contract.drawing.figure_style import styled
 from attention_contract.drawing.reply_figures import figure_of
-from attention_contract.drawing.reply_names import Names
 from attention_contract.errors import InvalidRequest
+from attention_contract.reply_names import Names
 from attention_contract.schemas.answers import Picture
 from attention_contract.schemas.picture_options import PictureOptions
 from attention_contract.wire import PICTURES

@@ -9,11 +9,13 @@ from matplotlib.figure import Figure
 from attention_contract.drawing.circuit_figures import circuits_figure
 from attention_contract.drawing.comparison_figures import effects_figure, rollout_figure, similarity_figure
 from attention_contract.drawing.cost_lines import cost_lines
-from attention_contract.drawing.pooled_cells import Numbers
-from attention_contract.drawing.reply_names import Names, heading
+from attention_contract.drawing.heat_maps import heat_maps
 from attention_contract.drawing.statistic_maps import layer_maps
-from attention_contract.drawing.weight_figures import attribution_figure, statistics_of, weights_figure
+from attention_contract.drawing.weight_figures import attribution_figure, sequence_of, statistics_of, weights_figure
 from attention_contract.errors import InvalidRequest
+from attention_contract.pooled_cells import Numbers
+from attention_contract.reply_names import Names, heading
+from attention_contract.schemas.attention import ForwardReply
 from attention_contract.schemas.attribution import AttributionReply
 from attention_contract.schemas.circuits import CircuitsReply
 from attention_contract.schemas.complexity import ComplexityReply
@@ -21,6 +23,7 @@ from attention_contract.schemas.effects import EffectsReply
 from attention_contract.schemas.picture_options import PictureOptions
 from attention_contract.schemas.recording_statistics import RecordingStatistics
 from attention_contract.schemas.rollout import RecordingRollout, RolloutReply
+from attention_contract.schemas.sessions import StepReply
 from attention_contract.schemas.similarity import RecordingSimilarity, SimilarityReply
 from attention_contract.schemas.weights import WeightsReply
 
@@ -35,6 +38,23 @@ def costs_figure(reply: ComplexityReply, options: PictureOptions, names: Names) 
     if names.sweep is None:
         raise InvalidRequest("sweep: expected the sizes that the costs are along, to draw them", param="sweep")
     return cost_lines(reply, names.sweep, options)
+
+
+def output_figure(reply: ForwardReply, options: PictureOptions, names: Names) -> Figure:
+    """Draw queries × width of the output, of each head of raw attention; with ``compare``, what the edits change."""
+    moved = reply.differences
+    output = reply.output if moved is None else moved.output
+    if output is None:
+        raise InvalidRequest("return: a picture of the output needs it; list output", param="return")
+    sequence = sequence_of(options, len(output) if output.ndim > 2 + names.by_head else None)
+    values = np.asarray(output if sequence is None else output[sequence], np.float32)
+    maps = values if names.by_head else values[None]
+    titles = [f"head {head}" for head in range(len(maps))] if names.by_head else [""]
+    about, quantity = ("output", "output") if moved is None else ("differences from the unedited output", "difference")
+    title = heading(names, about, f"{values.shape[-2]} queries × {values.shape[-1]} numbers")
+    return heat_maps(
+        maps, titles, title, options, signed=True, axes_names=("query", "number"), quantity=quantity,
+    )  # fmt: skip
 
 
 def recording_figure(reply: RecordingStatistics, options: PictureOptions, names: Names) -> Figure:
@@ -53,6 +73,8 @@ def recording_figure(reply: RecordingStatistics, options: PictureOptions, names:
 
 
 FIGURES: Final[dict[type, Callable[[Any, PictureOptions, Names], Figure]]] = {
+    ForwardReply: output_figure,
+    StepReply: output_figure,
     WeightsReply: weights_figure,
     AttributionReply: attribution_figure,
     RecordingStatistics: recording_figure,

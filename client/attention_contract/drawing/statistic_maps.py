@@ -11,7 +11,7 @@ from attention_contract.drawing import token_labels
 from attention_contract.drawing.colour_ranges import colour_range, palette
 from attention_contract.drawing.figure_style import EDGE_IN, Sheet
 from attention_contract.drawing.heat_maps import write_number
-from attention_contract.drawing.pooled_cells import Numbers
+from attention_contract.pooled_cells import Numbers
 from attention_contract.schemas.picture_options import PictureOptions
 
 _ROW_IN, _TITLE_IN, _AXIS_IN, _BAR_IN, _GAP_IN = 0.19, 0.22, 0.2, 0.5, 0.2

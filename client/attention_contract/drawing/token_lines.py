@@ -12,7 +12,7 @@ from matplotlib.figure import Figure
 from attention_contract.drawing import token_labels
 from attention_contract.drawing.colour_ranges import colour_range, palette
 from attention_contract.drawing.figure_style import Sheet
-from attention_contract.drawing.pooled_cells import Numbers, pool, pooling_note
+from attention_contract.pooled_cells import Numbers, pool, pooling_note
 from attention_contract.schemas.picture_options import PictureOptions
 
 _MOST_TOKENS: Final = 64

@@ -6,11 +6,11 @@ import numpy as np
 from matplotlib.figure import Figure
 
 from attention_contract.drawing.heat_maps import heat_maps
-from attention_contract.drawing.pooled_cells import Numbers
-from attention_contract.drawing.reply_names import Names, heading
 from attention_contract.drawing.statistic_maps import head_table
 from attention_contract.drawing.token_lines import token_lines
 from attention_contract.errors import InvalidRequest
+from attention_contract.pooled_cells import Numbers
+from attention_contract.reply_names import Names, heading
 from attention_contract.schemas.attribution import SIGNED_METHODS, AttributionReply, Attributions
 from attention_contract.schemas.picture_options import PictureOptions
 from attention_contract.schemas.weights import HeadStatistics, WeightsReply
@@ -23,7 +23,7 @@ def weights_figure(reply: WeightsReply, options: PictureOptions, names: Names) -
     """Draw weights or their statistics; with ``compare``, what the edits change."""
     differences = reply.differences
     signed, found = differences is not None, differences or reply
-    sequence = _sequence(options, len(reply.queries) if np.ndim(reply.queries) else None)
+    sequence = sequence_of(options, len(reply.queries) if np.ndim(reply.queries) else None)
     if options.view == "statistics":
         tables = statistics_of(found.statistics, sequence)
         count = len(next(iter(tables.values())))
@@ -49,11 +49,11 @@ def attribution_figure(reply: AttributionReply, options: PictureOptions, names: 
     if options.view == "statistics" or method not in _MAPS:
         if method in _MAPS:
             raise InvalidRequest(f"view: {method} has no statistics; expected heads, head or lines", param="view")
-        chosen = values if values.ndim == 1 else values[_sequence(options, len(values))]
+        chosen = values if values.ndim == 1 else values[sequence_of(options, len(values))]
         heads = [str(head) for head in range(len(chosen))]
         return head_table({method: chosen}, heads, heading(names, about, f"{len(heads)} heads"), options, signed=signed)
     batched = values.ndim > _MAPS[method]
-    sequence = _sequence(options, len(values) if batched else None)
+    sequence = sequence_of(options, len(values) if batched else None)
     chosen = values if sequence is None else values[sequence]
     return _maps(chosen, about, options, names, signed=signed, quantity=_spaced(method))
 
@@ -103,7 +103,7 @@ def statistics_of(found: HeadStatistics, sequence: int | None) -> dict[str, Numb
     return numbers
 
 
-def _sequence(options: PictureOptions, batch: int | None) -> int | None:
+def sequence_of(options: PictureOptions, batch: int | None) -> int | None:
     """The sequence to draw; None if there is no batch dimension."""
     if options.sequence >= (batch or 1):
         raise InvalidRequest(

@@ -9,7 +9,8 @@ from typing import Annotated, Any, Final, Literal
 from pydantic import Field, model_validator
 
 from attention_contract.base import ABSENT, Asked, Listed, WireModel, at_fault
-from attention_contract.notebook_maps import maps_of
+from attention_contract.notebook_maps import html_of, maps_of, weight_maps
+from attention_contract.schemas.drawable_replies import DrawableReply
 from attention_contract.spec import AttentionSpec
 from attention_contract.tensors import BoolArray, Encoding, FloatArray, IntArray, MaskArray
 
@@ -139,8 +140,8 @@ class Dropout(WireModel):
     """Return ``dropout_mask``: which weights are kept, of the selected heads and queries."""
 
 
-class ForwardRequest(AttentionInputs):
-    """One forward pass through a module."""
+class TapsRequest(AttentionInputs):
+    """One attention of a module, edited, and the taps of it to return."""
 
     dropout: Dropout | None = None
     """Drop weights; default: none."""
@@ -156,6 +157,13 @@ class ForwardRequest(AttentionInputs):
     """Return the state after the last key, of method ``linear``; it is also returned where an initial one was sent."""
     report_error: bool = False
     """Compare an approximate method with exact attention over the same inputs, block by block."""
+
+
+class ForwardRequest(TapsRequest):
+    """One forward pass through a module."""
+
+    compare: Literal["unedited"] | None = None
+    """``unedited``: return ``differences`` too, the returned taps after the edits minus those without them."""
 
 
 class TokenLabels(WireModel):
@@ -260,8 +268,12 @@ class ApproximationError(WireModel):
     anywhere."""
 
 
-class ForwardReply(Taps):
+class ForwardReply(Taps, DrawableReply):
     """One field for each returned tap."""
+
+    differences: Asked[Taps] = ABSENT
+    """The effect of the edits, with ``compare``: each returned tap less the same one without the edits. 0 where both
+    are −∞, as the scores are that a mask forbids."""
 
     present_key: Asked[FloatArray] = ABSENT
     """``[B, Hkv, Lk, D]``: past and new keys, where a past was given."""
@@ -278,12 +290,18 @@ class ForwardReply(Taps):
     ran: Ran
 
     def _repr_html_(self) -> str | None:
-        """The weights of each head as a notebook shows them, if they were returned."""
-        if self.weights is None:
-            return None
-        # Three dimensions may be those of heads or, averaged over them, of sequences.
-        by_head = self.weights.ndim == 4 or (self.output is not None and self.weights.ndim > self.output.ndim)
-        return maps_of(self.weights, "Attention weights", averaged=False if by_head else None).html()
+        """The weights of each head as a notebook shows them, and what the edits change, if they were returned."""
+        moved, weights, output, names = self.differences, self.weights, self.output, self.names
+        averaged: bool | None = names.averaged
+        if weights is not None and weights.ndim < 4 and not averaged and not names.by_head:
+            # Three dimensions may be those of heads or, averaged over them, of sequences.
+            averaged = None if output is None or weights.ndim <= output.ndim else False
+        maps = weight_maps(weights, None if moved is None else moved.weights, names, averaged=averaged)
+        if moved is not None and moved.output is not None:
+            title = "Differences from the unedited output: queries × width"
+            by_head = names.by_head or moved.output.ndim == 4
+            maps.append(maps_of(moved.output, title, averaged=False if by_head else None, signed=True))
+        return html_of(maps)
 
 
 EXAMPLE_INPUTS: dict[str, Any] = {

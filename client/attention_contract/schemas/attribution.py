@@ -8,6 +8,7 @@ from typing import Final, Literal
 from pydantic import Field, model_validator
 
 from attention_contract.base import ABSENT, Asked, Listed, WireModel, at_fault
+from attention_contract.notebook_maps import html_of, maps_of
 from attention_contract.schemas.attention import AttentionInputs, Edit, Ran, RawInputs, Select, TokenLabels
 from attention_contract.schemas.drawable_replies import DrawableReply
 from attention_contract.tensors import FloatArray, IntArray
@@ -102,3 +103,22 @@ class AttributionReply(Attributions, DrawableReply):
     differences: Asked[Attributions] = ABSENT
     """The effect of the edits, with ``compare``."""
     ran: Ran
+
+    def _repr_html_(self) -> str | None:
+        """The attributions to pairs of tokens, and what the edits change about them, as a notebook shows them."""
+        maps = []
+        for name, merged in _OF_PAIRS.items():
+            for found, about in ((self, ""), (self.differences, "differences of ")):
+                values = getattr(found, name, None)
+                if values is not None:
+                    title = f"{about}{name.replace('_', ' ')}".capitalize()
+                    signed = bool(about) or name in SIGNED_METHODS
+                    maps.append(maps_of(values, title, self.names, averaged=bool(merged), merged=merged, signed=signed))
+        return html_of(maps)
+
+
+_OF_PAIRS: Final = {
+    "gradient_attention": "", "integrated": "", "norm": "", "relevance": "mean of the heads",
+    "norm_of_sum": "sum of the heads",
+}  # fmt: skip
+"""Attributions to pairs of tokens; those that have one map for all heads, with its name."""

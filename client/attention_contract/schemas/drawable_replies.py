@@ -1,9 +1,11 @@
 """The base of replies that can be drawn."""
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Unpack
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any, Unpack
 
 from attention_contract.base import WireModel
+from attention_contract.reply_names import Names
 from attention_contract.schemas.answers import Picture
 from attention_contract.schemas.picture_options import PictureFields, PictureFormat, PictureOptions
 from attention_contract.validation import validate
@@ -14,6 +16,13 @@ if TYPE_CHECKING:
 
 class DrawableReply(WireModel):
     """A reply with a picture."""
+
+    __slots__ = ("_names",)
+
+    @property
+    def names(self) -> Names:
+        """The names that its request states for what it has numbers of; the client keeps them."""
+        return getattr(self, "_names", None) or Names()
 
     def plot(
         self,
@@ -28,12 +37,14 @@ class DrawableReply(WireModel):
     ) -> Picture:
         """Draw this reply here, as the server draws it. Needs matplotlib: the extra ``plot``.
 
-        ``labels`` of the keys and ``query_labels`` of the queries, ``heads`` the indices of those selected. Costs need
-        the ``sweep`` of their request. The fields are those of ``PictureOptions``; an unknown one raises
-        InvalidRequest.
+        ``labels`` of the keys and ``query_labels`` of the queries, ``heads`` the indices of those selected, the
+        ``sweep`` that costs are along, and the ``title`` are by default those of the request that this is the reply to.
+        The fields are those of ``PictureOptions``; an unknown one raises InvalidRequest.
         """
         from attention_contract import drawing  # noqa: PLC0415 - where the extra is installed
 
         options = validate(PictureOptions, dict(fields))
-        names = drawing.Names(title, labels, query_labels, heads, sweep=sweep)
+        given: dict[str, Any] = {"title": title or None, "keys": labels, "queries": query_labels}
+        given |= {"heads": heads, "sweep": sweep}
+        names = replace(self.names, **{name: value for name, value in given.items() if value is not None})
         return drawing.draw(self, options, drawing.media_type_of(format), names, drawing.facts_of(self, options))

@@ -5,11 +5,11 @@ from typing import Annotated
 from pydantic import Field
 
 from attention_contract.base import ABSENT, Asked, Listed, WireModel
-from attention_contract.schemas.attention import ForwardRequest, Ran, RawInputs, Taps
+from attention_contract.schemas.attention import Ran, RawInputs, Taps, TapsRequest
 from attention_contract.tensors import BoolArray, FloatArray
 
 
-class GradientsRequest(ForwardRequest):
+class GradientsRequest(TapsRequest):
     """Exact gradients of L, where ∂L/∂output is given."""
 
     upstream: FloatArray | None = None

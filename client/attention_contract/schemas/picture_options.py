@@ -7,11 +7,13 @@ from pydantic import Field, model_validator
 from attention_contract.base import WireModel, at_fault
 
 View = Literal[
-    "heads", "head", "lines", "statistics", "costs", "spectra", "composition", "similarity", "effects", "rollout"
-]
+    "heads", "head", "lines", "statistics", "output", "costs", "spectra", "composition", "similarity", "effects",
+    "rollout",
+]  # fmt: skip
 """``heads``: a heat map of every head. ``head``: one head's. ``lines``: one head's weights as lines from queries to
-keys. ``statistics``: heads × statistics, or layers × heads. ``costs``: time and memory along a sweep.
-``spectra``: singular values of circuits and parameters. ``composition``: scores of heads × heads of a later module.
+keys. ``statistics``: heads × statistics, or layers × heads. ``output``: queries × width. ``costs``: time and memory
+along a sweep. ``spectra``: singular values of circuits and parameters. ``composition``: scores of heads × heads of a
+later module.
 ``similarity``: of every pair. ``effects``: the change of the output by each edit of a sweep. ``rollout``: the share of
 each input in each token."""
 Theme = Literal["light", "dark"]

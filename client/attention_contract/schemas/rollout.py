@@ -8,7 +8,7 @@ from typing import Any, Final, Literal
 from pydantic import Field
 
 from attention_contract.base import Listed, WireModel
-from attention_contract.schemas.attention import MAX_INDICES, Index, Ran
+from attention_contract.schemas.attention import MAX_INDICES, MAX_LABELS, Index, Ran, TokenLabel
 from attention_contract.schemas.drawable_replies import DrawableReply
 from attention_contract.schemas.recordings import Label, LayerName, RecordingId
 from attention_contract.tensors import Encoding, FloatArray
@@ -49,6 +49,8 @@ class RolloutRequest(RolloutOptions):
     weights: FloatArray
     """``[N, H, L, L]``, or ``[N, L, L]`` of one head; the first layer first. Method ``relevance`` takes the
     ``relevance`` or the ``gradient_attention`` of an attribution to each layer, which may be negative."""
+    labels: Listed[TokenLabel] | None = Field(default=None, max_length=MAX_LABELS)
+    """A label for each of the L tokens, as a picture writes them."""
 
 
 class RolloutReply(DrawableReply):

@@ -2,10 +2,11 @@
 
 from typing import Annotated, Literal
 
+import numpy as np
 from pydantic import Field
 
 from attention_contract.base import ABSENT, Asked, Listed, WireModel
-from attention_contract.notebook_maps import maps_of
+from attention_contract.notebook_maps import Maps, html_of, weight_maps
 from attention_contract.schemas.attention import AttentionInputs, Edit, Ran, RawInputs, Select, TokenLabels
 from attention_contract.schemas.drawable_replies import DrawableReply
 from attention_contract.tensors import BoolArray, FloatArray, IntArray
@@ -17,9 +18,6 @@ StatisticName = Literal[
 """The statistics of a head."""
 MAX_CLASSES = 64
 """The most classes of tokens in one request."""
-MAX_LABELS = 65_536
-"""The most labels of tokens in one request."""
-TokenLabel = Annotated[str, Field(max_length=256)]
 ClassName = Annotated[str, Field(min_length=1, max_length=64, pattern=r"^[^.]*$")]
 
 
@@ -68,10 +66,6 @@ class WeightsRequest(TokenLabels, AttentionInputs):
     """Options and further inputs of those statistics."""
     compare: Literal["unedited"] | None = None
     """``unedited``: return ``differences`` too, the results after the edits minus those without them."""
-    labels: Listed[TokenLabel] | None = Field(default=None, max_length=MAX_LABELS)
-    """A label for each of the Lk keys, the past included, as a picture writes them; of each sequence the same."""
-    query_labels: Listed[TokenLabel] | None = Field(default=None, max_length=MAX_LABELS)
-    """A label for each of the Lq queries. Default: those of the last keys, if the request has no ``key``."""
 
 
 class RawWeightsRequest(RawInputs, WeightsRequest):
@@ -150,8 +144,19 @@ class WeightsReply(DrawableReply):
     ran: Ran
 
     def _repr_html_(self) -> str | None:
-        """The weights of each head as a notebook shows them."""
-        if self.weights is None:
-            return None
-        averaged = self.weights.ndim - self.queries.ndim == 2
-        return maps_of(self.weights, "Attention weights", averaged=averaged).html()
+        """The weights of each head, and what the edits change, as a notebook shows them."""
+        moved, averaged = self.differences, self.weights is not None and self.weights.ndim - self.queries.ndim == 2
+        maps = weight_maps(self.weights, None if moved is None else moved.weights, self.names, averaged=averaged)
+        return html_of(maps if moved is None else maps + _statistic_maps(moved.statistics))
+
+
+def _statistic_maps(differences: HeadStatistics) -> list[Maps]:
+    """A map of sequences × heads for the differences of each statistic."""
+    found = {name: getattr(differences, name) for name in HeadStatistics.model_fields if name != "classes"}
+    found = {name: np.atleast_2d(x) for name, x in (found | (differences.classes or {})).items() if x is not None}
+    if not found:
+        return []
+    values = np.stack(list(found.values()))
+    rows = [f"sequence {at}" for at in range(values.shape[1])]
+    columns = [f"head {at}" for at in range(values.shape[2])]
+    return [Maps(values, list(found), rows, columns, "Differences of the statistics", "Statistic", signed=True)]

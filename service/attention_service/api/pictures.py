@@ -12,7 +12,7 @@ from attention_contract.base import WireModel
 from attention_contract.errors import InvalidRequest, NotAcceptable
 from attention_contract.operations import Operation
 from attention_contract.schemas.answers import Picture
-from attention_contract.schemas.attention import Select, token_counts
+from attention_contract.schemas.attention import ForwardRequest, Select, token_counts
 from attention_contract.schemas.attribution import SIGNED_METHODS, AttributionRequest
 from attention_contract.schemas.complexity import ComplexityRequest, Sweep
 from attention_contract.schemas.picture_options import DIVERGING, SEQUENTIAL, PictureOptions
@@ -57,6 +57,9 @@ def with_needs(request: Any, options: PictureOptions, heads: int | None, past: i
     """
     if isinstance(request, ComplexityRequest):
         return _with_sweep(request)
+    if isinstance(request, ForwardRequest):
+        _check_palette(options, signed=True)
+        return request.model_copy(update={"return_": ["output"]})
     if isinstance(request, AttributionRequest):
         method = request.methods[0]
         _check_palette(options, signed=request.compare is not None or method in SIGNED_METHODS)

@@ -51,6 +51,9 @@ def predicted_seconds(work: Workload, kernel: str, rates: Rates) -> float:
     if work.reported:  # exact attention, block by block, and the weights that the approximation amounts to
         compared = predicted_seconds(exactly(work), MATERIALIZED, rates)
         return predicted_seconds(replace(work, reported=False), kernel, rates) + 2 * compared
+    if work.compared:  # once more, from the same queries, keys and values
+        both = (predicted_seconds(each, kernel, rates) for each in (replace(work, compared=False), work.unedited))
+        return sum(both) - flops(work, masked=False).projections / rates.flops_per_s
     executed = _executed(flops(work, masked=False), work, kernel) + tap_flops(work, kernel)
     return rates.seconds(
         executed, moved_bytes(work, kernel), kernel_of(work, kernel), 1 + _starts(work, kernel, _STARTS)

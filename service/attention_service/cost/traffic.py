@@ -43,7 +43,7 @@ def own_traffic(work: Workload, *, backward: bool) -> Traffic:
 
 @remembered
 def _found(work: Workload, kernel: str, backward: bool) -> dict[str, dict[str, int]]:
-    plain = replace(work, edits=(), edit_elements=0, averaged=False, reported=False)
+    plain = replace(work.unedited, averaged=False, reported=False)
     return by_pieces(long_enough(plain), lambda part: _counted(part, kernel, backward=backward))
 
 

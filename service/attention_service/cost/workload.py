@@ -44,6 +44,8 @@ class Workload(Extent):
     """Elements of the edits' values."""
     reported: bool = False
     """True if the request wants the error against exact attention."""
+    compared: bool = False
+    """True if the request wants the differences from attention without its edits."""
     inputs: frozenset[str] = frozenset({"query", "key", "value"})
     """Names of distinct input tensors: self-attention has the query alone."""
     wrt: frozenset[str] = frozenset({"inputs", "parameters"})
@@ -60,6 +62,11 @@ class Workload(Extent):
     def edited(self) -> bool:
         """True if a tap is edited."""
         return bool(self.edits)
+
+    @property
+    def unedited(self) -> "Workload":
+        """The same workload without its edits."""
+        return replace(self, edits=(), edit_elements=0, compared=False)
 
     @property
     def apart(self) -> int:

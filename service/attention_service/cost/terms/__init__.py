@@ -97,6 +97,8 @@ def retrieval_terms(r: Retrieval) -> list[Term]:
 def _forward(work: Workload, kernel: str) -> Iterator[Term]:
     if work.reported:  # exact attention, block by block, and the weights that the approximation amounts to
         yield from _times(stages(exactly(work)), 2)
+    if work.compared:  # once more, from the same queries, keys and values
+        yield from (term for term in _forward(work.unedited, kernel) if term.name != "product projections")
     yield start("direct call" if _is_direct(work, kernel) else "call")
     yield from around(work)
     yield from _core(work, kernel)

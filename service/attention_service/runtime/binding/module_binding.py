@@ -9,7 +9,6 @@ import numpy as np
 
 from attention_contract.errors import InvalidRequest, ShapeMismatch
 from attention_contract.schemas.attention import AttentionInputs, ForwardRequest, RawInputs
-from attention_contract.schemas.gradients import GradientsRequest
 from attention_contract.spec import MAX_POSITIONS, AttentionSpec, Mask
 from attention_contract.tensors import Array, Untyped, dtype_name
 from attention_service.core.global_tokens import with_global_tokens
@@ -214,7 +213,7 @@ class _Binder:
         dropout = None
         if asked is not None and (asked.p > 0 or asked.return_mask):
             dropout = Dropout(asked.p, asked.seed)
-        wanted = isinstance(self.request, ForwardRequest) and not isinstance(self.request, GradientsRequest)
+        wanted = isinstance(self.request, ForwardRequest)
         wanted = wanted and (self.request.initial_state is not None or getattr(self.request, "return_state", False))
         return Bound(
             self.target, self.spec, layout, *sizes, dtype, reply_dtype, self.arrays, value_is, dropout, learned,

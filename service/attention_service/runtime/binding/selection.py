@@ -63,19 +63,19 @@ def as_tuple(indices: list[int] | None) -> tuple[int, ...] | None:
 
 def check_labels(labelled: TokenLabels, bound: Bound) -> None:
     """Raise ShapeMismatch if there are labels, but not one for each token."""
-    keys = bound.keys - bound.extra
-    for param, labels, expected in (
-        ("labels", labelled.labels, keys),
-        ("query_labels", labelled.query_labels, bound.queries),
-    ):
-        if labels is not None and len(labels) != expected:
-            raise ShapeMismatch(
-                f"{param}: expected {expected} labels, one for each {'key' if param == 'labels' else 'query'}; "
-                f"got {len(labels)}",
-                param=param,
-                expected=[expected],
-                actual=[len(labels)],
-            )
+    check_label_count("labels", labelled.labels, bound.keys - bound.extra, "key")
+    check_label_count("query_labels", labelled.query_labels, bound.queries, "query")
+
+
+def check_label_count(param: str, labels: Sequence[str] | None, expected: int, of: str) -> None:
+    """Raise ShapeMismatch unless there is a label for each, or none at all."""
+    if labels is not None and len(labels) != expected:
+        raise ShapeMismatch(
+            f"{param}: expected {expected} labels, one for each {of}; got {len(labels)}",
+            param=param,
+            expected=[expected],
+            actual=[len(labels)],
+        )
 
 
 def check_edits(edits: Sequence[Edit], bound: Bound) -> None:

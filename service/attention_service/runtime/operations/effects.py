@@ -13,7 +13,7 @@ from attention_contract.schemas.effects import MAX_EFFECTS, EffectsRequest, Swep
 from attention_service import cost
 from attention_service.core import multihead
 from attention_service.core.arrays import TORCH_DTYPES
-from attention_service.core.blocks import SCORES_AT_ONCE
+from attention_service.core.blocks import largest_tile
 from attention_service.core.edit_effects import context_after, context_changes, each_of, reach
 from attention_service.core.edits import AXES, BoundEdit
 from attention_service.core.indices import pick
@@ -68,20 +68,14 @@ def prepare(module: Module | None, request: EffectsRequest, device: Device, room
     work = batch_plans(bound, question, _EVERYTHING, plan.kernel, device).costs.work
     if approximation_of(bound.spec) is None:  # the scores are computed in tiles
         held = plan_request(bound, Question(), device, room).peak_bytes
-        plan = replace(plan, peak_bytes=held + _TILES * work.itemsize * _tile_elements(bound))
+        tile = largest_tile(bound.batch, bound.heads, bound.queries, bound.keys)
+        plan = replace(plan, peak_bytes=held + _TILES * work.itemsize * tile)
     plan = _whole_plan(plan, work, bound, request, swept)
 
     def operation(bound: Bound) -> Sweeping:
         return Sweeping(bound, request, swept)
 
     return Job(Prepared("effects", plan, bound.dtype, device.torch, operation), bound, module)
-
-
-def _tile_elements(bound: Bound) -> int:
-    """Scores of the largest tile."""
-    batch, heads, keys = bound.batch, bound.heads, bound.keys
-    by_row = max(batch * keys, 1), max(batch * heads * keys, 1)
-    return max(min(of * bound.queries, max(of, SCORES_AT_ONCE)) for of in by_row)
 
 
 def _swept(sweep: SweptEdit, bound: Bound) -> dict[str, list[int]]:

@@ -8,7 +8,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from attention_contract.schemas.attention import ApproximationError, ForwardRequest
+from attention_contract.base import valid
+from attention_contract.schemas.attention import ApproximationError, ForwardRequest, Taps, TapsRequest
 from attention_service.core import multihead
 from attention_service.core.apart import separate_positions
 from attention_service.core.attention import attend
@@ -52,6 +53,7 @@ def prepare(module: Module | None, request: ForwardRequest, device: Device, room
     selection = bind_selection(request.select, bound)
     check_edits(request.edits, bound)
     question = Question(
+        compared=request.compare is not None,
         kernel=request.kernel,
         taps=frozenset(request.return_),
         averaged=request.average_heads,
@@ -68,7 +70,8 @@ def prepare(module: Module | None, request: ForwardRequest, device: Device, room
 
     kernel = KERNELS[plan.kernel].make() if plan.kernel in KERNELS else plan.kernel  # else a method that approximates
     may_be_graphed = device.is_cuda and is_short(plan)  # graphs belong to the thread of short work
-    watched = not (request.edits or request.report_error or is_compiled(plan.kernel) or returns_mask(request))
+    alone = request.edits or request.compare or request.report_error or returns_mask(request)
+    watched = not (alone or is_compiled(plan.kernel))
     joining = None
     if watched and joinable(bound):
         mixed = None
@@ -127,6 +130,14 @@ class Forward:
         results: Results = {}
         if attended.taps:
             results = tap_results(bound, attended.taps, average_heads=request.average_heads)
+        unedited = None
+        if request.compare is not None:
+            phase("attention without the edits", "unedited context", "unedited pairs")
+            unedited = attend(problem, inner, self.selection, (), self.kernel)
+            phase("differences", "differences")
+            moved = {tap: _minus(x, unedited.taps[tap]) for tap, x in attended.taps.items()}
+            results["differences"] = tap_results(bound, moved, average_heads=request.average_heads)
+            unedited.taps.clear()
         for name, x in attended.state.items():
             results[name] = compute.in_reply(x, bound, "k", accumulated(bound))
         if request.dropout is not None:
@@ -142,6 +153,10 @@ class Forward:
         if "output" in request.return_:
             output = compute.output(bound, parameters, attended.context, uploaded.edits)
             results["output"] = compute.in_reply(output, bound, "output")
+            if unedited is not None:
+                phase("differences of the output", "unedited output")
+                without = compute.output(bound, parameters, unedited.context)
+                results["differences"]["output"] = compute.in_reply(_minus(output, without), bound, "output")
         if compared is not None:
             phase("compare outputs", "outputs")
             results["error"] = _error(bound, parameters, compared, attended.context)
@@ -152,7 +167,14 @@ class Forward:
         fields = on_host(results)
         if (error := fields.get("error")) is not None:
             fields["error"] = ApproximationError(**{name: None if x is None else float(x) for name, x in error.items()})
+        if (differences := fields.get("differences")) is not None:
+            fields["differences"] = valid(Taps, differences)
         return fields
+
+
+def _minus(edited: Tensor, unedited: Tensor) -> Tensor:
+    """Subtract a tap; equal numbers, infinite ones too, differ by 0."""
+    return (edited - unedited).masked_fill_(edited == unedited, 0)
 
 
 def mixes(bound: Bound, request: ForwardRequest) -> bool:
@@ -255,12 +277,12 @@ def accumulated(bound: Bound) -> str:
     return "float64" if bound.dtype == "float64" else "float32"
 
 
-def returns_mask(request: ForwardRequest) -> bool:
+def returns_mask(request: TapsRequest) -> bool:
     """True if the request returns the mask of the weights that dropout keeps."""
     return request.dropout is not None and request.dropout.return_mask
 
 
-def dropout_results(bound: Bound, request: ForwardRequest, problem: Problem, selection: Selection) -> Results:
+def dropout_results(bound: Bound, request: TapsRequest, problem: Problem, selection: Selection) -> Results:
     """The mask of the weights that dropout keeps, if the request returns it."""
     if not returns_mask(request):
         return {}

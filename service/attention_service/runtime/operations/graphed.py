@@ -30,7 +30,7 @@ def asks_for_little(bound: Bound, request: ForwardRequest, kernel: str) -> bool:
     """True if a request asks for the output alone, of inputs alone, by one call of the fused kernel."""
     plain = list(request.return_) == ["output"] and set(bound.arrays) <= _INPUTS
     single_call = kernel in KERNELS and KERNELS[kernel].make().single_call  # a method has no kernel
-    changed = request.edits or request.dropout or request.report_error or bound.state_wanted
+    changed = request.edits or request.compare or request.dropout or request.report_error or bound.state_wanted
     return single_call and plain and not changed and not separate_positions(bound.spec.masks)
 
 

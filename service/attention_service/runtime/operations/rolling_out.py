@@ -19,7 +19,7 @@ from attention_service.cost.time import Rates
 from attention_service.modules.faults import reason
 from attention_service.modules.recording_store import RecordingStore
 from attention_service.runtime.binding.bound import check_empty, wrong_shape
-from attention_service.runtime.binding.selection import check_indices
+from attention_service.runtime.binding.selection import check_indices, check_label_count
 from attention_service.runtime.device import Device
 from attention_service.runtime.operations.operation import Fields, Results, Uploaded, on_host
 from attention_service.runtime.planning.plan import Plan
@@ -64,6 +64,7 @@ def prepare(request: RolloutRequest, device: Device) -> Job:
     if weights.ndim not in {3, 4} or not weights.size or weights.shape[-1] != weights.shape[-2]:
         expected = "[layers, heads, tokens, tokens], or [layers, tokens, tokens] of one head"
         raise wrong_shape("weights", expected, weights)
+    check_label_count("labels", request.labels, weights.shape[-1], "token")
     by_head = weights if weights.ndim == 4 else weights[:, None]
 
     def layers(stack: ExitStack, device: torch.device) -> Iterator[Iterator[Tensor]]:

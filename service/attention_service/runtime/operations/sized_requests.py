@@ -63,6 +63,7 @@ class SizedOperations:
             return_=[tap for tap in ("output", *taps_of(work.spec)) if tap in work.taps],
             average_heads=work.averaged,
             report_error=work.reported,
+            compare="unedited" if work.compared else None,
             edits=[self._edit(tap, does, work) for tap, does in work.edits],
         )
         bound = self._bound(work, parameters)

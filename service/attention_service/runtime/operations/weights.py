@@ -11,7 +11,7 @@ from torch import Tensor
 from attention_contract.errors import ShapeMismatch
 from attention_contract.schemas.weights import WeightsRequest
 from attention_service.core.arrays import TORCH_DTYPES, to_torch
-from attention_service.core.blocks import rows_at_once, tiles
+from attention_service.core.blocks import largest_tile, tiles
 from attention_service.core.inspection import positions_of, real_queries, top, totals, weights_of
 from attention_service.core.phases import phase
 from attention_service.core.pooled_weights import pooled_differences, pooled_weights
@@ -162,11 +162,7 @@ def _minus(edited: Mapping[str, Any], unedited: Mapping[str, Any]) -> dict[str, 
 
 def _more_bytes(bound: Bound, request: WeightsRequest, selection: Selection) -> int:
     """Bytes of chosen statistics and of a comparison, beyond those of a plain request."""
-    rows = min(bound.queries, rows_at_once(bound.batch, 1, bound.keys))
-    tile = (
-        8 * bound.batch * rows * bound.keys * min(bound.heads, max(1, 2**20 // max(1, bound.batch * bound.keys * rows)))
-    )
-    more = 4 * tile
+    more = 4 * 8 * largest_tile(bound.batch, bound.heads, bound.queries, bound.keys)
     heads = bound.heads if selection.heads is None else len(selection.heads)
     queries = bound.queries if selection.queries is None else len(selection.queries)
     if request.pool is not None:

@@ -36,6 +36,7 @@ class Question(NamedTuple):
     taps: frozenset[str] = frozenset({"output"})
     averaged: bool = False
     reported: bool = False
+    compared: bool = False
     returns_dropout_mask: bool = False
     edits: tuple[tuple[str, str], ...] = ()
     """Tap and action of each edit, in the form of ``Workload.edits``."""
@@ -169,6 +170,7 @@ def workload(bound: Bound, question: Question, sizes: RequestSizes, threads: int
         sent=frozenset((_CARRIED & arrays.keys()) | ({"return_state"} if bound.state_wanted else set())),
         fine_gate=gate is not None and gate.ndim == 4,
         reported=question.reported,
+        compared=question.compared,
         averaged=question.averaged,
         inputs=frozenset({"query", "key", "value"} & arrays.keys()),
         wrt=question.wrt,
@@ -284,6 +286,9 @@ def _flops(work: Workload, kernel: str, purpose: Purpose) -> int:
         if purpose.half is not None:
             return forward if purpose.half == "forward" else backward
         return forward + backward * (1 + cost.SECOND_PASSES * purpose.double_backward)
+    if work.compared:  # once more, from the same queries, keys and values
+        once = cost.flops(work, masked=False)
+        forward += forward - once.projections - once.position
     return forward + (cost.flops(cost.exactly(work), masked=False).total if work.reported else 0)
 
 

@@ -209,7 +209,7 @@ async def _weights(
         return None
     changes: dict[str, Any] = {
         "return_": ["weights"], "select": Select(queries=list(range(queries)[wanted])), "average_heads": False,
-        "kernel": None, "report_error": False, "dropout": None,
+        "kernel": None, "report_error": False, "dropout": None, "compare": None,
     }  # fmt: skip
     asked = request.model_copy(update=changes)
     fields, _ = await run_over_past(host, session, steps.prepare, asked, deadline, rows)

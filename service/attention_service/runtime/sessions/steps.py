@@ -148,8 +148,12 @@ def _with_past(module: Module, request: RequestT, rows: Sequence[Cached]) -> Req
 
 def _asks_for_output(request: ForwardRequest) -> bool:
     """True if a request asks for its output alone, unedited, by no other kernel."""
-    changed = request.edits or request.dropout or request.report_error or request.return_state or request.parameters
-    return list(request.return_) == ["output"] and not changed and request.kernel in {None, IN_PLACE}
+    changed = request.edits or request.compare or request.dropout or request.report_error or request.parameters
+    return (
+        list(request.return_) == ["output"]
+        and not (changed or request.return_state)
+        and request.kernel in {None, IN_PLACE}
+    )
 
 
 def _attends_in_place(bound: Bound) -> bool:

@@ -1,0 +1,39 @@
+"""The names of what a reply has numbers of, for its pictures and for the maps of a notebook."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from attention_contract.schemas.complexity import Sweep
+
+
+@dataclass(frozen=True)
+class Names:
+    """The names of what a reply has numbers of."""
+
+    title: str = ""
+    """The module, recording or model."""
+    keys: Sequence[str] | None = None
+    """A label for each key."""
+    queries: Sequence[str] | None = None
+    """A label for each returned query."""
+    heads: Sequence[int] | None = None
+    """The index of each returned head; default: counted from 0."""
+    averaged: bool = False
+    """The weights are averaged over heads."""
+    by_head: bool = False
+    """The output has a part for each head: raw attention without ``num_heads``."""
+    method: str | None = None
+    """The attribution to draw, by default the first of the reply; or the way of a rollout."""
+    pool: int = 1
+    """The queries and keys of each cell of the reply's pooled weights."""
+    sizes: tuple[int, int] | None = None
+    """Queries and keys; default: the cells' number."""
+    sweep: "Sweep | None" = None
+    """The sizes that a reply about costs is along."""
+
+
+def heading(names: Names, *parts: str) -> str:
+    """The heading of a picture: the title, and what is shown of it."""
+    return " · ".join(part for part in (names.title, *parts) if part)

@@ -9,6 +9,7 @@ from io import BytesIO
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 from PIL import Image
 
@@ -22,7 +23,12 @@ ARGS = (
 ROOT = Path(__file__).parent.parent.parent
 AXE = ROOT / "web/node_modules/axe-core/axe.min.js"
 SHOTS = os.environ.get("PAGE_PICTURES")
-"""A folder for pictures of the views; none are written without it."""
+"""A folder for pictures of the views. Without it they are compared with those of the documents."""
+PICTURES = ROOT / "docs/page"
+BLOCK = 8
+"""Pixels a side of the squares whose mean colours are compared: edges of letters differ between releases of a font."""
+OTHER = 24
+"""Of 255: the difference of a channel from which on a square looks different."""
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
@@ -85,15 +91,24 @@ class Visit:
         self.page.locator("main .empty", has_text="…").wait_for(state="detached")
         return self.page
 
-    def picture(self, name: str) -> None:
-        """Write a picture of the page in 96 colours, if a folder for pictures is set."""
+    def picture(self, name: str, alike: float = 0.98) -> None:
+        """Compare the page with its picture in the documents, or write it if a folder for pictures is set.
+
+        ``alike``: the share of squares that must look the same.
+        """
+        width = self.page.viewport_size["width"]
+        self.page.set_viewport_size({"width": width, "height": 844 if width < 500 else 980})
+        self.page.locator("[aria-busy=true]").first.wait_for(state="detached")
+        self.page.evaluate("scrollTo(0, 0)")
+        self.page.wait_for_timeout(150)
+        drawn = Image.open(BytesIO(self.page.screenshot())).convert("RGB").quantize(96, dither=Image.Dither.NONE)
         if SHOTS:
-            width = self.page.viewport_size["width"]
-            self.page.set_viewport_size({"width": width, "height": 844 if width < 500 else 980})
-            self.page.locator("[aria-busy=true]").first.wait_for(state="detached")
-            self.page.wait_for_timeout(150)
-            drawn = Image.open(BytesIO(self.page.screenshot())).convert("RGB")
-            drawn.quantize(96, dither=Image.Dither.NONE).save(f"{SHOTS}/{name}.png", optimize=True)
+            drawn.save(f"{SHOTS}/{name}.png", optimize=True)
+        elif (path := PICTURES / f"{name}.png").exists():
+            found, expected = (np.asarray(each.convert("RGB").reduce(BLOCK), int) for each in (drawn, Image.open(path)))
+            assert found.shape == expected.shape
+            share = (np.abs(found - expected).max(2) <= OTHER).mean()
+            assert share >= alike, f"{name} looks different: look at it, and renew docs/page with PAGE_PICTURES"
 
     def violations(self) -> list[str]:
         """The rules of axe that the page breaks."""

@@ -50,7 +50,7 @@ def test_a_head_of_4096_tokens_pans_and_zooms(visit):
 
 
 def test_a_stored_head_is_pooled_by_the_server_and_exact_under_the_cursor(visit):
-    """Zoomed out the page reads pooled strips, and never the 16 MB of the head; the number of a cell is the stored one."""
+    """Zoomed out the page reads pooled strips, never the 16 MB of the head."""
     tokens = 2048
     weights = np.random.default_rng(0).dirichlet(np.full(tokens, 0.02), (2, tokens)).astype(np.float32)
     labels = {"layers": [f"t{at}" for at in range(tokens)]}

@@ -29,6 +29,8 @@ BLOCK = 8
 """Pixels a side of the squares whose mean colours are compared: edges of letters differ between releases of a font."""
 OTHER = 24
 """Of 255: the difference of a channel from which on a square looks different."""
+ALIKE = 0.98
+"""The share of squares that must look the same."""
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
@@ -91,15 +93,17 @@ class Visit:
         self.page.locator("main .empty", has_text="…").wait_for(state="detached")
         return self.page
 
-    def picture(self, name: str, alike: float = 0.98) -> None:
+    def picture(self, name: str, at: Any = None) -> None:
         """Compare the page with its picture in the documents, or write it if a folder for pictures is set.
 
-        ``alike``: the share of squares that must look the same.
+        ``at``: the locator that is scrolled into view; by default the picture begins at the top.
         """
         width = self.page.viewport_size["width"]
         self.page.set_viewport_size({"width": width, "height": 844 if width < 500 else 980})
         self.page.locator("[aria-busy=true]").first.wait_for(state="detached")
         self.page.evaluate("scrollTo(0, 0)")
+        if at is not None:
+            at.scroll_into_view_if_needed()
         self.page.wait_for_timeout(150)
         drawn = Image.open(BytesIO(self.page.screenshot())).convert("RGB").quantize(96, dither=Image.Dither.NONE)
         if SHOTS:
@@ -108,7 +112,7 @@ class Visit:
             found, expected = (np.asarray(each.convert("RGB").reduce(BLOCK), int) for each in (drawn, Image.open(path)))
             assert found.shape == expected.shape
             share = (np.abs(found - expected).max(2) <= OTHER).mean()
-            assert share >= alike, f"{name} looks different: look at it, and renew docs/page with PAGE_PICTURES"
+            assert share >= ALIKE, f"{name} looks different: look at it, and renew docs/page with PAGE_PICTURES"
 
     def violations(self) -> list[str]:
         """The rules of axe that the page breaks."""

@@ -1,5 +1,6 @@
 /** Interventions on an attention, as the API takes them, kept as text in the URL. */
 
+import type { Params } from "./subject";
 import type { Body } from "./tensors";
 
 export interface Edit {
@@ -13,7 +14,7 @@ export interface Edit {
 }
 
 /** Read edits; text that holds none gives none. */
-export function readEdits(text: string | undefined): Edit[] {
+function readEdits(text: string | undefined): Edit[] {
   try {
     const read: unknown = JSON.parse(text ?? "[]");
     return Array.isArray(read) ? (read as Edit[]) : [];
@@ -21,6 +22,9 @@ export function readEdits(text: string | undefined): Edit[] {
     return [];
   }
 }
+
+/** What is changed, by the parameters of the page. */
+export const readChanges = (params: Params) => ({ edits: readEdits(params.edits), temperature: Number(params.temperature ?? 1) || 1, causal: Boolean(params.masked) });
 
 export const writeEdits = (edits: Edit[]) => (edits.length ? JSON.stringify(edits) : "");
 

@@ -25,6 +25,8 @@ interface HeatMapProps {
   shared?: number;
   signed?: boolean;
   large?: boolean;
+  /** The names of the rows and of the columns. */
+  axes?: [string, string];
   at?: Cell | null;
   /** The cursor moved by keys. */
   move?: (cell: Cell) => void;
@@ -36,10 +38,11 @@ interface HeatMapProps {
 
 const STEPS: Partial<Record<string, [number, number]>> = { ArrowUp: [-1, 0], ArrowDown: [1, 0], ArrowLeft: [0, -1], ArrowRight: [0, 1] };
 const SCALES: Partial<Record<string, number>> = { "+": 1.5, "=": 1.5, "-": 1 / 1.5, "0": 0 };
+const QUERIES_AND_KEYS: [string, string] = ["queries", "keys"];
 const MOST_CELLS = 10_000; // of the table
 
 export function HeatMap(props: HeatMapProps) {
-  const { of, queries, keys, title, range = "own", shared = 0, signed = false, large = false, at = null } = props;
+  const { of, queries, keys, title, range = "own", shared = 0, signed = false, large = false, axes = QUERIES_AND_KEYS, at = null } = props;
   const { theme } = usePage();
   const cells: Cells = useMemo(() => (of instanceof Tiles ? of : whole(of)), [of]);
   const [place, width] = useWidth();
@@ -151,7 +154,7 @@ export function HeatMap(props: HeatMapProps) {
   };
   const told = cursor && cursor.query < of.rows && cursor.key < of.columns ? cursor : null;
   const number = told ? cells.value(told.query, told.key) : undefined;
-  const label = `Heat map of ${title}: ${of.rows} queries by ${of.columns} keys. Arrow keys move from cell to cell${large ? "; plus, minus and 0 zoom" : ""}. The table below has the numbers.`;
+  const label = `Heat map of ${title}: ${of.rows} ${axes[0]} by ${of.columns} ${axes[1]}. Arrow keys move from cell to cell${large ? "; plus, minus and 0 zoom" : ""}. The table below has the numbers.`;
   return (
     <div class="heatmap">
       {large && (
@@ -170,7 +173,7 @@ export function HeatMap(props: HeatMapProps) {
       <output class="readout" aria-live="polite">
         {told ? <><span>{queries[told.query]} → {keys[told.key]}</span><b>{worded(number, 6)}</b></> : "\u00a0"}
       </output>
-      <CellTable of={cells} queries={queries} keys={keys} title={title} />
+      <CellTable of={cells} queries={queries} keys={keys} title={title} axes={axes} />
     </div>
   );
 }
@@ -179,7 +182,7 @@ export function HeatMap(props: HeatMapProps) {
 const worded = (value: number | undefined, digits?: number) => (value === undefined ? "…" : precise(value, digits));
 
 /** The numbers of the first queries as a table, made when it is opened. */
-export function CellTable({ of, queries, keys, title }: { of: Cells; queries: string[]; keys: string[]; title: string }) {
+export function CellTable({ of, queries, keys, title, axes }: { of: Cells; queries: string[]; keys: string[]; title: string; axes: [string, string] }) {
   const [open, setOpen] = useState(false);
   const rows = Math.min(of.rows, Math.max(1, Math.floor(MOST_CELLS / of.columns)));
   const columns = Array.from({ length: Math.min(of.columns, MOST_CELLS) }, (_, key) => ({
@@ -187,11 +190,11 @@ export function CellTable({ of, queries, keys, title }: { of: Cells; queries: st
     number: true,
     cell: (i: number) => worded(of.value(i, key)),
   }));
-  const caption = `${title}: rows are queries, columns are keys${rows < of.rows ? `, the first ${rows} queries` : ""}`;
+  const caption = `${title}: rows are ${axes[0]}, columns are ${axes[1]}${rows < of.rows ? `, the first ${rows} ${axes[0]}` : ""}`;
   return (
     <details onToggle={(event) => setOpen(event.currentTarget.open)}>
       <summary>As a table</summary>
-      {open && <Table caption={caption} columns={[{ head: "query", header: true, cell: (i: number) => queries[i] }, ...columns]} rows={Array.from({ length: rows }, (_, i) => i)} />}
+      {open && <Table caption={caption} columns={[{ head: axes[0], header: true, cell: (i: number) => queries[i] }, ...columns]} rows={Array.from({ length: rows }, (_, i) => i)} />}
     </details>
   );
 }

@@ -1,10 +1,11 @@
-/** Requests about the subject at hand: forward passes and gradients, cut to one sequence. */
+/** Requests about the subject at hand: forward passes, gradients, attributions and effects, cut to one sequence. */
 
 import { callTensors, of } from "./api";
 import type { Asked } from "./api";
 import { matrix } from "./matrix";
 import type { Matrix } from "./matrix";
-import type { Live } from "./subject";
+import type { Live, Subject } from "./subject";
+import { stacked } from "./tensors";
 import type { Body, Tensor } from "./tensors";
 import type { Ran } from "./types";
 
@@ -45,6 +46,16 @@ export async function gradientsOf(live: Live, more: Body, sequence: number): Pro
   return run("gradients", live, more, sequence);
 }
 
+/** The share of each weight and head in a number that depends on the output, by the methods of the request. */
+export async function attributionOf(live: Live, more: Body, sequence: number): Promise<Made> {
+  return run("attribution", live, more, sequence);
+}
+
+/** The change of the output by each edit of a sweep, as `effects.norm` and its like. */
+export async function effectsOf(live: Live, more: Body, sequence: number): Promise<Made> {
+  return run("effects", live, more, sequence);
+}
+
 async function run(question: string, live: Live, more: Body, sequence: number): Promise<Made> {
   const asked: Asked = { method: "POST", path: of(live.module, question), body: { ...live.body, ...more } };
   const { reply, tensors } = await callTensors<{ ran: Ran }>(asked.path, asked.body ?? {});
@@ -54,6 +65,12 @@ async function run(question: string, live: Live, more: Body, sequence: number): 
   const cut = Object.fromEntries(Object.entries(tensors).map(([name, each]) => [name, batched ? ofSequence(each, each.shape.length - 1, sequence) : each]));
   const heads = layout === 3 ? (batched ? query.shape[1] : query.shape[0]) : 1;
   return { asked, ran: reply.ran, heads, tensors: cut, taps: Object.fromEntries(Object.entries(cut).map(([name, each]) => [name, rowsOf(each)])) };
+}
+
+/** The weights of all heads of some layers, one layer after the other: `[head, query, key]`. */
+export async function allWeights(subject: Subject, layers: number[]): Promise<Tensor> {
+  const heads = await Promise.all(layers.flatMap((layer) => subject.layers[layer].heads.map((_, head) => subject.weights(layer, head))));
+  return stacked(heads.map(({ rows, columns, data }) => ({ shape: [rows, columns], data })));
 }
 
 /** One head of a tensor [head, query, key], or of [query, key] itself. */

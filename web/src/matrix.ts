@@ -160,39 +160,3 @@ function shares(weights: Float32Array): Float64Array {
   const total = weights.reduce((a, b) => a + b, 0);
   return Float64Array.from(weights, (weight) => (total > 0 ? weight / total : 0));
 }
-
-/** A product of square matrices, row by row. */
-export function product(one: Matrix, other: Matrix): Matrix {
-  const made = matrix(one.rows, other.columns);
-  for (let i = 0; i < one.rows; i += 1) {
-    const into = row(made, i);
-    for (let k = 0; k < one.columns; k += 1) {
-      const by = one.data[i * one.columns + k];
-      if (by === 0) continue;
-      const from = row(other, k);
-      for (let j = 0; j < into.length; j += 1) into[j] += by * from[j];
-    }
-  }
-  return made;
-}
-
-/**
- * Attention rollout: the product over the layers of ½A + ½I, A the mean over the heads with rows that sum to 1.
- * Source: Abnar & Zuidema 2020, section 3.
- */
-export function rollout(layers: Matrix[][]): Matrix {
-  return layers.map(mixed).reduce((sum, each) => product(each, sum));
-}
-
-function mixed(heads: Matrix[]): Matrix {
-  const { rows, columns } = heads[0];
-  const made = matrix(rows, columns);
-  for (const { data } of heads) for (let at = 0; at < data.length; at += 1) made.data[at] += data[at] / heads.length;
-  for (let i = 0; i < rows; i += 1) {
-    const weights = row(made, i);
-    const total = weights.reduce((a, b) => a + b, 0);
-    // A token that attends to nothing keeps its state.
-    for (let j = 0; j < columns; j += 1) weights[j] = total > 0 ? weights[j] / total / 2 + (i === j ? 0.5 : 0) : Number(i === j);
-  }
-  return made;
-}

@@ -12,6 +12,7 @@ import { FONT } from "./scene";
 
 const LABEL = 12; // the smallest cell with room for a label, in CSS pixels
 const NUMBER = 34; // the smallest cell with room for a number
+const HIGH = 420; // the most of a map that shows all of its rows
 const STRIP = 26; // the width of the marginals
 
 export interface Picture {
@@ -66,11 +67,12 @@ export class Painter {
     const bars = strips ? STRIP + 6 : 0;
     const [left, top] = [Math.ceil(longest(queries)) + 10, Math.ceil(longest(keys)) + 10];
     const room = Math.max(60, width - left - bars - 2);
-    let cell = Math.min(large ? 44 : 30, room / of.columns, large ? Math.max(LABEL, 640 / of.rows) : Infinity);
+    const tall = large ? Math.max(LABEL, 640 / of.rows) : HIGH / of.rows;
+    let cell = Math.min(large ? 44 : 30, room / of.columns, tall);
     const labelled = cell >= LABEL || large;
-    if (!labelled) cell = (width - bars - 2) / of.columns;
+    if (!labelled) cell = Math.min((width - bars - 2) / of.columns, tall);
     if (cell >= 2) cell = Math.floor(cell);
-    const high = Math.min(cell * of.rows, large ? 680 : 420);
+    const high = Math.min(cell * of.rows, large ? 680 : HIGH);
     this.frame = { left: labelled ? left : 0, top: labelled ? top : 0, width: cell * of.columns, height: high, cell };
     const ratio = globalThis.devicePixelRatio || 1;
     const size = [this.frame.left + this.frame.width + bars + 1, this.frame.top + high + bars + 1];

@@ -45,6 +45,8 @@ export interface Subject {
   title: string;
   /** The whole model that a recording is of. */
   whole?: Whole;
+  /** The path of a recording that the server has. */
+  recording?: string;
   facts: [string, string][];
   layers: Layer[];
   /** The weights of a head. */
@@ -68,7 +70,8 @@ export const BUILT_IN = [
 ] as const;
 
 export const DEFAULT_SOURCE = "builtin:cat";
-const MOST_CELLS = 4_000_000; // of one reply with all heads
+/** The most cells of one request or reply with the weights of all heads. */
+export const MOST_CELLS = 4_000_000;
 /** The most cells of a head whose weights the page asks for: 256 MiB. */
 export const MOST_HEAD_CELLS = 8192 ** 2;
 
@@ -194,7 +197,8 @@ async function openStored(id: string): Promise<Subject> {
       return attentions[0].statistics;
     },
   };
-  return ofRecording(described, new Set(described.tensors.map(({ name }) => name)), read, server, `stored, ${sized(described.bytes)}`);
+  const subject = ofRecording(described, new Set(described.tensors.map(({ name }) => name)), read, server, `stored, ${sized(described.bytes)}`);
+  return { ...subject, recording: path };
 }
 
 /** What only the server's own recordings have. */
@@ -272,7 +276,7 @@ export function isCausal({ rows, columns, data }: Matrix): boolean {
 
 const words = (text: string | undefined) => (text ?? "").split(/[\s,]+/).filter(Boolean);
 
-function parsed(text: string, param: string, title = param): unknown {
+export function parsed(text: string, param: string, title = param): unknown {
   try {
     return JSON.parse(text);
   } catch (fault) {

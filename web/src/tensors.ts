@@ -19,6 +19,14 @@ export function base64(data: Float32Array): string {
   return btoa(text);
 }
 
+/** Tensors of one shape as one tensor, along a new first dimension. */
+export function stacked(parts: Tensor[]): Tensor {
+  const size = parts[0].data.length;
+  const data = new Float32Array(parts.length * size);
+  parts.forEach((each, i) => data.set(each.data, i * size));
+  return { shape: [parts.length, ...parts[0].shape], data };
+}
+
 /** Nested lists of a tensor, each number with the fewest digits that name its float32. */
 export function nested({ shape, data }: Tensor): unknown {
   const part = (depth: number, from: number, size: number): unknown => {

@@ -97,6 +97,12 @@ export interface Ran {
   batch: number;
   peak_bytes: number;
 }
+export interface CircuitsReply {
+  spectra: { name: string; shape: number[] }[];
+  composition?: { module: string; version: string; baseline: number };
+  left_out: string[];
+  ran: Ran;
+}
 export interface SessionInfo {
   session: string;
   module: string;

@@ -66,6 +66,9 @@ function Chosen({ subject, Component }: { subject: Subject; Component: OfSubject
   return <Component subject={subject} layer={layer} head={head} />;
 }
 
+/** The views that show all layers. */
+const OF_ALL_LAYERS = ["overview", "rollout"];
+
 function Header({ subject }: { subject: Subject | null }) {
   const { view, params, go } = usePage();
   const sources = useSources();
@@ -77,8 +80,8 @@ function Header({ subject }: { subject: Subject | null }) {
     <div class="fields subject">
       <Choice wide label="Attention of" value={params.source ?? DEFAULT_SOURCE} options={sources.map(([value, label]) => [value, clip(label, 70)])}
         set={(source) => go({ source, layer: "", head: "", query: "", key: "", zoom: "", sequence: "", edits: "" })} />
-      {view !== "overview" && layers.length > 1 && view !== "rollout" && <Choice label="Layer" value={String(layer)} set={(value) => go({ layer: value, zoom: "" })} options={layers.map(({ name }, i) => [String(i), name])} />}
-      {view !== "overview" && heads.length > 1 && view !== "rollout" && <Choice label="Head" value={String(head)} set={(value) => go({ head: value })} options={heads.map((name, i) => [String(i), name])} />}
+      {!OF_ALL_LAYERS.includes(view) && layers.length > 1 && <Choice label="Layer" value={String(layer)} set={(value) => go({ layer: value, zoom: "" })} options={layers.map(({ name }, i) => [String(i), name])} />}
+      {![...OF_ALL_LAYERS, "effects"].includes(view) && heads.length > 1 && <Choice label="Head" value={String(head)} set={(value) => go({ head: value })} options={heads.map((name, i) => [String(i), name])} />}
       {subject && subject.sequences > 1 && <Choice label="Sequence" value={params.sequence ?? "0"} set={(sequence) => go({ sequence })} options={Array.from({ length: subject.sequences }, (_, i) => [String(i), `${i + 1} of ${subject.sequences}`])} />}
     </div>
   );

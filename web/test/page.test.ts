@@ -3,12 +3,12 @@ import { rgb } from "../src/colour";
 import { wholeEdits } from "../src/edits";
 import type { Edit } from "../src/edits";
 import { bytes, count, describe as spec, precise, real } from "../src/format";
-import { difference, divergence, matrix, pooled, pyramid, rollout, statistics } from "../src/matrix";
+import { difference, divergence, matrix, pooled, pyramid, statistics } from "../src/matrix";
 import { normal } from "../src/random";
 import { toSvg } from "../src/scene";
 import { changed, format, integer, parse } from "../src/state";
 import { isScaledDot } from "../src/subject";
-import { base64, fromNested, nested, ofBlob, openTensors, toJson } from "../src/tensors";
+import { base64, fromNested, nested, ofBlob, openTensors, stacked, toJson } from "../src/tensors";
 
 const of = (rows: number[][]) => matrix(rows.length, rows[0].length, Float32Array.from(rows.flat()));
 
@@ -90,14 +90,13 @@ describe("matrices", () => {
     expect(divergence(of([[1, 0]]), of([[0, 1]])).mean).toBeCloseTo(Math.LN2, 6);
     expect(divergence(of([[0.3, 0.7]]), of([[0.3, 0.7]])).mean).toBe(0);
   });
-  it("roll out to rows that sum to 1", () => {
-    const rolled = rollout([[of([[1, 0], [0.5, 0.5]])], [of([[0, 1], [1, 0]])]]);
-    // By hand: (½A₂ + ½I)(½A₁ + ½I) with A₁ = [[1, 0], [½, ½]], A₂ = [[0, 1], [1, 0]].
-    expect(Array.from(rolled.data)).toEqual([0.625, 0.375, 0.625, 0.375]);
-  });
 });
 
 describe("tensors", () => {
+  it("stack along a new first dimension", () => {
+    const [one, other] = [[[1, 2]], [[3, 4]]].map(fromNested);
+    expect(nested(stacked([one, other]))).toEqual([[[1, 2]], [[3, 4]]]);
+  });
   it("keep their shape and numbers in lists", () => {
     const lists = [[[1, 0.1], [-2.5, 1e-3]]];
     expect(nested(fromNested(lists))).toEqual(lists);

@@ -12,6 +12,7 @@ import { Choice, Commands, Export, FactList, ProblemBox, Table } from "../ui";
 import { openBeside, useSources } from "../with_subject";
 import { matrixRows } from "./head";
 import { tokensOf } from "./overview";
+import { SimilarHeads } from "./similar_heads";
 
 export function Compare({ subject, layer, head }: SubjectProps) {
   const { params, go, theme } = usePage();
@@ -60,6 +61,7 @@ export function Compare({ subject, layer, head }: SubjectProps) {
             { head: otherLabel, number: true, cell: ([each]) => real(statistics(value.two, other ? tokensOf(other.layers[otherLayer]) : [])[each]) },
           ]} />
           <Commands calls={value.calls} />
+          {other && <SimilarHeads one={subject} other={other} layer={layer} otherLayer={otherLayer} beside={beside} />}
         </>
       )}
     </>

@@ -3,7 +3,7 @@
 import { useLoaded, usePage } from "../context";
 import type { SubjectProps } from "../context";
 import { barScene, endsOf, heatScene } from "../drawings";
-import { describeEdit, editedFields, has, noCell, noHead, noToken, readEdits, toggled, wholeEdits, writeEdits } from "../edits";
+import { describeEdit, editedFields, has, noCell, noHead, noToken, readChanges, toggled, wholeEdits, writeEdits } from "../edits";
 import type { Edit as Change } from "../edits";
 import { precise } from "../format";
 import { HeatMap } from "../heatmap";
@@ -36,9 +36,7 @@ function changes(before: Rows, after: Rows, tokens: number): { token: number[]; 
 export function Edit({ subject, layer, head }: SubjectProps) {
   const { params, go, theme } = usePage();
   const { name, heads, queries, keys } = subject.layers[layer];
-  const edits = readEdits(params.edits);
-  const temperature = Number(params.temperature ?? 1) || 1;
-  const causal = Boolean(params.masked);
+  const { edits, temperature, causal } = readChanges(params);
   const toggle = (edit: Change) => go({ edits: writeEdits(toggled(edits, edit)) });
   const fits = Math.max(queries.length, keys.length) <= MOST_TOKENS;
   const { value, problem, busy } = useLoaded(`${subjectKey(params)}/${layer}/${head}/${params.edits ?? ""}/${temperature}/${causal}`, async () => {

@@ -128,7 +128,7 @@ function Modules() {
         { head: "device", cell: (m) => m.device },
         { head: "bytes", number: true, cell: (m) => bytes(m.bytes) },
         { head: "source", cell: (m) => sourceOf(m.source) },
-        { head: <span class="hidden">actions</span>, cell: (m) => <span class="actions">{opens("overview", "Look", m, m.source && m.config.d_model === SENTENCE.width ? { states: m.source.layer } : { states: "" })}{opens("cost", "Cost", m, { cost: m.name })}<Remover name={m.name} remove={() => remove(m.name)} /></span> },
+        { head: <span class="hidden">actions</span>, cell: (m) => <span class="actions">{opens("overview", "Look", m, m.source && m.config.d_model === SENTENCE.width ? { states: m.source.layer } : { states: "" })}{opens("circuits", "Circuits", m, { circuits: m.name })}{opens("cost", "Cost", m, { cost: m.name })}<Remover name={m.name} remove={() => remove(m.name)} /></span> },
       ]} />}
       <Faulty problem={problem}>
         <form onSubmit={(event) => { event.preventDefault(); create(); }}>

@@ -1,49 +1,100 @@
-/** Attention rollout over the layers of a recording. */
+/** Rollout, flow and accumulated relevance over the layers of a subject. */
 
+import { Problem, callTensors } from "../api";
+import type { Asked } from "../api";
 import { useLoaded, usePage } from "../context";
 import type { SubjectProps } from "../context";
 import { barScene, heatScene } from "../drawings";
 import { HeatMap } from "../heatmap";
-import { rollout, row } from "../matrix";
+import { allWeights, attributionOf } from "../live";
+import { matrix, row } from "../matrix";
 import { integer } from "../state";
-import { subjectKey } from "../subject";
-import { Choice, Drawing, Export, FactList } from "../ui";
+import { MOST_CELLS, subjectKey } from "../subject";
+import type { Subject } from "../subject";
+import { stacked } from "../tensors";
+import type { Body, Tensor } from "../tensors";
+import type { Ran } from "../types";
+import { Choice, Commands, Drawing, Export, FactList, Field, ProblemBox, RanTable } from "../ui";
 import { matrixRows } from "./head";
 
 const MOST_TOKENS = 1024;
+const MOST_FLOWS = 64; // tokens whose flows are all asked for
+
+const METHODS: Record<string, { label: string; about: string }> = {
+  rollout: { label: "rollout", about: "The product over the layers of (1 − r)A + rI, where A is the weights of the heads in one and r the share of the residual connection (Abnar & Zuidema 2020). A row tells from which tokens a query's state comes, if every layer mixes as its attention says." },
+  flow: { label: "maximum flow", about: "The largest flow from a token of the last layer to each input, where an edge carries at most its entry of (1 − r)A + rI (Abnar & Zuidema 2020)." },
+  relevance: { label: "relevance", about: "R ← R + relevance · R over the layers, from R = I (Chefer et al. 2021). L of each layer is here the sum of its own attention's output, since the page has no gradient of the whole model." },
+};
+const COMBINED: [string, string][] = [["mean", "mean"], ["max", "largest"], ["min", "smallest"]];
+
+/** The weights of the layers, or what is accumulated of them: `[layer, head, query, key]` or `[layer, query, key]`. */
+async function inputs(subject: Subject, layers: number[], method: string, sequence: number): Promise<Tensor> {
+  if (method !== "relevance") {
+    const cells = layers.reduce((sum, i) => sum + subject.layers[i].heads.length * subject.layers[i].queries.length ** 2, 0);
+    if (cells > MOST_CELLS) throw new Problem({ title: "These are too many weights to send", detail: `They are ${cells}; the page sends up to ${MOST_CELLS}. The server traces a stored recording by itself: attention record … --post.` });
+    return stacked(await Promise.all(layers.map((i) => allWeights(subject, [i]))));
+  }
+  const made = await Promise.all(layers.map(async (i) => {
+    const live = await subject.live(i);
+    if (!live) throw new Problem({ title: "There is no gradient", detail: `${subject.layers[i].name} cannot be computed again: the recording holds no q, k and v, or its weights are not softmax(q·k/√d).` });
+    return (await attributionOf(live, { methods: ["relevance"] }, sequence)).tensors.relevance;
+  }));
+  return stacked(made);
+}
 
 export function Rollout({ subject }: SubjectProps) {
   const { params, go, theme } = usePage();
   const first = subject.layers[0];
   const [stack] = first.name.split(".");
-  const usable = subject.layers.map((each, i) => ({ each, i })).filter(({ each }) => each.name.split(".")[0] === stack && !each.name.endsWith(".cross") && each.queries.length === each.keys.length && each.queries.length === first.queries.length);
+  const usable = subject.layers.map((each, i) => ({ each, i })).filter(({ each }) => each.name.split(".")[0] === stack && !each.name.endsWith(".cross") && each.queries.length === each.keys.length && each.queries.length === first.queries.length && each.heads.length === first.heads.length);
   const upto = integer(params.upto, usable.length, 1, usable.length);
   const fits = first.queries.length <= MOST_TOKENS && usable.length > 0;
-  const { value } = useLoaded(`${subjectKey(params)}/${upto}`, async () => {
-    if (!fits) return null;
-    const layers = await Promise.all(usable.slice(0, upto).map(({ each, i }) => Promise.all(each.heads.map((_, head) => subject.weights(i, head)))));
-    return rollout(layers);
-  });
-  const query = integer(params.query, 0, 0, first.queries.length - 1);
   const { queries } = first;
+  const method = params.method && params.method in METHODS ? params.method : "rollout";
+  const query = integer(params.query, 0, 0, queries.length - 1);
+  const asks = method === "flow" && queries.length > MOST_FLOWS ? { queries: [query] } : {};
+  const shared: Body = { combine: params.combine ?? "mean", residual: Number(params.residual ?? 0.5), discard: Number(params.discard ?? 0) };
+  const body: Body = { method, ...(method === "relevance" ? {} : shared), ...asks };
+  const { value, problem, busy } = useLoaded(`${subjectKey(params)}/${upto}/${JSON.stringify(body)}`, async () => {
+    if (!fits) return null;
+    const layers = usable.slice(0, upto);
+    const asked: Asked = subject.recording && method !== "relevance"
+      ? { method: "POST", path: `${subject.recording}/rollout`, body: { ...body, layers: layers.map(({ each }) => each.name) } }
+      : { method: "POST", path: "v1/attention/rollout", body: { ...body, weights: await inputs(subject, layers.map(({ i }) => i), method, integer(params.sequence, 0)) } };
+    const { reply, tensors: { values } } = await callTensors<{ ran: Ran }>(asked.path, asked.body ?? {});
+    return { of: matrix(values.shape[0], values.shape[1], values.data), ran: reply.ran, asked };
+  });
   if (!fits) return <p>Rollout needs self-attention of at most {MOST_TOKENS} tokens.</p>;
-  const title = `rollout over ${upto} of ${usable.length} layers`;
+  const title = `${METHODS[method].label} over ${upto} of ${usable.length} layers`;
+  const of = value?.of;
+  const rows = of?.rows === 1 ? [queries[query]] : queries;
+  const share = (name: "residual" | "discard", otherwise: number, max: number, label: string) => {
+    const now = Number(params[name] ?? otherwise);
+    return <Field label={label} hint={now.toFixed(2)} param={name} type="range" min={0} max={max} step={0.05} value={now} set={(each) => go({ [name]: Number(each) === otherwise ? "" : each })} />;
+  };
   return (
     <>
       <div class="fields">
+        <Choice label="Method" value={method} set={(each) => go({ method: each === "rollout" ? "" : each })} options={Object.entries(METHODS).map(([each, { label }]) => [each, label])} />
         <Choice label="Layers" value={String(upto)} set={(each) => go({ upto: each })} options={usable.map((_, i) => [String(i + 1), `the first ${i + 1}`])} />
         <Choice label="Query" value={String(query)} set={(each) => go({ query: each })} options={queries.map((each, i) => [String(i), `${i} ${each}`])} />
+        {method !== "relevance" && <Choice label="Heads in one" value={String(shared.combine)} set={(each) => go({ combine: each === "mean" ? "" : each })} options={COMBINED} />}
+        {method !== "relevance" && share("residual", 0.5, 1, "Residual share r")}
+        {method !== "relevance" && share("discard", 0, 0.95, "Leave out the smallest")}
       </div>
-      <p class="small">The product over the layers of ½A + ½I, where A is the mean of the heads (Abnar &amp; Zuidema 2020). A row tells from which tokens a query's state comes, if every layer mixes as its attention says.</p>
-      {value?.rows === queries.length && (
-        <>
-          <FactList facts={[["layers", String(upto)], ["heads averaged", String(first.heads.length)]]} />
-          <Export of={{ name: "rollout", scene: () => heatScene(value, { theme, title, queries, keys: queries }), rows: () => matrixRows(value, queries, queries), json: () => ({ layers: upto, tokens: queries, rollout: queries.map((_, i) => Array.from(row(value, i))) }) }} />
+      <p class="small">{METHODS[method].about}</p>
+      <ProblemBox problem={problem} />
+      {value && of?.columns === queries.length && (
+        <div aria-busy={busy}>
+          <FactList facts={[["layers", String(upto)], ["heads", String(first.heads.length)]]} />
+          <Export of={{ name: method, scene: () => heatScene(of, { theme, title, queries: rows, keys: queries }), rows: () => matrixRows(of, rows, queries), json: () => ({ ...body, layers: upto, tokens: queries, values: rows.map((_, i) => Array.from(row(of, i))) }) }} />
           <div class="side">
-            <HeatMap of={value} queries={queries} keys={queries} title={title} pick={(cell) => go({ query: cell.query })} />
-            <Drawing fit scene={barScene({ theme, title: `${queries[query]} comes from`, labels: queries.slice(0, 60), values: Array.from(row(value, query)).slice(0, 60) })} />
+            <HeatMap of={of} queries={rows} keys={queries} title={title} pick={(cell) => of.rows > 1 && go({ query: cell.query })} />
+            <Drawing fit scene={barScene({ theme, title: `${queries[query]} comes from`, labels: queries.slice(0, 60), values: Array.from(row(of, of.rows > 1 ? query : 0)).slice(0, 60) })} />
           </div>
-        </>
+          <RanTable rans={{ [method]: value.ran }} />
+          <Commands calls={[value.asked]} />
+        </div>
       )}
     </>
   );

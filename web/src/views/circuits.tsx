@@ -1,0 +1,111 @@
+/** Circuits of a resident module: spectra of QK and OV by head, copying, composition, and norms of the parameters. */
+
+import { callTensors, of } from "../api";
+import { useLoaded, usePage } from "../context";
+import { barScene, heatScene } from "../drawings";
+import { precise } from "../format";
+import { HeatMap } from "../heatmap";
+import { matrix } from "../matrix";
+import type { Body, Tensor } from "../tensors";
+import type { CircuitsReply } from "../types";
+import { Choice, Commands, Drawing, Export, FactList, ProblemBox, RanTable, Table } from "../ui";
+import { matrixRows } from "./head";
+
+/** Scores that are a product of a query and a key; the others have no W_QK. */
+const PRODUCTS = ["dot", "scaled_dot", "bilinear"];
+
+interface PictureOf {
+  name: string;
+  title: string;
+  tensor: Tensor;
+  axes: [string, string];
+}
+
+function Picture({ name, title, tensor, axes }: PictureOf) {
+  const { theme } = usePage();
+  const shown = matrix(tensor.shape[0], tensor.shape[1], tensor.data);
+  const numbered = (many: number, first: number) => Array.from({ length: many }, (_, i) => String(i + first));
+  const [rows, columns] = [numbered(shown.rows, 0), numbered(shown.columns, axes[1] === "singular values" ? 1 : 0)];
+  return (
+    <figure>
+      <figcaption>{title}</figcaption>
+      <HeatMap of={shown} queries={rows} keys={columns} title={title} axes={axes} />
+      <Export of={{ name, scene: () => heatScene(shown, { theme, title, queries: rows, keys: columns }), rows: () => [[axes[0], ...columns], ...matrixRows(shown, rows, columns).slice(1)], json: () => ({ title, axes, values: rows.map((_, i) => Array.from(shown.data.subarray(i * shown.columns, (i + 1) * shown.columns))) }) }} />
+    </figure>
+  );
+}
+
+export function Circuits() {
+  const { params, go, theme, modules } = usePage();
+  const [kind, subject] = (params.source ?? "").split(/:(.*)/s);
+  const name = params.circuits ?? (kind === "module" ? subject : (modules[0]?.name ?? ""));
+  const later = params.with ?? "";
+  const options = modules.map((each): [string, string] => [each.name, `${each.name} · ${each.config.d_model} wide, ${each.config.num_heads} heads`]);
+  const module = modules.find((each) => each.name === name);
+  /** Modules that can read this one's output. */
+  const readers = options.filter((_, i) => modules[i].config.d_model === module?.config.d_model);
+  const version = [module?.version, modules.find((each) => each.name === later)?.version].join(" ");
+  const { value, problem, busy } = useLoaded(`${name}/${later}/${version}`, async () => {
+    if (!module) return null;
+    const product = PRODUCTS.includes(module.config.spec?.score?.name ?? "scaled_dot");
+    const body: Body = { parts: [...(product ? ["qk"] : []), "ov", "spectra"], ...(later ? { with: later } : {}) };
+    const path = of(name, "circuits");
+    return { ...(await callTensors<CircuitsReply>(path, body)), asked: { method: "POST" as const, path, body } };
+  });
+  if (!modules.length) return <p>No module is resident. Create one or import a checkpoint under Model.</p>;
+  const tensors: Partial<Record<string, Tensor>> = value?.tensors ?? {};
+  const pictures = [
+    ["qk.singular_values", "singular values of W_QK", "singular values"],
+    ["ov.singular_values", "singular values of W_OV", "singular values"],
+    ["composition.q", `q composition with ${later}`, `heads of ${later}`],
+    ["composition.k", `k composition with ${later}`, `heads of ${later}`],
+    ["composition.v", `v composition with ${later}`, `heads of ${later}`],
+  ].flatMap(([each, title, across]): PictureOf[] => {
+    const tensor = tensors[each];
+    return tensor ? [{ name: each.replace(".", "-"), title, tensor, axes: ["heads", across] }] : [];
+  });
+  const numbers = (each: string) => Array.from(tensors[each]?.data ?? [], (number) => precise(number)).join(", ") || "—";
+  const heads = Array.from(tensors.heads?.data ?? [], (head) => `head ${head}`);
+  const columns = [["qk.norm", "‖W_QK‖"], ["qk.effective_rank", "effective rank"], ["qk.stable_rank", "stable rank"], ["ov.norm", "‖W_OV‖"], ["ov.effective_rank", "effective rank"], ["ov.stable_rank", "stable rank"], ["ov.copying", "copying"]] as const;
+  const copying = tensors["ov.copying"];
+  const copies = () => barScene({ theme, title: "copying score Σ λ / Σ |λ| of W_OV", labels: heads, values: Array.from(copying?.data ?? []), signed: true });
+  return (
+    <>
+      <div class="fields">
+        <Choice wide label="Module" value={name} set={(circuits) => go({ circuits, with: "" })} options={module ? options : [[name, name], ...options]} />
+        <Choice wide label="Composition with a later module" value={later} set={(each) => go({ with: each })} options={[["", "none"], ...readers]} />
+      </div>
+      <ProblemBox problem={problem} />
+      {!module && <p>No module {name} is resident.</p>}
+      {module && value && (
+        <div aria-busy={busy}>
+          <FactList facts={[
+            ...(value.reply.composition ? [["composition of random heads", precise(value.reply.composition.baseline)] as const] : []),
+            ["in no circuit", value.reply.left_out.join(", ") || "nothing"],
+          ]} />
+          <p class="small">The score of tokens x and y is xᵀ W_QK y, and a head writes W_OV y of a token that it attends to (Elhage et al. 2021). A copying score near 1 belongs to a head that writes what it reads.</p>
+          <div class="side">
+            {pictures.map((each) => <Picture key={each.name} {...each} />)}
+            {copying && <figure><Drawing fit scene={copies()} /><Export of={{ name: "copying", scene: copies, rows: () => [["head", "copying"], ...heads.map((head, i) => [head, copying.data[i]])] }} /></figure>}
+          </div>
+          <Table caption="Circuits by head" rows={heads} columns={[
+            { head: "head", header: true, cell: (each) => each },
+            ...columns.flatMap(([each, head]) => {
+              const tensor = tensors[each];
+              return tensor ? [{ head, title: each, number: true, cell: (_: string, i: number) => precise(tensor.data[i]) }] : [];
+            }),
+          ]} />
+          <Table caption="Spectra of the parameters" rows={value.reply.spectra} columns={[
+            { head: "parameter", header: true, cell: (each) => each.name },
+            { head: "shape", cell: (each) => each.shape.join(" × ") },
+            { head: "norm", number: true, title: "Frobenius", cell: (_, i) => numbers(`spectra.${i}.norm`) },
+            { head: "effective rank", number: true, cell: (_, i) => numbers(`spectra.${i}.effective_rank`) },
+            { head: "stable rank", number: true, cell: (_, i) => numbers(`spectra.${i}.stable_rank`) },
+          ]} />
+          <RanTable rans={{ circuits: value.reply.ran }} />
+          <Commands calls={[value.asked]} />
+        </div>
+      )}
+    </>
+  );
+}

@@ -3,7 +3,7 @@
 import json
 import re
 from pathlib import Path
-from urllib.parse import quote
+from urllib.parse import quote, urlencode
 
 import httpx
 import numpy as np
@@ -186,20 +186,57 @@ def test_a_module_reads_the_states_of_the_sentence(visit, recorded):
     httpx.delete(f"{visit.url}/v1/modules/page-states")
 
 
-def test_every_statistic_of_a_recording_is_that_of_the_api(visit, recorded):
-    names = [
-        "entropy", "effective_keys", "max_weight", "mean_distance", "signed_distance", "locality", "first_key",
-        "own_position", "previous_token", "next_token", "duplicate_token", "induction",
-    ]  # fmt: skip
-    with Client(visit.url) as client:
-        stored = client.recordings.create(RECORDING)
-        told = client.recordings.statistics(stored.id, statistics=names)
-    page = visit.open(f"#/overview?source=stored:{stored.id}")
+STATISTICS = [
+    "entropy", "effective_keys", "max_weight", "mean_distance", "signed_distance", "locality", "first_key",
+    "sink_share", "own_position", "previous_token", "next_token", "duplicate_token", "induction", "classes",
+]  # fmt: skip
+
+
+def shown_statistics(page):
+    """The table of *Overview*: a row for each head."""
     page.locator("table").first.wait_for()
     rows = [row.locator("td").all_inner_texts() for row in page.locator("table").first.locator("tbody tr").all()]
-    shown = np.array([[float(cell.replace("−", "-")) for cell in row] for row in rows])
-    served = [np.stack([getattr(each.statistics, name) for name in names], 1) for each in told.attentions]
-    np.testing.assert_allclose(shown, np.concatenate(served), atol=6e-3, rtol=6e-4)
+    return np.array([[float(cell.replace("−", "-")) for cell in row] for row in rows])
+
+
+def served_statistics(statistics, classes):
+    """The same of a reply of the API: ``[heads, statistics]``."""
+    named = [getattr(statistics, name) for name in STATISTICS[:-1]]
+    return np.stack([*named, *(statistics.classes[name] for name in classes)], -1)
+
+
+def test_every_statistic_of_a_recording_is_that_of_the_api(visit, recorded):
+    classes = {"articles": ["the"], "stops": [".", "[SEP]"]}
+    with Client(visit.url) as client:
+        stored = client.recordings.create(RECORDING)
+        options = {"window": 3, "sinks": 2, "classes": classes}
+        told = client.recordings.statistics(stored.id, statistics=STATISTICS, **options)
+    page = visit.open(f"#/overview?source=stored:{stored.id}")
+    page.get_by_label("Near: tokens to each side").fill("3")
+    page.get_by_label("Sinks: first keys").fill("2")
+    page.get_by_label("Classes of tokens").fill("articles: the; stops: . [SEP]")
+    page.get_by_label("Classes of tokens").press("Enter")
+    page.get_by_role("columnheader", name="class stops").wait_for()
+    served = [served_statistics(each.statistics, classes) for each in told.attentions]
+    np.testing.assert_allclose(shown_statistics(page), np.concatenate(served), atol=6e-3, rtol=6e-4)
+
+
+def test_every_statistic_of_a_module_is_that_of_the_api(visit):
+    words = ["a", "b", "a", "c", "b", "a"]
+    with Client(visit.url) as client:
+        client.modules.create("page-counted", {"d_model": 16, "num_heads": 2}, seed=0)
+        query = np.random.default_rng(0).standard_normal((6, 16)).astype(np.float32)
+        options = {"window": 1, "sinks": 2, "classes": {"vowels": [each == "a" for each in words]}}
+        options["tokens"] = [ord(each) for each in words]
+        told = client.weights("page-counted", query, statistics=STATISTICS, statistic_options=options).statistics
+    options = urlencode({
+        "source": "module:page-counted", "input": json.dumps(query.tolist()), "labels": " ".join(words),
+        "window": 1, "sinks": 2, "classes": "vowels: a",
+    })  # fmt: skip
+    page = visit.open(f"#/overview?{options}")
+    np.testing.assert_allclose(shown_statistics(page), served_statistics(told, ["vowels"]), atol=6e-4)
+    with Client(visit.url) as client:
+        client.modules.delete("page-counted")
 
 
 def test_small_pictures_are_as_dark_as_the_weights_are_large(visit, recorded):

@@ -73,28 +73,49 @@ export function marginals(of: Matrix): { keys: Float32Array; queries: Float32Arr
   return { keys, queries };
 }
 
-const TOLD = [
+/** What some of the statistics count. */
+export interface Counting {
+  /** Tokens to each side that are near. */
+  window: number;
+  /** First keys that are sinks. */
+  sinks: number;
+  /** Labels of tokens by the name of their class. */
+  classes: Record<string, string[]>;
+}
+
+export const COUNTING: Counting = { window: 8, sinks: 1, classes: {} };
+
+/** The statistics of a head, by the names of the API: name, label and formula. Means over the queries that attend to anything. */
+export const statisticsOf = ({ window, sinks, classes }: Counting): [string, string, string][] => [
   ["entropy", "entropy, nats", "−Σ p ln p of the shares: 0 for one key, ln(keys) for equal weights"],
   ["effective_keys", "effective keys", "exp(−Σ p ln p): the number of equally weighted keys of the same entropy"],
   ["max_weight", "largest weight", "the largest weight of a query"],
   ["mean_distance", "mean distance, tokens", "Σ p · |j − i|: the mean distance of the keys"],
   ["signed_distance", "signed distance", "Σ p · (j − i): negative for a head that looks back"],
-  ["locality", "within 8 tokens", "the share of the keys at most 8 tokens away"],
+  ["locality", `within ${window} tokens`, `the share of the keys at most ${window} tokens away`],
   ["first_key", "first key", "the share of the first key"],
+  ["sink_share", sinks === 1 ? "sinks: first key" : `sinks: first ${sinks} keys`, "the share of the keys that are sinks (Xiao et al. 2024)"],
   ["own_position", "own position", "the share of the key at the query's own position"],
   ["previous_token", "previous token", "the share of the key before the query's own position"],
   ["next_token", "next token", "the share of the key after the query's own position"],
   ["duplicate_token", "duplicate token", "the share of earlier keys with the query's own token (Wang et al. 2023)"],
   ["induction", "induction", "the share of earlier keys that follow a token equal to the query's (Olsson et al. 2022)"],
-] as const;
+  ...Object.keys(classes).map((name): [string, string, string] => [CLASSES + name, `class ${name}`, `the share of the keys ${classes[name].join(" ")} (Clark et al. 2019)`]),
+];
 
-export type StatisticName = (typeof TOLD)[number][0];
-/** The statistics of a head, by the names of the API: means over the queries that attend to anything. */
-export const STATISTICS: [StatisticName, string, string][] = TOLD.map(([...each]) => each);
-export type Statistics = Record<StatisticName, number>;
+export type Statistics = Record<string, number>;
+/** What stands before the name of a class. */
+export const CLASSES = "classes.";
 /** The statistics that compare tokens. */
-export const OF_TOKENS: readonly StatisticName[] = ["duplicate_token", "induction"];
-const WINDOW = 8;
+export const OF_TOKENS: readonly string[] = ["duplicate_token", "induction"];
+
+/** The labels of the tokens of self-attention; none where queries and keys differ. */
+export const tokensOf = ({ queries, keys }: Labels) => (queries.length === keys.length ? queries : []);
+
+interface Labels {
+  queries: string[];
+  keys: string[];
+}
 
 /** A number for each token, equal for equal ones. */
 export function tokenIds(tokens: string[]): number[] {
@@ -102,10 +123,13 @@ export function tokenIds(tokens: string[]): number[] {
   return tokens.map((token) => numbers.get(token) ?? (numbers.set(token, numbers.size), numbers.size - 1));
 }
 
-/** The statistics of one head, with positions counted from the first key. Tokens are the labels of queries and keys. */
-export function statistics(of: Matrix, tokens: string[] = []): Statistics {
+/** The statistics of one head, with positions counted from the first key. */
+export function statistics(of: Matrix, labels: Labels = { queries: [], keys: [] }, counting = COUNTING): Statistics {
+  const tokens = tokensOf(labels);
+  const told = statisticsOf(counting);
+  const classes = Object.entries(counting.classes).map(([name, members]): [string, boolean[]] => [CLASSES + name, labels.keys.map((key) => members.includes(key))]);
   const ids = new Set(tokens).size < tokens.length ? tokenIds(tokens) : [];
-  const sums = Object.fromEntries(STATISTICS.map(([name]) => [name, 0])) as Statistics;
+  const sums: Statistics = Object.fromEntries(told.map(([name]) => [name, 0]));
   let queries = 0;
   for (let i = 0; i < of.rows; i += 1) {
     const weights = row(of, i);
@@ -123,7 +147,9 @@ export function statistics(of: Matrix, tokens: string[] = []): Statistics {
       if (share > 0) entropy -= share * Math.log(share);
       sums.mean_distance += share * Math.abs(i - j);
       sums.signed_distance += share * (j - i);
-      if (Math.abs(i - j) <= WINDOW) sums.locality += share;
+      if (Math.abs(i - j) <= counting.window) sums.locality += share;
+      if (j < counting.sinks) sums.sink_share += share;
+      for (const [name, members] of classes) if (members[j]) sums[name] += share;
     }
     const at = (j: number) => (j >= 0 && j < weights.length ? weights[j] / total : 0);
     sums.entropy += entropy;
@@ -139,7 +165,7 @@ export function statistics(of: Matrix, tokens: string[] = []): Statistics {
       sums.induction += at(j + 1);
     }
   }
-  return Object.fromEntries(STATISTICS.map(([name]) => [name, queries ? sums[name] / queries : NaN])) as Statistics;
+  return Object.fromEntries(told.map(([name]) => [name, queries ? sums[name] / queries : NaN]));
 }
 
 /** Jensen-Shannon divergence of the shares of each two rows in nats (Lin 1991), and its mean. */

@@ -4,8 +4,8 @@ import { Problem, ROOT, call, callTensors, of } from "./api";
 import type { Asked } from "./api";
 import type { Read } from "./cells";
 import { bytes as sized } from "./format";
-import { matrix, OF_TOKENS, STATISTICS, tokenIds } from "./matrix";
-import type { Matrix } from "./matrix";
+import { CLASSES, COUNTING, matrix, OF_TOKENS, statisticsOf, tokenIds } from "./matrix";
+import type { Counting, Matrix } from "./matrix";
 import { normal } from "./random";
 import { integer } from "./state";
 import { fromNested, ofBlob, ofUrl, openTensors } from "./tensors";
@@ -43,6 +43,7 @@ export interface Whole {
 
 export interface Subject {
   title: string;
+  counting: Counting;
   /** The whole model that a recording is of. */
   whole?: Whole;
   /** The path of a recording that the server has. */
@@ -97,6 +98,7 @@ export const subjectKey = (params: Params, prefix = "") =>
 
 export const SUBJECT_PARAMS = [
   "source", "opened", "tokens", "seed", "states", "input", "labels", "keys", "further", "sequence", "q", "k", "v", "score", "normalizer", "heads", "causal",
+  "window", "sinks", "classes",
 ];
 
 export const RAW = {
@@ -105,13 +107,28 @@ export const RAW = {
   v: "[[1, 2],\n [3, 4],\n [5, 6]]",
 };
 
+/** What statistics count. Classes are written as in `articles: the a; stops: . ,`. */
+export function countingOf(params: Params): Counting {
+  const written = (params.classes ?? "").split(";").map((each) => each.split(/:(.*)/s).map((part) => part.trim()));
+  const classes = written.filter(([name, members]) => /^[^.]{1,64}$/.test(name) && members).slice(0, 64);
+  return {
+    window: integer(params.window, COUNTING.window, 0),
+    sinks: integer(params.sinks, COUNTING.sinks, 0),
+    classes: Object.fromEntries(classes.map(([name, members]) => [name, members.split(/\s+/)])),
+  };
+}
+
+/** The names of the statistics in a request. */
+const namesOf = (counting: Counting) => [...new Set(statisticsOf(counting).map(([name]) => name.split(".")[0]))];
+
 /** Open the subject that the parameters name. Throws Problem. */
 export async function openSubject(params: Params): Promise<Subject> {
   const source = params.source ?? DEFAULT_SOURCE;
   const [kind, id] = source.split(/:(.*)/s);
-  if (kind === "builtin") return openBuiltIn(id);
-  if (kind === "stored") return openStored(id);
-  if (kind === "file") return openLocal(id);
+  const counting = countingOf(params);
+  if (kind === "builtin") return openBuiltIn(id, counting);
+  if (kind === "stored") return openStored(id, counting);
+  if (kind === "file") return openLocal(id, counting);
   if (kind === "module") return openModule(id, params);
   if (kind === "raw") return openRaw(params);
   throw new Problem({ title: "Unknown source", detail: `Expected builtin, stored, file, module or raw; got ${kind}.` });
@@ -119,33 +136,33 @@ export async function openSubject(params: Params): Promise<Subject> {
 
 // ── recordings ──────────────────────────────────────────────────────────────────────────────────────────────────────
 
-async function openBuiltIn(id: string): Promise<Subject> {
+async function openBuiltIn(id: string, counting: Counting): Promise<Subject> {
   const found = BUILT_IN.find((each) => each.id === id);
   if (!found) throw new Problem({ title: "No such recording", detail: `This page ships no recording ${id}.` });
-  return ofFile(await openTensors(await ofUrl(new URL(`web/${found.file}`, ROOT).href)), "built in");
+  return ofFile(await openTensors(await ofUrl(new URL(`web/${found.file}`, ROOT).href)), "built in", counting);
 }
 
-async function openLocal(name: string): Promise<Subject> {
+async function openLocal(name: string, counting: Counting): Promise<Subject> {
   const file = files.get(name);
   if (!file) throw new Problem({ title: "The file is not open", detail: `Choose ${name} again under Text: a page cannot reopen a file by itself.` });
   try {
-    return await ofFile(await openTensors(ofBlob(file)), `file ${name}`);
+    return await ofFile(await openTensors(ofBlob(file)), `file ${name}`, counting);
   } catch (fault) {
     if (fault instanceof Problem) throw fault;
     throw new Problem({ title: "This file cannot be opened", detail: fault instanceof Error ? fault.message : String(fault) });
   }
 }
 
-async function ofFile(file: TensorFile, from: string): Promise<Subject> {
+async function ofFile(file: TensorFile, from: string, counting: Counting): Promise<Subject> {
   const text = file.entries.recording;
-  if (text === undefined) return ofTensors(file, from);
+  if (text === undefined) return ofTensors(file, from, counting);
   const facts = JSON.parse(text) as Facts;
   const read = (name: string, first?: number, last?: number) => file.read(name, first, last);
-  return Promise.resolve(ofRecording(facts, new Set(Object.keys(file.shapes)), read, null, from));
+  return Promise.resolve(ofRecording(facts, new Set(Object.keys(file.shapes)), read, null, from, counting));
 }
 
 /** A file of tensors `[head, query, key]` or `[query, key]`: each is a layer. */
-function ofTensors(file: TensorFile, from: string): Subject {
+function ofTensors(file: TensorFile, from: string, counting: Counting): Subject {
   const names = Object.entries(file.shapes).filter(([, shape]) => shape.length === 2 || shape.length === 3);
   if (!names.length) throw new Problem({ title: "Nothing to show", detail: "The file holds neither a recording nor a tensor [head, query, key]." });
   const numbered = (many: number) => Array.from({ length: many }, (_, i) => String(i));
@@ -155,6 +172,7 @@ function ofTensors(file: TensorFile, from: string): Subject {
   });
   return {
     title: from,
+    counting,
     facts: [["tensors", String(layers.length)]],
     layers,
     sequences: 1,
@@ -172,7 +190,7 @@ function ofTensors(file: TensorFile, from: string): Subject {
   };
 }
 
-async function openStored(id: string): Promise<Subject> {
+async function openStored(id: string, counting: Counting): Promise<Subject> {
   const path = `v1/recordings/${encodeURIComponent(id)}`;
   const described = await call<RecordingInfo>("GET", path);
   const part = async (parts: Record<string, string>) => {
@@ -192,12 +210,13 @@ async function openStored(id: string): Promise<Subject> {
       return matrix(shape[1], shape[2], data);
     },
     statistics: async (layer) => {
-      const asked = { statistics: STATISTICS.map(([each]) => each), layers: [layer] };
+      const asked = { ...counting, statistics: namesOf(counting), layers: [layer] };
       const { attentions } = await call<RecordingStatistics>("POST", `${path}/statistics`, asked);
-      return attentions[0].statistics;
+      const { classes = {}, ...others } = attentions[0].statistics;
+      return { ...others, ...Object.fromEntries(Object.entries(classes).map(([name, each]) => [CLASSES + name, each])) };
     },
   };
-  const subject = ofRecording(described, new Set(described.tensors.map(({ name }) => name)), read, server, `stored, ${sized(described.bytes)}`);
+  const subject = ofRecording(described, new Set(described.tensors.map(({ name }) => name)), read, server, `stored, ${sized(described.bytes)}`, counting);
   return { ...subject, recording: path };
 }
 
@@ -209,12 +228,12 @@ interface Server {
 }
 
 interface RecordingStatistics {
-  attentions: { statistics: Statistics }[];
+  attentions: { statistics: Omit<Statistics, "classes"> & { classes?: Record<string, number[]> } }[];
 }
 
 type ReadTensor = (name: string, first?: number, last?: number) => Promise<Tensor>;
 
-function ofRecording(facts: Facts, names: Set<string>, read: ReadTensor, server: Server | null, from: string): Subject {
+function ofRecording(facts: Facts, names: Set<string>, read: ReadTensor, server: Server | null, from: string, counting: Counting): Subject {
   const layers = facts.attentions
     .filter(({ name }) => names.has(`${name}.weights`))
     .map(({ name, heads }) => {
@@ -230,6 +249,7 @@ function ofRecording(facts: Facts, names: Set<string>, read: ReadTensor, server:
   if (facts.target) told.push(["target", facts.target]);
   return {
     title: `${facts.model}: ${facts.text}`,
+    counting,
     whole: facts,
     facts: [...told, ["recording", from], ...Object.entries(facts.versions)],
     layers,
@@ -351,8 +371,16 @@ async function served(module: string, body: Body, params: Params, name: string, 
   const all = heads * rows * columns <= MOST_CELLS;
   const [labels, keyLabels] = [words(params.labels), words(params.keys)];
   const known = labels.length === columns && !body.key && !body.past_key;
-  const names = STATISTICS.map(([each]) => each).filter((each) => known || !OF_TOKENS.includes(each));
-  const asks: Body = { statistics: names, ...(known ? { statistic_options: { tokens: tokenIds(labels) } } : {}) };
+  const counting = countingOf(params);
+  const named = keyLabels.length ? keyLabels : labels;
+  if (named.length !== columns) counting.classes = {};
+  const classes = Object.fromEntries(Object.entries(counting.classes).map(([each, members]) => [each, named.map((key) => members.includes(key))]));
+  const names = statisticsOf(counting).map(([each]) => each).filter((each) => known || !OF_TOKENS.includes(each));
+  const { window, sinks } = counting;
+  const asks: Body = {
+    statistics: namesOf(counting).filter((each) => known || !OF_TOKENS.includes(each)),
+    statistic_options: { window, sinks, classes, ...(known ? { tokens: tokenIds(labels) } : {}) },
+  };
   const request: Body = { ...body, ...asks, ...(all ? {} : { return_weights: false }) };
   const path = of(module, "weights");
   const { reply, tensors } = await callTensors<WeightsReply>(path, request);
@@ -380,6 +408,7 @@ async function served(module: string, body: Body, params: Params, name: string, 
   const queries = tensors.queries as Tensor | undefined;
   return {
     title: name,
+    counting,
     facts,
     layers: [layer],
     sequences,

@@ -4,10 +4,10 @@ import type { FunctionComponent } from "preact";
 import { usePage, useLoaded } from "./context";
 import type { SubjectProps } from "./context";
 import { integer } from "./state";
-import { BUILT_IN, DEFAULT_SOURCE, openSubject, subjectKey } from "./subject";
+import { BUILT_IN, DEFAULT_SOURCE, countingOf, openSubject, subjectKey } from "./subject";
 import type { Params, Subject } from "./subject";
 import { clip } from "./format";
-import { Choice, ProblemBox } from "./ui";
+import { Choice, Field, ProblemBox } from "./ui";
 
 export type OfSubject = FunctionComponent<SubjectProps>;
 
@@ -53,8 +53,8 @@ export function WithSubject({ load }: { load: () => Promise<OfSubject> }) {
     <>
       <Header subject={value?.subject ?? null} />
       <ProblemBox problem={problem} />
-      {value && <Chosen subject={value.subject} Component={value.Component} />}
-      {!value && !problem && <p class="empty">Opening…</p>}
+      {/* A view must not read the subject before this one under the key of this one. */}
+      {value?.key === key ? <Chosen subject={value.subject} Component={value.Component} /> : !problem && <p class="empty">Opening…</p>}
     </>
   );
 }
@@ -82,8 +82,22 @@ function Header({ subject }: { subject: Subject | null }) {
         set={(source) => go({ source, layer: "", head: "", query: "", key: "", zoom: "", sequence: "", edits: "" })} />
       {!OF_ALL_LAYERS.includes(view) && layers.length > 1 && <Choice label="Layer" value={String(layer)} set={(value) => go({ layer: value, zoom: "" })} options={layers.map(({ name }, i) => [String(i), name])} />}
       {![...OF_ALL_LAYERS, "effects"].includes(view) && heads.length > 1 && <Choice label="Head" value={String(head)} set={(value) => go({ head: value })} options={heads.map((name, i) => [String(i), name])} />}
+      {view === "overview" && <Counted />}
       {subject && subject.sequences > 1 && <Choice label="Sequence" value={params.sequence ?? "0"} set={(sequence) => go({ sequence })} options={Array.from({ length: subject.sequences }, (_, i) => [String(i), `${i + 1} of ${subject.sequences}`])} />}
     </div>
+  );
+}
+
+/** What the statistics count. */
+function Counted() {
+  const { params, go } = usePage();
+  const { window, sinks } = countingOf(params);
+  return (
+    <>
+      <Field label="Near: tokens to each side" type="number" min={0} value={window} set={(each) => go({ window: each })} />
+      <Field label="Sinks: first keys" type="number" min={0} value={sinks} set={(each) => go({ sinks: each })} />
+      <Field label="Classes of tokens" value={params.classes ?? ""} set={(classes) => go({ classes })} placeholder="articles: the a; stops: . ," />
+    </>
   );
 }
 

@@ -67,10 +67,10 @@ describe("statistics of a head", () => {
 
 describe("induction", () => {
   it("is the share behind an earlier equal token", () => {
-    const told = statistics(of([[1, 0, 0], [0.5, 0.5, 0], [0, 0.75, 0.25]]), ["a", "b", "a"]);
+    const told = statistics(of([[1, 0, 0], [0.5, 0.5, 0], [0, 0.75, 0.25]]), { queries: ["a", "b", "a"], keys: ["a", "b", "a"] });
     expect(told.induction).toBeCloseTo(0.75 / 3, 6);
     expect(told.duplicate_token).toBeCloseTo(0, 6);
-    expect(statistics(of([[1, 0], [1, 0]]), ["a", "b"]).induction).toBe(0);
+    expect(statistics(of([[1, 0], [1, 0]]), { queries: ["a", "b"], keys: ["a", "b"] }).induction).toBe(0);
   });
 });
 

@@ -5,13 +5,12 @@ import type { SubjectProps } from "../context";
 import { endsOf, heatScene } from "../drawings";
 import { clip, precise, real } from "../format";
 import { HeatMap } from "../heatmap";
-import { STATISTICS, difference, divergence, largest, statistics } from "../matrix";
+import { difference, divergence, largest, statistics, statisticsOf } from "../matrix";
 import { integer } from "../state";
 import { subjectKey } from "../subject";
 import { Choice, Commands, Export, FactList, ProblemBox, Table } from "../ui";
 import { openBeside, useSources } from "../with_subject";
 import { matrixRows } from "./head";
-import { tokensOf } from "./overview";
 import { SimilarHeads } from "./similar_heads";
 
 export function Compare({ subject, layer, head }: SubjectProps) {
@@ -55,10 +54,10 @@ export function Compare({ subject, layer, head }: SubjectProps) {
             <figure><figcaption>{otherLabel}</figcaption><HeatMap of={value.two} queries={queries} keys={keys} title={otherLabel} /></figure>
             <figure><figcaption>the first less the second: {endsOf(value.less)}</figcaption><HeatMap of={value.less} queries={queries} keys={keys} title="the difference" signed /></figure>
           </div>
-          <Table caption="Statistics of both" rows={STATISTICS} columns={[
+          <Table caption="Statistics of both" rows={statisticsOf(subject.counting)} columns={[
             { head: "statistic", header: true, cell: ([, text]) => text },
-            { head: label, number: true, cell: ([each]) => real(statistics(value.one, tokensOf(subject.layers[layer]))[each]) },
-            { head: otherLabel, number: true, cell: ([each]) => real(statistics(value.two, other ? tokensOf(other.layers[otherLayer]) : [])[each]) },
+            { head: label, number: true, cell: ([each]) => real(statistics(value.one, subject.layers[layer], subject.counting)[each]) },
+            { head: otherLabel, number: true, cell: ([each]) => real(statistics(value.two, other?.layers[otherLayer], subject.counting)[each]) },
           ]} />
           <Commands calls={value.calls} />
           {other && <SimilarHeads one={subject} other={other} layer={layer} otherLayer={otherLayer} beside={beside} />}

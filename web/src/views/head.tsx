@@ -7,11 +7,10 @@ import { RANGES, heatScene, lineScene } from "../drawings";
 import type { Range } from "../drawings";
 import { real } from "../format";
 import { HeatMap, Legend } from "../heatmap";
-import { STATISTICS, largest, marginals, matrix, row, statistics } from "../matrix";
+import { largest, marginals, matrix, row, statistics, statisticsOf } from "../matrix";
 import type { Matrix } from "../matrix";
 import type { Cell, Zoom } from "../painter";
 import { subjectKey } from "../subject";
-import { tokensOf } from "./overview";
 import { Choice, Commands, Drawing, Export, FactList, Field, ProblemBox } from "../ui";
 
 const MOST_LINES = 128; // tokens of the view with lines
@@ -36,9 +35,9 @@ export function Head({ subject, layer, head }: SubjectProps) {
     const read = subject.strips(layer, head);
     const of = read ? await Tiles.open(queries.length, keys.length, read) : await subject.weights(layer, head);
     const coarsest = of instanceof Tiles ? of.coarsest : of;
-    const own = statistics(of instanceof Tiles ? matrix(0, 0) : of, tokensOf(subject.layers[layer]));
+    const own = statistics(of instanceof Tiles ? matrix(0, 0) : of, subject.layers[layer], subject.counting);
     const served = (await subject.statistics(layer)) ?? {};
-    for (const [each] of STATISTICS) own[each] = served[each]?.[head] ?? own[each];
+    for (const each in own) own[each] = served[each]?.[head] ?? own[each];
     const { keys: received } = marginals(coarsest);
     const most = received.reduce((best, each, key) => (each > received[best] ? key : best), 0);
     return { of, coarsest, own, most, asked: await subject.asked(layer, head) };
@@ -73,7 +72,7 @@ export function Head({ subject, layer, head }: SubjectProps) {
       )}
       {!lines && <p class="small">The bars: on the right the largest weight of each query, below the {tiled ? "largest weight of each key" : `mean weight that each key receives. The most attended key is ${keys[most]}`}. Click a cell to follow its query step by step. Where cells are smaller than a pixel, a pixel shows the largest of its cells; Ctrl and the wheel, or the plus key, zoom in{tiled ? ": the server pools the cells, and sends those that come into view" : ""}.</p>}
       <h3>Statistics</h3>
-      <FactList facts={STATISTICS.map(([each, label]) => [label, real(own[each])])} />
+      <FactList facts={statisticsOf(subject.counting).map(([each, label]) => [label, real(own[each])])} />
       <Commands calls={[asked]} />
     </>
   );

@@ -7,11 +7,11 @@ import type { SubjectProps } from "../context";
 import { RANGES, heatScene, ranged } from "../drawings";
 import type { Range } from "../drawings";
 import { clip, real } from "../format";
-import { STATISTICS, largest, matrix, pooled, statistics } from "../matrix";
+import { largest, matrix, pooled, statistics, statisticsOf } from "../matrix";
 import type { Matrix, Statistics } from "../matrix";
 import type { Scene } from "../scene";
 import { MOST_HEAD_CELLS, subjectKey } from "../subject";
-import type { Layer, Subject } from "../subject";
+import type { Subject } from "../subject";
 import { Choice, Commands, Export, FactList, NumberTable, ProblemBox, RanTable, Table } from "../ui";
 import { Legend } from "../heatmap";
 import { forwardOf } from "../live";
@@ -40,16 +40,13 @@ async function read(subject: Subject): Promise<Head[]> {
     const whole = strips ? matrix(0, 0) : await subject.weights(layer, head);
     let of = strips && few ? await strips(2 ** halvings, 0, queries.length) : whole;
     while (Math.max(of.rows, of.columns) > MOST_SIDE) of = pooled(of);
-    const own = statistics(whole, tokensOf(subject.layers[layer]));
+    const own = statistics(whole, subject.layers[layer], subject.counting);
     const told = served[layer] ?? {};
-    for (const [each] of STATISTICS) own[each] = told[each]?.[head] ?? own[each];
+    for (const each in own) own[each] = told[each]?.[head] ?? own[each];
     made.push({ layer, head, name: subject.layers.length > 1 ? heads[head] : `${name}, ${heads[head]}`, of, statistics: own });
   }
   return made;
 }
-
-/** The tokens of self-attention; none where queries and keys differ. */
-export const tokensOf = ({ queries, keys }: Layer) => (queries.length === keys.length ? queries : []);
 
 const plainName = (name: string, i: number) => name || `head ${i}`;
 
@@ -66,15 +63,16 @@ export function Overview({ subject }: SubjectProps) {
   if (problem) return <ProblemBox problem={problem} />;
   if (heads?.subject !== subject) return <p class="empty">Reading the weights…</p>;
   const shared = heads.made.reduce((most, each) => Math.max(most, largest(each.of.data)), 0);
-  const statistic = STATISTICS.find(([name]) => name === sort);
+  const counted = statisticsOf(subject.counting);
+  const statistic = counted.find(([name]) => name === sort);
   const sorted = statistic ? [...heads.made].sort((a, b) => (b.statistics[statistic[0]] - a.statistics[statistic[0]]) * (params.rising ? -1 : 1)) : heads.made;
   const open = (head: Head) => ({ view: "head", layer: head.layer, head: head.head });
-  const rows = () => [["layer", "head", ...STATISTICS.map(([name]) => name)], ...sorted.map((each) => [subject.layers[each.layer].name, each.name, ...STATISTICS.map(([name]) => each.statistics[name])])];
+  const rows = () => [["layer", "head", ...counted.map(([name]) => name)], ...sorted.map((each) => [subject.layers[each.layer].name, each.name, ...counted.map(([name]) => each.statistics[name])])];
   return (
     <>
       <FactList facts={subject.facts} />
       <div class="fields">
-        <Choice label="Sort by" value={sort} set={(value) => go({ sort: value === "place" ? "" : value })} options={[["place", "layer and head"], ...STATISTICS.map(([name, label]): [string, string] => [name, label])]} />
+        <Choice label="Sort by" value={sort} set={(value) => go({ sort: value === "place" ? "" : value })} options={[["place", "layer and head"], ...counted.map(([name, label]): [string, string] => [name, label])]} />
         {statistic && <Choice label="Order" value={params.rising ?? ""} set={(rising) => go({ rising })} options={[["", "largest first"], ["1", "smallest first"]]} />}
         <Choice label="Colour range" value={range} set={(value) => go({ range: value })} options={Object.entries(RANGES)} />
         <Legend range={range} shared={shared} />
@@ -93,7 +91,7 @@ export function Overview({ subject }: SubjectProps) {
       <h3>Statistics</h3>
       <Table caption={`Statistics of ${sorted.length} heads, means over the queries`} rows={sorted} columns={[
         { head: "head", header: true, cell: (each) => <a href="#/head" onClick={(event) => { event.preventDefault(); go(open(each)); }}>{plainName(each.name, each.head)}</a> },
-        ...STATISTICS.map(([name, label, title]) => ({ head: label, title, number: true, cell: (each: Head) => real(each.statistics[name]) })),
+        ...counted.map(([name, label, title]) => ({ head: label, title, number: true, cell: (each: Head) => real(each.statistics[name]) })),
       ]} />
       <Output subject={subject} />
     </>

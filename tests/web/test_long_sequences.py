@@ -1,5 +1,6 @@
 """Heat maps of long sequences: the server pools what they show, they pan and zoom, and their frames are timed."""
 
+import re
 import statistics
 import time
 
@@ -64,9 +65,10 @@ def test_a_stored_head_is_pooled_by_the_server_and_exact_under_the_cursor(visit)
     visit.page.on("response", lambda reply: "/recordings/" in reply.url and read.append((reply.url, reply.body())))
     query, key = 700, int(weights[1, 700].argmax())
     page = visit.open(f"#/head?source=stored:{id}&head=1&query={query}&key={key}")
-    page.wait_for_function(f"document.querySelector('.readout').textContent.startsWith('t{query} → t{key}')")
-    page.wait_for_function("!document.querySelector('.readout').textContent.includes('…')")
-    text = page.locator(".readout b").inner_text()
+    page.locator(".readout", has_text=f"t{query} → t{key}").wait_for()
+    number = page.locator(".readout b", has_text=re.compile(r"\d"))
+    number.wait_for()
+    text = number.inner_text()
     np.testing.assert_allclose(float(text), weights[1, query, key], rtol=2e-5)
     shown = page.locator("main").inner_text()
     for value in (told.entropy[1], told.mean_distance[1]):

@@ -3,24 +3,30 @@
 import io
 import json
 import re
+import threading
 import xml.etree.ElementTree as ET
+from concurrent.futures import ThreadPoolExecutor
 from itertools import pairwise
 
+import httpx
 import numpy as np
 import pytest
 import safetensors.numpy
 from PIL import Image
 
 from attention_client import Client
+from attention_contract import drawing
 from attention_contract.drawing import Names
 from attention_contract.drawing import draw as draw_reply
+from attention_contract.drawing.picture_files import MOST_PIXELS
 from attention_contract.errors import InvalidRequest
-from attention_contract.schemas.answers import Crossover
+from attention_contract.schemas.answers import Crossover, Picture
 from attention_contract.schemas.complexity import ComplexityReply, Sweep
 from attention_contract.schemas.picture_options import PictureOptions
 from attention_contract.wire import SAFETENSORS
 from attention_service.api import pictures
 from tests.api.talk import problem
+from tests.conftest import live_server
 
 RAW = {"shape": {"queries": 4096}, "num_heads": 8, "head_dim": 64}
 WINDOW = {
@@ -327,3 +333,54 @@ def test_long_weights_are_pooled_where_they_are_computed(http, module, monkeypat
     expected = np.stack([square.max((1, 2)) for square in squares], -1).reshape(2, 2, 2)
     np.testing.assert_allclose(reply["pooled"], expected, rtol=1e-6)
     assert "weights" not in reply
+
+
+# ── limits ───────────────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+def test_a_picture_of_too_many_pixels_is_refused_before_it_is_drawn(http):
+    body = {"query": np.ones((256, 1, 2)).tolist()}
+    path = "/v1/attention/weights?view=statistics&width=4096&dpi=600"
+    document = problem(http.post(path, json=body, headers={"Accept": PNG}))
+    assert (document["status"], document["param"], document["limit"]) == (422, "dpi", MOST_PIXELS)
+    assert drawn(http, SVG, path, **body)
+
+
+def test_a_label_that_no_file_can_hold_is_refused(http):
+    for label in ("a\ufffe", "\uffff", "a\x01"):
+        body = RAW | {"compare": [{"label": label, "num_kv_heads": 1}]}
+        document = problem(http.post("/v1/attention/complexity", json=body, headers={"Accept": SVG}))
+        assert document["param"] == "compare.0.label"
+
+
+def test_drawing_takes_memory_of_the_budget_and_ends_by_the_deadline(tmp_path, monkeypatch):
+    began, go_on = threading.Event(), threading.Event()
+
+    def slow(*_):
+        began.set()
+        go_on.wait(20)
+        return Picture(media_type=PNG, data=b"")
+
+    monkeypatch.setattr(drawing, "save", slow)
+    monkeypatch.setattr(drawing, "saving_bytes", lambda *_: 12_345)
+    body = {"query": QUERY}
+
+    def ask(wait):
+        return httpx.post(
+            f"{url}/v1/attention/weights", json=body, headers={"Accept": PNG, "Prefer": f"wait={wait}"}, timeout=30
+        )
+
+    def held():
+        return httpx.get(f"{url}/v1").json()["memory"]["in_flight_bytes"]
+
+    with live_server(tmp_path) as url, ThreadPoolExecutor(2) as callers:
+        first = callers.submit(ask, 1)
+        assert began.wait(10)
+        assert held() == 12_345
+        waiting = ask(1)  # for its turn: it leaves at its deadline, and the first goes on
+        assert (waiting.status_code, waiting.json()["code"]) == (503, "deadline_exceeded")
+        assert held() == 12_345
+        go_on.set()
+        assert first.result().json()["code"] == "deadline_exceeded"
+        assert held() == 0
+        assert ask(5).status_code == 200

@@ -1,5 +1,7 @@
 """Recording a text on the server: by the recorder in a process of its own."""
 
+import asyncio
+
 import httpx
 import numpy as np
 import pytest
@@ -7,7 +9,10 @@ from safetensors.numpy import save_file
 
 from attention_client import Client, InvalidCheckpoint
 from attention_client.recording import predict, record
+from attention_contract.schemas.recordings import RecordText
 from attention_service.modules.checkpoints import catalogue
+from attention_service.runtime.scheduling.budget import Budget
+from attention_service.runtime.text_recording import TextRecorder
 from tests.api.talk import post, refuse
 from tests.conftest import live_server
 
@@ -139,3 +144,47 @@ def test_a_recording_ends_at_its_deadline_with_its_process(http):
     assert (answer.status_code, answer.json()["code"]) == (503, "deadline_exceeded")
     assert http.get("/v1").json()["memory"]["in_flight_bytes"] == 0
     assert post(http, "/v1/attention/forward", query=[[1.0]])["output"] == [[1.0]]
+
+
+def test_no_python_file_of_the_repository_runs_and_no_command_line_has_a_text(http, repository, monkeypatch):
+    """The recorder starts in the model repository, whose checkpoints are data."""
+    for name in ("numpy", "typer", "attention_client", "sitecustomize"):
+        (repository / f"{name}.py").write_text(f"open({str(repository / 'ran')!r}, 'w').close()\n")
+    lines = []
+    start = asyncio.create_subprocess_exec
+    monkeypatch.setattr(
+        asyncio, "create_subprocess_exec", lambda *line, **more: lines.append(line) or start(*line, **more)
+    )
+    try:
+        secret = "the cat sat on its secret"
+        problem = refuse(http, PATH, checkpoint="tiny/bert", text=secret, target="die Katze")
+        assert "cannot run this text" in problem["detail"]
+        assert lines
+        assert not any(text in part for part in lines[0] for text in (secret, "die Katze"))
+        assert not (repository / "ran").exists()
+    finally:
+        for file in repository.glob("*.py"):
+            file.unlink()
+
+
+def test_texts_that_wait_for_their_turn_hold_no_memory(tmp_path):
+    held = []
+
+    class Stopped(TextRecorder):
+        async def _process(self, command, request):
+            await asyncio.sleep(60)
+
+    async def crowd():
+        budget = Budget(100, 100, lambda: 0, 16)
+        recorder = Stopped(tmp_path, budget.holding)
+        request = RecordText(checkpoint="tiny", text="a")
+        texts = [asyncio.create_task(recorder.record(request, 40, None)) for _ in range(5)]
+        await asyncio.sleep(0.05)
+        held.append((budget.in_flight, budget.waiting))
+        for text in texts:
+            text.cancel()
+        await asyncio.gather(*texts, return_exceptions=True)
+        held.append((budget.in_flight, budget.waiting))
+
+    asyncio.run(crowd())
+    assert held == [(40, 0), (0, 0)]

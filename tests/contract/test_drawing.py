@@ -12,7 +12,7 @@ pytest.importorskip("matplotlib")
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from PIL import Image
 
-from attention_contract.drawing import Names, draw, names_of, styled
+from attention_contract.drawing import Names, draw, make_figure, names_of, saving_bytes, styled
 from attention_contract.drawing.colour_ranges import colour_range, palette
 from attention_contract.drawing.heat_maps import heat_maps
 from attention_contract.drawing.reply_figures import figure_of
@@ -337,3 +337,32 @@ def test_a_rollout_is_drawn_with_the_labels_of_the_recording(rng):
         assert of_both[0] == of_both[1]
     lines = figure(RecordingRollout(**facts), names, view="lines").axes[0].collections[0]
     assert len(lines.get_paths()) == 6
+
+
+def test_many_layers_and_heads_of_a_recording_are_left_out_with_a_note():
+    """One attention with many heads beside many layers would be a table of their product."""
+    named = [(f"layers.{layer}", 3000 if layer == 0 else 1) for layer in range(300)]
+    attentions = [
+        StatisticsOfAttention(
+            name=name, heads=["h"] * heads, queries=1, statistics=HeadStatistics(entropy=np.ones(heads))
+        )
+        for name, heads in named
+    ]
+    figure = figure_of(RecordingStatistics(id="0" * 32, attentions=attentions), SMALL, Names())
+    assert max(image.get_array().size for axes in figure.axes for image in axes.get_images()) == 256 * 256
+    told = [text.get_text() for text in figure.texts]
+    assert any("44 layers are left out" in text for text in told)
+    assert any("2744 heads are left out" in text for text in told)
+
+
+@pytest.mark.parametrize("media_type", ["image/png", "image/svg+xml", "application/pdf"])
+def test_the_pixels_of_a_png_are_limited(media_type):
+    options = PictureOptions(width=4096, dpi=600, view="statistics")
+    heads = HeadStatistics(entropy=np.ones(256))
+    figure = make_figure(WeightsReply(statistics=heads, queries=1, ran=RAN), options, Names())
+    if media_type == "image/png":
+        with pytest.raises(InvalidRequest, match="4096 × 29") as caught:
+            saving_bytes(figure, media_type)
+        assert caught.value.param == "dpi"
+    else:
+        assert saving_bytes(figure, media_type) == 0

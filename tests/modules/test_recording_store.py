@@ -124,3 +124,7 @@ def test_what_is_no_file_is_reported_and_never_read(tmp_path, make):
     with pytest.raises(RecordingNotFound):
         store.path(strange)
     assert store.add(recording(1)).id in {each.id for each in store.listing().recordings}
+    store.delete(strange)
+    assert store.listing().damaged == []
+    with pytest.raises(RecordingNotFound):
+        store.delete(strange)

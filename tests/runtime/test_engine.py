@@ -13,9 +13,12 @@ from attention_contract.errors import Draining, Loading, NeverFits
 from attention_contract.schemas.attention import RawForwardRequest
 from attention_contract.schemas.gradients import RawGradientsRequest
 from attention_contract.schemas.modules import CreateModule, ModuleConfig
+from attention_contract.schemas.recording_statistics import RecordingStatisticsRequest
+from attention_contract.schemas.recordings import EXAMPLE, RecordingFile
 from attention_contract.schemas.weights import RawWeightsRequest
 from attention_contract.spec import AllOf, AnyOf, AttentionSpec, Causal, GlobalTokens, RandomBlocks, SlidingWindow
 from attention_service.cost import Rates, Roofline
+from attention_service.modules.library import Library
 from attention_service.runtime import engine as engine_module
 from attention_service.runtime.device import Device
 from attention_service.runtime.engine import Engine
@@ -262,5 +265,67 @@ def test_the_device_gets_another_thread_once_what_runs_is_over(tmp_path, device)
         assert new.is_alive()
         await engine.stop()
         assert not new.is_alive()
+
+    asyncio.run(play())
+
+
+@pytest.mark.parametrize("stopped", [False, True])
+def test_a_module_of_another_server_waits_for_its_memory(tmp_path, device, monkeypatch, stopped):
+    monkeypatch.setattr(engine_module, "FOLLOW_S", 0.01)
+
+    async def until(true):
+        async with asyncio.timeout(10):
+            while not true():
+                await asyncio.sleep(0.01)
+
+    async def play():
+        engine = Engine(tmp_path, device, memory_budget=10_000)
+        await engine.start()
+        await engine.budget.acquire(9_500)  # a request
+        other = Library(tmp_path, device.torch)
+        other.create(CreateModule(name="theirs", config=ModuleConfig(d_model=8, num_heads=2), seed=0))
+        await until(lambda: engine.budget.waiting)
+        await asyncio.sleep(0.05)
+        assert engine.library.list() == []
+        if stopped:
+            async with asyncio.timeout(10):
+                await engine.stop()
+            assert engine.budget.in_flight == 9_500
+            return
+        engine.budget.release(9_500)
+        await until(engine.library.list)
+        await until(lambda: not engine.budget.in_flight)
+        other.create(CreateModule(name="large", config=ModuleConfig(d_model=64, num_heads=2), seed=0))
+        await until(lambda: "large" in engine.library.problems)
+        assert "memory budget" in engine.library.problems["large"]
+        assert engine.budget.in_flight == 0
+        await engine.stop()
+
+    asyncio.run(play())
+
+
+def test_statistics_of_a_recording_stop_when_their_caller_is_gone(tmp_path, device, monkeypatch):
+    began, work = threading.Event(), engine_module.recorded_statistics
+
+    def endless(heads, queries, keys):
+        began.set()
+        while True:
+            yield from blocks(heads, queries, keys)
+
+    blocks = work._blocks
+    monkeypatch.setattr(work, "_blocks", endless)
+
+    async def play():
+        engine = Engine(tmp_path, device)
+        await engine.start()
+        info = await engine.add_recording(RecordingFile.model_validate(EXAMPLE))
+        asked = asyncio.create_task(engine.recording_statistics(info.id, RecordingStatisticsRequest()))
+        assert await asyncio.to_thread(began.wait, 10)
+        assert engine.budget.in_flight > 0
+        asked.cancel()
+        async with asyncio.timeout(10):
+            while engine.budget.in_flight:
+                await asyncio.sleep(0.01)
+        await engine.stop()
 
     asyncio.run(play())

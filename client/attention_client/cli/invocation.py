@@ -13,9 +13,15 @@ from attention_client.async_client import AsyncClient
 from attention_client.client import Client
 from attention_contract.base import WireModel
 from attention_contract.errors import AttentionError
+from attention_contract.schemas.recordings import TARGET_VARIABLE, TEXT_VARIABLE
 from attention_contract.wire import to_json
 
 ReplyT = TypeVar("ReplyT", bound=WireModel)
+Text = Annotated[str, typer.Argument(help="The text to read.", envvar=TEXT_VARIABLE, show_envvar=False)]
+Target = Annotated[
+    str | None,
+    typer.Option(help="The decoder's text, of a model with an encoder too.", envvar=TARGET_VARIABLE, show_envvar=False),
+]
 AsJson = Annotated[bool, typer.Option("--json", help="Print the reply as JSON, and nothing else.")]
 
 

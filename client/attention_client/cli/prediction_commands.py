@@ -7,7 +7,7 @@ import typer
 
 from attention_client.cli import tensor_arguments
 from attention_client.cli.display import new_table, number, print_out
-from attention_client.cli.invocation import AsJson, present
+from attention_client.cli.invocation import AsJson, Target, Text, present
 from attention_client.recording import predict as predict_text
 from attention_client.recording.checkpoint_model import load_predictor
 from attention_contract.schemas.text_predictions import TextPredictions
@@ -15,8 +15,8 @@ from attention_contract.schemas.text_predictions import TextPredictions
 
 def predict(
     checkpoint: Annotated[str, typer.Argument(help="A folder of transformers, here or inside the model repository.")],
-    text: Annotated[str, typer.Argument(help="The text to read.")],
-    target: Annotated[str | None, typer.Option(help="The decoder's text, of a model with an encoder too.")] = None,
+    text: Text,
+    target: Target = None,
     edits: Annotated[
         str | None, typer.Option(metavar="JSON|FILE", help="Lists of edits by attention, such as layers.0.")
     ] = None,

@@ -8,7 +8,7 @@ import typer
 
 from attention_client.cli import display, recording_tables
 from attention_client.cli.answering import answer
-from attention_client.cli.invocation import AsJson, client_of, present
+from attention_client.cli.invocation import AsJson, Target, Text, client_of, present
 from attention_client.cli.layer_commands import Combine, Discard, Residual, Traced
 from attention_client.cli.plot_options import PlotFile, takes_plot
 from attention_client.recording import Recording
@@ -47,8 +47,8 @@ def _drawable(path: Path | None) -> Path | None:
 def record(
     ctx: typer.Context,
     checkpoint: Annotated[str, typer.Argument(help="A folder of transformers, here or inside the model repository.")],
-    text: Annotated[str, typer.Argument(help="The text to read.")],
-    target: Annotated[str | None, typer.Option(help="The decoder's text, of a model with an encoder too.")] = None,
+    text: Text,
+    target: Target = None,
     taps: Annotated[
         list[str] | None,
         typer.Option("--taps", metavar="TAP", help="A tap to record; may be repeated. Default: weights."),

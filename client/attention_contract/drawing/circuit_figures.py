@@ -9,7 +9,7 @@ from matplotlib.ticker import FuncFormatter, LogLocator, MaxNLocator, NullLocato
 from attention_contract.drawing.colour_ranges import palette
 from attention_contract.drawing.figure_style import EDGE_IN, SECOND, Sheet
 from attention_contract.drawing.heat_maps import heat_maps
-from attention_contract.drawing.statistic_maps import head_table
+from attention_contract.drawing.statistic_maps import MOST_ROWS, head_table, left_out
 from attention_contract.errors import InvalidRequest
 from attention_contract.pooled_cells import Numbers
 from attention_contract.reply_names import Names, heading
@@ -45,6 +45,8 @@ def _spectra(reply: CircuitsReply, options: PictureOptions, names: Names) -> Fig
         raise InvalidRequest("parts: expected qk, ov or spectra, to draw singular values", param="parts")
     pitch = _HEIGHT_IN + _TITLE_IN + _BELOW_IN
     notes = []
+    notes += left_out(max(len(lines) for _, lines in charts), "lines of a chart")
+    charts = [(title, lines[:MOST_ROWS]) for title, lines in charts]
     if any(len(lines) > _MOST_NAMED for _, lines in charts):
         notes.append(f"a legend names {_MOST_NAMED} lines of a chart; the colours run from its first to its last")
     sheet = Sheet(options, heading(names, "singular values of circuits and parameters"), notes, pitch * len(charts))

@@ -2,7 +2,7 @@
 
 import io
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, Final
 
 import orjson
 from matplotlib.figure import Figure
@@ -16,6 +16,11 @@ from attention_contract.schemas.picture_options import PictureOptions
 from attention_contract.wire import PICTURES
 
 SOFTWARE = "attention-service"
+MOST_PIXELS: Final = 2**24
+"""Pixels of one picture."""
+_PIXEL_BYTES: Final = 48
+"""Memory of a pixel while a PNG is drawn: images are scaled in float64, and then coloured. Measured with matplotlib
+3.11: up to 43 bytes."""
 
 
 def draw(reply: Any, options: PictureOptions, media_type: str, names: Names, facts: Mapping[str, Any]) -> Picture:
@@ -24,8 +29,37 @@ def draw(reply: Any, options: PictureOptions, media_type: str, names: Names, fac
     The same arguments give the same bytes. ``facts`` are written into its metadata. Raises InvalidRequest as
     ``figure_of`` does.
     """
+    return save(make_figure(reply, options, names), options, media_type, facts)
+
+
+def make_figure(reply: Any, options: PictureOptions, names: Names) -> Figure:
+    """Draw a reply into a figure, to be saved. Raises InvalidRequest as ``figure_of`` does."""
     with styled(options.theme):
-        return Picture(media_type=media_type, data=written(figure_of(reply, options, names), media_type, facts))
+        return figure_of(reply, options, names)
+
+
+def save(figure: Figure, options: PictureOptions, media_type: str, facts: Mapping[str, Any]) -> Picture:
+    """Write a figure into a file of a media type of ``PICTURES``, with the facts as JSON in its metadata."""
+    ending, file = PICTURES[media_type], io.BytesIO()
+    with styled(options.theme):
+        figure.savefig(file, format=ending, dpi="figure", metadata=_metadata(ending, facts))
+    return Picture(media_type=media_type, data=file.getvalue())
+
+
+def saving_bytes(figure: Figure, media_type: str) -> int:
+    """Estimate the memory of ``save``. Raises InvalidRequest for a picture of more than ``MOST_PIXELS``."""
+    if PICTURES[media_type] != "png":
+        return 0
+    width, height = (int(side * figure.dpi) for side in figure.get_size_inches())
+    if width * height > MOST_PIXELS:
+        raise InvalidRequest(
+            f"dpi: the picture would have {width} × {height} pixels; a PNG has at most {MOST_PIXELS} together. "
+            "Lower dpi or width, or ask for SVG or PDF",
+            param="dpi",
+            limit=MOST_PIXELS,
+            actual=width * height,
+        )
+    return _PIXEL_BYTES * width * height
 
 
 def media_type_of(format: str) -> str:  # noqa: A002
@@ -46,13 +80,6 @@ def facts_of(reply: Any, options: PictureOptions) -> dict[str, Any]:
     if weights is not None:
         facts["shape"] = list(weights.shape)
     return facts | ({} if reply.request_id is None else {"request_id": reply.request_id})
-
-
-def written(figure: Figure, media_type: str, facts: Mapping[str, Any]) -> bytes:
-    """The bytes of a figure's file, with the facts as JSON in its metadata. Call it within ``styled``."""
-    ending, drawn = PICTURES[media_type], io.BytesIO()
-    figure.savefig(drawn, format=ending, dpi="figure", metadata=_metadata(ending, facts))
-    return drawn.getvalue()
 
 
 def _metadata(ending: str, facts: Mapping[str, Any]) -> dict[str, Any]:

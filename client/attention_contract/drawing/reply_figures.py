@@ -10,7 +10,7 @@ from attention_contract.drawing.circuit_figures import circuits_figure
 from attention_contract.drawing.comparison_figures import effects_figure, rollout_figure, similarity_figure
 from attention_contract.drawing.cost_lines import cost_lines
 from attention_contract.drawing.heat_maps import heat_maps
-from attention_contract.drawing.statistic_maps import layer_maps
+from attention_contract.drawing.statistic_maps import MOST_ROWS, layer_maps, left_out
 from attention_contract.drawing.weight_figures import attribution_figure, sequence_of, statistics_of, weights_figure
 from attention_contract.errors import InvalidRequest
 from attention_contract.pooled_cells import Numbers
@@ -59,17 +59,19 @@ def output_figure(reply: ForwardReply, options: PictureOptions, names: Names) ->
 
 def recording_figure(reply: RecordingStatistics, options: PictureOptions, names: Names) -> Figure:
     """Draw a map of layers × heads for each statistic."""
-    attentions = reply.attentions
+    attentions = reply.attentions[:MOST_ROWS]
     if not attentions:
         raise InvalidRequest("layers: the recording has no weights to draw statistics of", param="layers")
-    most = max(attentions, key=lambda each: len(each.heads))
+    heads = max((each.heads for each in attentions), key=len)
+    notes = [*left_out(len(reply.attentions), "layers"), *left_out(len(heads), "heads")]
+    heads = heads[:MOST_ROWS]
     tables: dict[str, Numbers] = {}
     for row, each in enumerate(attentions):
         for name, values in statistics_of(each.statistics, None).items():
-            table = tables.setdefault(name, np.full((len(attentions), len(most.heads)), np.nan))
-            table[row, : len(values)] = values
-    title = heading(names, "statistics of the recorded weights", f"{len(attentions)} layers")
-    return layer_maps(tables, [each.name for each in attentions], most.heads, title, options)
+            table = tables.setdefault(name, np.full((len(attentions), len(heads)), np.nan))
+            table[row, : len(values)] = values[:MOST_ROWS]
+    title = heading(names, "statistics of the recorded weights", f"{len(reply.attentions)} layers")
+    return layer_maps(tables, [each.name for each in attentions], heads, title, options, notes)
 
 
 FIGURES: Final[dict[type, Callable[[Any, PictureOptions, Names], Figure]]] = {

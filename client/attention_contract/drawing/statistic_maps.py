@@ -15,7 +15,7 @@ from attention_contract.pooled_cells import Numbers
 from attention_contract.schemas.picture_options import PictureOptions
 
 _ROW_IN, _TITLE_IN, _AXIS_IN, _BAR_IN, _GAP_IN = 0.19, 0.22, 0.2, 0.5, 0.2
-_MOST_ROWS: Final = 256
+MOST_ROWS: Final = 256
 _WRITTEN_IN: Final = 0.3
 _COLUMNS: Final = 3
 
@@ -26,13 +26,12 @@ def head_table(
 ) -> Figure:  # fmt: skip
     """Draw statistics ``[H]`` by name as a table of heads × statistics, whose columns have ranges of their own."""
     names = list(statistics)
-    values = np.stack([np.asarray(statistics[name], np.float64) for name in names], -1)[:_MOST_ROWS]
+    values = np.stack([np.asarray(statistics[name], np.float64) for name in names], -1)[:MOST_ROWS]
     notes = ["each column has its own colour range, from its least to its largest number"]
     if signed:
         notes = ["each column has its own colour range, which diverges from 0"]
-    if len(heads) > _MOST_ROWS:
-        notes.append(f"{len(heads) - _MOST_ROWS} heads are left out: a table has {_MOST_ROWS}")
-    heads = list(heads[:_MOST_ROWS])
+    notes += left_out(len(heads), "heads")
+    heads = list(heads[:MOST_ROWS])
     width, height = options.width / options.dpi, max(len(heads) * _ROW_IN, 0.3)
     row_ticks = token_labels.ticks(heads, len(heads), 1, height, across=False)
     left = row_ticks.depth + _AXIS_IN + EDGE_IN
@@ -54,7 +53,7 @@ def head_table(
 
 def layer_maps(
     statistics: Mapping[str, Numbers], layers: Sequence[str], heads: Sequence[str], heading: str,
-    options: PictureOptions,
+    options: PictureOptions, notes: Sequence[str] = (),
 ) -> Figure:  # fmt: skip
     """Draw statistics ``[layers, heads]`` by name, each as a map with its own colour range. NaN: no such head."""
     across = min(_COLUMNS, len(statistics))
@@ -66,8 +65,8 @@ def layer_maps(
     side = max((width - (left + _BAR_IN + _GAP_IN) * across) / across, 0.4)
     head_ticks = token_labels.ticks(heads, len(heads), 1, side, across=True, size=6)
     pitch = rows + _TITLE_IN + head_ticks.depth + _AXIS_IN
-    notes = ["each map has its own colour range"] if len(statistics) > 1 else []
-    sheet = Sheet(options, heading, notes, pitch * down)
+    ranges = ["each map has its own colour range"] if len(statistics) > 1 else []
+    sheet = Sheet(options, heading, [*ranges, *notes], pitch * down)
     for at, (name, values) in enumerate(statistics.items()):
         row, column = divmod(at, across)
         begin, top = column * (left + side + _BAR_IN + _GAP_IN) + left, row * pitch + _TITLE_IN
@@ -83,6 +82,11 @@ def layer_maps(
         scale.ax.tick_params(labelsize=6)
         scale.outline.set_linewidth(0.4)
     return sheet.figure
+
+
+def left_out(count: int, nouns: str) -> list[str]:
+    """A note on those of so many things that a picture has no row, column or line for; none if all have one."""
+    return [f"{count - MOST_ROWS} {nouns} are left out: a picture has {MOST_ROWS}"] if count > MOST_ROWS else []
 
 
 def _column_places(values: Numbers, *, signed: bool) -> Numbers:

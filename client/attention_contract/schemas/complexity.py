@@ -64,7 +64,7 @@ class Sweep(WireModel):
 class Alternative(WireModel):
     """An alternative to compare with the request. Fields that are not given equal the request's."""
 
-    label: str | None = Field(default=None, min_length=1, max_length=80, pattern=r"^[^\x00-\x1f\x7f]+$")
+    label: str | None = Field(default=None, min_length=1, max_length=80, pattern=r"^[^\x00-\x1f\x7f\ufffe\uffff]+$")
     """Its name in the reply; default: a description of the difference."""
     spec: AttentionSpec | None = None
     kernel: KernelName | None = None

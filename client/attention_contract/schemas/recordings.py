@@ -31,6 +31,9 @@ from attention_contract.recording_tensors import (
 from attention_contract.tensors import Array, Encoding, FloatArray, Untyped
 from attention_contract.validation import validate
 
+TEXT_VARIABLE: Final = "ATTENTION_TEXT"
+TARGET_VARIABLE: Final = "ATTENTION_TARGET"
+"""Variables by which a server gives texts to the command that runs them."""
 RecordingId = Annotated[str, Field(pattern=r"^[0-9a-f]{32}$")]
 Label = Annotated[str, Field(max_length=1024)]
 

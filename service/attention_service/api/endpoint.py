@@ -144,7 +144,8 @@ class TensorRoute(OperationRoute):
         if drawn:
             if (size := tensor_bytes(reply)) > UNCOUNTED:
                 memory.become_reply(size)
-            picture = await pictures.draw(reply, body, options, media_type, facts)
+            drawing = pictures.draw(reply, body, options, media_type, facts, call.engine.budget)
+            picture = await unless_gone(receive, drawing, call.deadline)
             return Response(picture.data, media_type=media_type, headers={"Vary": "Accept"})
         encoding: Encoding = getattr(body, "encoding", "list")
         del body, work  # the reply may take their memory

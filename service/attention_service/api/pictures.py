@@ -1,11 +1,13 @@
 """Replies as pictures. Drawing needs the extra ``plot``."""
 
-from collections.abc import Mapping
+import asyncio
+from collections.abc import Callable, Mapping
+from functools import partial
 from importlib.util import find_spec
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
-from anyio import CapacityLimiter, to_thread
+from anyio import CapacityLimiter
 from anyio.lowlevel import RunVar
 
 from attention_contract.base import WireModel
@@ -20,6 +22,9 @@ from attention_contract.schemas.weights import WeightsRequest
 from attention_contract.validation import validate
 from attention_contract.wire import JSON
 from attention_service import __version__
+from attention_service.runtime.scheduling.budget import Budget
+
+ResultT = TypeVar("ResultT")
 
 _HALVINGS = 6
 _CELLS = 1024
@@ -122,9 +127,12 @@ def _with_sweep(request: ComplexityRequest) -> ComplexityRequest:
 
 
 async def draw(
-    reply: Any, request: WireModel, options: PictureOptions, media_type: str, facts: Mapping[str, Any]
+    reply: Any, request: WireModel, options: PictureOptions, media_type: str, facts: Mapping[str, Any], budget: Budget
 ) -> Picture:
-    """Draw a reply in another thread. ``facts`` become metadata. Raises InvalidRequest for a head that is not there."""
+    """Draw a reply in another thread, with the memory of its pixels from the budget. ``facts`` become metadata.
+
+    Raises InvalidRequest for a head that is not there or too many pixels, and what ``Budget.acquire`` raises.
+    """
     from attention_contract import drawing  # noqa: PLC0415 - where the extra is installed
 
     try:
@@ -135,4 +143,19 @@ async def draw(
     title = facts.get("module") or (f"recording {facts['recording'][:8]}" if "recording" in facts else "")
     stated = drawing.facts_of(reply, options) | dict(facts) | {"software": f"attention-service {__version__}"}
     names = drawing.names_of(request, title, facts.get("past", 0))
-    return await to_thread.run_sync(drawing.draw, reply, options, media_type, names, stated, limiter=limiter)
+    async with limiter:
+        figure = await _in_thread(partial(drawing.make_figure, reply, options, names))
+        need = drawing.saving_bytes(figure, media_type)
+        budget.check(need, "drawing the picture takes {need} bytes", "Lower its width or dpi, or ask for SVG")
+        async with budget.holding(need):
+            return await _in_thread(partial(drawing.save, figure, options, media_type, stated))
+
+
+async def _in_thread(work: Callable[[], ResultT]) -> ResultT:
+    """Run a part of a drawing to its end, also for a caller who has left: it holds its memory until then."""
+    drawing = asyncio.ensure_future(asyncio.to_thread(work))
+    try:
+        return await asyncio.shield(drawing)
+    except asyncio.CancelledError:
+        await asyncio.wait([drawing])
+        raise

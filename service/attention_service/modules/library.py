@@ -8,12 +8,12 @@ Every method blocks and may be called from any thread.
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from pathlib import Path
 
 import torch
 
-from attention_contract.errors import InternalError, ModuleExists, ModuleNotFound, VersionMismatch
+from attention_contract.errors import AttentionError, InternalError, ModuleExists, ModuleNotFound, VersionMismatch
 from attention_contract.schemas.modules import CreateModule, ImportModule, ModuleConfig
 from attention_contract.tensors import Array
 from attention_service.core.arrays import TORCH_DTYPES
@@ -45,6 +45,8 @@ class Library:
         """Bytes of all parameters on the device."""
         self.limit: int | None = None
         """The most bytes of parameters for which modules are loaded from the store; None: any number."""
+        self.admitted: Callable[[int], AbstractContextManager[object]] = nullcontext
+        """Waits for the memory of a module that another process stored, and holds it while the module is loaded."""
         self.problems: dict[str, str] = {}
         """A sentence for each module that could not be read; the empty name stands for the whole store."""
         self._stamps: dict[str, Stamp] = {}
@@ -102,15 +104,26 @@ class Library:
     def _taken_over(self, name: str, on_loaded: Callable[[Module], object] | None) -> str | None:
         """Bring one module to its stored version; a sentence if that cannot be read."""
         try:
-            with self._changing(name):
+            # The memory comes first: a change that has its own waits for nobody who waits for memory.
+            with self.admitted(self._missing_bytes(name)), self._changing(name):
                 changed = self._refresh(name)
         except DamagedError as fault:
             return f"module {name!r}: {fault}; restore its folder in the store, or remove it"
         except (OSError, RuntimeError) as fault:  # the disk fails, or the device has no room
             return f"module {name!r} could not be loaded: {reason(fault)}"
+        except AttentionError as fault:  # the memory budget has none
+            return f"module {name!r} could not be loaded: {fault.detail}"
         if changed is not None and on_loaded is not None:
             on_loaded(changed)
         return None
+
+    def _missing_bytes(self, name: str) -> int:
+        """Bytes of a stored module that is not resident at its version, and that the limit allows."""
+        resident = self._modules.get(name)
+        if resident is not None and not resident.durable:
+            return 0
+        need = self._store.needed_bytes(name, None if resident is None else resident.version)
+        return need if self.limit is None or need <= self.limit - self.resident_bytes else 0
 
     def _refresh(self, name: str) -> Module | None:
         """Bring one module to its stored version; the new module, or None where nothing new is resident."""

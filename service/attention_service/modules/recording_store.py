@@ -97,14 +97,15 @@ class RecordingStore:
 
     def path(self, recording: str, owner: str | None = None) -> Path:
         """The file of a recording. Raises RecordingNotFound."""
-        if _ID.fullmatch(recording) is not None:
-            for folder in self._folders(owner):
-                path = folder / f"{recording}{_SUFFIX}"
-                if path.is_file() and not path.is_symlink():
-                    return path
-        raise RecordingNotFound(
-            f"no recording has the id {recording[:64]!r}; GET /v1/recordings lists them", param="id"
-        )
+        for path in self._places(recording, owner):
+            if path.is_file() and not path.is_symlink():
+                return path
+        raise _missing(recording)
+
+    def _places(self, recording: str, owner: str | None) -> list[Path]:
+        """The paths that the file of a recording may have."""
+        known = _ID.fullmatch(recording) is not None
+        return [folder / f"{recording}{_SUFFIX}" for folder in self._folders(owner)] if known else []
 
     def _folders(self, owner: str | None) -> list[Path]:
         """The folders with the recordings that an owner may use."""
@@ -203,10 +204,15 @@ class RecordingStore:
             staged.unlink(missing_ok=True)
 
     def delete(self, recording: str, owner: str | None = None) -> None:
-        """Remove a recording durably. Raises RecordingNotFound."""
-        path = self.path(recording, owner)
+        """Remove a recording durably, or what lies in its place and is none. Raises RecordingNotFound."""
+        path = next((each for each in self._places(recording, owner) if os.path.lexists(each)), None)
+        if path is None:
+            raise _missing(recording)
         try:
-            path.unlink(missing_ok=True)
+            if path.is_dir() and not path.is_symlink():
+                path.rmdir()
+            else:
+                path.unlink(missing_ok=True)
             sync(path.parent)
         except OSError as fault:
             raise refusal(fault, "the removal of a recording") from fault
@@ -288,6 +294,10 @@ def _tensor(info: RecordingInfo, name: str) -> RecordedTensor:
             f"tensor: the recording has no {name[:80]!r}; it has {', '.join(names[:12])}{more}", param="tensor"
         )
     return found
+
+
+def _missing(recording: str) -> RecordingNotFound:
+    return RecordingNotFound(f"no recording has the id {recording[:64]!r}; GET /v1/recordings lists them", param="id")
 
 
 def _damaged(recording: str, why: str) -> InternalError:

@@ -91,6 +91,13 @@ class Store:
         """Return True if there is a folder of this name that stands for a module."""
         return _NAME.fullmatch(name) is not None and (self._folder / name).is_dir()
 
+    def needed_bytes(self, name: str, version: str | None) -> int:
+        """Bytes of a module's parameters; 0 if there is none, or its stored version is this. Raises DamagedError."""
+        with self._locked(fcntl.LOCK_SH):
+            if not self._holds(name) or (described := _described(self._folder / name))["version"] == version:
+                return 0
+            return parameter_bytes(_configured(described)[0])
+
     def load(self, name: str, room: int | None = None) -> Module | None:
         """A module, on the host, once its content is found to be what its version says; None where there is none.
 

@@ -8,9 +8,9 @@ import asyncio
 import logging
 import math
 import time
-from collections.abc import Callable, Iterable
-from concurrent.futures import ThreadPoolExecutor
-from contextlib import nullcontext
+from collections.abc import Callable, Iterable, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import contextmanager, nullcontext
 from contextvars import copy_context
 from dataclasses import replace
 from datetime import UTC, datetime
@@ -145,7 +145,6 @@ class Engine:
         self.device = device
         self.library = Library(root, device.torch)
         self.recordings = RecordingStore(root, recordings_limit)
-        self._recorder = TextRecorder(root)
         self.calibration: stored.Stored | None = None
         """The calibration of the device; None before one."""
         self._root = root
@@ -158,6 +157,7 @@ class Engine:
         self.budget = Budget(budget, device.total_bytes, self._resident_bytes, max_queue)
         self.entrance = Entrance(self.budget)
         """Before it requests wait with their bodies unread."""
+        self._recorder = TextRecorder(root, self.budget.holding)
         self.passes = KeptPasses(self.budget)
         """Forward passes that wait for their backward pass."""
         self.state: State = "loading"
@@ -175,6 +175,8 @@ class Engine:
         self._files = ThreadPoolExecutor(2, thread_name_prefix="attention-store")
         self._following = ThreadPoolExecutor(1, thread_name_prefix="attention-following")
         self._followed: asyncio.Task[None] | None = None
+        self._admission: Future[None] | None = None
+        """The wait for memory of a module that another server stored."""
         room = int(session_share * budget)
         host = Host(self.budget, self.module, self._planned, self._run, self.check_ready, self._in_thread)
         self.sessions = Sessions(host, session_ttl_s, room, int(session_pinned_share * room), max_sessions)
@@ -199,6 +201,7 @@ class Engine:
         except Exception as fault:
             self.failure = type(fault).__name__
             raise
+        self.library.admitted = partial(self._admitted, asyncio.get_running_loop())
         self._followed = asyncio.create_task(self._follow())
         if self.state == "loading":
             self.state = "ready"
@@ -214,6 +217,19 @@ class Engine:
                 log.exception("the store could not be followed")
             if self.library.resident_bytes < before:
                 self.budget.wake()
+
+    @contextmanager
+    def _admitted(self, loop: asyncio.AbstractEventLoop, need: int) -> Iterator[None]:
+        """Hold memory for a module, in the thread that follows the store. It waits in turn with the requests."""
+        if not need:
+            yield
+            return
+        self._admission = asyncio.run_coroutine_threadsafe(self.budget.acquire(need), loop)
+        self._admission.result()
+        try:
+            yield
+        finally:
+            loop.call_soon_threadsafe(self.budget.release, need)
 
     async def measure_device(self) -> None:
         """Calibrate the device while nobody waits, keep what was found, and predict by it from now on.
@@ -258,6 +274,8 @@ class Engine:
         self.passes.clear()
         if self._followed is not None:
             self._followed.cancel()
+        if self._admission is not None:
+            self._admission.cancel()
         await self.recalibration.stop()
         await self.execution.stop()
         self.settle()
@@ -385,23 +403,14 @@ class Engine:
         self.check_ready()
         need = await self._in_thread(partial(needed_bytes, self.library.root, request))
         self.budget.check(need, "recording this text takes up to {need} bytes", "Send a shorter text")
-        await self.budget.acquire(need)
-        try:
-            recording = await self._recorder.record(request, deadline)
-        finally:
-            self.budget.release(need)
-        return await self.add_recording(recording)
+        return await self.add_recording(await self._recorder.record(request, need, deadline))
 
     async def predict_text(self, request: PredictText, deadline: float | None = None) -> TextPredictions:
         """Tokens that a checkpoint predicts, unedited and edited."""
         self.check_ready()
         need = await self._in_thread(partial(needed_bytes, self.library.root, request))
         self.budget.check(need, "running this text takes up to {need} bytes", "Send a shorter text")
-        await self.budget.acquire(need)
-        try:
-            return await self._recorder.predict(request, deadline)
-        finally:
-            self.budget.release(need)
+        return await self._recorder.predict(request, need, deadline)
 
     async def list_recordings(self) -> RecordingList:
         """Every stored recording of the caller."""
@@ -654,16 +663,26 @@ class Engine:
     async def _holding(self, need: int, work: Callable[[], ResultT]) -> ResultT:
         """Run work on the store, and give back the bytes that it was admitted for when it ends.
 
-        Work whose caller went away may be running already: its memory is free then, not when it is given up.
+        Work whose caller went away may be running already. It stops at its next checkpoint and frees its memory then.
         """
+        cancellation = Cancellation()
+
+        def cancellable_work() -> ResultT:
+            with cancellable(cancellation):
+                return work()
+
         try:
-            future = self._files.submit(work)
+            future = self._files.submit(cancellable_work)
         except RuntimeError:
             self.budget.release(need)
             raise Draining("the server is stopping; try another, or this one once it is back") from None
         loop = asyncio.get_running_loop()
         future.add_done_callback(lambda _: loop.call_soon_threadsafe(self.budget.release, need))
-        return await asyncio.wrap_future(future)
+        try:
+            return await asyncio.wrap_future(future)
+        except asyncio.CancelledError:
+            cancellation.cancel()
+            raise
 
     async def _in_thread(
         self, work: Callable[[], ResultT], threads: ThreadPoolExecutor | None = None, watched: str | None = None

@@ -9,6 +9,8 @@ import asyncio
 import os
 import sys
 import time
+from collections.abc import Callable
+from contextlib import AbstractAsyncContextManager
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Final
@@ -16,7 +18,7 @@ from typing import Final
 import orjson
 
 from attention_contract.errors import DeadlineExceeded, InvalidCheckpoint, InvalidRequest, Overloaded
-from attention_contract.schemas.recordings import RecordingFile, RecordText
+from attention_contract.schemas.recordings import TARGET_VARIABLE, TEXT_VARIABLE, RecordingFile, RecordText
 from attention_contract.schemas.text_predictions import PredictText, TextPredictions
 from attention_contract.wire import JSON, SAFETENSORS, from_body, to_json
 from attention_service.modules.checkpoints.catalogue import described, has_transformers
@@ -66,32 +68,36 @@ def needed_bytes(root: Path, request: RecordText | PredictText) -> int:
 class TextRecorder:
     """Runs one text at a time."""
 
-    def __init__(self, root: Path) -> None:
+    def __init__(self, root: Path, holding: Callable[[int], AbstractAsyncContextManager[None]]) -> None:
+        """``holding``: waits for so many bytes of the memory budget, and holds them while its block runs."""
         self._root = root
+        self._holding = holding
         self._turn = asyncio.Lock()
         self._waiting = 0
 
-    async def record(self, request: RecordText, deadline: float | None) -> RecordingFile:
-        """Run the recorder, and return what it recorded.
+    async def record(self, request: RecordText, need: int, deadline: float | None) -> RecordingFile:
+        """Run the recorder, which needs so many bytes, and return what it recorded.
 
         Raises InvalidCheckpoint with what the recorder says, Overloaded if too many wait, and DeadlineExceeded.
         """
         with TemporaryDirectory(prefix="attention-recording-") as folder:
             file = Path(folder) / "recording.safetensors"
             taps = [f"--taps={tap}" for tap in request.taps]
-            await self._run(["record", "--local", f"--output={file}", *taps], request, deadline)
+            await self._run(["record", "--local", f"--output={file}", *taps], request, need, deadline)
             return await asyncio.to_thread(_read, file)
 
-    async def predict(self, request: PredictText, deadline: float | None) -> TextPredictions:
+    async def predict(self, request: PredictText, need: int, deadline: float | None) -> TextPredictions:
         """Run the model with its head, unedited and edited. Raises what ``record`` raises."""
         with TemporaryDirectory(prefix="attention-predictions-") as folder:
             edits = Path(folder) / "edits.json"
             edits.write_bytes(orjson.dumps(orjson.loads(to_json(request)).get("edits", {})))
             more = [] if request.position is None else [f"--position={request.position}"]
             command = ["predict", "--json", f"--edits={edits}", f"--top-k={request.top_k}", *more]
-            return from_body(TextPredictions, await self._run(command, request, deadline), JSON, "reply")
+            return from_body(TextPredictions, await self._run(command, request, need, deadline), JSON, "reply")
 
-    async def _run(self, command: list[str], request: RecordText | PredictText, deadline: float | None) -> bytes:
+    async def _run(
+        self, command: list[str], request: RecordText | PredictText, need: int, deadline: float | None
+    ) -> bytes:
         """Run a command of ``attention`` in turn. Return its output."""
         if self._waiting >= _WAITING:
             raise Overloaded(f"{_WAITING} texts wait for their model, one at a time; try again later", limit=_WAITING)
@@ -99,7 +105,8 @@ class TextRecorder:
         now = time.monotonic()
         until = min(now + _LONGEST_S, deadline if deadline is not None else now + _LONGEST_S)
         try:
-            async with asyncio.timeout(until - now), self._turn:
+            # The turn comes first: texts that wait for it hold no memory.
+            async with asyncio.timeout(until - now), self._turn, self._holding(need):
                 return await self._process(command, request)
         except TimeoutError:
             raise DeadlineExceeded("the model did not end in time; send a shorter text, or wait longer") from None
@@ -107,13 +114,16 @@ class TextRecorder:
             self._waiting -= 1
 
     async def _process(self, command: list[str], request: RecordText | PredictText) -> bytes:
-        target = [] if request.target is None else [f"--target={request.target}"]
+        # Other users of the machine can read command lines, and not the environment.
+        texts = {TEXT_VARIABLE: request.text}
+        if request.target is not None:
+            texts[TARGET_VARIABLE] = request.target
         process = await asyncio.create_subprocess_exec(
             sys.executable,
-            *("-m", "attention_client", *command, "--models-dir", str(self._root), *target),
-            *("--", request.checkpoint, request.text),
+            "-P",  # no Python file of the model repository is imported
+            *("-m", "attention_client", *command, "--models-dir", str(self._root), "--", request.checkpoint),
             cwd=self._root,  # so that the model's name is its path in the repository
-            env=_environment(),
+            env=_environment() | texts,
             stdin=asyncio.subprocess.DEVNULL,
             stdout=asyncio.subprocess.PIPE,
             stderr=asyncio.subprocess.PIPE,

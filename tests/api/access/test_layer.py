@@ -193,6 +193,9 @@ def test_a_recording_belongs_to_the_key_that_stored_it(keyed, web):
     assert ask("eye").json()["recordings"] == []
     for method in ("GET", "DELETE"):
         assert ask("bob", method, f"/v1/recordings/{mine}").status_code == 404
+    for place in ("recordings", "recordings/of/ann", f"recordings/of/ann/{mine}.safetensors"):
+        assert ask("bob", path=f"/v1/checkpoints/{place}").status_code == 404
+    assert "ann" not in ask("bob", path="/v1/checkpoints").text
     assert ask("ann", path=f"/v1/recordings/{mine}").json()["bytes"] > 0
     with Client(url, api_key=keys["bob"]) as bob, pytest.raises(RecordingNotFound):
         bob.recordings.get(mine)

@@ -10,7 +10,7 @@ from attention_contract.errors import AttentionError, InvalidCheckpoint, Invalid
 from attention_contract.schemas.checkpoints import CheckpointAttention, CheckpointInfo, CheckpointList, CheckpointReply
 from attention_contract.schemas.modules import ImportModule
 from attention_service.modules.checkpoints.attention_blocks import Block, blocks_of
-from attention_service.modules.checkpoints.checkpoint_files import Checkpoint, open_checkpoint
+from attention_service.modules.checkpoints.checkpoint_files import OWN_FOLDERS, Checkpoint, open_checkpoint
 from attention_service.modules.checkpoints.import_plan import default_name, missing_fields, plan_block
 from attention_service.modules.resident import parameter_bytes
 
@@ -27,8 +27,6 @@ _TOKENIZERS: Final = (
     "vocab.json",
 )
 """Files of which a tokenizer of transformers has one."""
-_STORE: Final = "modules"
-"""The folder of resident modules, which are no checkpoints."""
 
 
 def listed(root: Path) -> CheckpointList:
@@ -53,7 +51,7 @@ def _paths(root: Path) -> Iterator[str]:
     for folder, folders, files in os.walk(top):
         place = Path(folder).relative_to(top)
         below = [] if len(place.parts) >= _DEPTH else sorted(folders)
-        folders[:] = [each for each in below if each[0] != "." and place / each != Path(_STORE)]
+        folders[:] = [each for each in below if each[0] != "." and (place.parts or each not in OWN_FOLDERS)]
         tensors = sorted(file for file in files if file.endswith(".safetensors"))
         if place.parts and (tensors or "config.json" in files):
             yield place.as_posix()

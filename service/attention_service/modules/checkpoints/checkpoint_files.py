@@ -2,7 +2,8 @@
 
 A checkpoint is a folder with ``*.safetensors`` files, listed by a ``*.safetensors.index.json`` or not, or one such
 file; a ``config.json`` beside the tensors describes them. Only what lies inside the model repository is read, after
-symbolic links are followed; what lies outside is answered like what does not exist.
+symbolic links are followed; what lies outside is answered like what does not exist, and so are recordings, which belong
+to their callers.
 """
 
 import json
@@ -22,6 +23,8 @@ _DTYPES: Final = {"F16": "float16", "BF16": "bfloat16", "F32": "float32", "F64":
 _SUFFIX: Final = ".safetensors"
 _SINGLE: Final = "model.safetensors"
 _INDEX: Final = ".safetensors.index.json"
+OWN_FOLDERS: Final = ("modules", "recordings")
+"""Folders of the model repository with what the server keeps, which are no checkpoints."""
 _JSON_BYTES: Final = 2**26
 """The largest JSON file that is read."""
 
@@ -90,12 +93,13 @@ def open_checkpoint(root: Path, checkpoint: str) -> Checkpoint:
 
 
 def _inside(root: Path, folder: Path, path: str) -> Path | None:
-    """The place of a path, if it exists and lies inside the repository."""
+    """The place of a path, if it exists and lies inside the repository, but not among the recordings."""
     try:
         place = (folder / path).resolve(strict=True)
     except (OSError, ValueError, RuntimeError):  # missing; a null character; a loop of links
         return None
-    return place if place.is_relative_to(root.resolve()) else None
+    top = root.resolve()
+    return place if place.is_relative_to(top) and not place.is_relative_to(top / "recordings") else None
 
 
 def _tensor_files(root: Path, place: Path) -> dict[str, Path]:

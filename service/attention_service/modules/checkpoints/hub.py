@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Final
 
 from attention_contract.errors import CheckpointNotFound, InvalidCheckpoint, InvalidRequest, Unavailable
+from attention_service.modules.checkpoints.checkpoint_files import OWN_FOLDERS
 from attention_service.modules.faults import reason
 
 PATTERNS: Final = ("*.safetensors", "*.json", "*.txt", "tokenizer.model")
@@ -22,9 +23,10 @@ def fetch(root: Path, repository: str, revision: str | None = None) -> Path:
     repository has, CheckpointNotFound if the hub has none or does not show it, InvalidCheckpoint if it has no
     safetensors file, and Unavailable if the hub cannot be reached.
     """
-    if _REPOSITORY.fullmatch(repository) is None:
+    if _REPOSITORY.fullmatch(repository) is None or repository.partition("/")[0] in OWN_FOLDERS:
         raise InvalidRequest(
-            f"repository: expected the name of a repository, as in openai-community/gpt2; got {repository[:128]!r}",
+            "repository: expected the name of a repository, as in openai-community/gpt2, of any owner but "
+            f"{' and '.join(OWN_FOLDERS)}; got {repository[:128]!r}",
             param="repository",
         )
     folder = root / repository

@@ -18,6 +18,7 @@ from attention_contract.schemas.recordings import RecordingInfo, RecordingQuery
 from attention_contract.schemas.weights import HeadStatistics
 from attention_service.core.arrays import to_numpy
 from attention_service.core.blocks import rows_at_once
+from attention_service.core.cancellation import checkpoint
 from attention_service.core.head_statistics import CLASS_SHARES, DEFAULT_STATISTICS, StatisticInputs
 from attention_service.core.inspection import Totals
 from attention_service.core.types import Selection
@@ -98,6 +99,7 @@ def _blocks(heads: int, queries: int, keys: int) -> Iterator[tuple[int, range]]:
     rows = rows_at_once(1, 1, keys)
     for head in range(heads):
         for start in range(0, queries, rows):
+            checkpoint()
             yield head, range(start, min(start + rows, queries))
 
 

@@ -5,7 +5,8 @@ Used from the event loop only, so its counts need no lock.
 
 import asyncio
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from typing import Final, Self, TypeVar
 
@@ -143,6 +144,15 @@ class Budget:
         if self._waiting:
             self.wake()
         self.released()
+
+    @asynccontextmanager
+    async def holding(self, need: int) -> AsyncIterator[None]:
+        """Hold this many bytes while the block runs. Raises what ``acquire`` raises."""
+        await self.acquire(need)
+        try:
+            yield
+        finally:
+            self.release(need)
 
     def take_more(self, more: int) -> None:
         """Take what is ``spare``, for requests that were admitted, to be given back by ``release_more``."""

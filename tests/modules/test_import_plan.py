@@ -14,7 +14,7 @@ from attention_contract.errors import CheckpointNotFound, InvalidCheckpoint, Inv
 from attention_contract.schemas.modules import Biases, ImportModule
 from attention_contract.spec import AttentionSpec, Causal
 from attention_service.core.multihead import project, project_out
-from attention_service.modules.checkpoints import catalogue
+from attention_service.modules.checkpoints import catalogue, hub
 from attention_service.modules.checkpoints.checkpoint_files import open_checkpoint
 from attention_service.modules.checkpoints.import_plan import default_name
 from attention_service.modules.resident import making_bytes
@@ -545,3 +545,9 @@ def test_what_is_no_file_beside_the_tensors_is_refused_and_never_waited_for(tmp_
         open_checkpoint(tmp_path, "checkpoint")
     (listed,) = catalogue.listed(tmp_path).checkpoints
     assert "no regular file" in listed.problem
+
+
+@pytest.mark.parametrize("repository", ["modules/theirs", "recordings/of"])
+def test_nothing_is_fetched_into_the_folders_of_the_store(root, repository):
+    with pytest.raises(InvalidRequest, match="of any owner but modules and recordings"):
+        hub.fetch(root, repository)

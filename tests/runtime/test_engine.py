@@ -123,10 +123,11 @@ def test_what_was_given_up_in_the_queue_never_runs_and_frees_its_memory(tmp_path
         await engine.start()
         real = Forward.launch
 
-        def slow(*arguments):
-            ran.append(1)
-            gate.wait(10)
-            return real(*arguments)
+        def slow(operation, uploaded):
+            if not any(tensor.is_meta for tensor in uploaded.tensors.values()):  # a rehearsal for a plan
+                ran.append(1)
+                gate.wait(10)
+            return real(operation, uploaded)
 
         monkeypatch.setattr(Forward, "launch", slow)
         engine.execution.hold_s = 0.0  # nothing stays on the event loop

@@ -47,6 +47,14 @@ const STRIP_CELLS = 2 ** 19;
 const KEPT_STRIPS = 32;
 const PATIENCE_MS = 60; // a zoom passes through levels that nobody needs to see
 
+/** A strip that is not here: rows `top` to before `below` of a level. */
+interface Missing {
+  name: string;
+  level: number;
+  top: number;
+  below: number;
+}
+
 /** The cells of a head that are read from a server as they come into view. */
 export class Tiles implements Cells {
   readonly levels: number;
@@ -56,8 +64,8 @@ export class Tiles implements Cells {
   changed: () => void = () => undefined;
   private readonly kept = new Map<string, Strip>();
   private readonly reading = new Set<string>();
-  private wanted: [string, number, number, number][] = []; // the name of a strip, its level, and its rows
-  private row: [string, number, number, number] | null = null;
+  private wanted: Missing[] = [];
+  private row: Missing | null = null;
   private timer: ReturnType<typeof setTimeout> | undefined;
 
   private constructor(readonly rows: number, readonly columns: number, readonly coarsest: Matrix, private readonly read: Read, halvings: number) {
@@ -80,27 +88,26 @@ export class Tiles implements Cells {
     const height = Math.max(1, Math.floor((STRIP_CELLS * 2 ** level) / this.columns));
     this.wanted = [];
     for (let at = Math.floor(top / height); at * height < below; at += 1) {
-      const strip = this.find([`${level}/${at}`, level, at * height, (at + 1) * height]);
-      if (Array.isArray(strip)) this.wanted.push(strip);
-      else found.push(strip);
+      const strip = this.find({ name: `${level}/${at}`, level, top: at * height, below: (at + 1) * height });
+      if ("of" in strip) found.push(strip);
+      else this.wanted.push(strip);
     }
     return found;
   }
 
   value(query: number, key: number): number | undefined {
-    const strip = this.find([`row/${query}`, 0, query, query + 1]);
-    if (!Array.isArray(strip)) return strip.of.data[key];
+    const strip = this.find({ name: `row/${query}`, level: 0, top: query, below: query + 1 });
+    if ("of" in strip) return strip.of.data[key];
     this.row = strip;
     return undefined;
   }
 
-  /** A strip that is here, or else what was asked for, which is read soon. */
-  private find(asked: [string, number, number, number]): Strip | [string, number, number, number] {
-    const [name] = asked;
-    const strip = this.kept.get(name);
+  /** A strip that is here, or else the same that is missing; what is missing then is read soon. */
+  private find(asked: Missing): Strip | Missing {
+    const strip = this.kept.get(asked.name);
     if (strip) {
-      this.kept.delete(name);
-      this.kept.set(name, strip); // the latest used come last
+      this.kept.delete(asked.name);
+      this.kept.set(asked.name, strip); // the latest used come last
       return strip;
     }
     clearTimeout(this.timer);
@@ -108,7 +115,7 @@ export class Tiles implements Cells {
     return asked;
   }
 
-  private async load([name, level, top, below]: [string, number, number, number]): Promise<void> {
+  private async load({ name, level, top, below }: Missing): Promise<void> {
     if (this.kept.has(name) || this.reading.has(name)) return;
     this.reading.add(name);
     try {

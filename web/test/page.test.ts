@@ -1,4 +1,5 @@
-import { describe, expect, it } from "vitest";
+import { describe, expect, it, vi } from "vitest";
+import { Tiles } from "../src/cells";
 import { rgb } from "../src/colour";
 import { wholeEdits } from "../src/edits";
 import type { Edit } from "../src/edits";
@@ -168,5 +169,28 @@ describe("weights that can be computed again", () => {
   it("are softmax(q·k/√d) of their q and k", () => {
     expect(isScaledDot(of([[0.5, 0.5], [0.25, 0.75]]), query, key, false)).toBe(true);
     expect(isScaledDot(of([[0.5, 0.5], [0.3, 0.7]]), query, key, false)).toBe(false);
+  });
+});
+
+describe("a head that a server pools", () => {
+  it("shows the coarsest level until the strips in view are here", async () => {
+    vi.useFakeTimers();
+    const asked: [number, number, number][] = [];
+    const read = (pool: number, first: number, last: number) => {
+      asked.push([pool, first, last]);
+      const made = matrix(Math.ceil((last - first) / pool), Math.ceil(2048 / pool));
+      return Promise.resolve({ ...made, data: made.data.map((_, at) => first + pool * Math.floor(at / made.columns)) });
+    };
+    const tiles = await Tiles.open(2048, 2048, read);
+    expect(asked).toEqual([[4, 0, 2048]]);
+    expect([tiles.levels, tiles.most, tiles.bars.every]).toEqual([3, 2044, 4]);
+    expect(tiles.strips(0, 300, 310).map(({ level }) => level)).toEqual([2]);
+    expect(tiles.value(7, 0)).toBeUndefined();
+    await vi.runAllTimersAsync();
+    expect(asked.slice(1)).toEqual([[1, 256, 512], [1, 7, 8]]);
+    const [, strip] = tiles.strips(0, 300, 310);
+    expect([strip.level, strip.top, strip.of.data[0]]).toEqual([0, 256, 256]);
+    expect(tiles.value(7, 0)).toBe(7);
+    vi.useRealTimers();
   });
 });

@@ -373,7 +373,7 @@ def test_a_content_length_that_is_no_number_is_refused(server, length):
     ("header", "value", "statuses"),
     [
         ("accept", "*/*;q=0", {200, 406}), ("accept", "application/json;q=abc", {200, 406}), ("accept", ";;", {406}),
-        ("accept", "application/*, text/html;q=0.1", {200}), ("accept", "image/png", {406}), ("accept", "/", {406}),
+        ("accept", "application/*, text/html;q=0.1", {200}), ("accept", "image/gif", {406}), ("accept", "/", {406}),
         ("accept", "a/b," * 500 + "*/*", {200}), ("accept", "*", {200}), ("accept", "é/é", {406}),
         ("content-type", "text/plain", {415}), ("content-type", "application/json; charset=utf-8", {200}),
         ("content-type", "APPLICATION/JSON", {200}), ("content-type", ";", {200, 415}),

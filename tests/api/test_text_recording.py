@@ -16,6 +16,8 @@ from attention_service.runtime.text_recording import TextRecorder
 from tests.api.talk import post, refuse
 from tests.conftest import live_server
 
+pytestmark = pytest.mark.filterwarnings("ignore:os.fork")  # JAX warns, if another test of this process imported it
+
 PATH, TEXT = "/v1/recordings/text", "-- the cat sat"
 
 

@@ -22,11 +22,18 @@ COUNT = """() => {
 def test_a_head_of_4096_tokens_pans_and_zooms(visit):
     config = {"d_model": 16, "num_heads": 2}
     assert httpx.post(f"{visit.url}/v1/modules", json={"name": "page-long", "config": config}).is_success
+    asked = []
+    visit.page.on("request", lambda each: each.url.endswith("/weights") and asked.append(each.post_data_json))
     began = time.perf_counter()
-    page = visit.open(f"#/head?source=module:page-long&tokens={TOKENS}")
+    page = visit.open(f"#/head?source=module:page-long&tokens={TOKENS}&query=700&key=5")
     canvas = page.locator(".stage canvas")
     canvas.wait_for(timeout=30_000)
     opened = time.perf_counter() - began
+    number = page.locator(".readout b", has_text=re.compile(r"\d"))
+    number.wait_for()
+    again = {"query": asked[0]["query"], "select": {"heads": [0], "queries": [3, 700]}}
+    row = httpx.post(f"{visit.url}/v1/modules/page-long/weights", json=again, timeout=30).json()["weights"][0][1]
+    np.testing.assert_allclose(float(number.inner_text()), row[5], rtol=2e-5)
     canvas.focus()
     box = canvas.bounding_box()
     x, y = box["x"] + box["width"] / 2, box["y"] + min(box["height"], 400) / 2

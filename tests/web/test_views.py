@@ -13,7 +13,7 @@ import attention_service
 from attention_client import Client
 from attention_client.recording import Recording, predict
 from tests.conftest import live_server
-from tests.web.conftest import Visit
+from tests.web.conftest import PICTURES, Visit, release_of
 
 DARK = pytest.mark.parametrize("visit", [{"color_scheme": "dark"}], indirect=True)
 PHONE = pytest.mark.parametrize(
@@ -248,6 +248,14 @@ def test_small_pictures_are_as_dark_as_the_weights_are_large(visit, recorded):
         weights = recorded.weights(1)[head].astype(float)
         assert red[weights.argmax() // 13, weights.argmax() % 13] == red.min()
         assert np.corrcoef(weights.ravel(), red.ravel())[0, 1] < -0.98
+
+
+def test_pictures_are_of_this_browser(browser):
+    """Only such pictures are compared, where the tests of the views draw them."""
+    releases = {release_of(picture) for picture in PICTURES.glob("*.png")}
+    assert len(releases) == 1
+    if releases != {browser.version}:
+        pytest.skip(f"pictures are not compared: chromium {releases} drew them, and this is {browser.version}")
 
 
 def test_a_checkpoint_is_imported_layer_by_layer(visit):
@@ -590,11 +598,11 @@ def test_axe_finds_nothing(visit, view):
 
 @DARK
 def test_axe_finds_nothing_in_the_dark(visit):
+    visit.open("#/head?layer=1&head=3")
+    visit.picture("head-dark")
     for view in ("overview", "query", "cost"):
         visit.open(f"#/{view}")
         assert visit.violations() == []
-    visit.open("#/head?layer=1&head=3")
-    visit.picture("head-dark")
 
 
 @PHONE
@@ -603,7 +611,7 @@ def test_nothing_is_wider_than_a_phone(visit):
         page = visit.open(f"#/{view}")
         assert page.evaluate("document.documentElement.scrollWidth") <= 390, view
     visit.open("#/head?layer=1&head=3")
-    visit.picture("head-phone")
+    visit.picture("head-phone", page.locator(".readout"))
 
 
 def test_a_typed_sentence_is_recorded_by_the_server_and_edited_to_the_logits(browser, tmp_path):

@@ -44,7 +44,8 @@ export type Read = (pool: number, first: number, last: number) => Promise<Matrix
 
 const LEAST_SIDE = 512; // cells a side of the coarsest level, which is read whole
 const STRIP_CELLS = 2 ** 19;
-const KEPT_STRIPS = 32;
+const KEPT_CELLS = 2 ** 25; // 128 MiB
+const VIEWED_CELLS = KEPT_CELLS / 2; // more would push each other out, and be read again and again
 const PATIENCE_MS = 60; // a zoom passes through levels that nobody needs to see
 
 /** A strip that is not here: rows `top` to before `below` of a level. */
@@ -66,6 +67,7 @@ export class Tiles implements Cells {
   private readonly reading = new Set<string>();
   private wanted: Missing[] = [];
   private row: Missing | null = null;
+  private cells = 0; // of the strips that are kept
   private timer: ReturnType<typeof setTimeout> | undefined;
 
   private constructor(readonly rows: number, readonly columns: number, readonly coarsest: Matrix, private readonly read: Read, halvings: number) {
@@ -82,10 +84,13 @@ export class Tiles implements Cells {
     return new Tiles(rows, columns, await read(2 ** halvings, 0, rows), read, halvings);
   }
 
+  /** Strips of a coarser level where those of this one are too many. */
   strips(level: number, top: number, below: number): Strip[] {
+    const wide = Math.ceil(this.columns / 2 ** level);
+    if (level < this.levels - 1 && (below - top) * wide > VIEWED_CELLS) return this.strips(level + 1, Math.floor(top / 2), Math.ceil(below / 2));
     const found = [{ level: this.levels - 1, top: 0, of: this.coarsest }];
     if (level >= this.levels - 1) return found;
-    const height = Math.max(1, Math.floor((STRIP_CELLS * 2 ** level) / this.columns));
+    const height = Math.max(1, Math.floor(STRIP_CELLS / wide));
     this.wanted = [];
     for (let at = Math.floor(top / height); at * height < below; at += 1) {
       const strip = this.find({ name: `${level}/${at}`, level, top: at * height, below: (at + 1) * height });
@@ -120,8 +125,14 @@ export class Tiles implements Cells {
     this.reading.add(name);
     try {
       const pool = 2 ** level;
-      this.kept.set(name, { level, top, of: await this.read(pool, top * pool, Math.min(below * pool, this.rows)) });
-      if (this.kept.size > KEPT_STRIPS) this.kept.delete(this.kept.keys().next().value as string);
+      const of = await this.read(pool, top * pool, Math.min(below * pool, this.rows));
+      this.kept.set(name, { level, top, of });
+      this.cells += of.data.length;
+      for (const [oldest, strip] of this.kept) {
+        if (this.cells <= KEPT_CELLS) break;
+        this.kept.delete(oldest);
+        this.cells -= strip.of.data.length;
+      }
       this.changed();
     } catch {
       // The coarser strip stays in view; the next look at this place asks again.

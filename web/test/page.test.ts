@@ -193,4 +193,23 @@ describe("a head that a server pools", () => {
     expect(tiles.value(7, 0)).toBe(7);
     vi.useRealTimers();
   });
+
+  it.each([
+    ["a view of more strips than are kept", 32_768, 32_768, (tiles: Tiles) => tiles.strips(0, 0, 1300)],
+    ["a table of more rows than strips are kept", 30_000, 100, (tiles: Tiles) => Array.from({ length: 100 }, (_, i) => tiles.value(i, 0))],
+  ])("reads each part of %s once", async (_what, rows, columns, look) => {
+    vi.useFakeTimers();
+    const asked: string[] = [];
+    const read = (pool: number, first: number, last: number) => {
+      asked.push(`${pool} ${first}`);
+      return Promise.resolve(matrix(Math.ceil((last - first) / pool), Math.ceil(columns / pool)));
+    };
+    const tiles = await Tiles.open(rows, columns, read);
+    tiles.changed = () => void look(tiles); // the page looks again when a strip came
+    look(tiles);
+    await vi.advanceTimersByTimeAsync(60_000);
+    expect(asked.length).toBeGreaterThan(1);
+    expect(new Set(asked).size).toBe(asked.length);
+    vi.useRealTimers();
+  });
 });

@@ -187,7 +187,7 @@ function Checkpoints() {
       {path && attentions.length > 0 && (
         <>
           <h4>Layers of {path}</h4>
-          <Button class="primary" disabled={busy || !ready.length} onClick={() => importing(ready)}>Import all {ready.length} layers</Button>
+          <Button class="primary" disabled={busy || !ready.length} onClick={() => importing(ready)}>{ready.length ? `Import all ${ready.length} layers` : "No layer left to import"}</Button>
           <Table caption={`Attention layers of ${path}`} quiet rows={attentions} columns={[
             { head: "module", header: true, cell: (a) => a.name },
             { head: "computes", cell: (a) => describe(a.config?.spec) },

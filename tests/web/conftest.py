@@ -135,6 +135,7 @@ class Visit:
         """The rules of axe that the page breaks."""
         if not AXE.exists():
             pytest.skip("axe-core is not installed: run `make web`")
+        self.page.locator("[aria-busy=true]").first.wait_for(state="detached")  # pale until its numbers are there
         self.page.evaluate(AXE.read_text("utf-8"))
         found = self.page.evaluate("axe.run(document, {resultTypes: ['violations']})")
         return [f"{each['id']}: {each['nodes'][0]['html'][:200]}" for each in found["violations"]]

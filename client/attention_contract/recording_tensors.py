@@ -98,29 +98,29 @@ def take_pooled(part: Sliceable, indices: tuple[Indices, ...], pool: int) -> Arr
     ``indices`` of heads, queries and keys; the result is ``[heads, ⌈queries / pool⌉, ⌈keys / pool⌉]``.
     """
     heads, queries, keys = indices
-    height, many, columns = _strip(indices, pool), count_of(queries), count_of(keys)
-    if not (count_of(heads) and many and columns):
+    height, many, columns = _strip(indices, pool), _count(queries), _count(keys)
+    if not (_count(heads) and many and columns):
         return take(part, indices)[:, ::pool, ::pool]
     found = []
-    for head in range(count_of(heads)):
+    for head in range(_count(heads)):
         for start in range(0, many, height):
             block = take(part, (_some(heads, head, head + 1), _some(queries, start, start + height), keys))
             for axis in (1, 2):
                 block = np.maximum.reduceat(block, range(0, block.shape[axis], pool), axis)
             found.append(block)
-    return np.concatenate(found, axis=1).reshape(count_of(heads), -(-many // pool), -(-columns // pool))
+    return np.concatenate(found, axis=1).reshape(_count(heads), -(-many // pool), -(-columns // pool))
 
 
 def taken_numbers(indices: tuple[Indices, ...], pool: int | None) -> int:
     """The most numbers that ``take`` or ``take_pooled`` holds: the result, once more in the reply, and a strip."""
-    counts = [*map(count_of, indices)]
+    counts = [*map(_count, indices)]
     if pool is None:
         return 2 * math.prod(counts)
     heads, queries, keys = counts
     return 2 * heads * -(-queries // pool) * -(-keys // pool) + 2 * min(_strip(indices, pool), queries) * keys
 
 
-def count_of(index: Indices) -> int:
+def _count(index: Indices) -> int:
     """The number of indices."""
     return len(index) if isinstance(index, list) else max(0, index.stop - index.start)
 
@@ -134,4 +134,4 @@ def _some(index: Indices, start: int, stop: int) -> Indices:
 
 def _strip(indices: tuple[Indices, ...], pool: int) -> int:
     """Rows of a strip: a multiple of ``pool``."""
-    return max(1, _STRIP // (max(1, count_of(indices[2])) * pool)) * pool
+    return max(1, _STRIP // (max(1, _count(indices[2])) * pool)) * pool

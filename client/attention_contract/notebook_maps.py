@@ -21,6 +21,7 @@ from numpy.typing import NDArray
 
 from attention_contract.pooled_cells import Numbers, pool, pooling_note
 from attention_contract.reply_names import Names
+from attention_contract.validation import clip
 
 MOST_NUMBERS: Final = 50_000
 """Numbers of all maps together: 267 kB of text. More are pooled."""
@@ -106,8 +107,7 @@ def _spans(labels: Sequence[str], by: int) -> list[str]:
 
 
 def _clipped(label: object) -> str:
-    text = str(label)
-    return text if len(text) <= _MOST_LETTERS else f"{text[:_MOST_LETTERS]}…"
+    return clip(str(label), _MOST_LETTERS)
 
 
 def _table(values: NDArray[Any], names: Sequence[str], rows: Sequence[str], columns: Sequence[str]) -> str:

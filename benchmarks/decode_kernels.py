@@ -14,7 +14,8 @@ from torch import Tensor
 from torch.nn.functional import scaled_dot_product_attention as sdpa
 
 from attention_contract.spec import AttentionSpec, Causal
-from attention_service.core.cached_attention import CachedQueries, Run, attend_in_place
+from attention_service.core.cached_attention import Runs, attend_in_place
+from attention_service.core.cached_partials import Run
 from benchmarks.measure import Case, rows
 from benchmarks.page import IN_TURN, fewer, parser, publish
 
@@ -56,6 +57,24 @@ class Shape:
         return torch.randn(shape).to(self.dtype), torch.randn(shape).to(self.dtype)
 
 
+@dataclass(frozen=True)
+class Memory:
+    """Keys and values of all sequences, side by side."""
+
+    keys: Tensor
+    """``[Hkv, slots, D]``"""
+    values: Tensor
+
+    @classmethod
+    def of(cls, k: Tensor, v: Tensor) -> "Memory":
+        """That of ``[B, Hkv, n, D]``."""
+        return cls(k.transpose(0, 1).flatten(1, 2), v.transpose(0, 1).flatten(1, 2))
+
+    def whole(self, shape: Shape) -> list[Runs]:
+        """All keys of each sequence."""
+        return [[Run(self, i * shape.keys, shape.keys)] for i in range(shape.sequences)]
+
+
 SHAPES = (
     Shape(1, 512, 12, 12, 32, torch.float32),
     Shape(16, 512, 12, 12, 32, torch.float32),
@@ -69,7 +88,7 @@ def beside_others(vllm: bool) -> Iterator[Case]:
     """The cases of the two decoders, beside bare SDPA and vLLM."""
     for shape in SHAPES:
         q, (k, v) = shape.queries(), shape.cache()
-        run = in_place([CachedQueries(q[i], [Run(k[i], v[i])]) for i in range(shape.sequences)])
+        run = in_place(q, Memory.of(k, v).whole(shape))
         grouped = shape.heads != shape.kv_heads
         bare = _quietly(lambda q=q, k=k, v=v, grouped=grouped: sdpa(q, k, v, enable_gqa=grouped))
         yield Case(f"in place, {shape}", run, "bare SDPA", bare)
@@ -81,14 +100,14 @@ def dtypes_and_runs() -> Iterator[Case]:
     """A half type beside float32, and scattered pages beside one run."""
     shape = SHAPES[1]
     q, (k, v) = shape.queries(), shape.cache()
-    whole = in_place([CachedQueries(q[i], [Run(k[i], v[i])]) for i in range(shape.sequences)])
+    memory = Memory.of(k, v)
+    whole = in_place(q, memory.whole(shape))
     for dtype in (torch.bfloat16, torch.float16):
-        half = [CachedQueries(q[i].to(dtype), [Run(k[i].to(dtype), v[i].to(dtype))]) for i in range(shape.sequences)]
-        yield Case(f"in place, {Shape(16, 512, 12, 12, 32, dtype)}", in_place(half), "in place, float32", whole)
-    pages = [slice(start, start + PAGE) for start in torch.randperm(shape.keys // PAGE).mul(PAGE).tolist()]
-    runs = [[Run(k[i][:, page], v[i][:, page]) for page in pages] for i in range(shape.sequences)]
-    scattered = in_place([CachedQueries(q[i], runs[i]) for i in range(shape.sequences)])
-    yield Case(f"in place, {shape}, every page apart", scattered, "in place, one run", whole)
+        half = in_place(q.to(dtype), Memory.of(k.to(dtype), v.to(dtype)).whole(shape))
+        yield Case(f"in place, {Shape(16, 512, 12, 12, 32, dtype)}", half, "in place, float32", whole)
+    starts = torch.randperm(shape.keys // PAGE).mul(PAGE).tolist()
+    pages = [[Run(memory, i * shape.keys + start, PAGE) for start in starts] for i in range(shape.sequences)]
+    yield Case(f"in place, {shape}, every page apart", in_place(q, pages), "in place, one run", whole)
 
 
 def forks(sequences: int = 16, prefix: int = 4096, own: int = 10) -> Iterator[Case]:
@@ -99,11 +118,11 @@ def forks(sequences: int = 16, prefix: int = 4096, own: int = 10) -> Iterator[Ca
         (32, 8, 128, torch.float32),
     ):
         shape = Shape(sequences, prefix + own, heads, kv_heads, width, dtype)
-        q, (k, v) = shape.queries(), shape.cache()
-        first = Run(k[0][:, :prefix], v[0][:, :prefix])
-        shared = [CachedQueries(q[i], [first, Run(k[i][:, prefix:], v[i][:, prefix:])]) for i in range(sequences)]
-        apart = [CachedQueries(q[i], [Run(k[i], v[i])]) for i in range(sequences)]
-        yield Case(f"forks of {prefix:,}, {shape}", in_place(shared), "without sharing", in_place(apart))
+        q, memory = shape.queries(), Memory.of(*shape.cache())
+        first = Run(memory, 0, prefix)
+        shared = [[first, Run(memory, i * shape.keys + prefix, own)] for i in range(sequences)]
+        apart = in_place(q, memory.whole(shape))
+        yield Case(f"forks of {prefix:,}, {shape}", in_place(q, shared), "without sharing", apart)
 
 
 def long_pasts(keys: int = 100_000) -> Iterator[Case]:
@@ -116,13 +135,13 @@ def long_pasts(keys: int = 100_000) -> Iterator[Case]:
         shape = Shape(1, keys, heads, kv_heads, width, dtype)
         q, (k, v) = shape.queries(), shape.cache()
         words = [x.view(-1).view(torch.int32).view(torch.float32) for x in (k, v)]
-        run = in_place([CachedQueries(q[0], [Run(k[0], v[0])])])
+        run = in_place(q, Memory.of(k, v).whole(shape))
         yield Case(f"in place, {shape}", run, "sum", _quietly(lambda words=words: [x.sum() for x in words]))
 
 
-def in_place(sequences: Sequence[CachedQueries]) -> Callable[[], object]:
+def in_place(q: Tensor, pasts: Sequence[Runs]) -> Callable[[], object]:
     """Return a function that runs one step."""
-    return _quietly(lambda: attend_in_place(sequences, SPEC, {}))
+    return _quietly(lambda: attend_in_place(q, pasts, SPEC, {}))
 
 
 def _of_vllm(shape: Shape, q: Tensor, k: Tensor, v: Tensor) -> Callable[[], object]:

@@ -20,7 +20,8 @@ from attention_contract.spec import (
 )
 from attention_service.core import cached_attention, cached_partials, decoding, decoding_loops
 from attention_service.core.attention import attend
-from attention_service.core.cached_attention import CachedQueries, Run, _Tree, attend_in_place, in_place_fault
+from attention_service.core.cached_attention import _Tree, attend_in_place, in_place_fault
+from attention_service.core.cached_partials import Run
 from attention_service.core.cancellation import Abandoned, Cancellation, cancellable
 from attention_service.core.decoding import loops_take
 from attention_service.core.types import Problem
@@ -51,19 +52,23 @@ class Pages:
         self.keys = torch.randn(kv_heads, slots, width, generator=self.rng, dtype=torch.float64).to(dtype)
         self.values = torch.randn(kv_heads, slots, value_width, generator=self.rng, dtype=torch.float64).to(dtype)
 
-    def sequence(self, heads, queries, *runs):
-        """A sequence of new queries over these ranges of slots."""
-        q = torch.randn(heads, queries, self.keys.shape[2], generator=self.rng, dtype=torch.float64)
-        return CachedQueries(q.to(self.keys.dtype), [Run(self.keys[:, a:b], self.values[:, a:b]) for a, b in runs])
+    def queries(self, sequences, heads, count):
+        """New queries, ``[S, H, Q, D]``."""
+        q = torch.randn(sequences, heads, count, self.keys.shape[2], generator=self.rng, dtype=torch.float64)
+        return q.to(self.keys.dtype)
+
+    def past(self, *runs):
+        """A sequence over these ranges of slots."""
+        return [Run(self, start, stop - start) for start, stop in runs]
 
 
-def dense(queries, spec, learned):
-    """The same by the materialized kernel in float64."""
-    keys = torch.cat([run.keys for run in queries.runs], 1).double()
-    values = torch.cat([run.values for run in queries.runs], 1).double()
-    past = keys.shape[1] - queries.q.shape[1]
+def dense(q, runs, spec, learned):
+    """The same for one sequence by the materialized kernel in float64."""
+    keys = torch.cat([run.keys for run in runs], 1).double()
+    values = torch.cat([run.values for run in runs], 1).double()
+    past = keys.shape[1] - q.shape[1]
     learned = {name: x.double() for name, x in learned.items()}
-    problem = Problem(queries.q[None].double(), keys[None], values[None], spec=spec, past=past, learned=learned)
+    problem = Problem(q[None].double(), keys[None], values[None], spec=spec, past=past, learned=learned)
     return attend(problem, kernel="materialized").context[0]
 
 
@@ -75,13 +80,13 @@ def learned_of(heads):
     }
 
 
-def check(sequences, spec, tolerance, heads=4):
-    learned = learned_of(heads)
-    found = attend_in_place(sequences, spec, learned)
-    assert len(found) == len(sequences)
-    for context, queries in zip(found, sequences, strict=True):
-        assert context.dtype == queries.q.dtype
-        torch.testing.assert_close(context.double(), dense(queries, spec, learned), rtol=0, atol=tolerance)
+def check(q, pasts, spec, tolerance):
+    learned = learned_of(q.shape[1])
+    found = attend_in_place(q, pasts, spec, learned)
+    assert found.shape == (*q.shape[:3], pasts[0][0].values.shape[2])
+    assert found.dtype == q.dtype
+    for context, queries, runs in zip(found, q, pasts, strict=True):
+        torch.testing.assert_close(context.double(), dense(queries, runs, spec, learned), rtol=0, atol=tolerance)
 
 
 @pytest.mark.parametrize("spec", SPECS.values(), ids=SPECS)
@@ -89,72 +94,75 @@ def check(sequences, spec, tolerance, heads=4):
 def test_any_spec_over_several_runs_gives_the_dense_numbers(spec, queries):
     """Runs of uneven lengths, in any order in memory; the new tokens lie in two of them."""
     pages = Pages()
-    sequences = [
-        pages.sequence(4, queries, (500, 613), (64, 128), (1000, 1003)),
-        pages.sequence(4, queries, (700, 701), (1500, 1507)),
-        pages.sequence(4, queries, (800, 800 + queries)),
-        pages.sequence(4, 2, (0, 64), (1600, 1730), (1800, 1801), (1900, 1902), (300, 301)),
+    pasts = [
+        pages.past((500, 613), (64, 128), (1000, 1003)),
+        pages.past((700, 701), (1500, 1507)),
+        pages.past((800, 800 + queries)),
+        pages.past((0, 64), (1600, 1730), (1800, 1801), (1900, 1902), (300, 301)),
     ]
     assert in_place_fault(spec, torch.float64) is None
-    check(sequences, spec, TOLERANCE[torch.float64])
+    check(pages.queries(4, 4, queries), pasts, spec, TOLERANCE[torch.float64])
 
 
 @pytest.mark.parametrize("dtype", TOLERANCE, ids=str)
+@pytest.mark.parametrize("queries", [1, 3])
 @pytest.mark.parametrize(
     ("heads", "kv_heads", "width", "value_width"), [(4, 4, 32, 32), (4, 1, 24, 40), (8, 2, 128, 128)]
 )
-def test_every_dtype_and_grouping_stays_within_its_rounding(dtype, heads, kv_heads, width, value_width):
+def test_every_dtype_and_grouping_stays_within_its_rounding(dtype, queries, heads, kv_heads, width, value_width):
     pages = Pages(kv_heads, width, value_width, dtype=dtype)
-    sequences = [pages.sequence(heads, 1, (3, 515)), pages.sequence(heads, 3, (700, 831), (1024, 1500))]
-    check(sequences, CAUSAL, TOLERANCE[dtype], heads)
+    pasts = [pages.past((3, 515)), pages.past((700, 831), (1024, 1500))]
+    check(pages.queries(2, heads, queries), pasts, CAUSAL, TOLERANCE[dtype])
 
 
 def test_large_scores_in_bfloat16_keep_their_differences():
     """Scores near 100 rounded to bfloat16 would differ by 0.5 at least."""
     pages = Pages(width=64, dtype=torch.bfloat16)
-    sequence = pages.sequence(4, 1, (0, 300))
-    sequence.q.mul_(8)
-    check([sequence], AttentionSpec(masks=[Causal()], score=Dot(), normalizer=Softmax(temperature=4)), 0.02)
+    q = pages.queries(1, 4, 1) * 8
+    check(
+        q, [pages.past((0, 300))], AttentionSpec(masks=[Causal()], score=Dot(), normalizer=Softmax(temperature=4)), 0.02
+    )
 
 
 @pytest.mark.parametrize("spec", SPECS.values(), ids=SPECS)
-def test_forks_of_shared_prefixes_give_the_numbers_of_each_alone(spec):
+@pytest.mark.parametrize("queries", [1, 3])
+def test_forks_of_shared_prefixes_give_the_numbers_of_each_alone(spec, queries):
     """A tree: a parent that goes on in the same run, forks of it at two lengths, a fork of a fork, and a stranger."""
     pages = Pages()
-    sequences = [
-        pages.sequence(4, 2, (0, 450)),
-        pages.sequence(4, 1, (0, 320), (512, 530)),
-        pages.sequence(4, 3, (0, 320), (576, 800)),
-        pages.sequence(4, 1, (1200, 1300)),
-        pages.sequence(4, 1, (0, 320), (576, 768), (1024, 1040)),
-        pages.sequence(4, 1, (0, 64), (1088, 1090)),
+    pasts = [
+        pages.past((0, 450)),
+        pages.past((0, 320), (512, 530)),
+        pages.past((0, 320), (576, 800)),
+        pages.past((1200, 1300)),
+        pages.past((0, 320), (576, 768), (1024, 1040)),
+        pages.past((0, 64), (1088, 1091)),
     ]
-    check(sequences, spec, TOLERANCE[torch.float64])
+    check(pages.queries(6, 4, queries), pasts, spec, TOLERANCE[torch.float64])
 
 
 @pytest.mark.parametrize("prefix", [64, 127, 128, 192])
 @pytest.mark.parametrize("order", [(0, 1, 0), (1, 0, 0), (0, 1, 0, 1), (0, 1, 2, 0)], ids=str)
 def test_forks_with_strangers_between_them_each_get_their_own_numbers(prefix, order):
     pages = Pages(dtype=torch.float32)
-    sequences = [
-        pages.sequence(4, 1, (256 * origin, 256 * origin + prefix), (768 + 64 * place, 771 + 64 * place))
+    pasts = [
+        pages.past((256 * origin, 256 * origin + prefix), (768 + 64 * place, 771 + 64 * place))
         for place, origin in enumerate(order)
     ]
-    check(sequences, CAUSAL, TOLERANCE[torch.float32])
+    check(pages.queries(len(order), 4, 1), pasts, CAUSAL, TOLERANCE[torch.float32])
 
 
 def test_forks_read_their_prefix_once(monkeypatch):
     pages = Pages()
-    sequences = [pages.sequence(4, 1, (0, 512), (576 + 64 * i, 580 + 64 * i)) for i in range(8)]
+    pasts = [pages.past((0, 512), (576 + 64 * i, 580 + 64 * i)) for i in range(8)]
     read = []
     partial = _Tree._partial
 
     def watched(self, rows, piece):
-        read.append(piece.keys.shape[1])
+        read.append(piece.run.tokens)
         return partial(self, rows, piece)
 
     monkeypatch.setattr(_Tree, "_partial", watched)
-    attend_in_place(sequences, CAUSAL, {})
+    attend_in_place(pages.queries(8, 4, 1), pasts, CAUSAL, {})
     assert sorted(read) == [4] * 8 + [512]
 
 
@@ -162,41 +170,40 @@ def test_a_window_reads_no_key_outside_of_it():
     pages = Pages()
     pages.keys[:, :440] = math.nan
     pages.values[:, :440] = math.nan
-    sequences = [pages.sequence(4, 2, (0, 400), (400, 500)), pages.sequence(4, 1, (300, 480), (600, 610))]
-    found = attend_in_place(sequences, AttentionSpec(masks=[SlidingWindow(left=48, right=0)]), {})
-    assert all(context.isfinite().all() for context in found)
+    pasts = [pages.past((0, 400), (400, 500)), pages.past((300, 480), (600, 610))]
+    windowed = AttentionSpec(masks=[SlidingWindow(left=48, right=0)])
+    assert attend_in_place(pages.queries(2, 4, 2), pasts, windowed, {}).isfinite().all()
 
 
 def test_scores_beyond_the_limit_are_computed_in_blocks(monkeypatch):
     monkeypatch.setattr(cached_partials, "MOST_SCORES", 4 * 5 * 100)
     pages = Pages()
     for spec in (SPECS["causal"], SPECS["window"], SPECS["sinks"]):
-        check([pages.sequence(4, 5, (0, 333), (512, 900))], spec, TOLERANCE[torch.float64])
+        check(pages.queries(1, 4, 5), [pages.past((0, 333), (512, 900))], spec, TOLERANCE[torch.float64])
 
 
 def test_cancelled_work_stops_between_calls_of_the_loops(monkeypatch):
     monkeypatch.setattr(cached_attention, "LOOPED_SCORES", 4 * 3 * 100)
     pages = Pages(width=32, value_width=32, dtype=torch.float32)
-    sequence = pages.sequence(4, 3, (0, 999), (1024, 1030))
-    check([sequence], CAUSAL, TOLERANCE[torch.float32])
+    q, pasts = pages.queries(1, 4, 3), [pages.past((0, 999), (1024, 1030))]
+    check(q, pasts, CAUSAL, TOLERANCE[torch.float32])
     cancellation = Cancellation()
     cancellation.cancel()
     with cancellable(cancellation), pytest.raises(Abandoned):
-        attend_in_place([sequence], CAUSAL, {})
+        attend_in_place(q, pasts, CAUSAL, {})
 
 
 def test_a_sequence_gets_the_same_bits_whatever_runs_beside_it():
     pages = Pages(dtype=torch.float32)
-    mine, *others = (pages.sequence(4, 1, (200 * i, 200 * i + 150)) for i in range(4))
-    alone = attend_in_place([mine], CAUSAL, {})[0]
-    assert torch.equal(attend_in_place([*others, mine], CAUSAL, {})[-1], alone)
+    q, pasts = pages.queries(4, 4, 1), [pages.past((200 * i, 200 * i + 150)) for i in range(4)]
+    alone = attend_in_place(q[3:], pasts[3:], CAUSAL, {})[0]
+    assert torch.equal(attend_in_place(q, pasts, CAUSAL, {})[-1], alone)
 
 
 def test_a_nan_key_reaches_every_later_query_of_its_head_alone():
     pages = Pages(kv_heads=2)
-    sequence = pages.sequence(4, 1, (0, 100))
     pages.keys[0, 7, 3] = math.nan
-    found = attend_in_place([sequence, pages.sequence(4, 1, (200, 300))], CAUSAL, {})
+    found = attend_in_place(pages.queries(2, 4, 1), [pages.past((0, 100)), pages.past((200, 300))], CAUSAL, {})
     assert found[0][:2].isnan().all()
     assert found[0][2:].isfinite().all()
     assert found[1].isfinite().all()
@@ -219,7 +226,7 @@ def test_other_specs_are_refused_with_the_reason(spec, named):
 
 def test_widths_that_no_vector_fills_take_the_products():
     pages = Pages(width=24, dtype=torch.float32)
-    assert not loops_take(pages.sequence(4, 1, (0, 9)).q, Run(pages.keys, pages.values))
+    assert not loops_take(pages.queries(1, 4, 1), pages.past((0, 9))[0])
 
 
 def test_without_a_folder_for_machine_code_the_loops_are_compiled_all_the_same(monkeypatch, caplog):
@@ -245,17 +252,18 @@ def test_without_a_folder_for_machine_code_the_loops_are_compiled_all_the_same(m
 def test_without_numba_the_products_give_the_same_numbers(monkeypatch, dtype):
     monkeypatch.setattr(decoding, "_loops", lambda dtype: None)
     pages = Pages(width=32, value_width=32, dtype=dtype)
-    check([pages.sequence(4, 1, (3, 515)), pages.sequence(4, 1, (700, 831), (1024, 1500))], CAUSAL, TOLERANCE[dtype])
+    pasts = [pages.past((3, 515)), pages.past((700, 831), (1024, 1500))]
+    check(pages.queries(2, 4, 1), pasts, CAUSAL, TOLERANCE[dtype])
 
 
 def test_several_threads_share_the_heads_and_sequences():
     pages = Pages(kv_heads=4, width=32, value_width=32, slots=16_384, dtype=torch.float32)
-    sequences = [pages.sequence(8, 1, (1, 9000)), pages.sequence(8, 1, (9000, 16_384))]
-    alone = attend_in_place(sequences, CAUSAL, {})
+    q, pasts = pages.queries(2, 8, 1), [pages.past((1, 9000)), pages.past((9000, 16_384))]
+    alone = attend_in_place(q, pasts, CAUSAL, {})
     threads = torch.get_num_threads()
     torch.set_num_threads(3)
     try:
-        together = attend_in_place(sequences, CAUSAL, {})
+        together = attend_in_place(q, pasts, CAUSAL, {})
     finally:
         torch.set_num_threads(threads)
-    assert all(torch.equal(a, b) for a, b in zip(alone, together, strict=True))
+    assert torch.equal(alone, together)

@@ -17,9 +17,9 @@ from torch import Tensor
 
 from attention_contract.spec import AttentionSpec, Dot, Exact, ScaledDot, Softmax
 from attention_service.core.bands import Band
-from attention_service.core.cached_partials import Partial, Piece, Products, Rows
+from attention_service.core.cached_partials import Partial, Piece, Products, Rows, Run, Slots
 from attention_service.core.cancellation import checkpoint
-from attention_service.core.decoding import attend_together, decode, decoded, loops_take
+from attention_service.core.decoding import decode, loops_take
 from attention_service.core.masks import pattern_of
 from attention_service.core.memo import once
 from attention_service.core.normalizers import NORMALIZERS
@@ -37,29 +37,8 @@ SHARED_KEYS = 128
 """Keys from which on sequences attend to shared memory together: fewer cost less than the merge."""
 
 
-@dataclass(eq=False, slots=True)  # not frozen: that takes four times as long to make
-class Run:
-    """Adjacent slots of the cache."""
-
-    keys: Tensor
-    """``[Hkv, L, D]``, a view whose last dimension is contiguous."""
-    values: Tensor
-    """``[Hkv, L, V]``, likewise."""
-
-
-@dataclass(eq=False, slots=True)
-class CachedQueries:
-    """New tokens of one sequence, and the runs that hold its keys and values."""
-
-    q: Tensor
-    """``[H, Q, D]``, normed and rotated."""
-    runs: Sequence[Run]
-    """Keys and values of all K places in order; those of the Q new tokens, already written, come last."""
-
-    @property
-    def keys(self) -> int:
-        """Number of keys, K."""
-        return sum(run.keys.shape[1] for run in self.runs)
+Runs = Sequence[Run[Slots]]
+"""The runs that hold the keys and values of one sequence: all K places in order, those of its new tokens last."""
 
 
 def in_place_fault(spec: AttentionSpec, dtype: torch.dtype) -> str | None:
@@ -83,30 +62,27 @@ def _faults(spec: AttentionSpec, dtype: torch.dtype) -> Iterator[str]:
         yield "attention in place has no masks but causal and sliding_window"
 
 
-def attend_in_place(
-    sequences: Sequence[CachedQueries], spec: AttentionSpec, learned: Mapping[str, Tensor]
-) -> list[Tensor]:
-    """Return the context ``[H, Q, V]`` of each sequence, in the dtype of its queries.
+def attend_in_place(q: Tensor, pasts: Sequence[Runs], spec: AttentionSpec, learned: Mapping[str, Tensor]) -> Tensor:
+    """Return the contexts ``[S, H, Q, V]`` of new tokens of S sequences, in the dtype of their queries.
 
-    The places of a sequence's queries are the last Q of its K. Keys and values are finite; a NaN reaches all queries
-    of the step. Ask ``in_place_fault`` first: raises ValueError for a spec that it refuses.
+    q ``[S, H, Q, D]``, normed and rotated: the queries of the last Q places of each sequence, whose keys and values
+    are already written. These are finite; a NaN reaches all queries of the step. Ask ``in_place_fault`` first: raises
+    ValueError for a spec that it refuses.
     """
-    if not sequences:
-        return []
-    first = sequences[0]
-    plan = _plan(spec, first.q.shape[2])
-    context = _by_pages(sequences, plan)
+    sequences, heads, count, width = q.shape
+    plan = _plan(spec, width)
+    context = _by_pages(q, pasts, plan)
     if context is None:
-        looped = plan.looped and loops_take(first.q, first.runs[0])
-        if looped and plan.unbounded and not plan.sinks and _are_separate_steps(sequences):
-            queries, runs = [each.q for each in sequences], [each.runs for each in sequences]
-            context = decoded(queries, runs, plan.scale / plan.temperature)
+        looped = plan.looped and loops_take(q, pasts[0][0])
+        if looped and plan.unbounded and not plan.sinks and count == 1 and _are_apart(pasts):
+            context = decode(q.squeeze(2), pasts, plan.scale / plan.temperature)[0].unsqueeze(2)
         else:
             products = Products(plan.scale, spec.softcap, plan.position, plan.band, plan.temperature, learned)
-            members = [_member(index, queries, plan.band) for index, queries in enumerate(sequences)]
+            members = [_member(index, *each, plan.band) for index, each in enumerate(zip(q, pasts, strict=True))]
             found = _Tree(products, looped).attend(members)
-            context = _with_sinks(found, learned["sinks"], plan.temperature) if plan.sinks else found.context
-    return list(context.to(first.q.dtype).split_with_sizes([queries.q.shape[1] for queries in sequences], 1))
+            stacked = _with_sinks(found, learned["sinks"], plan.temperature) if plan.sinks else found.context
+            context = stacked.view(heads, sequences, count, -1).transpose(0, 1)
+    return context.to(q.dtype)
 
 
 def _with_sinks(found: Partial, sinks: Tensor, temperature: float) -> Tensor:
@@ -115,14 +91,13 @@ def _with_sinks(found: Partial, sinks: Tensor, temperature: float) -> Tensor:
     return found.context * torch.sigmoid(found.lse - tempered)
 
 
-def _by_pages(sequences: Sequence[CachedQueries], plan: "_Plan") -> Tensor | None:
-    """Return the contexts ``[H, ΣQ, V]`` by the kernel for block tables; None where it does not apply."""
-    first, (low, high) = sequences[0], (plan.band.low, plan.band.high)
-    if not paged_takes(first.q, first.runs[0]) or not plan.looped or plan.sinks or high != 0:
+def _by_pages(q: Tensor, pasts: Sequence[Runs], plan: "_Plan") -> Tensor | None:
+    """Return the contexts ``[S, H, Q, V]`` by the kernel for block tables; None where it does not apply."""
+    low, high = plan.band.low, plan.band.high
+    if not paged_takes(q, pasts[0][0]) or not plan.looped or plan.sinks or high != 0:
         return None
-    queries, runs = [each.q for each in sequences], [each.runs for each in sequences]
     try:
-        return attend_by_pages(queries, runs, plan.scale / plan.temperature, None if low is None else -low)
+        return attend_by_pages(q, pasts, plan.scale / plan.temperature, None if low is None else -low)
     except (RuntimeError, TypeError):  # no pages of this size on this device, or no block tables in this PyTorch
         _LOG.debug("PyTorch's kernel for block tables refused a step", exc_info=True)
         return None
@@ -156,10 +131,9 @@ def _plan(spec: AttentionSpec, width: int) -> _Plan:
     return _Plan(scale, softmax.temperature, softmax.sinks, position, band, looped, band.low is None)
 
 
-def _are_separate_steps(sequences: Sequence[CachedQueries]) -> bool:
-    """Return True if each sequence has one new token, and no two begin with the same memory."""
-    starts = {each.runs[0].keys.data_ptr() for each in sequences}
-    return len(starts) == len(sequences) and all(each.q.shape[1] == 1 for each in sequences)
+def _are_apart(pasts: Sequence[Runs]) -> bool:
+    """Return True if no two sequences begin with the same memory."""
+    return len({(id(runs[0].slab), runs[0].start) for runs in pasts}) == len(pasts)
 
 
 def _band_of(spec: AttentionSpec) -> Band | None:
@@ -183,6 +157,11 @@ class _Member:
     rows: Rows
     pieces: Sequence[Piece]
 
+    @property
+    def runs(self) -> Runs:
+        """The runs of the pieces."""
+        return [piece.run for piece in self.pieces]
+
 
 @dataclass(eq=False, slots=True)
 class _Tree:
@@ -205,8 +184,9 @@ class _Tree:
             else:
                 parts += [([each], self._alone(each)) for each in group]
         if single:  # no key in the pieces of one query is hidden from it
-            queries, pieces = [each.rows.q for each in single], [each.pieces for each in single]
-            parts.append((single, decode(queries, pieces, self._scale)))
+            queries, runs = torch.cat([each.rows.q for each in single], 1), [each.runs for each in single]
+            context, lse = decode(queries.transpose(0, 1), runs, self._scale)
+            parts.append((single, Partial(context.transpose(0, 1), lse.mT[..., None])))
         return _in_order(members, parts)
 
     def _together(self, group: Sequence[_Member], common: int) -> Partial:
@@ -228,34 +208,37 @@ class _Tree:
         return reduce(Partial.merge, (self._in_loops(rows, piece.cut(start, start + most)) for start in starts))
 
     def _in_loops(self, rows: Rows, piece: Piece) -> Partial:
+        """Attend from all queries to all keys of a piece, as from so many heads of one token."""
         checkpoint()
-        return attend_together(rows.q, piece, self._scale)
+        heads, count, width = rows.q.shape
+        context, lse = decode(rows.q.reshape(1, heads * count, width), [[piece.run]], self._scale)
+        return Partial(context.view(heads, count, -1), lse.view(heads, count, 1))
 
     @property
     def _scale(self) -> float:
         return self.products.scale / self.products.temperature
 
 
-def _member(index: int, queries: CachedQueries, band: Band) -> _Member:
+def _member(index: int, q: Tensor, runs: Runs, band: Band) -> _Member:
     """Place a sequence's runs, without the keys before the band of its first query."""
-    keys, count = queries.keys, queries.q.shape[1]
+    keys, count = sum(run.tokens for run in runs), q.shape[1]
     past = keys - count
     start = 0 if band.low is None else max(past + band.low, 0)
     pieces, first = [], 0
-    for run in queries.runs:
-        piece = Piece(run.keys, run.values, first)
+    for run in runs:
+        piece = Piece(run, first)
         first = piece.end
         if first > max(start, piece.first):
             pieces.append(piece.cut(start, keys))
-    return _Member(index, Rows(queries.q, range(past, keys)), pieces)
+    return _Member(index, Rows(q, range(past, keys)), pieces)
 
 
 def _by_memory(members: Sequence[_Member]) -> list[list[_Member]]:
-    """Group the sequences whose first keys and values are the same memory at the same place."""
+    """Group the sequences whose first keys and values are the same slots at the same place."""
     groups: dict[tuple[int, ...], list[_Member]] = {}
     for member in members:
-        first = member.pieces[0]
-        groups.setdefault((first.keys.data_ptr(), first.values.data_ptr(), first.first), []).append(member)
+        piece = member.pieces[0]
+        groups.setdefault((id(piece.run.slab), piece.run.start, piece.first), []).append(member)
     return list(groups.values())
 
 

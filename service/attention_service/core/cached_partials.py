@@ -6,6 +6,7 @@ Source: Milakov & Gimelshein 2018 (merging by the log-sum-exp).
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import reduce
+from typing import Generic, Protocol, TypeVar
 
 import torch
 from torch import Tensor
@@ -18,7 +19,48 @@ MOST_SCORES = 2**21
 """Scores in memory at a time, for all heads together: 8 MiB, and less than a slice's work between two checkpoints."""
 
 
-@dataclass(eq=False, slots=True)  # not frozen: that takes four times as long to make
+class Slots(Protocol):
+    """Memory of a cache, in which slot s holds the key and the value of one token."""
+
+    @property
+    def keys(self) -> Tensor:
+        """Keys, ``[Hkv, slots, D]``, whose last dimension is contiguous."""
+
+    @property
+    def values(self) -> Tensor:
+        """Values, ``[Hkv, slots, V]``, likewise."""
+
+
+SlotsT_co = TypeVar("SlotsT_co", bound=Slots, covariant=True)
+
+# Made for each sequence of each step, so none is frozen: a frozen one takes four times as long to make.
+
+
+@dataclass(slots=True)
+class Run(Generic[SlotsT_co]):
+    """Adjacent slots of a cache."""
+
+    slab: SlotsT_co
+    start: int
+    tokens: int
+
+    @property
+    def stop(self) -> int:
+        """The slot after the last."""
+        return self.start + self.tokens
+
+    @property
+    def keys(self) -> Tensor:
+        """A view of the keys, ``[Hkv, L, D]``."""
+        return self.slab.keys[:, self.start : self.stop]
+
+    @property
+    def values(self) -> Tensor:
+        """A view of the values, ``[Hkv, L, V]``."""
+        return self.slab.values[:, self.start : self.stop]
+
+
+@dataclass(eq=False, slots=True)
 class Rows:
     """Queries of one or several sequences, stacked."""
 
@@ -30,23 +72,20 @@ class Rows:
 
 @dataclass(eq=False, slots=True)
 class Piece:
-    """Adjacent keys ``[Hkv, L, D]`` and values ``[Hkv, L, V]``, and the place of the first."""
+    """Adjacent keys and values, and the place of the first in its sequence."""
 
-    keys: Tensor
-    values: Tensor
+    run: Run[Slots]
     first: int
 
     @property
     def end(self) -> int:
         """Place after the last key."""
-        return self.first + self.keys.shape[1]
+        return self.first + self.run.tokens
 
     def cut(self, start: int, stop: int) -> "Piece":
         """Return the keys from place ``start`` up to ``stop``."""
-        if start <= self.first and stop >= self.end:
-            return self
-        inside = slice(max(start - self.first, 0), stop - self.first)
-        return Piece(self.keys[:, inside], self.values[:, inside], max(start, self.first))
+        first, end = max(start, self.first), min(stop, self.end)
+        return Piece(Run(self.run.slab, self.run.start + first - self.first, end - first), first)
 
 
 @dataclass(eq=False, slots=True)
@@ -85,9 +124,9 @@ class Products:
     def _block(self, rows: Rows, piece: Piece) -> Partial:
         checkpoint()
         heads, count, width = rows.q.shape
-        kv_heads, keys, _ = piece.keys.shape
+        kv_heads, keys, _ = (given := piece.run.keys).shape
         q = rows.q.reshape(kv_heads, heads // kv_heads * count, width)  # keys are read once for all heads of a group
-        scores = _products(q, piece.keys).mul_(self.scale)
+        scores = _products(q, given).mul_(self.scale)
         if self.softcap is not None:
             scores.div_(self.softcap).tanh_().mul_(self.softcap)
         by_head = scores.view(heads, count, keys)
@@ -99,7 +138,8 @@ class Products:
         largest = scores.amax(-1, keepdim=True)
         weights = scores.softmax(-1)
         lse = largest - weights.amax(-1, keepdim=True).log_()
-        context = torch.bmm(weights.to(piece.values.dtype), piece.values).to(weights.dtype)
+        values = piece.run.values
+        context = torch.bmm(weights.to(values.dtype), values).to(weights.dtype)
         return Partial(context.view(heads, count, -1), lse.view(heads, count, 1))
 
     def _bias(self, rows: Rows, piece: Piece, heads: int, dtype: torch.dtype) -> Tensor | None:

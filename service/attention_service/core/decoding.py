@@ -5,17 +5,15 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import cache, partial
 from itertools import accumulate
-from typing import Protocol
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from attention_service.core.cached_partials import Partial
+from attention_service.core.cached_partials import Run, Slots
 
 _LOG = logging.getLogger(__name__)
-Floats = NDArray[np.float32]
 _LANES = 16
 """Widths of keys and values are a multiple of this."""
 _STORED = {
@@ -28,18 +26,6 @@ _THREAD_SLOTS = 2**14
 """Keys, times query heads, that are worth a thread of their own: 50 µs."""
 
 
-class Cached(Protocol):
-    """Adjacent slots of a cache."""
-
-    @property
-    def keys(self) -> Tensor:
-        """Keys, ``[Hkv, L, D]``."""
-
-    @property
-    def values(self) -> Tensor:
-        """Values, ``[Hkv, L, V]``."""
-
-
 def prepare(dtype: torch.dtype) -> None:
     """Compile the loops for a cache of this dtype now, rather than at the first step.
 
@@ -49,53 +35,33 @@ def prepare(dtype: torch.dtype) -> None:
         _loops(dtype)
 
 
-def loops_take(q: Tensor, run: Cached) -> bool:
-    """Return True if the loops can attend from these queries ``[H, R, D]`` to keys and values such as these."""
+def loops_take(q: Tensor, run: Run[Slots]) -> bool:
+    """Return True if the loops can attend from these queries ``[..., D]`` to keys and values such as these."""
     return (
         q.device.type == "cpu"
         and q.dtype in _STORED
-        and q.shape[2] % _LANES == 0
-        and run.values.shape[2] % _LANES == 0
+        and q.shape[-1] % _LANES == 0
+        and run.slab.values.shape[2] % _LANES == 0
         and _loops(q.dtype) is not None
     )
 
 
-def decode(queries: Sequence[Tensor], runs: Sequence[Sequence[Cached]], scale: float) -> Partial:
-    """Attend from one query of each sequence, ``[H, 1, D]``, to its runs. The rows are the sequences in order."""
-    context, lse = _decode(_by_sequence(queries), runs, scale)
-    return Partial(torch.from_numpy(context).transpose(0, 1), torch.from_numpy(lse).mT[..., None])
+def decode(q: Tensor, runs: Sequence[Sequence[Run[Slots]]], scale: float) -> tuple[Tensor, Tensor]:
+    """Attend from one query a head of each sequence, q ``[S, H, D]``, to all keys of its runs.
 
-
-def decoded(queries: Sequence[Tensor], runs: Sequence[Sequence[Cached]], scale: float) -> Tensor:
-    """Return the context of ``decode`` alone."""
-    return torch.from_numpy(_decode(_by_sequence(queries), runs, scale)[0]).transpose(0, 1)
-
-
-def attend_together(q: Tensor, run: Cached, scale: float) -> Partial:
-    """Attend from every query of ``[H, R, D]`` to all keys of a run: as from H·R heads of one token."""
-    heads, rows, width = q.shape
-    context, lse = _decode(q.reshape(1, heads * rows, width), [[run]], scale)
-    return Partial(torch.from_numpy(context).view(heads, rows, -1), torch.from_numpy(lse).view(heads, rows, 1))
-
-
-def _by_sequence(queries: Sequence[Tensor]) -> Tensor:
-    """``[S, H, D]``, from ``[H, 1, D]`` of each."""
-    return (queries[0] if len(queries) == 1 else torch.cat(list(queries), 1)).transpose(0, 1)
-
-
-def _decode(q: Tensor, runs: Sequence[Sequence[Cached]], scale: float) -> tuple[Floats, Floats]:
-    """From q ``[S, H, D]`` to the contexts ``[S, H, V]`` and their log-sum-exp ``[S, H]``, both float32."""
+    Return the contexts ``[S, H, V]`` and their log-sum-exp ``[S, H]``, both float32.
+    """
     loops = _loops(q.dtype)
     if loops is None:
         raise RuntimeError("the compiled loops need Numba; ask `loops_take` first")
     query = np.ascontiguousarray(q.float().numpy())
-    first = runs[0][0]
-    kv_heads, _, width = first.values.shape
+    slab = runs[0][0].slab
+    kv_heads, _, width = slab.values.shape
     sequences, heads, _ = q.shape
-    table = np.array([_row(run) for each in runs for run in each])
+    table = _table(runs)
     starts = np.array([0, *accumulate(map(len, runs))])
     found = np.empty((sequences, heads, width), np.float32), np.empty((sequences, heads), np.float32)
-    call = partial(loops, _STORED[first.keys.dtype], query, table, starts, np.float32(scale), kv_heads, *found)
+    call = partial(loops, _STORED[slab.keys.dtype], query, table, starts, np.float32(scale), kv_heads, *found)
     units, threads = sequences * kv_heads, torch.get_num_threads()
     if threads > 1:
         slots = int(table[:, 2].sum()) * heads
@@ -105,15 +71,29 @@ def _decode(q: Tensor, runs: Sequence[Sequence[Cached]], scale: float) -> tuple[
     else:
         ends = [units * index // threads for index in range(threads + 1)]
         list(_pool(torch.get_num_threads()).map(call, ends[:-1], ends[1:]))
-    return found
+    return torch.from_numpy(found[0]), torch.from_numpy(found[1])
 
 
-def _row(run: Cached) -> tuple[int, ...]:
-    """A row of the table of runs."""
-    keys, values = run.keys, run.values
+def _table(runs: Sequence[Sequence[Run[Slots]]]) -> NDArray[np.int64]:
+    """The table of runs, sequence after sequence."""
+    places: dict[int, tuple[int, ...]] = {}
+    rows = []
+    for each in runs:
+        for run in each:
+            place = places.get(id(run.slab))
+            if place is None:
+                place = places[id(run.slab)] = _place(run.slab)
+            keys, values, key_head, value_head, key_row, value_row = place
+            first = keys + run.start * key_row, values + run.start * value_row
+            rows.append((*first, run.tokens, key_head, value_head, key_row, value_row))
+    return np.array(rows)
+
+
+def _place(slab: Slots) -> tuple[int, ...]:
+    """The addresses of a slab's keys and values, and the bytes from head to head and from token to token of each."""
+    keys, values = slab.keys, slab.values
     key, value, size = keys.stride(), values.stride(), keys.element_size()
-    strides = key[0] * size, value[0] * size, key[1] * size, value[1] * size
-    return keys.data_ptr(), values.data_ptr(), keys.shape[1], *strides
+    return keys.data_ptr(), values.data_ptr(), key[0] * size, value[0] * size, key[1] * size, value[1] * size
 
 
 @cache

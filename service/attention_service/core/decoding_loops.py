@@ -242,6 +242,30 @@ def power_of_two(typing: Any, exponent: Any) -> Any:
     return types.float32(types.int32), generate
 
 
+@intrinsic
+def largest_of(typing: Any, scores: Any, chunks: Any, least: Any) -> Any:
+    """Return the largest of ``least`` and of float32 vectors at an address. Among others a NaN may be passed over."""
+
+    def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+        scores, chunks, least = arguments
+        found = cgutils.alloca_once_value(builder, _repeated(builder, least))
+        with cgutils.for_range(builder, chunks) as loop:
+            each = _float32(builder, _at(builder, scores, loop.index, 4 * LANES))
+            builder.store(_larger(builder, each, builder.load(found)), found)
+        vector, width = builder.load(found), LANES
+        while width > 1:
+            width //= 2
+            other = _shuffled(builder, vector, vector, [(i + width) % LANES for i in range(LANES)])
+            vector = _larger(builder, vector, other)
+        return builder.extract_element(vector, _I32(0))
+
+    return types.float32(types.int64, types.int64, types.float32), generate
+
+
+def _larger(builder: Any, x: Any, y: Any) -> Any:
+    return builder.select(builder.fcmp_ordered(">", x, y), x, y)
+
+
 def _at(builder: Any, address: Any, index: Any, step: int) -> Any:
     return builder.add(address, builder.mul(index, _I64(step)))
 
@@ -343,15 +367,6 @@ def _exponential(x: Any) -> Any:
     return p * power_of_two(np.int32(n))
 
 
-@njit(fastmath=True)
-def _largest(scores: Any, count: Any) -> Any:
-    """The largest score. Among others a NaN may be passed over: its weight is NaN all the same."""
-    largest = _LOWEST
-    for j in range(count):
-        largest = scores[j] if scores[j] > largest else largest
-    return largest
-
-
 @njit(inline="always", fastmath=_EXACT)
 def _score_block(
     kind: Any, q: Any, width: Any, key: Any, row: Any, count: Any, scores: Any, few: Any, tile: Any
@@ -378,7 +393,9 @@ def _score_block(
 @njit(inline="always", fastmath=_EXACT)
 def _soften(scores: Any, count: Any, before: Any) -> Any:
     """Replace scores by exp(score − largest); return the largest so far, the sum and what fades older sums."""
-    largest = max(before, _largest(scores, count))
+    largest = largest_of(scores.ctypes.data, count // LANES, before)
+    for j in range(count // LANES * LANES, count):
+        largest = scores[j] if scores[j] > largest else largest
     added = F(0)
     for j in range(count):
         weight = _exponential(scores[j] - largest)

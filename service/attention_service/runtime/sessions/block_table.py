@@ -4,45 +4,16 @@ A block table names spans of slots rather than single pages, since adjacent page
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
-from attention_service.core.cached_attention import Run
+from attention_service.core.cached_partials import Run
 from attention_service.runtime.sessions.pages import PAGE_TOKENS, PageKind, PagePool, Pages, Slab
 
-
-@dataclass(frozen=True, slots=True)
-class Span:
-    """Adjacent slots of one slab."""
-
-    slab: Slab
-    start: int
-    tokens: int
-
-    @property
-    def stop(self) -> int:
-        """The slot after the last."""
-        return self.start + self.tokens
-
-    @property
-    def pages(self) -> Pages:
-        """The pages that hold these slots."""
-        first = self.start // PAGE_TOKENS
-        return Pages(self.slab, first, -(-self.stop // PAGE_TOKENS) - first)
-
-    @property
-    def run(self) -> Run:
-        """Views of the keys and values."""
-        slots = slice(self.start, self.stop)
-        return Run(self.slab.keys[:, slots], self.slab.values[:, slots])
-
-    def write(self, keys: Tensor, values: Tensor) -> None:
-        """Put keys ``[Hkv, tokens, D]`` and values ``[Hkv, tokens, Dv]`` there."""
-        run = self.run
-        run.keys.copy_(keys)
-        run.values.copy_(values)
+Span = Run[Slab]
+"""Adjacent slots of one slab."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,25 +33,26 @@ class Cached:
         past, spans = self.tokens, merged((*self.past, *self.new))
         return Cached(tuple(_first(spans, past + start)), tuple(_after(_first(spans, past + stop), past + start)))
 
-    def runs(self) -> list[Run]:
-        """The past and the new tokens, in runs as long as possible."""
-        return [span.run for span in merged((*self.past, *self.new))]
+    def runs(self, hidden: int = 0) -> list[Span]:
+        """The past, but for its first ``hidden`` tokens, and the new tokens, in runs as long as possible."""
+        found = merged((*self.past, *self.new))
+        return _after(found, hidden) if hidden else found
 
     def gathered(self) -> tuple[Tensor, Tensor] | None:
         """Keys ``[Hkv, P, D]`` and values ``[Hkv, P, Dv]`` of the past; copied unless they lie in one run."""
-        runs = [span.run for span in self.past]
-        if not runs:
+        if not self.past:
             return None
-        if len(runs) == 1:
-            return runs[0].keys, runs[0].values
-        return torch.cat([run.keys for run in runs], 1), torch.cat([run.values for run in runs], 1)
+        if len(self.past) == 1:
+            return self.past[0].keys, self.past[0].values
+        return torch.cat([span.keys for span in self.past], 1), torch.cat([span.values for span in self.past], 1)
 
     def write(self, keys: Tensor, values: Tensor) -> None:
         """Put the new tokens' keys ``[Hkv, tokens, D]`` and values into their slots."""
         sizes = [span.tokens for span in self.new]
         parts = zip(self.new, keys.split_with_sizes(sizes, 1), values.split_with_sizes(sizes, 1), strict=True)
         for span, key, value in parts:
-            span.write(key, value)
+            span.keys.copy_(key)
+            span.values.copy_(value)
 
 
 def merged(spans: Sequence[Span]) -> list[Span]:
@@ -89,7 +61,7 @@ def merged(spans: Sequence[Span]) -> list[Span]:
     for span in spans:
         last = found[-1] if found else None
         if last is not None and last.slab is span.slab and last.stop == span.start:
-            found[-1] = replace(last, tokens=last.tokens + span.tokens)
+            found[-1] = Span(last.slab, last.start, last.tokens + span.tokens)
         else:
             found.append(span)
     return found
@@ -120,7 +92,7 @@ class BlockTable:
     @property
     def pages(self) -> list[Pages]:
         """All pages that it uses, spare ones included."""
-        return [span.pages for span in self._spans] + self._spare
+        return [pages_of(span) for span in self._spans] + self._spare
 
     def missing(self, tokens: int) -> int:
         """The number of pages that must be taken before this many more tokens can be written."""
@@ -129,7 +101,7 @@ class BlockTable:
     def reserve(self, tokens: int) -> None:
         """Take pages for this many more tokens."""
         if missing := self.missing(tokens):
-            after = self._spare[-1] if self._spare else self._spans[-1].pages if self._spans else None
+            after = self._spare[-1] if self._spare else pages_of(self._spans[-1]) if self._spans else None
             for pages in self._pool.take(self._kind, missing, after):
                 last = self._spare[-1] if self._spare else None
                 if last is not None and last.slab is pages.slab and last.stop == pages.first:
@@ -185,7 +157,7 @@ class BlockTable:
         table = BlockTable(self._pool, self._kind)
         table._spans = list(self._spans)
         for span in table._spans:
-            self._pool.share(span.pages)
+            self._pool.share(pages_of(span))
         return table
 
     def truncate(self, tokens: int) -> None:
@@ -215,9 +187,9 @@ class BlockTable:
     def _replace(self, spans: list[Span]) -> None:
         spans = merged(spans)  # a page counts once for a span that lies in it
         for span in spans:
-            self._pool.share(span.pages)
+            self._pool.share(pages_of(span))
         for span in self._spans:
-            self._pool.give_back(span.pages)
+            self._pool.give_back(pages_of(span))
         self._spans = spans
 
     def _new_pages(self, tokens: int) -> int:
@@ -246,10 +218,17 @@ class BlockTable:
             self._spare.insert(0, Pages(spare.slab, spare.first + 1, spare.count - 1))
         source = Span(last.slab, start, last.stop - start)
         copy = Span(spare.slab, spare.first * PAGE_TOKENS + start % PAGE_TOKENS, source.tokens)
-        copy.write(source.run.keys, source.run.values)
+        copy.keys.copy_(source.keys)
+        copy.values.copy_(source.values)
         self._pool.give_back(Pages(last.slab, page, 1))
-        kept = [replace(last, tokens=start - last.start)] if start > last.start else []
+        kept = [Span(last.slab, last.start, start - last.start)] if start > last.start else []
         self._spans = merged([*self._spans[:-1], *kept, copy])
+
+
+def pages_of(span: Span) -> Pages:
+    """The pages that hold these slots."""
+    first = span.start // PAGE_TOKENS
+    return Pages(span.slab, first, -(-span.stop // PAGE_TOKENS) - first)
 
 
 def _first(spans: Sequence[Span], tokens: int) -> list[Span]:
@@ -259,7 +238,7 @@ def _first(spans: Sequence[Span], tokens: int) -> list[Span]:
         here = min(span.tokens, tokens)
         if not here:
             break
-        found.append(replace(span, tokens=here))
+        found.append(Span(span.slab, span.start, here))
         tokens -= here
     return found
 

@@ -22,7 +22,7 @@ from attention_contract.tensors import DTYPES, Array
 from attention_service.core import multihead
 from attention_service.core.arrays import TORCH_DTYPES
 from attention_service.core.attention import attend
-from attention_service.core.cached_attention import CachedQueries, Run, attend_in_place, in_place_fault
+from attention_service.core.cached_attention import Runs, attend_in_place, in_place_fault
 from attention_service.core.kernels import MATERIALIZED
 from attention_service.core.nonfinite_keys import sum_of
 from attention_service.core.phases import phase
@@ -181,17 +181,6 @@ def _padding(bound: Bound) -> list[int] | None:
     return first.tolist() if in_front else None
 
 
-def _without_first(runs: list[Run], hidden: int) -> list[Run]:
-    """The runs without their first keys."""
-    found = []
-    for run in runs:
-        length = run.keys.shape[1]
-        if hidden < length:
-            found.append(Run(run.keys[:, hidden:], run.values[:, hidden:]) if hidden else run)
-        hidden = max(hidden - length, 0)
-    return found
-
-
 def _alone(bound: Bound) -> "Steps":
     return Steps((bound,), single=True)
 
@@ -222,16 +211,13 @@ class Steps:
         write(rows, k, v)
         phase("attention", "context", "pairs")
         hidden = [count for bound in self.bounds for count in _padding(bound) or ()]
-        sequences = [
-            CachedQueries(each, _without_first(row.runs(), count))
-            for each, row, count in zip(q, rows, hidden, strict=True)
-        ]
+        pasts = [row.runs(count) for row, count in zip(rows, hidden, strict=True)]
         learned = {name: parameters[name] for name in compute.learned_names(first)}
         if first.queries > 1 and not math.isfinite(sum_of(k, v)):
-            contexts = [_over_gathered(each, first.spec, learned) for each in sequences]
+            gathered = [_over_gathered(*each, first.spec, learned) for each in zip(q, pasts, strict=True)]
+            context = torch.stack(gathered)
         else:
-            contexts = attend_in_place(sequences, first.spec, learned)
-        context = torch.stack(contexts)
+            context = attend_in_place(q, pasts, first.spec, learned)
         phase("project out", "output")
         output = compute.output(first, parameters, context)
         parts = output.split_with_sizes([bound.batch for bound in self.bounds])
@@ -270,11 +256,11 @@ class Steps:
         return multihead.project(parameters, module.sizes, query, key, value)
 
 
-def _over_gathered(queries: CachedQueries, spec: AttentionSpec, learned: Mapping[str, Tensor]) -> Tensor:
+def _over_gathered(q: Tensor, runs: Runs, spec: AttentionSpec, learned: Mapping[str, Tensor]) -> Tensor:
     """The context ``[H, Q, Dv]`` over copied keys: one that is not finite harms those queries alone that see it."""
-    keys, values = (torch.cat([getattr(run, name) for run in queries.runs], 1)[None] for name in ("keys", "values"))
-    past = keys.shape[2] - queries.q.shape[1]
-    problem = Problem(queries.q[None], keys, values, spec, past=past, learned=learned)
+    keys, values = (torch.cat([getattr(run, name) for run in runs], 1)[None] for name in ("keys", "values"))
+    past = keys.shape[2] - q.shape[1]
+    problem = Problem(q[None], keys, values, spec, past=past, learned=learned)
     return attend(problem, (), kernel=MATERIALIZED).context[0]
 
 

@@ -5,7 +5,7 @@ A file is the length of its header in 8 bytes, the header as JSON, and the bytes
 
 import math
 from collections.abc import Callable
-from functools import lru_cache
+from functools import cache, lru_cache
 from operator import itemgetter
 from typing import Any, Final, Literal, NamedTuple, TypeVar
 
@@ -96,6 +96,7 @@ def to_safetensors(model: BaseModel, entry: Entry) -> list[bytes | memoryview]:
     return [len(text).to_bytes(8, "little") + text, *pieces]
 
 
+@cache  # pydantic's classes take long to say that they have no such attribute
 def _entry_of(model: type[BaseModel], entry: Entry) -> Entry:
     return getattr(model, "file_entry", entry)
 

@@ -393,7 +393,7 @@ def _score_block(
 @njit(inline="always", fastmath=_EXACT)
 def _soften(scores: Any, count: Any, before: Any) -> Any:
     """Replace scores by exp(score − largest); return the largest so far, the sum and what fades older sums."""
-    largest = largest_of(scores.ctypes.data, count // LANES, before)
+    largest: Any = largest_of(scores.ctypes.data, count // LANES, before)
     for j in range(count // LANES * LANES, count):
         largest = scores[j] if scores[j] > largest else largest
     added = F(0)

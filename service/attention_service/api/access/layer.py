@@ -13,7 +13,6 @@ from starlette.middleware.cors import CORSMiddleware
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from attention_contract.errors import AttentionError, CallerLimit, Unauthorized
-from attention_contract.schemas.server import CallerLimits
 from attention_contract.wire import VERSION_HEADER
 from attention_service.api import problems
 from attention_service.api.access.api_keys import HeldKey, KeyRing, limits_of, read_keys
@@ -52,7 +51,9 @@ class Access:
         self._origins = frozenset(listed(settings.allowed_origins))
         self._keys = keys
         self._quotas = quotas
-        self._limits = limits_of(settings)
+        limits = limits_of(settings)
+        self._at = lru_cache(maxsize=4096)(lambda address: Caller(address, limits=limits))
+        """The caller at an address, where no key is needed."""
         self._for_pages = CORSMiddleware(
             self._admit, self._origins, _METHODS, ["*"], expose_headers=_EXPOSED, max_age=600
         )
@@ -126,7 +127,7 @@ class Access:
         if key is not None and (held := self._keys.find(key)) is not None:
             return held.caller, held.scopes, held
         if not self._needed:  # other credentials may be for a proxy
-            return _at(_address(scope), self._limits), EVERY, None
+            return self._at(_address(scope)), EVERY, None
         if key is None:
             raise Unauthorized(
                 "this server needs an API key; send it as `Authorization: Bearer KEY` (in the client: api_key or "
@@ -174,12 +175,6 @@ def _challenge(headers: Headers) -> str:
     if b"text/html" in headers.get(b"accept", b""):
         return 'Basic realm="attention: any name, the API key as the password", charset="UTF-8"'
     return 'Bearer realm="attention"'
-
-
-@lru_cache(maxsize=4096)
-def _at(address: str, limits: CallerLimits) -> Caller:
-    """The caller at an address, where no key is needed."""
-    return Caller(address, limits=limits)
 
 
 def unsafe_start(settings: Settings) -> str | None:

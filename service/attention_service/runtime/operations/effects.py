@@ -30,7 +30,7 @@ from attention_service.runtime.device import Device
 from attention_service.runtime.operations import compute
 from attention_service.runtime.operations.operation import Fields, Results, Uploaded, on_host
 from attention_service.runtime.planning.plan import Plan
-from attention_service.runtime.planning.planner import Question, batch_plans, edit_actions, plan_request
+from attention_service.runtime.planning.planner import Question, edit_actions, plan_request, workload
 from attention_service.runtime.scheduling.jobs import Job, Prepared
 
 _EVERYTHING = Selection()
@@ -65,7 +65,7 @@ def prepare(module: Module | None, request: EffectsRequest, device: Device, room
     edits = [*request.edits, request.sweep]
     question = Question(kernel=request.kernel, edits=edit_actions(edits))
     plan = plan_request(bound, question, device, room, edits=edits)
-    work = batch_plans(bound, question, _EVERYTHING, plan.kernel, device).costs.work
+    work = workload(bound, question, _EVERYTHING, device)
     if approximation_of(bound.spec) is None:  # the scores are computed in tiles
         held = plan_request(bound, Question(), device, room).peak_bytes
         tile = largest_tile(bound.batch, bound.heads, bound.queries, bound.keys)

@@ -1,7 +1,7 @@
 """Forward: the output of one attention, and any taps along it."""
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import partial
 
 import numpy as np
@@ -31,9 +31,9 @@ from attention_service.runtime.device import Device
 from attention_service.runtime.operations import compute, graphed
 from attention_service.runtime.operations.operation import Fields, Operation, Results, Uploaded, on_host
 from attention_service.runtime.planning.plan import Plan
-from attention_service.runtime.planning.planner import Question, batch_plans, edit_actions, family_of, plan_request
+from attention_service.runtime.planning.planner import Question, edit_actions, family_of, plan_pass, plan_request
 from attention_service.runtime.scheduling.batches import in_common, joinable
-from attention_service.runtime.scheduling.jobs import Job, Joining, Prepared, Size, is_short
+from attention_service.runtime.scheduling.jobs import Job, Joining, Prepared, is_short
 from attention_service.runtime.sessions.cached_past import write
 
 _MIXED = {"query", "past_key", "past_value", "offsets", "positions"}
@@ -91,9 +91,8 @@ def joining_of(
 ) -> Joining:
     """The means to join requests like this one: with others of equal lengths, or of any if ``mixed`` is given."""
 
-    def plan(bound: Bound, size: Size) -> Plan:
-        plans, (batch, queries, keys) = batch_plans(bound, question, selection, kernel, device), size
-        return plans.plan(replace(plans.costs.work, batch=batch, queries=queries, keys=keys))
+    def plan(bound: Bound, batch: int) -> Plan:
+        return plan_pass(bound, question, selection, kernel, device, batch)
 
     family = family_of(bound, question, device) if bound.module is None else None
     lengths = (bound.queries, bound.keys) if mixed is None else None

@@ -86,11 +86,6 @@ class Bucket(Generic[SizesT]):
             self._plans[sizes] = plan
         return plan
 
-    def time(self, sizes: SizesT) -> Estimate:
-        """The time of exact sizes within the bucket, found without the peak."""
-        plan = self._plans.get(sizes)
-        return self._time(self._costs.flops(sizes, self.kernel)) if plan is None else plan.predicted
-
     @cached_property
     def _ends(self) -> tuple[tuple[int, Estimate], tuple[int, Estimate]]:
         """FLOPs and time of the lower and the upper end."""
@@ -131,13 +126,6 @@ def plan_by_bucket(
             break
     exact: Bucket[SizesT] = cache.get(clock, (family, sizes, None, room), lambda: Bucket(costs(), sizes, sizes, room))
     return exact.plan(sizes)
-
-
-def time_by_bucket(
-    cache: PlanCache, clock: Clock, family: Hashable, sizes: SizesT, room: int, costs: Callable[[], Costs[SizesT]]
-) -> Estimate:
-    """Return the time of a request, without its peak; ``plan_by_bucket`` gives small requests the same."""
-    return _bucket(cache, clock, family, sizes, COARSE, 1 << room.bit_length(), costs).time(sizes)
 
 
 def _bucket(

@@ -1,7 +1,7 @@
 """From a bound request to a plan: which kernel, at what cost. Nothing is allocated here."""
 
 from collections.abc import Hashable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Literal, NamedTuple
 
 import numpy as np
@@ -18,7 +18,7 @@ from attention_service.cost import Clock, Estimate, Workload
 from attention_service.runtime.binding.bound import Bound
 from attention_service.runtime.device import Device
 from attention_service.runtime.operations.recurrent import NAMES
-from attention_service.runtime.planning.buckets import ANY_ROOM, plan_by_bucket, time_by_bucket
+from attention_service.runtime.planning.buckets import ANY_ROOM, plan_by_bucket
 from attention_service.runtime.planning.kernel_choice import FORWARD, Purpose, choose_kernel
 from attention_service.runtime.planning.plan import Plan
 from attention_service.runtime.planning.request_sizes import COARSE, RequestSizes, bucket_upper
@@ -61,7 +61,7 @@ def plan_request(
     brought = _brought_bytes(bound)
 
     def costs() -> RequestCosts:
-        return RequestCosts(workload(bound, question, sizes, device.threads), question, bound.dtype, device, brought)
+        return RequestCosts(_workload(bound, question, sizes, device.threads), question, bound.dtype, device, brought)
 
     family = family_of(bound, question, device), brought
     return plan_by_bucket(device.plans, device.clock, family, sizes, room, costs)
@@ -105,38 +105,25 @@ class RequestCosts:
         return _predicted(sizes.of(self.work), kernel, self.question.purpose, self.device.clock)
 
 
-@dataclass(frozen=True)
-class BatchPlans:
-    """Plans and times of passes that join several requests of one family, by one kernel."""
+def plan_pass(bound: Bound, question: Question, select: Selection, kernel: str, device: Device, batch: int) -> Plan:
+    """The plan of a pass of ``batch`` sequences that joins several requests like this one, by one kernel."""
+    question, one = question._replace(kernel=kernel), _sizes(bound, select, ())
+    sizes = one._replace(batch=batch, mask=())
 
-    costs: RequestCosts
-    family: Hashable
+    def costs() -> RequestCosts:
+        return RequestCosts(_workload(bound, question, one, device.threads), question, bound.dtype, device)
 
-    def plan(self, work: Workload) -> Plan:
-        """The plan of a pass with the sizes of a workload."""
-        device, costs = self.costs.device, replace(self.costs, work=work)
-        return plan_by_bucket(
-            device.plans, device.clock, (self.family, work.padded), RequestSizes.within(work), ANY_ROOM, lambda: costs
-        )
-
-    def predict(self, work: Workload) -> Estimate:
-        """The time of a pass with the sizes of a workload."""
-        device, costs = self.costs.device, replace(self.costs, work=work)
-        return time_by_bucket(
-            device.plans, device.clock, (self.family, work.padded), RequestSizes.within(work), ANY_ROOM, lambda: costs
-        )
+    return plan_by_bucket(
+        device.plans, device.clock, (family_of(bound, question, device), "joined"), sizes, ANY_ROOM, costs
+    )
 
 
-def batch_plans(bound: Bound, question: Question, select: Selection, kernel: str, device: Device) -> BatchPlans:
-    """The plans of passes that join requests like this one."""
-    question = question._replace(kernel=kernel)
-    sizes = _sizes(bound, select, ())
-    work = workload(bound, question, sizes, device.threads)
-    return BatchPlans(RequestCosts(work, question, bound.dtype, device), family_of(bound, question, device))
+def workload(bound: Bound, question: Question, select: Selection, device: Device) -> Workload:
+    """Return the workload of a bound request without its edits."""
+    return _workload(bound, question, _sizes(bound, select, ()), device.threads)
 
 
-def workload(bound: Bound, question: Question, sizes: RequestSizes, threads: int) -> Workload:
-    """Return the workload of a bound request."""
+def _workload(bound: Bound, question: Question, sizes: RequestSizes, threads: int) -> Workload:
     arrays = bound.arrays
     mask, gate = arrays.get("mask"), arrays.get("gate")
     return Workload(

@@ -92,22 +92,6 @@ class RequestSizes(NamedTuple):
             edit_elements=self.edit_elements,
         )
 
-    @classmethod
-    def within(cls, work: Workload) -> "RequestSizes":
-        """The sizes of a workload without a mask of its own."""
-        return cls(
-            work.batch,
-            work.queries,
-            work.new_keys,
-            work.past,
-            (),
-            work.real_keys,
-            work.offsets,
-            work.selected_heads,
-            work.selected_queries,
-            work.edit_elements,
-        )
-
 
 def bucket_upper(size: int, steps: int) -> int:
     """The largest size of the bucket that holds this size."""

@@ -109,22 +109,22 @@ def _batch(jobs: Sequence[Job]) -> Batch:
     groups: dict[tuple[int, int], list[int]] = {}
     for place, job in enumerate(jobs):
         groups.setdefault(_lengths(job), []).append(place)
-    plans = [_plan([jobs[place] for place in group], lengths) for lengths, group in groups.items()]
+    plans = [_plan([jobs[place] for place in group]) for group in groups.values()]
     plan = plans[0]
     if len(plans) > 1:
         predicted = sum((each.predicted for each in plans), Estimate(0.0, 0.0, 0.0))
         flops, peak = sum(each.flops for each in plans), sum(each.peak_bytes for each in plans)
         plan = replace(plan, flops=flops, peak_bytes=peak, predicted=predicted)
     copied = sum(job.bound.arrays[name].nbytes for job in jobs for name in _sent(job.bound))
-    plan = replace(plan, peak_bytes=plan.peak_bytes + copied)
-    return Batch(tuple(jobs), tuple(map(tuple, groups.values())), plan)
+    whole = Plan(plan.kernel, plan.flops, plan.peak_bytes + copied, plan.predicted, plan.laborious)
+    return Batch(tuple(jobs), tuple(map(tuple, groups.values())), whole)
 
 
-def _plan(jobs: Sequence[Job], lengths: tuple[int, int]) -> Plan:
+def _plan(jobs: Sequence[Job]) -> Plan:
     """The plan of jobs of equal lengths at once."""
     if len(jobs) == 1:
         return jobs[0].plan
-    return _joining(jobs[0]).plan(jobs[0].bound, (sum(job.bound.batch for job in jobs), *lengths))
+    return _joining(jobs[0]).plan(jobs[0].bound, sum(job.bound.batch for job in jobs))
 
 
 def _joining(job: Job) -> Joining:

@@ -16,8 +16,6 @@ from attention_service.runtime.planning.plan import Plan
 
 SHORT_S = 0.05
 """A job that is predicted to take no longer, by its upper bound, is short: it does not wait behind long ones."""
-Size = tuple[int, int, int]
-"""Batch, queries and keys."""
 
 
 def is_short(plan: Plan) -> bool:
@@ -31,8 +29,8 @@ class Joining:
 
     group: object
     """The same object for jobs of one module that can run in one pass."""
-    plan: Callable[[Bound, Size], Plan]
-    """Plans a pass of equal lengths."""
+    plan: Callable[[Bound, int], Plan]
+    """Plans a pass of so many sequences with the lengths of one request."""
     mixed: Callable[[Sequence[Bound]], Operation] | None = None
     """Makes the operation over different lengths; None if only equal ones can be joined."""
 

@@ -1,6 +1,6 @@
 """Plans of steps in place, which copy no past: their time is that of projections and of attention over the cache."""
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 
@@ -12,7 +12,6 @@ from attention_service.runtime.binding.bound import Bound, Layout
 from attention_service.runtime.device import Device
 from attention_service.runtime.planning.plan import Plan
 from attention_service.runtime.planning.planner import Question, plan_request
-from attention_service.runtime.scheduling.jobs import Size
 
 IN_PLACE = "in_place"
 """The name of attention over the pages, where a reply names its kernel."""
@@ -46,6 +45,8 @@ class StepPlan:
     sequences: int
     device: Device
     room: int
+    projections: dict[int, Estimate] = field(default_factory=dict)
+    """The time of a pass without a past, by its number of sequences."""
 
     @classmethod
     def of(cls, bound: Bound, device: Device, room: int, fewest: Bound) -> "StepPlan":
@@ -64,14 +65,13 @@ class StepPlan:
         flops = plan.flops - round((self.past - past) * self.token_flops)
         return Plan(plan.kernel, flops, plan.peak_bytes, plan.predicted, plan.laborious)
 
-    def joint(self, bound: Bound, size: Size) -> Plan:
-        """The plan of a pass of so many sequences, new tokens and keys."""
-        batch, queries, keys = size
-        together, times = bound.of(batch=batch, queries=queries, keys=keys), batch / self.sequences
-        one = self.attention
-        predicted = _projections(together, self.device, self.room) + Estimate(
-            one.median * times, one.low * times, one.high * times
-        )
+    def joint(self, bound: Bound, batch: int) -> Plan:
+        """The plan of a pass of so many sequences with the new tokens and the keys of one step."""
+        together, times, one = bound.of(batch=batch), batch / self.sequences, self.attention
+        projections = self.projections.get(batch)
+        if projections is None:
+            projections = self.projections[batch] = _projections(together, self.device, self.room)
+        predicted = projections + Estimate(one.median * times, one.low * times, one.high * times)
         return Plan(IN_PLACE, round(self.plan.flops * times), _peak_bytes(together), predicted)
 
 

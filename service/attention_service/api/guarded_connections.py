@@ -18,6 +18,7 @@ from attention_service.api.negotiation import wait
 
 _BODIES: Final = frozenset({"POST", "PUT"})
 """Methods of requests that have a body."""
+_HEAD_END: Final = b"\r\n\r\n"
 _LEAVING_S: Final = 2.0
 """Seconds for which a refused caller may read its refusal."""
 _UPGRADE_HEADERS: Final = frozenset({b"upgrade", b"connection", b"http2-settings"})
@@ -151,14 +152,11 @@ class GuardedHttp(_Watched, HttpToolsProtocol):
     def data_received(self, data: bytes) -> None:
         """Let uvicorn read, a part at a time while a head arrives, so that a head too large is not kept."""
         most = self._max_head
-        if len(data) <= most or (self.cycle is not None and self.cycle.more_body):
-            self._read(data)
+        if len(data) > most and not self._in_body() and data.find(_HEAD_END, 0, most) < 0:
+            for start in range(0, len(data), most):
+                if self.transport.get_protocol() is self:
+                    self.data_received(data[start : start + most])
             return
-        for start in range(0, len(data), most):
-            if self.transport.get_protocol() is self:
-                self._read(data[start : start + most])
-
-    def _read(self, data: bytes) -> None:
         if self._refusal is not None:
             return
         self._received += len(data)
@@ -167,6 +165,9 @@ class GuardedHttp(_Watched, HttpToolsProtocol):
             self._read_without_upgrade(data)
         if self._received - self._mark > self._max_head and self._refusal is None:
             self._refuse(self._too_large(self._received - self._mark))
+
+    def _in_body(self) -> bool:
+        return self.cycle is not None and self.cycle.more_body
 
     def on_headers_complete(self) -> None:
         """Begin the request if its head is within the limits."""

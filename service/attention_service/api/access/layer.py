@@ -6,6 +6,7 @@ Each request passes, in this order: Host, the site of the page that sent it, the
 
 import base64
 import binascii
+from collections.abc import Awaitable
 from functools import lru_cache
 from typing import Final
 
@@ -58,11 +59,12 @@ class Access:
             self._admit, self._origins, _METHODS, ["*"], expose_headers=_EXPOSED, max_age=600
         )
 
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+    # Most requests pass. A coroutine for each step of the way would take longer than the checks.
+
+    def __call__(self, scope: Scope, receive: Receive, send: Send) -> Awaitable[None]:
         """Answer one request, or let it in."""
         if scope["type"] == "lifespan" or scope["path"] in OPEN_PATHS:
-            await self.app(scope, receive, send)
-            return
+            return self.app(scope, receive, send)
         lines = scope["headers"]
         headers = dict(lines)
         try:
@@ -71,15 +73,11 @@ class Access:
             self._hosts.check(headers)
             page = check_site(scope.get("method", "GET"), headers, self._origins)
         except AttentionError as error:
-            await problems.render(error)(scope, receive, send)
-            return
+            return problems.render(error)(scope, receive, send)
         scope["attention.headers"] = headers
-        if page is None:
-            await self._admit(scope, receive, send)
-        else:
-            await self._for_pages(scope, receive, send)
+        return (self._admit if page is None else self._for_pages)(scope, receive, send)
 
-    async def _admit(self, scope: Scope, receive: Receive, send: Send) -> None:
+    def _admit(self, scope: Scope, receive: Receive, send: Send) -> Awaitable[None]:
         """Find out who asks, and let the request in."""
         headers: Headers = scope.pop("attention.headers")
         try:
@@ -87,15 +85,13 @@ class Access:
         except Unauthorized as error:
             response = problems.render(error)
             response.headers["WWW-Authenticate"] = _challenge(headers)
-            await response(scope, receive, send)
-            return
+            return response(scope, receive, send)
         caller.set(asks)
         if scope["type"] == "websocket":  # each of its messages counts as a request
-            await self.app(scope, receive if held is None else self._while_held(held, receive, send), send)
-        elif asks.limits is UNLIMITED:
-            await self.app(scope, receive, send)
-        else:
-            await self._limited(asks, scope, receive, send)
+            return self.app(scope, receive if held is None else self._while_held(held, receive, send), send)
+        if asks.limits is UNLIMITED:
+            return self.app(scope, receive, send)
+        return self._limited(asks, scope, receive, send)
 
     async def _limited(self, asks: Caller, scope: Scope, receive: Receive, send: Send) -> None:
         """Let a request in if its caller has not used too much."""

@@ -1,6 +1,6 @@
 """The scopes of API keys, and the ones that each route needs."""
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Awaitable, Iterable, Mapping
 from types import MappingProxyType
 from typing import Any, Final, Literal, get_args
 
@@ -81,15 +81,13 @@ class Guarded:
         self._name = name
         self._enough = SCOPES[name]
 
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+    def __call__(self, scope: Scope, receive: Receive, send: Send) -> Awaitable[None]:
         """Answer one request."""
-        if scope[HELD].isdisjoint(self._enough):
-            needed = sorted(self._enough)
-            error = Forbidden(
-                f"{self._name} needs a key with scope {' or '.join(needed)}; this one has "
-                f"{', '.join(sorted(scope[HELD]))}",
-                needed_scopes=needed,
-            )
-            await problems.render(error)(scope, receive, send)
-        else:
-            await self.app(scope, receive, send)
+        if not scope[HELD].isdisjoint(self._enough):
+            return self.app(scope, receive, send)
+        needed = sorted(self._enough)
+        error = Forbidden(
+            f"{self._name} needs a key with scope {' or '.join(needed)}; this one has {', '.join(sorted(scope[HELD]))}",
+            needed_scopes=needed,
+        )
+        return problems.render(error)(scope, receive, send)

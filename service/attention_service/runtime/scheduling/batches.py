@@ -90,11 +90,12 @@ def choose(waiting: Sequence[Job], spare: int) -> Batch | None:
     spare: bytes that a batch may need beyond what its jobs are admitted for.
     """
     first = _joining(waiting[0])
+    longest = first.longest_s or (BATCH_S if first.mixed is None else MIXED_BATCH_S)
     seconds = 0.0
     taken: list[Job] = []
     for job in waiting:
         seconds += job.plan.predicted.high
-        if taken and seconds > (BATCH_S if first.mixed is None else MIXED_BATCH_S):
+        if taken and seconds > longest:
             break
         taken.append(job)
     while len(taken) > 1:

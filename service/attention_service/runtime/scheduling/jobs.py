@@ -33,6 +33,9 @@ class Joining:
     """Plans a pass of so many sequences with the lengths of one request."""
     mixed: Callable[[Sequence[Bound]], Operation] | None = None
     """Makes the operation over different lengths; None if only equal ones can be joined."""
+    longest_s: float | None = None
+    """Seconds that the jobs of one pass would take one after the other, by the upper bounds of their predictions, at
+    most; None for the limits of ``batches``."""
 
 
 @dataclass(eq=False, slots=True)

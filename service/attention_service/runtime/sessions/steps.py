@@ -52,6 +52,9 @@ _OTHERS = attrgetter(
     "initial_normalizer", "positions", "select",
 )  # fmt: skip
 """The fields of which a step whose plan is remembered brings none."""
+_PASS_S = 60e-3
+"""Seconds of the steps of one pass, one after the other, by their upper bounds, at most. The pass takes a fifth: steps
+are predicted to take more than twice their time, and share the projections."""
 _LONG = 2**22
 """Pairs of a new token and a key from which on a step is an ordinary forward pass, which stops when it is cancelled."""
 
@@ -122,7 +125,7 @@ def _by_bucket(
 
 def _prepared(bound: Bound, planned: StepPlan, device: Device) -> Prepared:
     group = device.plans.get(device.clock, ("steps", bound.queries, in_common(bound)), object)
-    joining = Joining(group, planned.joint, Steps)
+    joining = Joining(group, planned.joint, Steps, _PASS_S)
     return Prepared("forward", planned.plan, bound.dtype, device.torch, _alone, watched=False, joining=joining)
 
 

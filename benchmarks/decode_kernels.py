@@ -67,7 +67,7 @@ class Memory:
 
     @classmethod
     def of(cls, k: Tensor, v: Tensor) -> "Memory":
-        """That of ``[B, Hkv, n, D]``."""
+        """The memory of ``[B, Hkv, n, D]``."""
         return cls(k.transpose(0, 1).flatten(1, 2), v.transpose(0, 1).flatten(1, 2))
 
     def whole(self, shape: Shape) -> list[Runs]:

@@ -11,8 +11,10 @@ from attention_client import Client, InvalidCheckpoint
 from attention_client.recording import predict, record
 from attention_contract.schemas.recordings import RecordText
 from attention_service.modules.checkpoints import catalogue
+from attention_service.runtime import text_recording
+from attention_service.runtime.callers import Caller, caller
 from attention_service.runtime.scheduling.budget import Budget
-from attention_service.runtime.text_recording import TextRecorder
+from attention_service.runtime.text_recording import OF_ONE, WAITING, TextRecorder
 from tests.api.talk import post, refuse
 from tests.conftest import live_server
 
@@ -173,14 +175,14 @@ def test_texts_that_wait_for_their_turn_hold_no_memory(tmp_path):
     held = []
 
     class Stopped(TextRecorder):
-        async def _process(self, command, request):
+        async def _process(self, command, request, need):
             await asyncio.sleep(60)
 
     async def crowd():
         budget = Budget(100, 100, lambda: 0, 16)
         recorder = Stopped(tmp_path, budget.holding)
         request = RecordText(checkpoint="tiny", text="a")
-        texts = [asyncio.create_task(recorder.record(request, 40, None)) for _ in range(5)]
+        texts = [asyncio.create_task(recorder.record(request, 40, None)) for _ in range(OF_ONE)]
         await asyncio.sleep(0.05)
         held.append((budget.in_flight, budget.waiting))
         for text in texts:
@@ -190,3 +192,41 @@ def test_texts_that_wait_for_their_turn_hold_no_memory(tmp_path):
 
     asyncio.run(crowd())
     assert held == [(40, 0), (0, 0)]
+
+
+def test_one_caller_leaves_places_to_others(tmp_path):
+    class Stopped(TextRecorder):
+        async def _process(self, command, request, need):
+            await asyncio.sleep(60)
+
+    async def crowd():
+        recorder = Stopped(tmp_path, Budget(100, 100, lambda: 0, 16).holding)
+        request = RecordText(checkpoint="tiny", text="a")
+        texts = []
+
+        async def send(name, count):
+            """The refusals of so many texts of one caller."""
+            caller.set(Caller(name))
+            mine = [asyncio.create_task(recorder.record(request, 1, None)) for _ in range(count)]
+            texts.extend(mine)
+            await asyncio.sleep(0.05)
+            return [str(text.exception()) for text in mine if text.done()]
+
+        told = await send("greedy", OF_ONE + 2), await send("other", WAITING - OF_ONE), await send("third", 1)
+        for text in texts:
+            text.cancel()
+        await asyncio.gather(*texts, return_exceptions=True)
+        return *told, await send("greedy", 1)
+
+    greedy, other, third, again = asyncio.run(crowd())
+    assert [f"{OF_ONE} texts of yours wait" in each for each in greedy] == [True, True]
+    assert other == again == []
+    assert f"{WAITING} texts wait" in third[0]
+
+
+def test_a_model_that_takes_much_more_memory_than_estimated_is_ended(http, monkeypatch):
+    monkeypatch.setattr(text_recording, "_PROCESS_BYTES", 2**20)
+    problem = refuse(http, PATH, checkpoint="tiny/bert", text=TEXT)
+    assert (problem["status"], problem["code"], problem["param"]) == (413, "over_budget", "text")
+    assert problem["needed_bytes"] > problem["limit_bytes"] >= 2**20
+    assert http.get("/v1").json()["memory"]["in_flight_bytes"] == 0

@@ -9,24 +9,33 @@ import asyncio
 import os
 import sys
 import time
+from collections import Counter
 from collections.abc import Callable
-from contextlib import AbstractAsyncContextManager
+from contextlib import AbstractAsyncContextManager, suppress
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Final
 
 import orjson
+import psutil
 
-from attention_contract.errors import DeadlineExceeded, InvalidCheckpoint, InvalidRequest, Overloaded
+from attention_contract.errors import DeadlineExceeded, InvalidCheckpoint, InvalidRequest, OverBudget, Overloaded
 from attention_contract.schemas.recordings import TARGET_VARIABLE, TEXT_VARIABLE, RecordingFile, RecordText
 from attention_contract.schemas.text_predictions import PredictText, TextPredictions
 from attention_contract.wire import JSON, SAFETENSORS, from_body, to_json
 from attention_service.modules.checkpoints.catalogue import described, has_transformers
+from attention_service.runtime.callers import caller
 
 _LONGEST_S: Final = 300.0
 """Seconds that one recording may take."""
-_WAITING: Final = 8
-"""Recordings that may wait for their turn."""
+WAITING: Final = 8
+"""Texts that run, or wait for their turn."""
+OF_ONE: Final = WAITING // 2
+"""The same of one caller."""
+_MARGIN: Final = 1.25
+"""Memory that a process may take, as a multiple of its estimate, before it is ended."""
+_LOOK_S: Final = 0.1
+"""Seconds between two looks at the memory of a process."""
 _COPIES: Final = 3
 """Times that the bytes of a checkpoint are in memory: as mapped, as loaded, and while a layer is cast."""
 _VOCABULARY: Final = 2**18
@@ -73,12 +82,14 @@ class TextRecorder:
         self._root = root
         self._holding = holding
         self._turn = asyncio.Lock()
-        self._waiting = 0
+        self._waiting: Counter[str] = Counter()
+        """Texts of each caller."""
 
     async def record(self, request: RecordText, need: int, deadline: float | None) -> RecordingFile:
         """Run the recorder, which needs so many bytes, and return what it recorded.
 
-        Raises InvalidCheckpoint with what the recorder says, Overloaded if too many wait, and DeadlineExceeded.
+        Raises InvalidCheckpoint with what the recorder says, Overloaded if too many wait, DeadlineExceeded, and
+        OverBudget if it takes much more memory than it needs by the estimate.
         """
         with TemporaryDirectory(prefix="attention-recording-") as folder:
             file = Path(folder) / "recording.safetensors"
@@ -99,21 +110,25 @@ class TextRecorder:
         self, command: list[str], request: RecordText | PredictText, need: int, deadline: float | None
     ) -> bytes:
         """Run a command of ``attention`` in turn. Return its output."""
-        if self._waiting >= _WAITING:
-            raise Overloaded(f"{_WAITING} texts wait for their model, one at a time; try again later", limit=_WAITING)
-        self._waiting += 1
+        asks = caller.get().name
+        for count, limit, whose in ((self._waiting.total(), WAITING, ""), (self._waiting[asks], OF_ONE, " of yours")):
+            if count >= limit:
+                told = f"{limit} texts{whose} wait for their model, one at a time; try again later"
+                raise Overloaded(told, limit=limit)
+        self._waiting[asks] += 1
         now = time.monotonic()
         until = min(now + _LONGEST_S, deadline if deadline is not None else now + _LONGEST_S)
         try:
             # The turn comes first: texts that wait for it hold no memory.
             async with asyncio.timeout(until - now), self._turn, self._holding(need):
-                return await self._process(command, request)
+                return await self._process(command, request, need)
         except TimeoutError:
             raise DeadlineExceeded("the model did not end in time; send a shorter text, or wait longer") from None
         finally:
-            self._waiting -= 1
+            self._waiting[asks] -= 1
+            self._waiting += Counter()  # forgets callers without any
 
-    async def _process(self, command: list[str], request: RecordText | PredictText) -> bytes:
+    async def _process(self, command: list[str], request: RecordText | PredictText, need: int) -> bytes:
         # Other users of the machine can read command lines, and not the environment.
         texts = {TEXT_VARIABLE: request.text}
         if request.target is not None:
@@ -128,17 +143,37 @@ class TextRecorder:
             stdout=asyncio.subprocess.PIPE,
             stderr=asyncio.subprocess.PIPE,
         )
+        most = int(_MARGIN * need)
+        watch = asyncio.create_task(_ended_beyond(process, most))
         try:
             output, said = await process.communicate()
         finally:
+            watch.cancel()
             if process.returncode is None:
                 process.kill()
                 await process.wait()
+        if watch.done() and not watch.cancelled() and (taken := watch.result()) is not None:
+            raise OverBudget(
+                f"text: its model took {taken} bytes, where {need} were estimated and {most} are allowed; send a "
+                "shorter text, or record it with `attention record` and send the recording",
+                param="text", needed_bytes=taken, limit_bytes=most,
+            )  # fmt: skip
         if process.returncode:
             raise InvalidCheckpoint(
                 f"checkpoint: {request.checkpoint} cannot run this text: {_last_line(said)}", param="checkpoint"
             )
         return output
+
+
+async def _ended_beyond(process: asyncio.subprocess.Process, most: int) -> int | None:
+    """End a process once it holds more than so many bytes, and return how many; None if it ends before."""
+    with suppress(psutil.NoSuchProcess):
+        seen = psutil.Process(process.pid)
+        while (taken := int(seen.memory_info().rss)) <= most:
+            await asyncio.sleep(_LOOK_S)
+        process.kill()
+        return taken
+    return None
 
 
 def _read(file: Path) -> RecordingFile:

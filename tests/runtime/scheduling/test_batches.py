@@ -285,6 +285,18 @@ def test_a_batch_ends_where_its_requests_would_take_too_long(tmp_path, device, m
     play(tmp_path, device, story)
 
 
+def test_a_kind_of_jobs_may_have_a_limit_of_its_own(tmp_path, device, monkeypatch):
+    async def story(engine):
+        await modules(engine)
+        jobs = [job(engine, 8) for _ in range(8)]
+        monkeypatch.setattr(batches, "BATCH_S", 0.0)
+        for each in jobs:
+            each.prepared.joining.longest_s = 5.5 * each.plan.predicted.high
+        assert len(batches.choose(jobs, 2**30).jobs) == 5
+
+    play(tmp_path, device, story)
+
+
 def test_a_fault_of_all_together_is_nobody_s_who_runs_well_alone(tmp_path, device, monkeypatch):
     async def story(engine):
         await modules(engine)

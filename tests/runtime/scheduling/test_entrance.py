@@ -97,7 +97,7 @@ def test_a_waiter_that_gives_up_makes_room():
 
 
 def test_all_are_refused_after_their_patience_and_counted(monkeypatch):
-    monkeypatch.setattr(module, "PATIENCE_S", 0.02)
+    monkeypatch.setattr(module, "PATIENCE_S", 0.2)
 
     async def play():
         budget, door = make(waiting=2)
@@ -107,7 +107,7 @@ def test_all_are_refused_after_their_patience_and_counted(monkeypatch):
             door.wait("a", began.append)
         await asyncio.sleep(0.005)
         assert began == []
-        await asyncio.sleep(0.1)
+        await asyncio.sleep(0.3)
         assert len(began) == 2 * AT_ONCE
         assert all(isinstance(refusal, Overloaded) and refusal.facts == {"limit": 2} for refusal in began)
         assert budget.refused[Overloaded.code] == 2 * AT_ONCE
@@ -118,6 +118,23 @@ def test_all_are_refused_after_their_patience_and_counted(monkeypatch):
         door.wait("a", began.append)  # the timer begins again
         await turns()
         assert began[-1] is None
+
+    asyncio.run(play())
+
+
+def test_those_who_came_together_are_not_refused_together(monkeypatch):
+    monkeypatch.setattr(module, "PATIENCE_S", 0.2)
+
+    async def play():
+        budget, door = make(waiting=2)
+        fill(budget, 2)
+        times, clock = [], asyncio.get_running_loop().time
+        came = clock()
+        for _ in range(2 * AT_ONCE):
+            door.wait("a", lambda _: times.append(clock() - came))
+        await asyncio.sleep(0.3)
+        assert min(times) >= 0.1
+        assert max(times) - min(times) > 0.05
 
     asyncio.run(play())
 

@@ -11,6 +11,7 @@ it has no place are let in, the newest first, when it is empty: most of them are
 import asyncio
 from collections.abc import Callable
 from dataclasses import dataclass
+from random import uniform
 from typing import Final
 
 from attention_contract.errors import AttentionError
@@ -20,6 +21,8 @@ from attention_service.runtime.scheduling.joint_passes import late
 
 PATIENCE_S: Final = 2.0
 """Seconds that a request waits at the entrance, at most."""
+_LEAST_PATIENCE: Final = 0.5
+"""The shortest wait, as a share of the longest."""
 AT_ONCE: Final = 24
 """Requests that are let in within one turn of the event loop. More would keep health checks waiting."""
 PLACES: Final = 64
@@ -70,7 +73,7 @@ class Entrance:
     def wait(self, caller: str, begin: Begin, allowed_s: float | None = None) -> None:
         """Begin a caller's request as soon as it may enter, or with its refusal.
 
-        It is refused after ``PATIENCE_S``, or after the seconds that its caller allows if those are fewer.
+        It is refused after ``PATIENCE_S`` at most, or after the seconds that its caller allows if those are fewer.
         """
         held = _Held(caller, begin)
         if self._line.count(caller) < max(PLACES // max(self._line.callers, 1), 1):
@@ -78,9 +81,12 @@ class Entrance:
         else:
             self._beyond[held] = None
         self._waiting += 1
-        allowed = PATIENCE_S if allowed_s is None else min(allowed_s, PATIENCE_S)
-        refusal = late if allowed < PATIENCE_S else self._budget.crowded
-        held.patience = asyncio.get_running_loop().call_later(allowed, self._refuse, held, refusal)
+        # Requests that came together are refused one after the other, so that their callers ask again like that too.
+        patience = PATIENCE_S * uniform(_LEAST_PATIENCE, 1)  # noqa: S311 - no secret
+        refusal: Callable[[], AttentionError] = self._budget.crowded
+        if allowed_s is not None and allowed_s < patience:
+            patience, refusal = allowed_s, late
+        held.patience = asyncio.get_running_loop().call_later(patience, self._refuse, held, refusal)
         self._look()
 
     def _look(self) -> None:

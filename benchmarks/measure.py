@@ -43,16 +43,18 @@ class Result:
 
 
 def measure(case: Case, rounds: int, most_seconds: float = MOST_SECONDS) -> Result:
-    """Time a case and its baseline in turn, in an order that alternates."""
+    """Time a case and its baseline in turn.
+
+    The order never changes, so that each runs after the other and never after itself, with its own data in the caches.
+    """
     for work in (case.run, case.baseline):
         work()
     ours: list[float] = []
     theirs: list[float] = []
     started = time.monotonic()
     while len(ours) < rounds and (len(ours) < FEWEST or time.monotonic() - started < most_seconds):
-        pair = [(case.run, ours), (case.baseline, theirs)]
-        for work, times in pair if len(ours) % 2 else pair[::-1]:
-            times.append(_milliseconds(work))
+        ours.append(_milliseconds(case.run))
+        theirs.append(_milliseconds(case.baseline))
     ratios = [a / b for a, b in zip(ours, theirs, strict=True)]
     tenths = quantiles(ratios, n=10, method="inclusive")
     return Result(case, len(ours), median(ours), median(theirs), median(ratios), tenths[0], tenths[-1])

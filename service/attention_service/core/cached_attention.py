@@ -75,7 +75,7 @@ def attend_in_place(q: Tensor, pasts: Sequence[Runs], spec: AttentionSpec, learn
     if context is None:
         looped = plan.looped and loops_take(q, pasts[0][0])
         if looped and plan.unbounded and not plan.sinks and count == 1 and _are_apart(pasts):
-            context = decode(q.squeeze(2), pasts, plan.scale / plan.temperature)[0].unsqueeze(2)
+            context, _ = decode(q, pasts, plan.scale / plan.temperature)
         else:
             products = Products(plan.scale, spec.softcap, plan.position, plan.band, plan.temperature, learned)
             members = [_member(index, *each, plan.band) for index, each in enumerate(zip(q, pasts, strict=True))]
@@ -184,9 +184,9 @@ class _Tree:
             else:
                 parts += [([each], self._alone(each)) for each in group]
         if single:  # no key in the pieces of one query is hidden from it
-            queries, runs = torch.cat([each.rows.q for each in single], 1), [each.runs for each in single]
-            context, lse = decode(queries.transpose(0, 1), runs, self._scale)
-            parts.append((single, Partial(context.transpose(0, 1), lse.mT[..., None])))
+            queries, runs = torch.stack([each.rows.q for each in single]), [each.runs for each in single]
+            context, lse = decode(queries, runs, self._scale)
+            parts.append((single, Partial(context.squeeze(2).transpose(0, 1), lse.transpose(0, 1))))
         return _in_order(members, parts)
 
     def _together(self, group: Sequence[_Member], common: int) -> Partial:
@@ -208,11 +208,10 @@ class _Tree:
         return reduce(Partial.merge, (self._in_loops(rows, piece.cut(start, start + most)) for start in starts))
 
     def _in_loops(self, rows: Rows, piece: Piece) -> Partial:
-        """Attend from all queries to all keys of a piece, as from so many heads of one token."""
+        """Attend from all queries to all keys of a piece."""
         checkpoint()
-        heads, count, width = rows.q.shape
-        context, lse = decode(rows.q.reshape(1, heads * count, width), [[piece.run]], self._scale)
-        return Partial(context.view(heads, count, -1), lse.view(heads, count, 1))
+        context, lse = decode(rows.q[None], [[piece.run]], self._scale)
+        return Partial(context[0], lse[0, ..., None])
 
     @property
     def _scale(self) -> float:

@@ -47,31 +47,43 @@ def loops_take(q: Tensor, run: Run[Slots]) -> bool:
 
 
 def decode(q: Tensor, runs: Sequence[Sequence[Run[Slots]]], scale: float) -> tuple[Tensor, Tensor]:
-    """Attend from one query a head of each sequence, q ``[S, H, D]``, to all keys of its runs.
+    """Attend from the queries of each sequence, q ``[S, H, Q, D]``, to all keys of its runs.
 
-    Return the contexts ``[S, H, V]`` and their log-sum-exp ``[S, H]``, both float32.
+    Return the contexts ``[S, H, Q, V]`` and their log-sum-exp ``[S, H, Q]``, both float32.
     """
+    attend, context, lse = set_up(q, runs, scale)
+    attend()
+    return context, lse
+
+
+def set_up(q: Tensor, runs: Sequence[Sequence[Run[Slots]]], scale: float) -> tuple[Callable[[], None], Tensor, Tensor]:
+    """Return what ``decode`` calls, and the results that this call will fill."""
     loops = _loops(q.dtype)
     if loops is None:
         raise RuntimeError("the compiled loops need Numba; ask `loops_take` first")
-    query = np.ascontiguousarray(q.float().numpy())
     slab = runs[0][0].slab
     kv_heads, _, width = slab.values.shape
-    sequences, heads, _ = q.shape
-    table = _table(runs)
-    starts = np.array([0, *accumulate(map(len, runs))])
-    found = np.empty((sequences, heads, width), np.float32), np.empty((sequences, heads), np.float32)
-    call = partial(loops, _STORED[slab.keys.dtype], query, table, starts, np.float32(scale), kv_heads, *found)
-    units, threads = sequences * kv_heads, torch.get_num_threads()
-    if threads > 1:
-        slots = int(table[:, 2].sum()) * heads
-        threads = min(threads, units, slots // _THREAD_SLOTS)
+    sequences, heads, count, _ = q.shape
+    rows = sequences, heads * count, -1  # several queries of a head are to the loops as many heads
+    query = np.ascontiguousarray(q.float().numpy()).reshape(rows)
+    context = np.empty((sequences, heads, count, width), np.float32)
+    lse = np.empty((sequences, heads, count), np.float32)
+    table, starts = _table(runs), np.array([0, *accumulate(map(len, runs))])
+    into = context.reshape(rows), lse.reshape(rows[:2])
+    loop = partial(loops, _STORED[slab.keys.dtype], query, table, starts, np.float32(scale), kv_heads, *into)
+    slots = int(table[:, 2].sum()) * rows[1] if torch.get_num_threads() > 1 else 0
+    attend = partial(_on_threads, loop, sequences * kv_heads, slots)
+    return attend, torch.from_numpy(context), torch.from_numpy(lse)
+
+
+def _on_threads(loop: Callable[[int, int], None], units: int, slots: int) -> None:
+    """Run a loop over units of work, on as many threads as its slots are worth."""
+    threads = min(torch.get_num_threads(), units, slots // _THREAD_SLOTS)
     if threads <= 1:
-        call(0, units)
+        loop(0, units)
     else:
         ends = [units * index // threads for index in range(threads + 1)]
-        list(_pool(torch.get_num_threads()).map(call, ends[:-1], ends[1:]))
-    return torch.from_numpy(found[0]), torch.from_numpy(found[1])
+        list(_pool(torch.get_num_threads()).map(loop, ends[:-1], ends[1:]))
 
 
 def _table(runs: Sequence[Sequence[Run[Slots]]]) -> NDArray[np.int64]:

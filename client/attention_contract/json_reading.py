@@ -7,6 +7,7 @@ import re
 import sys
 from dataclasses import dataclass
 from functools import cache
+from itertools import repeat
 from typing import Annotated, Any, Final, get_args, get_origin
 
 import numpy as np
@@ -31,6 +32,8 @@ MAX_LISTS: Final = 2**20
 """Lists and objects in one text."""
 MAX_OBJECTS: Final = 2**22
 """Values that become Python objects: all but the numbers of tensors."""
+MAX_DEPTH: Final = 256
+"""Levels of lists and objects, one within the other. Python's own functions give up at a thousand, amid a request."""
 MAX_LIST_ITEMS: Final = 65_536
 """Items of a list that is no tensor. No field takes more."""
 _MAX_NAMES: Final = 64
@@ -95,12 +98,19 @@ def from_json(text: Text, what: str = "the body") -> dict[str, Any]:
     try:
         value = orjson.loads(text)
     except orjson.JSONDecodeError as fault:
+        if "depth limit" in fault.msg:
+            raise _too_deep(what) from None
         near = bytes(text[max(fault.pos - 1, 0) : fault.pos + 9])
         advice = '; write NaN and Infinity as strings, as in "NaN"' if _NON_FINITE.search(near) else ""
         raise Unreadable(f"{what} is not JSON: {clip(fault.msg)} at character {fault.pos}{advice}") from None
     if not isinstance(value, dict):
         raise Unreadable(f"{what} is not a JSON object but {type(value).__name__}")
+    _count_lists(value, what)
     return value
+
+
+def _too_deep(what: str) -> Unreadable:
+    return Unreadable(f"{what} nests lists and objects more than {MAX_DEPTH} levels deep", limit=MAX_DEPTH)
 
 
 def read_json(text: Text, model: type[BaseModel], size: TextSize | None = None) -> dict[str, Any]:
@@ -148,7 +158,7 @@ def _read_by_simdjson(text: Text, model: type[BaseModel], size: TextSize, limit:
         else:
             data[name] = _read(value, arrays.get((name, "")))
     # Flattening a row hides lists within it. They, duplicate names and brackets in strings change this count.
-    return data if _count_lists(data) == size.lists else None
+    return data if _count_lists(data, "the body") == size.lists else None
 
 
 def _find_arrays(values: dict[str, Any], model: type[BaseModel]) -> dict[tuple[str, str], NDArray[Any]]:
@@ -217,7 +227,8 @@ def _numbers(value: Any) -> NDArray[Any] | None:
     return None
 
 
-def _count_lists(value: Any) -> int:
+def _count_lists(value: Any, what: str, levels: int = MAX_DEPTH) -> int:
+    """Count the lists and objects. Raises Unreadable, which calls the text ``what``, if they nest too deep."""
     if isinstance(value, np.ndarray):
         lists = 1
         for size in value.shape[-2::-1]:  # [a, b, c] is one list of a lists of b lists
@@ -227,9 +238,11 @@ def _count_lists(value: Any) -> int:
         value = list(value.values())
     elif not isinstance(value, list):
         return 0
+    if not levels:
+        raise _too_deep(what)
     if not set(map(type, value)) & {list, dict, np.ndarray, Untyped}:
         return 1
-    return 1 + sum(map(_count_lists, value))
+    return 1 + sum(map(_count_lists, value, repeat(what), repeat(levels - 1)))
 
 
 def _check_objects(count: int, limit: int) -> None:

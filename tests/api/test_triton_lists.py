@@ -125,7 +125,7 @@ def test_a_name_longer_than_the_file_system_takes_is_refused(http, name):
     assert (refused["status"], refused["param"]) == (422, "name")
 
 
-@pytest.mark.parametrize("depth", [120, 2_000, 250_000])
+@pytest.mark.parametrize("depth", [120, 254, 255, 256, 970, 1_000, 1_023, 1_024, 2_000, 250_000])
 @pytest.mark.parametrize("value", ["1.0", '"x"'])
 @pytest.mark.parametrize("field", ["query", "spec", "unknown"])
 def test_deeply_nested_json_is_refused(http, depth, value, field):

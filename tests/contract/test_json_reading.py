@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 from attention_contract import json_reading
 from attention_contract.errors import AttentionError, BodyTooLarge, InvalidRequest, Unreadable
 from attention_contract.json_reading import (
+    MAX_DEPTH,
     MAX_OBJECTS,
     check_text,
     measure_text,
@@ -183,3 +184,17 @@ def test_very_many_values_that_are_no_numbers_are_refused():
     text = b'{"query": [[1.0]], "mask": [' + b",".join([b"true"] * (MAX_OBJECTS + 1)) + b"]}"
     with pytest.raises(BodyTooLarge, match="base64"):
         read_json(text, ForwardRequest, measure_text(text))
+
+
+@pytest.mark.parametrize("field", ["query", "spec", "unknown"])
+@pytest.mark.parametrize("name", ["", '"unknown":1,"unknown":2,'], ids=["simdjson", "orjson"])
+@pytest.mark.parametrize(("opening", "closing"), [("[", "]"), ('{"a":', "}")], ids=["lists", "objects"])
+def test_lists_and_objects_nest_as_deep_as_the_limit(field, name, opening, closing):
+    def text(depth):
+        return f'{{{name}"{field}":{opening * (depth - 1)}1{closing * (depth - 1)}}}'.encode()
+
+    assert read_json(text(MAX_DEPTH), ForwardRequest)[field] is not None
+    for depth in (MAX_DEPTH + 1, 1_000, 1_024, 1_025, 100_000):
+        with pytest.raises(Unreadable, match="the body nests lists and objects more than 256 levels deep") as refusal:
+            read_json(text(depth), ForwardRequest)
+        assert refusal.value.facts == {"limit": MAX_DEPTH}

@@ -43,6 +43,8 @@ class Limits(WireModel):
     """Numbers and other values in one JSON body."""
     max_json_lists: int
     """Lists and objects in one JSON body."""
+    max_json_depth: int
+    """Levels of lists and objects in one JSON text, one within the other."""
     max_tensor_rank: int
     """Dimensions of one tensor."""
     max_compression_ratio: float

@@ -8,7 +8,7 @@ from starlette.responses import FileResponse, Response
 
 from attention_contract import operations
 from attention_contract.errors import Forbidden, InvalidRequest
-from attention_contract.json_reading import MAX_LISTS
+from attention_contract.json_reading import MAX_DEPTH, MAX_LISTS
 from attention_contract.schemas.accuracy import AccuracyReply
 from attention_contract.schemas.attention import MAX_TAPS, ForwardReply, ForwardRequest, RawForwardRequest
 from attention_contract.schemas.attribution import AttributionReply, AttributionRequest, RawAttributionRequest
@@ -331,6 +331,7 @@ async def server_info(call: CallDep) -> ServerInfo:
             max_queue=settings.max_queue,
             max_json_values=settings.max_json_values,
             max_json_lists=MAX_LISTS,
+            max_json_depth=MAX_DEPTH,
             max_tensor_rank=MAX_RANK,
             max_compression_ratio=settings.max_compression_ratio,
             max_head_bytes=settings.max_head_bytes,

@@ -71,14 +71,15 @@ def set_up(q: Tensor, runs: Sequence[Sequence[Run[Slots]]], scale: float) -> tup
     table, starts = _table(runs), np.array([0, *accumulate(map(len, runs))])
     into = context.reshape(rows), lse.reshape(rows[:2])
     loop = partial(loops, _STORED[slab.keys.dtype], query, table, starts, np.float32(scale), kv_heads, *into)
-    slots = int(table[:, 2].sum()) * rows[1] if torch.get_num_threads() > 1 else 0
-    attend = partial(_on_threads, loop, sequences * kv_heads, slots)
-    return attend, torch.from_numpy(context), torch.from_numpy(lse)
+    units, threads = sequences * kv_heads, torch.get_num_threads()
+    if threads > 1:
+        slots = int(table[:, 2].sum()) * rows[1]
+        threads = min(threads, units, slots // _THREAD_SLOTS)
+    return partial(_on_threads, loop, units, threads), torch.from_numpy(context), torch.from_numpy(lse)
 
 
-def _on_threads(loop: Callable[[int, int], None], units: int, slots: int) -> None:
-    """Run a loop over units of work, on as many threads as its slots are worth."""
-    threads = min(torch.get_num_threads(), units, slots // _THREAD_SLOTS)
+def _on_threads(loop: Callable[[int, int], None], units: int, threads: int) -> None:
+    """Run a loop over units of work, on so many threads; on this one if they are fewer than two."""
     if threads <= 1:
         loop(0, units)
     else:

@@ -55,10 +55,10 @@ def test_slices_give_the_numbers_and_gradients_of_one_call(rng, monkeypatch, cas
         upstream = torch.from_numpy(np.random.default_rng(1).standard_normal(context.shape))
         return context, *torch.autograd.grad(context, (given.q, given.k, given.v), upstream)
 
-    whole, calls, real = run(), [], sliced._forward
+    whole, calls, real = run(), [], sliced.attend
     monkeypatch.setattr(cancellation, "SLICE_FLOPS", flops / torch.get_num_threads())
     monkeypatch.setattr(sliced, "LEAST_ROWS", 7)
-    monkeypatch.setattr(sliced, "_forward", lambda *x, **y: calls.append(1) or real(*x, **y))
+    monkeypatch.setattr(sliced, "attend", lambda *x, **y: calls.append(1) or real(*x, **y))
     for found, expected in zip(run(), whole, strict=True):
         torch.testing.assert_close(found, expected, rtol=1e-10, atol=1e-12)
     assert len(calls) > 1

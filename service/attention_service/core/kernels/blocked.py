@@ -111,7 +111,9 @@ class _Blocked(Function):
         *learned: Tensor,
     ) -> tuple[Tensor, Tensor]:
         problem = _filled(frame, q, k, v, mask, dict(zip(names, learned, strict=True)))
-        context = q.new_empty(*q.shape[:3], v.shape[3])
+        # Half types keep it in float32 for the gradient, where Σ context·∂context is taken from products as large.
+        kept_in = torch.promote_types(q.dtype, torch.float32) if any(ctx.needs_input_grad) else q.dtype
+        context = q.new_empty(*q.shape[:3], v.shape[3], dtype=kept_in)
         steps = way(problem)
         summed_in = torch.promote_types(scored_in(problem), torch.float32)
         lse = q.new_empty(q.shape[:3] if isinstance(steps, Streamed) else 0, dtype=summed_in)
@@ -123,7 +125,7 @@ class _Blocked(Function):
         ctx.frame, ctx.through, ctx.names = frame, through, names
         ctx.save_for_backward(q, k, v, mask, context, lse, *learned)
         ctx.mark_non_differentiable(lse)
-        return context, lse
+        return context.to(q.dtype), lse
 
     @staticmethod
     @once_differentiable

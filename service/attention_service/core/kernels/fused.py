@@ -15,7 +15,7 @@ from attention_service.core.kernels.backends import fastest
 from attention_service.core.kernels.base import KERNELS, Executed, Kernel, Needs
 from attention_service.core.kernels.fused_rehearsal import called_on_cpu, called_on_gpu
 from attention_service.core.kernels.one_width import same_width
-from attention_service.core.kernels.sliced import attend_in_slices, is_long
+from attention_service.core.kernels.sliced import attend_in_slices, takes
 from attention_service.core.masks import reach_of
 from attention_service.core.normalizers import NORMALIZERS, Softmax
 from attention_service.core.positions import POSITIONS
@@ -68,7 +68,7 @@ class Fused(Kernel):
         width = v.shape[-1]
         if not on_gpu:
             q, k, v = same_width(q, k, v)
-        if not on_gpu and is_long(q, k, mask):
+        if not on_gpu and takes(q, k, v, mask):
             context = attend_in_slices(q, k, v, mask, scale, causal=causal)
         elif q.is_cuda:
             with fastest(q, k, v, mask, causal=causal):
@@ -162,10 +162,13 @@ def _reach(problem: Problem) -> int | None:
 
 
 def _passable(bias: Tensor, q: Tensor, *, on_gpu: bool) -> Tensor:
-    """The bias in a dtype that the kernel takes; numbers too large for it stay finite, since −∞ would forbid."""
+    """The bias in a dtype that the kernel takes.
+
+    Numbers too large for it stay finite: −∞ would forbid, and +∞ gives NaN, here as in every kernel.
+    """
     dtype = q.dtype if on_gpu else torch.promote_types(q.dtype, torch.float32)
     largest = min(torch.finfo(dtype).max, torch.finfo(bias.dtype).max)
-    return torch.where(bias == -torch.inf, bias, bias.clamp(-largest, largest)).to(dtype)
+    return torch.where(bias.isinf(), bias, bias.clamp(-largest, largest)).to(dtype)
 
 
 def _name(dtype: torch.dtype) -> str:

@@ -18,8 +18,9 @@ from attention_service.core.bands import Band
 from attention_service.core.cancellation import checkpoint
 from attention_service.core.combinations import AllOf
 from attention_service.core.groups import by_kv_head, one_for_each_query_head
-from attention_service.core.kernels import tiling
+from attention_service.core.kernels import cpu_flash, tiling
 from attention_service.core.kernels.base import Needs
+from attention_service.core.kernels.cpu_flash import Three
 from attention_service.core.kernels.fused import Fused
 from attention_service.core.kernels.one_width import same_width
 from attention_service.core.kernels.tiles import Group, Through, gather, groups, scatter_add
@@ -29,10 +30,6 @@ from attention_service.core.normalizers import NORMALIZERS, Softmax
 from attention_service.core.patterns import Pattern
 from attention_service.core.scores import SCORES, Product
 from attention_service.core.types import Problem
-
-_forward = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu
-_backward = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu_backward
-Three = tuple[Tensor, Tensor, Tensor]
 
 
 def takes_spec(spec: AttentionSpec, dtype: torch.dtype, queries: int, keys: int, past: int) -> bool:
@@ -105,8 +102,9 @@ class _Blocks(Function):
         ctx: Any, frame: Problem, through: Through, scale: float, with_lse: bool, q: Tensor, k: Tensor, v: Tensor
     ) -> tuple[Tensor, Tensor]:
         problem = replace(frame, q=q, k=k, v=v)
-        context = torch.empty_like(q)
-        sums = q.new_empty(q.shape[:3], dtype=torch.promote_types(q.dtype, torch.float32))
+        exact, summed_in = any(ctx.needs_input_grad), torch.promote_types(q.dtype, torch.float32)
+        context = torch.empty_like(q, dtype=summed_in if exact else q.dtype)
+        sums = q.new_empty(q.shape[:3], dtype=summed_in)
         told = torch.empty_like(sums) if with_lse else sums.new_empty(0)
         for group, block in through(problem, whole_rows=True):
             at = _rows(group, block)
@@ -115,7 +113,7 @@ class _Blocks(Function):
         ctx.save_for_backward(q, k, v, context, sums)
         ctx.mark_non_differentiable(told)
         ctx.set_materialize_grads(False)
-        return context, told
+        return context.to(q.dtype), told
 
     @staticmethod
     @once_differentiable
@@ -141,7 +139,7 @@ def _attend(group: Group, block: Block, scale: float, into: tuple[Tensor, Tensor
             told.fill_(-torch.inf)
         return
     part, mask = _part(group, block), _mask(group, block)
-    found = _forward(*part, 0.0, False, attn_mask=mask, scale=scale)
+    found = cpu_flash.attend(*part, mask, scale, causal=False, exact=context.dtype != part[0].dtype)
     context.copy_(found[0])
     sums.copy_(found[1])
     if told is not None:
@@ -163,7 +161,7 @@ def _differentiate(group: Group, block: Block, scale: float, kept: Three, into: 
     gradient, context, sums = kept
     of_q, of_k, of_v = into
     part, mask = _part(group, block), _mask(group, block)
-    found = _backward(gradient, *part, context, sums, 0.0, False, attn_mask=mask, scale=scale)
+    found = cpu_flash.differentiate(gradient, part, context, sums, mask, scale, causal=False)
     of_q.copy_(found[0])
     for total, each in zip((of_k, of_v), found[1:], strict=True):
         scatter_add(total, by_kv_head(each, total.shape[1]), block.strips[0])

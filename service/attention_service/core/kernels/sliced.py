@@ -1,4 +1,4 @@
-"""PyTorch's fused kernel of the CPU in slices of heads and queries, so that a long call can be cancelled between them.
+"""PyTorch's flash kernel of the CPU in slices of heads and queries, so that a long call can be cancelled between them.
 
 A causal slice is two calls: its queries over all keys before them, and over their own keys. The results are merged by
 their log-sum-exp (Dao et al. 2022, section 3.1). The backward pass takes the same slices with the merged sums.
@@ -16,28 +16,32 @@ from torch.autograd.function import once_differentiable
 from attention_service.core.blocks import some_of
 from attention_service.core.cancellation import cuts, exceeds_a_slice, slice_flops
 from attention_service.core.groups import by_kv_head
+from attention_service.core.kernels.cpu_flash import attend, differentiate
 
-_forward = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu
-_backward = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu_backward
 LEAST_ROWS = 128
 """Queries of a slice at least: the kernel is slow on fewer."""
 Slice = tuple[slice, slice, slice]
 """Query heads, key/value heads and queries."""
 
 
-def is_long(q: Tensor, k: Tensor, mask: Tensor | None) -> bool:
-    """True if one call would take longer than a slice, on a CPU, with a mask that needs no gradient."""
+def takes(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None) -> bool:
+    """True on a CPU for what takes longer than a slice and for gradients of half types, if the mask needs no gradient.
+
+    PyTorch's own gradient of half types sums ∂o·o over the rounded context.
+    """
+    if not cuts(q) or (mask is not None and mask.requires_grad):
+        return False
     batch, heads, queries, width = q.shape
     work = 4.0 * batch * heads * queries * k.shape[2] * width
-    told = mask is not None and mask.requires_grad
-    return exceeds_a_slice(work) and cuts(q) and not told
+    return exceeds_a_slice(work) or (work > 0 and q.dtype.itemsize == 2 and _is_differentiated(q, k, v))
+
+
+def _is_differentiated(*inputs: Tensor) -> bool:
+    return torch.is_grad_enabled() and any(x.requires_grad for x in inputs)
 
 
 def attend_in_slices(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, scale: float, *, causal: bool) -> Tensor:
     """The context ``[B, H, Q, D]``. All widths are equal; ``causal`` aligns at the top left and takes no mask."""
-    if mask is not None and mask.dtype == torch.bool:
-        zero = torch.zeros((), dtype=q.dtype)
-        mask = torch.where(mask, zero, zero - torch.inf)
     context: Tensor = _Sliced.apply(q, k, v, mask, scale, causal)  # type: ignore[no-untyped-call]
     return context
 
@@ -46,42 +50,40 @@ class _Sliced(Function):
     @staticmethod
     def forward(ctx: Any, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, scale: float, causal: bool) -> Tensor:
         batch, heads_of_q, queries, width = q.shape
-        context = q.new_empty(batch, queries, heads_of_q, width).transpose(1, 2)  # merged without a copy
-        sums = q.new_empty(q.shape[:3], dtype=torch.promote_types(q.dtype, torch.float32))
+        exact, summed_in = any(ctx.needs_input_grad), torch.promote_types(q.dtype, torch.float32)
+        kept_in = summed_in if exact else q.dtype
+        context = q.new_empty(batch, queries, heads_of_q, width, dtype=kept_in).transpose(1, 2)  # merged without a copy
+        sums = q.new_empty(q.shape[:3], dtype=summed_in)
         for heads, kv_heads, rows in _slices(q, k):
             q_part, k_part, v_part = q[:, heads, rows], k[:, kv_heads], v[:, kv_heads]
             for index, (keys, diagonal) in enumerate(_spans(rows, k.shape[2], causal=causal)):
-                found, total = _forward(
-                    *_paired(q_part, k_part[:, :, keys], v_part[:, :, keys]), 0.0, diagonal,
-                    attn_mask=_narrow(mask, heads, rows), scale=scale,
-                )[:2]  # fmt: skip
+                paired = _paired(q_part, k_part[:, :, keys], v_part[:, :, keys])
+                found, total = attend(*paired, _narrow(mask, heads, rows), scale, causal=diagonal, exact=exact)
                 at = context[:, heads, rows], sums[:, heads, rows]
                 _put(at, found, total) if index == 0 else _merge(at, found, total)
-                del found, total  # before the next slice
+                del paired, found, total  # before the next slice
         ctx.scale, ctx.causal = scale, causal
         ctx.save_for_backward(q, k, v, mask, context, sums)
-        return context
+        return context.to(q.dtype)
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
-        """Slice by slice; keys are summed over the slices, half types in float32."""
+        """Slice by slice; summed over the slices, half types in float32."""
         q, k, v, mask, context, sums = ctx.saved_tensors
-        of_q = torch.zeros_like(q)
-        of_k, of_v = (torch.zeros_like(x, dtype=torch.promote_types(x.dtype, torch.float32)) for x in (k, v))
+        of_q, of_k, of_v = (torch.zeros_like(x, dtype=context.dtype) for x in (q, k, v))
         for heads, kv_heads, rows in _slices(q, k):
             for keys, diagonal in _spans(rows, k.shape[2], causal=ctx.causal):
-                found = _backward(
-                    gradient[:, heads, rows],
-                    *_paired(q[:, heads, rows], k[:, kv_heads, keys], v[:, kv_heads, keys]),
-                    context[:, heads, rows], sums[:, heads, rows], 0.0, diagonal,
-                    attn_mask=_narrow(mask, heads, rows), scale=ctx.scale,
+                paired = _paired(q[:, heads, rows], k[:, kv_heads, keys], v[:, kv_heads, keys])
+                found = differentiate(
+                    gradient[:, heads, rows], paired, context[:, heads, rows], sums[:, heads, rows],
+                    _narrow(mask, heads, rows), ctx.scale, causal=diagonal,
                 )  # fmt: skip
                 of_q[:, heads, rows] += found[0]
                 for total, part in ((of_k, found[1]), (of_v, found[2])):
                     total[:, kv_heads, keys] += by_kv_head(part, kv_heads.stop - kv_heads.start)
-                del found, total, part  # before the next slice
-        return of_q, of_k.to(k.dtype), of_v.to(v.dtype), None, None, None
+                del paired, found, total, part  # before the next slice
+        return of_q.to(q.dtype), of_k.to(k.dtype), of_v.to(v.dtype), None, None, None
 
 
 def _slices(q: Tensor, k: Tensor) -> Iterator[Slice]:

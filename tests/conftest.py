@@ -4,15 +4,27 @@ import logging
 import socket
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import TypeVar
 from unittest.mock import patch
 
 import httpx
 import numpy as np
 import pytest
 import torch
+
+FoundT = TypeVar("FoundT")
+
+
+def eventually(look: Callable[[], FoundT], seconds: float = 60) -> FoundT:
+    """The first true result of ``look``. Fails after so many seconds, which only a fault or a very busy machine takes."""
+    deadline = time.monotonic() + seconds
+    while not (found := look()):
+        assert time.monotonic() < deadline, "it did not come to hold"
+        time.sleep(0.01)
+    return found
 
 
 @pytest.fixture

@@ -9,7 +9,7 @@ import pytest
 
 from attention_contract.schemas.attention import RawForwardRequest
 from attention_contract.wire import SAFETENSORS, to_body
-from tests.conftest import live_server
+from tests.conftest import eventually, live_server
 
 HEADERS = {"content-type": SAFETENSORS, "accept": SAFETENSORS}
 TINY = {"query": [[[[0.5, 1.0], [1.5, 2.0]]]]}
@@ -34,15 +34,6 @@ def in_flight(url):
     return httpx.get(f"{url}/v1").json()["memory"]["in_flight_bytes"]
 
 
-def until(condition, seconds):
-    """Wait for a condition. Returns the seconds that it took."""
-    since = time.monotonic()
-    while not condition():
-        assert time.monotonic() - since < seconds
-        time.sleep(0.01)
-    return time.monotonic() - since
-
-
 def test_tiny_requests_are_answered_beside_a_large_one_that_stops_when_its_caller_leaves(url, large):
     with httpx.Client(base_url=url, timeout=30) as http:
         leaving = httpx.Client(base_url=url, timeout=httpx.Timeout(60, read=2.5))
@@ -53,7 +44,7 @@ def test_tiny_requests_are_answered_beside_a_large_one_that_stops_when_its_calle
 
         asking = threading.Thread(target=ask)
         asking.start()
-        until(lambda: in_flight(url), 20)
+        eventually(lambda: in_flight(url))
         waits = []
         for _ in range(10):
             since = time.monotonic()
@@ -62,4 +53,4 @@ def test_tiny_requests_are_answered_beside_a_large_one_that_stops_when_its_calle
         assert in_flight(url)
         assert sorted(waits)[len(waits) // 2] < 0.5  # a few milliseconds on a machine that does nothing else
         asking.join(20)
-        until(lambda: not in_flight(url), 5)
+        eventually(lambda: not in_flight(url))

@@ -1,7 +1,6 @@
 """Replies until they are read: counted in the memory budget, refused where it has no room, freed with their caller."""
 
 import socket
-import time
 from contextlib import ExitStack
 from urllib.parse import urlsplit
 
@@ -12,7 +11,7 @@ import pytest
 from attention_client import Client
 from attention_contract.schemas.attention import RawForwardRequest
 from attention_contract.wire import SAFETENSORS, to_body
-from tests.conftest import live_server
+from tests.conftest import eventually, live_server
 
 FORWARD = "/v1/attention/forward"
 BUDGET = 2**26
@@ -43,14 +42,6 @@ def unread(url, request):
     raw.connect((address.hostname, address.port))
     raw.sendall(request)
     return raw
-
-
-def eventually(holds):
-    """Whether a condition holds within some seconds."""
-    deadline = time.monotonic() + 10
-    while not (held := holds()) and time.monotonic() < deadline:
-        time.sleep(0.02)
-    return held
 
 
 def test_replies_that_nobody_reads_are_counted_and_more_of_them_are_refused(url):

@@ -21,11 +21,11 @@ from attention_service.runtime.engine import Engine
 from attention_service.runtime.sessions.live_sessions import Sessions
 from tests.api.talk import post
 from tests.client.service import RAN
-from tests.conftest import live_server
+from tests.conftest import eventually, live_server
 
 MODULE = "session-stream"
 X = np.random.default_rng(0).standard_normal((1, 9, 8)).astype(np.float32)
-WAIT_S = 10
+WAIT_S = 60
 
 
 @pytest.fixture(scope="module")
@@ -69,13 +69,6 @@ def gate(monkeypatch):
     monkeypatch.setattr(Sessions, "step", step)
     yield gate
     gate.set()
-
-
-def until(condition):
-    deadline = time.monotonic() + WAIT_S
-    while not condition():
-        assert time.monotonic() < deadline
-        time.sleep(0.01)
 
 
 def test_steps_in_both_forms_give_the_numbers_of_one_forward_pass(lane, server):
@@ -158,9 +151,9 @@ def test_many_steps_and_one_of_the_same_session_are_answered_in_order(server, ga
     with stream(server) as connection:
         both = [{"session": each, "query": [[0.0]]} for each in ("quick", "slow")]
         connection.send(json.dumps({"steps": both}))
-        until(lambda: len(gate.began) == 2)
+        eventually(lambda: len(gate.began) == 2)
         connection.send(json.dumps({"session": "quick", "query": [[0.0]]}))
-        until(lambda: len(gate.began) == 3)
+        eventually(lambda: len(gate.began) == 3)
         gate.set()
         assert "steps" in json.loads(connection.recv(WAIT_S))
         assert json.loads(connection.recv(WAIT_S))["session"] == "quick"
@@ -171,7 +164,7 @@ def test_the_server_stops_reading_after_so_many_unanswered_messages(server, gate
     with stream(server) as connection:
         for at in range(more):
             connection.send(json.dumps({"session": f"s{at}", "query": [[0.0]]}))
-        until(lambda: len(gate.began) == MAX_UNANSWERED)
+        eventually(lambda: len(gate.began) == MAX_UNANSWERED)
         time.sleep(0.1)
         assert len(gate.began) == MAX_UNANSWERED
         gate.set()
@@ -196,14 +189,14 @@ def test_replies_count_until_the_caller_takes_them_and_are_refused_without_room(
             for at in range(messages):
                 options = {"request": json.dumps({"session": f"s{at}"})}
                 connection.send(safetensors.numpy.save({"query": output[:, :1]}, options))
-            until(lambda: len(asked) == messages)
+            eventually(lambda: len(asked) == messages)
             time.sleep(0.2)
             assert output.nbytes <= reply_bytes() <= 2**25
             replies = [connection.recv(WAIT_S) for _ in range(messages)]
             refused = [each for each in replies if b"no_room" in each[:999]]
             assert 0 < len(refused) < messages
             assert all(len(each) > output.nbytes for each in replies if each not in refused)
-            until(lambda: reply_bytes() == 0)
+            eventually(lambda: reply_bytes() == 0)
 
 
 def test_steps_of_a_caller_that_leaves_are_cancelled_and_their_memory_is_given_back(lane, server, gate):
@@ -214,10 +207,10 @@ def test_steps_of_a_caller_that_leaves_are_cancelled_and_their_memory_is_given_b
     with stream(server) as connection:
         for session in ("a", "b"):
             connection.send(safetensors.numpy.save({"query": query}, {"request": json.dumps({"session": session})}))
-        until(lambda: len(gate.began) == 2)
+        eventually(lambda: len(gate.began) == 2)
         assert body_bytes() > 2 * query.nbytes
-    until(lambda: sorted(gate.ended) == ["a", "b"])
-    until(lambda: body_bytes() == 0)
+    eventually(lambda: sorted(gate.ended) == ["a", "b"])
+    eventually(lambda: body_bytes() == 0)
 
 
 def test_a_message_waits_no_longer_than_its_caller(server, gate):
@@ -277,7 +270,7 @@ def test_a_server_that_stops_answers_what_came_and_goes_away(tmp_path, gate):
         server = stack.enter_context(ExitStack())
         connection = stack.enter_context(stream(server.enter_context(live_server(tmp_path))))
         connection.send(json.dumps({"session": "s", "query": [[0.0]]}))
-        until(lambda: gate.began)
+        eventually(lambda: gate.began)
         threading.Timer(0.2, gate.set).start()
         server.close()
         assert json.loads(connection.recv(WAIT_S))["session"] == "s"

@@ -93,3 +93,33 @@ def test_a_sink_of_minus_infinity_takes_nothing(client):
         reply = client.attention.forward(Q, spec=spec, parameters={"sinks": [-np.inf]}, mask=hidden, kernel=kernel)
         plain = client.attention.forward(Q, spec={"normalizer": {"temperature": 0.5}}, mask=hidden)
         np.testing.assert_allclose(reply.output, plain.output, rtol=0, atol=1e-12)
+
+
+@pytest.mark.parametrize("position", ["none", "rope", "alibi"])
+def test_selected_heads_and_queries_may_repeat(client, position):
+    one_head = [[[1.0, 2.0], [3.0, 1.0], [0.0, 1.0]]]
+    heads, queries = [0, 0, 0], [2, 0, 2, 1, 0]
+    spec = {"position": {"name": position}}
+    reply = client.attention.weights(one_head, spec=spec, select={"heads": heads, "queries": queries}, top_k=1)
+    whole = client.attention.weights(one_head, spec=spec).weights
+    np.testing.assert_allclose(reply.weights, whole[heads][:, queries], rtol=1e-6)
+    assert reply.top.keys.shape == (3, 5, 1)
+
+
+@pytest.mark.parametrize("operation", ["forward", "weights", "gradients"])
+@pytest.mark.parametrize("offset", [2**63 - 1, 2**62, -(2**63)])
+def test_an_offset_may_be_any_integer(client, operation, offset):
+    """A query before all keys sees none of them and one behind them sees all, however far it stands."""
+    query = np.stack([Q, Q])[:, None]
+    spec = {"masks": CAUSAL, "position": {"name": "none"}}
+    near = 9 if offset > 0 else -9
+    far, expected = (
+        getattr(client.attention, operation)(query, spec=spec, offsets=[first, 0]) for first in (offset, near)
+    )
+    match operation:
+        case "forward":
+            np.testing.assert_array_equal(far.output, expected.output)
+        case "weights":
+            np.testing.assert_array_equal(far.statistics.entropy, expected.statistics.entropy)
+        case "gradients":
+            np.testing.assert_array_equal(far.gradients["query"], expected.gradients["query"])

@@ -56,9 +56,10 @@ def long_enough(work: Workload) -> Workload:
 
 
 def selection_of(work: Workload) -> Selection:
-    """Return a selection of this many heads and queries."""
+    """Return a selection of this many heads and queries, which repeats them if there are not as many."""
     heads, queries = (
-        None if count is None else tuple(range(count)) for count in (work.selected_heads, work.selected_queries)
+        None if count is None else tuple(index % size for index in range(count))
+        for count, size in ((work.selected_heads, work.heads), (work.selected_queries, work.queries))
     )
     return Selection(heads, queries)
 

@@ -8,11 +8,13 @@ import numpy as np
 
 from attention_contract.schemas.attention import Edit
 from attention_contract.spec import AttentionSpec
+from attention_contract.tensors import Array
 from attention_service import cost
 from attention_service.core.arrays import TORCH_DTYPES
 from attention_service.core.global_tokens import with_global_tokens
 from attention_service.core.kernels.tiling import WHOLE
 from attention_service.core.mask_cost import CHEAP, mask_cost
+from attention_service.core.places import FAR
 from attention_service.core.types import Selection
 from attention_service.cost import Clock, Estimate, Workload
 from attention_service.runtime.binding.bound import Bound
@@ -245,11 +247,16 @@ def _sizes(bound: Bound, select: Selection, edits: Sequence[Edit]) -> RequestSiz
         past,
         () if mask is None else (1,) * (4 - mask.ndim) + mask.shape,
         _real_keys(bound),
-        (past,) * batch * _differ(bound) if offsets is None else tuple(offsets.tolist()),
+        (past,) * batch * _differ(bound) if offsets is None else _clamped(offsets),
         None if select.heads is None else len(select.heads),
         None if select.queries is None else len(select.queries),
         sum(0 if edit.value is None else edit.value.size for edit in edits),
     )
+
+
+def _clamped(offsets: Array) -> tuple[int, ...]:
+    """Return the offsets of the sequences as the computation clamps them; a bucket of larger ones would leave int64."""
+    return tuple(max(-FAR, min(offset, FAR)) for offset in offsets.tolist())
 
 
 def _real_keys(bound: Bound) -> int:

@@ -36,12 +36,17 @@ def prepare(dtype: torch.dtype) -> None:
 
 
 def loops_take(q: Tensor, run: Run[Slots]) -> bool:
-    """Return True if the loops can attend from these queries ``[..., D]`` to keys and values such as these."""
+    """Return True if the loops can attend from these queries ``[..., D]`` to keys and values such as these.
+
+    They read memory by addresses, where the numbers of a key, and of a value, are adjacent.
+    """
+    keys, values = run.slab.keys, run.slab.values
     return (
         q.device.type == "cpu"
         and q.dtype in _STORED
         and q.shape[-1] % _LANES == 0
-        and run.slab.values.shape[2] % _LANES == 0
+        and values.shape[2] % _LANES == 0
+        and keys.stride(2) == values.stride(2) == 1
         and _loops(q.dtype) is not None
     )
 

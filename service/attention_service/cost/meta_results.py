@@ -25,6 +25,8 @@ from attention_service.cost.lying import laid, rows
 _aten = torch.ops.aten
 Answer = Tensor | tuple[Tensor, ...] | float | None
 Rule = Callable[..., Answer]
+_BY_CHANNEL = (1, 3, 2, 0)
+"""Dimensions from the fastest in memory, as PyTorch lays out images whose channels come last."""
 
 
 def answer(func: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> Answer:
@@ -152,7 +154,20 @@ def _put_together(parts: Sequence[Tensor], dim: int = 0) -> Tensor | None:
         return None
     shape = list(first.shape)
     shape[dim] = sum(x.shape[dim] for x in parts)
-    return rows(shape, first.dtype)
+    by_channel = all(map(_channels_last, parts))
+    return laid(shape, _BY_CHANNEL, first.dtype) if by_channel else rows(shape, first.dtype)
+
+
+def _channels_last(x: Tensor) -> bool:
+    """Return True if strides suggest to PyTorch that dimension 1 comes last in memory, as of heads that are 1 wide."""
+    if x.ndim != len(_BY_CHANNEL) or not x.numel() or not x.stride(1):
+        return False
+    least = 0
+    for dim in _BY_CHANNEL:
+        if x.stride(dim) < least or (not dim and least == x.stride(1)):
+            return False
+        least = x.stride(dim) * max(x.shape[dim], 1)
+    return True
 
 
 def _stacked(parts: Sequence[Tensor], dim: int = 0) -> Tensor:

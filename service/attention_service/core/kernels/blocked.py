@@ -111,12 +111,13 @@ class _Blocked(Function):
         *learned: Tensor,
     ) -> tuple[Tensor, Tensor]:
         problem = _filled(frame, q, k, v, mask, dict(zip(names, learned, strict=True)))
-        # Half types keep it in float32 for the gradient, where Σ context·∂context is taken from products as large.
-        kept_in = torch.promote_types(q.dtype, torch.float32) if any(ctx.needs_input_grad) else q.dtype
-        context = q.new_empty(*q.shape[:3], v.shape[3], dtype=kept_in)
         steps = way(problem)
-        summed_in = torch.promote_types(scored_in(problem), torch.float32)
-        lse = q.new_empty(q.shape[:3] if isinstance(steps, Streamed) else 0, dtype=summed_in)
+        summed_in, streamed = torch.promote_types(scored_in(problem), torch.float32), isinstance(steps, Streamed)
+        lse = q.new_empty(q.shape[:3] if streamed else 0, dtype=summed_in)
+        # Half types keep it in float32 for the gradient, where Σ context·∂context is taken from products as large.
+        exact = streamed and any(ctx.needs_input_grad)
+        kept_in = torch.promote_types(q.dtype, torch.float32) if exact else q.dtype
+        context = q.new_empty(*q.shape[:3], v.shape[3], dtype=kept_in)
         for group, block in through(problem, whole_rows=steps.whole_rows):
             at = group.sequences, slice(None), slice(block.start, block.stop)
             context[at], of_block = steps.forward(group, block)

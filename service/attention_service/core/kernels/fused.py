@@ -11,6 +11,7 @@ from attention_contract.spec import AttentionSpec
 from attention_service.core.edits import BoundEdit
 from attention_service.core.extent import Extent
 from attention_service.core.groups import one_for_each_query_head
+from attention_service.core.kernels import cpu_flash
 from attention_service.core.kernels.backends import fastest
 from attention_service.core.kernels.base import KERNELS, Executed, Kernel, Needs
 from attention_service.core.kernels.fused_rehearsal import called_on_cpu, called_on_gpu
@@ -66,8 +67,8 @@ class Fused(Kernel):
             # The memory-efficient kernel, which takes masks and float32, knows no groups.
             k, v, grouped = one_for_each_query_head(k, q.shape[1]), one_for_each_query_head(v, q.shape[1]), False
         width = v.shape[-1]
-        if not on_gpu:
-            q, k, v = same_width(q, k, v)
+        if not on_gpu:  # laid out otherwise, PyTorch would compute it stage by stage, with all scores in memory
+            q, k, v, mask = cpu_flash.laid_out(*same_width(q, k, v), mask)
         if not on_gpu and takes(q, k, v, mask):
             context = attend_in_slices(q, k, v, mask, scale, causal=causal)
         elif q.is_cuda:
@@ -141,7 +142,10 @@ def _mask(problem: Problem, temperature: float, *, on_gpu: bool) -> tuple[Tensor
             return None, None, False
         blind = ~seen.allowed.any(-1, keepdim=True)
         return seen.allowed | blind, blind, False
-    bias = seen.bias if seen.allowed is None else seen.bias.masked_fill(~seen.allowed, -torch.inf)
+    bias = seen.bias
+    if bias.requires_grad and not on_gpu:  # what is summed over a row is not rounded to a half type before
+        bias = bias.to(torch.promote_types(bias.dtype, torch.float32))
+    bias = bias if seen.allowed is None else bias.masked_fill(~seen.allowed, -torch.inf)
     blind = (bias == -torch.inf).all(-1, keepdim=True)
     if temperature != 1:  # a half type would round, and what overflows would forbid
         bias = bias.to(torch.promote_types(bias.dtype, torch.float32)) / temperature
@@ -162,13 +166,12 @@ def _reach(problem: Problem) -> int | None:
 
 
 def _passable(bias: Tensor, q: Tensor, *, on_gpu: bool) -> Tensor:
-    """The bias in a dtype that the kernel takes.
-
-    Numbers too large for it stay finite: −∞ would forbid, and +∞ gives NaN, here as in every kernel.
-    """
+    """The bias in a dtype that the kernel takes. Finite numbers stay finite: −∞ would forbid, and +∞ gives NaN."""
     dtype = q.dtype if on_gpu else torch.promote_types(q.dtype, torch.float32)
-    largest = min(torch.finfo(dtype).max, torch.finfo(bias.dtype).max)
-    return torch.where(bias.isinf(), bias, bias.clamp(-largest, largest)).to(dtype)
+    largest = torch.finfo(dtype).max
+    if torch.finfo(bias.dtype).max > largest:
+        bias = torch.where(bias.abs() == torch.inf, bias, bias.clamp(-largest, largest))
+    return bias.to(dtype)
 
 
 def _name(dtype: torch.dtype) -> str:

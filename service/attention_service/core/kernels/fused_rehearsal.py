@@ -2,11 +2,11 @@
 
 from typing import Any
 
-import torch
 from torch import Tensor
 from torch.nn.functional import pad, scaled_dot_product_attention
 
-_fused = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu
+from attention_service.core.kernels import cpu_flash
+
 _LAID_OUT_IN = 8
 """Elements of a half type by which a GPU takes its arguments."""
 
@@ -15,13 +15,9 @@ def called_on_cpu(
     q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, *, is_causal: bool, scale: float, **how: Any
 ) -> Tensor:
     """Stand for ``scaled_dot_product_attention`` on a CPU."""
-    if mask is not None and mask.requires_grad:  # PyTorch takes stages of its own
+    if (mask is not None and mask.requires_grad) or not q.shape[2] * k.shape[2]:  # PyTorch takes stages of its own
         return scaled_dot_product_attention(q, k, v, mask, is_causal=is_causal, scale=scale, **how)
-    if mask is not None and mask.dtype == torch.bool:
-        look, forbid = (torch.scalar_tensor(x, dtype=q.dtype, device=q.device) for x in (0.0, -torch.inf))
-        mask = torch.where(mask, look, forbid)
-    context: Tensor = _fused(q, k, v, 0.0, is_causal, attn_mask=mask, scale=scale)[0]
-    return context
+    return cpu_flash.attend(q, k, v, mask, scale, causal=is_causal, exact=False)[0]
 
 
 def called_on_gpu(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, **how: Any) -> Tensor:

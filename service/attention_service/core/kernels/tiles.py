@@ -31,7 +31,7 @@ class Leaves:
     v: Tensor
     """``[B, Hkv, k, V]``, zeros for padding, in the dtype of the sums."""
     told: Tensor | None
-    """The request's mask where it is added, ``[1 or B, 1 or H, 1 or q, 1 or k]``."""
+    """The request's mask where it is added, ``[1 or B, 1 or H, 1 or q, 1 or k]``, in float32 or wider."""
 
 
 class Group:
@@ -78,7 +78,8 @@ class Group:
             k, v = k.masked_fill(padded, 0), v.masked_fill(padded, 0)
         told = None
         if self._mask is not None and self._mask.dtype != torch.bool:
-            told = self._told(self._mask, block, strip)
+            # Its gradient may be a sum over keys, and is not rounded to a half type before.
+            told = self._told(self._mask, block, strip).to(torch.promote_types(self._mask.dtype, torch.float32))
         return Leaves(q[:, :, block.start : block.stop].to(self.dtype), k.to(self.dtype), v.to(self.sums_in), told)
 
     def scores(self, leaves: Leaves, block: Block, strip: Strip) -> Tensor:

@@ -84,7 +84,8 @@ class Streamed:
             del leaves, x, weights, part  # else they would be held while the next tile is scored
         if context is None:
             context = torch.zeros(*top.shape[:3], group.problem.v.shape[3], dtype=top.dtype, device=top.device)
-        return context.div_(total.masked_fill(total == 0, 1)), (top + total.log()).squeeze(-1)
+        lse = torch.where(top == torch.inf, top, top + total.log())  # the logarithm is known, though no weight is
+        return context.div_(total.masked_fill(total == 0, 1)), lse.squeeze(-1)
 
     def backward(
         self, group: Group, block: Block, strip: Strip, x: Tensor, v: Tensor, upstream: Upstream
@@ -172,4 +173,5 @@ def upstreams(gradient: Tensor, context: Tensor, lse: Tensor, group: Group, bloc
         return Upstream(given, given[..., :1], given[..., :1])
     of_block = lse[at].unsqueeze(-1)
     along = (given * context[at].to(group.sums_in)).sum(-1, keepdim=True)
-    return Upstream(given, along, of_block.masked_fill(of_block == -torch.inf, torch.inf))
+    of_block = of_block.masked_fill(of_block == torch.inf, torch.nan)  # its weights are unknown
+    return Upstream(given, along, of_block.masked_fill_(of_block == -torch.inf, torch.inf))

@@ -123,3 +123,14 @@ def test_an_offset_may_be_any_integer(client, operation, offset):
             np.testing.assert_array_equal(far.statistics.entropy, expected.statistics.entropy)
         case "gradients":
             np.testing.assert_array_equal(far.gradients["query"], expected.gradients["query"])
+
+
+@pytest.mark.parametrize("kernel", ["fused", "blocked", "materialized"])
+def test_a_mask_that_adds_infinity_leaves_its_query_without_weights(client, kernel):
+    mask = np.array([[0, 0], [np.inf, 0]])
+    reply = client.attention.forward(Q, mask=mask, return_=["output", "weights", "lse"], kernel=kernel)
+    for rows in (reply.output, reply.weights):
+        assert np.isfinite(rows[0]).all()
+        assert np.isnan(rows[1]).all()
+    assert np.isfinite(reply.lse[0])
+    assert reply.lse[1] == np.inf

@@ -55,6 +55,7 @@ ENTMAX_WINDOW = WINDOW.model_copy(update={"normalizer": Entmax15()})
 TURNED_NORM = AttentionSpec(
     position=Rope(dim=48, style="interleaved"), qk_norm=QKNorm(over="all_heads"), masks=[Causal()]
 )
+TURNED_WINDOW = AttentionSpec(position=Rope(), masks=[Causal(), SlidingWindow(left=300)])
 FEW_METHODS = ["linear, causal", "gated delta", "performer, causal", "linformer", "nystrom"]
 QUICK = {
     "raw": raw(),
@@ -65,6 +66,7 @@ QUICK = {
     "module, in slices": module(1024, 8, 8, batch=1, queries=560, keys=560),
     "decode": module(batch=2, queries=1, keys=2000, past=1999, spec=CAUSAL),
     "entmax15": raw(spec=AttentionSpec(normalizer=Entmax15())),
+    "narrow heads, turned": module(8, 4, 4, queries=2048, keys=2048, spec=TURNED_WINDOW),
     "rope": raw(batch=1, queries=400, keys=400, spec=AttentionSpec(position=Rope())),
     "alibi": raw(spec=AttentionSpec(position=Alibi())),
     "every tap": raw(spec=WINDOW, taps=ALL_TAPS),

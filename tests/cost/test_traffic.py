@@ -112,6 +112,10 @@ WORKLOADS = {
     "decode": work_of(queries=1, keys=1, past=6),
     "after a past, float64": work_of(past=3, itemsize=8),
     "raw bfloat16": work_of(module=False, itemsize=2),
+    "causal bfloat16": work_of(AttentionSpec(masks=CAUSAL), itemsize=2),
+    "narrow heads, turned": work_of(
+        AttentionSpec(position=Rope(), masks=WINDOW), module=False, batch=1, head_dim=2, value_dim=2
+    ),
     "padded": work_of(padded=True),
     "softcap": work_of(AttentionSpec(softcap=5.0, masks=WINDOW)),
     "wider softmax": work_of(AttentionSpec(normalizer=Softmax(temperature=2.0, dtype="float64"))),

@@ -25,15 +25,16 @@ Slice = tuple[slice, slice, slice]
 
 
 def takes(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None) -> bool:
-    """True on a CPU for what takes longer than a slice and for gradients of half types, if the mask needs no gradient.
+    """True for what takes longer than a slice and for gradients of half types, if the mask needs no gradient.
 
-    PyTorch's own gradient of half types sums ∂o·o over the rounded context.
+    All is on a CPU. PyTorch's own gradient of half types sums ∂o·o over the rounded context.
     """
-    if not cuts(q) or (mask is not None and mask.requires_grad):
+    if mask is not None and mask.requires_grad:
         return False
     batch, heads, queries, width = q.shape
     work = 4.0 * batch * heads * queries * k.shape[2] * width
-    return exceeds_a_slice(work) or (work > 0 and q.dtype.itemsize == 2 and _is_differentiated(q, k, v))
+    half = q.dtype.itemsize == 2 and work > 0
+    return (half and _is_differentiated(q, k, v)) or (exceeds_a_slice(work) and cuts(q))
 
 
 def _is_differentiated(*inputs: Tensor) -> bool:
@@ -91,6 +92,9 @@ def _slices(q: Tensor, k: Tensor) -> Iterator[Slice]:
     batch, heads, queries, width = q.shape
     kv_heads = k.shape[1]
     group = heads // kv_heads
+    if not cuts(q):  # its operations are counted, and no one part stands for all under a causal mask
+        yield slice(0, heads), slice(0, kv_heads), slice(0, queries)
+        return
     row = 4.0 * batch * group * k.shape[2] * width  # FLOPs of one query of all heads that read one key/value head
     at_once = min(max(int(slice_flops() / (row * queries)), 1), kv_heads)
     rows = max(LEAST_ROWS, int(slice_flops() / row)) if at_once == 1 else queries

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from attention_client import Client
+from attention_client import AttentionError, Client
 
 Q = np.array([[1.0, 0.5], [0.2, -1.0]])
 CAUSAL = [{"name": "causal"}]
@@ -134,3 +134,16 @@ def test_a_mask_that_adds_infinity_leaves_its_query_without_weights(client, kern
         assert np.isnan(rows[1]).all()
     assert np.isfinite(reply.lse[0])
     assert reply.lse[1] == np.inf
+
+
+def test_a_mask_holds_no_number_too_large_for_the_module(client):
+    """One far below zero hides its key all the same."""
+    client.modules.create("corner.mask", {"d_model": 2, "num_heads": 1, "dtype": "float16"}, seed=0)
+    for kernel in ("fused", "blocked", "materialized"):
+        with pytest.raises(AttentionError, match="mask: a number is too large for float16") as refused:
+            client.forward("corner.mask", Q, mask=np.array([[0, 0], [0, 1e30]]), kernel=kernel)
+        assert (refused.value.status, refused.value.param) == (422, "mask")
+        reply = client.forward(
+            "corner.mask", Q, mask=np.array([[0, 0], [0, -1e30]]), kernel=kernel, return_=["weights"]
+        )
+        assert reply.weights[0, 1].tolist() == [1, 0]

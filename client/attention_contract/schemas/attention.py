@@ -85,7 +85,8 @@ class AttentionInputs(WireModel):
     """``[B, Lk − P, value_width]``; default: the key."""
     mask: MaskArray | None = None
     """Broadcastable to ``[B, H, Lq, Lk]``. Bool: true lets a query look. Float: added to the scores. A last dimension
-    shorter than the keys (and not 1) hides the rest."""
+    shorter than the keys (and not 1) hides the rest. −∞ hides a key; +∞ makes the weights and the output of its query
+    NaN and its ``lse`` +∞, but for a sigmoid, whose weight there is 1."""
     key_mask: BoolArray | None = None
     """``[B, Lk]``, true for a real key, false for padding. Integers 0 and 1 are accepted."""
     key_lengths: IntArray | None = None
@@ -245,11 +246,13 @@ class Taps(WireModel):
     masked_scores: Asked[FloatArray] = ABSENT
     """``[B, H, Lq, Lk]``: after bias and masks; −∞ where a query may not look."""
     weights: Asked[FloatArray] = ABSENT
-    """``[B, H, Lq, Lk]``, or ``[B, Lq, Lk]`` averaged over heads."""
+    """``[B, H, Lq, Lk]``, or ``[B, Lq, Lk]`` averaged over heads. An infinity or NaN in a key, or in its value, makes
+    the weights of the queries that may look at it NaN; a sigmoid's at that key alone."""
     context: Asked[FloatArray] = ABSENT
     """``[B, H, Lq, Dv]``: the weighted sum of the values, by head."""
     lse: Asked[FloatArray] = ABSENT
-    """``[B, H, Lq]``: log Σ exp(masked_scores / temperature); −∞ for a query that may look nowhere. Softmax only."""
+    """``[B, H, Lq]``: log Σ exp(masked_scores / temperature); −∞ for a query that may look nowhere, and NaN for one
+    that may look at a key with an infinity or NaN in it or in its value. Softmax only."""
     output: Asked[FloatArray] = ABSENT
     """``[B, Lq, d_model]`` of a module; raw attention keeps the query's layout."""
 

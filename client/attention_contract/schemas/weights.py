@@ -113,9 +113,10 @@ class TopKeys(WireModel):
     """The most attended keys, the largest weight first."""
 
     keys: IntArray
-    """``[B, H, Lq, k]``: positions among the keys; −1 where no further key has weight."""
+    """``[B, H, Lq, k]``: positions among the keys; −1 where no further key has weight, as where fewer than k are
+    visible. Where the weights are NaN the positions mean nothing."""
     weights: FloatArray
-    """``[B, H, Lq, k]``"""
+    """``[B, H, Lq, k]``; NaN as in ``weights`` of the reply."""
 
 
 class WeightsDifferences(WireModel):
@@ -136,7 +137,9 @@ class WeightsReply(DrawableReply):
     """``[B]``: how many real queries the statistics are over."""
     top: Asked[TopKeys] = ABSENT
     weights: Asked[FloatArray] = ABSENT
-    """``[B, H, Lq, Lk]`` of the selected heads and queries, or ``[B, Lq, Lk]`` averaged over heads."""
+    """``[B, H, Lq, Lk]`` of the selected heads and queries, or ``[B, Lq, Lk]`` averaged over heads. An infinity or NaN
+    in a key, or in its value, makes the weights of the queries that may look at it NaN; a sigmoid's at that key alone.
+    """
     pooled: Asked[FloatArray] = ABSENT
     """``[B, H, ⌈Lq / pool⌉, ⌈Lk / pool⌉]`` of the selected heads and queries, with ``pool``."""
     differences: Asked[WeightsDifferences] = ABSENT

@@ -53,7 +53,7 @@ def load(bound: Bound, device: torch.device, dtype: torch.dtype | None = None) -
             continue
         tensor = to_torch(array)
         if name == "mask" and tensor.dtype != torch.bool:
-            loaded[name] = to_device(tensor, device, dtype)  # what overflows hides its key, as −∞ does
+            loaded[name] = converted(array, name, device, dtype)
         elif name == "offsets" and device.type == "meta":
             loaded[name] = tensor  # a rehearsal has no numbers, and offsets are read
         else:
@@ -64,7 +64,8 @@ def load(bound: Bound, device: torch.device, dtype: torch.dtype | None = None) -
 def converted(array: Array, name: str, device: torch.device, dtype: torch.dtype) -> Tensor:
     """A tensor of the request on the device and in this dtype.
 
-    Raises InvalidTensor, which calls it ``name``, where a finite number would become infinite.
+    Raises InvalidTensor, which calls it ``name``, where a finite number would become infinite; in a mask only +∞, since
+    the lowest numbers hide their keys as −∞ does.
     """
     host = to_torch(array)
     result = to_device(host, device, dtype)
@@ -73,7 +74,8 @@ def converted(array: Array, name: str, device: torch.device, dtype: torch.dtype)
     narrowed = torch.finfo(dtype).max < _largest(host.dtype)
     # A sum is finite only where all is, and much cheaper than the closer look.
     suspect = narrowed and not math.isfinite(result.sum())
-    if suspect and bool((result.isinf().cpu() & ~host.isinf()).any()):
+    infinite = (result == torch.inf if name == "mask" else result.isinf()) if suspect else None
+    if infinite is not None and bool((infinite.cpu() & ~host.isinf()).any()):
         raise InvalidTensor(f"{name}: a number is too large for {torch_dtype_name(dtype)}", param=name)
     return result
 

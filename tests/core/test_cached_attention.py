@@ -229,6 +229,27 @@ def test_widths_that_no_vector_fills_take_the_products():
     assert not loops_take(pages.queries(1, 4, 1), pages.past((0, 9))[0])
 
 
+@pytest.mark.parametrize("role", ["keys", "values"])
+def test_slots_whose_numbers_are_not_adjacent_take_the_products(role):
+    pages = Pages(dtype=torch.float32)
+    plain = attend_in_place(q := pages.queries(1, 4, 1), [pages.past((0, 90))], CAUSAL, {})
+    setattr(pages, role, getattr(pages, role).mT.contiguous().mT)
+    assert not loops_take(q, pages.past((0, 9))[0])
+    found = attend_in_place(q, [pages.past((0, 90))], CAUSAL, {})
+    torch.testing.assert_close(found, plain, rtol=0, atol=TOLERANCE[torch.float32])
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_queries_in_another_layout_give_the_same_numbers(dtype):
+    pages = Pages(dtype=dtype)
+    q = pages.queries(2, 4, 3)
+    pasts = [pages.past((0, 90)), pages.past((200, 300))]
+    expected = attend_in_place(q, pasts, CAUSAL, {})
+    for dims in ((0, 3, 2, 1), (3, 2, 1, 0), (1, 0, 2, 3)):
+        laid = q.permute(dims).contiguous().permute(tuple(dims.index(each) for each in range(4)))
+        torch.testing.assert_close(attend_in_place(laid, pasts, CAUSAL, {}), expected, rtol=0, atol=TOLERANCE[dtype])
+
+
 def test_without_a_folder_for_machine_code_the_loops_are_compiled_all_the_same(monkeypatch, caplog):
     asked = []
 

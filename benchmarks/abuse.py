@@ -11,7 +11,7 @@ import threading
 import time
 import zlib
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, closing, contextmanager, suppress
 from dataclasses import dataclass, field
 from http.client import HTTPConnection
@@ -49,7 +49,8 @@ class Watch:
     server: Running
     before: int = 0
     most: int = 0
-    slowest_s: float = 0.0
+    health_s: Sequence[float] = ()
+    """Times of the other caller's requests, the shortest first."""
     failures: int = 0
     seconds: float = 0.0
     answers: Counter[str] = field(default_factory=Counter)
@@ -71,7 +72,7 @@ class Watch:
         self._ends.set()
         self._weighing.join()
         self._pipe.send("stop")
-        self.slowest_s, self.failures = self._pipe.recv()
+        self.health_s, self.failures = self._pipe.recv()
         self._caller.join()
 
     def _weigh(self) -> None:
@@ -80,8 +81,9 @@ class Watch:
 
 
 def ask_health(port: int, pipe: Connection) -> None:
-    """Ask a server for its health on one connection until told to stop; then send the longest time and the failures."""
-    slowest, failures = 0.0, 0
+    """Ask a server for its health on one connection until told to stop; then send the times and the failures."""
+    times: list[float] = []
+    failures = 0
     with closing(HTTPConnection("127.0.0.1", port, timeout=60)) as http:
         while not pipe.poll(0.02):
             began = time.monotonic()
@@ -89,10 +91,10 @@ def ask_health(port: int, pipe: Connection) -> None:
             answer = http.getresponse()
             answer.read()
             failures += answer.status != 200
-            if slowest == 0.0:
+            if not times:
                 pipe.send("asking")
-            slowest = max(slowest, time.monotonic() - began)
-    pipe.send((slowest, failures))
+            times.append(time.monotonic() - began)
+    pipe.send((sorted(times), failures))
 
 
 @contextmanager
@@ -277,7 +279,7 @@ def rows(quick: bool) -> Iterator[str]:
 
 def _row(name: str, watch: Watch) -> tuple[str, ...]:
     answers = ", ".join(f"{count} × {status}" for status, count in sorted(watch.answers.items()))
-    health = short(1e3 * watch.slowest_s) + (f" ({watch.failures} failed)" if watch.failures else "")
+    health = short(1e3 * watch.health_s[-1]) + (f" ({watch.failures} failed)" if watch.failures else "")
     return name, answers, f"{(watch.most - watch.before) / MIB:.0f}", health, f"{watch.seconds:.1f}"
 
 

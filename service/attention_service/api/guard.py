@@ -1,6 +1,6 @@
 """Limits that an ASGI application cannot see: connections, request heads while they arrive, and slow peers.
 
-``Guard`` checks every connection once a second. ``guarded_connections`` has the connections.
+``Guard`` checks every connection once a second: ``guarded_http`` and ``guarded_stream``.
 """
 
 import asyncio
@@ -24,6 +24,8 @@ CAME: Final = "came"
 """The key of the time, of ``time.monotonic``, at which a request came that waited at the entrance."""
 CROWDED: Final = "crowded"
 """The key of the refusal of a request that waited at the entrance for too long."""
+LEAVING_S: Final = 2.0
+"""Seconds for which a refused caller may read its refusal."""
 _SWEEP_S: Final = 1.0
 _STOPPING_SWEEP_S: Final = 0.1
 _BODY_GRACE_S: Final = 1.0

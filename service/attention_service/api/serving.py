@@ -14,7 +14,8 @@ from fastapi import FastAPI
 from attention_contract.frames import MAX_FRAME_BYTES
 from attention_service.api.descriptors import backlog
 from attention_service.api.guard import Guard
-from attention_service.api.guarded_connections import GuardedHttp, GuardedStream
+from attention_service.api.guarded_http import GuardedHttp
+from attention_service.api.guarded_stream import GuardedStream
 from attention_service.settings import Settings
 
 NOTICE_S: Final = 0.25

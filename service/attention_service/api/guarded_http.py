@@ -1,123 +1,43 @@
-"""Uvicorn's protocols within the limits of a ``Guard``. Reading and writing stay uvicorn's."""
+"""Uvicorn's HTTP connections within the limits of a ``Guard``. Reading and writing stay uvicorn's."""
 
-import asyncio
 import sys
 import time
+from collections.abc import Iterator
 from typing import Any, Final
 
 import httptools
-from uvicorn._types import ASGI3Application, ASGISendEvent
+from uvicorn._types import ASGI3Application
+from uvicorn.protocols.http.flow_control import FlowControl
 from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol, RequestResponseCycle
-from uvicorn.protocols.websockets.websockets_sansio_impl import WebSocketsSansIOProtocol
 
 from attention_contract.errors import PROBLEM_MEDIA_TYPE, AttentionError, Draining, HeadTooLarge, TooSlow, Unreadable
 from attention_contract.wire import to_json
-from attention_service.api.descriptors import reset_at_close, unacknowledged
-from attention_service.api.guard import CAME, CROWDED, LATE, Guard
+from attention_service.api.guard import CAME, CROWDED, LATE, LEAVING_S, Guard
+from attention_service.api.intake import HEAD, LEAST_BYTES, Intake
 from attention_service.api.negotiation import wait
+from attention_service.api.slow_readers import Watched
 
 _BODIES: Final = frozenset({"POST", "PUT"})
 """Methods of requests that have a body."""
-_HEAD_END: Final = b"\r\n\r\n"
-_LEAVING_S: Final = 2.0
-"""Seconds for which a refused caller may read its refusal."""
+_MOST_PIPELINED: Final = 16
+"""Requests behind the one that is answered, after which no more are read."""
+_VERSIONS: Final = frozenset({"1.0", "1.1"})
 _UPGRADE_HEADERS: Final = frozenset({b"upgrade", b"connection", b"http2-settings"})
 """Headers of an upgrade, which are left out if the upgrade is ignored."""
 
 
-class _Watched:
-    """Everything that a connection did since the guard last saw progress."""
+class _Flow(FlowControl):
+    """Reads on only when nothing that came waits to be parsed."""
 
-    transport: asyncio.Transport
-    guard: Guard
-    _phase: tuple[str, int] | None = None
-    _since = 0.0
-    _base = 0
-    _taken = 0
-    """Bytes that the peer took while the write buffer was watched."""
-    _level = 0
-    """Bytes that the peer had not taken when last seen."""
+    intake: Intake
 
-    def _enters(self, phase: tuple[str, int] | None, now: float, base: int) -> bool:
-        """Begin to watch a phase. False if it is watched already."""
-        if phase == self._phase:
-            return False
-        self._phase, self._since, self._base = phase, now, base
-        return True
-
-    def _note_level(self) -> None:
-        level = self._unread()
-        self._taken += max(self._level - level, 0)
-        self._level = level
-
-    def _unread(self) -> int:
-        """Bytes that the peer has not taken, those in the system's buffer included."""
-        return self.transport.get_write_buffer_size() + unacknowledged(self.transport.get_extra_info("socket"))
-
-    def _cut(self) -> None:
-        """Reset the connection, so that the system frees what the peer has not taken."""
-        reset_at_close(self.transport.get_extra_info("socket"))
-        self.transport.abort()
-
-    def _check_reader(self, now: float) -> bool:
-        """Cut a peer that does not read what it was sent. True while there is something to read."""
-        if self.transport.get_write_buffer_size() == 0:
-            return False
-        self._note_level()
-        settings = self.guard.settings
-        if self._enters(("write", 0), now, self._taken):
-            self._least = min(int(settings.least_rate * settings.write_timeout_s), self._level)
-        elif now - self._since > settings.write_timeout_s:
-            if self._taken - self._base < self._least:
-                self.guard.ended["reader_too_slow"] += 1
-                self._cut()
-            self._phase = None
-        return True
-
-    def pause_writing(self) -> None:
-        """Note how much the peer has not taken."""
-        self._level = self._unread()
-        super().pause_writing()  # type: ignore[misc]
-
-    def resume_writing(self) -> None:
-        """Note how much the peer took."""
-        self._note_level()
-        super().resume_writing()  # type: ignore[misc]
+    def resume_reading(self) -> None:
+        """Read on, unless bytes wait."""
+        if not self.intake.holds:
+            super().resume_reading()
 
 
-class GuardedStream(_Watched, WebSocketsSansIOProtocol):
-    """A WebSocket, counted with the other connections and cut if its peer does not read."""
-
-    guard: Guard
-    _address: str | None = None
-
-    def connection_made(self, transport: Any) -> None:
-        """Count the connection. Its HTTP request was admitted."""
-        self.guard = self.config.app.state.guard  # type: ignore[union-attr]
-        super().connection_made(transport)
-        self._address = self.client[0] if self.client else None
-        self.guard.enter(self, self._address)
-
-    def connection_lost(self, exc: Exception | None) -> None:
-        """Forget the connection."""
-        self.guard.leave(self, self._address)
-        super().connection_lost(exc)
-
-    async def send(self, message: ASGISendEvent) -> None:
-        """Send a message, and wait until the peer has taken so much of it that another may follow.
-
-        Until then the caller holds its memory. The base class waits before it writes, not after.
-        """
-        await super().send(message)
-        await self.writable.wait()
-
-    def check(self, now: float) -> None:
-        """Cut the connection if its peer does not read."""
-        if not self._check_reader(now):
-            self._enters(None, now, 0)
-
-
-class GuardedHttp(_Watched, HttpToolsProtocol):
+class GuardedHttp(Watched, HttpToolsProtocol):
     """An HTTP connection within the limits of its ``Guard``."""
 
     guard: Guard
@@ -130,6 +50,8 @@ class GuardedHttp(_Watched, HttpToolsProtocol):
     _heads = 0
     """Heads that came whole."""
     _refusal: AttentionError | None = None
+    _answered: RequestResponseCycle | None = None
+    """The request that is being answered, or was last."""
     _ignored_upgrade: int | None = None
     """Position in the last data behind the head of a request whose upgrade is ignored."""
 
@@ -138,6 +60,8 @@ class GuardedHttp(_Watched, HttpToolsProtocol):
         self.guard = self.config.app.state.guard  # type: ignore[union-attr]
         self._max_head = self.guard.settings.max_head_bytes
         super().connection_made(transport)
+        self.flow = flow = _Flow(transport)
+        self._intake = flow.intake = Intake(flow, self._parse, self._may_parse)
         self._address = self.client[0] if self.client else None
         refusal = self.guard.enter(self, self._address)
         if refusal is not None:
@@ -147,18 +71,18 @@ class GuardedHttp(_Watched, HttpToolsProtocol):
         """Forget the connection."""
         self.guard.leave(self, self._address)
         if self.transport is not None:
+            self._intake.stop()
             super().connection_lost(exc)
 
     def data_received(self, data: bytes) -> None:
-        """Let uvicorn read, a part at a time while a head arrives, so that a head too large is not kept."""
-        most = self._max_head
-        if len(data) > most and not self._in_body() and data.find(_HEAD_END, 0, most) < 0:
-            for start in range(0, len(data), most):
-                if self.transport.get_protocol() is self:
-                    self.data_received(data[start : start + most])
-            return
-        if self._refusal is not None:
-            return
+        """Parse what came, so much in a turn of the event loop. After a refusal it is left unread."""
+        if self._refusal is None:
+            self._intake.take(data)
+
+    def _may_parse(self) -> bool:
+        return len(self.pipeline) < _MOST_PIPELINED and not self.transport.is_closing()
+
+    def _parse(self, data: bytes) -> None:
         self._received += len(data)
         super().data_received(data)
         if self._ignored_upgrade is not None:
@@ -166,14 +90,18 @@ class GuardedHttp(_Watched, HttpToolsProtocol):
         if self._received - self._mark > self._max_head and self._refusal is None:
             self._refuse(self._too_large(self._received - self._mark))
 
-    def _in_body(self) -> bool:
-        return self.cycle is not None and self.cycle.more_body
+    def on_response_complete(self) -> None:
+        """Begin the next request, and read on."""
+        super().on_response_complete()
+        self._intake.go_on()
 
     def on_headers_complete(self) -> None:
         """Begin the request if its head is within the limits."""
         settings, came = self.guard.settings, self._received - self._mark
         self._mark = self._received
         self._heads += 1
+        self._intake.work += HEAD
+        self._intake.payload += HEAD * LEAST_BYTES  # however short: requests have limits of their own
         if len(self.headers) > settings.max_headers:
             self._refusal = HeadTooLarge(
                 f"the head has {len(self.headers)} headers; max_headers allows {settings.max_headers}",
@@ -186,13 +114,42 @@ class GuardedHttp(_Watched, HttpToolsProtocol):
             if size > settings.max_head_bytes:
                 self._refusal = self._too_large(size)
                 raise self._refusal
+        if (fault := self._fault_of_head()) is not None:
+            self._refusal = Unreadable(fault)
+            raise self._refusal
         if self.parser.should_upgrade() and self.parser.get_method() != b"CONNECT" and not self._should_upgrade():
             self._ignored_upgrade = 0
             return
         super().on_headers_complete()
 
+    def _fault_of_head(self) -> str | None:
+        """Return what is wrong with a head that llhttp takes: its version, its Host or its target (RFC 9112)."""
+        version = self.parser.get_http_version()
+        hosts = [value for name, value in self.headers if name == b"host"]
+        if version not in _VERSIONS:
+            return f"the request is HTTP/{version}; this server reads HTTP/1.1"
+        if len(hosts) > 1 or (not hosts and version == "1.1"):
+            return f"a request of HTTP/1.1 has one Host header; this one has {len(hosts)}"
+        if self.url[:1] != b"/" and hosts and not self._is_own_target(hosts[0]):
+            return "the target is of another host than the Host header; send its path alone"
+        if self._upgrades and self.cycle is not None and not self.cycle.response_complete:
+            return "a WebSocket begins on a connection of its own, or after the answers to the requests before it"
+        return None
+
+    def _is_own_target(self, host: bytes) -> bool:
+        """True for ``*``, for what CONNECT names, and for an absolute target of this host."""
+        if self.url == b"*" or self.parser.get_method() == b"CONNECT":
+            return True
+        _, _, rest = self.url.partition(b"://")
+        return rest.partition(b"/")[0].partition(b"?")[0].lower() == host.strip().lower()
+
+    @property
+    def _upgrades(self) -> bool:
+        return bool(self.parser.should_upgrade()) and self._should_upgrade()
+
     def _start_asgi_task(self, cycle: RequestResponseCycle, app: ASGI3Application) -> None:
         """Begin a request, if it has a body when the entrance lets it in."""
+        self._answered = cycle
         entrance = self.guard.entrance
         if cycle.scope["method"] not in _BODIES or entrance is None or entrance.enter():
             super()._start_asgi_task(cycle, app)
@@ -216,6 +173,8 @@ class GuardedHttp(_Watched, HttpToolsProtocol):
     def on_body(self, body: bytes) -> None:
         """Keep a piece of the body."""
         self._mark = self._received
+        self._intake.work += 1
+        self._intake.payload += len(body)
         super().on_body(body)
 
     def on_message_complete(self) -> None:
@@ -245,28 +204,28 @@ class GuardedHttp(_Watched, HttpToolsProtocol):
 
     def handle_websocket_upgrade(self) -> None:
         """Hand the connection over."""
+        self._intake.stop()
+        self._unset_keepalive_if_required()
         super().handle_websocket_upgrade()
         self.guard.leave(self, self._address)
 
     def send_400_response(self, msg: str) -> None:
         """Refuse a request that cannot be read, or whose head is too large."""
-        if self._refusal is None:
-            fault = "the request is not HTTP/1.1 (RFC 9112); check the lines of its head and the sizes of its chunks"
-            if (cycle := self.cycle) is not None and cycle.more_body and not cycle.response_started:
-                cycle.response_complete = cycle.disconnected = True  # its body is at fault: this is its answer
-                cycle.message_event.set()
-            self._refuse(Unreadable(fault))
-        else:
-            self._refuse(self._refusal)
+        fault = "the request is not HTTP/1.1 (RFC 9112); check the lines of its head and the sizes of its chunks"
+        self._refuse(self._refusal or Unreadable(fault))
 
     def check(self, now: float) -> None:
         """Cut the connection if its peer is silent, sends too slowly or does not read."""
         settings, cycle = self.guard.settings, self.cycle
-        if self._refusal is not None:
-            if not self._enters(("leaving", 0), now, 0) and now - self._since > _LEAVING_S:
+        if self._refusal is not None and next(self._unanswered(), None) is None:
+            if not self._enters(("leaving", 0), now, 0) and now - self._since > LEAVING_S:
                 self._cut()
         elif self._check_reader(now):
             pass
+        elif self._refusal is not None:
+            self._phase = None
+        elif self._intake.is_flood(now):
+            self._refuse(TooSlow("the request comes in pieces too small; send more bytes in each"))
         elif cycle is not None and not cycle.response_complete:
             if not cycle.more_body or self.flow.read_paused:
                 self._phase = None
@@ -286,7 +245,7 @@ class GuardedHttp(_Watched, HttpToolsProtocol):
         settings, stopping_at = self.guard.settings, self.guard.stopping_at
         new = self._enters(("body", self._heads), now, self._received)
         if LATE in self.cycle.scope["state"]:
-            if now - self._since > _LEAVING_S:
+            if now - self._since > LEAVING_S:
                 self._cut()
         elif stopping_at is not None and now > stopping_at:
             self._give_up_body(Draining("the server stopped before the body was complete; send it to another"), now)
@@ -319,18 +278,48 @@ class GuardedHttp(_Watched, HttpToolsProtocol):
         )
 
     def _refuse(self, error: AttentionError, *, silently: bool = False) -> None:
-        """Answer with an error and read no more. The connection ends when the peer has read the answer."""
+        """Answer what came whole, then with an error if nothing did, and read no more.
+
+        The connection ends when the peer has read the answers.
+        """
         self._refusal = error
+        self._intake.stop()
         self.guard.ended[error.code] += 1
-        answering = self.cycle is not None and not self.cycle.response_complete
-        if silently or answering or not self.transport.can_write_eof() or len(self.guard) > self.guard.crowded:
+        if self._gives_up_answer():
             self._cut()
             return
-        self.transport.write(_response(error))
-        self.transport.write_eof()
+        last = next(self._unanswered(), None)
+        if last is not None:
+            last.keep_alive = False
+        elif silently or not self.transport.can_write_eof() or len(self.guard) > self.guard.crowded:
+            self._cut()
+        else:
+            self.transport.write(response(error))
+            self.transport.write_eof()
+
+    def _gives_up_answer(self) -> bool:
+        """Leave a request unanswered that has not come whole. True if its answer has begun already."""
+        cycle = self.cycle
+        if cycle is None or cycle.response_complete or not cycle.more_body:
+            return False
+        if self.pipeline and self.pipeline[0][0] is cycle:
+            self.pipeline.popleft()
+        elif cycle.response_started:
+            return True
+        cycle.response_complete = cycle.disconnected = True
+        cycle.message_event.set()
+        return False
+
+    def _unanswered(self) -> Iterator[RequestResponseCycle]:
+        """Requests that came whole and have no whole answer yet, the last first."""
+        for cycle, _ in self.pipeline:
+            yield cycle
+        if self._answered is not None and not self._answered.response_complete:
+            yield self._answered
 
 
-def _response(error: AttentionError) -> bytes:
+def response(error: AttentionError) -> bytes:
+    """The whole answer that refuses a connection."""
     body = to_json(error.to_problem())
     lines = [
         b"content-type: " + PROBLEM_MEDIA_TYPE.encode(),

@@ -19,8 +19,8 @@ PATIENCE_S: Final = 90
 """Seconds after which a flood that was not ended gives up."""
 TEXT = f"""One server with a memory budget of {BUDGET // MIB} MiB and the settings of a first start. Another process
 sends as fast as the server reads and never reads itself. Health is `GET /health/live` on a connection of a third
-process, 50 times a second. Memory is what became resident beside what was before it, at most. The time ends when the server ends
-the connection, {PATIENCE_S} s at most."""
+process, 50 times a second. Memory is what became resident beside what was before it, at most. The time ends when the
+server ends the connection, {PATIENCE_S} s at most."""
 _UPGRADE: Final = head(
     "GET", "/v1/sessions/stream", "Connection: Upgrade", "Upgrade: websocket", "Sec-WebSocket-Version: 13",
     "Sec-WebSocket-Key: AAAAAAAAAAAAAAAAAAAAAA==",

@@ -5,6 +5,7 @@ import logging
 import re
 import time
 
+import httpx
 import pytest
 import structlog
 
@@ -58,3 +59,11 @@ def test_what_is_below_the_level_is_not_written(capsys):
 def test_nobody_writes_lines_of_their_own(capsys, form):
     line = written(capsys, form, "POST", "/x\n2026 [info] forged", *FIELDS[2:])
     assert line.count("\n") == 1
+
+
+def test_a_long_path_is_cut(server, capfd):
+    assert httpx.get(f"{server}/{'a' * 50_000}").status_code == 404
+    httpx.get(f"{server}/metrics")  # writes the lines that wait
+    lines = [line for line in capfd.readouterr().err.splitlines() if "/aaa" in line]
+    assert lines
+    assert max(map(len, lines)) < 1000

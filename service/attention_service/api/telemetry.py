@@ -23,6 +23,8 @@ VERSION = (VERSION_HEADER.encode(), __version__.encode())
 """The header of every response that tells the server's version."""
 _HEADS = frozenset({"http.response.start", "websocket.http.response.start"})
 """The messages that begin a response; of a WebSocket, one that refuses the handshake."""
+_SHOWN = 256
+"""Characters of a path in the log, at most."""
 _ids = random.Random()  # noqa: S311  # ids must differ; they may be guessed
 _REQUEST_ID = re.compile(r"[A-Za-z0-9._:/+=-]{1,128}")
 
@@ -102,7 +104,7 @@ class Observe:
                 noted.note("write", written)
             seconds, method = time.perf_counter() - started, scope.get("method", "WS")
             if scope["type"] == "http" or status is not None:  # the messages of an accepted handshake are counted
-                answered = time.time(), method, scope["path"], operation, status or 500, seconds, identity
+                answered = time.time(), method, scope["path"][:_SHOWN], operation, status or 500, seconds, identity
                 self._requests.add(Answered(*answered, caller.get().name, noted))
 
 

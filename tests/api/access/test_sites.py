@@ -31,7 +31,23 @@ def test_a_loopback_server_answers_to_its_own_names(host):
 
 
 @pytest.mark.parametrize(
-    "host", ["evil.test", "evil.test:8000", "10.0.0.5", "localhost.evil.test", "", "127.0.0.1.evil.test"]
+    "host",
+    [
+        "evil.test",
+        "evil.test:8000",
+        "10.0.0.5",
+        "localhost.evil.test",
+        "",
+        "127.0.0.1.evil.test",
+        "[::1]evil",
+        "[::1]evil:80",
+        "[::1",
+        "127.0.0.1:80@evil.example",
+        "localhost:80:80",
+        "localhost:x",
+        "localhost/evil",
+        "a@localhost",
+    ],
 )
 def test_a_loopback_server_answers_to_no_other_name(host):
     assert not names("127.0.0.1")(host)
@@ -61,15 +77,23 @@ def test_the_setting_names_further_hosts():
         {},
         SAME,
         SAME | {b"origin": b"http://box:8000"},
-        {b"host": b"box", b"origin": b"https://box"},
-        {b"host": b"box:443", b"origin": b"https://box"},
         {b"sec-fetch-site": b"same-origin"},
         {b"sec-fetch-site": b"none"},
         LINK,
     ],
 )
 def test_the_own_page_a_link_and_programs_pass(headers):
-    assert check_site("GET", headers, ()) is None
+    assert check_site("GET", "http", headers, ()) is None
+
+
+@pytest.mark.parametrize("host", [b"box", b"box:443"])
+def test_an_origin_is_that_of_the_connection_by_its_scheme_too(host):
+    headers = {b"host": host, b"origin": b"https://box"}
+    for scheme in ("https", "wss"):
+        assert check_site("GET", scheme, headers, ()) is None
+    for scheme in ("http", "ws"):
+        with pytest.raises(Forbidden):
+            check_site("GET", scheme, headers, ())
 
 
 @pytest.mark.parametrize(
@@ -90,14 +114,14 @@ def test_the_own_page_a_link_and_programs_pass(headers):
 )
 def test_pages_of_other_sites_do_not(method, headers):
     with pytest.raises(Forbidden) as caught:
-        check_site(method, headers, ("https://allowed.test",))
+        check_site(method, "http", headers, ("https://allowed.test",))
     assert caught.value.param == "Origin"
 
 
 def test_an_allowed_origin_passes():
     headers = SAME | {b"origin": b"https://allowed.test", b"sec-fetch-site": b"cross-site"}
-    assert check_site("POST", headers, ("https://allowed.test",)) == "https://allowed.test"
-    assert check_site("POST", SAME | {b"origin": ELSEWHERE}, ("*",)) == ELSEWHERE.decode()
+    assert check_site("POST", "http", headers, ("https://allowed.test",)) == "https://allowed.test"
+    assert check_site("POST", "http", SAME | {b"origin": ELSEWHERE}, ("*",)) == ELSEWHERE.decode()
 
 
 @pytest.mark.parametrize("host", ["127.0.0.1", "127.8.0.1", "::1", "localhost"])

@@ -6,6 +6,7 @@ forge them. A program that is no browser sends neither of the two.
 """
 
 import ipaddress
+import re
 from collections.abc import Collection, Sequence
 from functools import lru_cache
 from typing import Final
@@ -16,6 +17,10 @@ from attention_service.api.negotiation import Headers, header
 LOOPBACK_NAMES: Final = frozenset({"localhost", "127.0.0.1", "::1"})
 EVERY_INTERFACE: Final = frozenset({"0.0.0.0", "::", ""})  # noqa: S104
 _OWN_SITE: Final = frozenset({b"same-origin", b"none"})
+_HOST: Final = re.compile(r"(?:\[([0-9a-f:.]+)\]|([^][:@/?#\s]*))(?::\d*)?")
+_PAGES: Final = {"http": "http", "ws": "http", "https": "https", "wss": "https"}
+"""The scheme of the pages that belong to a connection."""
+_PORTS: Final = {"http": ":80", "https": ":443"}
 _SHOWN: Final = 80
 
 
@@ -55,8 +60,8 @@ class Hosts:
         )
 
 
-def check_site(method: str, headers: Headers, allowed: Collection[str]) -> str | None:
-    """Return the origin of a page of another site that may ask, or None. Raises Forbidden for any other such page."""
+def check_site(method: str, scheme: str, headers: Headers, allowed: Collection[str]) -> str | None:
+    """``scheme``: by which the request came. Return the origin of a page of another site that may ask, or None. Raises Forbidden for any other such page."""
     origin, site = header(headers, b"origin"), headers.get(b"sec-fetch-site")
     if origin is None and site is None:
         return None
@@ -64,7 +69,7 @@ def check_site(method: str, headers: Headers, allowed: Collection[str]) -> str |
         return origin
     if site in _OWN_SITE:
         return None
-    if site is None and origin is not None and _same_host(origin, headers):
+    if site is None and origin is not None and _is_own(origin, scheme, headers):
         return None
     if site is not None and _follows_a_link(method, headers):
         return None
@@ -85,12 +90,12 @@ def check_single(headers: Sequence[tuple[bytes, bytes]], names: Collection[bytes
             raise Unreadable(f"{shown}: the header came more than once; send it once", param=shown)
 
 
-def _same_host(origin: str, headers: Headers) -> bool:
-    """True if a page and the request name the same host and port."""
-    scheme, _, rest = origin.partition("://")
-    port = {"http": ":80", "https": ":443"}.get(scheme, "")
+def _is_own(origin: str, scheme: str, headers: Headers) -> bool:
+    """True if a page and the request name the same scheme, host and port."""
+    named, _, rest = origin.lower().partition("://")
+    port = _PORTS.get(named, "")
     host = (header(headers, b"host") or "").lower()
-    return bool(rest) and rest.lower().removesuffix(port) == host.removesuffix(port)
+    return named == _PAGES.get(scheme) and rest.removesuffix(port) == host.removesuffix(port) != ""
 
 
 def _follows_a_link(method: str, headers: Headers) -> bool:
@@ -101,11 +106,10 @@ def _follows_a_link(method: str, headers: Headers) -> bool:
 
 @lru_cache(maxsize=256)
 def _name_of(given: bytes) -> str:
-    """The name in a Host header, without its port and without the brackets of an IPv6 address."""
+    """The name in a Host header, without its port and without the brackets of an IPv6 address; all of it if it is none."""
     text = str(given, "latin-1").strip().lower()
-    if text.startswith("["):
-        return text[1:].partition("]")[0]
-    return text.partition(":")[0].rstrip(".")
+    found = _HOST.fullmatch(text)
+    return text if found is None else found[1] or found[2].rstrip(".")
 
 
 @lru_cache(maxsize=256)

@@ -19,7 +19,7 @@ FoundT = TypeVar("FoundT")
 
 
 def eventually(look: Callable[[], FoundT], seconds: float = 60) -> FoundT:
-    """The first true result of ``look``. Fails after so many seconds, which only a fault takes, or a very busy machine."""
+    """The first true result of ``look``. Fails after so many seconds, which a fault takes, or a very busy machine."""
     deadline = time.monotonic() + seconds
     while not (found := look()):
         assert time.monotonic() < deadline, "it did not come to hold"

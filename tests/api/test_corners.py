@@ -147,3 +147,13 @@ def test_a_mask_holds_no_number_too_large_for_the_module(client):
             "corner.mask", Q, mask=np.array([[0, 0], [0, -1e30]]), kernel=kernel, return_=["weights"]
         )
         assert reply.weights[0, 1].tolist() == [1, 0]
+
+
+@pytest.mark.parametrize("tap", ["context", "scores", "v"])
+def test_effects_where_there_are_no_queries_are_zero(client, tap):
+    none = np.zeros((2, 1, 0, 4))
+    keys = np.ones((2, 1, 3, 4))
+    reply = client.attention.effects(none, keys, keys, sweep={"tap": tap, "set": 0.0})
+    assert reply.effects.max.shape == (2, 1)
+    assert not reply.effects.norm.any()
+    assert not reply.effects.max.any()

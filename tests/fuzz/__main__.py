@@ -1,7 +1,8 @@
-"""Fuzz every target with atheris: ``python -m tests.fuzz --inputs 1000000``. Exits with 1 if one of them has a fault.
+"""Fuzz every reader with atheris, then whole requests: ``python -m tests.fuzz --inputs 1000000 --requests 20000``.
 
-Each target runs in a process of its own, with coverage of the contract and of the readers of bodies. Inputs that cover
-something new are kept in ``.cache/fuzz`` for the next run, and an input at fault is written there.
+Exits with 1 if one of them has a fault. Each target of atheris runs in a process of its own, with coverage of the
+contract and of the readers of bodies. Inputs that cover something new are kept in ``.cache/fuzz`` for the next run, and
+an input at fault is written there.
 """
 
 import argparse
@@ -12,6 +13,10 @@ import sys
 import time
 from collections import Counter
 from pathlib import Path
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from tests.fuzz.request_walk import Outcome
 
 ROOT = Path(__file__).parents[2]
 FOLDER = ROOT / ".cache" / "fuzz"
@@ -20,6 +25,8 @@ SHARES = {
     "content_coding": 4, "negotiated_headers": 6,
 }  # fmt: skip
 """Percent of all inputs, for each target."""
+_SHOWN = 5
+"""Faults of whole requests that are printed."""
 SECONDS, MEBIBYTES, LONGEST = 5, 2048, 4096
 """Limits of libFuzzer: seconds for one input, resident memory of the process, bytes of an input."""
 KNOWN = '"query" "spec" "masks" "name" "dtype" "shape" "data" "base64" "data_offsets" "__metadata__" "request" "F32"'
@@ -31,13 +38,19 @@ def main() -> int:
     if options.target:
         _fuzz(options.target, options.inputs, options.seed)
         return 0
+    if options.situation is not None:
+        from tests.fuzz.request_walk import walk_situations  # not before atheris instruments what it fuzzes
+
+        return _say(walk_situations(options.seed, range(options.situation, options.situation + 1)))
     print("| target | inputs | accepted | seconds | inputs/s | result |\n|---|---:|---:|---:|---:|---|")
     total, faults, started = 0, 0, time.monotonic()
     for target, share in SHARES.items():
         inputs = max(options.inputs * share // 100, 1)
         fault = _run(target, inputs, options.seed)
         total, faults = total + inputs, faults + fault
+    faults += _walk(options.requests, options.seed)
     seconds = time.monotonic() - started
+    total += options.requests
     print(f"| all | {total:,} | | {seconds:.0f} | {total / seconds:,.0f} | {faults} faults |")
     return min(faults, 1)
 
@@ -45,9 +58,34 @@ def main() -> int:
 def _options() -> argparse.Namespace:
     made = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     made.add_argument("--inputs", type=int, default=1_000_000, help="inputs of all targets together")
+    made.add_argument(
+        "--requests", type=int, default=20_000, help="whole requests through an engine, beside the inputs"
+    )
+    made.add_argument("--situation", type=int, help="send the requests of this situation alone, in this process")
     made.add_argument("--target", help="fuzz this target alone, in this process")
     made.add_argument("--seed", type=int, default=1)
     return made.parse_args()
+
+
+def _walk(requests: int, seed: int) -> bool:
+    """Send whole requests and print their row. Returns True if there is a fault."""
+    from tests.fuzz.request_walk import walk
+
+    started = time.monotonic()
+    outcome = walk(requests, seed)
+    seconds, sent = time.monotonic() - started, outcome.counts.total()
+    accepted = sent - outcome.counts["refused"] - outcome.counts["unexpected"]
+    result = f"{len(outcome.faults)} faults" if outcome.faults else "sound"
+    print(f"| whole requests | {sent:,} | {accepted:,} | {seconds:.0f} | {sent / seconds:,.0f} | {result} |")
+    return bool(_say(outcome))
+
+
+def _say(outcome: "Outcome") -> int:
+    """Print the counts and the faults of whole requests. Returns the exit status."""
+    sys.stderr.write(", ".join(f"{name}: {count:,}" for name, count in sorted(outcome.counts.items())) + "\n")
+    for fault in outcome.faults[:_SHOWN]:
+        sys.stderr.write(fault[-4000:] + "\n")
+    return int(bool(outcome.faults))
 
 
 def _run(target: str, inputs: int, seed: int) -> bool:

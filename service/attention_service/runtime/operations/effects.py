@@ -220,7 +220,8 @@ class Sweeping:
         place = None if measured is None else {query: at for at, query in enumerate(measured)}
         for tile, delta in context_changes(problem, context, edits, edit, reached):
             queries = tile.queries if tile.queries is not None else range(bound.queries)
-            rows = torch.tensor([place[query] for query in queries] if place else [*queries], device=change.device)
+            places = [place[query] for query in queries] if place else [*queries]
+            rows = torch.tensor(places, dtype=torch.int64, device=change.device)  # of none it would be floats
             if bound.module is not None:
                 change.index_add_(1, rows, multihead.project_heads(parameters, delta, tile.heads, bound.heads))
                 continue
@@ -254,7 +255,8 @@ class _Measures:
         """Measure one change, of the outputs' shape."""
         change = change.double()
         self._found["norm"].append(change.square().sum(self._axes).sqrt())
-        self._found["max"].append(change.abs().amax(self._axes))
+        largest = change.abs().amax(self._axes) if change.numel() else change.new_zeros(len(change))
+        self._found["max"].append(largest)
         if self._direction is not None:
             self._found["projection"].append((change * self._direction).sum(self._axes))
 

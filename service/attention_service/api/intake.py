@@ -36,7 +36,7 @@ class Reader(Protocol):
 
 
 class Intake:
-    """What came over a connection and was not parsed yet. Used from the event loop only."""
+    """The bytes of a connection that were not parsed yet. Used from the event loop only."""
 
     __slots__ = (
         "_at", "_feed", "_held", "_may_feed", "_portion", "_reader", "_seen", "_start", "_strikes", "_turn", "payload",

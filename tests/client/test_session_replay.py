@@ -30,6 +30,7 @@ from attention_contract.schemas.sessions import (
     SessionWeightsRequest,
     StepRequest,
 )
+from attention_service.runtime.sessions import live_sessions
 from tests.conftest import live_server
 
 MODULE = "replayed"
@@ -130,6 +131,26 @@ def outputs(session, start, stop):
 
 
 # ── replay ───────────────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+def test_an_open_whose_reply_was_lost_is_repeated(server, client, whole):
+    server.lost.append("/sessions")
+    with client.sessions.open(MODULE) as session:
+        np.testing.assert_allclose(session.step(X[:, :5]).output, whole[:, :5], **CLOSE)
+    assert not server.lost
+    assert [path.endswith("/sessions") for path in server.paths].count(True) == 2
+
+
+def test_a_step_is_replayed_whose_reply_was_lost_and_cannot_come_again(server, client, monkeypatch):
+    with client.sessions.open(MODULE, policy={"name": "window_sinks", "window": 4}) as session:
+        expected = outputs(session, 0, 12)
+    monkeypatch.setattr(live_sessions, "_KEPT_BYTES", 0)  # so that every reply is too large
+    with client.sessions.open(MODULE, policy={"name": "window_sinks", "window": 4}) as session:
+        found = [outputs(session, 0, 9)]
+        server.lost.append("/step")
+        found.append(outputs(session, 9, 12))
+        assert session.replays == 1
+    np.testing.assert_allclose(np.concatenate(found, 1), expected, **CLOSE)
 
 
 def test_decoding_goes_on_after_restarts(server, client, whole, caplog):

@@ -15,7 +15,14 @@ from attention_client.decoding.kept_inputs import Change, KeptInputs
 from attention_client.errors import ConnectionFailed
 from attention_contract import operations
 from attention_contract.base import WireModel
-from attention_contract.errors import AttentionError, ModuleNotFound, SessionGone, SessionNotFound, VersionMismatch
+from attention_contract.errors import (
+    AttentionError,
+    LengthMismatch,
+    ModuleNotFound,
+    SessionGone,
+    SessionNotFound,
+    VersionMismatch,
+)
 from attention_contract.operations import Operation
 from attention_contract.schemas.sessions import (
     ForkSession,
@@ -46,7 +53,7 @@ def _repeatable(operation: Operation[Any]) -> Operation[Any]:
 
 _OPEN = _repeatable(operations.open_session)
 _FORK = _repeatable(operations.fork_session)
-"""A fork whose reply was lost expires."""
+"""A session or a fork whose reply was lost expires."""
 _STEP = _repeatable(operations.step_session)
 """A step has an id of its own."""
 
@@ -77,7 +84,12 @@ class SessionFlow:
         def asked() -> Call[StepReply]:
             return Call(_STEP, self.path, request.model_copy(update={"at": self.length, **named}), options=options)
 
-        reply: StepReply = yield from self._alive(asked, options)
+        try:
+            reply: StepReply = yield from self._alive(asked, options)
+        except LengthMismatch as fault:
+            if fault.param != "step":
+                raise
+            reply = yield from self._replayed(f"the reply to a step was lost: {fault.detail}", asked, options)
         self.kept.add(self.length, request)
         self.length = reply.length
         return reply
@@ -113,9 +125,7 @@ class SessionFlow:
         except ConnectionFailed as fault:
             if not fault.facts["sent"]:
                 raise
-            gone = SessionGone(f"the reply to a reorder was lost: {fault.detail}", reason="lost")
-            yield from self._replay(self._replayable(gone), options)
-            info = yield from self._alive(asked, options)
+            info = yield from self._replayed(f"the reply to a reorder was lost: {fault.detail}", asked, options)
         self.kept.add(self.length, request)
         self.sequences = info.sequences
         return info
@@ -154,6 +164,11 @@ class SessionFlow:
             except (SessionGone, SessionNotFound) as fault:  # not found: a server that does not remember its end
                 gone = self._replayable(fault)
         raise cast("AttentionError", gone)
+
+    def _replayed(self, lost: str, asked: Callable[[], Call[ReplyT]], options: CallOptions) -> Flow[ReplyT]:
+        """Ask of a session that replaces this one, of which only the server knows the state."""
+        yield from self._replay(self._replayable(SessionGone(lost, reason="lost")), options)
+        return (yield from self._alive(asked, options))
 
     def _replayable(self, gone: AttentionError) -> AttentionError:
         """Return the fault of a session that can be replayed. Raise SessionGone, with the reason, for another."""
@@ -194,7 +209,7 @@ class SessionFlow:
 
 def opened(call: Call[SessionInfo], keep_bytes: int, *, spill: bool) -> Flow[SessionFlow]:
     """Open a session, and keep its inputs from now on."""
-    info: SessionInfo = yield call
+    info: SessionInfo = yield replace(call, operation=_OPEN)
     request = call.request
     assert isinstance(request, OpenSession)  # noqa: S101 - the operation's model
     kept = KeptInputs(keep_bytes, spill, joins=isinstance(request.policy, FullPolicy))

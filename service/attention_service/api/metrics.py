@@ -115,6 +115,10 @@ class Metrics:
             ),
             "attention_sessions": ("Live sessions", lambda: len(engine.sessions.registry)),
             "attention_session_bytes": ("Bytes of the pages of sessions", lambda: engine.sessions.pool.bytes),
+            "attention_session_held_bytes": (
+                "Bytes of memory that pages take, unused rests included, and kept replies of steps",
+                lambda: engine.sessions.pool.held + engine.sessions.registry.reply_bytes,
+            ),
             "attention_session_pages": ("Pages of sessions", lambda: engine.sessions.pool.pages),
             "attention_session_shared_pages": ("Pages with several users", lambda: engine.sessions.pool.shared_pages),
         }

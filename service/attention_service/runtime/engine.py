@@ -303,7 +303,7 @@ class Engine:
         """Bytes of modules, of sessions and the modules that only they keep, and of captured graphs."""
         of_sessions = self.sessions.registry.modules
         kept = sum(module.bytes for module in of_sessions if not self.library.holds(module)) if of_sessions else 0
-        sessions = self.sessions.pool.bytes + self.sessions.registry.reply_bytes
+        sessions = self.sessions.pool.held + self.sessions.registry.reply_bytes
         return self.library.resident_bytes + kept + sessions + self.device.graphs.bytes
 
     # ── modules ──────────────────────────────────────────────────────────────────────────────────────────────────────

@@ -36,6 +36,7 @@ from attention_service.core.arrays import to_numpy, to_torch
 from attention_service.cost import Rates, Roofline
 from attention_service.runtime.device import Device
 from attention_service.runtime.engine import Engine
+from attention_service.runtime.sessions.page_room import Totals
 
 D_MODEL = 16
 EXACT = "exact"
@@ -384,5 +385,7 @@ def check_counts(engine: Engine, twins: Sequence[Twin] = ()) -> None:
     assert engine.budget.in_flight == 0
     if not twins:
         pool = sessions.pool
-        assert (pool.pages, pool.bytes, pool._slabs, pool._by_name, pool._names) == (0, 0, {}, {}, {})
+        assert (pool.pages, pool.bytes, pool.held, pool._slabs) == (0, 0, 0, {})
+        assert (pool._by_name, pool._names) == ({}, {})
+        assert sessions.registry.totals == Totals()
         assert (sessions.registry.reply_bytes, len(sessions.registry.modules)) == (0, 0)

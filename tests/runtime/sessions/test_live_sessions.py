@@ -14,6 +14,7 @@ from tests.runtime.sessions.session_tree import D_MODEL, check_counts, close, cr
 from attention_contract.errors import (
     DeadlineExceeded,
     InvalidRequest,
+    LengthMismatch,
     ModuleNotFound,
     OverBudget,
     Overloaded,
@@ -271,6 +272,111 @@ def test_nothing_is_evicted_for_what_does_not_fit_anyway(play):
         assert engine.sessions.info(third).length == 0
 
     play(test, pages=4, session_pinned_share=0.5)
+
+
+def test_forks_whose_pages_stay_are_not_evicted(play):
+    async def test(engine: Engine) -> None:
+        prompt, idle = await opened(engine, pinned=True), await opened(engine)
+        await step(engine, prompt, tokens(4 * PAGE_TOKENS))
+        forks = [(await engine.sessions.fork(prompt, ForkSession())).session for _ in range(5)]
+        await step(engine, idle, tokens(PAGE_TOKENS))
+        third = await opened(engine)
+        with pytest.raises(Overloaded, match="do not fit"):
+            await step(engine, third, tokens(3 * PAGE_TOKENS))
+        assert {each.id for each in engine.sessions.registry.live} == {prompt, idle, third, *forks}
+        await step(engine, third, tokens(2 * PAGE_TOKENS))
+        assert {each.id for each in engine.sessions.registry.live} == {prompt, third, *forks}
+
+    play(test, pages=6, session_pinned_share=1.0)
+
+
+def test_forks_leave_together_where_only_that_gives_room(play):
+    async def test(engine: Engine) -> None:
+        prompt = await opened(engine)
+        await step(engine, prompt, tokens(3 * PAGE_TOKENS))
+        for _ in range(3):
+            await engine.sessions.fork(prompt, ForkSession())
+        third = await opened(engine)
+        await step(engine, third, tokens(2 * PAGE_TOKENS))
+        assert [each.id for each in engine.sessions.registry.live] == [third]
+
+    play(test, pages=4)
+
+
+def test_sums_follow_what_each_session_holds(play):
+    async def test(engine: Engine) -> None:
+        registry = engine.sessions.registry
+        ident = await opened(engine, pinned=True, capacity=2 * PAGE_TOKENS)
+        await step(engine, ident, tokens(5), step="one")
+        fork = (await engine.sessions.fork(ident, ForkSession())).session
+        await engine.sessions.reorder(fork, ReorderSession(rows=[0, 0]))
+        await step(engine, fork, np.repeat(tokens(PAGE_TOKENS), 2, 0))
+        await engine.sessions.truncate(ident, TruncateSession(length=2))
+        cache = await engine.sessions.cache(ident)
+        past = {"past_key": cache.past_key, "past_value": cache.past_value}
+        await engine.sessions.replace_cache(ident, validate(ReplaceCache, past))
+        with pytest.raises(InvalidRequest):
+            await opened(engine, capacity=1, **past)
+        found = {each.id: each for each in registry.live}
+        assert registry.totals.pinned == found[ident].bytes == 2 * PAGE_BYTES
+        assert registry.totals.of_owner.total() == found[ident].bytes + found[fork].bytes
+
+    play(test)
+
+
+# ── replies of named steps ───────────────────────────────────────────────────────────────────────────────────────────
+
+LARGE: Any = {"step": "large", "return": ["output", "weights"]}
+
+
+def test_a_large_reply_is_not_kept_and_comes_again(play):
+    async def test(engine: Engine) -> None:
+        ident, x = await opened(engine), tokens(150)
+        await step(engine, ident, x[:, :20])
+        first = await step(engine, ident, x[:, 20:140], at=20, **LARGE)
+        fork = (await engine.sessions.fork(ident, ForkSession())).session
+        assert engine.sessions.registry.reply_bytes == 0
+        with pytest.raises(LengthMismatch):
+            await step(engine, ident, x[:, 20:140], at=140, **LARGE)
+        assert engine.sessions.info(ident).length == 140
+        for _ in range(2):
+            again = await step(engine, ident, x[:, 20:140], at=20, **LARGE)
+            assert again.length == engine.sessions.info(ident).length == 140
+            close(again.output, first.output)
+            close(again.weights, first.weights)
+        for each in (ident, fork):
+            close((await step(engine, each, x[:, 140:])).output, (await uncached(engine, "m", x, 140)).output)
+
+    play(test)
+
+
+def test_a_small_reply_is_kept_and_counts_as_its_sessions(play):
+    async def test(engine: Engine) -> None:
+        ident = await opened(engine)
+        first = await step(engine, ident, tokens(3), step="small")
+        assert await step(engine, ident, tokens(3), step="small") is first
+        kept = engine.sessions.registry.reply_bytes
+        assert kept == first.output.nbytes
+        assert engine.sessions.registry.totals.of_owner.total() == PAGE_BYTES + kept
+        await step(engine, ident, tokens(3))
+        assert engine.sessions.registry.totals.of_owner.total() == PAGE_BYTES
+
+    play(test)
+
+
+def test_a_large_reply_of_a_policy_that_dropped_tokens_is_refused_and_appends_nothing(play):
+    async def test(engine: Engine) -> None:
+        ident = await opened(engine, policy={"name": "window_sinks", "window": 4})
+        await step(engine, ident, tokens(150), at=0, **LARGE)
+        with pytest.raises(LengthMismatch, match="too large to be kept") as refused:
+            await step(engine, ident, tokens(150), at=0, **LARGE)
+        assert refused.value.param == "step"
+        assert engine.sessions.info(ident).length == 150
+
+    play(test)
+
+
+# ── limits ───────────────────────────────────────────────────────────────────────────────────────────────────────────
 
 
 def test_pinned_sessions_have_a_quota(play):

@@ -66,10 +66,15 @@ def test_no_page_is_given_twice_and_all_come_back(seed: int) -> None:
         assert pool.pages == len(used)
         assert pool.shared_pages == sum(count > 1 for count in used.values())
         assert pool.bytes == sum(kinds[page].page_bytes for page in used)
+        assert pool.held == sum(
+            slab.grain_bytes * int(slab.users[first : first + slab.grain].any())
+            for slab in {part.slab for part in held}
+            for first in range(0, len(slab.users), slab.grain)
+        )
         assert all(part.slab.users[page] == uses[id(part.slab), page] for part in held for page in range(*_ends(part)))
     for part in held:
         pool.give_back(part)
-    assert (pool.pages, pool.bytes, pool.shared_pages, pool._slabs) == (0, 0, 0, {})
+    assert (pool.pages, pool.bytes, pool.held, pool.shared_pages, pool._slabs) == (0, 0, 0, 0, {})
 
 
 def _covers(whole: Pages, part: Pages) -> bool:
@@ -101,7 +106,7 @@ def test_more_pages_than_a_slab_lie_in_one_run() -> None:
     pool = PagePool()
     (found,) = pool.take(KIND, 100)
     assert found.count == 100
-    assert found.slab.keys.shape == (2, 100 * PAGE_TOKENS, 4)
+    assert found.slab.keys.shape == (2, len(found.slab.users) * PAGE_TOKENS, 4)
 
 
 def test_pages_of_different_kinds_share_no_slab() -> None:

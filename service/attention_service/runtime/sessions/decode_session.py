@@ -2,19 +2,21 @@
 
 import asyncio
 import time
-from collections import Counter
 from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
+from itertools import groupby
+from operator import attrgetter
 
 import numpy as np
 
+from attention_contract.base import WireModel
 from attention_contract.schemas.sessions import Policy, SessionInfo, StepReply
 from attention_service.core.arrays import TORCH_DTYPES
 from attention_service.modules.resident import Module
 from attention_service.runtime.callers import caller
 from attention_service.runtime.scheduling.jobs import Ending
 from attention_service.runtime.sessions.block_table import BlockTable
-from attention_service.runtime.sessions.pages import PageKind, Slab
+from attention_service.runtime.sessions.pages import PageKind, Pages
 from attention_service.runtime.sessions.policies import Keeper
 from attention_service.runtime.sessions.shared_prefixes import Prefix
 
@@ -54,8 +56,14 @@ class DecodeSession:
     """Seconds of ``time.monotonic`` at the end of the last request."""
     step: str | None = None
     """Id of the last step."""
+    began: int = 0
+    """Tokens of each sequence before the last step."""
     reply: StepReply | None = None
-    """The reply to the last step, if it had an id."""
+    """The reply to the last step, if it had an id and the reply is small."""
+    reply_bytes: int = 0
+    """Bytes of its tensors."""
+    counted: int = 0
+    """Bytes of this session in the sums of ``PageRoom``."""
     turn: asyncio.Lock = field(default_factory=asyncio.Lock)
     """Held by the one request that may read or change the session."""
     running: Ending | None = None
@@ -80,14 +88,14 @@ class DecodeSession:
 
     @property
     def bytes(self) -> int:
-        """Bytes of the pages that it uses."""
-        return sum(self._pages()) * page_kind(self.module).page_bytes
-
-    @property
-    def reply_bytes(self) -> int:
-        """Bytes of the tensors of the kept reply."""
-        values = () if self.reply is None else self.reply.__dict__.values()
-        return sum(value.nbytes for value in values if isinstance(value, np.ndarray))
+        """Bytes of the pages that it uses, and of the kept reply."""
+        pages, stop, slab = 0, 0, None
+        for run in self.runs:
+            if run.slab is not slab:
+                slab, stop = run.slab, 0
+            pages += max(run.stop - max(run.first, stop), 0)
+            stop = max(run.stop, stop)
+        return pages * page_kind(self.module).page_bytes + self.reply_bytes
 
     def touch(self) -> None:
         """Let the time until it expires begin anew."""
@@ -98,19 +106,25 @@ class DecodeSession:
         for table in self.all_tables:
             table.clear()
 
+    @property
+    def runs(self) -> list[Pages]:
+        """The pages of all tables, in the order of slabs and places."""
+        runs = [pages for table in self.all_tables for pages in table.pages]
+        return sorted(runs, key=lambda run: (id(run.slab), run.first)) if len(runs) > 1 else runs
+
     def _pages(self) -> tuple[int, int]:
         """The number of pages that only this session uses, and of those that others use too."""
         own = shared = 0
-        uses: dict[int, tuple[Slab, Counter[int]]] = {}
-        for table in self.all_tables:
-            for pages in table.pages:
-                counted = uses.setdefault(id(pages.slab), (pages.slab, Counter()))[1]
-                counted.update(range(pages.first, pages.stop))
-        for slab, counted in uses.values():
-            index, times = np.array(list(counted)), np.array(list(counted.values()))
-            others = int((slab.users[index] > times).sum()) if counted else 0
+        for slab, runs in groupby(self.runs, attrgetter("slab")):
+            found = list(runs)
+            first = found[0].first
+            times = np.zeros(max(run.stop for run in found) - first, np.int32)
+            for run in found:
+                times[run.first - first : run.stop - first] += 1
+            used = times > 0
+            others = int((slab.users[first : first + len(times)] > times)[used].sum())
             shared += others
-            own += len(counted) - others
+            own += int(used.sum()) - others
         return own, shared
 
     def info(self) -> SessionInfo:
@@ -134,3 +148,9 @@ class DecodeSession:
             parent=self.parent,
             step=self.step,
         )
+
+
+def bytes_of(reply: WireModel) -> int:
+    """Bytes of the tensors of a reply."""
+    values = reply.__dict__.values()
+    return sum(bytes_of(value) if isinstance(value, WireModel) else getattr(value, "nbytes", 0) for value in values)

@@ -10,7 +10,14 @@ import torch
 from torch import Tensor
 
 from attention_contract.base import valid
-from attention_contract.errors import AttentionError, InternalError, InvalidRequest, OverBudget, Overloaded
+from attention_contract.errors import (
+    AttentionError,
+    InternalError,
+    InvalidRequest,
+    LengthMismatch,
+    OverBudget,
+    Overloaded,
+)
 from attention_contract.frames import problem_of
 from attention_contract.schemas.attention import AttentionInputs
 from attention_contract.schemas.attribution import AttributionReply
@@ -46,7 +53,7 @@ from attention_service.runtime.operations.recurrent import check_past
 from attention_service.runtime.scheduling.jobs import Job
 from attention_service.runtime.sessions import stepping, steps
 from attention_service.runtime.sessions.block_table import BlockTable
-from attention_service.runtime.sessions.decode_session import DecodeSession, page_kind
+from attention_service.runtime.sessions.decode_session import DecodeSession, bytes_of, page_kind
 from attention_service.runtime.sessions.page_room import PageRoom
 from attention_service.runtime.sessions.pages import PAGE_TOKENS, PagePool
 from attention_service.runtime.sessions.policies import keeper_of
@@ -54,6 +61,8 @@ from attention_service.runtime.sessions.session_registry import SessionRegistry
 from attention_service.runtime.sessions.shared_prefixes import Prefix, is_shareable, share
 from attention_service.runtime.sessions.stepping import Host
 
+_KEPT_BYTES = 2**16
+"""Bytes of a reply that is kept, at most; the step of a larger one is computed again. 64 tokens of 256 numbers."""
 log = logging.getLogger(__name__)
 
 
@@ -65,13 +74,15 @@ class Sessions:
 
         ``most``: the number of sessions.
         """
-        self.pool = PagePool()
+        self.pool = PagePool(limit)
         self.registry = SessionRegistry(host.check_ready, host.budget.wake, most)
         self._host = host
         self._compiled: set[torch.dtype] = set()
         self._ttl_s = ttl_s
         evict = partial(self.registry.end, reason="evicted")
-        self._room = PageRoom(self.pool, host.budget, limit, pinned_limit, lambda: self.registry.live, evict)
+        self._room = PageRoom(
+            self.pool, host.budget, limit, pinned_limit, self.registry.totals, lambda: self.registry.live, evict
+        )
 
     @property
     def free_bytes(self) -> int:
@@ -103,7 +114,7 @@ class Sessions:
                 self._room.reserve(session, past[0].shape[2])
                 await self._written(session, past)
         except BaseException:
-            session.clear()
+            self.registry.clear(session)
             raise
         return self.registry.add(session).info()
 
@@ -135,7 +146,7 @@ class Sessions:
     async def truncate(self, id: str, request: TruncateSession) -> SessionInfo:  # noqa: A002
         """Forget the last tokens."""
         async with self.registry.turn(id) as session:
-            stepping.check_at(session, request.at)
+            stepping.check_at(session.length, request.at)
             self._cut(session, request.length, "length")
             self._remember(session, None, None)
             with suppress(Overloaded, OverBudget):  # where others share the pages that it gave back
@@ -145,7 +156,7 @@ class Sessions:
     async def reorder(self, id: str, request: ReorderSession) -> SessionInfo:  # noqa: A002
         """Let each sequence continue another one's past."""
         async with self.registry.turn(id) as session:
-            stepping.check_at(session, request.at)
+            stepping.check_at(session.length, request.at)
             count = len(session.tables)
             if (largest := max(request.rows)) >= count:
                 raise InvalidRequest(
@@ -166,18 +177,24 @@ class Sessions:
     async def step(self, id: str, request: StepRequest, deadline: float | None = None) -> StepReply:  # noqa: A002
         """Run a forward pass over new tokens, and append them. A step that fails appends nothing."""
         async with self.registry.turn(id) as session:
-            if request.step is not None and request.step == session.step and session.reply is not None:
-                return session.reply
-            stepping.check_at(session, request.at)
+            began = session.length
+            if request.step is not None and request.step == session.step:
+                if session.reply is not None:
+                    return session.reply
+                began = session.began
+            stepping.check_at(began, request.at)
             session.module.check_version(request.version)
             new = stepping.new_tokens(session, request)
-            stepping.check_capacity(session.capacity, session.held, new, "query")
+            stepping.check_capacity(session.capacity, session.held - (session.length - began), new, "query")
+            if began != session.length:
+                self._take_back(session)
             self._room.reserve(session, new)
             reply = await stepping.step(self._host, session, request, new, deadline)
             if session.prefixes is not None and not is_shareable(request):
                 session.prefixes = None
             if session.prefixes is not None:
                 share(self.pool, session.tables, session.prefixes, request)
+            session.began = began
             self._remember(session, request.step, reply)
             self.registry.counts["steps"] += 1
             self.registry.counts["tokens"] += new * len(session.tables)
@@ -246,10 +263,12 @@ class Sessions:
                 self._room.reserve(fresh, max(session.capacity or 0, tokens), session)
                 await self._written(fresh, past)
             except BaseException:
-                fresh.clear()
+                self.registry.clear(fresh)
                 raise
             session.clear()
-            session.tables, session.length, session.prefixes = fresh.tables, tokens, None
+            session.tables, fresh.tables = fresh.tables, []
+            session.length, session.prefixes = tokens, None
+            self.registry.totals.count(fresh)
             self._remember(session, None, None)
             return session.info()
 
@@ -263,7 +282,7 @@ class Sessions:
     ) -> Fields:
         """The reply's fields of an operation that reads the past."""
         async with self.registry.turn(id) as session:
-            stepping.check_at(session, at)
+            stepping.check_at(session.length, at)
             session.module.check_version(request.version)
             stepping.new_tokens(session, request)
             over, rows = partial(steps.over_past, prepare), stepping.readable(session.tables)
@@ -288,12 +307,30 @@ class Sessions:
     # ── keeping ───────────────────────────────────────────────────────────────────────────────────────────────────────
 
     def _remember(self, session: DecodeSession, step: str | None, reply: StepReply | None) -> None:
-        """Keep the reply to the last step if it has an id, so that it can come again."""
+        """Keep the reply to the last step if it has an id and is small, so that it can come again."""
         self.registry.forget_reply(session)
         session.step = step
-        if step is not None and reply is not None and session.gone is None:
-            session.reply = reply
-            self.registry.reply_bytes += session.reply_bytes
+        if step is None or reply is None or session.gone is not None or (size := bytes_of(reply)) > _KEPT_BYTES:
+            return
+        session.reply, session.reply_bytes = reply, size
+        self.registry.reply_bytes += size
+
+    def _take_back(self, session: DecodeSession) -> None:
+        """Forget the tokens of the last step, whose reply was not kept: the step comes again.
+
+        Raises LengthMismatch where the policy has dropped tokens for them.
+        """
+        try:
+            self._cut(session, session.began, "step")
+        except InvalidRequest as fault:
+            raise LengthMismatch(
+                f"step: the reply to {session.step!r} was too large to be kept, and policy {session.policy.name} "
+                f"cannot compute it again. The step's tokens are appended; go on from length {session.length}",
+                param="step",
+                expected=session.began,
+                actual=session.length,
+            ) from fault
+        self._remember(session, None, None)
 
     def _new(self, module: Module, sequences: int, request: OpenSession) -> DecodeSession:
         """A session without tokens. Raises InvalidRequest for a policy that the module's spec does not allow."""
@@ -329,7 +366,7 @@ class Sessions:
             # A page that both use now is copied by the first who writes to it.
             self._room.reserve(source, (source.capacity or 0) - source.held, session)
         except BaseException:
-            session.clear()
+            self.registry.clear(session)
             raise
         return self.registry.add(session)
 

@@ -1,14 +1,38 @@
 """Room for pages: the share of the memory budget that sessions may take, and who leaves when it is short."""
 
 import time
+from collections import Counter
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+
+import numpy as np
+from numpy.typing import NDArray
 
 from attention_contract.errors import OverBudget, Overloaded
 from attention_service.runtime.callers import caller
 from attention_service.runtime.scheduling.budget import Budget
 from attention_service.runtime.sessions.decode_session import DecodeSession, page_kind
-from attention_service.runtime.sessions.pages import PagePool
+from attention_service.runtime.sessions.pages import PagePool, Slab
+
+
+@dataclass
+class Totals:
+    """Sums of what sessions hold, kept up to date by ``count``."""
+
+    of_owner: Counter[str] = field(default_factory=Counter)
+    """Bytes of each caller's sessions."""
+    pinned: int = 0
+    """Bytes of pinned sessions."""
+
+    def count(self, session: DecodeSession) -> None:
+        """Take up what a session holds now."""
+        now = session.bytes
+        more, session.counted = now - session.counted, now
+        self.of_owner[session.owner] += more
+        if not self.of_owner[session.owner]:
+            del self.of_owner[session.owner]
+        if session.pinned:
+            self.pinned += more
 
 
 @dataclass(eq=False)
@@ -21,6 +45,7 @@ class PageRoom:
     """Bytes that pages may take."""
     pinned_limit: int
     """Bytes that pages of pinned sessions may take."""
+    totals: Totals
     sessions: Callable[[], Iterable[DecodeSession]]
     evict: Callable[[DecodeSession], None]
 
@@ -34,11 +59,13 @@ class PageRoom:
         need = pages * page_kind(session.module).page_bytes
         if not need:
             return
+        self.totals.count(session)
         self._check(session, need, tokens)
         if self._short(need):
             self._evict(session, source, need)
         for table in session.all_tables:
             table.reserve(tokens)
+        self.totals.count(session)
 
     def _check(self, session: DecodeSession, need: int, tokens: int) -> None:
         if (most := min(self.limit, self.budget.total)) < need:
@@ -50,10 +77,10 @@ class PageRoom:
             )
         asks = caller.get()
         if asks.limits.session_bytes is not None:
-            own = sum(each.bytes for each in {session, *self.sessions()} if each.owner == asks.name)
+            own = self.totals.of_owner[asks.name]
             asks.check("session_bytes", own + need, f"your sessions hold {own} bytes, and need {need} more; end some")
         if session.pinned:
-            pinned = sum(each.bytes for each in self.sessions() if each.pinned)
+            pinned = self.totals.pinned
             if pinned + need > self.pinned_limit:
                 raise Overloaded(
                     f"pinned sessions hold {pinned} bytes and may hold {self.pinned_limit}; {need} more do not fit. "
@@ -62,21 +89,35 @@ class PageRoom:
                     limit_bytes=self.pinned_limit,
                 )
 
-    def _short(self, need: int) -> bool:
-        return self.pool.bytes + need > self.limit or need > self.budget.free
+    def _short(self, need: int, leaving: "_Leaving | None" = None) -> bool:
+        """True if bytes of pages lack room, even if some sessions leave."""
+        pages, memory = (leaving.pages, leaving.memory) if leaving is not None else (0, 0)
+        return self.pool.bytes - pages + need > self.limit or need > self.budget.free + memory
 
     def _evict(self, session: DecodeSession, source: DecodeSession | None, need: int) -> None:
-        """Evict idle sessions, the least recently used first; none if all are too few. Raises Overloaded then."""
+        """Evict as few idle sessions as give enough room, the least recently used first.
+
+        Raises Overloaded, and evicts none, if all of them are too few.
+        """
         idle = [
             each
             for each in self.sessions()
             if each not in {session, source} and not each.pinned and not each.turn.locked()
         ]
         idle.sort(key=lambda each: each.used_at, reverse=True)
-        most = sum(each.bytes for each in idle)
-        enough = self.pool.bytes + need - most <= self.limit and need <= self.budget.free + most
-        while enough and idle and self._short(need):
-            self.evict(idle.pop())
+        leaving, chosen = _Leaving(), list[DecodeSession]()
+        while idle and self._short(need, leaving):
+            chosen.append(idle.pop())
+            leaving.change(chosen[-1], -1)
+        if not self._short(need, leaving):
+            for each in reversed(chosen.copy()):  # some free nothing, or too little to matter
+                leaving.change(each, 1)
+                if self._short(need, leaving):
+                    leaving.change(each, -1)
+                else:
+                    chosen.remove(each)
+            for each in chosen:
+                self.evict(each)
         if self._short(need):
             raise Overloaded(
                 f"{need} bytes of pages do not fit beside the {self.pool.bytes} that sessions hold now; try again in "
@@ -84,6 +125,31 @@ class PageRoom:
                 needed_bytes=need,
                 limit_bytes=self.limit,
             )
+
+
+class _Leaving:
+    """The bytes that would be free without some sessions: a page that others use stays."""
+
+    def __init__(self) -> None:
+        self.pages = 0
+        """Bytes of pages."""
+        self.memory = 0
+        """Bytes of memory."""
+        self._users: dict[Slab, NDArray[np.int32]] = {}
+
+    def change(self, session: DecodeSession, users: int) -> None:
+        """Count so many users more of a session's pages."""
+        for run in session.runs:
+            slab = run.slab
+            if slab not in self._users:
+                self._users[slab] = slab.users.copy()
+            counted, around = self._users[slab], slab.around(run.first, run.stop)
+            pages, grains = counted[run.first : run.stop], np.count_nonzero(slab.grains(counted[around]))
+            used = np.count_nonzero(pages)
+            pages += users
+            grains -= np.count_nonzero(slab.grains(counted[around]))
+            self.pages += int(used - np.count_nonzero(pages)) * slab.kind.page_bytes
+            self.memory += int(grains) * slab.grain_bytes
 
 
 def due(sessions: Iterable[DecodeSession]) -> list[DecodeSession]:

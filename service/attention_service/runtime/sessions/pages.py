@@ -3,8 +3,14 @@
 A page holds the keys and values of ``PAGE_TOKENS`` tokens. Adjacent pages of a slab are one view, so the pool gives a
 sequence the page after its last one where that is free, and leaves room behind a new sequence.
 Source: Kwon et al. 2023, section 4.
+
+A slab on a CPU is a range of addresses: a page takes memory when it is written, and the pool gives that back with the
+page. The system does so in whole pages of its own, so memory is counted in grains: as few pages of the pool as fill
+some of the system's. On another device a slab is one grain.
 """
 
+import math
+import mmap
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 
@@ -21,7 +27,9 @@ SHORT_RUN = 16
 MOST_ROOM = 64
 """Pages that are left to grow into before a new sequence, at most."""
 SLAB_BYTES = 2**28
-"""Bytes of one slab. On a CPU a page takes memory only once it is written."""
+"""Bytes of one slab, at most."""
+_LEAST_SLABS = 16
+"""Slabs that a pool's limit has room for, at least."""
 
 
 @dataclass(frozen=True)
@@ -56,31 +64,69 @@ class Slab:
     """``[Hkv, slots, Dv]``"""
     users: NDArray[np.int32] = field(repr=False)
     """For each page, the number of block tables that use it."""
-    written: int = 0
-    """The page after the last that was ever used."""
+    grain: int
+    """Pages whose memory is taken and given back together."""
+    memory: tuple[mmap.mmap, ...] = field(default=(), repr=False)
+    """The memory of keys and values on a CPU."""
 
     @classmethod
     def of(cls, kind: PageKind, pages: int) -> "Slab":
-        """A slab of this many unused pages."""
+        """A slab of at least this many unused pages."""
+        if kind.device.type == "cpu":
+            return cls._mapped(kind, pages)
         slots = pages * PAGE_TOKENS
+        keys, values = (  # as kernels with block tables take it
+            torch.empty(slots, kind.kv_heads, width, dtype=kind.dtype, device=kind.device).transpose(0, 1)
+            for width in (kind.key_dim, kind.value_dim)
+        )
+        return cls(kind, keys, values, np.zeros(pages, np.int32), pages)
 
-        def empty(width: int) -> Tensor:
-            if kind.device.type == "cuda":  # as kernels with block tables take it
-                return torch.empty(slots, kind.kv_heads, width, dtype=kind.dtype, device=kind.device).transpose(0, 1)
-            return torch.empty(kind.kv_heads, slots, width, dtype=kind.dtype, device=kind.device)
+    @classmethod
+    def _mapped(cls, kind: PageKind, pages: int) -> "Slab":
+        """A slab on a CPU. Its grains lie one behind the other in each head, from a border of the system's pages on."""
+        rows = [PAGE_TOKENS * width * kind.dtype.itemsize for width in (kind.key_dim, kind.value_dim)]
+        grain = math.lcm(*(mmap.PAGESIZE // math.gcd(mmap.PAGESIZE, row) for row in rows))
+        pages = -(-pages // grain) * grain
+        memory: list[mmap.mmap] = []
+        tensors: list[Tensor] = []
+        for row in rows:
+            mapped = mmap.mmap(-1, kind.kv_heads * pages * row, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+            if hasattr(mmap, "MADV_NOHUGEPAGE"):  # a huge page would take memory beside what is written
+                mapped.madvise(mmap.MADV_NOHUGEPAGE)
+            memory.append(mapped)
+            tensors.append(torch.frombuffer(mapped, dtype=kind.dtype).view(kind.kv_heads, pages * PAGE_TOKENS, -1))
+        keys, values = tensors
+        return cls(kind, keys, values, np.zeros(pages, np.int32), grain, tuple(memory))
 
-        return cls(kind, empty(kind.key_dim), empty(kind.value_dim), np.zeros(pages, np.int32))
+    @property
+    def grain_bytes(self) -> int:
+        """Bytes of one grain."""
+        return self.grain * self.kind.page_bytes
 
     @property
     def used(self) -> int:
         """Number of pages in use."""
         return int(np.count_nonzero(self.users))
 
+    def around(self, first: int, stop: int) -> slice:
+        """The pages of the grains in which these lie."""
+        return slice(first // self.grain * self.grain, -(-stop // self.grain) * self.grain)
+
+    def grains(self, users: NDArray[np.int32]) -> NDArray[np.bool_]:
+        """For each grain of whole grains of pages, True if a page of it is in use."""
+        return np.asarray(users.reshape(-1, self.grain).any(1))
+
+    def release(self, first: int, stop: int) -> None:
+        """Give the memory of whole grains of pages, which hold nothing, back to the system."""
+        for mapped in self.memory:
+            head = len(mapped) // self.kind.kv_heads
+            page = head // len(self.users)
+            for start in range(0, len(mapped), head):
+                mapped.madvise(mmap.MADV_DONTNEED, start + first * page, (stop - first) * page)
+
     def gaps(self) -> Iterator[tuple[int, int]]:
         """The first page and the number of pages of each run of unused pages."""
-        free = np.concatenate(([False], self.users == 0, [False]))
-        edges = np.flatnonzero(free[1:] != free[:-1])
-        for start, stop in edges.reshape(-1, 2).tolist():
+        for start, stop in _runs(self.users == 0):
             yield start, stop - start
 
     def unused_from(self, page: int, most: int) -> int:
@@ -107,22 +153,23 @@ class Pages:
 class PagePool:
     """All pages of one engine. Used from the event loop only."""
 
-    def __init__(self) -> None:
+    def __init__(self, limit: int = SLAB_BYTES * _LEAST_SLABS) -> None:
+        """``limit``: bytes that pages may take."""
         self.bytes = 0
         """Bytes of the pages in use."""
+        self.held = 0
+        """Bytes of memory that these take, with the rest of their grains."""
         self.pages = 0
         """Number of pages in use."""
+        self.shared_pages = 0
+        """Number of pages that more than one block table uses."""
         self.hits = self.misses = 0
         """Pages that were found by their name, and that were not."""
+        self._limit = limit
         self._slabs: dict[PageKind, list[Slab]] = {}
         self._by_name: dict[bytes, Pages] = {}
         self._names: dict[tuple[Slab, int], bytes] = {}
         """The name of each page that has one. A page keeps it until it is free or written again."""
-
-    @property
-    def shared_pages(self) -> int:
-        """Number of pages that more than one block table uses."""
-        return sum(int((slab.users > 1).sum()) for slabs in self._slabs.values() for slab in slabs)
 
     def take(self, kind: PageKind, count: int, after: Pages | None = None) -> list[Pages]:
         """Take unused pages, in runs as long as possible, and from the page after ``after`` on if it is unused."""
@@ -141,24 +188,38 @@ class PagePool:
 
     def share(self, pages: Pages) -> None:
         """Count one more user of pages in use."""
-        pages.slab.users[pages.first : pages.stop] += 1
+        users = pages.slab.users[pages.first : pages.stop]
+        users += 1
+        self.shared_pages += int(np.count_nonzero(users == 2))
 
     def give_back(self, pages: Pages) -> None:
-        """Count one user less. A slab without users is freed."""
+        """Count one user less, and give the memory of what nobody uses back. A slab without users is freed."""
         slab = pages.slab
         users = slab.users[pages.first : pages.stop]
         users -= 1
         freed = pages.count - int(np.count_nonzero(users))
+        self.shared_pages -= int(np.count_nonzero(users == 1))
+        if not freed:
+            return
         self._count(slab, -freed)
-        if freed and self._names:
+        if self._names:
             for page in range(pages.first, pages.stop):
                 if not slab.users[page]:
                     self.forget_name(slab, page)
-        if freed and not slab.users.any():
+        self._release(slab, pages)
+        if not slab.users.any():
             slabs = self._slabs[slab.kind]
             slabs.remove(slab)
             if not slabs:
                 del self._slabs[slab.kind]
+
+    def _release(self, slab: Slab, pages: Pages) -> None:
+        """Give back the grains that no page holds any more, after a user of these pages has gone."""
+        around = slab.around(pages.first, pages.stop)
+        unused = ~slab.grains(slab.users[around])
+        self.held -= int(np.count_nonzero(unused)) * slab.grain_bytes
+        for start, stop in _runs(unused):
+            slab.release(around.start + start * slab.grain, around.start + stop * slab.grain)
 
     def named(self, name: bytes, page: Pages) -> Pages:
         """The page of this name; if there is none, this full page is it from now on."""
@@ -177,8 +238,10 @@ class PagePool:
             del self._by_name[name]
 
     def _use(self, slab: Slab, first: int, count: int) -> Pages:
+        around = slab.around(first, first + count)
+        fresh = ~slab.grains(slab.users[around])
+        self.held += int(np.count_nonzero(fresh)) * slab.grain_bytes
         slab.users[first : first + count] = 1
-        slab.written = max(slab.written, first + count)
         self._count(slab, count)
         return Pages(slab, first, count)
 
@@ -189,19 +252,22 @@ class PagePool:
     def _largest_gap(self, kind: PageKind, wanted: int) -> tuple[Slab, int, int]:
         """The slab, first page and length of the longest run of unused pages, or of a new slab.
 
-        Pages that were written before come first: on a CPU, others take memory only once they are written. Where the
-        longest run is short, a new slab takes its place once an eighth of the old one is used: sequences in many runs
-        take longer.
+        On a CPU, where unused addresses cost nothing, a new slab takes the place of a short run once an eighth of the
+        old slab is used: sequences in many runs take longer.
         """
-        slabs = self._slabs.setdefault(kind, [])
-        gaps = [(room, -index, slab, first) for index, slab in enumerate(slabs) for first, room in slab.gaps()]
-        written = [(min(room, slab.written - first), index, slab, first) for room, index, slab, first in gaps]
-        for found in (written, gaps):
-            room, _, slab, first = max(found, key=lambda each: each[:2], default=(0, 0, None, 0))
-            if slab is not None and room >= max(wanted, SHORT_RUN):
-                return slab, first, room
-        if slab is not None and room and (kind.device.type != "cpu" or 8 * slab.used < len(slab.users)):
+        slabs, on_cpu = self._slabs.setdefault(kind, []), kind.device.type == "cpu"
+        gaps = ((room, -index, slab, first) for index, slab in enumerate(slabs) for first, room in slab.gaps())
+        room, _, slab, first = max(gaps, key=lambda each: each[:2], default=(0, 0, None, 0))
+        if slab is not None and (room >= max(wanted, SHORT_RUN) or not on_cpu or 8 * slab.used < len(slab.users)):
             return slab, first, room
-        slab = Slab.of(kind, max(SLAB_BYTES // kind.page_bytes, wanted))
+        size = SLAB_BYTES if on_cpu else min(SLAB_BYTES, self._limit // _LEAST_SLABS)
+        slab = Slab.of(kind, max(size // kind.page_bytes, wanted))
         slabs.append(slab)
         return slab, 0, len(slab.users)
+
+
+def _runs(flags: NDArray[np.bool_]) -> list[tuple[int, int]]:
+    """The start and the stop of each run of true flags."""
+    padded = np.concatenate(([False], flags, [False]))
+    edges = np.flatnonzero(padded[1:] != padded[:-1])
+    return [(int(start), int(stop)) for start, stop in edges.reshape(-1, 2)]

@@ -6,13 +6,15 @@ from collections import Counter, OrderedDict
 from collections.abc import AsyncIterator, Callable, Collection
 from contextlib import asynccontextmanager
 from functools import partial
+from typing import TypeVar
 
 from attention_contract.errors import Overloaded, SessionGone, SessionNotFound
 from attention_service.modules.resident import Module
 from attention_service.runtime.callers import caller
 from attention_service.runtime.sessions.decode_session import DecodeSession
-from attention_service.runtime.sessions.page_room import due
+from attention_service.runtime.sessions.page_room import Totals, due
 
+KeyT = TypeVar("KeyT")
 _REMEMBERED = 65_536
 """Sessions whose end is remembered; after that a session is one that never was."""
 _SWEEP_S = 1.0
@@ -34,10 +36,13 @@ class SessionRegistry:
         """Events since the start."""
         self.reply_bytes = 0
         """Bytes of the replies that are kept."""
+        self.totals = Totals()
         self._check_ready = check_ready
         self._freed = freed
         self._most = most
         self._live: dict[str, DecodeSession] = {}
+        self._owners: Counter[str] = Counter()
+        """The number of live sessions of each caller."""
         self._modules: Counter[Module] = Counter()
         """The number of live sessions of each module."""
         self._ended: OrderedDict[str, tuple[str, str]] = OrderedDict()
@@ -71,14 +76,16 @@ class SessionRegistry:
                 actual=len(self._live) + 1,
             )
         asks = caller.get()
-        own = 0 if asks.limits.sessions is None else sum(each.owner == asks.name for each in self._live.values())
+        own = self._owners[asks.name]
         asks.check("sessions", own + 1, f"{own} live sessions are yours; delete those that are not needed")
         return f"{self._run}-{secrets.token_hex(_ID_BYTES)}"
 
     def add(self, session: DecodeSession) -> DecodeSession:
         """Make a session live."""
         self._live[session.id] = session
+        self._owners[session.owner] += 1
         self._modules[session.module] += 1
+        self.totals.count(session)
         self.counts["opened"] += 1
         session.touch()
         if self._sweep is None:
@@ -136,6 +143,7 @@ class SessionRegistry:
         session.turn.release()
         if session.gone is not None:
             session.clear()
+        self.totals.count(session)
 
     def _look(self) -> None:
         """End what has expired, and look again while there are sessions."""
@@ -144,10 +152,15 @@ class SessionRegistry:
         if self._live:
             self._sweep = asyncio.get_running_loop().call_later(_SWEEP_S, self._look)
 
+    def clear(self, session: DecodeSession) -> None:
+        """Give back the pages of a session that is gone, or that is not to be opened."""
+        session.clear()
+        self.totals.count(session)
+
     def forget_reply(self, session: DecodeSession) -> None:
         """Keep the reply to a session's last step no longer."""
         self.reply_bytes -= session.reply_bytes
-        session.reply = None
+        session.reply, session.reply_bytes = None, 0
 
     def expire(self) -> None:
         """End the sessions that have expired."""
@@ -157,9 +170,8 @@ class SessionRegistry:
     def end(self, session: DecodeSession, reason: str) -> None:
         """Take a session out. Its pages are free at once, or when its turn ends."""
         del self._live[session.id]
-        self._modules[session.module] -= 1
-        if not self._modules[session.module]:
-            del self._modules[session.module]
+        _count_less(self._owners, session.owner)
+        _count_less(self._modules, session.module)
         session.gone = reason
         self.forget_reply(session)
         self._ended[session.id] = reason, session.owner
@@ -167,8 +179,14 @@ class SessionRegistry:
             self._ended.popitem(last=False)
         self.counts[reason] += 1
         if not session.turn.locked():
-            session.clear()
+            self.clear(session)
         self._freed()
+
+
+def _count_less(counts: "Counter[KeyT]", key: KeyT) -> None:
+    counts[key] -= 1
+    if not counts[key]:
+        del counts[key]
 
 
 def _gone(id: str, reason: str) -> SessionGone:  # noqa: A002

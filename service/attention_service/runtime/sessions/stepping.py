@@ -47,14 +47,14 @@ class Host:
     """Run work beside the event loop."""
 
 
-def check_at(session: DecodeSession, at: int | None) -> None:
+def check_at(length: int, at: int | None) -> None:
     """Raise LengthMismatch unless the session has the length that the caller believes."""
-    if at is not None and at != session.length:
+    if at is not None and at != length:
         raise LengthMismatch(
-            f"at: the session has {session.length} tokens, not {at}; continue from its length, or truncate it",
+            f"at: the session has {length} tokens, not {at}; continue from its length, or truncate it",
             param="at",
             expected=at,
-            actual=session.length,
+            actual=length,
         )
 
 

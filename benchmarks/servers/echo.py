@@ -12,7 +12,7 @@ from benchmarks.servers.bare import Application, application, serve
 
 RAN = Ran(
     kernel="fused", device="cpu", dtype="float32", version="0" * 64, flops=1, predicted_ms=0.1, predicted_low_ms=0.05,
-    predicted_high_ms=0.2, compute_ms=0.1, queue_ms=0.01, batch=1, peak_bytes=1,
+    predicted_high_ms=0.2, compute_ms=0.1, cpu_ms=0.1, queue_ms=0.01, batch=1, peak_bytes=1,
 )  # fmt: skip
 
 

@@ -157,3 +157,9 @@ def test_effects_where_there_are_no_queries_are_zero(client, tap):
     assert reply.effects.max.shape == (2, 1)
     assert not reply.effects.norm.any()
     assert not reply.effects.max.any()
+
+
+@pytest.mark.parametrize("operation", ["forward", "weights", "gradients"])
+def test_ran_tells_the_processors_share_of_the_time(client, operation):
+    ran = getattr(client.attention, operation)(np.ones((1, 2, 64, 16))).ran
+    assert 0 < ran.cpu_ms <= 1.05 * ran.compute_ms + 0.05  # two clocks

@@ -130,7 +130,7 @@ METHODS = {
 """The dotted name of the method of each operation; of several methods, the one that asks for its whole reply."""
 RAN = a.Ran(
     kernel="fused", device="cpu", dtype="float32", version="abc", flops=2_000, predicted_ms=1.0, predicted_low_ms=0.5,
-    predicted_high_ms=2.0, compute_ms=1.5,
+    predicted_high_ms=2.0, compute_ms=1.5, cpu_ms=1.4,
     queue_ms=0.1, batch=1, peak_bytes=4096,
 )  # fmt: skip
 INFO = m.ModuleInfo(

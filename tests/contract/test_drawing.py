@@ -32,7 +32,7 @@ from attention_contract.schemas.weights import HeadStatistics, WeightsDifference
 
 RAN = Ran(
     kernel="fused", device="cpu", dtype="float32", flops=1, predicted_ms=1, predicted_low_ms=1, predicted_high_ms=1,
-    compute_ms=1, queue_ms=0, batch=1, peak_bytes=1,
+    compute_ms=1, cpu_ms=1, queue_ms=0, batch=1, peak_bytes=1,
 )  # fmt: skip
 SMALL = PictureOptions(width=320)
 WORDS = ["[CLS]", "a", "cat", "$5", "\x00\n", "[SEP]"]

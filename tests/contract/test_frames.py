@@ -21,7 +21,7 @@ from attention_contract.schemas.sessions import (
 X = np.arange(8, dtype=np.float16).reshape(1, 2, 4)
 RAN = Ran(
     kernel="in_place", device="cpu", dtype="float16", flops=1, predicted_ms=1, predicted_low_ms=1, predicted_high_ms=1,
-    compute_ms=float("inf"), queue_ms=0, batch=1, peak_bytes=1,
+    compute_ms=float("inf"), cpu_ms=1, queue_ms=0, batch=1, peak_bytes=1,
 )  # fmt: skip
 GONE = SessionGone("it is gone", reason="evicted", request_id="r1")
 

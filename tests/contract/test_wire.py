@@ -14,7 +14,7 @@ from attention_contract.schemas.weights import WeightsReply
 ONE = {"dtype": "F32", "shape": [1], "data_offsets": [0, 4]}
 RAN = {
     "kernel": "fused", "device": "cpu", "dtype": "float32", "flops": 1, "predicted_ms": 0.1,
-    "predicted_low_ms": 0.05, "predicted_high_ms": 0.2, "compute_ms": 0.1,
+    "predicted_low_ms": 0.05, "predicted_high_ms": 0.2, "compute_ms": 0.1, "cpu_ms": 0.1,
     "queue_ms": float("nan"), "batch": 1, "peak_bytes": 1,
 }  # fmt: skip
 

@@ -39,7 +39,7 @@ DEFAULT_URL = "http://127.0.0.1:8000"
 ELISION = "…"
 VOLATILE = frozenset(
     {"kernel", "gradients_kernel", "decode_kernel", "predicted_ms", "predicted_low_ms", "predicted_high_ms"}
-    | {"compute_ms", "queue_ms", "peak_bytes", "request_id", "device", "device_name", "memory", "predicted"}
+    | {"compute_ms", "cpu_ms", "queue_ms", "peak_bytes", "request_id", "device", "device_name", "memory", "predicted"}
     | {"time_exponent", "limits", "decode"}
 )
 """Fields of replies that depend on the machine, its settings or the moment."""

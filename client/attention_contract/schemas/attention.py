@@ -222,6 +222,9 @@ class Ran(WireModel):
     """Nine of ten runs should take between the two."""
     compute_ms: float
     """Milliseconds on the device, without queueing."""
+    cpu_ms: float
+    """Milliseconds of ``compute_ms`` for which the thread that computed had a processor. Far less on a CPU tells of other
+    load there, and not of a wrong prediction; on a GPU it is the time to launch the work."""
     queue_ms: float
     """Milliseconds between admission and execution."""
     batch: int
@@ -326,6 +329,7 @@ EXAMPLE_REPLY: dict[str, Any] = {
         "predicted_low_ms": 0.16,
         "predicted_high_ms": 0.64,
         "compute_ms": 0.57,
+        "cpu_ms": 0.55,
         "queue_ms": 0.02,
         "batch": 1,
         "peak_bytes": 4250,

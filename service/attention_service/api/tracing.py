@@ -99,6 +99,7 @@ def _of_run(ran: Ran) -> dict[str, Any]:
         "attention.flops": float(ran.flops),
         "attention.predicted_ms": ran.predicted_ms,
         "attention.compute_ms": ran.compute_ms,
+        "attention.cpu_ms": ran.cpu_ms,
         "attention.peak_bytes": ran.peak_bytes,
         **({} if ran.version is None else {"attention.version": ran.version}),
     }

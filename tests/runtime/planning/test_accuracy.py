@@ -112,6 +112,15 @@ def test_a_burst_of_slow_runs_is_not_drift():
     assert alarms(normal, 1000, drift=drift, start=2560.0) == []
 
 
+def test_runs_that_waited_for_a_processor_are_not_drift():
+    drift = Drift()
+    waited = run(4.0, processor=1e-2)
+    assert (waited.covered, waited.covered_but_for_load) == (False, True)
+    assert not any(drift.see(waited, index * SPACING_S) for index in range(1000))
+    assert not run(4.0, processor=3e-2).covered_but_for_load
+    assert not run(0.5, processor=0.4e-2).covered_but_for_load
+
+
 def test_the_first_minutes_after_a_calibration_pass_before_another():
     drift = Drift()
     drift.restart(0.0)

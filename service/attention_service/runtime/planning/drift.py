@@ -6,6 +6,9 @@ between two hypotheses: three fifths of the runs lie outside their 90 % interval
 bound (Lorden 1971, Ann. Math. Stat. 42), a clock as bad as ``GOOD_ENOUGH`` is blamed wrongly once in a million counted
 runs at most, in the mean; one that covers nine of ten, once in 10^10.
 
+A run that was slow because other load had the processor counts as inside: its interval holds a time between that of the
+processor and the whole.
+
 Runs count only five seconds apart, since runs of one moment share their disturbances, and only if their predicted time
 is long enough to measure. So the alarm takes 13 counted runs at least, which is more than a minute of wrong predictions
 alone: a burst of slow runs does not raise it.
@@ -71,7 +74,7 @@ class Drift:
             return False
         found.counted = now
         found.runs += found.value < THRESHOLD
-        found.value = min(max(found.value + (INSIDE if run.covered else OUTSIDE), 0.0), THRESHOLD)
+        found.value = min(max(found.value + (INSIDE if run.covered_but_for_load else OUTSIDE), 0.0), THRESHOLD)
         if found.value < THRESHOLD or now - self._last < found.pause:
             return False
         came_back = self._last > -math.inf and found.runs <= SOON

@@ -36,6 +36,8 @@ class Run:
     """Measured; None if the device cannot measure it."""
     batch: int = 1
     """Number of requests that ran together."""
+    processor: float | None = None
+    """Seconds without the time that other load took; None for all of them."""
 
     @property
     def ratio(self) -> float:
@@ -46,6 +48,12 @@ class Run:
     def covered(self) -> bool:
         """True if the time was within the interval of nine runs in ten."""
         return self.predicted.low <= self.seconds <= self.predicted.high
+
+    @property
+    def covered_but_for_load(self) -> bool:
+        """True if the interval holds a time between the processor's and the whole: other load explains the rest."""
+        least = self.seconds if self.processor is None else self.processor
+        return self.predicted.low <= self.seconds and least <= self.predicted.high
 
 
 class Accuracy:

@@ -36,6 +36,8 @@ class Ended:
     """Seconds between admission and execution."""
     seconds: float
     """Seconds of the whole pass on the device."""
+    processor: float
+    """Seconds for which the thread of the pass had a processor."""
     batch: int = 1
     """Requests in the pass."""
 
@@ -56,6 +58,7 @@ def ran(job: Job, ended: Ended, device: Device) -> Ran:
             "predicted_low_ms": predicted.low * 1e3,
             "predicted_high_ms": predicted.high * 1e3,
             "compute_ms": ended.seconds * 1e3,
+            "cpu_ms": ended.processor * 1e3,
             "queue_ms": ended.queued * 1e3,
             "batch": ended.batch,
             "peak_bytes": own.peak_bytes,
@@ -99,6 +102,9 @@ class Observation:
     seconds: float
     peak_bytes: int | None
     """Measured; None if the device cannot measure it."""
+    processor: float
+    """Seconds for which the thread of the run had a processor."""
+    on_gpu: bool
     batch: int = 1
     alone: bool = True
     """True if no long work ran at the same time."""
@@ -108,7 +114,9 @@ class Observation:
         """The run, with its prediction."""
         plan = self.plan
         purpose, peaks = self.prepared.purpose, (plan.peak_bytes, self.peak_bytes)
-        return Run(plan.kernel, purpose, plan.predicted, self.seconds, *peaks, self.batch)
+        # On a GPU the processor launches the work alone, and its time says nothing of the device's.
+        processor = self.seconds if self.on_gpu else min(self.processor, self.seconds)
+        return Run(plan.kernel, purpose, plan.predicted, self.seconds, *peaks, self.batch, processor)
 
 
 @dataclass(slots=True)
@@ -160,27 +168,29 @@ class Pass:
             return outcome
 
     def _together(self, batch: Batch, device: Device) -> Outcome:
-        fields, started, ended, peak = _timed(lambda: batch.run(device.torch), device)
+        fields, started, ended, processor, peak = _timed(lambda: batch.run(device.torch), device)
         answers = [
-            Ended(each, batch.plan, started - waiting.admitted, ended - started, len(fields))
+            Ended(each, batch.plan, started - waiting.admitted, ended - started, processor, len(fields))
             for waiting, each in zip(self.taken, fields, strict=True)
         ]
         clock, prepared = self.taken[0].clock, batch.jobs[0].prepared
-        return Outcome(answers, [Observation(prepared, batch.plan, clock, ended, ended - started, peak, len(fields))])
+        seconds, on_gpu = ended - started, device.is_cuda
+        seen = Observation(prepared, batch.plan, clock, ended, seconds, peak, processor, on_gpu, len(fields))
+        return Outcome(answers, [seen])
 
 
 def run_alone(job: Job, clock: Clock, admitted: float, device: Device) -> tuple[Ended, Observation]:
     """Run a job by itself; blocks. Raises what the job raises, but NeverFits if memory runs out."""
     try:
-        fields, started, ended, peak = _timed(job.run, device)
+        fields, started, ended, processor, peak = _timed(job.run, device)
     except Exception as fault:
         if _out_of_memory(fault):
             raise _never_fits(job) from fault
         device.note(fault)
         raise
     seconds = ended - started
-    return Ended(fields, job.plan, started - admitted, seconds), Observation(
-        job.prepared, job.plan, clock, ended, seconds, peak
+    return Ended(fields, job.plan, started - admitted, seconds, processor), Observation(
+        job.prepared, job.plan, clock, ended, seconds, peak, processor, device.is_cuda
     )
 
 
@@ -211,12 +221,13 @@ def _alone(waiting: Waiting, device: Device, runs: list[Observation]) -> Any:
     return ended
 
 
-def _timed(work: Callable[[], Any], device: Device) -> tuple[Any, float, float, int | None]:
+def _timed(work: Callable[[], Any], device: Device) -> tuple[Any, float, float, float, int | None]:
+    """Return the result, its begin and end, the processor's seconds on this thread, and the measured peak."""
     device.await_parameters()
     peak = device.peak_meter()
-    started = time.monotonic()
+    started, busy = time.monotonic(), time.thread_time()
     result = work()
-    return result, started, time.monotonic(), peak()
+    return result, started, time.monotonic(), time.thread_time() - busy, peak()
 
 
 def _out_of_memory(fault: Exception) -> bool:

@@ -155,7 +155,7 @@ async def _in_parts(
         runs.append(said)
     if len(runs) == 1:
         return outputs[0], runs[0]
-    summed = ("flops", "predicted_ms", "predicted_low_ms", "predicted_high_ms", "compute_ms", "queue_ms")
+    summed = ("flops", "predicted_ms", "predicted_low_ms", "predicted_high_ms", "compute_ms", "cpu_ms", "queue_ms")
     total: dict[str, Any] = {name: sum(getattr(said, name) for said in runs) for name in summed}
     total["peak_bytes"] = max(said.peak_bytes for said in runs)
     whole = np.concatenate([fields["output"] for fields in outputs], axis=-2)

@@ -4,15 +4,23 @@ Each is a flag of ``attention serve``, an ``ATTENTION_*`` variable and a line of
 a variable over ``.env``.
 """
 
+import ipaddress
+import os
+import re
 from pathlib import Path
-from typing import Literal
+from typing import Final, Literal
 
 from platformdirs import user_data_path
-from pydantic import ByteSize, Field
+from pydantic import ByteSize, Field, field_validator
 from pydantic_settings import BaseSettings, SettingsConfigDict
 
 from attention_contract.json_reading import MAX_ITEMS
 from attention_contract.schemas.complexity import MAX_SWEEP
+
+MAX_THREADS: Final = max(64, 4 * (os.cpu_count() or 1))
+"""More would only wait for each other; far more end the process."""
+_ORIGIN: Final = re.compile(r"\*|[a-z][a-z0-9+.-]*://[^/\s*?#@]+", re.IGNORECASE)
+_HOST: Final = re.compile(r"\*|(\*\.)?[^/\s*?#@:]+|[0-9a-f:.]+", re.IGNORECASE)
 
 
 class Settings(BaseSettings):
@@ -69,7 +77,7 @@ class Settings(BaseSettings):
     device: str = "auto"
     """Device of the modules: cpu, cuda, cuda:1, …; auto takes CUDA if there is one."""
 
-    memory_budget: ByteSize | None = None
+    memory_budget: ByteSize | None = Field(default=None, gt=0)
     """Bytes that resident modules and running requests may hold together, as in 8GiB; default: 80 % of free memory."""
 
     max_body_bytes: ByteSize = Field(default=ByteSize(2**30), ge=1024)
@@ -167,7 +175,7 @@ class Settings(BaseSettings):
     max_queue: int = Field(default=256, ge=1)
     """Requests that may wait for the device; more are refused with 429."""
 
-    threads: int | None = Field(default=None, ge=1)
+    threads: int | None = Field(default=None, ge=1, le=MAX_THREADS)
     """Threads of one computation on the CPU; default: one for each core."""
 
     calibrate: bool = True
@@ -186,6 +194,34 @@ class Settings(BaseSettings):
 
     log_format: Literal["console", "json"] = "console"
     """Lines for people, or one JSON object a line."""
+
+    @field_validator("allowed_origins")
+    @classmethod
+    def _check_origins(cls, text: str) -> str:
+        return _each(
+            text, _ORIGIN, "an origin; expected scheme://host or scheme://host:port, as in https://page.example"
+        )
+
+    @field_validator("allowed_hosts")
+    @classmethod
+    def _check_hosts(cls, text: str) -> str:
+        return _each(text, _HOST, "the name of a host; expected it without scheme, port and path, as in box.example")
+
+    @field_validator("trusted_proxies")
+    @classmethod
+    def _check_proxies(cls, text: str) -> str:
+        for part in listed(text):
+            if part != "*":
+                ipaddress.ip_network(part)
+        return text
+
+
+def _each(text: str, form: re.Pattern[str], expected: str) -> str:
+    """The text, once each part of it has the form. Raises ValueError."""
+    for part in listed(text):
+        if form.fullmatch(part) is None:
+            raise ValueError(f"{part[:80]!r} is not {expected}")
+    return text
 
 
 def listed(text: str) -> list[str]:

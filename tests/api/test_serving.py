@@ -160,7 +160,7 @@ def test_the_command_serves_on_uvloop_and_other_threads_do_not_keep_it_waiting_f
         assert server.config.http_protocol_class is GuardedHttp
         assert server.config.get_loop_factory() is uvloop.new_event_loop
 
-    monkeypatch.setattr(command.Server, "run", run)
+    monkeypatch.setattr(Server, "run", run)
     before = sys.getswitchinterval()
     try:
         command.serve(["--models-dir", str(tmp_path), "--port", "0", "--log-level", "error"])

@@ -297,8 +297,8 @@ def test_a_server_that_others_reach_does_not_start_without_a_key(tmp_path, capsy
 
 
 def test_the_first_start_makes_a_key_once_and_prints_it(tmp_path, capsys, monkeypatch):
-    monkeypatch.setattr("attention_service.__main__.Server", NoServer)
-    monkeypatch.setattr("attention_service.__main__.configure_logging", lambda *_: None)
+    monkeypatch.setattr("attention_service.commands.Server", NoServer)
+    monkeypatch.setattr("attention_service.commands.configure_logging", lambda *_: None)
     start = ["--host", "0.0.0.0", "--port", "0", "--first-key", "true", "--models-dir", str(tmp_path)]
     assert serve(start) == serve(start) == 0
     printed = capsys.readouterr().out

@@ -61,7 +61,10 @@ class Hosts:
 
 
 def check_site(method: str, scheme: str, headers: Headers, allowed: Collection[str]) -> str | None:
-    """``scheme``: by which the request came. Return the origin of a page of another site that may ask, or None. Raises Forbidden for any other such page."""
+    """Return the origin of a page of another site that may ask, or None. Raises Forbidden for any other such page.
+
+    scheme: that by which the request came.
+    """
     origin, site = header(headers, b"origin"), headers.get(b"sec-fetch-site")
     if origin is None and site is None:
         return None
@@ -106,7 +109,7 @@ def _follows_a_link(method: str, headers: Headers) -> bool:
 
 @lru_cache(maxsize=256)
 def _name_of(given: bytes) -> str:
-    """The name in a Host header, without its port and without the brackets of an IPv6 address; all of it if it is none."""
+    """The name in a Host header, without a port and the brackets of an IPv6 address; all of it if it is no such."""
     text = str(given, "latin-1").strip().lower()
     found = _HOST.fullmatch(text)
     return text if found is None else found[1] or found[2].rstrip(".")

@@ -1,0 +1,121 @@
+"""The work of the commands ``attention serve``, ``calibrate`` and ``fetch``, once their settings are checked."""
+
+import math
+import signal
+import sys
+import time
+from contextlib import suppress
+from datetime import UTC, datetime
+
+from attention_contract.errors import AttentionError
+from attention_service.api.access.api_keys import FILE, create_key, read_keys
+from attention_service.api.access.layer import needs_keys, unsafe_start
+from attention_service.api.access.scopes import EVERY
+from attention_service.api.app import create_app
+from attention_service.api.descriptors import raise_descriptor_limit
+from attention_service.api.log_setup import configure_logging
+from attention_service.api.serving import Server
+from attention_service.cost import Calibrated
+from attention_service.modules.checkpoints import hub
+from attention_service.runtime.calibration import stored
+from attention_service.runtime.calibration.calibrating import SECONDS, Calibration, TooBusyError
+from attention_service.runtime.device import BUDGET_SHARE, Device, resolve
+from attention_service.settings import Settings
+
+SWITCH_S = 5e-4
+"""Seconds after which a busy thread gives the interpreter to the event loop. Python's default is ten times longer."""
+
+
+def run_server(settings: Settings) -> int:
+    """Run the server until it is stopped. Returns the exit status."""
+    if not (_has_device(settings) and _may_start(settings)):
+        return 2
+    configure_logging(settings.log_level, settings.log_format)
+    raise_descriptor_limit()
+    server = Server(
+        create_app(settings),
+        host=settings.host,
+        port=settings.port,
+        timeout_graceful_shutdown=settings.drain_seconds,
+    )
+    sys.setswitchinterval(SWITCH_S)
+    if signal.getsignal(signal.SIGHUP) is signal.SIG_DFL:  # a terminal that closes; nohup ignores it
+        signal.signal(signal.SIGHUP, server.handle_exit)
+    server.run()
+    return 0 if server.started else 1
+
+
+def calibrate_device(settings: Settings) -> int:
+    """Measure the device and keep what was found. Returns the exit status."""
+    if not _has_device(settings):
+        return 2
+    device = Device.open(settings.device, settings.threads)
+    budget = settings.memory_budget
+    room = int(BUDGET_SHARE * device.free_bytes()) if budget is None else budget
+    sys.stderr.write(f"measuring {device.name} ({device.model}) for at most {SECONDS:.0f} seconds\n")
+    started = time.monotonic()
+    calibration = Calibration(device, room)
+    while calibration.step():
+        if calibration.points % 20 == 0 and sys.stderr.isatty():
+            sys.stderr.write(f"\r{calibration.points} requests")
+    try:
+        clock = calibration.clock()
+    except TooBusyError as fault:
+        sys.stderr.write(f"\r{fault}\n")
+        return 1
+    sys.stderr.write(f"\r{calibration.points} requests in {time.monotonic() - started:.0f} seconds\n")
+    sys.stdout.write(_table(clock))
+    try:
+        stored.save(settings.models_dir, device, stored.Stored(clock, datetime.now(UTC), calibration.points))
+    except OSError as fault:
+        sys.stderr.write(f"what was found could not be kept: {fault.strerror}: {settings.models_dir}\n")
+        return 1
+    return 0
+
+
+def fetch_checkpoint(settings: Settings, repository: str, revision: str | None) -> int:
+    """Fetch a checkpoint from the hub. Returns the exit status."""
+    try:
+        folder = hub.fetch(settings.models_dir, repository, revision)
+    except AttentionError as fault:
+        sys.stderr.write(f"{fault.detail}\n")
+        return 1
+    sys.stdout.write(f"{folder}\n")
+    return 0
+
+
+def _has_device(settings: Settings) -> bool:
+    """Return True if the device is there; if not, say so."""
+    try:
+        resolve(settings.device)
+    except ValueError as fault:
+        sys.stderr.write(f"--device (ATTENTION_DEVICE): {fault}\n")
+        return False
+    return True
+
+
+def _may_start(settings: Settings) -> bool:
+    """Make the first key if that is asked for. Return True if callers need no key or there is one; if not, say so."""
+    try:
+        known = read_keys(settings.models_dir)
+    except (OSError, ValueError) as fault:
+        sys.stderr.write(f"{settings.models_dir / FILE}: the API keys cannot be read: {fault}\n")
+        return False
+    if settings.first_key and needs_keys(settings) and not known:
+        with suppress(ValueError):  # another server on the same folder was faster
+            key = create_key(settings.models_dir, "first", sorted(EVERY))
+            sys.stdout.write(f"the API key `first`, which is shown only now: {key}\n")
+            sys.stdout.flush()
+    reason = unsafe_start(settings)
+    if reason is not None:
+        sys.stderr.write(reason)
+    return reason is None
+
+
+def _table(clock: Calibrated) -> str:
+    """A table of the spread of single runs around their prediction, by kind."""
+    rows = [
+        f"{kind:<24}{math.expm1(spread.low):+8.0%}{math.expm1(spread.high):+8.0%}\n"
+        for kind, spread in sorted(clock.spreads.items())
+    ]
+    return f"{'nine of ten runs':<24}{'from':>8}{'to':>8}\n" + "".join(rows)

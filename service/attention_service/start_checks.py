@@ -1,0 +1,101 @@
+"""Checks of a start, each fault told in one line. They need no PyTorch, which takes seconds to import."""
+
+import os
+import re
+import socket
+import ssl
+import sys
+from collections.abc import Iterator, Sequence
+from difflib import get_close_matches
+from typing import Final, TypeVar
+
+from dotenv import dotenv_values
+from pydantic import ValidationError
+from pydantic_settings import CliApp
+
+from attention_service.settings import Settings
+
+SettingsT = TypeVar("SettingsT", bound=Settings)
+_PREFIX: Final = "ATTENTION_"
+_OTHERS: Final = frozenset({"ATTENTION_URL", "ATTENTION_API_KEY"})
+"""Variables of the client."""
+_DEVICE: Final = re.compile(r"auto|cpu|cuda(:\d+)?")
+
+
+def checked_settings(kind: type[SettingsT], arguments: Sequence[str] | None) -> SettingsT | None:
+    """Return the settings; None if they are wrong, which is told on standard error."""
+    try:
+        settings = CliApp.run(kind, cli_args=list(sys.argv[1:] if arguments is None else arguments))
+    except ValidationError as fault:
+        _tell(f"{_named('_'.join(map(str, each['loc'])))}: {each['msg']}" for each in fault.errors(include_url=False))
+        return None
+    return None if _tell(_faults(settings)) else settings
+
+
+def can_listen(settings: Settings) -> bool:
+    """Return True if the port is free; if not, tell it."""
+    return not _tell(_faults_of_port(settings.host, settings.port))
+
+
+def _tell(faults: Iterator[str]) -> bool:
+    """Write each on a line of standard error. Returns True if there was one."""
+    told = False
+    for fault in faults:
+        sys.stderr.write(f"{fault}\n")
+        told = True
+    return told
+
+
+def _named(setting: str) -> str:
+    return f"--{setting.replace('_', '-')} ({_PREFIX}{setting.upper()})"
+
+
+def _faults(settings: Settings) -> Iterator[str]:
+    yield from _misspelt()
+    if _DEVICE.fullmatch(settings.device) is None:
+        yield f"{_named('device')}: device {settings.device!r} is not known; expected auto, cpu, cuda or cuda:N"
+    yield from _faults_of_certificate(settings)
+    try:
+        settings.models_dir.mkdir(parents=True, exist_ok=True)
+    except OSError as fault:
+        yield f"{_named('models_dir')}: {fault.strerror}: {settings.models_dir}"
+
+
+def _misspelt() -> Iterator[str]:
+    """Variables, of the environment and of ``.env``, whose name is nearly that of a setting.
+
+    Other names with the prefix may be there for somebody else: Kubernetes makes some of a service's name.
+    """
+    known = _OTHERS | {f"{_PREFIX}{name.upper()}" for name in Settings.model_fields}
+    for name in sorted({*os.environ, *dotenv_values(".env")} - known):
+        if name.startswith(_PREFIX) and (near := get_close_matches(name, known, 1, cutoff=0.85)):
+            yield f"{name}: there is no such setting; did you mean {near[0]}?"
+
+
+def _faults_of_certificate(settings: Settings) -> Iterator[str]:
+    certificate, key = settings.ssl_certfile, settings.ssl_keyfile
+    if certificate is None:
+        if key is not None:
+            yield f"{_named('ssl_keyfile')}: {key} is the key of no certificate; name that with --ssl-certfile"
+        return
+    for name, path in (("ssl_certfile", certificate), ("ssl_keyfile", key)):
+        try:
+            if path is not None:
+                path.open("rb").close()
+        except OSError as fault:
+            yield f"{_named(name)}: {fault.strerror}: {path}"
+            return
+    try:
+        ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER).load_cert_chain(certificate, key)
+    except ssl.SSLError as fault:
+        files = " and ".join(map(str, filter(None, (certificate, key))))
+        yield f"{_named('ssl_certfile')}: expected a certificate and its key (PEM) in {files}: {fault}"
+
+
+def _faults_of_port(host: str, port: int) -> Iterator[str]:
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    try:
+        socket.create_server((host, port), family=family).close()
+    except OSError as fault:
+        reason = str(fault.strerror).partition(" (while")[0].lower()
+        yield f"{_named('port')}: cannot listen on {host}:{port}: {reason}"

@@ -136,3 +136,11 @@ def test_marks_are_factors_and_slopes_are_powers():
     plain = replace(term, marks=(), slopes=())
     curves = Curves(RATES, logs)
     assert curves.seconds([term]) == pytest.approx(3 * np.exp(2) * curves.seconds([plain]))
+
+
+def test_products_of_half_types_take_their_own_rate():
+    term = Term("product x", "half flop", 1e9)
+    known, slow = (Curves(replace(RATES, half_flops_per_s=rate)).seconds([term]) for rate in (None, 1e8))
+    assert known == Curves(RATES).seconds([Term("product x", "flop", 1e9)])
+    assert slow == pytest.approx(10 * Curves(replace(RATES, half_flops_per_s=1e9)).seconds([term]))
+    assert slow > known

@@ -18,6 +18,9 @@ _ROWS = tuple(range(0, 15, 3))
 """Nodes of the piecewise linear curves, as logarithms to base 2; beyond the ends the rate is constant."""
 _STARTS_OF_A_CALL = 4
 _PASSES = {"byte": 4, "element": 8}
+_HALF = 2.4
+"""Rate of products of half types over that of float32 on the processor of the typical curves, which has instructions
+for them: those curves say how much faster than float32 they are there."""
 _TEXT_S, _ENCODED_S = 1e-7, 2e-9
 """Guesses for work that was never measured: steps that share the start of a call, bytes moved per counted byte or per
 element, and the seconds to read or write one number as text, or a byte in base64."""
@@ -71,6 +74,9 @@ def guess(term: Term, rates: Rates) -> float:
             each = rates.overhead_s / _STARTS_OF_A_CALL
         case "flop":
             each = 1 / rates.flops_per_s
+        case "half flop":
+            half = rates.half_flops_per_s
+            each = 1 / rates.flops_per_s if half is None else _HALF / half
         case "text":
             each = _TEXT_S
         case "encoded":

@@ -39,6 +39,9 @@ class Rates:
     """Seconds to start one attention, however small."""
     link_bytes_per_s: float | None = None
     """Bytes a second between the host and a device with memory of its own; None if they share memory."""
+    half_flops_per_s: float | None = None
+    """Floating-point operations a second in a product of half types, which may be a fiftieth of those of float32 on a
+    CPU; None if it is not measured."""
 
     def seconds(self, flops: float, moved: float, kernel: Kernel, starts: float = 1) -> float:
         """Return the time of arithmetic, traffic and starts, by a kernel."""

@@ -230,7 +230,10 @@ def measure_rates(device: torch.device) -> Rates:
     product = _median_seconds(lambda: a @ a, device)
     copy = _median_seconds(lambda: other.copy_(big), device)
     start = _median_seconds(lambda: attend(tiny), device)
-    link = None
+    link = half = None
+    if device.type == "cpu":  # weights times values: larger products of half types are slower without instructions
+        weights, values = torch.rand(4, 256, 256).bfloat16(), torch.rand(4, 256, 64).bfloat16()
+        half = 2 * weights.numel() * 64 / _median_seconds(lambda: weights @ values, device)
     if device.type == "cuda":
         host = torch.empty(2**24, dtype=torch.uint8)
         link = host.nbytes / _median_seconds(lambda: host.to(device), device)
@@ -238,16 +241,18 @@ def measure_rates(device: torch.device) -> Rates:
         flops_per_s=2 * side**3 / product,
         bytes_per_s=2 * big.nbytes / copy,
         overhead_s=start,
+        half_flops_per_s=half,
         link_bytes_per_s=link,
     )
 
 
 def _median_seconds(work: Callable[[], object], device: torch.device, rounds: int = 5) -> float:
-    times = []
+    # On a CPU the processor's time, which other load does not lengthen.
+    now, times = time.perf_counter if device.type == "cuda" else time.thread_time, []
     for _ in range(rounds + 1):
-        started = time.perf_counter()
+        started = now()
         work()
         if device.type == "cuda":
             torch.cuda.synchronize(device)
-        times.append(time.perf_counter() - started)
+        times.append(now() - started)
     return median(times[1:])

@@ -7,7 +7,7 @@ from typing import Literal
 
 from attention_service.cost.workload import Workload
 
-Unit = Literal["start", "flop", "byte", "element", "text", "encoded", "link"]
+Unit = Literal["start", "flop", "half flop", "byte", "element", "text", "encoded", "link"]
 
 
 @dataclass(frozen=True)
@@ -16,8 +16,8 @@ class Term:
 
     name: str
     unit: Unit
-    """Unit of the amount. A start is the constant cost of an operation; text is counted by its numbers, encoded data by
-    its bytes; a link carries bytes between host and device."""
+    """Unit of the amount. A half flop is one of half types; a start is the constant cost of an operation; text is
+    counted by its numbers, encoded data by its bytes; a link carries bytes between host and device."""
     amount: float
     size: float | None = None
     """Logarithm to base 2 of the work done at a time; None if the rate does not depend on it."""
@@ -43,11 +43,17 @@ _ROWS = 5
 """Logarithm to base 2: a product with more rows than this is one of matrices, not of a matrix and vectors."""
 
 
-def product(name: str, flops: float, depth: int, work: Workload, matrices: int = 1, rows: int = 2**_ROWS) -> Term:
-    """Return ``matrices`` matrix products of ``rows`` rows, whose sums have ``depth`` terms."""
+def product(
+    name: str, flops: float, depth: int, work: Workload, matrices: int = 1, rows: int = 2**_ROWS, *, wide: bool = False
+) -> Term:
+    """Return ``matrices`` matrix products of ``rows`` rows, whose sums have ``depth`` terms.
+
+    wide: half types are multiplied in float32.
+    """
     of_one = flops / max(matrices, 1)
     slopes = (("depth", lg(depth) - 6), ("matrices", lg(matrices) - 3), ("rows", min(lg(rows), _ROWS) - _ROWS))
-    return Term(f"product {name}", "flop", flops, lg(of_one), marks=(_dtype(work),), slopes=slopes)
+    unit: Unit = "half flop" if work.itemsize == 2 and not wide else "flop"
+    return Term(f"product {name}", unit, flops, lg(of_one), marks=(_dtype(work),), slopes=slopes)
 
 
 def moved(name: str, of_bytes: float, work: Workload) -> Term:

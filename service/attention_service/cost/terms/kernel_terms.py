@@ -47,7 +47,7 @@ def of_other(work: Workload, kernel: str) -> Iterator[Term]:
     share, heads = executed_share(work, kernel), work.batch * work.heads
     flops = (score_cost(work).pair_products + 2 * work.value_dim) * work.pairs * work.heads * share
     yield start(kernel)
-    yield product(kernel, flops, work.head_dim, work, heads, work.queries)
+    yield product(kernel, flops, work.head_dim, work, heads, work.queries, wide=True)
     yield moved(kernel, traffic(replace(work, taps=frozenset({"output"})), kernel).moved, work)
 
 
@@ -58,7 +58,7 @@ def stages(work: Workload, *, weighed: bool = True) -> Iterator[Term]:
     c, n = score_itemsize(work), softmax_itemsize(work)
     yield start("stages")
     yield from factors(work)
-    yield product("scores", score_cost(work).pair_products * pairs, work.head_dim, work, heads, work.queries)
+    yield product("scores", score_cost(work).pair_products * pairs, work.head_dim, work, heads, work.queries, wide=True)
     tokens = work.batch * (work.heads * work.queries + work.kv_heads * work.keys)
     yield moved("queries and keys", tokens * work.head_dim * c, work)
     if work.spec.softcap is not None:
@@ -168,7 +168,7 @@ def blocked(work: Workload) -> Iterator[Term]:
     yield start("block of queries", counted.blocks)
     yield start("tile", tiles)
     yield replace(
-        product("tiles", products * pairs, work.head_dim, work, max(tiles, 1)),
+        product("tiles", products * pairs, work.head_dim, work, max(tiles, 1), wide=True),
         slopes=(("depth", lg(work.head_dim) - 6),),
     )
     yield from factors(work, max(1.0, tiles / max(counted.blocks, 1)))

@@ -57,6 +57,7 @@ class _Rates(BaseModel):
     flops_per_s: float = Field(ge=1, le=1e21, allow_inf_nan=False)
     bytes_per_s: float = Field(ge=1, le=1e21, allow_inf_nan=False)
     overhead_s: float = Field(ge=1e-12, le=1e3, allow_inf_nan=False)
+    half_flops_per_s: float | None = Field(None, ge=1, le=1e21, allow_inf_nan=False)
     link_bytes_per_s: float | None = Field(None, ge=1, le=1e21, allow_inf_nan=False)
 
 

@@ -45,6 +45,10 @@ class Settings(BaseSettings):
     port: int = Field(default=8000, ge=0, le=65535)
     """Port to listen on; 0 takes a free one."""
 
+    health_port: int | None = Field(default=None, ge=0, le=65535)
+    """A further port that answers /health/live and /health/ready from a thread of its own, however busy the server is;
+    0 takes a free one. Default: none. Plain HTTP, on the same address."""
+
     require_keys: bool | None = None
     """Ask every caller for an API key; default: unless only this machine can reach the server. false lets everybody in
     who can reach it."""

@@ -33,8 +33,14 @@ def checked_settings(kind: type[SettingsT], arguments: Sequence[str] | None) -> 
 
 
 def can_listen(settings: Settings) -> bool:
-    """Return True if the port is free; if not, tell it."""
-    return not _tell(_faults_of_port(settings.host, settings.port))
+    """Return True if the ports are free; if not, tell it."""
+    ports = {"port": settings.port, "health_port": settings.health_port}
+    return not _tell(
+        fault
+        for name, port in ports.items()
+        if port is not None
+        for fault in _faults_of_port(name, settings.host, port)
+    )
 
 
 def _tell(faults: Iterator[str]) -> bool:
@@ -92,10 +98,10 @@ def _faults_of_certificate(settings: Settings) -> Iterator[str]:
         yield f"{_named('ssl_certfile')}: expected a certificate and its key (PEM) in {files}: {fault}"
 
 
-def _faults_of_port(host: str, port: int) -> Iterator[str]:
+def _faults_of_port(name: str, host: str, port: int) -> Iterator[str]:
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     try:
         socket.create_server((host, port), family=family).close()
     except OSError as fault:
         reason = str(fault.strerror).partition(" (while")[0].lower()
-        yield f"{_named('port')}: cannot listen on {host}:{port}: {reason}"
+        yield f"{_named(name)}: cannot listen on {host}:{port}: {reason}"

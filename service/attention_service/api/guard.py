@@ -55,6 +55,8 @@ class Guard:
         self.name_of = name_of
         self.stopping_at: float | None = None
         """The time of ``time.monotonic`` at which bodies are no longer waited for; None while the server runs."""
+        self.swept_at = time.monotonic()
+        """The time of ``time.monotonic`` of the last check. The event loop turned then."""
         self._open: set[Line] = set()
         self._addresses: Counter[str] = Counter()
         self._reported: Counter[str] = Counter()
@@ -105,6 +107,7 @@ class Guard:
 
     def sweep(self, now: float) -> None:
         """Cut the connections that exceed a deadline at this time, and log how many were refused or cut."""
+        self.swept_at = now
         for line in tuple(self._open):
             line.check(now)
         if new := self.ended - self._reported:

@@ -16,6 +16,7 @@ from attention_service.api.descriptors import backlog
 from attention_service.api.guard import Guard
 from attention_service.api.guarded_http import GuardedHttp
 from attention_service.api.guarded_stream import GuardedStream
+from attention_service.api.health_listener import HealthListener
 from attention_service.settings import Settings
 
 NOTICE_S: Final = 0.25
@@ -46,6 +47,7 @@ class Server(uvicorn.Server):
             "ws_max_size": min(MAX_FRAME_BYTES, own.max_body_bytes),
             "ws_per_message_deflate": False,  # compressing numbers takes longer than sending them
         }
+        self.health = None if own.health_port is None else HealthListener(app)
         logging.getLogger("uvicorn.error").addFilter(_no_debug)
         super().__init__(
             uvicorn.Config(app, log_config=None, access_log=False, server_header=False, **(defaults | settings))
@@ -60,6 +62,8 @@ class Server(uvicorn.Server):
         """Listen, and check connections from now on."""
         await super().startup(sockets)
         self._watching = asyncio.create_task(self._guard.watch())
+        if self.health is not None:
+            self.health.start()
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
         """Take no new work and finish what is in flight. A second Ctrl-C stops at once."""
@@ -83,3 +87,5 @@ class Server(uvicorn.Server):
             config.timeout_graceful_shutdown = max(allowed - int(time.monotonic() - began), 0)
         await super().shutdown(sockets)
         self._watching.cancel()
+        if self.health is not None:
+            self.health.stop()

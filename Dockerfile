@@ -36,21 +36,24 @@ RUN pip install --no-deps --prefix /opt/project .
 FROM python:${PYTHON_VERSION}-slim AS runtime
 RUN groupadd --gid 10001 attention \
     && useradd --uid 10001 --gid attention --no-create-home --home-dir /tmp --shell /usr/sbin/nologin attention \
-    && install -d -o attention -g attention /data
-# HOME is /tmp: beside /data the only place that is writable when the root file system is not.
+    && install -d -o attention -g attention /data /cache
+# HOME is /tmp: beside /data and /cache the only place that is writable when the root file system is not. The loops over
+# caches are compiled once for each /cache, 3 to 20 s.
 ENV PATH=/opt/attention/bin:$PATH \
     HOME=/tmp \
+    NUMBA_CACHE_DIR=/cache \
     PYTHONDONTWRITEBYTECODE=1 \
     PYTHONUNBUFFERED=1 \
     ATTENTION_HOST=0.0.0.0 \
     ATTENTION_PORT=8000 \
+    ATTENTION_HEALTH_PORT=8001 \
     ATTENTION_MODELS_DIR=/data
 USER 10001:10001
-VOLUME /data
-EXPOSE 8000
+VOLUME ["/data", "/cache"]
+EXPOSE 8000 8001
 STOPSIGNAL SIGTERM
 HEALTHCHECK --interval=5s --timeout=5s --start-period=60s --retries=3 \
-    CMD ["python", "-c", "import os, ssl, urllib.request as r; e = os.environ; r.urlopen(f'http{\"s\" * bool(e.get(\"ATTENTION_SSL_CERTFILE\"))}://127.0.0.1:{e[\"ATTENTION_PORT\"]}/health/ready', timeout=4, context=ssl._create_unverified_context())"]
+    CMD ["python", "-c", "import os, urllib.request as r; r.urlopen(f'http://127.0.0.1:{os.environ[\"ATTENTION_HEALTH_PORT\"]}/health/ready', timeout=4)"]
 ENTRYPOINT ["attention"]
 CMD ["serve"]
 

@@ -33,7 +33,7 @@ class HealthListener:
         self._served = served
         settings: Settings = served.state.settings
         self.state = SimpleNamespace(guard=Guard(settings, lambda _: "health"))
-        """Where connections find their limits, which are those of the server's own."""
+        """The limits of its connections, which are those of the server's own."""
         self._server = uvicorn.Server(
             uvicorn.Config(
                 self, host=settings.host, port=settings.health_port or 0, http=GuardedHttp, ws="none", lifespan="on",

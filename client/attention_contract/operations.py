@@ -296,7 +296,9 @@ recording_rollout = Operation(
 OF_SESSION: Final = (e.SessionNotFound, e.SessionGone, e.LengthMismatch, e.VersionMismatch)
 
 list_sessions = Operation(
-    "list_sessions", "GET", "/v1/sessions", None, t.SessionList, "Every session, as a tree, and their memory",
+    "list_sessions", "GET", "/v1/sessions", t.ListSessions, t.SessionList,
+    "Sessions page by page, as a tree, and the memory of all",
+    (*ANY_TIME, e.InvalidRequest),
 )  # fmt: skip
 open_session = Operation(
     "open_session", "POST", "/v1/modules/{name}/sessions", t.OpenSession, t.SessionInfo,

@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 import safetensors.numpy
 
+from attention_client import Client
 from attention_contract.wire import SAFETENSORS
 from tests.api.talk import post, problem, refuse
 
@@ -140,3 +141,27 @@ def test_a_refused_step_names_its_fault_and_appends_nothing(lane, session, body,
     document = refuse(lane, f"{session}/step", **body)
     assert (document["status"], document["param"]) == (422, param)
     assert lane.get(session).json()["length"] == 0
+
+
+def test_sessions_are_listed_page_by_page(lane):
+    before = lane.get("/v1/sessions?limit=1").json()["total"]
+    ids = [lane.post(f"/v1/modules/{MODULE}/sessions", json={}).json()["session"] for _ in range(101)]
+    found, cursor = [], ""
+    while cursor is not None:
+        page = lane.get(f"/v1/sessions?limit=40{cursor and '&cursor='}{cursor}").json()
+        assert len(page["sessions"]) <= 40
+        assert page["total"] == before + 101
+        found += [each["session"] for each in page["sessions"]]
+        cursor = page.get("next")
+    assert (found[before:], len(lane.get("/v1/sessions").json()["sessions"])) == (ids, 100)
+    with Client(str(lane.base_url)) as client:
+        assert [each.session for each in client.sessions.list().sessions] == found
+        assert [each.session for each in client.sessions.list(limit=2).sessions] == found[:2]
+    for ident in ids:
+        lane.delete(f"/v1/sessions/{ident}")
+
+
+@pytest.mark.parametrize(("query", "param"), [("limit=0", "limit"), ("limit=251", "limit"), ("cursor=x", "cursor")])
+def test_a_page_that_cannot_be_is_refused(lane, query, param):
+    answer = lane.get(f"/v1/sessions?{query}")
+    assert (answer.status_code, answer.json()["param"]) == (422, param)

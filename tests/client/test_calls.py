@@ -37,6 +37,7 @@ def test_both_clients_say_the_same_word_for_word():
         blocking = inspect.getsource(method)
         changed = blocking.replace("    def ", "    async def ")
         changed = re.sub(r"self\.(send|list|delete)\(", r"await self.\1(", changed)
+        changed = changed.replace("run_flow(", "await run_flow_awaited(")
         assert ast.dump(ast.parse(dedent(awaited))) == ast.dump(ast.parse(dedent(changed))), name
         assert "options" in inspect.signature(method).parameters, name
     for group, (_, awaited) in GROUPS.items():

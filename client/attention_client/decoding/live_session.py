@@ -94,7 +94,7 @@ class Session(_Known):
     @classmethod
     def begin(cls, opening: Flow[SessionFlow], send: Send, open_stream: Callable[[], StepStream]) -> "Session":
         """Run the flow that opens a session."""
-        return cls(_run_flow(opening, send), send, open_stream)
+        return cls(run_flow(opening, send), send, open_stream)
 
     def __init__(self, flow: SessionFlow, send: Send, open_stream: Callable[[], StepStream]) -> None:
         super().__init__(flow)
@@ -207,7 +207,7 @@ class Session(_Known):
                 raise
 
     def _run(self, flow: Flow[ResultT]) -> ResultT:
-        return _run_flow(flow, self._answer)
+        return run_flow(flow, self._answer)
 
     def _answer(self, call: Call[Any]) -> Any:
         """Send a call: a step on the stream, if there is one that works, else a request."""
@@ -227,7 +227,7 @@ class AsyncSession(_Known):
         cls, opening: Flow[SessionFlow], send: AsyncSend, open_stream: Callable[[], AsyncStepStream]
     ) -> "AsyncSession":
         """Run the flow that opens a session."""
-        return cls(await _run_flow_awaited(opening, send), send, open_stream)
+        return cls(await run_flow_awaited(opening, send), send, open_stream)
 
     def __init__(self, flow: SessionFlow, send: AsyncSend, open_stream: Callable[[], AsyncStepStream]) -> None:
         super().__init__(flow)
@@ -340,7 +340,7 @@ class AsyncSession(_Known):
                 raise
 
     async def _run(self, flow: Flow[ResultT]) -> ResultT:
-        return await _run_flow_awaited(flow, self._answer)
+        return await run_flow_awaited(flow, self._answer)
 
     async def _answer(self, call: Call[Any]) -> Any:
         """Send a call: a step on the stream, if there is one that works, else a request."""
@@ -352,7 +352,7 @@ class AsyncSession(_Known):
         return await self._send(call)
 
 
-def _run_flow(flow: Flow[ResultT], answer: Send) -> ResultT:
+def run_flow(flow: Flow[ResultT], answer: Send) -> ResultT:
     """Answer the calls of a flow, and return its result."""
     try:
         call = next(flow)
@@ -367,7 +367,7 @@ def _run_flow(flow: Flow[ResultT], answer: Send) -> ResultT:
         return end.value  # type: ignore[no-any-return]
 
 
-async def _run_flow_awaited(flow: Flow[ResultT], answer: AsyncSend) -> ResultT:
+async def run_flow_awaited(flow: Flow[ResultT], answer: AsyncSend) -> ResultT:
     """Answer the calls of a flow, and return its result."""
     try:
         call = next(flow)

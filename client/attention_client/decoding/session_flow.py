@@ -27,11 +27,13 @@ from attention_contract.operations import Operation
 from attention_contract.schemas.sessions import (
     ForkSession,
     FullPolicy,
+    ListSessions,
     OpenSession,
     ReorderSession,
     ReplaceCache,
     SessionCache,
     SessionInfo,
+    SessionList,
     StepReply,
     StepRequest,
     TruncateSession,
@@ -220,3 +222,14 @@ def opened(call: Call[SessionInfo], keep_bytes: int, *, spill: bool) -> Flow[Ses
     again = {"sequences": info.sequences, "version": info.version, "from_": None, "past_key": None, "past_value": None}
     opening = request.model_copy(update=again)
     return SessionFlow(info.module, info.version, info.session, info.length, info.sequences, opening, kept)
+
+
+def listed(call: Call[SessionList]) -> Flow[SessionList]:
+    """Read every page of the list, or the one that the call names."""
+    reply: SessionList = yield call
+    named = bool(call.request and call.request.model_fields_set)
+    found, after = list(reply.sessions), None if named else reply.next
+    while after is not None:
+        reply = yield replace(call, request=ListSessions(cursor=after))
+        found, after = found + reply.sessions, reply.next
+    return reply.model_copy(update={"sessions": found})

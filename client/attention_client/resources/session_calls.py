@@ -21,8 +21,8 @@ from attention_client.arguments import (
 )
 from attention_client.array_likes import TensorLike
 from attention_client.calls import Call, CallOptions, call
-from attention_client.decoding.live_session import AsyncSession, Session
-from attention_client.decoding.session_flow import opened
+from attention_client.decoding.live_session import AsyncSession, Session, run_flow, run_flow_awaited
+from attention_client.decoding.session_flow import listed, opened
 from attention_client.decoding.step_stream import AsyncStepStream, StepStream
 from attention_client.resources.base import AsyncResource, Resource
 from attention_contract import operations
@@ -48,9 +48,14 @@ KEEP_BYTES: Final = 2**28
 class Sessions(Resource):
     """Calls about decode sessions. ``open`` returns a session with replay; the others are one request each."""
 
-    def list(self, **options: Unpack[CallOptions]) -> SessionList:
-        """List every session and the memory of all. ``parent`` makes the list a tree."""
-        return self.send(call(operations.list_sessions, locals()))
+    def list(
+        self, *, limit: int | None = None, cursor: str | None = None, **options: Unpack[CallOptions]
+    ) -> SessionList:
+        """List every session and the memory of all. ``parent`` makes the list a tree.
+
+        With ``limit`` or ``cursor``, one page: at most so many sessions, from the ``next`` of the page before on.
+        """
+        return run_flow(listed(call(operations.list_sessions, locals())), self.send)
 
     def create(
         self, name: str, *, sequences: int | None = None, capacity: int | None = None, ttl_s: float | None = None,
@@ -222,9 +227,14 @@ class Sessions(Resource):
 class AsyncSessions(AsyncResource):
     """The same calls as ``Sessions``, awaited."""
 
-    async def list(self, **options: Unpack[CallOptions]) -> SessionList:
-        """List every session and the memory of all. ``parent`` makes the list a tree."""
-        return await self.send(call(operations.list_sessions, locals()))
+    async def list(
+        self, *, limit: int | None = None, cursor: str | None = None, **options: Unpack[CallOptions]
+    ) -> SessionList:
+        """List every session and the memory of all. ``parent`` makes the list a tree.
+
+        With ``limit`` or ``cursor``, one page: at most so many sessions, from the ``next`` of the page before on.
+        """
+        return await run_flow_awaited(listed(call(operations.list_sessions, locals())), self.send)
 
     async def create(
         self, name: str, *, sequences: int | None = None, capacity: int | None = None, ttl_s: float | None = None,

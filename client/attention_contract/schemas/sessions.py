@@ -162,10 +162,25 @@ class SessionInfo(WireModel):
     """The id of the last step; null for none."""
 
 
+class ListSessions(WireModel):
+    """The page of the list to read."""
+
+    reads_text: ClassVar[bool] = True
+
+    limit: int = Field(default=100, ge=1, le=250)
+    """Number of sessions, at most."""
+    cursor: Annotated[str, Field(pattern=r"^\d{1,18}$")] | None = None
+    """``next`` of the page before; default: the first page."""
+
+
 class SessionList(WireModel):
-    """Every session, and the memory of all. ``parent`` makes the list a tree; a parent may be gone."""
+    """Sessions, the oldest first, and the memory of all. ``parent`` makes the list a tree; a parent may be gone."""
 
     sessions: list[SessionInfo]
+    next: str | None = None
+    """The ``cursor`` of the next page; null on the last one."""
+    total: int | None = None
+    """Number of the caller's sessions on all pages."""
     page_tokens: int
     """Number of tokens of one page."""
     pages: int

@@ -10,6 +10,7 @@ from attention_contract.schemas.effects import EffectsReply
 from attention_contract.schemas.gradients import GradientsReply
 from attention_contract.schemas.sessions import (
     ForkSession,
+    ListSessions,
     OpenSession,
     ReorderSession,
     ReplaceCache,
@@ -52,8 +53,8 @@ async def step_sessions(body: StepsRequest, call: CallDep) -> StepsReply:
 
 
 @serve(operations.list_sessions)
-async def list_sessions(call: CallDep) -> SessionList:
-    return call.engine.sessions.listing()
+async def list_sessions(body: ListSessions, call: CallDep) -> SessionList:
+    return call.engine.sessions.listing(body)
 
 
 @serve(operations.open_session)

@@ -24,8 +24,10 @@ from attention_contract.errors import (
 )
 from attention_contract.schemas.attention import ForwardRequest
 from attention_contract.schemas.modules import ReplaceParameters
+from attention_contract.schemas.server import CallerLimits
 from attention_contract.schemas.sessions import (
     ForkSession,
+    ListSessions,
     OpenSession,
     ReorderSession,
     ReplaceCache,
@@ -37,8 +39,10 @@ from attention_contract.schemas.sessions import (
 from attention_contract.tensors import Array
 from attention_contract.validation import validate
 from attention_service.core.arrays import to_numpy
+from attention_service.runtime.callers import ANYONE, Caller, caller
 from attention_service.runtime.engine import Engine
 from attention_service.runtime.sessions import stepping, steps
+from attention_service.runtime.sessions.decode_session import DecodeSession
 from attention_service.runtime.sessions.pages import PAGE_TOKENS
 
 ROPE = {"masks": [{"name": "causal"}], "position": {"name": "rope"}}
@@ -454,6 +458,45 @@ def test_a_reorder_that_does_not_fit_changes_nothing(play):
     play(test, pages=5)
 
 
+def test_the_list_comes_in_pages_that_hold_each_session_once(play):
+    async def test(engine: Engine) -> None:
+        ann, bob = Caller("ann", manages=False), Caller("bob", manages=False)
+        opened_by: dict[str, list[str]] = {"ann": [], "bob": []}
+        for who in (ann, bob, ann, ann, bob, ann, ann):
+            caller.set(who)
+            opened_by[who.name].append(await opened(engine))
+        caller.set(ann)
+        found, cursor = [], None
+        while True:
+            page = engine.sessions.listing(ListSessions(limit=2, cursor=cursor))
+            assert page.total == len(opened_by["ann"]) - len(found) // 2
+            found += [each.session for each in page.sessions]
+            if page.next is None:
+                break
+            cursor = page.next
+            await engine.sessions.delete(found[-1])  # the next page begins after it all the same
+        assert found == opened_by["ann"]
+        caller.set(ANYONE)
+        assert engine.sessions.listing(ListSessions()).total == 2 + 3
+
+    play(test)
+
+
+def test_growth_reads_no_other_session(play, monkeypatch):
+    async def test(engine: Engine) -> None:
+        caller.set(Caller("ann", limits=CallerLimits(sessions=50, session_bytes=2**20)))
+        others = [await opened(engine, pinned=True) for _ in range(20)]
+        ident, read = await opened(engine, pinned=True), set()
+        held = DecodeSession.bytes.fget
+        monkeypatch.setattr(DecodeSession, "bytes", property(lambda each: read.add(each.id) or held(each)))
+        await step(engine, ident, tokens(PAGE_TOKENS))
+        await step(engine, ident, tokens(1))
+        assert read == {ident}
+        assert len(engine.sessions.registry) == len(others) + 1
+
+    play(test)
+
+
 # ── time ─────────────────────────────────────────────────────────────────────────────────────────────────────────────
 
 
@@ -467,7 +510,7 @@ def test_a_session_expires_unless_a_request_comes(play):
         with pytest.raises(SessionGone) as gone:
             await step(engine, short, tokens(1))
         assert gone.value.facts["reason"] == "expired"
-        assert [each.session for each in engine.sessions.listing().sessions] == [kept]
+        assert [each.session for each in engine.sessions.listing(ListSessions()).sessions] == [kept]
 
     play(test)
 

@@ -62,6 +62,8 @@ class DecodeSession:
     """The reply to the last step, if it had an id and the reply is small."""
     reply_bytes: int = 0
     """Bytes of its tensors."""
+    serial: int = 0
+    """Its number among all that were opened, from 1 on."""
     counted: int = 0
     """Bytes of this session in the sums of ``PageRoom``."""
     turn: asyncio.Lock = field(default_factory=asyncio.Lock)

@@ -26,6 +26,7 @@ from attention_contract.schemas.gradients import GradientsReply
 from attention_contract.schemas.sessions import (
     ForkSession,
     FullPolicy,
+    ListSessions,
     OpenSession,
     ReorderSession,
     ReplaceCache,
@@ -131,12 +132,13 @@ class Sessions:
         """One session."""
         return self.registry.get(id).info()
 
-    def listing(self) -> SessionList:
-        """Every session of the caller, and the memory of all."""
-        self.registry.expire()
-        asks = caller.get()
+    def listing(self, request: ListSessions) -> SessionList:
+        """One page of the caller's sessions, and the memory of all."""
+        found, more = self.registry.page(int(request.cursor or 0), request.limit)
         return SessionList(
-            sessions=[session.info() for session in self.registry.live if asks.may_use(session.owner)],
+            sessions=[session.info() for session in found],
+            next=str(found[-1].serial) if more else None,
+            total=self.registry.of_caller(),
             page_tokens=PAGE_TOKENS,
             pages=self.pool.pages,
             shared_pages=self.pool.shared_pages,

@@ -6,6 +6,7 @@ from collections import Counter, OrderedDict
 from collections.abc import AsyncIterator, Callable, Collection
 from contextlib import asynccontextmanager
 from functools import partial
+from itertools import islice
 from typing import TypeVar
 
 from attention_contract.errors import Overloaded, SessionGone, SessionNotFound
@@ -87,10 +88,24 @@ class SessionRegistry:
         self._modules[session.module] += 1
         self.totals.count(session)
         self.counts["opened"] += 1
+        session.serial = self.counts["opened"]
         session.touch()
         if self._sweep is None:
             self._sweep = asyncio.get_running_loop().call_later(_SWEEP_S, self._look)
         return session
+
+    def of_caller(self) -> int:
+        """Number of live sessions that the caller may use."""
+        asks = caller.get()
+        return len(self._live) if asks.manages else self._owners[asks.name]
+
+    def page(self, after: int, limit: int) -> tuple[list[DecodeSession], bool]:
+        """The caller's first sessions after one of this serial number. True if there are more."""
+        self.expire()
+        asks = caller.get()
+        later = (each for each in self._live.values() if each.serial > after and asks.may_use(each.owner))
+        found = list(islice(later, limit + 1))
+        return found[:limit], len(found) > limit
 
     def stop(self) -> None:
         """Look for expired sessions no more."""

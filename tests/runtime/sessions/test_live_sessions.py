@@ -497,6 +497,31 @@ def test_growth_reads_no_other_session(play, monkeypatch):
     play(test)
 
 
+def test_a_step_warns_where_earlier_keys_keep_the_angles_of_a_shorter_sequence(play):
+    async def test(engine: Engine) -> None:
+        ntk = {"name": "ntk", "factor": 4.0, "original_max_position_embeddings": 8}
+        yarn = {"name": "yarn", "factor": 4.0, "original_max_position_embeddings": 8}
+        for name, scaling in (("ntk", ntk), ("yarn", yarn)):
+            await create(engine, name, ROPE | {"position": {"name": "rope", "scaling": scaling}})
+        x, found = tokens(20), {}
+        for name in ("ntk", "yarn"):
+            expected = (await uncached(engine, name, x, 0)).output
+            for first in (6, 20):
+                ident = (await engine.sessions.open(name, OpenSession())).session
+                replies = [await step(engine, ident, part) for part in np.split(x, [first], 1) if part.shape[1]]
+                differs = np.abs(replies[-1].output - expected[:, -replies[-1].output.shape[1] :]).max() > 1e-6
+                found[name, first] = [reply.warning is not None for reply in replies], differs
+                assert "original length of 8" in (replies[-1].warning or "the original length of 8")
+        assert found == {
+            ("ntk", 6): ([False, True], True),
+            ("ntk", 20): ([False], False),
+            ("yarn", 6): ([False, False], False),
+            ("yarn", 20): ([False], False),
+        }
+
+    play(test)
+
+
 # ── time ─────────────────────────────────────────────────────────────────────────────────────────────────────────────
 
 

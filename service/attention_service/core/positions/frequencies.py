@@ -32,6 +32,14 @@ def frequencies(rope: options.Rope, dim: int, reach: Tensor) -> tuple[Tensor, fl
             return _long(rope.scaling, plain, reach), sqrt(1 + log(factor) / log(length)) if given is None else given
 
 
+def outgrown_length(position: object) -> int | None:
+    """Return the length beyond which a sequence's angles follow its length; None where they never do."""
+    scaling = position.scaling if isinstance(position, options.Rope) else None
+    if isinstance(scaling, options.NtkScaling | options.LongRopeScaling):
+        return scaling.original_max_position_embeddings
+    return None
+
+
 def exponents(dim: int, device: torch.device) -> Tensor:
     """Return 2c/dim for each pair c. Source: Su et al. 2021, eq. 15."""
     return torch.arange(0, dim, 2, dtype=torch.float64, device=device) / dim

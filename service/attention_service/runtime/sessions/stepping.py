@@ -15,6 +15,7 @@ from attention_contract.schemas.sessions import StepReply, StepRequest
 from attention_contract.tensors import Array
 from attention_service.core.arrays import to_numpy, to_torch
 from attention_service.core.positions import POSITIONS
+from attention_service.core.positions.frequencies import outgrown_length
 from attention_service.modules.resident import Module
 from attention_service.runtime.operations.operation import Fields
 from attention_service.runtime.scheduling.budget import Budget
@@ -135,7 +136,19 @@ async def step(host: Host, session: DecodeSession, request: StepRequest, new: in
         keep(session.tables, kept)
         for table in session.tables:
             table.reserve((session.capacity or 0) - table.tokens)
+    fields["warning"] = _warning(session, session.length - new)
     return valid(StepReply, fields | {"ran": said, "session": session.id, "length": session.length})
+
+
+def _warning(session: DecodeSession, began: int) -> str | None:
+    """The warning of a step after which earlier keys have other angles than its own; None without any."""
+    length = outgrown_length(session.module.config.spec.position)
+    if length is None or not began or session.length <= length:
+        return None
+    return (
+        f"the session has outgrown the original length of {length} tokens: keys that came before this step keep the "
+        f"angles of the length at which they came, so that a pass without a cache differs"
+    )
 
 
 async def _in_parts(

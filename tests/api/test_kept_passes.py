@@ -1,10 +1,13 @@
 """Kept passes over HTTP: the numbers of ``gradients`` without computing the forward pass again."""
 
+from contextlib import ExitStack
+
 import numpy as np
 import pytest
 
 from attention_client import Client
 from attention_contract.errors import InvalidRequest, PassNotFound, ShapeMismatch
+from attention_service.api.access.api_keys import create_key
 from tests.conftest import live_server
 
 CAUSAL = {"masks": [{"name": "causal"}]}
@@ -114,3 +117,15 @@ def test_passes_without_room_are_not_kept_and_old_ones_make_room(tmp_path, rng):
         with pytest.raises(PassNotFound):
             client.passes.backward(ids[0])
         client.passes.backward(ids[-1])
+
+
+def test_nobody_pushes_out_the_passes_of_a_caller_who_holds_less(tmp_path, rng):
+    x = rng.normal(size=(1, 1, 256, 64)).astype(np.float32)
+    keys = [create_key(tmp_path, name, ["infer"]) for name in ("few", "many")]
+    with live_server(tmp_path, require_keys=True, memory_budget=2**23) as url, ExitStack() as stack:
+        few, many = (stack.enter_context(Client(url, api_key=key)) for key in keys)
+        mine = few.passes.create_raw(x).id
+        others = [many.passes.create_raw(x).id for _ in range(8)]
+        with pytest.raises(PassNotFound):
+            many.passes.backward(others[0])
+        assert few.passes.backward(mine).gradients

@@ -3,8 +3,10 @@
 import asyncio
 from types import SimpleNamespace
 
+from attention_contract.errors import NoRoom
 from attention_service.api import residency
 from attention_service.api.residency import keep_within_budget, resident_bytes
+from attention_service.runtime.scheduling.budget import Budget
 
 
 def test_memory_is_given_back_only_beyond_the_budget(monkeypatch):
@@ -13,7 +15,7 @@ def test_memory_is_given_back_only_beyond_the_budget(monkeypatch):
     monkeypatch.setattr(residency, "_LITTLE", 0)
     monkeypatch.setattr(residency, "resident_bytes", lambda: held.pop(0))
     monkeypatch.setattr(residency, "give_back_freed_memory", lambda: given.append(len(held)))
-    engine = SimpleNamespace(library=SimpleNamespace(resident_bytes=100), budget=SimpleNamespace(total=700))
+    engine = SimpleNamespace(library=SimpleNamespace(resident_bytes=100), budget=Budget(700, 2**40, lambda: 100, 4))
 
     async def play():
         watching = asyncio.create_task(keep_within_budget(engine))
@@ -23,6 +25,37 @@ def test_memory_is_given_back_only_beyond_the_budget(monkeypatch):
 
     asyncio.run(play())
     assert given == [2]  # after 1601, which is more than 900 of its own and 700 of the budget
+
+
+def test_far_beyond_the_budget_no_work_begins_until_the_memory_is_back(monkeypatch):
+    held, cleared, seen = [1000], [], []
+    monkeypatch.setattr(residency, "_LOOK_S", 0)
+    monkeypatch.setattr(residency, "_TOLERATED_BYTES", 100)
+    monkeypatch.setattr(residency, "resident_bytes", lambda: held[-1])
+    monkeypatch.setattr(residency, "give_back_freed_memory", lambda: None)
+    monkeypatch.setattr(residency, "_REST_S", 0)
+    budget = Budget(800, 2**40, lambda: 0, 4)
+    engine = SimpleNamespace(
+        library=SimpleNamespace(resident_bytes=0),
+        budget=budget,
+        passes=SimpleNamespace(clear=lambda: cleared.append(1)),
+    )
+
+    async def play():
+        watching = asyncio.create_task(keep_within_budget(engine))
+        await asyncio.sleep(0.01)
+        for bytes_held in (1900, 2001, 1901, 1899):  # of its own 1000, of the budget 800, tolerated 200
+            held.append(bytes_held)
+            for _ in range(50):
+                await asyncio.sleep(0.001)
+            seen.append((budget.exceeded, budget.is_full, budget.take(1)))
+        watching.cancel()
+
+    asyncio.run(play())
+    assert seen == [(0, False, True), (201, True, False), (101, True, False), (0, False, True)]
+    assert cleared
+    budget.exceeded = 7
+    assert isinstance(budget.crowded(), NoRoom)
 
 
 def test_resident_memory_is_known_here():

@@ -25,7 +25,7 @@ from attention_service.api import (  # the routes register their handlers
     routes,  # noqa: F401
     session_routes,  # noqa: F401
 )
-from attention_service.api.access.api_keys import KeyRing, limits_of
+from attention_service.api.access.api_keys import KeyRing, limits_of, shares_of
 from attention_service.api.access.audit import noting
 from attention_service.api.access.layer import Access, name_of
 from attention_service.api.access.quotas import Quotas
@@ -77,6 +77,7 @@ def create_app(settings: Settings) -> FastAPI:
         )
         app.state.engine = engine
         app.state.guard.entrance = engine.entrance
+        keys.share(shares_of(settings, engine.budget.total))
         metrics.watch(engine)
         loading = asyncio.create_task(_load(engine, settings))
         yield

@@ -105,6 +105,10 @@ class Metrics:
             "attention_body_bytes": ("Bytes of bodies that are read or answered", lambda: engine.budget.bodies),
             "attention_reply_bytes": ("Bytes of replies that are being sent", lambda: engine.budget.replies),
             "attention_budget_bytes": ("The memory budget in bytes", lambda: engine.budget.total),
+            "attention_exceeded_bytes": (
+                "Bytes that the process holds beyond the budget; no work begins until they are given back",
+                lambda: engine.budget.exceeded,
+            ),
             "attention_waiting_requests": (
                 "Requests that wait for memory or for the device",
                 lambda: engine.budget.waiting,

@@ -6,14 +6,22 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Final
 
+import structlog
+
 from attention_service.runtime.device import give_back_freed_memory
 from attention_service.runtime.engine import Engine
+from attention_service.runtime.scheduling.budget import Budget
 
 _STATM: Final = Path("/proc/self/statm")
 _LOOK_S: Final = 0.25
 _REST_S: Final = 5.0
 """Seconds until the next attempt after one that freed little."""
 _LITTLE: Final = 2**24
+_TOLERATED: Final = 0.25
+"""Share of the budget by which the process may exceed it. Estimates cover tensors, not what allocators keep beside."""
+_TOLERATED_BYTES: Final = 2**28
+"""Bytes by which it may exceed it at least."""
+log = structlog.get_logger(__name__)
 
 
 def resident_bytes() -> int:
@@ -27,13 +35,32 @@ async def keep_within_budget(engine: Engine) -> None:
     """Watch resident memory until cancelled, from a moment at which no request runs.
 
     The C library keeps freed memory for the next tensors. It gives that back when the process exceeds its own memory
-    and the budget together.
+    and the budget together. If the process exceeds them by far even then, kept passes are given up, and the budget
+    admits no work until the memory is back.
     """
-    own = resident_bytes() - engine.library.resident_bytes
+    budget, own = engine.budget, resident_bytes() - engine.library.resident_bytes
+    tolerated = max(int(_TOLERATED * budget.total), _TOLERATED_BYTES)
     while True:
         await asyncio.sleep(_LOOK_S)
         before = resident_bytes()
-        if before > own + engine.budget.total:
-            await asyncio.to_thread(give_back_freed_memory)
-            if before - resident_bytes() < _LITTLE:
-                await asyncio.sleep(_REST_S)
+        if before <= own + budget.total:
+            _note(budget, 0)
+            continue
+        if before > own + budget.total + tolerated:
+            engine.passes.clear()
+        await asyncio.to_thread(give_back_freed_memory)
+        after = resident_bytes()
+        beyond = after - own - budget.total
+        # Memory that is still used falls slowly: what was refused is let in again at half of what is tolerated.
+        _note(budget, beyond if beyond > tolerated / (2 if budget.exceeded else 1) else 0)
+        if before - after < _LITTLE and not budget.exceeded:
+            await asyncio.sleep(_REST_S)
+
+
+def _note(budget: Budget, exceeded: int) -> None:
+    """Set what the process holds beyond the budget, and log that it began or ended."""
+    if bool(exceeded) != bool(budget.exceeded):
+        log.warning("no work begins: too much memory" if exceeded else "work begins again", bytes_beyond=exceeded)
+    budget.exceeded = exceeded
+    if not exceeded:
+        budget.wake()

@@ -7,6 +7,7 @@ Used from the event loop only.
 
 import asyncio
 import secrets
+from collections import Counter
 from typing import Final
 
 from attention_contract.errors import PassNotFound
@@ -21,7 +22,7 @@ LONGEST_S: Final = 600.0
 
 
 class KeptPasses:
-    """Kept passes by id. The oldest are dropped where their memory is needed."""
+    """Kept passes by id. The oldest of whoever holds the most are dropped where their memory is needed."""
 
     def __init__(self, budget: Budget) -> None:
         self.bytes = 0
@@ -38,7 +39,7 @@ class KeptPasses:
         if need > min(self._limit, self._budget.spare):
             return None
         while self.bytes + need > self._limit:
-            self.drop(next(iter(self._kept)))
+            self._drop_one()
         name = secrets.token_hex(16)
         timer = asyncio.get_running_loop().call_later(LONGEST_S, self.drop, name)
         self._kept[name] = kept, caller.get().name, timer
@@ -69,9 +70,17 @@ class KeptPasses:
                 self.drop(name)
 
     def trim(self) -> None:
-        """Give the oldest up until the others fit into what is free."""
+        """Give passes up until the others fit into what is free."""
         while self._kept and self.bytes > self._budget.free:
-            self.drop(next(iter(self._kept)))
+            self._drop_one()
+
+    def _drop_one(self) -> None:
+        """Give up the oldest pass of the caller who holds the most, so that nobody pushes out those of others."""
+        held: Counter[str] = Counter()
+        for kept, owner, _ in self._kept.values():
+            held[owner] += kept.plan.peak_bytes
+        ((most, _),) = held.most_common(1)
+        self.drop(next(name for name, (_, owner, _) in self._kept.items() if owner == most))
 
     def clear(self) -> None:
         """Give all of them up."""

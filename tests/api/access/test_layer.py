@@ -1,6 +1,7 @@
 """The layer over real HTTP: who gets in, with which scopes, and what belongs to whom."""
 
 import json
+import signal
 
 import httpx
 import pytest
@@ -316,6 +317,7 @@ def test_a_file_of_keys_that_cannot_be_read_keeps_the_server_from_starting(tmp_p
 
 class NoServer:
     started = True
+    handle_exit = signal.SIG_DFL
 
     def __init__(self, *_, **__):
         pass

@@ -22,7 +22,7 @@ from attention_service.api.access.key_commands import keys as keys_command
 from attention_service.api.access.quotas import Quotas
 from attention_service.runtime.accounts import Account
 from attention_service.runtime.callers import Caller
-from tests.conftest import live_server
+from tests.conftest import eventually, live_server
 
 FORWARD = "/v1/attention/forward"
 BODY = {"query": [[1.0, 0.0]], "key": [[1.0, 0.0]], "value": [[2.0, 3.0]]}
@@ -141,7 +141,7 @@ def test_a_key_beyond_its_rate_is_refused_before_its_body_is_read_and_others_are
         assert narrow.get("/health/live").status_code == 200
         counted = wide.get("/metrics").text
         assert 'attention_problems_total{caller="narrow",code="caller_limit"}' in counted
-        assert wide.get("/v1").json()["limits"]["caller"] == {}
+        assert "requests_per_s" not in wide.get("/v1").json()["limits"]["caller"]
         with Client(url, api_key=key) as client:  # which waits, and asks again
             assert client.server.info().limits.caller.requests_per_s == 2
 
@@ -193,6 +193,22 @@ def test_messages_of_a_stream_count_as_requests(tmp_path):
         info, steps = client.sessions.create("m"), itertools.repeat(np.full((1, 1, 8), 0.5, np.float32), 20)
         with client.sessions.stream() as stream, pytest.raises(CallerLimit):
             deque(stream.step(info.session, query) for query in steps)
+
+
+def test_one_of_several_keys_may_have_half_of_what_there_is(tmp_path):
+    first = create_key(tmp_path, "first", ["infer"])
+    with live_server(tmp_path, require_keys=True, memory_budget=2**28, max_queue=64, max_sessions=10) as url:
+
+        def limits(key):
+            answer = httpx.get(f"{url}/v1", headers={"Authorization": f"Bearer {key}"})
+            return answer.json()["limits"]["caller"]
+
+        assert limits(first) == {}
+        second = create_key(tmp_path, "second", ["infer"], CallerLimits(sessions=9))
+        eventually(lambda: limits(first))
+        half = {"concurrent": 32, "session_bytes": 2**26, "sessions": 5}
+        assert limits(first) == half
+        assert limits(second) == half | {"sessions": 9}
 
 
 def test_without_keys_every_address_has_the_limits_of_the_settings(tmp_path):

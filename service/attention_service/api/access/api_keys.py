@@ -106,6 +106,18 @@ def limits_of(settings: Settings) -> CallerLimits:
     return CallerLimits(**stated) if any(each is not None for each in stated.values()) else UNLIMITED
 
 
+def shares_of(settings: Settings, budget: int) -> CallerLimits:
+    """Half of what all requests and sessions may have: what one of several keys may take, so that it pushes out nobody.
+
+    budget: the memory budget in bytes.
+    """
+    return CallerLimits(
+        concurrent=max(settings.max_queue // 2, 1),
+        sessions=settings.max_sessions // 2,
+        session_bytes=int(settings.session_share * budget) // 2,
+    )
+
+
 def create_key(root: Path, name: str, scopes: Sequence[KeyScope], limits: CallerLimits = UNLIMITED) -> str:
     """Make a key, keep its hash and return it. Raises ValueError for a name that is taken or not fit."""
     key = PREFIX + secrets.token_urlsafe(32)
@@ -167,9 +179,15 @@ class KeyRing:
         """``limits``: those of every key, but for what a key says of its own."""
         self._root = root
         self._limits = limits
+        self._shares = CallerLimits()
         self._keys: list[HeldKey] = []
         self._seen: tuple[int, int, int] | None = None
         self._next_look = 0.0
+        self._refresh(first=True)
+
+    def share(self, shares: CallerLimits) -> None:
+        """Set limits of each key where there are several, but for what the settings and a key say of their own."""
+        self._shares = shares
         self._refresh(first=True)
 
     def __len__(self) -> int:
@@ -211,7 +229,12 @@ class KeyRing:
         self._seen = seen
         before = {each.caller.name for each in self._keys}
         try:
-            self._keys = [_held(each, self._limits) for each in read_keys(self._root)]
+            entries = read_keys(self._root)
+            shares = self._shares.model_dump(exclude_none=True) if len(entries) > 1 else {}
+            limits = self._limits
+            if shares:
+                limits = limits.model_copy(update=shares | limits.model_dump(exclude_none=True))
+            self._keys = [_held(each, limits) for each in entries]
         except (OSError, ValidationError) as fault:
             self._keys = []
             log.error("the file of keys cannot be read; every key is refused", path=str(path), reason=_reason(fault))

@@ -40,6 +40,11 @@ class Budget:
         self.replies = 0
         """Bytes of the replies that are being sent."""
         codes = (NeverFits.code, OverBudget.code, Overloaded.code, NoRoom.code)
+        self.exceeded = 0
+        """Bytes that the process holds beyond the budget although freed memory went back to the system; 0 if none.
+
+        No work begins meanwhile.
+        """
         self.refused: Counter[str] = Counter(dict.fromkeys(codes, 0))
         """Refused requests, by the error's code."""
         self.trim: Callable[[], None] = lambda: None
@@ -59,12 +64,12 @@ class Budget:
     @property
     def places(self) -> int:
         """Requests that may come to wait beside those that do."""
-        return max(self._max_waiting - self.waiting, 0)
+        return 0 if self.exceeded else max(self._max_waiting - self.waiting, 0)
 
     @property
     def is_full(self) -> bool:
-        """True if as many requests wait as may."""
-        return self.waiting >= self._max_waiting
+        """True if as many requests wait as may, or no work may begin."""
+        return bool(self.exceeded) or self.waiting >= self._max_waiting
 
     @property
     def room(self) -> int:
@@ -105,7 +110,7 @@ class Budget:
 
     def take(self, need: int) -> bool:
         """Take bytes at once, to be given back by ``release``. False if they are not free, or others wait."""
-        if self._waiting or self._admitted > self._max_waiting or not self._fits(need):
+        if self._waiting or self.exceeded or self._admitted > self._max_waiting or not self._fits(need):
             return False
         self._take(need)
         return True
@@ -128,8 +133,17 @@ class Budget:
             raise self.crowded()
         await self._turn(need)
 
-    def crowded(self) -> Overloaded:
+    def crowded(self) -> AttentionError:
         """The refusal of one request more than may wait."""
+        if self.exceeded:
+            return self._refusal(
+                NoRoom(
+                    f"the server holds {self.exceeded} bytes more than memory_budget allows, and begins no work until "
+                    "it has given them back; try again in a moment",
+                    actual=self.exceeded,
+                    limit_bytes=self.total,
+                )
+            )
         return self._refusal(
             Overloaded(
                 f"{self.waiting} requests wait already, and at most {self._max_waiting} may; try again in a moment",

@@ -91,6 +91,15 @@ def test_what_a_checkpoint_does_not_tell_is_listed(client):
     client.modules.delete("bare.0")
 
 
+@pytest.mark.parametrize("path", ["modules/resident", "modules", "org/../modules/resident", "recordings"])
+def test_what_the_server_keeps_is_no_checkpoint(client, path):
+    client.modules.create("resident", {"d_model": 8, "num_heads": 2})
+    with pytest.raises(CheckpointNotFound):
+        client.checkpoints.get(path)
+    with pytest.raises(CheckpointNotFound):
+        client.modules.import_(path)
+
+
 @pytest.mark.parametrize("path", ["nothing", "../etc", "org/nothing", "org"])
 def test_an_unknown_checkpoint_is_not_found(client, path):
     with pytest.raises((CheckpointNotFound, InvalidCheckpoint, InvalidRequest)):

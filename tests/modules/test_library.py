@@ -21,6 +21,7 @@ from attention_contract.schemas.modules import Biases, CreateModule, ImportModul
 from attention_contract.tensors import DTYPES, FLOATS, decode
 from attention_service.core.arrays import TORCH_DTYPES, to_numpy
 from attention_service.core.multihead import Sizes, initial_parameters, parameter_shapes
+from attention_service.modules import store as store_module
 from attention_service.modules.library import Library
 from attention_service.modules.parameters import describe
 from attention_service.modules.resident import complete, content_version, making_bytes, parameter_bytes
@@ -230,6 +231,27 @@ def test_concurrent_creations_of_one_name_make_one_module(library, request_for):
         made = list(pool.map(lambda _: library.create(request_for()), range(8)))
     assert sum(new for _, new in made) == 1
     assert {id(module) for module, _ in made} == {id(library.get("m"))}
+
+
+def test_a_missing_module_is_told_while_another_is_written(library, request_for, monkeypatch):
+    writing, go_on = threading.Event(), threading.Event()
+    written = store_module._write_parameters
+
+    def slowly(path, module):
+        writing.set()
+        assert go_on.wait(60)
+        written(path, module)
+
+    monkeypatch.setattr(store_module, "_write_parameters", slowly)
+    with ThreadPoolExecutor(2) as pool:
+        creation = pool.submit(library.create, request_for("large"))
+        assert writing.wait(60)
+        try:
+            with pytest.raises(ModuleNotFound):
+                pool.submit(library.delete, "missing").result(30)
+        finally:
+            go_on.set()
+        assert creation.result()[1]
 
 
 def test_readers_always_see_a_complete_module(library, request_for, reopen):

@@ -80,7 +80,9 @@ class Store:
         return {name: _stamp(self._folder / name) for name in self.names()}
 
     def version(self, name: str) -> str | None:
-        """The stored version; None where there is no such module. Raises DamagedError."""
+        """The stored version; None where there is no such module, without a wait for writers. Raises DamagedError."""
+        if not self._holds(name):
+            return None
         with self._locked(fcntl.LOCK_SH):
             return self._version(name)
 

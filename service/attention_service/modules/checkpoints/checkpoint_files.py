@@ -2,8 +2,8 @@
 
 A checkpoint is a folder with ``*.safetensors`` files, listed by a ``*.safetensors.index.json`` or not, or one such
 file; a ``config.json`` beside the tensors describes them. Only what lies inside the model repository is read, after
-symbolic links are followed; what lies outside is answered like what does not exist, and so are recordings, which belong
-to their callers.
+symbolic links are followed; what lies outside is answered like what does not exist, and so are the folders in which the
+server keeps modules and recordings.
 """
 
 import json
@@ -93,13 +93,14 @@ def open_checkpoint(root: Path, checkpoint: str) -> Checkpoint:
 
 
 def _inside(root: Path, folder: Path, path: str) -> Path | None:
-    """The place of a path, if it exists and lies inside the repository, but not among the recordings."""
+    """The place of a path, if it exists and lies inside the repository, but not in a folder of the server's own."""
     try:
         place = (folder / path).resolve(strict=True)
     except (OSError, ValueError, RuntimeError):  # missing; a null character; a loop of links
         return None
     top = root.resolve()
-    return place if place.is_relative_to(top) and not place.is_relative_to(top / "recordings") else None
+    own = any(place.is_relative_to((top / name).resolve()) for name in OWN_FOLDERS)
+    return place if place.is_relative_to(top) and not own else None
 
 
 def _tensor_files(root: Path, place: Path) -> dict[str, Path]:

@@ -2,6 +2,7 @@
 
 import json
 import re
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import httpx
@@ -188,9 +189,29 @@ def test_limits_are_told_and_leave_nothing_behind(tmp_path):
         assert (large["status"], large["limit_bytes"]) == (413, len(content) + 500)
         huge = problem(http.post("/v1/recordings", content=b"\0" * (2**16 + 1), headers=FILE))
         assert (huge["status"], huge["code"]) == (413, "body_too_large")
-        assert sorted(path.name for path in (tmp_path / "recordings").iterdir()) == [f"{first['id']}.safetensors"]
+        assert [path.name for path in (tmp_path / "recordings").glob("[!.]*")] == [f"{first['id']}.safetensors"]
+        assert not list((tmp_path / "recordings").glob(".new-*"))
         http.delete(f"/v1/recordings/{first['id']}")
         stored(http, file_of(seed=9)[1])
+
+
+def test_many_callers_may_add_read_and_delete_at_once(http):
+    contents = [file_of(seed=100 + number)[1] for number in range(4)]
+    ids = [stored(http, content)["id"] for content in contents]  # every caller has the same recordings
+
+    def call(number):
+        """One caller's turns; the statuses of its answers."""
+        seen = set()
+        for turn in range(15):
+            content, name = contents[turn % 4], ids[turn % 4]
+            seen.add(http.post("/v1/recordings", content=content, headers=FILE).status_code)
+            seen.add(http.get(f"/v1/recordings/{name}?layer=layers.0").status_code)
+            seen.add(http.get("/v1/recordings").status_code)
+            seen.add(http.delete(f"/v1/recordings/{name}").status_code)
+        return seen
+
+    with ThreadPoolExecutor(8) as callers:
+        assert set().union(*callers.map(call, range(8))) <= {200, 201, 204, 404}
 
 
 def test_recordings_outlive_the_server_and_damage_is_named(tmp_path):

@@ -1,8 +1,11 @@
 """The store of recordings: whole files or none, one limit for all writers, reading parts alone."""
 
 import errno
+import json
 import os
 import threading
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from pathlib import Path
 
 import numpy as np
@@ -10,6 +13,8 @@ import pytest
 
 from attention_contract.errors import InternalError, RecordingNotFound, StoreFull, TooLarge
 from attention_contract.schemas.recordings import EXAMPLE, RecordingFile, RecordingQuery
+from attention_service.modules import recording_store
+from attention_service.modules.recording_counts import COUNTS_FILE
 from attention_service.modules.recording_store import RecordingStore
 
 
@@ -20,7 +25,19 @@ def recording(seed=0, tokens=2, **changed):
 
 
 def names(folder):
-    return sorted(path.name for path in (folder / "recordings").iterdir())
+    return sorted(path.name for path in (folder / "recordings").iterdir() if path.name != COUNTS_FILE)
+
+
+def together(count, work):
+    """Call ``work`` with each number at once, in a thread each, and return the results."""
+    start = threading.Barrier(count)
+
+    def run(number):
+        start.wait(60)
+        return work(number)
+
+    with ThreadPoolExecutor(count) as threads:
+        return list(threads.map(run, range(count)))
 
 
 @pytest.mark.parametrize(
@@ -128,3 +145,158 @@ def test_what_is_no_file_is_reported_and_never_read(tmp_path, make):
     assert store.listing().damaged == []
     with pytest.raises(RecordingNotFound):
         store.delete(strange)
+
+
+def test_recordings_are_added_deleted_and_read_at_once_without_a_fault(tmp_path):
+    stores = [RecordingStore(tmp_path, 2**24) for _ in range(2)]  # two servers on one folder
+    owners = ("ann", "bob")
+
+    def work(number):
+        mine = stores[number % 2]
+        for turn in range(30):
+            owner = owners[turn % 2]
+            made = mine.add(recording(turn // 2), owner, lambda *_: None)  # every thread has the same recordings
+            with suppress(RecordingNotFound):  # another was faster
+                mine.get(made.id, RecordingQuery(layer="0"), owner)
+            with suppress(RecordingNotFound):
+                mine.delete(made.id, owner)
+            mine.listing(owner)
+
+    together(6, work)
+    kept = stores[0].add(recording(99), "ann")
+    assert counted(tmp_path) == {
+        "": 0,
+        "ann": kept.bytes + on_disk(tmp_path, "ann", kept.id),
+        "bob": on_disk(tmp_path, "bob"),
+    }
+
+
+@pytest.mark.parametrize("layer", [None, "0"])
+def test_a_recording_that_is_deleted_before_it_is_read_is_missing(tmp_path, monkeypatch, layer):
+    store = RecordingStore(tmp_path, 2**20)
+    made = store.add(recording())
+    path = store.path(made.id)
+    monkeypatch.setattr(store, "path", lambda *_: path)  # found by a reader just before it is gone
+    store.delete(made.id)
+    with pytest.raises(RecordingNotFound):
+        store.get(made.id, RecordingQuery(layer=layer))
+
+
+def counted(folder):
+    return json.loads((folder / "recordings" / COUNTS_FILE).read_text())[0]
+
+
+def on_disk(folder, owner, but=""):
+    return sum(path.stat().st_size for path in (folder / "recordings" / "of" / owner).iterdir() if path.stem != but)
+
+
+def test_an_addition_looks_at_no_other_recording(tmp_path, monkeypatch):
+    store = RecordingStore(tmp_path, 2**24)
+    for seed in range(4):
+        store.add(recording(seed), "ann")
+    monkeypatch.setattr(store, "_count", None)
+    monkeypatch.setattr(store, "_paths", None)
+    monkeypatch.setattr(Path, "glob", None)
+    again = store.add(recording(4), "ann", lambda *_: None)
+    assert counted(tmp_path) == {"": 0, "ann": 5 * again.bytes}
+
+
+@pytest.mark.parametrize("left", ["", "[", '["", 1]', '[{"": "x"}, 1]', "null"])
+def test_counts_that_a_crash_left_are_made_anew(tmp_path, left):
+    store = RecordingStore(tmp_path, 2**20)
+    size = store.add(recording()).bytes
+    (tmp_path / "recordings" / COUNTS_FILE).write_text(left)
+    store.add(recording(1), "ann")
+    assert counted(tmp_path) == {"": size, "ann": size}
+
+
+def test_a_change_that_fails_has_all_recordings_counted_anew(tmp_path, monkeypatch):
+    store = RecordingStore(tmp_path, 2**20)
+    size = store.add(recording()).bytes
+
+    def fail(*_):
+        raise OSError(errno.EIO, "broken")
+
+    monkeypatch.setattr(recording_store, "sync", fail)  # after the file has its name
+    with pytest.raises(InternalError):
+        store.add(recording(1))
+    monkeypatch.undo()
+    store.add(recording(2))
+    assert counted(tmp_path) == {"": 3 * size}
+
+
+def test_old_counts_are_forgotten_at_the_start(tmp_path):
+    store = RecordingStore(tmp_path, 2**20)
+    size = store.add(recording()).bytes
+    (tmp_path / "recordings" / COUNTS_FILE).write_text(json.dumps([{"": 10**9}, 1e10]))  # of before a power failure
+    again = RecordingStore(tmp_path, 3 * size)
+    again.clean()
+    again.add(recording(1))
+    assert counted(tmp_path) == {"": 2 * size}
+
+
+@pytest.mark.parametrize("owner", [None, "ann"])
+def test_a_damaged_recording_counts_no_longer_and_can_be_added_again(tmp_path, owner, monkeypatch):
+    size = RecordingStore(tmp_path / "measure", 2**20).add(recording()).bytes
+    store = RecordingStore(tmp_path, 2 * size)
+    broken, whole = store.add(recording(), owner), store.add(recording(1), owner)
+    with pytest.raises(StoreFull):
+        store.add(recording(2), owner)
+    cut(store.path(broken.id, owner))
+    monkeypatch.setattr(recording_store, "RECOUNT_S", 0)
+    kept = store.add(recording(2), owner)
+    listed = store.listing()
+    assert ({each.id for each in listed.recordings}, listed.damaged) == ({whole.id, kept.id}, [broken.id])
+    assert listed.bytes == 2 * size
+    store.delete(kept.id, owner)
+    assert store.add(recording(), owner).id == broken.id  # in the place of the damaged file
+    assert (store.listing().damaged, store.listing().bytes) == ([], 2 * size)
+
+
+def test_a_damaged_recording_is_found_at_the_start_and_its_removal_frees_nothing(tmp_path):
+    size = RecordingStore(tmp_path, 2**20).add(recording()).bytes
+    broken = tmp_path / "recordings" / f"{'0' * 32}.safetensors"
+    with broken.open("wb") as file:
+        file.truncate(10 * 2**30)
+    store = RecordingStore(tmp_path, 2 * size)
+    store.clean()
+    store.add(recording(1))
+    store.delete(broken.stem)
+    assert counted(tmp_path) == {"": 2 * size}
+    with pytest.raises(StoreFull):
+        store.add(recording(2))
+
+
+def test_a_recording_that_was_removed_by_hand_frees_its_room(tmp_path, monkeypatch):
+    size = RecordingStore(tmp_path / "measure", 2**20).add(recording()).bytes
+    store = RecordingStore(tmp_path, size)
+    store.path(store.add(recording()).id).unlink()
+    monkeypatch.setattr(recording_store, "RECOUNT_S", 0)
+    store.add(recording(1))
+
+
+def test_a_removal_does_not_wait_for_a_writer(tmp_path, monkeypatch):
+    store = RecordingStore(tmp_path, 2**20)
+    first = store.add(recording())
+    writing, go_on, synced = threading.Event(), threading.Event(), os.fsync
+
+    def slowly(descriptor):
+        if threading.current_thread().name.startswith("writer"):
+            writing.set()
+            assert go_on.wait(60)
+        synced(descriptor)
+
+    monkeypatch.setattr(os, "fsync", slowly)
+    with ThreadPoolExecutor(1, "writer") as writer, ThreadPoolExecutor(1, "remover") as remover:
+        made = writer.submit(store.add, recording(1))
+        assert writing.wait(60)
+        try:
+            remover.submit(store.delete, first.id).result(30)
+        finally:
+            go_on.set()
+        assert made.result().id in {each.id for each in store.listing().recordings}
+    assert counted(tmp_path) == {"": first.bytes}
+
+
+def cut(path):
+    path.write_bytes(path.read_bytes()[:-7])

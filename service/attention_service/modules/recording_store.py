@@ -10,26 +10,28 @@ owner, stands for those who may use all recordings.
 
 A recording never changes. It is written to a hidden file, which is renamed once it is on the disk. A crash leaves the
 whole recording or none, and perhaps a hidden file, which ``clean`` removes. Writers of several processes take turns by
-a lock on the folder, so that they keep the limit together. Reading maps the file and copies the asked part alone.
+a lock on the folder, so that they keep the limit together; a removal does not wait for them. Reading maps the file and
+copies the asked part alone. A damaged file stays on the disk until it is deleted or its recording is added again, and
+does not count.
 """
 
 import fcntl
 import hashlib
 import os
-import re
 import secrets
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from functools import lru_cache
 from operator import itemgetter
 from pathlib import Path
-from typing import Any, Final
+from typing import Final
 
 import numpy as np
 import orjson
 from safetensors import SafetensorError, safe_open
 
 from attention_contract.errors import (
+    AttentionError,
     InternalError,
     InvalidRequest,
     RecordingNotFound,
@@ -37,7 +39,7 @@ from attention_contract.errors import (
     TooLarge,
     Unreadable,
 )
-from attention_contract.recording_tensors import place_of, taken_numbers
+from attention_contract.recording_tensors import taken_numbers
 from attention_contract.schemas.recordings import (
     RecordedTensor,
     RecordingFacts,
@@ -45,27 +47,21 @@ from attention_contract.schemas.recordings import (
     RecordingInfo,
     RecordingList,
     RecordingQuery,
-    RecordingSummary,
-    read_facts,
 )
 from attention_contract.tensors import DTYPES, dtype_name
 from attention_contract.wire import to_safetensors
 from attention_service.modules.faults import reason
-from attention_service.modules.store_files import check_regular, make_folder, refusal, sync
+from attention_service.modules.recording_counts import NOBODY, RecordingCounts
+from attention_service.modules.recording_files import RECORDING_ID, SUFFIX, described, recordings_in, summary
+from attention_service.modules.store_files import make_folder, refusal, sync
 
-_SUFFIX: Final = ".safetensors"
-_ID: Final = re.compile(r"[0-9a-f]{32}")
 _STAGED: Final = ".new-"
 _OWNED: Final = "of"
 """The folder of the recordings that belong to one owner each."""
-_TEXT: Final = 200
-"""Characters of a text in a list."""
 _KNOWN: Final = 1024
 """Descriptions that are remembered."""
-_DTYPES: Final = {"BOOL": "bool", "I32": "int32", "I64": "int64", "F16": "float16", "BF16": "bfloat16"} | {
-    "F32": "float32",
-    "F64": "float64",
-}
+RECOUNT_S: Final = 10.0
+"""Seconds after which all files are looked at again before a recording is refused for want of room."""
 
 
 class RecordingStore:
@@ -74,8 +70,9 @@ class RecordingStore:
     def __init__(self, root: Path, limit: int) -> None:
         self._folder = root / "recordings"
         self.limit = limit
-        """Bytes of all files together."""
-        self._described = lru_cache(maxsize=_KNOWN)(_described)  # a file never changes
+        """Bytes of all recordings together."""
+        self._counts = RecordingCounts(self._folder, self._count)
+        self._described = lru_cache(maxsize=_KNOWN)(described)  # a file never changes
 
     # ── reading ──────────────────────────────────────────────────────────────────────────────────────────────────────
 
@@ -84,15 +81,16 @@ class RecordingStore:
         found, damaged, total = [], [], 0
         for path in self._paths(owner):
             try:
-                total += (size := path.lstat().st_size)
+                size = path.lstat().st_size
                 found.append(self._described(path, size))
+                total += size
             except FileNotFoundError:  # deleted meanwhile
                 continue
             except (Unreadable, SafetensorError, OSError):
                 damaged.append(path.stem)
         found.sort(key=lambda each: (each.created, each.id), reverse=True)
         return RecordingList(
-            recordings=[_summary(each) for each in found], bytes=total, limit_bytes=self.limit, damaged=damaged
+            recordings=[summary(each) for each in found], bytes=total, limit_bytes=self.limit, damaged=damaged
         )
 
     def path(self, recording: str, owner: str | None = None) -> Path:
@@ -104,8 +102,8 @@ class RecordingStore:
 
     def _places(self, recording: str, owner: str | None) -> list[Path]:
         """The paths that the file of a recording may have."""
-        known = _ID.fullmatch(recording) is not None
-        return [folder / f"{recording}{_SUFFIX}" for folder in self._folders(owner)] if known else []
+        known = RECORDING_ID.fullmatch(recording) is not None
+        return [folder / f"{recording}{SUFFIX}" for folder in self._folders(owner)] if known else []
 
     def _folders(self, owner: str | None) -> list[Path]:
         """The folders with the recordings that an owner may use."""
@@ -135,6 +133,8 @@ class RecordingStore:
         try:
             with safe_open(self.path(recording, owner), framework="np") as file:
                 return info.model_copy(update={"value": query.read(file.get_slice(name), name, shape)})
+        except FileNotFoundError:  # deleted meanwhile
+            raise _missing(recording) from None
         except (SafetensorError, OSError) as fault:
             raise _damaged(recording, reason(fault)) from fault
 
@@ -142,6 +142,8 @@ class RecordingStore:
         path = self.path(recording, owner)
         try:
             return self._described(path, path.stat().st_size)
+        except FileNotFoundError:  # deleted meanwhile
+            raise _missing(recording) from None
         except Unreadable as fault:
             raise _damaged(recording, fault.detail) from fault
         except (SafetensorError, OSError) as fault:
@@ -165,23 +167,31 @@ class RecordingStore:
                 limit_bytes=self.limit,
                 needed_bytes=size,
             )
-        name, folder = _content_id(recording, owner), self._folders(owner)[0]
+        path = self._folders(owner)[0] / f"{_content_id(recording, owner)}{SUFFIX}"
         try:
             with self._locked():
-                path = folder / f"{name}{_SUFFIX}"
-                if not path.is_file():
-                    self._check_room(size)
-                    if check is not None and owner is not None:
-                        own = sum(each.lstat().st_size for each in self._paths(owner))
-                        check(own + size, f"your recordings have {own} bytes, and this one {size}; delete some first")
-                    make_folder(folder)
-                    self._write(path, pieces)
-                return self._described(path, path.stat().st_size)
+                if (stored := self._stored(path)) is not None:
+                    return stored
+                try:
+                    self._check_room(size, owner, check)
+                except AttentionError:  # others may have been damaged, or removed by hand
+                    self._check_room(size, owner, check, RECOUNT_S)
+                make_folder(path.parent)
+                return self._write(path, pieces, owner)
         except OSError as fault:
             raise refusal(fault, f"a recording of {size} bytes") from fault
 
-    def _check_room(self, size: int) -> None:
-        held = sum(path.lstat().st_size for path in self._paths(None))
+    def _stored(self, path: Path) -> RecordingInfo | None:
+        """The recording at a path; None if there is none, or a damaged one."""
+        with suppress(FileNotFoundError, Unreadable, SafetensorError):
+            return self._described(path, path.stat().st_size)
+        return None
+
+    def _check_room(
+        self, size: int, owner: str | None, check: Callable[[int, str], None] | None, newest_s: float | None = None
+    ) -> None:
+        with self._counts.changing(newest_s) as counts:
+            held, own = counts.total, counts.of(owner)
         if held + size > self.limit:
             raise StoreFull(
                 f"the recording has {size} bytes, and {held} of {self.limit} bytes are taken by others; delete "
@@ -190,32 +200,69 @@ class RecordingStore:
                 needed_bytes=size,
                 held_bytes=held,
             )
+        if check is not None and owner is not None:
+            check(own + size, f"your recordings have {own} bytes, and this one {size}; delete some first")
 
-    def _write(self, path: Path, pieces: list[bytes | memoryview]) -> None:
+    def _write(self, path: Path, pieces: list[bytes | memoryview], owner: str | None) -> RecordingInfo:
         staged = self._folder / f"{_STAGED}{secrets.token_hex(8)}"
+        size = sum(map(len, pieces))
         try:
             with staged.open("wb") as file:
                 file.writelines(pieces)
                 file.flush()
                 os.fsync(file.fileno())
-            os.replace(staged, path)
-            sync(path.parent)
+            with self._counts.changing() as counts:
+                os.replace(staged, path)
+                counts.change(owner, size)
+                sync(path.parent)
+                return self._described(path, size)
         finally:
             staged.unlink(missing_ok=True)
 
     def delete(self, recording: str, owner: str | None = None) -> None:
         """Remove a recording durably, or what lies in its place and is none. Raises RecordingNotFound."""
-        path = next((each for each in self._places(recording, owner) if os.path.lexists(each)), None)
-        if path is None:
-            raise _missing(recording)
+        for path in self._places(recording, owner):
+            if os.path.lexists(path) and self._remove(path):
+                return
+        raise _missing(recording)
+
+    def _remove(self, path: Path) -> bool:
+        """Remove a file; False if it is gone."""
         try:
-            if path.is_dir() and not path.is_symlink():
-                path.rmdir()
-            else:
-                path.unlink(missing_ok=True)
-            sync(path.parent)
+            with self._counts.changing() as counts:
+                if not os.path.lexists(path):
+                    return False
+                size = self._counted(path)
+                if path.is_dir() and not path.is_symlink():
+                    path.rmdir()
+                else:
+                    path.unlink(missing_ok=True)
+                counts.change(None if path.parent == self._folder else path.parent.name, -size)
+                sync(path.parent)
+                return True
         except OSError as fault:
             raise refusal(fault, "the removal of a recording") from fault
+
+    def _count(self) -> dict[str, int]:
+        """Look at every recording, and return the bytes by owner."""
+        return {
+            NOBODY if folder == self._folder else folder.name: sum(map(self._counted, recordings_in(folder)))
+            for folder in self._folders(None)
+        }
+
+    def _counted(self, path: Path) -> int:
+        """Bytes of a recording that count; 0 if it is damaged or gone."""
+        try:
+            size = path.lstat().st_size
+        except FileNotFoundError:
+            return 0
+        try:
+            self._described(path, size)
+        except (FileNotFoundError, Unreadable, SafetensorError):
+            return 0
+        except OSError:  # it may be whole, and cannot be opened now
+            return size
+        return size
 
     def clean(self) -> None:
         """Remove the leftovers of crashes."""
@@ -224,10 +271,10 @@ class RecordingStore:
         with self._locked():
             for path in list(self._folder.glob(f"{_STAGED}*")):
                 path.unlink(missing_ok=True)
+            self._counts.forget()
 
     def _paths(self, owner: str | None) -> list[Path]:
-        found = (path for folder in self._folders(owner) for path in folder.glob(f"*{_SUFFIX}"))
-        return sorted(path for path in found if _ID.fullmatch(path.stem))
+        return sorted(path for folder in self._folders(owner) for path in recordings_in(folder))
 
     @contextmanager
     def _locked(self) -> Iterator[None]:
@@ -250,39 +297,6 @@ def _content_id(recording: RecordingFile, owner: str | None) -> str:
         content.update(orjson.dumps([name, dtype_name(array), array.shape]))
         content.update(np.ascontiguousarray(array, DTYPES[dtype_name(array)]).reshape(-1).view(np.uint8).data)
     return content.hexdigest()[:32]
-
-
-def _recorded(name: str, part: Any) -> RecordedTensor:
-    code = part.get_dtype()
-    if code not in _DTYPES:
-        raise Unreadable(f"tensor {name[:80]!r} has dtype {code}; expected one of {', '.join(_DTYPES)}")
-    return RecordedTensor(name=name, dtype=_DTYPES[code], shape=list(part.get_shape()))
-
-
-def _described(path: Path, size: int) -> RecordingInfo:
-    """Read the header of a file of this size. Raises Unreadable, SafetensorError and OSError."""
-    check_regular(path, size)
-    with safe_open(path, framework="np") as file:
-        tensors = [_recorded(name, file.get_slice(name)) for name in file.keys()]  # noqa: SIM118
-        text = (file.metadata() or {}).get(RecordingFile.file_entry)
-    facts = read_facts(text, ((each.name, tuple(each.shape)) for each in tensors))
-    stated = {field: getattr(facts, field) for field in RecordingFacts.model_fields}
-    return RecordingInfo(**stated, id=path.stem, bytes=size, tensors=tensors)
-
-
-def _summary(info: RecordingInfo) -> RecordingSummary:
-    places = [place for each in info.tensors if (place := place_of(each.name)) is not None]
-    return RecordingSummary(
-        id=info.id,
-        model=info.model,
-        text=info.text[:_TEXT],
-        created=info.created,
-        tokens={stack: len(labels) for stack, labels in info.tokens.items()},
-        layers=len({(place.stack, place.number) for place in places if place.number is not None}),
-        heads=max((len(each.heads) for each in info.attentions), default=0),
-        taps=sorted({place.kind for place in places}),
-        bytes=info.bytes,
-    )
 
 
 def _tensor(info: RecordingInfo, name: str) -> RecordedTensor:

@@ -1,0 +1,68 @@
+"""The file of one recording: its name, and its description by its header alone."""
+
+import re
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, Final
+
+from safetensors import safe_open
+
+from attention_contract.errors import Unreadable
+from attention_contract.recording_tensors import place_of
+from attention_contract.schemas.recordings import (
+    RecordedTensor,
+    RecordingFacts,
+    RecordingFile,
+    RecordingInfo,
+    RecordingSummary,
+    read_facts,
+)
+from attention_service.modules.store_files import check_regular
+
+SUFFIX: Final = ".safetensors"
+RECORDING_ID: Final = re.compile(r"[0-9a-f]{32}")
+_TEXT: Final = 200
+"""Characters of a text in a list."""
+_DTYPES: Final = {"BOOL": "bool", "I32": "int32", "I64": "int64", "F16": "float16", "BF16": "bfloat16"} | {
+    "F32": "float32",
+    "F64": "float64",
+}
+
+
+def recordings_in(folder: Path) -> Iterator[Path]:
+    """The files of a folder that have the name of a recording."""
+    return (path for path in folder.glob(f"*{SUFFIX}") if RECORDING_ID.fullmatch(path.stem))
+
+
+def _recorded(name: str, part: Any) -> RecordedTensor:
+    code = part.get_dtype()
+    if code not in _DTYPES:
+        raise Unreadable(f"tensor {name[:80]!r} has dtype {code}; expected one of {', '.join(_DTYPES)}")
+    return RecordedTensor(name=name, dtype=_DTYPES[code], shape=list(part.get_shape()))
+
+
+def described(path: Path, size: int) -> RecordingInfo:
+    """Read the header of a file of this size. Raises Unreadable, SafetensorError and OSError."""
+    check_regular(path, size)
+    with safe_open(path, framework="np") as file:
+        tensors = [_recorded(name, file.get_slice(name)) for name in file.keys()]  # noqa: SIM118
+        text = (file.metadata() or {}).get(RecordingFile.file_entry)
+    facts = read_facts(text, ((each.name, tuple(each.shape)) for each in tensors))
+    stated = {field: getattr(facts, field) for field in RecordingFacts.model_fields}
+    return RecordingInfo(**stated, id=path.stem, bytes=size, tensors=tensors)
+
+
+def summary(info: RecordingInfo) -> RecordingSummary:
+    """A recording in a list, without its tensors."""
+    places = [place for each in info.tensors if (place := place_of(each.name)) is not None]
+    return RecordingSummary(
+        id=info.id,
+        model=info.model,
+        text=info.text[:_TEXT],
+        created=info.created,
+        tokens={stack: len(labels) for stack, labels in info.tokens.items()},
+        layers=len({(place.stack, place.number) for place in places if place.number is not None}),
+        heads=max((len(each.heads) for each in info.attentions), default=0),
+        taps=sorted({place.kind for place in places}),
+        bytes=info.bytes,
+    )

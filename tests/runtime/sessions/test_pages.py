@@ -134,3 +134,32 @@ def test_a_sequence_beside_many_short_ones_lies_in_few_runs(monkeypatch: pytest.
         pool.take(KIND, 1)
     assert len(pool.take(KIND, 8)) <= 2
     assert len(pool._slabs[KIND]) <= 8
+
+
+def test_memory_of_freed_pages_goes_back_while_their_slab_stays(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(pages_module, "SLAB_BYTES", 2**26)
+    kind = PageKind(2, 64, 48, torch.float32, torch.device("cpu"))  # a grain is a page
+    pool = PagePool()
+    (kept,), (freed,) = pool.take(kind, 1), pool.take(kind, 300)
+    assert pool.held == 301 * kind.page_bytes
+    slots = slice(freed.first * PAGE_TOKENS, freed.stop * PAGE_TOKENS)
+    for pages in (kept, freed):
+        pages.slab.keys[:, pages.first * PAGE_TOKENS : pages.stop * PAGE_TOKENS] = 1.0
+    pool.give_back(freed)
+    assert pool.held == pool.bytes == kind.page_bytes
+    assert kept.slab is freed.slab
+    assert not freed.slab.keys[:, slots].any()  # the system gave other memory in its place
+    assert kept.slab.keys[:, kept.first * PAGE_TOKENS : kept.stop * PAGE_TOKENS].all()
+
+
+def test_a_slab_of_another_device_is_held_whole_and_is_a_small_part_of_the_limit(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(pages_module, "SLAB_BYTES", 2**26)
+    kind = PageKind(2, 64, 48, torch.float32, torch.device("meta"))
+    pool = PagePool(limit=64 * kind.page_bytes)
+    (first,), _ = pool.take(kind, 1), pool.take(kind, 1)
+    assert (pool.bytes, pool.held) == (2 * kind.page_bytes, 4 * kind.page_bytes)
+    assert len(first.slab.users) == 4

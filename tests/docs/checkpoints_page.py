@@ -60,6 +60,10 @@ Some families cannot be exact, since their scores are no function of one query a
 XLNet (queries and keys of positions), DeepSeek (keys from a latent vector, of which a part turns), WavLM (a gated
 bias), Swin (windows of pixels with a shift) and models of state spaces.
 
+A bias is taken where the class of transformers makes one by `config.json` (`attention_bias`, `qkv_bias`, `use_bias`
+and so on). One that it denies is left out, and `source.ignored` of the module names it. One that it asks for and that
+the checkpoint lacks is refused. A `quantization_config` is refused, since transformers computes other numbers by it.
+
 ## Refused
 
 Some checkpoints of the families above compute something that a spec does not state. The import is refused, and the

@@ -111,6 +111,7 @@ def test_a_multihead_attention_gives_its_output(save, read, bias, widths, dtype)
         "layer": 0,
         "part": "self",
         "stack": None,
+        "ignored": [],
     }
     query = torch.randn(2, 5, 12, dtype=dtype)
     key = torch.randn(2, 7, widths.get("kdim", 12), dtype=dtype)

@@ -223,8 +223,8 @@ class Ran(WireModel):
     compute_ms: float
     """Milliseconds on the device, without queueing."""
     cpu_ms: float
-    """Milliseconds of ``compute_ms`` for which the thread that computed had a processor. Far less on a CPU tells of other
-    load there, and not of a wrong prediction; on a GPU it is the time to launch the work."""
+    """Milliseconds of ``compute_ms`` for which the thread that computed had a processor. Far less on a CPU tells of
+    other load there, and not of a wrong prediction; on a GPU it is the time to launch the work."""
     queue_ms: float
     """Milliseconds between admission and execution."""
     batch: int

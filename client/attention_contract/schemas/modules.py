@@ -110,6 +110,8 @@ class Source(WireModel):
     layer: int
     part: Literal["self", "cross"]
     stack: Stack | None = None
+    ignored: list[str] = Field(default_factory=list)
+    """Tensors of the layer that its config.json denies, and that are left out, as the library that wrote it does."""
 
 
 class ModuleInfo(WireModel):

@@ -71,7 +71,7 @@ class Access:
             if len(headers) < len(lines):
                 check_single(lines, _SINGLE)
             self._hosts.check(headers)
-            page = check_site(scope.get("method", "GET"), scope["scheme"], headers, self._origins)
+            page = check_site(scope.get("method", "GET"), scope.get("scheme", "http"), headers, self._origins)
         except AttentionError as error:
             return problems.render(error)(scope, receive, send)
         scope["attention.headers"] = headers

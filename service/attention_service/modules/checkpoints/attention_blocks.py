@@ -91,6 +91,15 @@ def blocks_of(checkpoint: Checkpoint) -> list[Block]:
             f"{reasons}; known are {', '.join(sorted(_model_types()))}",
             param="checkpoint",
         )
+    if found and (quantized := checkpoint.config.get("quantization_config")) is not None:
+        method = quantized.get("quant_method") if isinstance(quantized, dict) else None
+        raise InvalidCheckpoint(
+            f"config.json has a quantization_config ({str(method)[:80]}), by which the library that wrote it computes "
+            "other numbers than those of the tensors; import the model as it was before, or remove the entry to "
+            "take the tensors as they are",
+            param="checkpoint",
+            entry="quantization_config",
+        )
     return sorted(found.values(), key=lambda block: (block.layer, block.prefix))
 
 

@@ -22,6 +22,7 @@ from attention_service.core.multihead import Sizes, parameter_shapes
 from attention_service.modules.checkpoints.attention_blocks import Block, blocks_of, choose
 from attention_service.modules.checkpoints.checkpoint_files import Checkpoint, open_checkpoint
 from attention_service.modules.checkpoints.cuts import Heads
+from attention_service.modules.checkpoints.families.biases import BIASES
 from attention_service.modules.checkpoints.family import Attention, Entries, Part, Piece, described
 from attention_service.modules.resident import biases_in, check_shapes, complete
 
@@ -92,7 +93,7 @@ def plan(root: Path, request: ImportModule) -> Plan:
 def plan_block(checkpoint: Checkpoint, block: Block, request: ImportModule) -> Plan:
     """Decide the import of one block of an opened checkpoint. Raises as ``plan`` does."""
     part = block.part or request.part
-    pieces = _pieces(block, checkpoint)
+    pieces, ignored = _as_stated(block, part, _pieces(block, checkpoint))
     attention = _counted(_described(block, part, pieces), request)
     spec = _overlaid(attention, request)
     heads, config = _config(pieces, attention, spec, checkpoint, request)
@@ -106,6 +107,7 @@ def plan_block(checkpoint: Checkpoint, block: Block, request: ImportModule) -> P
             layer=request.layer,
             part=part,
             stack=block.stack,
+            ignored=ignored,
         ),
         _checkpoint=checkpoint,
         _pieces=pieces,
@@ -118,13 +120,41 @@ def missing_fields(checkpoint: Checkpoint, block: Block) -> list[str]:
 
     Raises InvalidCheckpoint for a block that cannot be imported.
     """
-    attention = _described(block, block.part or "self", _pieces(block, checkpoint))
+    part = block.part or "self"
+    pieces, _ = _as_stated(block, part, _pieces(block, checkpoint))
+    attention = _described(block, part, pieces)
     heads = [] if attention.heads is not None else ["num_heads"]
     return heads + [f"spec.{field}" for field in attention.unknown]
 
 
 def _described(block: Block, part: Part, pieces: Mapping[str, Piece]) -> Attention:
-    return described(block.family, Entries(block.config, block.layer, part, block.stack, frozenset(pieces)))
+    return described(block.family, _entries(block, part, pieces))
+
+
+def _entries(block: Block, part: Part, pieces: Mapping[str, Piece]) -> Entries:
+    return Entries(block.config, block.layer, part, block.stack, frozenset(pieces))
+
+
+def _as_stated(block: Block, part: Part, pieces: dict[str, Piece]) -> tuple[dict[str, Piece], list[str]]:
+    """The pieces without biases that config.json denies, and the names of those, which transformers ignores as well.
+
+    Raises InvalidCheckpoint where it asks for a bias that is not there: transformers would begin it at random or zero.
+    """
+    rule = BIASES.get(block.family.name)
+    if rule is None or block.config.get("model_type") is None:  # nothing tells which class wrote it
+        return pieces, []
+    roles = rule(_entries(block, part, pieces))
+    missing = [f"{role}_proj.bias" for role in roles if f"{role}_proj.bias" not in pieces]
+    if missing:
+        names = [block.tensor(block.names.pieces[name][0].tensor) for name in missing]
+        raise InvalidCheckpoint(
+            f"config.json asks for biases that the checkpoint lacks: {', '.join(dict.fromkeys(names))}",
+            param="checkpoint",
+            missing=list(dict.fromkeys(names)),
+        )
+    denied = {f"{role}_proj.bias" for role in "qkvo" if role not in roles} & pieces.keys()
+    ignored = sorted({pieces[name].tensor for name in denied})
+    return {name: piece for name, piece in pieces.items() if name not in denied}, ignored
 
 
 def default_name(label: str, layer: int, part: Part = "self", stack: str | None = None) -> str:

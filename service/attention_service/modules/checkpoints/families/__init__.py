@@ -25,5 +25,12 @@ INEXACT: Final = {
     "deberta": "DeBERTa adds products of contents and relative positions to its scores",
     "deberta-v2": "DeBERTa adds products of contents and relative positions to its scores",
     "xlnet": "XLNet adds products of contents and relative positions to its scores",
+    **dict.fromkeys(
+        ("deepseek_v2", "deepseek_v3", "deepseek_v32", "kimi_k2"),
+        "DeepSeek makes its keys of a latent vector, of which a part turns with the position",
+    ),
+    "wavlm": "WavLM gates the bias of its positions by the query",
+    **dict.fromkeys(("swin", "swinv2"), "Swin attends in windows of pixels that shift"),
+    **dict.fromkeys(("mamba", "mamba2"), "a model of states has no attention"),
 }
 """The reason why a model_type cannot be imported exactly."""

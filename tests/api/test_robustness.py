@@ -17,6 +17,7 @@ import pytest
 from attention_contract.operations import OPERATIONS
 from attention_contract.wire import SAFETENSORS
 from tests.api.talk import post, problem, refuse
+from tests.conftest import eventually, live_server
 
 RAW = "/v1/attention"
 Q = [[1.0, 0.0], [0.0, 1.0]]
@@ -390,3 +391,13 @@ def test_odd_headers_are_understood_or_refused(http, module, header, value, stat
     assert answer.status_code in statuses, answer.text
     if answer.status_code >= 400:
         problem(answer)
+
+
+def test_modules_that_are_left_out_are_counted(tmp_path):
+    for name in ("damaged", "empty"):
+        (tmp_path / "modules" / name).mkdir(parents=True)
+        (tmp_path / "modules" / name / "config.json").write_text("{")
+    with live_server(tmp_path) as url:
+        eventually(lambda: httpx.get(f"{url}/health/ready").json()["modules_left_out"] == 2)
+        assert httpx.get(f"{url}/health/live").json()["modules_left_out"] == 2
+        assert "attention_modules_left_out 2.0" in httpx.get(f"{url}/metrics").text

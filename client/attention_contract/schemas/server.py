@@ -149,3 +149,5 @@ class Health(WireModel):
     status: Literal["live", "ready", "loading", "draining"]
     modules: int
     """Modules resident so far."""
+    modules_left_out: int = 0
+    """Stored modules that are not served, since their files are damaged or too large; the server's log names them."""

@@ -8,7 +8,7 @@ import asyncio
 import threading
 import time
 from types import SimpleNamespace
-from typing import Any, Final
+from typing import Final
 
 import uvicorn
 from fastapi import FastAPI
@@ -90,5 +90,4 @@ class HealthListener:
         if path == "/health/ready":
             engine.check_ready()
         engine.check_live()
-        state: Any = "ready" if path == "/health/ready" else "live"
-        return Health(status=state, modules=len(engine.library.list()))
+        return engine.health("ready" if path == "/health/ready" else "live")

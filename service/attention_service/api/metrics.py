@@ -96,6 +96,10 @@ class Metrics:
         gauges = {
             "attention_ready": ("1 while the server accepts work, else 0", lambda: float(engine.state == "ready")),
             "attention_modules": ("Resident modules", lambda: len(engine.library.list())),
+            "attention_modules_left_out": (
+                "Stored modules that are not served: damaged, or too large",
+                lambda: engine.library.left_out,
+            ),
             "attention_resident_bytes": ("Bytes of resident modules", lambda: engine.library.resident_bytes),
             "attention_in_flight_bytes": (
                 "Bytes that admitted requests hold beside their bodies, by the estimate of each",

@@ -399,11 +399,11 @@ async def list_hardware(call: CallDep) -> HardwareList:
 @serve(operations.health_live)
 async def health_live(call: CallDep) -> Health:
     call.engine.check_live()
-    return Health(status="live", modules=len(call.engine.library.list()))
+    return call.engine.health("live")
 
 
 @serve(operations.health_ready)
 async def health_ready(call: CallDep) -> Health:
     call.engine.check_ready()
     call.engine.check_live()
-    return Health(status="ready", modules=len(call.engine.library.list()))
+    return call.engine.health("ready")

@@ -55,6 +55,11 @@ class Library:
         self._condition = threading.Condition()
         self._changing_names: set[str] = set()
 
+    @property
+    def left_out(self) -> int:
+        """The number of stored modules that are not served, or 1 if the store cannot be read."""
+        return len(self.problems)
+
     # ── loading ──────────────────────────────────────────────────────────────────────────────────────────────────────
 
     def load(self, on_loaded: Callable[[Module], object] | None = None) -> Problems:

@@ -59,6 +59,7 @@ from attention_contract.schemas.recordings import (
     RecordText,
 )
 from attention_contract.schemas.rollout import RecordingRollout, RecordingRolloutRequest, RolloutReply, RolloutRequest
+from attention_contract.schemas.server import Health
 from attention_contract.schemas.similarity import (
     RecordingSimilarity,
     RecordingSimilarityRequest,
@@ -287,6 +288,11 @@ class Engine:
         if self.device.lost is not None:
             raise Stuck(f"the device computes nothing any more ({self.device.lost}); restart the server")
         self._watchdog.check()
+
+    def health(self, status: Literal["live", "ready"]) -> Health:
+        """The answer of a health check that found nothing wrong."""
+        library = self.library
+        return Health(status=status, modules=len(library.list()), modules_left_out=library.left_out)
 
     def check_ready(self) -> None:
         """Raise Loading, Draining or Stuck unless work is taken."""

@@ -84,6 +84,7 @@ def test_a_caller_may_say_how_long_an_answer_is_of_use(http, modules, prefer, st
         assert int(answer.headers["retry-after"]) > 0
 
 
+@pytest.mark.slow
 def test_callers_on_many_connections_get_what_they_get_alone(server, modules):
     rng = np.random.default_rng(0)
 

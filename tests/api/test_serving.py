@@ -26,6 +26,7 @@ from tests.api.processes import process
 pytestmark = pytest.mark.usefixtures("own_logging")
 
 
+@pytest.mark.slow
 def test_a_module_survives_a_kill(tmp_path):
     body = {"name": "kept", "config": {"d_model": 8, "num_heads": 2}, "seed": 4}
     with process(tmp_path) as (server, url):

@@ -68,7 +68,7 @@ def test_a_reply_carries_its_requests_id_beside_its_fields():
     reply = client.server.live()
     assert reply.request_id == "a1"
     assert reply == type(reply)(status="live", modules=0)
-    assert reply.model_dump() == {"status": "live", "modules": 0}
+    assert reply.model_dump() == {"status": "live", "modules": 0, "modules_left_out": 0}
 
 
 def test_a_call_is_logged_in_one_line_on_the_level_debug(caplog):

@@ -332,6 +332,7 @@ def test_flex_counts_as_the_blocked_kernel():
 LONGEST = {"queries": 2**30, "keys": 2**30, "batch": 2**20}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", [*KERNEL_NAMES, "gated delta", "performer, causal", "nystrom"])
 def test_counting_takes_no_time_whatever_the_size(name):
     if name in METHODS:

@@ -93,6 +93,7 @@ export interface Ran {
   predicted_low_ms: number;
   predicted_high_ms: number;
   compute_ms: number;
+  cpu_ms: number;
   queue_ms: number;
   batch: number;
   peak_bytes: number;

@@ -171,6 +171,7 @@ export const FACTS_OF_RAN: [string, (ran: Ran) => ComponentChildren][] = [
   ["predicted", (ran) => milliseconds(ran.predicted_ms)],
   ["90 % interval", (ran) => `${milliseconds(ran.predicted_low_ms)} to ${milliseconds(ran.predicted_high_ms)}`],
   ["took", (ran) => milliseconds(ran.compute_ms)],
+  ["on a processor", (ran) => milliseconds(ran.cpu_ms)],
   ["waited", (ran) => milliseconds(ran.queue_ms)],
   ["batched with", (ran) => (ran.batch > 1 ? `${ran.batch - 1} more` : "none")],
   ["FLOPs", (ran) => <span title={whole(ran.flops)}>{count(ran.flops)}</span>],

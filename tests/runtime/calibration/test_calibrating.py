@@ -44,6 +44,7 @@ def short(monkeypatch):
     monkeypatch.setattr("attention_service.runtime.calibration.probing._DISTURBED", 1e9)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", kinds(), ids=lambda kind: kind.name)
 def test_requests_of_every_kind_can_be_drawn_and_run(kind):
     bench, rng = Bench(device(), RATES, ROOM, 0), np.random.default_rng(1)
@@ -86,6 +87,7 @@ def calibrated():
     return calibration.clock()
 
 
+@pytest.mark.slow
 def test_a_calibration_predicts_this_machine(short):
     clock = calibrated()
     assert isinstance(clock, Calibrated)
@@ -96,6 +98,7 @@ def test_a_calibration_predicts_this_machine(short):
     assert 0 < job.plan.predicted.low < job.plan.predicted.median < job.plan.predicted.high < 1
 
 
+@pytest.mark.slow
 def test_too_few_requests_make_no_clock(short, monkeypatch):
     monkeypatch.setattr(calibrating, "FEWEST_POINTS", 10**6)
     with pytest.raises(TooBusyError, match="undisturbed"):
@@ -156,6 +159,7 @@ def test_a_write_that_fails_leaves_what_was_there(tmp_path, monkeypatch):
 # ── beside requests ──────────────────────────────────────────────────────────────────────────────────────────────────
 
 
+@pytest.mark.slow
 def test_in_the_background_every_measurement_is_admitted_and_given_back(short):
     budget = Budget(2**30, 2**30, lambda: 0, 4)
     held = []
@@ -170,6 +174,7 @@ def test_in_the_background_every_measurement_is_admitted_and_given_back(short):
     assert budget.in_flight == 0
 
 
+@pytest.mark.slow
 def test_an_engine_measures_its_device_and_remembers(tmp_path, short):
     async def life():
         engine = Engine(tmp_path, device())
@@ -189,6 +194,7 @@ def test_an_engine_measures_its_device_and_remembers(tmp_path, short):
     assert again.calibration.at == engine.calibration.at
 
 
+@pytest.mark.slow
 def test_the_command_measures_and_keeps(tmp_path, short, capsys):
     assert command.calibrate(["--models-dir", str(tmp_path), "--device", "cpu", "--threads", "1"]) == 0
     told = capsys.readouterr()

@@ -1,6 +1,6 @@
 """Generator of ``docs/checkpoints.md``: ``python -m tests.docs.checkpoints_page`` writes it from registry and tests."""
 
-from attention_service.modules.checkpoints.families import FAMILIES
+from attention_service.modules.checkpoints.families import FAMILIES, INEXACT
 from attention_service.modules.checkpoints.family import Family
 from tests.docs.snippets import ROOT
 from tests.modules.checkpoints.refused import REFUSED, Refused
@@ -56,13 +56,14 @@ Longformer's global tokens come with each request, as `global_mask`. The `model_
 (`text_config`, `vision_config`, `encoder`, `decoder`) chooses the family of that stack. A part without one takes it
 from the whole: `clip_text_model` for the text of `clip`.
 
-Some families cannot be exact, since their scores are no function of one query and one key of the spec: DeBERTa and
-XLNet (queries and keys of positions), DeepSeek (keys from a latent vector, of which a part turns), WavLM (a gated
-bias), Swin (windows of pixels with a shift) and models of state spaces.
+Some families cannot be exact, and the refusal says why:
+
+{INEXACT}
 
 A bias is taken where the class of transformers makes one by `config.json` (`attention_bias`, `qkv_bias`, `use_bias`
 and so on). One that it denies is left out, and `source.ignored` of the module names it. One that it asks for and that
-the checkpoint lacks is refused. A `quantization_config` is refused, since transformers computes other numbers by it.
+the checkpoint lacks is refused. A `quantization_config` is refused, since transformers computes other numbers by it,
+unless it names the attention among the modules that stay as they are (`modules_to_not_convert`).
 
 ## Refused
 
@@ -78,8 +79,10 @@ def render() -> str:
     """Return the page."""
     columns = ("family", "model_type", "blocks", "import", "output", "weights", "gradients", "decode")
     families = "".join(_family(family) for _, family in sorted(FAMILIES.items()))
+    inexact = "\n".join(f"- {reason}." for reason in dict.fromkeys(INEXACT.values()))
+    tail = TAIL.replace("{INEXACT}", inexact)
     refused = "".join(_refused(case) for case in REFUSED)
-    return f"{HEAD}{_header(*columns)}{families}{TAIL}{_header('family', 'entry', 'value', 'reason')}{refused}"
+    return f"{HEAD}{_header(*columns)}{families}{tail}{_header('family', 'entry', 'value', 'reason')}{refused}"
 
 
 def _header(*columns: str) -> str:

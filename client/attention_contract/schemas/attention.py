@@ -222,7 +222,7 @@ class Ran(WireModel):
     """Nine of ten runs should take between the two."""
     compute_ms: float
     """Milliseconds on the device, without queueing."""
-    cpu_ms: float
+    cpu_ms: float = 0.0
     """Milliseconds of ``compute_ms`` for which the thread that computed had a processor. Far less on a CPU tells of
     other load there, and not of a wrong prediction; on a GPU it is the time to launch the work."""
     queue_ms: float

@@ -23,6 +23,8 @@ class CheckpointAttention(WireModel):
     """The fields of an import that the checkpoint does not tell and that change the numbers, such as ``num_heads``."""
     problem: str | None = None
     """The reason why the layer cannot be imported as it is."""
+    ignored: list[str] = Field(default_factory=list)
+    """Tensors of the layer that config.json denies, and that an import leaves out."""
     bytes: int = 0
     """Bytes of its parameters on the device, if it can be imported."""
     tensors: dict[str, str] = Field(default_factory=dict)

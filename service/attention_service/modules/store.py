@@ -214,7 +214,7 @@ def _write_config(path: Path, module: Module) -> None:
         "format": FORMAT,
         "version": module.version,
         "config": module.config.model_dump(mode="json"),
-        "source": module.source.model_dump(mode="json") if module.source is not None else None,
+        "source": module.source.model_dump(mode="json", exclude_defaults=True) if module.source is not None else None,
     }
     path.write_text(json.dumps(described, indent=2) + "\n", encoding="utf-8")
     sync(path)

@@ -83,3 +83,11 @@ def test_a_config_of_quantized_numbers_is_refused(llama):
     with pytest.raises(InvalidCheckpoint, match="bitsandbytes") as caught:
         plan(root, ImportModule(checkpoint="net", layer=0))
     assert caught.value.facts["entry"] == "quantization_config"
+
+
+def test_modules_that_the_quantization_spares_are_taken(llama):
+    spared = {"quant_method": "mxfp4", "modules_to_not_convert": ["model.layers.*.self_attn", "layers.0.self_attn"]}
+    root = llama(lambda state: None, quantization_config=spared)
+    assert plan(root, ImportModule(checkpoint="net", layer=0)).config.num_heads == 4
+    with pytest.raises(InvalidCheckpoint, match="mxfp4"):
+        plan(root, ImportModule(checkpoint="net", layer=1))

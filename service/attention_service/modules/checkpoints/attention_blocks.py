@@ -3,6 +3,7 @@
 import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
+from fnmatch import fnmatchcase
 from typing import Any, Final
 
 from attention_contract.errors import InvalidCheckpoint, InvalidRequest
@@ -26,6 +27,8 @@ _STACKS: Final[Mapping[str, Stack]] = {
     "audio_model": "audio",
 }
 """Words of a path that tell a stack."""
+_SPARED: Final = ("modules_to_not_convert", "ignore", "llm_int8_skip_modules")
+"""Entries of a quantization_config that name modules which stay as they are."""
 _SECTIONS: Final[Mapping[str, Stack]] = {
     "encoder": "encoder",
     "decoder": "decoder",
@@ -91,16 +94,29 @@ def blocks_of(checkpoint: Checkpoint) -> list[Block]:
             f"{reasons}; known are {', '.join(sorted(_model_types()))}",
             param="checkpoint",
         )
-    if found and (quantized := checkpoint.config.get("quantization_config")) is not None:
-        method = quantized.get("quant_method") if isinstance(quantized, dict) else None
-        raise InvalidCheckpoint(
-            f"config.json has a quantization_config ({str(method)[:80]}), by which the library that wrote it computes "
-            "other numbers than those of the tensors; import the model as it was before, or remove the entry to "
-            "take the tensors as they are",
-            param="checkpoint",
-            entry="quantization_config",
-        )
     return sorted(found.values(), key=lambda block: (block.layer, block.prefix))
+
+
+def check_quantization(block: Block, checkpoint: Checkpoint) -> None:
+    """Raise InvalidCheckpoint if transformers computes a block by quantized numbers that the tensors do not hold.
+
+    It leaves the modules alone that the config names, as the attention of gpt-oss.
+    """
+    stated = block.config.get("quantization_config") or checkpoint.config.get("quantization_config")
+    if stated is None:
+        return
+    entries = stated if isinstance(stated, dict) else {}
+    spared = [each for name in _SPARED for each in entries.get(name) or [] if isinstance(each, str)]
+    place = block.prefix.rstrip(".")
+    if any(fnmatchcase(place, f"*{each}*") for each in spared):
+        return
+    raise InvalidCheckpoint(
+        f"config.json has a quantization_config ({str(entries.get('quant_method'))[:80]}), by which the library that "
+        "wrote it computes other numbers than those of the tensors; import the model as it was before, or remove the "
+        "entry to take the tensors as they are",
+        param="checkpoint",
+        entry="quantization_config",
+    )
 
 
 def _sections(config: Mapping[str, Any]) -> list[tuple[Stack | None, Mapping[str, Any]]]:

@@ -112,4 +112,6 @@ def _attention(checkpoint: Checkpoint, block: Block, *, several: bool) -> Checkp
     except InvalidRequest as fault:  # InvalidCheckpoint among them
         return found.model_copy(update={"problem": fault.detail})
     size = parameter_bytes(plan.config)
-    return found.model_copy(update={"config": plan.config, "bytes": size, "tensors": plan.tensors})
+    return found.model_copy(
+        update={"config": plan.config, "bytes": size, "tensors": plan.tensors, "ignored": plan.source.ignored}
+    )

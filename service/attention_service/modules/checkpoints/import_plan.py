@@ -19,7 +19,7 @@ from attention_contract.spec import AttentionSpec
 from attention_service.core.arrays import TORCH_DTYPES
 from attention_service.core.methods.limits import check_spec
 from attention_service.core.multihead import Sizes, parameter_shapes
-from attention_service.modules.checkpoints.attention_blocks import Block, blocks_of, choose
+from attention_service.modules.checkpoints.attention_blocks import Block, blocks_of, check_quantization, choose
 from attention_service.modules.checkpoints.checkpoint_files import Checkpoint, open_checkpoint
 from attention_service.modules.checkpoints.cuts import Heads
 from attention_service.modules.checkpoints.families.biases import BIASES
@@ -93,7 +93,7 @@ def plan(root: Path, request: ImportModule) -> Plan:
 def plan_block(checkpoint: Checkpoint, block: Block, request: ImportModule) -> Plan:
     """Decide the import of one block of an opened checkpoint. Raises as ``plan`` does."""
     part = block.part or request.part
-    pieces, ignored = _as_stated(block, part, _pieces(block, checkpoint))
+    pieces, ignored = _as_stated(checkpoint, block, part)
     attention = _counted(_described(block, part, pieces), request)
     spec = _overlaid(attention, request)
     heads, config = _config(pieces, attention, spec, checkpoint, request)
@@ -121,7 +121,7 @@ def missing_fields(checkpoint: Checkpoint, block: Block) -> list[str]:
     Raises InvalidCheckpoint for a block that cannot be imported.
     """
     part = block.part or "self"
-    pieces, _ = _as_stated(block, part, _pieces(block, checkpoint))
+    pieces, _ = _as_stated(checkpoint, block, part)
     attention = _described(block, part, pieces)
     heads = [] if attention.heads is not None else ["num_heads"]
     return heads + [f"spec.{field}" for field in attention.unknown]
@@ -135,11 +135,15 @@ def _entries(block: Block, part: Part, pieces: Mapping[str, Piece]) -> Entries:
     return Entries(block.config, block.layer, part, block.stack, frozenset(pieces))
 
 
-def _as_stated(block: Block, part: Part, pieces: dict[str, Piece]) -> tuple[dict[str, Piece], list[str]]:
-    """The pieces without biases that config.json denies, and the names of those, which transformers ignores as well.
+def _as_stated(checkpoint: Checkpoint, block: Block, part: Part) -> tuple[dict[str, Piece], list[str]]:
+    """The pieces of a block without biases that config.json denies, and the names of those.
 
-    Raises InvalidCheckpoint where it asks for a bias that is not there: transformers would begin it at random or zero.
+    Transformers ignores them as well.
+
+    Raises InvalidCheckpoint where it asks for a bias that is not there, which transformers would begin at random.
     """
+    pieces = _pieces(block, checkpoint)
+    check_quantization(block, checkpoint)
     rule = BIASES.get(block.family.name)
     if rule is None or block.config.get("model_type") is None:  # nothing tells which class wrote it
         return pieces, []

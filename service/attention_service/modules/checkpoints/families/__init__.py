@@ -31,6 +31,6 @@ INEXACT: Final = {
     ),
     "wavlm": "WavLM gates the bias of its positions by the query",
     **dict.fromkeys(("swin", "swinv2"), "Swin attends in windows of pixels that shift"),
-    **dict.fromkeys(("mamba", "mamba2"), "a model of states has no attention"),
+    **dict.fromkeys(("mamba", "mamba2"), "Mamba keeps a state instead of attention"),
 }
 """The reason why a model_type cannot be imported exactly."""

@@ -176,7 +176,7 @@ def test_what_comes_is_parsed_a_share_in_each_turn_and_reading_waits(monkeypatch
     intake.take(sent)
     most = len(parsed)
     while turns:
-        assert intake.holds
+        assert intake.held
         before = len(parsed)
         turns.pop()()
         assert len(parsed) - before <= TURN + 256

@@ -33,7 +33,7 @@ class _Flow(FlowControl):
 
     def resume_reading(self) -> None:
         """Read on, unless bytes wait."""
-        if not self.intake.holds:
+        if self.read_paused and not self.intake.held:
             super().resume_reading()
 
 
@@ -93,7 +93,8 @@ class GuardedHttp(Watched, HttpToolsProtocol):
     def on_response_complete(self) -> None:
         """Begin the next request, and read on."""
         super().on_response_complete()
-        self._intake.go_on()
+        if self._intake.held:
+            self._intake.go_on()
 
     def on_headers_complete(self) -> None:
         """Begin the request if its head is within the limits."""
@@ -132,7 +133,7 @@ class GuardedHttp(Watched, HttpToolsProtocol):
             return f"a request of HTTP/1.1 has one Host header; this one has {len(hosts)}"
         if self.url[:1] != b"/" and hosts and not self._is_own_target(hosts[0]):
             return "the target is of another host than the Host header; send its path alone"
-        if self._upgrades and self.cycle is not None and not self.cycle.response_complete:
+        if self.cycle is not None and not self.cycle.response_complete and self._upgrades:
             return "a WebSocket begins on a connection of its own, or after the answers to the requests before it"
         return None
 

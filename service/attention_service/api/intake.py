@@ -16,7 +16,7 @@ HEAD: Final = 8
 _SMALLEST, _LARGEST = 256, 2**16
 """Bytes of a portion."""
 _PORTION: Final = 16
-"""Work at which portions become smaller. They grow while one makes a quarter of it."""
+"""Work of a portion above which the next ones are smaller; up to it they grow. A request with its body makes 9."""
 MOST_PER_S: Final = 5_000
 """Work a second above which pieces must carry something."""
 LEAST_BYTES: Final = 16
@@ -39,15 +39,16 @@ class Intake:
     """The bytes of a connection that were not parsed yet. Used from the event loop only."""
 
     __slots__ = (
-        "_at", "_feed", "_held", "_may_feed", "_portion", "_reader", "_seen", "_start", "_strikes", "_turn", "payload",
+        "_at", "_feed", "_may_feed", "_portion", "_reader", "_seen", "_start", "_strikes", "_turn", "held", "payload",
         "work",
     )  # fmt: skip
 
     def __init__(self, reader: Reader, feed: Callable[[bytes], None], may_feed: Callable[[], bool]) -> None:
         """``feed`` parses a portion. ``may_feed`` is False while the connection has enough to do, or is closing."""
         self._reader, self._feed, self._may_feed = reader, feed, may_feed
-        self._held, self._start = b"", 0
-        self._portion = 2**12
+        self.held, self._start = b"", 0
+        """What came, and where in it that begins which was not parsed."""
+        self._portion = 2**14
         self._turn: asyncio.Handle | None = None
         self.work = 0
         """Work so far, which the parser's callbacks add."""
@@ -57,31 +58,26 @@ class Intake:
         """Both when the connection was last checked, and when that was."""
         self._strikes = 0
 
-    @property
-    def holds(self) -> bool:
-        """True while bytes wait here."""
-        return bool(self._held)
-
     def take(self, data: bytes) -> None:
         """Parse what came, now or in later turns."""
-        if self._held:  # it was on its way when reading was paused
-            self._held, self._start = self._held[self._start :] + data, 0
+        if self.held:  # it was on its way when reading was paused
+            self.held, self._start = self.held[self._start :] + data, 0
         elif len(data) <= self._portion and self._may_feed():
             self._parse(data)
         else:
-            self._held, self._start = data, 0
+            self.held, self._start = data, 0
             self._run()
 
     def go_on(self) -> None:
         """Parse what is held from the next turn on, once the connection may have more. Until then nothing is read."""
-        if self._held:
+        if self.held:
             self._reader.pause_reading()
             if self._turn is None and self._may_feed():
                 self._turn = asyncio.get_running_loop().call_soon(self._run)
 
     def stop(self) -> None:
         """Forget what is held."""
-        self._held = b""
+        self.held = b""
         if self._turn is not None:
             self._turn.cancel()
             self._turn = None
@@ -98,13 +94,13 @@ class Intake:
         """Parse until the share of this turn is used, and read on when nothing is left."""
         self._turn = None
         most = self.work + TURN
-        while self._held and self.work < most and self._may_feed():
-            portion = self._held[self._start : self._start + self._portion]
+        while self.held and self.work < most and self._may_feed():
+            portion = self.held[self._start : self._start + self._portion]
             self._start += len(portion)
-            if self._start >= len(self._held):
-                self._held = b""
+            if self._start >= len(self.held):
+                self.held = b""
             self._parse(portion)
-        if self._held:
+        if self.held:
             self.go_on()
         else:
             self._reader.resume_reading()
@@ -115,5 +111,5 @@ class Intake:
         work = self.work - before
         if work > _PORTION:
             self._portion = max(len(portion) * _PORTION // work, _SMALLEST)
-        elif work <= _PORTION // 4 and self._portion < _LARGEST:
+        elif self._portion < _LARGEST:
             self._portion *= 2

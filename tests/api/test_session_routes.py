@@ -165,3 +165,9 @@ def test_sessions_are_listed_page_by_page(lane):
 def test_a_page_that_cannot_be_is_refused(lane, query, param):
     answer = lane.get(f"/v1/sessions?{query}")
     assert (answer.status_code, answer.json()["param"]) == (422, param)
+
+
+def test_no_operation_without_a_body_documents_one(http):
+    paths = http.get("/openapi.json").json()["paths"]
+    assert [path for path, of in paths.items() if "requestBody" in of.get("get", {})] == []
+    assert {each["name"] for each in paths["/v1/sessions"]["get"]["parameters"]} >= {"limit", "cursor"}

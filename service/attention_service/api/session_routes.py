@@ -2,7 +2,7 @@
 
 from typing import Annotated
 
-from fastapi import Depends
+from fastapi import Depends, Query
 
 from attention_contract import operations
 from attention_contract.schemas.attribution import AttributionReply
@@ -53,7 +53,7 @@ async def step_sessions(body: StepsRequest, call: CallDep) -> StepsReply:
 
 
 @serve(operations.list_sessions)
-async def list_sessions(body: ListSessions, call: CallDep) -> SessionList:
+async def list_sessions(body: Annotated[ListSessions, Query()], call: CallDep) -> SessionList:
     return call.engine.sessions.listing(body)
 
 

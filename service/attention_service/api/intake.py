@@ -47,7 +47,7 @@ class Intake:
         """``feed`` parses a portion. ``may_feed`` is False while the connection has enough to do, or is closing."""
         self._reader, self._feed, self._may_feed = reader, feed, may_feed
         self.held, self._start = b"", 0
-        """What came, and where in it that begins which was not parsed."""
+        """The bytes that came, and the place in them from which on they were not parsed."""
         self._portion = 2**14
         self._turn: asyncio.Handle | None = None
         self.work = 0

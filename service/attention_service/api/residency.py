@@ -59,8 +59,10 @@ async def keep_within_budget(engine: Engine) -> None:
 
 def _note(budget: Budget, exceeded: int) -> None:
     """Set what the process holds beyond the budget, and log that it began or ended."""
-    if bool(exceeded) != bool(budget.exceeded):
-        log.warning("no work begins: too much memory" if exceeded else "work begins again", bytes_beyond=exceeded)
-    budget.exceeded = exceeded
+    changed, budget.exceeded = bool(exceeded) != bool(budget.exceeded), exceeded
+    if not changed:
+        return
+    log.warning("no work begins: too much memory" if exceeded else "work begins again", bytes_beyond=exceeded)
     if not exceeded:
         budget.wake()
+        budget.released()  # those at the entrance too

@@ -21,7 +21,6 @@ from attention_service.core.cached_partials import Partial, Piece, Products, Row
 from attention_service.core.cancellation import checkpoint
 from attention_service.core.decoding import decode, loops_take
 from attention_service.core.masks import pattern_of
-from attention_service.core.memo import once
 from attention_service.core.normalizers import NORMALIZERS
 from attention_service.core.paged_steps import attend_by_pages, paged_takes
 from attention_service.core.positions import POSITIONS
@@ -69,8 +68,8 @@ def attend_in_place(q: Tensor, pasts: Sequence[Runs], spec: AttentionSpec, learn
     are already written. These are finite; a NaN reaches all queries of the step. Ask ``in_place_fault`` first: raises
     ValueError for a spec that it refuses.
     """
-    sequences, heads, count, width = q.shape
-    plan = _plan(spec, width)
+    sequences, heads, count, _ = q.shape
+    plan = _plan(spec, q)
     context = _by_pages(q, pasts, plan)
     if context is None:
         looped = plan.looped and loops_take(q, pasts[0][0])
@@ -119,13 +118,11 @@ class _Plan:
     """True if a query sees all keys before it."""
 
 
-@once
-def _plan(spec: AttentionSpec, width: int) -> _Plan:
+def _plan(spec: AttentionSpec, q: Tensor) -> _Plan:
     band, score, softmax = _band_of(spec), SCORES.of(spec.score), spec.normalizer
     if band is None or not isinstance(score, Product) or not isinstance(softmax, Softmax):
         raise ValueError("attention in place cannot compute this spec; ask `in_place_fault` first")
-    nothing = torch.empty(1, 1, 0, width, device="meta")
-    _, _, scale = score.factors(nothing, nothing, {})
+    _, _, scale = score.factors(q, q, {})  # the scale of a dot product depends on the width alone
     position = POSITIONS.of(spec.position)
     looped = spec.softcap is None and not position.biased
     return _Plan(scale, softmax.temperature, softmax.sinks, position, band, looped, band.low is None)

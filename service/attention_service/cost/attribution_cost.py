@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping
 from dataclasses import replace
+from functools import lru_cache
 
 from torch import Tensor
 
@@ -13,13 +14,13 @@ from attention_service.cost.pieces import by_pieces
 from attention_service.cost.rehearsal import Bytes
 from attention_service.cost.tensor_bytes import tap_elements
 from attention_service.cost.time import executed_flops
-from attention_service.cost.workload import Workload, remembered
+from attention_service.cost.workload import Workload
 
 _POINTS = 2
 """Points of a path that are rehearsed: each further one holds as much as the second."""
 
 
-@remembered
+@lru_cache(maxsize=1024)
 def attribution_peak_bytes(
     work: Workload, methods: tuple[str, ...], compared: bool, points: int, classes: int
 ) -> int:  # fmt: skip

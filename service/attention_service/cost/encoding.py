@@ -1,8 +1,8 @@
 """Cost of position encodings and of the norm of queries and keys: work per token, and the bias of each pair."""
 
 from dataclasses import dataclass
+from functools import lru_cache
 
-from attention_service.core.memo import once
 from attention_service.core.positions import POSITIONS, PositionCost
 from attention_service.cost.workload import Workload
 
@@ -17,7 +17,7 @@ class Role:
     width: int
 
 
-@once
+@lru_cache(maxsize=1024)
 def position_cost(work: Workload, width: int = 0) -> PositionCost:
     """Return the cost that the spec's encoding states; ``width`` is that of the tensor to which it is added."""
     return POSITIONS.of(work.spec.position).cost(work.head_dim, width)

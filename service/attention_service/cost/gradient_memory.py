@@ -4,6 +4,7 @@ What of a graph is freed when is a matter of the order in which it is gone throu
 """
 
 from collections.abc import Mapping, Sequence
+from functools import lru_cache
 
 from torch import Tensor
 
@@ -20,7 +21,7 @@ from attention_service.cost.pieces import by_pieces
 from attention_service.cost.rehearsal import LARGEST, Bytes
 from attention_service.cost.stand_ins import long_enough
 from attention_service.cost.tensor_bytes import input_bytes
-from attention_service.cost.workload import Workload, remembered
+from attention_service.cost.workload import Workload
 
 _TIMES = 2
 """Skip the rehearsal if a lower bound already exceeds this many times the room."""
@@ -63,7 +64,7 @@ def gradient_phases(
     return _phases(work, kernel, None if names is None else tuple(names), twice, checked)
 
 
-@remembered
+@lru_cache(maxsize=1024)
 def _phases(
     work: Workload, kernel: str, names: tuple[str, ...] | None, twice: bool, checked: bool
 ) -> tuple[Phase, ...]:
@@ -85,7 +86,7 @@ def _least(work: Workload, kernel: str) -> int:
     return input_bytes(work) + work.itemsize * max(masks, scores)
 
 
-@remembered
+@lru_cache(maxsize=1024)
 def _rehearsed(work: Workload, kernel: str, names: tuple[str, ...], twice: bool, checked: bool) -> dict[str, Bytes]:
     by = rehearsed_kernel(work, kernel)
 

@@ -5,13 +5,13 @@ The order of phases is that of the computation. Each names what is held while it
 
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import replace
+from functools import lru_cache
 
 from torch import Tensor
 
 from attention_service.core.edits import BoundEdit
 from attention_service.core.kernels import MATERIALIZED, Kernel
 from attention_service.core.kernels.materialized import Materialized
-from attention_service.core.memo import once
 from attention_service.core.phases import phase
 from attention_service.core.stages import TAPS, stages
 from attention_service.core.types import Problem
@@ -23,7 +23,7 @@ from attention_service.cost.pieces import by_pieces
 from attention_service.cost.rehearsal import Account, Bytes, most_held
 from attention_service.cost.retrieval import Retrieval
 from attention_service.cost.stand_ins import long_enough
-from attention_service.cost.workload import Workload, remembered
+from attention_service.cost.workload import Workload
 
 _FEW_BLOCKS, _FEW_STEPS = 3, 3
 """Blocks of states and updates of a retrieval that are rehearsed; each of the others adds what the last one did."""
@@ -37,27 +37,22 @@ def peak_bytes(work: Workload, kernel: str) -> int:
     return peak_of(memory_phases(work, kernel))
 
 
-@once
+@lru_cache(maxsize=1024)
 def memory_phases(work: Workload, kernel: str) -> tuple[Phase, ...]:
     """The tensors that are held in each phase of one forward pass."""
-    return _phases(work, kernel)
-
-
-@remembered
-def _phases(work: Workload, kernel: str) -> tuple[Phase, ...]:
     work = long_enough(work)
     found = by_pieces(work, lambda piece: _forward(piece, kernel))
     return tuple(Phase(name, held) for name, held in found.items())
 
 
-@remembered
+@lru_cache(maxsize=1024)
 def _forward(work: Workload, kernel: str) -> dict[str, Bytes]:
     by = rehearsed_kernel(work, kernel)
     by = _Stages() if isinstance(by, Materialized) else by
     return held_by(work, lambda passes, resident: passes.forward(work, by, resident))
 
 
-@remembered
+@lru_cache(maxsize=1024)
 def inspection_peak_bytes(work: Workload, named: int) -> int:
     """The most that statistics, the ``named`` most attended keys and the returned weights hold at a time."""
 

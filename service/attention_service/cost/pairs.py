@@ -2,10 +2,10 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from math import prod
 
 from attention_contract.spec import Mask
-from attention_service.core.memo import once
 from attention_service.core.normalizers import NORMALIZERS, PairCost
 from attention_service.core.scores import SCORES, ScoreCost
 from attention_service.cost.workload import Workload
@@ -70,13 +70,13 @@ def score_itemsize(work: Workload) -> int:
     return max(work.itemsize, softmax_itemsize(work), 4)
 
 
-@once
+@lru_cache(maxsize=1024)
 def normalizer_cost(work: Workload) -> PairCost:
     """Return the cost per pair that the spec's normalizer states."""
     return NORMALIZERS.of(work.spec.normalizer).cost(work.keys)
 
 
-@once
+@lru_cache(maxsize=1024)
 def score_cost(work: Workload) -> ScoreCost:
     """Return the cost of queries, keys and pairs that the spec's score states."""
     return SCORES.of(work.spec.score).cost(work.widths)

@@ -1,15 +1,15 @@
 """Bytes of the tensors that come in, stay and go out."""
 
+from functools import lru_cache
 from math import prod
 
 from attention_contract.spec import Linear
 from attention_service.core.learned import learned_of
-from attention_service.core.memo import once
 from attention_service.core.multihead import parameter_shapes
 from attention_service.cost.workload import Workload
 
 
-@once
+@lru_cache(maxsize=1024)
 def parameter_count(work: Workload) -> int:
     """Parameters, biases and what the spec learns included: about 4·d_model² where all widths are d_model.
 
@@ -30,7 +30,7 @@ def kv_cache_bytes(work: Workload) -> int:
     return work.batch * work.told_keys * kv_cache_bytes_per_token(work)
 
 
-@once
+@lru_cache(maxsize=1024)
 def input_bytes(work: Workload) -> int:
     """The request's tensors in the dtype that is computed in, with what the spec of raw attention learns."""
     wide = max(work.itemsize, 4)

@@ -7,6 +7,7 @@ and padding as if a mask of keys told it. Source of the operations: PyTorch 2.13
 """
 
 from dataclasses import asdict, replace
+from functools import lru_cache
 
 from attention_contract.positions import NoPosition
 from attention_service.core.blocks import REPEATED
@@ -19,7 +20,7 @@ from attention_service.cost.passes import registered
 from attention_service.cost.pieces import by_pieces
 from attention_service.cost.rehearsal import counted_in
 from attention_service.cost.stand_ins import long_enough
-from attention_service.cost.workload import Workload, remembered
+from attention_service.cost.workload import Workload
 
 
 def traffic(work: Workload, kernel: str) -> Traffic:
@@ -41,7 +42,7 @@ def own_traffic(work: Workload, *, backward: bool) -> Traffic:
     return gradient_traffic(replace(raw, sent=work.sent | sent_always(raw)), MATERIALIZED)
 
 
-@remembered
+@lru_cache(maxsize=1024)
 def _found(work: Workload, kernel: str, backward: bool) -> dict[str, dict[str, int]]:
     plain = replace(work.unedited, averaged=False, reported=False)
     return by_pieces(long_enough(plain), lambda part: _counted(part, kernel, backward=backward))

@@ -1,9 +1,8 @@
 """The sizes of one attention, and the facts about a request that determine its cost."""
 
-from collections.abc import Callable, Hashable
-from dataclasses import dataclass, field, fields, replace
-from functools import cached_property, lru_cache, wraps
-from typing import TypeVar
+from collections.abc import Hashable
+from dataclasses import dataclass, fields, replace
+from functools import cached_property
 
 from attention_service.core.apart import separate_positions
 from attention_service.core.extent import Extent
@@ -57,6 +56,14 @@ class Workload(Extent):
         sizes = self.sizes
         widths = None if sizes is None else (sizes.d_model, *sizes.inputs, sizes.biases.model_dump_json())
         return self.spec.model_dump_json(), widths, *(getattr(self, name) for name in _HASHABLE)
+
+    def __eq__(self, other: object) -> bool:
+        """True for a workload of the same sizes and facts."""
+        return isinstance(other, Workload) and self.key == other.key
+
+    def __hash__(self) -> int:
+        """Hash the key: a spec has lists."""
+        return hash(self.key)
 
     @property
     def edited(self) -> bool:
@@ -166,29 +173,3 @@ class Workload(Extent):
 
 
 _HASHABLE = tuple(each.name for each in fields(Workload) if each.name not in {"spec", "sizes"})
-
-FoundT = TypeVar("FoundT")
-
-
-def remembered(find: Callable[..., FoundT]) -> Callable[..., FoundT]:
-    """Decorate a function of a workload and other arguments to cache its results.
-
-    Choosing a kernel, admission and the reply ask for the same costs.
-    """
-
-    @lru_cache(maxsize=1024)
-    def known(asked: _Asked) -> FoundT:
-        return find(asked.work, *asked.more)
-
-    @wraps(find)
-    def found(work: Workload, *more: Hashable) -> FoundT:
-        return known(_Asked(work.key, more, work))
-
-    return found
-
-
-@dataclass(frozen=True)
-class _Asked:
-    key: tuple[Hashable, ...]
-    more: tuple[Hashable, ...]
-    work: Workload = field(compare=False)

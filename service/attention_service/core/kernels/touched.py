@@ -11,7 +11,6 @@ from attention_service.core.extent import Extent
 from attention_service.core.kernels import fused_blocks, tiling
 from attention_service.core.kernels.tiling import Layout, Tiling
 from attention_service.core.masks import pattern_of
-from attention_service.core.memo import once
 from attention_service.core.normalizers import NORMALIZERS, has_lse
 
 _DTYPES = {2: torch.bfloat16, 4: torch.float32, 8: torch.float64}
@@ -35,7 +34,7 @@ class Touched:
     """The most keys that a block looks at."""
 
 
-@once
+@lru_cache(maxsize=1024)
 def by_fused(sizes: Extent) -> bool:
     """Return True if the blocked kernel gives its blocks to the fused one (``kernels.fused_blocks``)."""
     own = sizes.request_mask_elements or sizes.padded or sizes.dropped
@@ -44,7 +43,7 @@ def by_fused(sizes: Extent) -> bool:
     return fused_blocks.takes_spec(sizes.spec, _DTYPES[sizes.itemsize], sizes.queries, sizes.told_keys, sizes.past)
 
 
-@once
+@lru_cache(maxsize=1024)
 def whole_rows(sizes: Extent) -> bool:
     """Return True if all keys of a block are one strip: a query's weights need all its scores at once."""
     if by_fused(sizes):
@@ -53,7 +52,7 @@ def whole_rows(sizes: Extent) -> bool:
     return not has_lse(sizes.spec.normalizer) and not normalizer.separable
 
 
-@once
+@lru_cache(maxsize=1024)
 def tiling_of(sizes: Extent) -> Tiling:
     """The sizes of blocks and strips."""
     if by_fused(sizes):
@@ -66,7 +65,7 @@ def sequences(sizes: Extent, fitted: Tiling) -> int:
     return 1 if sizes.batched_offsets and sizes.spec.masks else max(1, min(sizes.batch, fitted.sequences(sizes.keys)))
 
 
-@once
+@lru_cache(maxsize=1024)
 def touched(sizes: Extent) -> Touched:
     """Count what the blocked kernel computes at the offset P, without keys known to be padding in all sequences."""
     return touched_at(sizes, sizes.past)

@@ -6,10 +6,10 @@ device's until they are measured.
 
 from collections.abc import Iterable, Iterator
 from dataclasses import replace
+from functools import lru_cache
 
 from attention_service.core.blocks import rows_at_once
 from attention_service.core.kernels.materialized import MATERIALIZED
-from attention_service.core.memo import once
 from attention_service.core.plain import is_plain
 from attention_service.cost.approximate import approximated, exactly, method_cost
 from attention_service.cost.flops import SECOND_PASSES
@@ -41,7 +41,7 @@ __all__ = [
 ]
 
 
-@once
+@lru_cache(maxsize=1024)
 def forward_terms(work: Workload, kernel: str) -> list[Term]:
     """Return the terms of one forward pass with this kernel, or by the method, with recomputed taps."""
     return _told(_forward(work, kernel))

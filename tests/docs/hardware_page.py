@@ -1,6 +1,7 @@
 """Generator of ``docs/hardware.md``: ``python -m tests.docs.hardware_page`` writes the page."""
 
-from attention_service.cost.hardware import BEST, POOR, TABLE, TYPICAL, Hardware
+from attention_contract.schemas.hardware import HardwareInfo
+from attention_service.cost.hardware import HARDWARE
 from tests.docs.snippets import ROOT
 
 PAGE = ROOT / "docs" / "hardware.md"
@@ -27,7 +28,7 @@ FlashAttention-2 up to 73 % of an A100's and 35 % of an H100's (Dao 2023, sectio
 and FlashAttention-3 up to 75 % of an H100's (ibid.). Tests compare published times with the bounds. The start time is
 an assumption. A server measures its own device instead.
 
-`python -m tests.docs.hardware_page` writes this page from `cost/hardware.py`.
+`python -m tests.docs.hardware_page` writes this page from `cost/hardware.toml`.
 
 | name | memory | bandwidth | link | float64 | float32 | float16 | bfloat16 | source |
 |---|---|---|---|---|---|---|---|---|
@@ -36,20 +37,20 @@ an assumption. A server measures its own device instead.
 
 def render() -> str:
     """Return the page."""
-    named = (("lower bound: the peaks", BEST), ("median", TYPICAL), ("upper bound", POOR))
+    named = (("lower bound: the peaks", "best"), ("median", "typical"), ("upper bound", "poor"))
     shares = "".join(
-        f"| {name} | {share.flops:.0%} | {share.bandwidth:.0%} | {share.overhead_s * 1e6:g} µs |\n"
-        for name, share in named
+        f"| {name} | {share['flops']:.0%} | {share['bandwidth']:.0%} | {share['overhead_s'] * 1e6:g} µs |\n"
+        for name, share in ((name, HARDWARE.efficiency[of]) for name, of in named)
     )
-    return HEAD + shares + TAIL + "".join(map(_row, TABLE))
+    return HEAD + shares + TAIL + "".join(map(_row, HARDWARE.hardware))
 
 
-def _row(hardware: Hardware) -> str:
+def _row(hardware: HardwareInfo) -> str:
     rates = [f"{hardware.tflops[dtype]:g}" if dtype in hardware.tflops else "" for dtype in DTYPES]
     sources = ", ".join(f"[{source.title}]({source.url})" for source in hardware.sources)
     cited = f"{sources}; {hardware.note}" if hardware.note else sources
     link = f"{hardware.link}, {hardware.link_gb_s:g}"
-    cells = (f"{hardware.memory_gb:g}", f"{hardware.bandwidth_gb_s:g}", link, *rates, cited)
+    cells = (f"{hardware.memory_bytes / 1e9:g}", f"{hardware.bandwidth_gb_s:g}", link, *rates, cited)
     return f"| {hardware.name} | {' | '.join(cells)} |\n"
 
 

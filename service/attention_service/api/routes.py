@@ -62,7 +62,7 @@ from attention_service.api.endpoint import CallDep
 from attention_service.api.handlers import serve
 from attention_service.api.negotiation import MAX_HEADER_BYTES, accepted
 from attention_service.core.registry import variants
-from attention_service.cost import hardware
+from attention_service.cost.hardware import HARDWARE
 from attention_service.runtime.callers import caller
 from attention_service.settings import Settings
 
@@ -393,7 +393,7 @@ async def accuracy(call: CallDep) -> AccuracyReply:
 
 @serve(operations.list_hardware)
 async def list_hardware(call: CallDep) -> HardwareList:
-    return hardware.listed()
+    return HARDWARE
 
 
 @serve(operations.health_live)

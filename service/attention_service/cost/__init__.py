@@ -17,6 +17,7 @@ from attention_service.cost.circuit_cost import (
 )
 from attention_service.cost.clock import Clock, Estimate, Roofline
 from attention_service.cost.curves import Curves
+from attention_service.cost.datasheet import Datasheet
 from attention_service.cost.flops import (
     SECOND_PASSES,
     backward_flops,
@@ -28,7 +29,6 @@ from attention_service.cost.gradient_memory import (
     gradient_phases,
 )
 from attention_service.cost.growth import growth, memory_order, time_order
-from attention_service.cost.hardware import Datasheet
 from attention_service.cost.memory import inspection_peak_bytes, memory_phases, peak_bytes, retrieval_peak_bytes
 from attention_service.cost.operation_counter import Traffic
 from attention_service.cost.report import cost_of, milliseconds

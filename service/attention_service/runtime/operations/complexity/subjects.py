@@ -186,9 +186,8 @@ class Asked:
             return self.place
         hardware = find(name)
         if hardware is None:
-            raise InvalidRequest(
-                f"hardware: {name!r} is not in the table; expected one of {', '.join(HARDWARE)}", param="hardware"
-            )
+            known = ", ".join(device.name for device in HARDWARE.hardware)
+            raise InvalidRequest(f"hardware: {name!r} is not in the table; expected one of {known}", param="hardware")
         if dtype not in hardware.tflops:
             raise InvalidRequest(
                 f"hardware: the maker of the {hardware.name} states no rate for {dtype}; ask for "

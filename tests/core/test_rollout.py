@@ -5,7 +5,8 @@ import numpy as np
 import pytest
 import torch
 
-from attention_service.core.rollout import UnfitWeightsError, flows, mixed, relevance, rolled_out
+from attention_service.core.head_reader import UnfitNumbers
+from attention_service.core.rollout import flows, mixed, relevance, rolled_out
 
 
 def weights(rng, layers, heads, tokens, causal=False):
@@ -56,7 +57,7 @@ def test_a_token_that_attends_to_nothing_keeps_its_state():
 
 @pytest.mark.parametrize("wrong", [-0.1, float("nan"), float("inf")])
 def test_what_are_no_weights_is_refused(wrong):
-    with pytest.raises(UnfitWeightsError):
+    with pytest.raises(UnfitNumbers):
         mixed([torch.tensor([[wrong]])], "mean", 0.5)
 
 
@@ -79,5 +80,5 @@ def test_relevance_accumulates_positive_parts(rng):
     for heads in signed:
         expected = expected + heads.clip(min=0).mean(0) @ expected
     np.testing.assert_allclose(found, expected[[4, 0]], rtol=1e-12)
-    with pytest.raises(UnfitWeightsError, match="finite"):
+    with pytest.raises(UnfitNumbers, match="finite"):
         relevance([torch.tensor([[float("nan")]])])

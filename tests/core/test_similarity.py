@@ -5,7 +5,8 @@ import pytest
 import torch
 
 from attention_service.core import similarity
-from attention_service.core.similarity import Compared, UnfitNumbers, divergences, groups, linear_cka
+from attention_service.core.head_reader import HeadReader, UnfitNumbers
+from attention_service.core.similarity import divergences, groups, linear_cka
 
 
 @pytest.fixture(params=[2**20, 16])
@@ -22,7 +23,7 @@ def compared(*parts):
     def read(which, rows):
         return torch.stack([tensors[at][rows.start : rows.stop].double() for at in which])
 
-    return Compared(read, tuple(part.shape[1] for part in parts), parts[0].shape[0])
+    return HeadReader(read, tuple(part.shape[1] for part in parts), parts[0].shape[0])
 
 
 def divergence(p, q):

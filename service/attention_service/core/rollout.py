@@ -12,21 +12,18 @@ from torch import Tensor
 
 from attention_service.core.blocks import rows_at_once
 from attention_service.core.cancellation import checkpoint
+from attention_service.core.head_reader import UnfitNumbers
 
 Heads = Literal["mean", "max", "min"]
 _WHOLE: Final = 2**30
 """The capacity of a share of 1: the flow of a token, at most that, is a 32-bit integer."""
 
 
-class UnfitWeightsError(ValueError):
-    """Weights that are no shares: negative, NaN or infinite."""
-
-
 def mixed(heads: Iterable[Tensor], combine: Heads, residual: float, discard: float = 0) -> Tensor:
     """Return residual · I + (1 − residual) · A ``[L, L]`` in float64, from the weights ``[L, L]`` of each head.
 
     discard: the share of the positive weights of each row of A to leave out, the smallest first. Raises
-    UnfitWeightsError.
+    UnfitNumbers.
     """
     made = torch.empty(0)
     for head, weights in enumerate(heads):
@@ -34,7 +31,7 @@ def mixed(heads: Iterable[Tensor], combine: Heads, residual: float, discard: flo
         each = weights.double()
         least, most = torch.aminmax(each)
         if not (least >= 0 and bool(most.isfinite())):
-            raise UnfitWeightsError("expected weights that are finite and not negative")
+            raise UnfitNumbers("expected weights that are finite and not negative")
         if not head:
             made = each.clone()
         elif combine == "mean":
@@ -42,9 +39,8 @@ def mixed(heads: Iterable[Tensor], combine: Heads, residual: float, discard: flo
         else:
             made = torch.maximum(made, each) if combine == "max" else torch.minimum(made, each)
     if discard:
-        rows = rows_at_once(1, 1, len(made))
-        for start in range(0, len(made), rows):
-            _leave_out(made[start : start + rows], discard)
+        for rows in torch.split(made, rows_at_once(1, 1, len(made))):
+            _leave_out(rows, discard)
     total = made.sum(-1, keepdim=True)  # a mean's divisor cancels with it
     made = torch.where(total > 0, made / total, 0)
     made *= 1 - residual
@@ -66,14 +62,14 @@ def relevance(heads: Iterable[Tensor]) -> Tensor:
     """Return I + the mean over the heads of their positive parts, ``[L, L]`` in float64.
 
     The product over the layers is R ← R + relevance · R from R = I. Source: Chefer et al. 2021, eqs. 5 and 6. Raises
-    UnfitWeightsError.
+    UnfitNumbers.
     """
     made, count = torch.empty(0), 0
     for count, each in enumerate(heads, 1):
         checkpoint()
         positive = each.double().clamp(min=0)
         if not bool(each.isfinite().all()):
-            raise UnfitWeightsError("expected finite numbers")
+            raise UnfitNumbers("expected finite numbers")
         made = positive if count == 1 else made.add_(positive)
     made /= count
     made.diagonal().add_(1)

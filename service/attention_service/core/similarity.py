@@ -5,14 +5,14 @@ Both read their inputs some rows at a time, so that neither holds a whole record
 Notation for shapes: A, B compared heads or layers, R rows (queries or tokens) of a tile, K keys, D width.
 """
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Sequence
 from itertools import pairwise, product
-from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
 from attention_service.core.cancellation import checkpoint
+from attention_service.core.head_reader import HeadReader, UnfitNumbers, row_tiles
 
 ELEMENTS = 2**18
 """Elements of a tile of weights: 2 MiB, which caches hold."""
@@ -24,25 +24,9 @@ _ROUNDING = 1e-26
 """Share of the squares of features that rounding leaves of them where all rows are the same, at most."""
 _SMALLEST = 1e-300
 """Lower bound of a share in a logarithm; x ln x is 0 below it."""
-Read = Callable[[range, range], Tensor]
-"""Reads rows of consecutive heads: from ``range`` of heads and ``range`` of rows to ``[heads, R, width]``, float64."""
 
 
-class UnfitNumbers(ValueError):
-    """Numbers that have no similarity."""
-
-
-class Compared(NamedTuple):
-    """Heads or layers with the same rows, read in parts."""
-
-    read: Read
-    widths: tuple[int, ...]
-    """Keys, or the width of the features, of each head or layer."""
-    rows: int
-    """Queries, or tokens."""
-
-
-def divergences(a: Compared, b: Compared | None) -> Tensor:
+def divergences(a: HeadReader, b: HeadReader | None) -> Tensor:
     """Mean Jensen-Shannon divergence ``[A, B]`` in nats of each pair of heads; b None stands for a.
 
     Rows where one of two heads has no weight are not counted; NaN without a row. Raises UnfitNumbers for a weight that
@@ -50,7 +34,7 @@ def divergences(a: Compared, b: Compared | None) -> Tensor:
     """
     other = b or a
     sums: Tensor | None = None
-    for rows in tiles(a.rows, max((*a.widths, *other.widths)) * max(len(a.widths), len(other.widths)), ELEMENTS):
+    for rows in row_tiles(a.rows, max((*a.widths, *other.widths)) * max(len(a.widths), len(other.widths)), ELEMENTS):
         p = _shares(a.read(range(len(a.widths)), rows))
         q = p if b is None else _shares(b.read(range(len(b.widths)), rows))
         each = _tile(p, q, same=b is None)
@@ -60,13 +44,6 @@ def divergences(a: Compared, b: Compared | None) -> Tensor:
     total, count = sums
     means: Tensor = total / count.masked_fill(count == 0, torch.nan)
     return means
-
-
-def tiles(rows: int, width: int, elements: int) -> Iterator[range]:
-    """Yield ranges of rows with at most so many elements each, or of one row."""
-    step = max(1, elements // max(width, 1))
-    for start in range(0, rows, step):
-        yield range(start, min(start + step, rows))
 
 
 def _shares(weights: Tensor) -> Tensor:
@@ -101,7 +78,7 @@ def _entropy(p: Tensor) -> Tensor:
     return entropy
 
 
-def linear_cka(a: Compared, b: Compared | None) -> Tensor:
+def linear_cka(a: HeadReader, b: HeadReader | None) -> Tensor:
     """Linear CKA ``[A, B]`` of each pair of features, centred over the rows; b None stands for a.
 
     0 if one of two is the same in all rows. Raises UnfitNumbers for NaN and infinity.
@@ -123,7 +100,7 @@ def linear_cka(a: Compared, b: Compared | None) -> Tensor:
 class _Centred:
     """Some consecutive heads or layers, whose features stand side by side with their means subtracted."""
 
-    def __init__(self, compared: Compared, parts: range) -> None:
+    def __init__(self, compared: HeadReader, parts: range) -> None:
         self._compared, self._parts = compared, parts
         self.widths = compared.widths[parts.start : parts.stop]
         self.rows = compared.rows
@@ -131,14 +108,14 @@ class _Centred:
         self._mean = (total / max(self.rows, 1)).expand(sum(self.widths))
 
     @classmethod
-    def of(cls, compared: Compared) -> "list[_Centred]":
+    def of(cls, compared: HeadReader) -> "list[_Centred]":
         """Every head or layer, in groups of at most ``GROUP`` columns."""
         return [cls(compared, parts) for parts in groups(compared.widths)]
 
     @property
     def tiles(self) -> list[range]:
         """The rows to read at once."""
-        return list(tiles(self.rows, max(sum(self.widths), GROUP), FEATURES))
+        return list(row_tiles(self.rows, max(sum(self.widths), GROUP), FEATURES))
 
     def norms(self, squares: Tensor | None = None) -> Tensor:
         """‖Xᵀ X‖ of each; 0 where only rounding is left of it. ``squares``: the alignments with itself, if known."""

@@ -7,14 +7,7 @@ from attention_service.core.kernels.touched import touched
 from attention_service.cost.approximate import decode_step, exactly, plainly, sent_always
 from attention_service.cost.attribution_cost import attribution_flops, attribution_peak_bytes
 from attention_service.cost.calibrated import Calibrated, Spread
-from attention_service.cost.circuit_cost import (
-    CircuitWork,
-    circuit_flops,
-    circuit_peak_bytes,
-    circuit_seconds,
-    parameter_matrices,
-    spectrum_flops,
-)
+from attention_service.cost.circuit_cost import CircuitWork, parameter_matrices, spectrum_flops
 from attention_service.cost.clock import Clock, Estimate, Roofline
 from attention_service.cost.curves import Curves
 from attention_service.cost.datasheet import Datasheet
@@ -77,9 +70,6 @@ __all__ = [
     "attribution_flops",
     "attribution_peak_bytes",
     "backward_flops",
-    "circuit_flops",
-    "circuit_peak_bytes",
-    "circuit_seconds",
     "cost_of",
     "decode_step",
     "exactly",

@@ -52,6 +52,63 @@ class CircuitWork:
         """Count, rows and columns of each parameter whose spectrum is requested."""
         return parameter_matrices(self.sizes) if "spectra" in self.parts else []
 
+    @property
+    def flops(self) -> int:
+        """FLOPs of all decompositions and products."""
+        return sum(self._decompositions) + sum(self._products)
+
+    @property
+    def peak_bytes(self) -> int:
+        """Upper bound on the bytes that one request holds at a time, its reply included."""
+        at_once = [_COPIES * count * rows * columns for count, rows, columns in self.matrices]
+        at_once += [_thin(shape) for shape in self.factors.values()]
+        kept = sum(
+            self.heads * width * ((left + right if self.vectors else 0) + 4)
+            for left, right, width in self.factors.values()
+        )  # fmt: skip
+        kept += sum(count * (min(rows, columns) + 3) for count, rows, columns in self.matrices)
+        if self.later is not None:
+            ov = _factors(self.sizes)["ov"]
+            inner = self.heads * ov[2]
+            writers = 2 * inner * (ov[0] + ov[1]) + 2 * inner * ov[2]
+            at_once += [writers + _thin(reader) + 4 * reader[2] * inner for reader in self.readers]
+            kept += 3 * self.heads * self.later.heads
+        return _BYTES * (max(at_once, default=0) + 2 * kept)  # kept results are stacked once, which copies them
+
+    def seconds(self, rates: Rates) -> float:
+        """Seconds of one request, by a device's rates."""
+        starts = len(self.factors) * self.heads * _STARTS_OF_A_HEAD + _STARTS_OF_A_SPECTRUM * len(self.matrices)
+        if self.later is not None:
+            starts += _STARTS_OF_A_READER * len(self.readers) * self.later.heads
+        factoring = sum(self._decompositions) / (_FACTORING_RATE * rates.flops_per_s)
+        return factoring + sum(self._products) / (_PRODUCT_RATE * rates.flops_per_s) + starts * rates.overhead_s
+
+    @property
+    def _decompositions(self) -> Iterator[int]:
+        for part, (left, right, width) in self.factors.items():
+            each = 4 * (left + right) * width**2 + 21 * width**3 if self.vectors else _values_of(left, right, width)
+            yield self.heads * (each + 10 * width**3 * (part == "ov"))
+        for count, rows, columns in self.matrices:
+            yield count * spectrum_flops(rows, columns)
+        if self.later is not None:
+            ov = _factors(self.sizes)["ov"]
+            yield self.heads * 2 * _values_of(*ov)
+            yield sum(2 * self.later.heads * _values_of(*reader) for reader in self.readers)
+
+    @property
+    def _products(self) -> Iterator[int]:
+        for left, right, width in self.factors.values():
+            yield self.heads * (2 * width**3 + 2 * width**2 * (left + right) * (1 + self.vectors))
+        if self.later is not None:
+            written = self.sizes.value_dim
+            for left, _, width in self.readers:
+                each = (
+                    2 * width * self.sizes.d_model * written
+                    + 2 * min(left, width) * width * written
+                    + 2 * width * written**2
+                )
+                yield self.heads * self.later.heads * each
+
 
 def parameter_matrices(sizes: Sizes) -> list[tuple[int, int, int]]:
     """Count, rows and columns of the matrices that each parameter consists of."""
@@ -66,27 +123,10 @@ def _factors(sizes: Sizes) -> dict[CircuitPart, tuple[int, int, int]]:
     }
 
 
-def circuit_flops(work: CircuitWork) -> int:
-    """FLOPs of all decompositions and products."""
-    return sum(_decompositions(work)) + sum(_products(work))
-
-
 def spectrum_flops(rows: int, columns: int) -> int:
     """FLOPs of the singular values of one matrix, through its QR decomposition where that takes fewer."""
     long, short = max(rows, columns), min(rows, columns)
     return min(4 * long * short**2, 2 * long * short**2 + 2 * short**3)
-
-
-def _decompositions(work: CircuitWork) -> Iterator[int]:
-    for part, (left, right, width) in work.factors.items():
-        each = 4 * (left + right) * width**2 + 21 * width**3 if work.vectors else _values_of(left, right, width)
-        yield work.heads * (each + 10 * width**3 * (part == "ov"))
-    for count, rows, columns in work.matrices:
-        yield count * spectrum_flops(rows, columns)
-    if work.later is not None:
-        ov = _factors(work.sizes)["ov"]
-        yield work.heads * 2 * _values_of(*ov)
-        yield sum(2 * work.later.heads * _values_of(*reader) for reader in work.readers)
 
 
 def _values_of(left: int, right: int, width: int) -> int:
@@ -94,47 +134,6 @@ def _values_of(left: int, right: int, width: int) -> int:
     return 2 * (left + right) * width**2 + 3 * width**3
 
 
-def _products(work: CircuitWork) -> Iterator[int]:
-    for left, right, width in work.factors.values():
-        yield work.heads * (2 * width**3 + 2 * width**2 * (left + right) * (1 + work.vectors))
-    if work.later is not None:
-        written = work.sizes.value_dim
-        for left, _, width in work.readers:
-            each = (
-                2 * width * work.sizes.d_model * written
-                + 2 * min(left, width) * width * written
-                + 2 * width * written**2
-            )
-            yield work.heads * work.later.heads * each
-
-
-def circuit_peak_bytes(work: CircuitWork) -> int:
-    """Upper bound on the bytes that one request holds at a time, its reply included."""
-    at_once = [_COPIES * count * rows * columns for count, rows, columns in work.matrices]
-    at_once += [_thin(shape) for shape in work.factors.values()]
-    kept = sum(
-        work.heads * width * ((left + right if work.vectors else 0) + 4)
-        for left, right, width in work.factors.values()
-    )  # fmt: skip
-    kept += sum(count * (min(rows, columns) + 3) for count, rows, columns in work.matrices)
-    if work.later is not None:
-        ov = _factors(work.sizes)["ov"]
-        inner = work.heads * ov[2]
-        writers = 2 * inner * (ov[0] + ov[1]) + 2 * inner * ov[2]
-        at_once += [writers + _thin(reader) + 4 * reader[2] * inner for reader in work.readers]
-        kept += 3 * work.heads * work.later.heads
-    return _BYTES * (max(at_once, default=0) + 2 * kept)  # kept results are stacked once, which copies them
-
-
 def _thin(shape: tuple[int, int, int]) -> int:
     left, right, width = shape
     return _COPIES * (left + right) * width + _SMALL * width**2
-
-
-def circuit_seconds(work: CircuitWork, rates: Rates) -> float:
-    """Seconds of one request, by a device's rates."""
-    starts = len(work.factors) * work.heads * _STARTS_OF_A_HEAD + _STARTS_OF_A_SPECTRUM * len(work.matrices)
-    if work.later is not None:
-        starts += _STARTS_OF_A_READER * len(work.readers) * work.later.heads
-    factoring = sum(_decompositions(work)) / (_FACTORING_RATE * rates.flops_per_s)
-    return factoring + sum(_products(work)) / (_PRODUCT_RATE * rates.flops_per_s) + starts * rates.overhead_s

@@ -24,7 +24,7 @@ from contextlib import contextmanager, suppress
 from functools import lru_cache
 from operator import itemgetter
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
 import numpy as np
 import orjson
@@ -130,10 +130,19 @@ class RecordingStore:
         if name is None:
             return info
         shape = tuple(_tensor(info, name).shape)
+        with self.reading(recording, owner, "np") as file:
+            return info.model_copy(update={"value": query.read(file.get_slice(name), name, shape)})
+
+    @contextmanager
+    def reading(self, recording: str, owner: str | None = None, framework: str = "pt") -> Iterator[Any]:
+        """Open the file of a recording for a block.
+
+        Raises RecordingNotFound, also if it is deleted meanwhile, and InternalError if the file cannot be read.
+        """
         try:
-            with safe_open(self.path(recording, owner), framework="np") as file:
-                return info.model_copy(update={"value": query.read(file.get_slice(name), name, shape)})
-        except FileNotFoundError:  # deleted meanwhile
+            with safe_open(self.path(recording, owner), framework=framework) as file:
+                yield file
+        except FileNotFoundError:
             raise _missing(recording) from None
         except (SafetensorError, OSError) as fault:
             raise _damaged(recording, reason(fault)) from fault

@@ -2,7 +2,6 @@
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from functools import partial
 from typing import Any, Final
 
 import torch
@@ -15,20 +14,14 @@ from attention_service.core.apart import has_separate
 from attention_service.core.cancellation import checkpoint
 from attention_service.core.circuits import Factors, Writers
 from attention_service.core.multihead import Parameters, Sizes
-from attention_service.cost import (
-    CircuitWork,
-    circuit_flops,
-    circuit_peak_bytes,
-    circuit_seconds,
-    parameter_matrices,
-    spectrum_flops,
-)
+from attention_service.cost import CircuitWork, parameter_matrices, spectrum_flops
 from attention_service.modules.resident import Module
 from attention_service.runtime.binding.selection import check_indices
 from attention_service.runtime.device import Device
-from attention_service.runtime.operations.operation import Fields, Results, Uploaded, on_host
+from attention_service.runtime.operations.analysis.base import analysis_job
+from attention_service.runtime.operations.operation import Results
 from attention_service.runtime.planning.plan import Plan
-from attention_service.runtime.scheduling.jobs import Job, Prepared
+from attention_service.runtime.scheduling.jobs import Job
 
 LAPACK: Final = "lapack"
 """The kernel that a reply names."""
@@ -47,21 +40,35 @@ class Bound:
     learned: Mapping[str, Any] = field(default_factory=dict)
     """None: the module's own parameters are used."""
 
+    def results(self, device: torch.device) -> Results:
+        """Decompose head by head, then parameter by parameter. Raises InvalidRequest for NaN, infinity and overflow."""
+        module, sizes, parts = self.module, self.module.sizes, self.request.parts
+        _check_finite(module, "name")
+        found: Results = {"heads": torch.tensor(self.heads), "left_out": left_out(module)}
+        try:
+            if "qk" in parts:
+                found["qk"] = _circuit(self, circuits.qk_factors)
+            if "ov" in parts:
+                found["ov"] = _circuit(self, circuits.ov_factors, copied=sizes.value_width == sizes.d_model)
+            if "spectra" in parts:
+                found["spectra"] = [_spectrum(name, value, self) for name, value in module.parameters.items()]
+            if self.later is not None:
+                _check_finite(self.later, "with")
+                found["composition"] = _composition(self, self.later)
+        except OverflowError as fault:
+            raise InvalidRequest(
+                "name: products of the parameters overflow float64; scale them down", param="name"
+            ) from fault
+        return found
+
 
 def prepare(module: Module, later: Module | None, request: CircuitsRequest, device: Device) -> Job:
     """Bind and plan one request. Raises an InvalidRequest that names the field at fault."""
     bound = _bind(module, later, request)
-    work = CircuitWork(
-        module.sizes,
-        len(bound.heads),
-        frozenset(request.parts),
-        request.vectors,
-        None if later is None else later.sizes,
-    )
-    plan = Plan(
-        LAPACK, circuit_flops(work), circuit_peak_bytes(work), device.clock.rated(partial(circuit_seconds, work))
-    )
-    return Job(Prepared("circuits", plan, "float64", device.torch, CircuitSearch, watched=False), bound, module)
+    read = None if later is None else later.sizes
+    work = CircuitWork(module.sizes, len(bound.heads), frozenset(request.parts), request.vectors, read)
+    plan = Plan(LAPACK, work.flops, work.peak_bytes, device.clock.rated(work.seconds))
+    return analysis_job(bound, "circuits", plan, device, module)
 
 
 def _bind(module: Module, later: Module | None, request: CircuitsRequest) -> Bound:
@@ -113,43 +120,6 @@ def _readers(writer: Sizes, reader: Sizes) -> list[str]:
     allowed = dict(zip("qkv", (product, product, True), strict=True))
     fits = zip("qkv", reader.inputs, strict=True)
     return [role for role, width in fits if width == writer.d_model and allowed[role]]
-
-
-@dataclass(eq=False, slots=True)
-class CircuitSearch:
-    """The decompositions of one request."""
-
-    bound: Bound
-
-    def upload(self, device: torch.device) -> Uploaded:
-        """Nothing: the parameters are on the device."""
-        return Uploaded({}, self.bound.module.parameters)
-
-    def launch(self, uploaded: Uploaded) -> Results:
-        """Decompose head by head, then parameter by parameter. Raises InvalidRequest for NaN, infinity and overflow."""
-        bound, parts, sizes = self.bound, self.bound.request.parts, self.bound.module.sizes
-        _check_finite(bound.module, "name")
-        found: Results = {"heads": torch.tensor(bound.heads), "left_out": left_out(bound.module)}
-        try:
-            if "qk" in parts:
-                found["qk"] = _circuit(bound, circuits.qk_factors)
-            if "ov" in parts:
-                found["ov"] = _circuit(bound, circuits.ov_factors, copied=sizes.value_width == sizes.d_model)
-            if "spectra" in parts:
-                found["spectra"] = [_spectrum(name, value, bound) for name, value in bound.module.parameters.items()]
-            if bound.later is not None:
-                _check_finite(bound.later, "with")
-                found["composition"] = _composition(bound, bound.later)
-        except OverflowError as fault:
-            raise InvalidRequest(
-                "name: products of the parameters overflow float64; scale them down", param="name"
-            ) from fault
-        return found
-
-    def collect(self, results: Results) -> Fields:
-        """Copy the results to the host."""
-        spectra = [on_host(each) for each in results.pop("spectra", ())]
-        return on_host(results) | ({"spectra": spectra} if spectra else {})
 
 
 def _check_finite(module: Module, param: str) -> None:

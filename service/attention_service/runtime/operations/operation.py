@@ -56,4 +56,6 @@ def on_host(results: Results) -> Fields:
 def _on_host(value: Any) -> Any:
     if isinstance(value, Tensor):
         return to_numpy(value)
+    if isinstance(value, list):
+        return [_on_host(each) for each in value]
     return on_host(value) if isinstance(value, dict) else value

@@ -1,13 +1,13 @@
 """Statistics of the weights of a recording: every layer and head, its file read some rows at a time."""
 
 from collections.abc import Iterator, Mapping
+from itertools import product
 from typing import Any, Final
 
 import numpy as np
 import torch
-from safetensors import SafetensorError, safe_open
 
-from attention_contract.errors import InternalError, InvalidRequest
+from attention_contract.errors import InvalidRequest
 from attention_contract.recording_tensors import Place
 from attention_contract.schemas.recording_statistics import (
     RecordingStatistics,
@@ -17,13 +17,14 @@ from attention_contract.schemas.recording_statistics import (
 from attention_contract.schemas.recordings import RecordingInfo, RecordingQuery
 from attention_contract.schemas.weights import HeadStatistics
 from attention_service.core.arrays import to_numpy
-from attention_service.core.blocks import rows_at_once
+from attention_service.core.blocks import SCORES_AT_ONCE, rows_at_once
 from attention_service.core.cancellation import checkpoint
+from attention_service.core.head_reader import row_tiles
 from attention_service.core.head_statistics import CLASS_SHARES, DEFAULT_STATISTICS, StatisticInputs
 from attention_service.core.inspection import Totals
 from attention_service.core.types import Selection
-from attention_service.modules.faults import reason
 from attention_service.modules.recording_store import RecordingStore
+from attention_service.runtime.operations.analysis.heads import Recorded, check_recorded
 
 _TILES: Final = 12
 """Float64 copies of a block that the statistics hold at a time, at most."""
@@ -44,15 +45,12 @@ def statistics_of(
     """
     info = store.get(recording, RecordingQuery(), owner)
     found = _attentions(info, request)
-    try:
-        with safe_open(store.path(recording, owner), framework="pt") as file:
-            attentions = [_one(file, info, place, shape, request) for place, shape in found]
-    except (SafetensorError, OSError) as fault:
-        raise InternalError(f"the recording {recording} cannot be read: {reason(fault)}") from fault
+    with store.reading(recording, owner) as file:
+        attentions = [_one(file, info, place, shape, request) for place, shape in found]
     return RecordingStatistics(id=info.id, attentions=attentions)
 
 
-def _attentions(info: RecordingInfo, request: RecordingStatisticsRequest) -> list[tuple[Place, tuple[int, ...]]]:
+def _attentions(info: RecordingInfo, request: RecordingStatisticsRequest) -> list[Recorded]:
     """The places and shapes of the recorded weights that the request covers."""
     names = request.statistics or ()
     if CLASS_SHARES in names and not request.classes:
@@ -61,12 +59,7 @@ def _attentions(info: RecordingInfo, request: RecordingStatisticsRequest) -> lis
         )
     shapes = info.placed("weights")
     order = [each.name for each in info.attentions if each.name in shapes]
-    if missing := [name for name in request.layers or () if name not in shapes]:
-        raise InvalidRequest(
-            f"layers: no weights of {missing[0]!r} are recorded; there are {', '.join(order) or 'none'}", param="layers"
-        )
-    if not order:
-        raise InvalidRequest("id: the recording holds no weights; record the tap weights", param="id")
+    check_recorded(request.layers, shapes, order, "weights")
     return [shapes[name] for name in request.layers or order]
 
 
@@ -77,6 +70,7 @@ def _one(
     totals = Totals((1, heads, queries), torch.device("cpu"), _names(request), _inputs(info, place, request))
     part = file.get_slice(f"{place.layer}.weights")
     for head, rows in _blocks(heads, queries, keys):
+        checkpoint()
         weights = part[head : head + 1, rows.start : rows.stop][None].double()  # [1, 1, R, K]
         positions = torch.arange(rows.start, rows.stop)[None]
         real = torch.ones_like(positions, dtype=torch.bool)
@@ -96,11 +90,7 @@ def _names(request: RecordingStatisticsRequest) -> tuple[str, ...]:
 
 
 def _blocks(heads: int, queries: int, keys: int) -> Iterator[tuple[int, range]]:
-    rows = rows_at_once(1, 1, keys)
-    for head in range(heads):
-        for start in range(0, queries, rows):
-            checkpoint()
-            yield head, range(start, min(start + rows, queries))
+    return product(range(heads), row_tiles(queries, keys, SCORES_AT_ONCE))
 
 
 def _inputs(info: RecordingInfo, place: Place, request: RecordingStatisticsRequest) -> StatisticInputs:

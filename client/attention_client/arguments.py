@@ -5,8 +5,8 @@ from typing import Any, Literal
 
 from attention_client.array_likes import TensorLike
 from attention_client.calls import CallOptions
-from attention_contract.schemas.attention import Dropout, Edit, KernelName, Select, Tap
-from attention_contract.schemas.attribution import AttributionMethod, Readout
+from attention_contract.schemas.attention import Dropout, Edit, KernelName, Select
+from attention_contract.schemas.attribution import Readout
 from attention_contract.schemas.complexity import Alternative, Shape, Sweep
 from attention_contract.schemas.effects import SweptEdit
 from attention_contract.schemas.hopfield import Projections
@@ -38,83 +38,75 @@ StepLike = SessionStep | Mapping[str, Any]
 
 
 class InputFields(CallOptions, total=False):
-    """The inputs of new tokens beside query, key and value; see ``Client.forward``."""
+    """The inputs of attention beside query, key and value, and the settings of the call; see ``Client.forward``.
 
-    mask: TensorLike
-    key_mask: TensorLike
-    key_lengths: TensorLike
-    global_mask: TensorLike
-    positions: TensorLike
-    gate: TensorLike
-    beta: TensorLike
-    initial_state: TensorLike
-    initial_normalizer: TensorLike
-    parameters: TensorMap
-    version: str
-    kernel: KernelName
-    edits: Sequence[EditLike]
+    A field of this and the following groups may be None, as one that is left out.
+    """
 
-
-class TapsFields(InputFields, total=False):
-    """The fields that say what to compute and to return beside query, key and value; see ``Client.forward``."""
-
-    select: SelectLike
-    return_: Sequence[Tap]
-    average_heads: bool
-    dropout: DropoutLike
-    return_state: bool
-    report_error: bool
+    mask: TensorLike | None
+    key_mask: TensorLike | None
+    key_lengths: TensorLike | None
+    global_mask: TensorLike | None
+    positions: TensorLike | None
+    gate: TensorLike | None
+    beta: TensorLike | None
+    initial_state: TensorLike | None
+    initial_normalizer: TensorLike | None
+    parameters: TensorMap | None
+    kernel: KernelName | None
+    version: str | None
 
 
-class StepFields(TapsFields, total=False):
-    """The fields of a step beside query, key and value; see ``Client.forward``."""
+class EditedFields(InputFields, total=False):
+    """The inputs of attention that interventions may change."""
 
-    compare: Literal["unedited"]
-
-
-class WeightsFields(InputFields, total=False):
-    """The fields of a request for weights beside query, key and value; see ``Client.weights``."""
-
-    select: SelectLike
-    top_k: int
-    return_weights: bool
-    pool: int
-    average_heads: bool
-    query_mask: TensorLike
-    statistics: Sequence[StatisticName]
-    statistic_options: StatisticOptionsLike
-    compare: Literal["unedited"]
-    labels: Sequence[str]
-    query_labels: Sequence[str]
+    edits: Sequence[EditLike] | None
 
 
-class EffectsFields(InputFields, total=False):
-    """The fields of a request for effects beside query, key and value; see ``Client.effects``."""
+class GradientsFields(EditedFields, total=False):
+    """The fields of a request for gradients that are None by default; see ``Client.gradients``."""
 
-    sweep: SweptEditLike
-    queries: Sequence[int]
-    direction: TensorLike
-    return_differences: bool
-
-
-class AttributionFields(InputFields, total=False):
-    """The fields of an attribution beside query, key and value; see ``Client.attribution``."""
-
-    select: SelectLike
-    methods: Sequence[AttributionMethod]
-    upstream: TensorLike
-    readout: ReadoutLike
-    steps: int
-    compare: Literal["unedited"]
-    labels: Sequence[str]
-    query_labels: Sequence[str]
+    upstream: TensorLike | None
+    tap_upstream: TensorMap | None
+    directions: TensorMap | None
+    select: SelectLike | None
+    dropout: DropoutLike | None
 
 
-class GradientsFields(TapsFields, total=False):
-    """The fields of a request for gradients beside query, key and value; see ``Client.gradients``."""
+class ForwardFields(EditedFields, total=False):
+    """The fields of a forward request that are None by default; see ``Client.forward``."""
 
-    wrt: Sequence[str]
-    upstream: TensorLike
-    tap_upstream: TensorMap
-    check: bool
-    directions: TensorMap
+    select: SelectLike | None
+    dropout: DropoutLike | None
+    compare: Literal["unedited"] | None
+
+
+class WeightsFields(EditedFields, total=False):
+    """The fields of a request for weights that are None by default; see ``Client.weights``."""
+
+    select: SelectLike | None
+    pool: int | None
+    query_mask: TensorLike | None
+    statistics: Sequence[StatisticName] | None
+    statistic_options: StatisticOptionsLike | None
+    compare: Literal["unedited"] | None
+    labels: Sequence[str] | None
+    query_labels: Sequence[str] | None
+
+
+class EffectsFields(EditedFields, total=False):
+    """The fields of a request for effects that are None by default; see ``Client.effects``."""
+
+    queries: Sequence[int] | None
+    direction: TensorLike | None
+
+
+class AttributionFields(EditedFields, total=False):
+    """The fields of an attribution that are None by default; see ``Client.attribution``."""
+
+    select: SelectLike | None
+    upstream: TensorLike | None
+    readout: ReadoutLike | None
+    compare: Literal["unedited"] | None
+    labels: Sequence[str] | None
+    query_labels: Sequence[str] | None

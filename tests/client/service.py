@@ -11,7 +11,7 @@ import httpx
 import numpy as np
 
 from attention_client import AsyncClient, Client
-from attention_client.resources.base import Resource
+from attention_client.calls.method import Calls, Method
 from attention_contract.errors import SessionGone
 from attention_contract.operations import OPERATIONS, Operation
 from attention_contract.schemas import accuracy as y
@@ -105,21 +105,14 @@ EXAMPLES = {
     "health_ready": ((), {}, "/health/ready"),
 }
 """For each operation: the arguments of its call, and the path that they lead to."""
-GROUPS = {"": (Client, AsyncClient)} | {
-    name: (type(group), type(getattr(AsyncClient(URL), name)))
-    for name, group in vars(Client(URL)).items()
-    if isinstance(group, Resource)
-}
-"""The blocking and the awaited class of each group of calls, by its attribute of a client; "" is the client itself."""
 CALLS = {
-    f"{group}.{name}".lstrip("."): method
-    for group, (blocking, _) in GROUPS.items()
-    for name, method in vars(blocking).items()
-    if inspect.isfunction(method)
-    and not name.startswith("_")
-    and name not in {"send", "close", "with_options", "raw", "map", "plot", "stream_settings", "open", "stream"}
+    f"{group}.{name}".lstrip("."): getattr(kind, name)
+    for group, kind in {"": Client, **{name: type(group) for name, group in vars(Client(URL)).items()}}.items()
+    if issubclass(kind, Calls)
+    for name in dir(kind)
+    if isinstance(inspect.getattr_static(kind, name), Method) and name != "open"
 }
-"""The methods that make a call, by their dotted names."""
+"""The methods of the blocking client that make a call, by their dotted names."""
 COMPOSED = {"modules.import_all", "recordings.read", "recordings.download"}
 """Methods that make several calls, or ask for a part of a reply."""
 METHODS = {

@@ -1,21 +1,23 @@
 """Every operation of the contract is a method of both clients."""
 
-import ast
 import inspect
 import re
-from textwrap import dedent
+from collections.abc import Generator
+from operator import attrgetter
+from typing import Any, Unpack, get_origin
 
 import numpy as np
 import pytest
 
 import attention_client
 from attention_client import AsyncClient, AttentionSpec, Client, DeadlineExceeded, InvalidRequest, InvalidTensor
+from attention_client.calls import Call, CallOptions
 from attention_contract import errors, operations
 from attention_contract.operations import OPERATIONS
 from attention_contract.schemas import complexity as c
 from attention_contract.schemas.attention import AttentionInputs
 from attention_contract.schemas.modules import ModuleConfig
-from tests.client.service import CALLS, CONFIG, EXAMPLES, GROUPS, X, ask, call_of
+from tests.client.service import CALLS, CONFIG, EXAMPLES, URL, X, ask, call_of
 
 
 @pytest.mark.parametrize("media_type", ["safetensors", "json"])
@@ -29,21 +31,17 @@ def test_both_clients_have_every_operation(kind, played, operation, media_type):
     assert isinstance(reply, operation.reply or type(None))
 
 
-def test_both_clients_say_the_same_word_for_word():
-    """The signature, the documentation and the body."""
-    for name, method in CALLS.items():
-        group, _, own = name.rpartition(".")
-        awaited = inspect.getsource(vars(GROUPS[group][1])[own])
-        blocking = inspect.getsource(method)
-        changed = blocking.replace("    def ", "    async def ")
-        changed = re.sub(r"self\.(send|list|delete)\(", r"await self.\1(", changed)
-        changed = changed.replace("run_flow(", "await run_flow_awaited(")
-        assert ast.dump(ast.parse(dedent(awaited))) == ast.dump(ast.parse(dedent(changed))), name
-        assert "options" in inspect.signature(method).parameters, name
-    for group, (_, awaited) in GROUPS.items():
-        others = {name for name, method in vars(awaited).items() if inspect.iscoroutinefunction(method)}
-        names = {name for name in others if not name.startswith("_")} - {"send", "aclose", "raw", "map"}
-        assert {f"{group}.{name}".lstrip(".") for name in names} <= CALLS.keys()
+@pytest.mark.parametrize("name", sorted(CALLS))
+def test_a_method_shows_the_signature_and_the_documentation_of_its_call(kind, name):
+    """Of both clients; the awaited one has coroutine functions."""
+    method = attrgetter(name)({"sync": Client, "async": AsyncClient}[kind](URL))
+    assert inspect.iscoroutinefunction(method) == (kind == "async")
+    assert inspect.getdoc(method) == inspect.getdoc(CALLS[name])
+    shown = inspect.signature(method)
+    assert list(shown.parameters)[-1] == "options"
+    assert shown.parameters["options"].annotation == Unpack[CallOptions]
+    assert shown.return_annotation not in {inspect.Signature.empty, Any}
+    assert get_origin(shown.return_annotation) not in {Call, Generator}
 
 
 WHOLE = {"recordings.create", "recordings.get", "recordings.download"}

@@ -89,7 +89,7 @@ def test_a_nested_list_states_no_dtype_on_the_wire(played, media_type):
 
 
 def test_a_nested_list_too_long_for_a_header_goes_as_json(played, monkeypatch):
-    monkeypatch.setattr("attention_client.calls.MAX_HEADER", 1000)
+    monkeypatch.setattr("attention_client.calls.base.MAX_HEADER", 1000)
     reply = ask("sync", played, "forward", "demo", [[0.5] * 300])
     assert played.requests[0].headers["content-type"] == "application/json"
     assert reply.output.shape == (1, 300)

@@ -1,50 +1,44 @@
 """``Session`` and ``AsyncSession``: a past on the server that outlives the server's memory of it.
 
-Both run the flows of ``session_flow``; a test compares the two.
+Both run the flows of ``session_flow``.
 """
 
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Sequence
 from contextlib import asynccontextmanager, contextmanager
 from types import TracebackType
-from typing import Any, Final, Self, TypeVar, Unpack
+from typing import Any, Final, Self, Unpack
 
-from attention_client.arguments import AttributionFields, EffectsFields, GradientsFields, StepFields, WeightsFields
-from attention_client.array_likes import TensorLike, plain
-from attention_client.calls import Call, CallOptions
-from attention_client.decoding.session_flow import Flow, SessionFlow
+from attention_client.arguments import (
+    AttributionFields,
+    EffectsFields,
+    ForwardFields,
+    GradientsFields,
+    SweptEditLike,
+    WeightsFields,
+)
+from attention_client.array_likes import TensorLike
+from attention_client.calls.base import Call, CallOptions, call
+from attention_client.calls.method import Awaited, Blocking, Calls, Flow, WayT, method, run, run_awaited
+from attention_client.decoding.session_flow import SessionFlow, with_dtypes
 from attention_client.decoding.step_stream import AsyncStepStream, StepStream
 from attention_client.errors import ConnectionFailed, DeadlineExceeded
 from attention_contract import operations
-from attention_contract.base import WireModel
 from attention_contract.errors import AttentionError, BodyTooLarge, Overloaded, Unavailable
-from attention_contract.schemas.attribution import AttributionReply
+from attention_contract.schemas.attention import Tap
+from attention_contract.schemas.attribution import AttributionMethod, AttributionReply
 from attention_contract.schemas.effects import EffectsReply
 from attention_contract.schemas.gradients import GradientsReply
-from attention_contract.schemas.sessions import (
-    ReorderSession,
-    ReplaceCache,
-    SessionAttributionRequest,
-    SessionCache,
-    SessionEffectsRequest,
-    SessionGradientsRequest,
-    SessionInfo,
-    SessionWeightsRequest,
-    StepReply,
-    StepRequest,
-)
+from attention_contract.schemas.sessions import SessionCache, SessionInfo, StepReply, StepRequest
 from attention_contract.schemas.weights import WeightsReply
-from attention_contract.validation import validate
 
-ResultT = TypeVar("ResultT")
-ModelT = TypeVar("ModelT", bound=WireModel)
 Send = Callable[[Call[Any]], Any]
 AsyncSend = Callable[[Call[Any]], Awaitable[Any]]
 _BY_REQUEST: Final = (ConnectionFailed, BodyTooLarge, Overloaded, Unavailable)
 """Errors of a stream after which a step is sent as a request, which waits and repeats. Its id makes that safe."""
 
 
-class _Known:
-    """A session's facts, as its owner knows them without asking."""
+class LiveSession(Calls[WayT]):
+    """A session's facts, as its owner knows them without asking, and its calls."""
 
     def __init__(self, flow: SessionFlow) -> None:
         self._flow = flow
@@ -82,8 +76,91 @@ class _Known:
     def __repr__(self) -> str:
         return f"<{type(self).__name__} {self.id} of {self.module}: {self.length} tokens>"
 
+    @method
+    def step(
+        self, query: TensorLike, key: TensorLike | None = None, value: TensorLike | None = None, *,
+        return_: Sequence[Tap] = ("output",), average_heads: bool = False, return_state: bool = False,
+        report_error: bool = False, **options: Unpack[ForwardFields],
+    ) -> Flow[StepReply]:  # fmt: skip
+        """Compute attention of new tokens over all tokens so far, and append them.
 
-class Session(_Known):
+        ``query [B, Lq, d_model]``, any number of tokens; the other fields are those of ``Client.forward``. A reply that
+        was lost is asked for again: no token is appended twice.
+        """
+        return self._flow.step(call(operations.step_session, {**locals(), "id": self.id}))
+
+    @method
+    def truncate(self, length: int, **options: Unpack[CallOptions]) -> Flow[SessionInfo]:
+        """Forget all but the first ``length`` tokens."""
+        return self._flow.truncate(call(operations.truncate_session, {**locals(), "id": self.id}))
+
+    @method
+    def reorder(self, rows: Sequence[int], **options: Unpack[CallOptions]) -> Flow[SessionInfo]:
+        """Let sequence b continue what sequence ``rows[b]`` was; the number of rows is the new number of sequences."""
+        return self._flow.reorder(call(operations.reorder_session, {**locals(), "id": self.id}))
+
+    @method
+    def weights(
+        self, query: TensorLike, key: TensorLike | None = None, value: TensorLike | None = None, *,
+        top_k: int = 0, return_weights: bool = True, average_heads: bool = False, **options: Unpack[WeightsFields],
+    ) -> Flow[WeightsReply]:  # fmt: skip
+        """Return the weights of new tokens over all tokens so far. Nothing is appended. See ``Client.weights``."""
+        return self._flow.ask(call(operations.session_weights, {**locals(), "id": self.id}))
+
+    @method
+    def attribution(
+        self, query: TensorLike, key: TensorLike | None = None, value: TensorLike | None = None, *,
+        methods: Sequence[AttributionMethod] = ("gradient_attention",), steps: int = 32,
+        **options: Unpack[AttributionFields],
+    ) -> Flow[AttributionReply]:  # fmt: skip
+        """Attribute to the weights of new tokens over all tokens so far. See ``Client.attribution``."""
+        return self._flow.ask(call(operations.session_attribution, {**locals(), "id": self.id}))
+
+    @method
+    def effects(
+        self, query: TensorLike, key: TensorLike | None = None, value: TensorLike | None = None, *,
+        sweep: SweptEditLike, return_differences: bool = False, **options: Unpack[EffectsFields],
+    ) -> Flow[EffectsReply]:  # fmt: skip
+        """Return the effects of a sweep of edits on new tokens over all tokens so far. See ``Client.effects``."""
+        return self._flow.ask(call(operations.session_effects, {**locals(), "id": self.id}))
+
+    @method
+    def gradients(
+        self, query: TensorLike, key: TensorLike | None = None, value: TensorLike | None = None, *,
+        wrt: Sequence[str] = ("query",), check: bool = False, return_: Sequence[Tap] = ("output",),
+        average_heads: bool = False, return_state: bool = False, report_error: bool = False,
+        **options: Unpack[GradientsFields],
+    ) -> Flow[GradientsReply]:  # fmt: skip
+        """Return gradients of new tokens over all tokens so far. Nothing is appended. See ``Client.gradients``.
+
+        ``past_key`` and ``past_value`` in ``wrt`` are the cached keys and values.
+        """
+        return self._flow.ask(call(operations.session_gradients, {**locals(), "id": self.id}))
+
+    @method
+    def info(self, **options: Unpack[CallOptions]) -> Flow[SessionInfo]:
+        """Return length, memory and expiry as the server knows them."""
+        return self._flow.ask(call(operations.get_session, {**locals(), "id": self.id}))
+
+    @method
+    def cache(self, **options: Unpack[CallOptions]) -> Flow[SessionCache]:
+        """Return the keys and values: ``past_key [B, Hkv, P, D]`` and ``past_value [B, Hkv, P, Dv]``."""
+        return self._flow.ask(with_dtypes(call(operations.get_session_cache, {**locals(), "id": self.id})))
+
+    @method
+    def replace_cache(
+        self, past_key: TensorLike, past_value: TensorLike, **options: Unpack[CallOptions]
+    ) -> Flow[SessionInfo]:
+        """Replace the whole past by these keys and values."""
+        return self._flow.replace_cache(call(operations.put_session_cache, {**locals(), "id": self.id}))
+
+    @method
+    def close(self, **options: Unpack[CallOptions]) -> Flow[None]:
+        """End the session and free its memory on the server."""
+        return self._flow.close(options)
+
+
+class Session(LiveSession[Blocking]):
     """A decode session. Use it in one thread at a time; ``close``, or the end of a ``with`` block, ends it.
 
     It keeps the inputs of its steps. After the server has lost the session (expired, evicted, restarted), it opens
@@ -94,7 +171,7 @@ class Session(_Known):
     @classmethod
     def begin(cls, opening: Flow[SessionFlow], send: Send, open_stream: Callable[[], StepStream]) -> "Session":
         """Run the flow that opens a session."""
-        return cls(run_flow(opening, send), send, open_stream)
+        return cls(run(opening, send), send, open_stream)
 
     def __init__(self, flow: SessionFlow, send: Send, open_stream: Callable[[], StepStream]) -> None:
         super().__init__(flow)
@@ -102,81 +179,9 @@ class Session(_Known):
         self._open_stream = open_stream
         self._stream: StepStream | None = None
 
-    def step(
-        self, query: TensorLike, key: TensorLike | None = None, value: TensorLike | None = None,
-        **fields: Unpack[StepFields],
-    ) -> StepReply:  # fmt: skip
-        """Compute attention of new tokens over all tokens so far, and append them.
-
-        ``query [B, Lq, d_model]``, any number of tokens; the other fields are those of ``Client.forward``. A reply that
-        was lost is asked for again: no token is appended twice.
-        """
-        request, options = _request(StepRequest, query, key, value, fields)
-        return self._run(self._flow.step(request, options))
-
     def fork(self, length: int | None = None, **options: Unpack[CallOptions]) -> "Session":
         """Return a copy of the session, or of its first ``length`` tokens. The two share the memory of equal pages."""
-        made = self._run(self._flow.fork(length, options))
-        return Session(made, self._send, self._open_stream)
-
-    def truncate(self, length: int, **options: Unpack[CallOptions]) -> SessionInfo:
-        """Forget all but the first ``length`` tokens."""
-        return self._run(self._flow.truncate(length, options))
-
-    def reorder(self, rows: Sequence[int], **options: Unpack[CallOptions]) -> SessionInfo:
-        """Let sequence b continue what sequence ``rows[b]`` was; the number of rows is the new number of sequences."""
-        request = validate(ReorderSession, {"rows": plain(rows)})
-        return self._run(self._flow.reorder(request, options))
-
-    def weights(
-        self, query: TensorLike, key: TensorLike | None = None, value: TensorLike | None = None,
-        **fields: Unpack[WeightsFields],
-    ) -> WeightsReply:  # fmt: skip
-        """Return the weights of new tokens over all tokens so far. Nothing is appended. See ``Client.weights``."""
-        request, options = _request(SessionWeightsRequest, query, key, value, fields)
-        return self._run(self._flow.ask(operations.session_weights, request, options))
-
-    def attribution(
-        self, query: TensorLike, key: TensorLike | None = None, value: TensorLike | None = None,
-        **fields: Unpack[AttributionFields],
-    ) -> AttributionReply:  # fmt: skip
-        """Attribute to the weights of new tokens over all tokens so far. See ``Client.attribution``."""
-        request, options = _request(SessionAttributionRequest, query, key, value, fields)
-        return self._run(self._flow.ask(operations.session_attribution, request, options))
-
-    def effects(
-        self, query: TensorLike, key: TensorLike | None = None, value: TensorLike | None = None,
-        **fields: Unpack[EffectsFields],
-    ) -> EffectsReply:  # fmt: skip
-        """Return the effects of a sweep of edits on new tokens over all tokens so far. See ``Client.effects``."""
-        request, options = _request(SessionEffectsRequest, query, key, value, fields)
-        return self._run(self._flow.ask(operations.session_effects, request, options))
-
-    def gradients(
-        self, query: TensorLike, key: TensorLike | None = None, value: TensorLike | None = None,
-        **fields: Unpack[GradientsFields],
-    ) -> GradientsReply:  # fmt: skip
-        """Return gradients of new tokens over all tokens so far. Nothing is appended. See ``Client.gradients``.
-
-        ``past_key`` and ``past_value`` in ``wrt`` are the cached keys and values.
-        """
-        request, options = _request(SessionGradientsRequest, query, key, value, fields)
-        return self._run(self._flow.ask(operations.session_gradients, request, options))
-
-    def info(self, **options: Unpack[CallOptions]) -> SessionInfo:
-        """Return length, memory and expiry as the server knows them."""
-        return self._run(self._flow.ask(operations.get_session, None, options))
-
-    def cache(self, **options: Unpack[CallOptions]) -> SessionCache:
-        """Return the keys and values: ``past_key [B, Hkv, P, D]`` and ``past_value [B, Hkv, P, Dv]``."""
-        return self._run(self._flow.cache(options))
-
-    def replace_cache(
-        self, past_key: TensorLike, past_value: TensorLike, **options: Unpack[CallOptions]
-    ) -> SessionInfo:
-        """Replace the whole past by these keys and values."""
-        request = validate(ReplaceCache, {"past_key": plain(past_key), "past_value": plain(past_value)})
-        return self._run(self._flow.replace_cache(request, options))
+        return self.begin(self._flow.fork(length, options), self._send, self._open_stream)
 
     @contextmanager
     def stream(self, stream: StepStream | None = None) -> Iterator[StepStream]:
@@ -190,9 +195,14 @@ class Session(_Known):
                 self._stream.close()
             self._stream = None
 
-    def close(self, **options: Unpack[CallOptions]) -> None:
-        """End the session and free its memory on the server."""
-        self._run(self._flow.close(options))
+    def send(self, call: Call[Any]) -> Any:
+        """Send a call: a step on the stream, if there is one that works, else a request."""
+        if self._stream is not None and isinstance(call.request, StepRequest):
+            try:
+                return self._stream.send(call)
+            except _BY_REQUEST as fault:
+                _check_repeats(fault)
+        return self._send(call)
 
     def __enter__(self) -> Self:
         return self
@@ -206,28 +216,18 @@ class Session(_Known):
             if fault is None:
                 raise
 
-    def _run(self, flow: Flow[ResultT]) -> ResultT:
-        return run_flow(flow, self._answer)
 
-    def _answer(self, call: Call[Any]) -> Any:
-        """Send a call: a step on the stream, if there is one that works, else a request."""
-        if self._stream is not None and isinstance(call.request, StepRequest):
-            try:
-                return self._stream.answer(call)
-            except _BY_REQUEST as fault:
-                _check_repeats(fault)
-        return self._send(call)
-
-
-class AsyncSession(_Known):
+class AsyncSession(LiveSession[Awaited]):
     """The same as ``Session``, awaited. Use it in one task at a time."""
+
+    _awaits = True
 
     @classmethod
     async def begin(
         cls, opening: Flow[SessionFlow], send: AsyncSend, open_stream: Callable[[], AsyncStepStream]
     ) -> "AsyncSession":
         """Run the flow that opens a session."""
-        return cls(await run_flow_awaited(opening, send), send, open_stream)
+        return cls(await run_awaited(opening, send), send, open_stream)
 
     def __init__(self, flow: SessionFlow, send: AsyncSend, open_stream: Callable[[], AsyncStepStream]) -> None:
         super().__init__(flow)
@@ -235,81 +235,9 @@ class AsyncSession(_Known):
         self._open_stream = open_stream
         self._stream: AsyncStepStream | None = None
 
-    async def step(
-        self, query: TensorLike, key: TensorLike | None = None, value: TensorLike | None = None,
-        **fields: Unpack[StepFields],
-    ) -> StepReply:  # fmt: skip
-        """Compute attention of new tokens over all tokens so far, and append them.
-
-        ``query [B, Lq, d_model]``, any number of tokens; the other fields are those of ``Client.forward``. A reply that
-        was lost is asked for again: no token is appended twice.
-        """
-        request, options = _request(StepRequest, query, key, value, fields)
-        return await self._run(self._flow.step(request, options))
-
     async def fork(self, length: int | None = None, **options: Unpack[CallOptions]) -> "AsyncSession":
         """Return a copy of the session, or of its first ``length`` tokens. The two share the memory of equal pages."""
-        made = await self._run(self._flow.fork(length, options))
-        return AsyncSession(made, self._send, self._open_stream)
-
-    async def truncate(self, length: int, **options: Unpack[CallOptions]) -> SessionInfo:
-        """Forget all but the first ``length`` tokens."""
-        return await self._run(self._flow.truncate(length, options))
-
-    async def reorder(self, rows: Sequence[int], **options: Unpack[CallOptions]) -> SessionInfo:
-        """Let sequence b continue what sequence ``rows[b]`` was; the number of rows is the new number of sequences."""
-        request = validate(ReorderSession, {"rows": plain(rows)})
-        return await self._run(self._flow.reorder(request, options))
-
-    async def weights(
-        self, query: TensorLike, key: TensorLike | None = None, value: TensorLike | None = None,
-        **fields: Unpack[WeightsFields],
-    ) -> WeightsReply:  # fmt: skip
-        """Return the weights of new tokens over all tokens so far. Nothing is appended. See ``Client.weights``."""
-        request, options = _request(SessionWeightsRequest, query, key, value, fields)
-        return await self._run(self._flow.ask(operations.session_weights, request, options))
-
-    async def attribution(
-        self, query: TensorLike, key: TensorLike | None = None, value: TensorLike | None = None,
-        **fields: Unpack[AttributionFields],
-    ) -> AttributionReply:  # fmt: skip
-        """Attribute to the weights of new tokens over all tokens so far. See ``Client.attribution``."""
-        request, options = _request(SessionAttributionRequest, query, key, value, fields)
-        return await self._run(self._flow.ask(operations.session_attribution, request, options))
-
-    async def effects(
-        self, query: TensorLike, key: TensorLike | None = None, value: TensorLike | None = None,
-        **fields: Unpack[EffectsFields],
-    ) -> EffectsReply:  # fmt: skip
-        """Return the effects of a sweep of edits on new tokens over all tokens so far. See ``Client.effects``."""
-        request, options = _request(SessionEffectsRequest, query, key, value, fields)
-        return await self._run(self._flow.ask(operations.session_effects, request, options))
-
-    async def gradients(
-        self, query: TensorLike, key: TensorLike | None = None, value: TensorLike | None = None,
-        **fields: Unpack[GradientsFields],
-    ) -> GradientsReply:  # fmt: skip
-        """Return gradients of new tokens over all tokens so far. Nothing is appended. See ``Client.gradients``.
-
-        ``past_key`` and ``past_value`` in ``wrt`` are the cached keys and values.
-        """
-        request, options = _request(SessionGradientsRequest, query, key, value, fields)
-        return await self._run(self._flow.ask(operations.session_gradients, request, options))
-
-    async def info(self, **options: Unpack[CallOptions]) -> SessionInfo:
-        """Return length, memory and expiry as the server knows them."""
-        return await self._run(self._flow.ask(operations.get_session, None, options))
-
-    async def cache(self, **options: Unpack[CallOptions]) -> SessionCache:
-        """Return the keys and values: ``past_key [B, Hkv, P, D]`` and ``past_value [B, Hkv, P, Dv]``."""
-        return await self._run(self._flow.cache(options))
-
-    async def replace_cache(
-        self, past_key: TensorLike, past_value: TensorLike, **options: Unpack[CallOptions]
-    ) -> SessionInfo:
-        """Replace the whole past by these keys and values."""
-        request = validate(ReplaceCache, {"past_key": plain(past_key), "past_value": plain(past_value)})
-        return await self._run(self._flow.replace_cache(request, options))
+        return await self.begin(self._flow.fork(length, options), self._send, self._open_stream)
 
     @asynccontextmanager
     async def stream(self, stream: AsyncStepStream | None = None) -> AsyncIterator[AsyncStepStream]:
@@ -323,9 +251,14 @@ class AsyncSession(_Known):
                 await self._stream.close()
             self._stream = None
 
-    async def close(self, **options: Unpack[CallOptions]) -> None:
-        """End the session and free its memory on the server."""
-        await self._run(self._flow.close(options))
+    async def send(self, call: Call[Any]) -> Any:
+        """Send a call: a step on the stream, if there is one that works, else a request."""
+        if self._stream is not None and isinstance(call.request, StepRequest):
+            try:
+                return await self._stream.send(call)
+            except _BY_REQUEST as fault:
+                _check_repeats(fault)
+        return await self._send(call)
 
     async def __aenter__(self) -> Self:
         return self
@@ -338,57 +271,6 @@ class AsyncSession(_Known):
         except AttentionError:
             if fault is None:
                 raise
-
-    async def _run(self, flow: Flow[ResultT]) -> ResultT:
-        return await run_flow_awaited(flow, self._answer)
-
-    async def _answer(self, call: Call[Any]) -> Any:
-        """Send a call: a step on the stream, if there is one that works, else a request."""
-        if self._stream is not None and isinstance(call.request, StepRequest):
-            try:
-                return await self._stream.answer(call)
-            except _BY_REQUEST as fault:
-                _check_repeats(fault)
-        return await self._send(call)
-
-
-def run_flow(flow: Flow[ResultT], answer: Send) -> ResultT:
-    """Answer the calls of a flow, and return its result."""
-    try:
-        call = next(flow)
-        while True:
-            try:
-                reply = answer(call)
-            except AttentionError as fault:
-                call = flow.throw(fault)
-            else:
-                call = flow.send(reply)
-    except StopIteration as end:
-        return end.value  # type: ignore[no-any-return]
-
-
-async def run_flow_awaited(flow: Flow[ResultT], answer: AsyncSend) -> ResultT:
-    """Answer the calls of a flow, and return its result."""
-    try:
-        call = next(flow)
-        while True:
-            try:
-                reply = await answer(call)
-            except AttentionError as fault:
-                call = flow.throw(fault)
-            else:
-                call = flow.send(reply)
-    except StopIteration as end:
-        return end.value  # type: ignore[no-any-return]
-
-
-def _request(
-    model: type[ModelT], query: TensorLike, key: TensorLike | None, value: TensorLike | None, fields: Mapping[str, Any]
-) -> tuple[ModelT, CallOptions]:
-    """Validate the arguments of a method as a request, and part them from the options of its call."""
-    given = {"query": query, "key": key, "value": value, **fields}
-    options: CallOptions = {name: given.pop(name) for name in CallOptions.__annotations__ if name in given}  # type: ignore[assignment]
-    return validate(model, {name: plain(item) for name, item in given.items() if item is not None}), options
 
 
 def _check_repeats(fault: AttentionError) -> None:

@@ -4,17 +4,17 @@ Both sessions, the blocking and the awaited one, run these flows. A fault of a c
 """
 
 import logging
-from collections.abc import Callable, Generator
+from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass, replace
-from typing import Any, Final, TypeVar, cast
+from typing import Any, Final, cast
 from uuid import uuid4
 
-from attention_client.calls import Call, CallOptions, ReplyT
+from attention_client.calls.base import Call, CallOptions, ReplyT
+from attention_client.calls.method import Flow
 from attention_client.decoding.kept_inputs import Change, KeptInputs
 from attention_client.errors import ConnectionFailed
 from attention_contract import operations
-from attention_contract.base import WireModel
 from attention_contract.errors import (
     AttentionError,
     LengthMismatch,
@@ -40,9 +40,6 @@ from attention_contract.schemas.sessions import (
 )
 from attention_contract.wire import SAFETENSORS
 
-ResultT = TypeVar("ResultT")
-Flow = Generator[Call[Any], Any, ResultT]
-"""Yields calls, receives their replies, and returns a result."""
 MOST_REPLAYS: Final = 3
 """Replays of a session in a row without a call that succeeds."""
 _log = logging.getLogger("attention_client")
@@ -79,72 +76,59 @@ class SessionFlow:
         """The path of its calls."""
         return {"id": self.id}
 
-    def step(self, request: StepRequest, options: CallOptions) -> Flow[StepReply]:
+    def step(self, call: Call[StepReply]) -> Flow[StepReply]:
         """Append the tokens of a step."""
+        request = cast("StepRequest", call.request)
         named = {"step": request.step or uuid4().hex}
 
         def asked() -> Call[StepReply]:
-            return Call(_STEP, self.path, request.model_copy(update={"at": self.length, **named}), options=options)
+            return replace(call, operation=_STEP, request=request.model_copy(update={"at": self.length, **named}))
 
         try:
-            reply: StepReply = yield from self._alive(asked, options)
+            reply: StepReply = yield from self._alive(asked)
         except LengthMismatch as fault:
             if fault.param != "step":
                 raise
-            reply = yield from self._replayed(f"the reply to a step was lost: {fault.detail}", asked, options)
+            reply = yield from self._replayed(f"the reply to a step was lost: {fault.detail}", asked)
         self.kept.add(self.length, request)
         self.length = reply.length
         return reply
 
-    def ask(self, operation: Operation[ReplyT], request: WireModel | None, options: CallOptions) -> Flow[ReplyT]:
+    def ask(self, call: Call[ReplyT]) -> Flow[ReplyT]:
         """Ask something that changes nothing."""
-        return (yield from self._alive(lambda: Call(operation, self.path, request, options=options), options))
+        return (yield from self._alive(lambda: call))
 
     def fork(self, length: int | None, options: CallOptions) -> Flow["SessionFlow"]:
         """Copy the session. The copy keeps the same inputs."""
         request = ForkSession(length=length, **self.opening.model_dump(include={"capacity", "ttl_s", "pinned"}))
-        made: SessionInfo = yield from self._alive(lambda: Call(_FORK, self.path, request, options=options), options)
+        made: SessionInfo = yield from self.ask(Call(_FORK, self.path, request, options=options))
         kept = self.kept.copy()
         kept.truncate(made.length, self.length)
         return replace(self, id=made.session, length=made.length, kept=kept, replays=0)
 
-    def truncate(self, length: int, options: CallOptions) -> Flow[SessionInfo]:
+    def truncate(self, call: Call[SessionInfo]) -> Flow[SessionInfo]:
         """Forget the last tokens."""
-        request = TruncateSession(length=length)
-        info: SessionInfo = yield from self.ask(operations.truncate_session, request, options)
-        self.kept.truncate(length, self.length)
+        info: SessionInfo = yield from self.ask(call)
+        self.kept.truncate(cast("TruncateSession", call.request).length, self.length)
         self.length = info.length
         return info
 
-    def reorder(self, request: ReorderSession, options: CallOptions) -> Flow[SessionInfo]:
+    def reorder(self, call: Call[SessionInfo]) -> Flow[SessionInfo]:
         """Let sequences continue others. After a lost reply nobody knows their order, so the session is replayed."""
-
-        def asked() -> Call[SessionInfo]:
-            return Call(operations.reorder_session, self.path, request, options=options)
-
         try:
-            info = yield from self._alive(asked, options)
+            info = yield from self.ask(call)
         except ConnectionFailed as fault:
             if not fault.facts["sent"]:
                 raise
-            info = yield from self._replayed(f"the reply to a reorder was lost: {fault.detail}", asked, options)
-        self.kept.add(self.length, request)
+            info = yield from self._replayed(f"the reply to a reorder was lost: {fault.detail}", lambda: call)
+        self.kept.add(self.length, cast("ReorderSession", call.request))
         self.sequences = info.sequences
         return info
 
-    def cache(self, options: CallOptions) -> Flow[SessionCache]:
-        """Return what is held. It travels as safetensors, which keeps its dtype."""
-        headers = {"Accept": SAFETENSORS}
-
-        def asked() -> Call[SessionCache]:
-            return Call(operations.get_session_cache, self.path, headers=headers, options=options)
-
-        return (yield from self._alive(asked, options))
-
-    def replace_cache(self, request: ReplaceCache, options: CallOptions) -> Flow[SessionInfo]:
+    def replace_cache(self, call: Call[SessionInfo]) -> Flow[SessionInfo]:
         """Replace the whole past."""
-        info: SessionInfo = yield from self.ask(operations.put_session_cache, request, options)
-        self.kept.replace(request)
+        info: SessionInfo = yield from self.ask(call)
+        self.kept.replace(cast("ReplaceCache", call.request))
         self.length, self.sequences = info.length, info.sequences
         return info
 
@@ -155,22 +139,23 @@ class SessionFlow:
 
     # ── replay ───────────────────────────────────────────────────────────────────────────────────────────────────────
 
-    def _alive(self, asked: Callable[[], Call[ReplyT]], options: CallOptions) -> Flow[ReplyT]:
+    def _alive(self, asked: Callable[[], Call[ReplyT]]) -> Flow[ReplyT]:
         """Ask of the session, and again of the one that replaces it after the server has lost it."""
         gone: AttentionError | None = None
         for _ in range(MOST_REPLAYS):
+            call = asked()
             try:
                 if gone is not None:
-                    yield from self._replay(gone, options)
-                return cast("ReplyT", (yield asked()))
+                    yield from self._replay(gone, call.options)
+                return cast("ReplyT", (yield replace(call, path=self.path)))
             except (SessionGone, SessionNotFound) as fault:  # not found: a server that does not remember its end
                 gone = self._replayable(fault)
         raise cast("AttentionError", gone)
 
-    def _replayed(self, lost: str, asked: Callable[[], Call[ReplyT]], options: CallOptions) -> Flow[ReplyT]:
+    def _replayed(self, lost: str, asked: Callable[[], Call[ReplyT]]) -> Flow[ReplyT]:
         """Ask of a session that replaces this one, of which only the server knows the state."""
-        yield from self._replay(self._replayable(SessionGone(lost, reason="lost")), options)
-        return (yield from self._alive(asked, options))
+        yield from self._replay(self._replayable(SessionGone(lost, reason="lost")), asked().options)
+        return (yield from self._alive(asked))
 
     def _replayable(self, gone: AttentionError) -> AttentionError:
         """Return the fault of a session that can be replayed. Raise SessionGone, with the reason, for another."""
@@ -233,3 +218,8 @@ def listed(call: Call[SessionList]) -> Flow[SessionList]:
         reply = yield replace(call, request=ListSessions(cursor=after))
         found, after = found + reply.sessions, reply.next
     return reply.model_copy(update={"sessions": found})
+
+
+def with_dtypes(call: Call[SessionCache]) -> Call[SessionCache]:
+    """The call whose reply travels as safetensors: lists in JSON do not tell their dtype."""
+    return replace(call, headers={**call.headers, "Accept": SAFETENSORS})

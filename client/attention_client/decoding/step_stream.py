@@ -5,7 +5,7 @@ import logging
 import ssl
 import threading
 from collections import deque
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from contextlib import ExitStack, suppress
 from types import TracebackType
 from typing import Any, Final, Self, Unpack, cast
@@ -14,16 +14,19 @@ import websockets.asyncio.client as awaited
 import websockets.sync.client as blocking
 from websockets.exceptions import ConnectionClosed, InvalidStatus, WebSocketException
 
-from attention_client.arguments import StepFields, StepLike
-from attention_client.array_likes import TensorLike, plain
-from attention_client.calls import Call, CallOptions
+from attention_client.arguments import ForwardFields, StepLike
+from attention_client.array_likes import TensorLike
+from attention_client.calls.base import Call, CallOptions, call
+from attention_client.calls.method import Awaited, Blocking, Calls, WayT, method
 from attention_client.connection_settings import StreamSettings
 from attention_client.errors import ConnectionFailed, DeadlineExceeded, UnexpectedReply
 from attention_client.trace_context import trace_headers
+from attention_contract import operations
 from attention_contract.base import assembled
 from attention_contract.errors import AttentionError, BodyTooLarge, InvalidRequest, Unreadable, from_problem
 from attention_contract.frames import MAX_FRAME_BYTES, reply_from_frame, to_frame
 from attention_contract.json_reading import from_json
+from attention_contract.schemas.attention import Tap
 from attention_contract.schemas.sessions import (
     SessionStep,
     StepProblem,
@@ -32,7 +35,6 @@ from attention_contract.schemas.sessions import (
     StepsReply,
     StepsRequest,
 )
-from attention_contract.validation import validate
 
 PATH: Final = "/v1/sessions/stream"
 CLOSE_TIMEOUT_S: Final = 1.0
@@ -46,7 +48,27 @@ Answer = StepReply | StepsReply
 Reply = Answer | StepProblem
 
 
-class StepStream:
+class StepCalls(Calls[WayT]):
+    """Steps of sessions, by their ids."""
+
+    @method
+    def step(
+        self, session: str, query: TensorLike, key: TensorLike | None = None, value: TensorLike | None = None, *,
+        at: int | None = None, step: str | None = None,
+        return_: Sequence[Tap] = ("output",), average_heads: bool = False, return_state: bool = False,
+        report_error: bool = False, **options: Unpack[ForwardFields],
+    ) -> Call[StepReply]:  # fmt: skip
+        """Append tokens to a session and return the reply, as ``client.sessions.step`` does."""
+        arguments = locals()
+        return call(operations.step_session, {"id": arguments.pop("session"), **arguments})
+
+    @method
+    def step_many(self, steps: Sequence[StepLike], **options: Unpack[CallOptions]) -> Call[StepsReply]:
+        """Step many sessions at once and return all results, as ``client.sessions.step_many`` does."""
+        return call(operations.step_sessions, locals())
+
+
+class StepStream(StepCalls[Blocking]):
     """A connection for steps. Threads may share it; each step waits for its reply.
 
     A broken connection is opened again by the next step. Raises ConnectionFailed if it breaks while a step waits, and
@@ -59,23 +81,6 @@ class StepStream:
         self._connection: blocking.ClientConnection | None = None
         self._opened = ExitStack()
         self._lock = threading.Lock()
-
-    def step(
-        self, session: str, query: TensorLike, key: TensorLike | None = None, value: TensorLike | None = None, *,
-        at: int | None = None, step: str | None = None, **fields: Unpack[StepFields],
-    ) -> StepReply:  # fmt: skip
-        """Append tokens to a session and return the reply, as ``client.sessions.step`` does."""
-        given = {"session": session, "query": query, "key": key, "value": value, "at": at, "step": step}
-        request, options = _step(given, fields)
-        return cast("StepReply", self._exchange(request, options))
-
-    def step_many(self, steps: Sequence[StepLike], **options: Unpack[CallOptions]) -> StepsReply:
-        """Step many sessions at once and return all results, as ``client.sessions.step_many`` does."""
-        return cast("StepsReply", self._exchange(validate(StepsRequest, {"steps": plain(steps)}), options))
-
-    def answer(self, call: Call[Any]) -> StepReply:
-        """Return the reply to the call of a step."""
-        return cast("StepReply", self._exchange(_of_call(call), call.options))
 
     def close(self) -> None:
         """Close the connection."""
@@ -91,9 +96,10 @@ class StepStream:
     ) -> None:
         self.close()
 
-    def _exchange(self, request: Asked, options: CallOptions) -> Answer:
-        timeout = self._settings.policy.changed(options).timeout
-        frame = _written(request, self._settings)
+    def send(self, call: Call[Any]) -> Any:
+        """Send the call of a step, or of many, and return its reply."""
+        timeout = self._settings.policy.changed(call.options).timeout
+        frame = _written(_asked(call), self._settings)
         with self._lock:
             connection = self._connected()
             try:
@@ -116,34 +122,19 @@ class StepStream:
         return self._connection
 
 
-class AsyncStepStream:
+class AsyncStepStream(StepCalls[Awaited]):
     """A connection for steps. Tasks of one event loop may share it, and their steps wait side by side.
 
     A broken connection is opened again by the next step. Raises what ``StepStream`` raises. It needs asyncio.
     """
+
+    _awaits = True
 
     def __init__(self, settings: StreamSettings, context: ssl.SSLContext | None = None) -> None:
         self._settings = settings
         self._ssl = context
         self._link: _Link | None = None
         self._lock = asyncio.Lock()
-
-    async def step(
-        self, session: str, query: TensorLike, key: TensorLike | None = None, value: TensorLike | None = None, *,
-        at: int | None = None, step: str | None = None, **fields: Unpack[StepFields],
-    ) -> StepReply:  # fmt: skip
-        """Append tokens to a session and return the reply, as ``client.sessions.step`` does."""
-        given = {"session": session, "query": query, "key": key, "value": value, "at": at, "step": step}
-        request, options = _step(given, fields)
-        return cast("StepReply", await self._exchange(request, options))
-
-    async def step_many(self, steps: Sequence[StepLike], **options: Unpack[CallOptions]) -> StepsReply:
-        """Step many sessions at once and return all results, as ``client.sessions.step_many`` does."""
-        return cast("StepsReply", await self._exchange(validate(StepsRequest, {"steps": plain(steps)}), options))
-
-    async def answer(self, call: Call[Any]) -> StepReply:
-        """Return the reply to the call of a step."""
-        return cast("StepReply", await self._exchange(_of_call(call), call.options))
 
     async def close(self) -> None:
         """Close the connection."""
@@ -161,8 +152,10 @@ class AsyncStepStream:
     ) -> None:
         await self.close()
 
-    async def _exchange(self, request: Asked, options: CallOptions) -> Answer:
-        timeout = self._settings.policy.changed(options).timeout
+    async def send(self, call: Call[Any]) -> Any:
+        """Send the call of a step, or of many, and return its reply."""
+        timeout = self._settings.policy.changed(call.options).timeout
+        request = _asked(call)
         frame = _written(request, self._settings)
         session = request.session if isinstance(request, SessionStep) else request.steps[0].session
         try:
@@ -231,17 +224,11 @@ class _Link:
 # ── messages ─────────────────────────────────────────────────────────────────────────────────────────────────────────
 
 
-def _step(given: Mapping[str, Any], fields: Mapping[str, Any]) -> tuple[SessionStep, CallOptions]:
-    """Validate the arguments of a step, and part them from the options of its call."""
-    rest = dict(fields)
-    options: CallOptions = {name: rest.pop(name) for name in CallOptions.__annotations__ if name in rest}  # type: ignore[assignment]
-    values = {name: plain(value) for name, value in {**given, **rest}.items() if value is not None}
-    return validate(SessionStep, values), options
-
-
-def _of_call(call: Call[Any]) -> SessionStep:
-    """Make the step of many that a call is about."""
-    request = cast("StepRequest", call.request)
+def _asked(call: Call[Any]) -> Asked:
+    """Make the message of a call: a step of a session, or steps of many."""
+    request = cast("StepRequest | StepsRequest", call.request)
+    if isinstance(request, StepsRequest):
+        return request
     values = {**request.__dict__, "session": call.path["id"]}
     return assembled(SessionStep, values, request.model_fields_set | {"session"})
 

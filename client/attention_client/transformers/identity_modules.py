@@ -17,7 +17,9 @@ from torch import Tensor
 
 from attention_client import Client
 from attention_client.array_likes import as_array
-from attention_client.calls import Call, ReplyT
+from attention_client.calls.base import Call, ReplyT
+from attention_client.calls.method import Blocking, Sender
+from attention_client.connection_settings import StreamSettings
 from attention_contract.errors import ModuleNotFound
 from attention_contract.schemas.sessions import OpenSession
 from attention_contract.spec import AttentionSpec, Causal, Mask, ScaledDot, SlidingWindow, Softmax
@@ -74,11 +76,10 @@ class RawAttention:
         return {f"{name}.weight": torch.eye(*size, dtype=self.dtype) for name, size in sizes.items()}
 
 
-class IdentityModules:
+class IdentityModules(Sender[Blocking]):
     """A client that makes the modules of its sessions when the server lacks them. Threads may share it."""
 
     def __init__(self, client: Client) -> None:
-        self.stream_settings = client.stream_settings
         self._client = client
         self._known: dict[str, tuple[RawAttention, Tensor | None]] = {}
         self._made: set[str] = set()
@@ -93,6 +94,10 @@ class IdentityModules:
         name = f"session-cache-{digest.hexdigest()[:24]}"
         self._known[name] = raw, sinks
         return name
+
+    def stream_settings(self) -> StreamSettings:
+        """Return address, headers and policy of the client's streams."""
+        return self._client.stream_settings()
 
     def send(self, call: Call[ReplyT]) -> ReplyT:
         """Send a call. Make the module of a session that opens, if there is none: at first, or after a restart."""

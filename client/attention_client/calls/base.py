@@ -1,8 +1,8 @@
-"""Calls of the service, validated and encoded, without I/O. Both clients send the calls that are built here.
+"""A call of the service, validated and encoded, without I/O.
 
-Each function takes the arguments of a client's method as a dict, the method's ``locals()``. Where a field is a model
-(config, spec, shape, …), a plain dict does as well; where it is a tensor, see ``TensorLike``. Each function raises
-InvalidRequest or InvalidTensor if the service would refuse the request whatever the module.
+``call`` and ``sized`` take the arguments of a method as a dict, its ``locals()``. Where a field is a model (config,
+spec, shape, …), a plain dict does as well; where it is a tensor, see ``TensorLike``. They raise InvalidRequest or
+InvalidTensor if the service would refuse the request whatever the module.
 """
 
 from collections.abc import Mapping
@@ -87,10 +87,16 @@ def _chunks(pieces: list[bytes | memoryview]) -> list[bytes | memoryview]:
 
 
 def call(operation: Operation[ReplyT], arguments: Mapping[str, Any]) -> Call[ReplyT]:
-    """Validate the arguments as the path and the request of an operation. None stands for a field's default."""
-    beside = {"self", "options"}
-    fields = {name: plain(value) for name, value in arguments.items() if value is not None and name not in beside}
-    options: CallOptions = arguments.get("options", {})
+    """Validate the arguments as the path and the request of an operation. None stands for a field's default.
+
+    ``options`` among the arguments holds the settings of the call, and may hold fields of the request too.
+    """
+    known = {} if operation.request is None else operation.request.model_fields
+    keywords = arguments.get("options", {})
+    given = {name: value for name, value in arguments.items() if name not in {"self", "options"}}
+    given |= {name: value for name, value in keywords.items() if name in known}
+    options: Any = {name: value for name, value in keywords.items() if name not in known}
+    fields = {name: plain(value) for name, value in given.items() if value is not None}
     path = {name: _checked(name, fields.pop(name, "")) for _, name, _, _ in Formatter().parse(operation.path) if name}
     if operation.request is None:
         version = fields.pop("version", None)

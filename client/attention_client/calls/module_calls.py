@@ -1,0 +1,105 @@
+"""Resident modules: making, importing, describing and replacing them."""
+
+from collections.abc import Sequence
+from typing import Literal, Unpack
+
+from attention_client.arguments import ConfigLike, SpecLike, TensorMap
+from attention_client.calls.base import Call, CallOptions, call
+from attention_client.calls.method import Flow, Group, WayT, method
+from attention_client.importing import OnImported, imports_of
+from attention_contract import operations
+from attention_contract.schemas.modules import ModuleInfo, ModuleList, Parameter, ParameterList, Stack
+
+
+class Modules(Group[WayT]):
+    """Calls that manage resident modules."""
+
+    @method
+    def list(self, **options: Unpack[CallOptions]) -> Call[ModuleList]:
+        """List every resident module."""
+        return call(operations.list_modules, locals())
+
+    @method
+    def create(
+        self, name: str, config: ConfigLike, *, seed: int | None = None, parameters: TensorMap | None = None,
+        durable: bool = True, **options: Unpack[CallOptions],
+    ) -> Call[ModuleInfo]:  # fmt: skip
+        """Make a module from a seed (0 by default) or from all of its parameters, by name.
+
+        ``durable=False`` keeps it in the server's memory alone, until the server stops: a change of its parameters then
+        writes nothing to a disk. Raises ModuleExists if a different module has the name.
+        """
+        return call(operations.create_module, locals())
+
+    @method
+    def import_(
+        self, checkpoint: str, *, layer: int = 0, name: str | None = None, part: Literal["self", "cross"] = "self",
+        stack: Stack | None = None, spec: SpecLike | None = None, num_heads: int | None = None,
+        durable: bool = True, **options: Unpack[CallOptions],
+    ) -> Call[ModuleInfo]:  # fmt: skip
+        """Make a module from one attention layer of a checkpoint in the server's model repository.
+
+        ``layer`` counts from 0. ``name`` is by default folder.layer. ``stack`` is needed if a checkpoint has several,
+        ``num_heads`` if it does not tell. The fields that are set in ``spec`` replace those of the checkpoint: a torch
+        state dict needs ``{"masks": [], "add_zero_attn": False}`` or other values.
+        """
+        return call(operations.import_module, locals())
+
+    @method
+    def import_all(
+        self, checkpoint: str, *, spec: SpecLike | None = None, num_heads: int | None = None,
+        durable: bool = True, on_imported: OnImported | None = None, **options: Unpack[CallOptions],
+    ) -> Flow[Sequence[ModuleInfo]]:  # fmt: skip
+        """Make a module from every attention layer of a checkpoint, or from none.
+
+        Names are those of ``client.checkpoints.get``: ``gpt2.0``, ``t5.decoder.0.cross``. ``spec``, ``num_heads``
+        and ``durable`` go with each import. If one fails, those that this call made are deleted again. After each
+        import, ``on_imported`` is called with the module, its number from 1, and the number of all.
+        ``timeout`` is that of each import.
+        """
+        found = yield call(operations.get_checkpoint, {"path": checkpoint, "options": options})
+        imports = imports_of(found, {"spec": spec, "num_heads": num_heads, "durable": durable})
+        listed = yield call(operations.list_modules, {"options": options})
+        resident = {module.name for module in listed.modules}
+        made: dict[str, ModuleInfo] = {}
+        try:
+            for number, arguments in enumerate(imports, 1):
+                module = yield call(operations.import_module, {**arguments, "options": options})
+                made[module.name] = module
+                if on_imported is not None:
+                    on_imported(module, number, len(imports))
+        except BaseException:
+            for name in made.keys() - resident:
+                yield call(operations.delete_module, {"name": name, "options": options})
+            raise
+        return [*made.values()]
+
+    @method
+    def get(self, name: str, **options: Unpack[CallOptions]) -> Call[ModuleInfo]:
+        """Return config, version, device and bytes of a module."""
+        return call(operations.get_module, locals())
+
+    @method
+    def delete(self, name: str, version: str | None = None, **options: Unpack[CallOptions]) -> Call[None]:
+        """Remove a module; with a version, only if it is still at that version."""
+        return call(operations.delete_module, locals())
+
+    @method
+    def parameters(self, name: str, **options: Unpack[CallOptions]) -> Call[ParameterList]:
+        """List names, shapes and statistics of a module's parameters."""
+        return call(operations.list_parameters, locals())
+
+    @method
+    def parameter(
+        self, name: str, parameter: str, *, head: int | None = None, slice: str | None = None,  # noqa: A002
+        version: str | None = None, **options: Unpack[CallOptions],
+    ) -> Call[Parameter]:  # fmt: skip
+        """Return one parameter, the part of one head, or a slice of it such as ``"0:4,:8"``."""
+        return call(operations.get_parameter, locals())
+
+    @method
+    def replace_parameters(
+        self, name: str, parameters: TensorMap, *, version: str | None = None, **options: Unpack[CallOptions]
+    ) -> Call[ModuleInfo]:
+        """Replace all parameters of a module, or none; with a version, only if it is still at that version."""
+        return call(operations.replace_parameters, locals())

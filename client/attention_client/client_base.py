@@ -1,0 +1,95 @@
+"""``ClientBase``: the settings of a client, its connections and its groups of calls, whichever way calls are sent."""
+
+from collections.abc import Mapping
+from copy import copy
+from typing import Any, Generic, Self, TypeVar, Unpack
+
+import httpx
+from pydantic import SecretStr
+
+from attention_client.calls.attention_calls import Attention
+from attention_client.calls.base import CallOptions, MediaType
+from attention_client.calls.checkpoint_calls import Checkpoints
+from attention_client.calls.hopfield_calls import Hopfield
+from attention_client.calls.method import Sender, WayT
+from attention_client.calls.module_calls import Modules
+from attention_client.calls.pass_calls import Passes
+from attention_client.calls.question_calls import Questions
+from attention_client.calls.recording_calls import Recordings
+from attention_client.calls.server_calls import Server
+from attention_client.calls.session_calls import Sessions
+from attention_client.connection_settings import (
+    LIMITS,
+    ApiKey,
+    Policy,
+    StreamSettings,
+    address_of,
+    all_headers,
+    given_alone,
+    server_url,
+)
+from attention_client.trace_context import trace_requests
+
+HttpT = TypeVar("HttpT", httpx.Client, httpx.AsyncClient)
+
+
+class ClientBase(Questions[WayT], Sender[WayT], Generic[WayT, HttpT]):
+    """The settings, the connections and the groups of both clients."""
+
+    def _connect(
+        self, make: type[HttpT], base_url: str | None, *, timeout: float | None, retries: int | None,
+        media_type: MediaType, headers: Mapping[str, str] | None, api_key: ApiKey | None, transport: Any,
+        http: HttpT | None,
+    ) -> None:  # fmt: skip
+        """Take the arguments of a client; ``make`` is the class of its httpx client."""
+        self._policy = Policy(timeout, retries, media_type)
+        self._owns_http = http is None
+        given_alone(http, headers=headers, api_key=api_key, transport=transport)
+        self._http: HttpT = http or make(
+            base_url=server_url(base_url),
+            headers=all_headers(headers, api_key),
+            limits=LIMITS,
+            timeout=None,  # each attempt gets the time until the deadline
+            transport=transport,
+        )
+        self._address = address_of(self._http, base_url)
+        if self._owns_http:
+            trace_requests(self._http)
+        self.settings: dict[str, Any] | None = None
+        """The arguments for another client like this one, to be made in another process; None with ``transport`` or
+        ``http``, which belong to this one."""
+        if transport is None and http is None:
+            self.settings = {"base_url": str(self._http.base_url), "timeout": timeout, "retries": retries}
+            self.settings |= {"media_type": media_type, "headers": dict(headers or {})}
+            if api_key is not None:
+                self.settings["api_key"] = api_key if isinstance(api_key, SecretStr) else SecretStr(api_key)
+        self._group()
+
+    def _group(self) -> None:
+        """Make the groups of calls, which are sent by this client."""
+        self.attention: Attention[WayT] = Attention(self)
+        self.checkpoints: Checkpoints[WayT] = Checkpoints(self)
+        self.hopfield: Hopfield[WayT] = Hopfield(self)
+        self.modules: Modules[WayT] = Modules(self)
+        self.passes: Passes[WayT] = Passes(self)
+        self.recordings: Recordings[WayT] = Recordings(self)
+        self.server: Server[WayT] = Server(self)
+        self.sessions: Sessions[WayT] = Sessions(self)
+
+    def with_options(self, **options: Unpack[CallOptions]) -> Self:
+        """Return a client with other settings for every call. It shares this client's connections, which this closes.
+
+        ``timeout``, ``retries`` and ``headers`` as each method takes them; headers are added to those of this client.
+        """
+        made = copy(self)
+        made._policy = self._policy.changed(options)
+        made._owns_http = False
+        if made.settings is not None:
+            kept = {"timeout": made._policy.timeout, "retries": made._policy.retries}
+            made.settings = made.settings | kept | {"headers": made.settings["headers"] | dict(made._policy.headers)}
+        made._group()
+        return made
+
+    def stream_settings(self) -> StreamSettings:
+        """Return address, headers and policy of the streams that belong to this client."""
+        return StreamSettings.of(self._http, self._address, self._policy)

@@ -1,1 +1,0 @@
-"""Groups of calls: ``client.modules``, ``client.attention``, ``client.hopfield`` and ``client.server``."""

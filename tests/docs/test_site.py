@@ -12,6 +12,8 @@ from markdown_it import MarkdownIt
 from mkdocs.config import load_config
 
 import attention_client
+from attention_client.calls.method import Group
+from attention_client.calls.question_calls import Questions
 from attention_contract.errors import error_classes
 from tests.docs.snippets import ROOT
 
@@ -108,9 +110,10 @@ def test_the_reference_has_every_public_name(site):
     names = set(attention_client.__all__) | {one.__name__ for one in error_classes().values()}
     assert [name for name in sorted(names) if not re.search(rf'id="[\w.]+\.{name}"', text)] == []
     with attention_client.Client() as client:
-        groups = {type(group) for group in vars(client).values() if ".resources." in type(group).__module__}
+        groups = {type(group) for group in vars(client).values() if isinstance(group, Group)}
     assert groups
     methods = {f"{group.__name__}.{name}" for group in groups for name in vars(group) if not name.startswith("_")}
+    methods |= {f"Client.{name}" for name in vars(Questions) if not name.startswith("_")}
     assert [name for name in sorted(methods) if not re.search(rf'id="[\w.]+\.{name}"', text)] == []
     for name, page in pages.items():
         plain = re.sub(r"<pre.*?</pre>", "", page, flags=re.DOTALL)

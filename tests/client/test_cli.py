@@ -13,13 +13,11 @@ import pytest
 import typer
 from typer.testing import CliRunner
 
-from attention_client.cli import app, cost_tables, extensions, result_tables, tensor_arguments
+from attention_client.cli import app, extensions, reply_tables, tensor_arguments
 from attention_client.cli.invocation import Invocation
 from attention_contract.errors import PROBLEM_MEDIA_TYPE, ModuleNotFound
-from attention_contract.schemas.accuracy import AccuracyReply
-from attention_contract.schemas.answers import Crossover
 from attention_contract.schemas.attention import ApproximationError, ForwardReply
-from attention_contract.schemas.weights import TopKeys
+from attention_contract.schemas.weights import HeadStatistics, TopKeys, WeightsReply
 from attention_contract.wire import from_body, to_safetensors
 from tests.client.service import RAN, URL
 
@@ -49,55 +47,66 @@ COMMANDS = {
     "modules list": ["demo", "abc", "1.15 kB"],
     "modules show demo": ["config.d_model", "8", "sinks", " false"],
     "modules create demo --d-model 8 --num-heads 2 --seed 1": ["version", "abc"],
-    "modules parameters demo": ["q_proj.weight", "[8, 8]", "not finite", "   3\n"],
-    "modules parameters demo q_proj.weight --head 1 --slice 0:2": ["[2, 2] float32", "1."],
+    "modules parameters demo": ["q_proj.weight", "[8, 8]", "non finite", "   3\n"],
+    "modules parameters demo q_proj.weight --head 1 --slice 0:2": ["[2, 2]; dtype float32", "1."],
     "import minilm --layer 1": ["demo"],
     "forward demo --query q.npy": ["output", "[3, 8]", "2 kFLOP", "1.5 ms (predicted 1, from 0.5 to 2; queued 0.1)"],
     "forward --query q.npy": ["output"],
     "weights demo --query q.npy --top-k 2": ["entropy", "own position", "0 (0.000)  1 (1.000)"],
     "weights --raw --query q.npy": ["first key"],
-    "gradients demo --query q.npy --wrt query --wrt q_proj.weight --check": ["q_proj.weight", "passed", "1e-08"],
+    "gradients demo --query q.npy --wrt query --wrt q_proj.weight --check": [
+        "gradients.q_proj.weight",
+        "passed",
+        "1e-08",
+    ],
     "gradients --query q.npy --key q.npy --value q.npy": ["query"],
     "complexity demo --sweep length=512,1024,2048": ["2048", "O(n²·d)", "2 MB"],
-    "complexity --queries 4 --num-heads 8 --head-dim 64": ["fused", "0.25 to 1", "4321", "blocked", "9 MB"],
-    "complexity demo --queries 4": ["a cpu", "outweighs the projections from 1024 tokens", "n: keys", "; gradients"],
-    'complexity demo --queries 4 --session {"pasts":[700]}': ["700", "4.1 kB", "64 B", "16384 tokens fit"],
-    "complexity demo --queries 4 --sweep num_heads=2,16": ["num heads", " 16  ", "FLOPs grow as length^2.00"],
-    'complexity demo --queries 4 --measure --compare {"label":"wide"}': [
-        "surely only beyond 1048576; when run, from 700"
-    ],
+    "complexity --queries 4 --num-heads 8 --head-dim 64": ["fused", "0.25", "4321", "blocked", "9 MB"],
+    "complexity demo --queries 4": ["a cpu", "projections crossover 1024", "n: keys", "gradients ms"],
+    'complexity demo --queries 4 --session {"pasts":[700]}': ["700", "4.1 kB", "64 B", "longest 16384"],
+    "complexity demo --queries 4 --sweep num_heads=2,16": ["num heads", " 16  ", "flops exponent 2"],
+    'complexity demo --queries 4 --measure --compare {"label":"wide"}': ["measured", " 700"],
     'complexity demo --queries 4 --compare {"label":"wide","num_heads":4} --compare {"label":"none"}': [
         "wide",
-        "none is faster than request from length 777 on: perhaps from 333, surely only beyond 1048576",
+        "time  request, none  length     1, 1048576  none     777  333",
     ],
-    "hardware": ["G1", "80 GB", "989.5", "a sheet"],
-    "hopfield --stored q.npy --states q.npy --eps 0.1": ["one pattern", "metastable, still falling", "2.969", "0.9688"],
+    "hardware": ["G1", "80 GB", "989.5", "float16 TFLOP/s", "a sheet"],
+    "hopfield --stored q.npy --states q.npy --eps 0.1": ["converged", "single", "2.969  0.9688"],
     f"recordings rollout {'0' * 32} --row 1 --row 0 --row 2": [
         "comes from",
         "1 cat",
         "0 the (1)",
-        "over layers.0",
+        "layers layers.0",
     ],
-    f"recordings similarity {'0' * 32} --tensor context": ["L0H0", "layers.1 (0.875)  layers.0 (0.5)", "over 7 tokens"],
+    f"recordings similarity {'0' * 32} --tensor context": ["L0H0", "layers.1 (0.875)  layers.0 (0.5)", "tokens 7"],
     'rollout q.npy --row 1 --row 0 --row 2 --labels ["the","cat","sat"]': ["comes from", "1 cat", "0 the (1)"],
-    "similarity q.npy": ["0     1 (0)", "most similar (CKA)"],
-    "similarity q.npy q.npy --cka": ["0     0 (1)  1 (0)"],
-    "circuits demo --with later": ["QK", "1.562", "-0.5", "score.weight, head 1", "0.75", "at random: 0.125", "rope"],
+    "similarity q.npy": [" 0  1 (0)", "most similar (CKA)"],
+    "similarity q.npy q.npy --cka": [" 0  1 (0)"],
+    "circuits demo --with later": [
+        "qk",
+        "1.562",
+        "-0.5",
+        "score.weight",
+        "later head",
+        "0.75",
+        "baseline 0.125",
+        "rope",
+    ],
     "sessions": ["demo", "7-1  3 tokens  3.07 kB own, 1.02 kB shared", "2 sessions; 2 pages of 64 tokens, 1 shared"],
     "sessions list": ["└── 7-1", "    └── 7-2"],
     "sessions show 7-1": ["policy.name", "full", "own_bytes", "3072"],
     "sessions open demo --capacity 128 --pinned": ["7-1"],
-    "recordings": ["by hand", "the cat", "344 B of 1 kB", "cannot be read, and may be deleted: 1111"],
+    "recordings": ["by hand", "the cat", "limit bytes 1 kB", "damaged 1111"],
     f"recordings get {'0' * 32}": ["by hand", "layers.0.weights"],
-    "hopfield --stored q.npy --states q.npy --steps 2": ["metastable", "1.5 ms"],
+    "hopfield --stored q.npy --states q.npy --steps 2": ["single", "1.5 ms"],
     "accuracy": [
         "fused",
         "gradients",
-        "-6.2%",
-        "+12.5%",
-        "25.0%",
-        "90.0%",
-        "runs of each kernel; it is being measured again now",
+        "-0.0625",
+        "0.125",
+        "0.25",
+        "0.9",
+        "basis calibrated; recalibrating true",
     ],
     "info": ["limits.max_queue", "media_types", " application/json "],
     "variants": ["score", "dot", "O(n²)"],
@@ -144,7 +153,7 @@ def test_inputs_of_recurrent_methods_and_dropout_become_request_fields(run, play
     np.savez("d.npz", query=X, **{"q_proj.weight": X})
     dropout = '{"p": 0.5, "seed": 7, "return_mask": true}'
     shown = run("gradients", "demo", "--query", "q.npy", "--directions", "d.npz", "--dropout", dropout).stdout
-    assert "Hessian-vector products" in shown
+    assert "hessian_products.query" in shown
     assert sorted(played.asked.directions) == ["q_proj.weight", "query"]
     assert (played.asked.dropout.seed, played.asked.dropout.return_mask) == (7, True)
 
@@ -172,19 +181,19 @@ def test_parameters_are_replaced_at_a_version(run, played):
 
 def test_only_keys_that_are_there_are_named(capsys):
     keys, weights = np.array([[[1, 0, -1, -1]]]), np.array([[[0.75, 0.25, 0, 0]]], np.float32)
-    result_tables.top_keys(TopKeys(keys=keys, weights=weights), None, None)
+    statistics, top = HeadStatistics(entropy=np.zeros(1)), TopKeys(keys=keys, weights=weights)
+    reply_tables.show(WeightsReply(statistics=statistics, queries=np.array(1), top=top, ran=RAN))
     out = capsys.readouterr().out
     assert "1 (0.750)  0 (0.250)" in out
     assert "-1" not in out
 
 
 def test_an_error_is_one_line(capsys):
-    result_tables.error(ApproximationError(max=0.5, rms=0.125, mean_kl=0.25))
-    result_tables.error(ApproximationError(max=0.5, rms=0.125))
-    first, second = capsys.readouterr().out.splitlines()
-    assert "0.5" in first
-    assert "0.125, mean KL 0.25" in first
-    assert "KL" not in second
+    for error in (ApproximationError(max=0.5, rms=0.125, mean_kl=0.25), ApproximationError(max=0.5, rms=0.125)):
+        reply_tables.show(ForwardReply(output=X, error=error, ran=RAN))
+    with_kl, without = (line for line in capsys.readouterr().out.splitlines() if line.startswith("error"))
+    assert with_kl == "error max 0.5; error rms 0.125; error mean kl 0.25"
+    assert "kl" not in without
 
 
 def test_a_spec_may_stand_in_a_file(run, played, tmp_path):
@@ -250,36 +259,12 @@ def test_weights_and_statistics_are_drawn_with_their_labels_and_look(run, played
 def test_a_size_that_no_shape_has_has_a_column_of_its_own(run):
     """Rows of a sweep over heads would look alike without it; lengths, batches and the like have their columns."""
     swept = run("complexity", "demo", "--queries", "4", "--sweep", "num_kv_heads=1,32").stdout.splitlines()
-    assert [line.split()[1] for line in swept[1:3]] == ["1", "32"]
-    assert swept[0].split()[:4] == ["kernel", "num", "kv", "heads"]
+    assert [line.split()[0] for line in swept[1:3]] == ["1", "32"]
+    assert swept[0].split()[:4] == ["num", "kv", "heads", "kernel"]
     by_length = run("complexity", "demo", "--sweep", "length=4,8").stdout
     by_past = run("complexity", "demo", "--queries", "1", "--sweep", "past=4,8").stdout
     assert by_length.splitlines()[0] == by_past.splitlines()[0]
     assert by_length.split()[:2] == ["kernel", "batch"]
-
-
-def test_the_first_measurement_is_not_told_as_another_one(capsys):
-    for basis, told in (("rates", "it is being measured now"), ("calibrated", "it is being measured again now")):
-        reply = AccuracyReply(device="cpu", basis=basis, recalibrating=True, recalibrations=0, predictions=[])
-        result_tables.accuracy(reply)
-        assert told in capsys.readouterr().out
-
-
-def test_crossovers_are_sentences():
-    both = {"between": ("a", "b"), "dimension": "batch", "searched": (1, 64)}
-    told = {
-        "a and b need the same memory at batch 64": {"of": "peak_bytes"},
-        "a needs less memory than b at every batch from 1 to 64": {"of": "peak_bytes", "cheaper": "a"},
-        "b takes fewer FLOPs than a from batch 7 on": {"of": "flops", "cheaper": "b", "at": 7},
-        "a is faster than b from batch 7 on: perhaps from any, surely from 9": {
-            "of": "time", "cheaper": "a", "at": 7, "high": 9
-        },
-        "a is faster than b from batch 7 on: perhaps from 3, surely only beyond 64; when run, from 8": {
-            "of": "time", "cheaper": "a", "at": 7, "low": 3, "measured": 8
-        },
-    }  # fmt: skip
-    for sentence, facts in told.items():
-        assert cost_tables._crossover(Crossover(**both, **facts)) == sentence
 
 
 def test_a_module_may_be_made_from_files(run, played, tmp_path):
@@ -321,8 +306,8 @@ def test_attributions_take_methods_a_readout_and_a_comparison(run, played):
     asked = played.asked
     assert (asked.methods, asked.steps, asked.compare) == (["integrated", "norm"], 7, "unedited")
     assert asked.readout.targets.tolist() == [0, -1, 2]
-    assert "misses L(A) − L(0) by at most 0.25" in printed
-    assert "difference" in printed
+    assert "completeness.gap" in printed
+    assert "differences.norm" in printed
     np.testing.assert_array_equal(np.load("out.npz")["differences.norm"], [[0, 1], [0, -1]])
 
 

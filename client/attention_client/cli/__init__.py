@@ -10,16 +10,10 @@ from typing import Annotated
 import typer
 
 from attention_client.cli import (
+    attention_commands,
     bench_commands,
-    checkpoint_commands,
-    circuit_commands,
     compare_commands,
-    compute_commands,
-    cost_commands,
-    effect_commands,
     explain_commands,
-    hopfield_commands,
-    layer_commands,
     module_commands,
     prediction_commands,
     recording_commands,
@@ -68,30 +62,20 @@ def options(
 
 
 app.add_typer(module_commands.app, name="modules")
-app.command()(checkpoint_commands.checkpoints)
+app.command()(server_commands.checkpoints)
 app.command("import")(module_commands.import_module)
-app.command()(compute_commands.forward)
-app.command()(compute_commands.weights)
-app.command()(compute_commands.attribution)
-app.command()(compute_commands.gradients)
-app.command()(effect_commands.effects)
+for name, each in attention_commands.COMMANDS.items():
+    app.command(name)(each.command())
 app.command("compare")(compare_commands.compare_command)
 app.command()(bench_commands.bench)
 app.command("explain")(explain_commands.explain_command)
-app.command()(cost_commands.complexity)
-app.command()(cost_commands.hardware)
-app.command()(cost_commands.accuracy)
-app.command()(circuit_commands.circuits)
-app.command()(layer_commands.rollout)
-app.command()(layer_commands.similarity)
-app.command()(hopfield_commands.hopfield)
 app.command()(recording_commands.record)
 app.command()(recording_commands.show)
 app.command()(prediction_commands.predict)
 app.add_typer(recording_commands.app, name="recordings")
 app.add_typer(session_commands.app, name="sessions")
-app.command()(server_commands.info)
-app.command()(server_commands.variants)
+for name, each in server_commands.COMMANDS.items():
+    app.command(name)(each.command())
 add_extensions(app)
 
 

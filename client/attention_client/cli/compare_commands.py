@@ -2,44 +2,71 @@
 
 from collections.abc import Callable
 from contextlib import ExitStack
-from enum import StrEnum
-from typing import Annotated, Any
+from typing import Annotated, Any, Final, Literal
 
 import numpy as np
 import typer
 from numpy.typing import NDArray
+from pydantic import Field
 
-from attention_client.cli import completion, display, example_inputs, tensor_arguments
+from attention_client.cli import completion, example_inputs, tensor_arguments
 from attention_client.cli.compared_sides import Side, Sides
 from attention_client.cli.differences import Difference, compare
-from attention_client.cli.inputs import Fields
-from attention_client.cli.invocation import AsJson, client_of
+from attention_client.cli.example_inputs import RandomInputs
+from attention_client.cli.invocation import client_of
+from attention_client.cli.model_options import Fields, Form, options_of, takes
+from attention_client.cli.reply_output import AsJson
+from attention_client.cli.table_output import table
 from attention_client.client import Client
 from attention_contract.wire import to_json
 
-_TOLERANCES = {"float64": 1e-12, "float32": 1e-5, "float16": 1e-2}
+_TOLERANCES: Final = {"float64": 1e-12, "float32": 1e-5, "float16": 1e-2}
 """The largest error that passes, beside the largest number of a tensor."""
+_SIDE: Final = (
+    "A kernel, module, module@version, spec as JSON, checkpoint#layer, file of parameters or state dict "
+    "(.safetensors), or file.py:name of a torch module."
+)
 
 
-class Dtype(StrEnum):
-    """A dtype of the inputs."""
+class Comparison(RandomInputs):
+    """The computation to compare, its inputs and the tolerance."""
 
-    FLOAT64 = "float64"
-    FLOAT32 = "float32"
-    FLOAT16 = "float16"
+    module: str | None = None
+    """Kernels: compare them on this module."""
+    spec: dict[str, Any] | None = None
+    """Kernels: what is computed; checkpoints: laid over their spec."""
+    inputs: Any = None
+    """The inputs, named by field; default: random numbers."""
+    batch: int = Field(default=2, ge=1)
+    """Sequences."""
+    heads: int | None = Field(default=None, ge=1)
+    """Raw attention: default 4; or of a state dict."""
+    queries: int | None = Field(default=None, ge=1)
+    """Queries of one sequence; default: 200, with a module 16."""
+    dtype: Literal["float64", "float32", "float16"] = "float32"
+    """Dtype of the inputs."""
+    gradients: bool = True
+    """Compare gradients too."""
+    tolerance: float | None = None
+    """The largest difference beside the largest number; default: by dtype."""
+
+    @property
+    def allowed(self) -> float:
+        """The largest relative difference that passes."""
+        return _TOLERANCES[self.dtype] if self.tolerance is None else self.tolerance
 
 
+_FORMS: Final = {
+    "spec": Form(metavar="JSON|FILE", read=tensor_arguments.read_object, complete=completion.specs),
+    "inputs": Form(metavar="FILE", read=tensor_arguments.read_all),
+}
+
+
+@takes(options_of(Comparison, forms=_FORMS, checked=True))
 def compare_command(
+    fields: Fields,
     ctx: typer.Context,
-    a: Annotated[
-        str,
-        typer.Argument(
-            metavar="A",
-            autocompletion=completion.compared,
-            help="A kernel, module, module@version, spec as JSON, checkpoint#layer, file of parameters or state dict "
-            "(.safetensors), or file.py:name of a torch module.",
-        ),
-    ],
+    a: Annotated[str, typer.Argument(metavar="A", autocompletion=completion.compared, help=_SIDE)],
     b: Annotated[
         str | None,
         typer.Argument(
@@ -48,87 +75,62 @@ def compare_command(
             help="The same; default: the kernel materialized, in float64.",
         ),
     ] = None,
-    module: Annotated[
-        str | None, typer.Option(autocompletion=completion.modules, help="Kernels: compare them on this module.")
-    ] = None,
-    spec: Annotated[
-        str | None,
-        typer.Option(metavar="JSON|FILE", help="Kernels: what is computed; checkpoints: laid over their spec."),
-    ] = None,
-    inputs: Annotated[
-        str | None, typer.Option(metavar="FILE", help="The inputs, named by field; default: random numbers.")
-    ] = None,
-    batch: Annotated[int, typer.Option(min=1)] = 2,
-    heads: Annotated[int | None, typer.Option(min=1, help="Raw attention: default 4; or of a state dict.")] = None,
-    kv_heads: Annotated[int | None, typer.Option(min=1, help="By default as many as heads.")] = None,
-    queries: Annotated[int | None, typer.Option(min=1, help="By default 200; with a module 16.")] = None,
-    keys: Annotated[int | None, typer.Option(min=1, help="By default as many as queries.")] = None,
-    head_dim: Annotated[int, typer.Option(min=1)] = 64,
-    dtype: Annotated[Dtype, typer.Option(help="Dtype of the inputs.")] = Dtype.FLOAT32,
-    gradients: Annotated[bool, typer.Option("--gradients/--no-gradients", help="Compare gradients too.")] = True,
-    tolerance: Annotated[
-        float | None, typer.Option(help="The largest difference beside the largest number; default: by dtype.")
-    ] = None,
-    seed: Annotated[int, typer.Option(help="Of the random inputs.")] = 0,
     as_json: AsJson = False,
 ) -> None:
     """Compare two attentions on the same inputs: where they differ, and by how much.
 
     Exit status 1 if a difference is larger than the tolerance.
     """
+    options = Comparison(**fields)
     with client_of(ctx) as client, ExitStack() as stack:
-        read_spec = None if spec is None else tensor_arguments.read_object(spec, "spec")
-        sides = Sides(client, module, heads, read_spec, stack)
-        first = sides.read(a)
-        second = sides.read(b or "kernel:materialized", first)
-        if b is None and not first.is_kernel:
-            raise typer.BadParameter("expected another side: only a kernel has a default", param_hint="B")
-        if first.raw != second.raw:
-            raise typer.BadParameter(
-                f"{first.label} and {second.label} take different inputs: one is a module, and the other is raw; "
-                "--module NAME compares kernels on a module",
-                param_hint="A, B",
-            )
-        rng = np.random.default_rng(seed)
-        sent = {} if inputs is None else tensor_arguments.read_all(inputs, "inputs")
-        if not sent and first.raw:
-            sizes = (batch, heads or 4, queries or 200, head_dim)
-            sent = _random(rng, _raw_shapes(sizes, keys, kv_heads))
-        elif not sent:
-            sent = _random(rng, _module_shapes(client, (first, second), batch, queries or 16, keys))
-        sent = {name: _cast(x, dtype.value) for name, x in sent.items()}
-        if read_spec is not None and first.raw:
-            sent["spec"] = read_spec
-        found, times = {}, {}
-        for role, side in (("a", first), ("b", second)):
-            # A kernel is held against exact numbers.
-            wide = role == "b" and side.is_kernel
-            given = {name: _cast(x, "float64") for name, x in sent.items()} if wide else sent
-            found[role], took = side.run(client, given, _upstream(seed) if gradients else None, seed)
-            if took is not None:
-                times[side.label] = took
-    differences = compare(found["a"], found["b"])
-    allowed = _TOLERANCES[dtype.value] if tolerance is None else tolerance
-    passed = all(one.relative <= allowed for one in differences)
+        sides = _sides(a, b, Sides(client, options.module, options.heads, options.spec, stack))
+        inputs = _inputs(client, sides, options)
+        found, times = _run(client, sides, inputs, options)
+    differences = compare(*found)
+    passed = all(one.relative <= options.allowed for one in differences)
     if as_json:
-        data = {"a": first.label, "b": second.label, "differences": [one.data() for one in differences]}
-        typer.echo(to_json(data | {"tolerance": allowed, "passed": passed, "compute_ms": times}))
+        data = {"a": sides[0].label, "b": sides[1].label, "differences": [one.data() for one in differences]}
+        typer.echo(to_json(data | {"tolerance": options.allowed, "passed": passed, "compute_ms": times}))
     else:
-        _show(differences, allowed, times)
+        _show(differences, options.allowed, times)
     if not passed:
         raise typer.Exit(1)
 
 
-def _raw_shapes(sizes: tuple[int, int, int, int], keys: int | None, kv_heads: int | None) -> dict[str, tuple[int, ...]]:
-    batch, heads, queries, width = sizes
-    others = (batch, kv_heads or heads, keys or queries, width)
-    return {"query": sizes, "key": others, "value": others}
+def _sides(a: str, b: str | None, sides: Sides) -> tuple[Side, Side]:
+    """Read both sides, and check that they take the same inputs."""
+    first = sides.read(a)
+    second = sides.read(b or "kernel:materialized", first)
+    if b is None and not first.is_kernel:
+        raise typer.BadParameter("expected another side: only a kernel has a default", param_hint="B")
+    if first.raw != second.raw:
+        raise typer.BadParameter(
+            f"{first.label} and {second.label} take different inputs: one is a module, and the other is raw; "
+            "--module NAME compares kernels on a module",
+            param_hint="A, B",
+        )
+    return first, second
 
 
-def _module_shapes(
-    client: Client, sides: tuple[Side, Side], batch: int, queries: int, keys: int | None
-) -> dict[str, tuple[int, ...]]:
-    """Return shapes of the inputs that both sides take."""
+def _inputs(client: Client, sides: tuple[Side, Side], options: Comparison) -> Fields:
+    """Return the given inputs, or random ones that both sides take, in the dtype of the comparison."""
+    raw, sent = sides[0].raw, options.inputs
+    if not sent:
+        shapes = _raw_shapes(options) if raw else _module_shapes(client, sides, options)
+        rng = np.random.default_rng(options.seed)
+        sent = {name: rng.standard_normal(shape) for name, shape in shapes.items()}
+    sent = {name: _cast(x, options.dtype) for name, x in sent.items()}
+    return sent if options.spec is None or not raw else sent | {"spec": options.spec}
+
+
+def _raw_shapes(options: Comparison) -> dict[str, tuple[int, ...]]:
+    batch, heads, queries, width = options.batch, options.heads or 4, options.queries or 200, options.head_dim
+    others = (batch, options.kv_heads or heads, options.keys or queries, width)
+    return {"query": (batch, heads, queries, width), "key": others, "value": others}
+
+
+def _module_shapes(client: Client, sides: tuple[Side, Side], options: Comparison) -> dict[str, tuple[int, ...]]:
+    batch, queries, keys = options.batch, options.queries or 16, options.keys
     config = next((side.config for side in sides if side.config is not None), None)
     if config is not None:
         drawn = example_inputs.for_module(config, np.random.default_rng(0), batch, queries, keys)
@@ -140,8 +142,21 @@ def _module_shapes(
     return shapes if keys is None else shapes | dict.fromkeys(("key", "value"), (batch, keys, width))
 
 
-def _random(rng: np.random.Generator, shapes: dict[str, tuple[int, ...]]) -> Fields:
-    return {name: rng.standard_normal(shape) for name, shape in shapes.items()}
+def _run(
+    client: Client, sides: tuple[Side, Side], inputs: Fields, options: Comparison
+) -> tuple[list[dict[str, NDArray[Any]]], dict[str, float]]:
+    """Run both sides; return the tensors of each, and the milliseconds of those that the service computed.
+
+    A kernel as the second side computes in float64: the first one is held against exact numbers.
+    """
+    found: list[dict[str, NDArray[Any]]] = []
+    times: dict[str, float] = {}
+    exact = {name: _cast(x, "float64") for name, x in inputs.items()} if sides[1].is_kernel else inputs
+    for side, given in zip(sides, (inputs, exact), strict=True):
+        tensors, took = side.run(client, given, _upstream(options.seed) if options.gradients else None, options.seed)
+        found.append(tensors)
+        times |= {} if took is None else {side.label: took}
+    return found, times
 
 
 def _cast(value: Any, dtype: str) -> Any:
@@ -160,13 +175,16 @@ def _upstream(seed: int) -> Callable[[NDArray[Any]], NDArray[Any]]:
 
 
 def _show(differences: list[Difference], allowed: float, times: dict[str, float]) -> None:
-    table = display.new_table("tensor", "largest difference", "relative", "cosine", "verdict", "where", left=1)
-    table.columns[-1].justify = "left"
-    for one in differences:
-        verdict = "passed" if one.relative <= allowed else "FAILED"
-        where = one.note or ", ".join(f"{name} {at}" for name, at in one.where.items())
-        cosine = "" if one.cosine is None else f"{one.cosine:.6f}"
-        table.add_row(one.tensor, f"{one.max_abs:.1e}", f"{one.relative:.1e}", cosine, verdict, where)
-    display.print_out(table)
+    table(
+        {
+            "tensor": one.tensor,
+            "largest difference": f"{one.max_abs:.1e}",
+            "relative": f"{one.relative:.1e}",
+            "cosine": "" if one.cosine is None else f"{one.cosine:.6f}",
+            "verdict": "passed" if one.relative <= allowed else "FAILED",
+            "where": one.note or ", ".join(f"{name} {at}" for name, at in one.where.items()),
+        }
+        for one in differences
+    )
     took = "".join(f"; {label} {time:.3g} ms" for label, time in times.items())
     typer.echo(f"relative: beside the largest number, up to {allowed:g}{took}")

@@ -13,8 +13,8 @@ import typer
 from numpy.typing import NDArray
 
 from attention_client.cli import example_inputs, tensor_arguments
-from attention_client.cli.inputs import Fields
-from attention_client.cli.invocation import ask
+from attention_client.cli.invocation import send
+from attention_client.cli.model_options import Fields
 from attention_client.client import Client
 from attention_contract.schemas.modules import ModuleConfig
 from attention_contract.spec import AttentionSpec
@@ -61,12 +61,12 @@ class Side:
             sent = example_inputs.with_learned(client, sent, np.random.default_rng(seed))
         spec = self.config.spec if self.config else AttentionSpec.model_validate(sent.get("spec") or {})
         taps = ("output",) if self.is_kernel else _TAPS if spec.method.name == "exact" else _METHOD_TAPS
-        reply = ask(client, "forward", self.name, sent | {"return_": taps})
+        reply = send(client, "forward", self.name, sent | {"return_": taps})
         found = {tap: np.asarray(getattr(reply, tap)) for tap in taps}
         if upstream is not None:
             wrt = [role for role in ("query", "key", "value") if role in inputs]
             asked = {"wrt": wrt, "upstream": upstream(found["output"])}
-            gradients = ask(client, "gradients", self.name, sent | asked).gradients
+            gradients = send(client, "gradients", self.name, sent | asked).gradients
             found |= {f"∂L/∂{role}": gradients[role] for role in wrt}
         return found, reply.ran.compute_ms
 

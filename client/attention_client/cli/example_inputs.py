@@ -4,15 +4,31 @@ from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
+from pydantic import BaseModel, ConfigDict, Field
 
-from attention_client.cli.inputs import Fields
-from attention_client.cli.invocation import ask
+from attention_client.cli.invocation import send
+from attention_client.cli.model_options import Fields
 from attention_client.client import Client
 from attention_contract.errors import InvalidRequest
 from attention_contract.schemas.modules import ModuleConfig
 
 MAX_DRAWN = 64
 """Learned tensors and inputs that a spec may need beside query, key and value."""
+
+
+class RandomInputs(BaseModel):
+    """The sizes of random inputs."""
+
+    model_config = ConfigDict(use_attribute_docstrings=True)
+
+    keys: int | None = Field(default=None, ge=1)
+    """By default as many as queries."""
+    kv_heads: int | None = Field(default=None, ge=1)
+    """Raw attention: key/value heads; default: as many as heads."""
+    head_dim: int = Field(default=64, ge=1)
+    """Raw attention: width of a head."""
+    seed: int = 0
+    """Seed of the random inputs."""
 
 
 def for_module(config: ModuleConfig, rng: np.random.Generator, batch: int, queries: int, keys: int | None) -> Fields:
@@ -40,7 +56,7 @@ def with_learned(client: Client, fields: Fields, rng: np.random.Generator) -> Fi
     """Draw whatever else the spec of a raw attention needs: the service's refusals say names and shapes."""
     for _ in range(MAX_DRAWN):
         try:
-            ask(client, "forward", None, fields)
+            send(client, "forward", None, fields)
         except InvalidRequest as fault:
             group, _, name = (fault.param or "").partition(".")
             if group == "parameters" and name not in fields.get(group, {}) and "expected" in fault.facts:

@@ -8,12 +8,22 @@ import typer
 from numpy.typing import NDArray
 from rich.text import Text
 
-from attention_client.cli import display, example_inputs, tensor_arguments
-from attention_client.cli.compute_commands import Edits
+from attention_client.cli import example_inputs
 from attention_client.cli.explanation import Explanation, Step, explain
-from attention_client.cli.inputs import Fields, Name, for_target, takes_inputs
-from attention_client.cli.invocation import AsJson, client_of
+from attention_client.cli.inputs import INPUTS, check_target, inputs_of
+from attention_client.cli.invocation import client_of
+from attention_client.cli.model_options import Fields, options_of, takes
+from attention_client.cli.reply_output import AsJson, drawable
+from attention_client.cli.table_output import print_out, table
+from attention_contract.schemas.attention import AttentionInputs, ForwardRequest, RawForwardRequest, RawInputs
+from attention_contract.schemas.gradients import GradientsRequest
 from attention_contract.wire import to_json
+
+_OPTIONS = {
+    **options_of(AttentionInputs),
+    **options_of(RawInputs),
+    **options_of(GradientsRequest, only={"upstream", "edits"}),
+}
 
 _SHAPE = (1, 2, 4, 4)
 """Batch, heads, tokens and width of built-in raw inputs."""
@@ -21,29 +31,18 @@ _WIDTH = 8
 """Numbers of a vector that are shown."""
 
 
-def _picture(path: Path | None) -> Path | None:
-    """Check the path of the figure before anything is asked. An option's callback."""
-    if path is not None and path.suffix.lower() not in {".svg", ".png", ".pdf"}:
-        raise typer.BadParameter(f"expected a file that ends in .svg, .png or .pdf; got {path}")
-    if path is not None and not path.absolute().parent.is_dir():
-        raise typer.BadParameter(f"there is no folder {path.absolute().parent}")
-    return path
-
-
-@takes_inputs
+@takes(_OPTIONS, inputs_of, INPUTS)
 def explain_command(
-    inputs: Fields,
+    fields: Fields,
     ctx: typer.Context,
-    name: Name = None,
+    name: str | None = None,
     head: Annotated[int, typer.Option(min=0, help="The head to follow.")] = 0,
     row: Annotated[int | None, typer.Option(min=0, help="The query to follow; default: the last.")] = None,
     sequence: Annotated[int, typer.Option(min=0, help="The sequence of the batch.")] = 0,
-    upstream: Annotated[str | None, typer.Option(metavar="FILE", help="∂L/∂output; default: ones.")] = None,
-    edits: Edits = None,
     keys: Annotated[int, typer.Option(min=1, help="Show this many keys: those of the largest weights.")] = 8,
     seed: Annotated[int, typer.Option(help="Of the built-in inputs.")] = 0,
     figure: Annotated[
-        Path | None, typer.Option(metavar="FILE", callback=_picture, help="Draw the steps into a .svg, .png or .pdf.")
+        Path | None, typer.Option(metavar="FILE", callback=drawable, help="Draw the steps into a .svg, .png or .pdf.")
     ] = None,
     as_json: AsJson = False,
 ) -> None:
@@ -51,18 +50,15 @@ def explain_command(
 
     Without inputs, a few random tokens of the right shape are taken.
     """
-    fields: dict[str, Any] = for_target(name, inputs)
-    if edits is not None:
-        fields["edits"] = tensor_arguments.read_json(edits, "edits")
+    check_target(name, fields, ForwardRequest, RawForwardRequest)
     rng = np.random.default_rng(seed)
     with client_of(ctx) as client:
         if fields.get("query") is None and name is not None:
             fields |= example_inputs.for_module(client.modules.get(name).config, rng, 1, _SHAPE[2], None)
         elif fields.get("query") is None:
             drawn = example_inputs.for_raw(rng, _SHAPE)
-            fields = example_inputs.with_learned(client, drawn | fields, rng)
-        if upstream is not None:
-            fields["upstream"] = tensor_arguments.read(upstream, "upstream")
+            given = drawn | {name: value for name, value in fields.items() if name != "upstream"}
+            fields |= example_inputs.with_learned(client, given, rng)
         length = np.asarray(fields["query"]).shape[-2]
         found = explain(client, name, fields, sequence=sequence, head=head, query=length - 1 if row is None else row)
     if figure is not None:
@@ -97,17 +93,17 @@ def shown_keys(found: Explanation, count: int) -> NDArray[np.intp]:
 
 def _show(found: Explanation, count: int, figure: Path | None) -> None:
     shown = shown_keys(found, count)
-    display.print_out(Text(f"query {found.query} of head {found.head}, sequence {found.sequence}", style="bold"))
+    print_out(Text(f"query {found.query} of head {found.head}, sequence {found.sequence}", style="bold"))
     for note in found.notes:
-        display.print_out(Text(note, style="dim"))
+        print_out(Text(note, style="dim"))
     for title, steps in (("forward", found.forward), ("backward", found.backward)):
-        display.print_out(Text(f"\n{title}", style="bold"))
+        print_out(Text(f"\n{title}", style="bold"))
         for at, step in enumerate(steps, 1):
-            display.print_out(Text(f"{at:>2}  {step.symbol}   {step.formula}".rstrip()))
+            print_out(Text(f"{at:>2}  {step.symbol}   {step.formula}".rstrip()))
             _show_values(step, shown)
     for identity, error in found.checks.items():
         verdict = "holds" if error <= found.tolerance else "FAILS"
-        display.print_out(Text(f"{identity} {verdict}: error {error:.1e} beside the largest number", style="dim"))
+        print_out(Text(f"{identity} {verdict}: error {error:.1e} beside the largest number", style="dim"))
     if figure is not None:
         typer.echo(f"{figure}: {figure.stat().st_size} bytes")
 
@@ -115,16 +111,15 @@ def _show(found: Explanation, count: int, figure: Path | None) -> None:
 def _show_values(step: Step, shown: NDArray[np.intp]) -> None:
     values = step.values.astype(np.float64)
     if not step.per_key:
-        display.print_out(Text(f"      {_vector(values)}"))
+        print_out(Text(f"      {_vector(values)}"))
     elif values.ndim == 1:
-        table = display.new_table("     key", *map(str, shown))
-        table.add_row("", *(_number(values[at]) for at in shown))
-        display.print_out(table)
+        cells = {str(at): _number(values[at]) for at in shown}
+        table([{"     key": "", **cells}])
     else:
         for at in shown:
-            display.print_out(Text(f"      key {at}  {_vector(values[at])}"))
+            print_out(Text(f"      key {at}  {_vector(values[at])}"))
     if step.per_key and len(values) > len(shown):
-        display.print_out(Text(f"      … of {len(values)} keys", style="dim"))
+        print_out(Text(f"      … of {len(values)} keys", style="dim"))
 
 
 def _number(value: float) -> str:

@@ -10,7 +10,7 @@ from typing import Any, Final
 import numpy as np
 from numpy.typing import NDArray
 
-from attention_client.cli.invocation import ask
+from attention_client.cli.invocation import send
 from attention_client.client import Client
 from attention_contract.errors import InvalidRequest
 from attention_contract.schemas.server import Variant
@@ -77,14 +77,14 @@ def explain(
     forward_taps = FORWARD if exact else WITHOUT_PAIRS
     backward_taps = tuple(tap for tap in BACKWARD if exact or tap in WITHOUT_PAIRS)
 
-    output = np.asarray(ask(client, "forward", name, inputs).output)
+    output = np.asarray(send(client, "forward", name, inputs).output)
     flat = name is not None or inputs.get("num_heads") is not None
     upstream, row = _one_row(output, fields.get("upstream"), flat, sequence, head, query)
     narrowed = inputs | {"return_": [*forward_taps], "select": {"heads": [head], "queries": [query]}}
-    reply = ask(client, "forward", name, narrowed)
+    reply = send(client, "forward", name, narrowed)
     taps = {tap: _four(getattr(reply, tap)) for tap in forward_taps}  # [B, 1, 1 or Lk, …]
     asked = inputs | {"upstream": upstream, "wrt": [*backward_taps]}
-    gradients = {tap: _four(array) for tap, array in ask(client, "gradients", name, asked).gradients.items()}
+    gradients = {tap: _four(array) for tap, array in send(client, "gradients", name, asked).gradients.items()}
 
     formulas = Formulas(client.server.variants().variants, spec)
     forward = [

@@ -1,9 +1,10 @@
-"""State and helpers of every command: the client, JSON output, and the end by an error."""
+"""State and helpers of every command: the client, its calls, and the end by an error."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from logging import StreamHandler, getLogger
-from typing import Annotated, Any, TypeVar
+from operator import attrgetter
+from typing import Any
 
 import httpx
 import typer
@@ -11,18 +12,7 @@ from typer.core import TyperGroup
 
 from attention_client.async_client import AsyncClient
 from attention_client.client import Client
-from attention_contract.base import WireModel
 from attention_contract.errors import AttentionError
-from attention_contract.schemas.recordings import TARGET_VARIABLE, TEXT_VARIABLE
-from attention_contract.wire import to_json
-
-ReplyT = TypeVar("ReplyT", bound=WireModel)
-Text = Annotated[str, typer.Argument(help="The text to read.", envvar=TEXT_VARIABLE, show_envvar=False)]
-Target = Annotated[
-    str | None,
-    typer.Option(help="The decoder's text, of a model with an encoder too.", envvar=TARGET_VARIABLE, show_envvar=False),
-]
-AsJson = Annotated[bool, typer.Option("--json", help="Print the reply as JSON, and nothing else.")]
 
 
 @dataclass
@@ -66,21 +56,11 @@ def client_of(ctx: typer.Context) -> Client:
     return ctx.ensure_object(Invocation).client()
 
 
-def ask(client: Client | AsyncClient, operation: str, name: str | None, fields: Mapping[str, Any]) -> Any:
-    """Send one of the operations forward, weights, gradients and complexity, to a module or, without a name, raw.
+def send(client: Client | AsyncClient, method: str, name: str | None, fields: Mapping[str, Any]) -> Any:
+    """Call a client's method by its dotted name, with a NAME or, for raw attention, without.
 
     Returns the reply, or of an AsyncClient its awaitable.
     """
-    if name is None:
-        return getattr(client.attention, operation)(**fields)
-    return getattr(client, operation)(name, **fields)
-
-
-def print_json(reply: WireModel) -> None:
-    """Print the reply as one line of JSON."""
-    typer.echo(to_json(reply))
-
-
-def present(reply: ReplyT, as_json: bool, show: Callable[[ReplyT], None]) -> None:
-    """Print the reply as JSON, or as a table for people."""
-    print_json(reply) if as_json else show(reply)
+    if name is not None:
+        return attrgetter(method)(client)(name, **fields)
+    return attrgetter(method if "." in method else f"attention.{method}")(client)(**fields)

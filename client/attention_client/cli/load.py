@@ -16,42 +16,6 @@ Send = Callable[[], Awaitable[Any]]
 """Send one request, and return its reply."""
 
 
-@dataclass
-class Measured:
-    """Replies and refusals at one level of concurrency."""
-
-    concurrency: int
-    latencies_ms: list[float] = field(default_factory=list)
-    """From building the request to the decoded reply, of those that succeeded."""
-    compute_ms: list[float] = field(default_factory=list)
-    """On the server's device, as its replies say."""
-    queue_ms: list[float] = field(default_factory=list)
-    batches: list[int] = field(default_factory=list)
-    errors: Counter[str] = field(default_factory=Counter)
-    """Codes of the refusals."""
-    seconds: float = 0.0
-
-    @property
-    def summary(self) -> "Summary":
-        """The figures of this level."""
-        spread = [float(one) for one in np.percentile(self.latencies_ms or [np.nan], PERCENTILES)]
-        p50, p90, p99 = spread if self.latencies_ms else [None] * len(PERCENTILES)
-        return Summary(
-            concurrency=self.concurrency,
-            succeeded=len(self.latencies_ms),
-            errors=dict(self.errors),
-            seconds=self.seconds,
-            requests_per_second=len(self.latencies_ms) / self.seconds if self.seconds else 0.0,
-            p50_ms=p50,
-            p90_ms=p90,
-            p99_ms=p99,
-            max_ms=max(self.latencies_ms, default=None),
-            compute_ms=_median(self.compute_ms),
-            queue_ms=_median(self.queue_ms),
-            batch=float(np.mean(self.batches)) if self.batches else None,
-        )
-
-
 @dataclass(frozen=True)
 class Summary:
     """Figures of one level of concurrency; times are None if no request succeeded."""
@@ -59,9 +23,11 @@ class Summary:
     concurrency: int
     succeeded: int
     errors: dict[str, int]
+    """Refusals, by their code."""
     seconds: float
     requests_per_second: float
     p50_ms: float | None
+    """From building the request to the decoded reply, of those that succeeded."""
     p90_ms: float | None
     p99_ms: float | None
     max_ms: float | None
@@ -72,9 +38,50 @@ class Summary:
     batch: float | None
     """Mean number of requests that ran together."""
 
+    @property
+    def times(self) -> dict[str, float | None]:
+        """The milliseconds and the batch, by the heading of their column."""
+        return {
+            "p50 ms": self.p50_ms, "p90 ms": self.p90_ms, "p99 ms": self.p99_ms, "largest ms": self.max_ms,
+            "compute ms": self.compute_ms, "queued ms": self.queue_ms, "batch": self.batch,
+        }  # fmt: skip
+
     def data(self) -> dict[str, Any]:
         """Return the fields as plain data."""
         return asdict(self)
+
+
+@dataclass
+class Measured:
+    """Replies and refusals at one level of concurrency."""
+
+    concurrency: int
+    latencies_ms: list[float] = field(default_factory=list)
+    compute_ms: list[float] = field(default_factory=list)
+    queue_ms: list[float] = field(default_factory=list)
+    batches: list[int] = field(default_factory=list)
+    errors: Counter[str] = field(default_factory=Counter)
+    seconds: float = 0.0
+
+    @property
+    def summary(self) -> Summary:
+        """The figures of this level."""
+        count = len(self.latencies_ms)
+        p50, p90, p99 = np.percentile(self.latencies_ms, PERCENTILES).tolist() if count else [None] * 3
+        return Summary(
+            self.concurrency,
+            count,
+            dict(self.errors),
+            self.seconds,
+            count / self.seconds if self.seconds else 0.0,
+            p50,
+            p90,
+            p99,
+            max(self.latencies_ms, default=None),
+            _median(self.compute_ms),
+            _median(self.queue_ms),
+            float(np.mean(self.batches)) if self.batches else None,
+        )
 
 
 def _median(values: list[float]) -> float | None:

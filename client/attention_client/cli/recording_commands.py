@@ -1,25 +1,52 @@
 """``attention record``, ``attention show`` and ``attention recordings``."""
 
-from functools import partial
+from contextlib import nullcontext
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Final
 
 import typer
 
-from attention_client.cli import display, recording_tables
-from attention_client.cli.answering import answer
-from attention_client.cli.invocation import AsJson, Target, Text, client_of, present
-from attention_client.cli.layer_commands import Combine, Discard, Residual, Traced
-from attention_client.cli.plot_options import PlotFile, takes_plot
+from attention_client.cli import recording_tables
+from attention_client.cli.invocation import client_of
+from attention_client.cli.reply_output import AsJson, drawable, present
+from attention_client.cli.request_commands import Id, RequestCommand, group
 from attention_client.recording import Recording
 from attention_client.recording import record as record_text
 from attention_client.recording.checkpoint_model import load_model, path_in_repository
 from attention_client.recording.recorder import check_taps
-from attention_contract.wire import PICTURES, to_json
+from attention_contract import operations
+from attention_contract.schemas.recordings import TARGET_VARIABLE, TEXT_VARIABLE
+from attention_contract.wire import to_json
 
-app = typer.Typer(help="List, store, fetch and remove recordings of a server.", rich_markup_mode="rich")
-Id = Annotated[str, typer.Argument(metavar="ID", help="A stored recording.")]
+_LIST: Final = RequestCommand(
+    "recordings.list", operations.list_recordings, "List every stored recording, the newest first."
+)
+_COMPUTED: Final = {
+    "statistics": RequestCommand(
+        "recordings.statistics", operations.recording_statistics,
+        "Show statistics of the weights of a stored recording, by layer and head.",
+    ),
+    "similarity": RequestCommand(
+        "recordings.similarity", operations.recording_similarity,
+        "Show the most similar heads or layers of each, of one stored recording or of two.",
+    ),
+    "rollout": RequestCommand(
+        "recordings.rollout", operations.recording_rollout,
+        "Show which inputs the state of each token comes from, over the layers of a stored recording.",
+    ),
+}  # fmt: skip
+app = group("List, store, fetch and remove recordings of a server.", _LIST)
+for name, each in _COMPUTED.items():
+    app.command(name)(each.command())
 ENDING = ".safetensors"
+Text = Annotated[str, typer.Argument(help="The text to read.", envvar=TEXT_VARIABLE, show_envvar=False)]
+Target = Annotated[
+    str | None,
+    typer.Option(help="The decoder's text, of a model with an encoder too.", envvar=TARGET_VARIABLE, show_envvar=False),
+]
+ModelsDir = Annotated[
+    Path | None, typer.Option(envvar="ATTENTION_MODELS_DIR", help="The model repository, if it is on this machine.")
+]
 
 
 def _writable(path: Path | None) -> Path | None:
@@ -36,14 +63,6 @@ Output = Annotated[
 ]
 
 
-def _drawable(path: Path | None) -> Path | None:
-    """Check the path to draw to before anything runs. An option's callback."""
-    endings = [f".{ending}" for ending in PICTURES.values()]
-    if path is not None and path.suffix not in endings:
-        raise typer.BadParameter(f"expected a file that ends in {' or '.join(endings)}; got {path}")
-    return path
-
-
 def record(
     ctx: typer.Context,
     checkpoint: Annotated[str, typer.Argument(help="A folder of transformers, here or inside the model repository.")],
@@ -56,9 +75,7 @@ def record(
     output: Output = None,
     post: Annotated[bool, typer.Option("--post", help="Store the recording on the server.")] = False,
     local: Annotated[bool, typer.Option("--local", help="Run the attention here, without a server.")] = False,
-    models_dir: Annotated[
-        Path | None, typer.Option(envvar="ATTENTION_MODELS_DIR", help="The model repository, if it is on this machine.")
-    ] = None,
+    models_dir: ModelsDir = None,
 ) -> None:
     """Record a text's way through a model whose attention runs on the server.
 
@@ -73,20 +90,9 @@ def record(
     except ImportError as fault:
         typer.echo(f"attention record needs {fault.name}: pip install 'attention-service[transformers]'", err=True)
         raise typer.Exit(1) from None
-    if local:
-        recording = record_text(model, tokenizer, text, taps=chosen, target=target)  # type: ignore[arg-type]
-    else:
-        with client_of(ctx) as client:
-            place = path_in_repository(checkpoint, models_dir)
-            recording = record_text(
-                model,
-                tokenizer,
-                text,
-                taps=chosen,  # type: ignore[arg-type]
-                target=target,
-                client=client,
-                checkpoint=place,
-            )
+    with nullcontext() if local else client_of(ctx) as client:
+        place = None if local else path_in_repository(checkpoint, models_dir)
+        recording = record_text(model, tokenizer, text, taps=chosen, target=target, client=client, checkpoint=place)  # type: ignore[arg-type]
     if output is not None or not post:
         path = recording.save(output or Path(f"recording{ENDING}"))
         typer.echo(f"written to {path}")
@@ -108,7 +114,7 @@ def show(
     top_k: Annotated[int, typer.Option(min=1, help="Keys to name for each token.")] = 3,
     picture: Annotated[
         Path | None,
-        typer.Option(metavar="FILE", callback=_drawable, help="Draw the heat maps of the layer into a .svg or .png."),
+        typer.Option(metavar="FILE", callback=drawable, help="Draw the heat maps of the layer into a .svg or .png."),
     ] = None,
     as_json: AsJson = False,
 ) -> None:
@@ -146,21 +152,6 @@ def _draw(recording: Recording, picture: Path, layer: str | None, head: int | No
     typer.echo(f"drawn into {picture}")
 
 
-@app.callback(invoke_without_command=True)
-def recordings(ctx: typer.Context, as_json: AsJson = False) -> None:
-    """List, store, fetch and remove recordings of a server."""
-    if ctx.invoked_subcommand is None:
-        every(ctx, as_json)
-
-
-@app.command("list")
-def every(ctx: typer.Context, as_json: AsJson = False) -> None:
-    """List every stored recording, the newest first."""
-    with client_of(ctx) as client:
-        reply = client.recordings.list()
-    present(reply, as_json, recording_tables.stored)
-
-
 @app.command()
 def create(
     ctx: typer.Context, file: Annotated[Path, typer.Argument(help="A file of a recording.")], as_json: AsJson = False
@@ -170,7 +161,7 @@ def create(
         raise typer.BadParameter(f"there is no file {file}", param_hint="FILE")
     with client_of(ctx) as client:
         reply = client.recordings.create(Recording.load(file))
-    present(reply, as_json, lambda info: typer.echo(f"stored as {info.id}"))
+    present(reply, as_json) if as_json else typer.echo(f"stored as {reply.id}")
 
 
 @app.command("get")
@@ -180,78 +171,7 @@ def one(ctx: typer.Context, id: Id, output: Output = None, as_json: AsJson = Fal
         reply = client.recordings.get(id)
         if output is not None:
             client.recordings.download(id).save(output)
-    present(reply, as_json, display.facts)
-
-
-@app.command()
-@takes_plot
-def statistics(
-    ctx: typer.Context,
-    id: Id,  # noqa: A002
-    names: Annotated[
-        list[str] | None, typer.Option("--statistic", metavar="NAME", help="A statistic to show; may be repeated.")
-    ] = None,
-    layers: Annotated[
-        list[str] | None, typer.Option("--layer", metavar="NAME", help="Only this layer; may be repeated.")
-    ] = None,
-    plot_file: PlotFile | None = None,
-    as_json: AsJson = False,
-) -> None:
-    """Show statistics of the weights of a stored recording, by layer and head."""
-    fields: dict[str, Any] = {"statistics": names or None, "layers": layers or None}
-    show = recording_tables.statistics
-    answer(ctx, lambda client: client.recordings.statistics(id, **fields), show, as_json=as_json, plot_file=plot_file)
-
-
-@app.command()
-@takes_plot
-def similarity(
-    ctx: typer.Context,
-    id: Id,  # noqa: A002
-    tensor: Annotated[
-        str, typer.Option(help="weights, by divergence; q, k, v, context, output or hidden, by CKA.")
-    ] = "weights",
-    layers: Annotated[
-        list[str] | None, typer.Option("--layer", metavar="NAME", help="Only this layer; may be repeated.")
-    ] = None,
-    other: Annotated[
-        str | None, typer.Option("--with", help="Compare with the recording of this id, of the same tokens.")
-    ] = None,
-    with_layers: Annotated[
-        list[str] | None,
-        typer.Option("--with-layer", metavar="NAME", help="Only this layer of the other; may be repeated."),
-    ] = None,
-    plot_file: PlotFile | None = None,
-    as_json: AsJson = False,
-) -> None:
-    """Show the most similar heads or layers of each, of one stored recording or of two."""
-    fields: dict[str, Any] = {"tensor": tensor, "layers": layers or None, "with_": other}
-    fields["with_layers"] = with_layers or None
-    show = recording_tables.similarity
-    answer(ctx, lambda client: client.recordings.similarity(id, **fields), show, as_json=as_json, plot_file=plot_file)
-
-
-@app.command()
-@takes_plot
-def rollout(
-    ctx: typer.Context,
-    id: Id,  # noqa: A002
-    method: Annotated[str, typer.Option(metavar="NAME", help="rollout or flow.")] = "rollout",
-    combine: Combine = "mean",
-    residual: Residual = 0.5,
-    discard: Discard = 0.0,
-    layers: Annotated[
-        list[str] | None, typer.Option("--layer", metavar="NAME", help="Only this layer; may be repeated.")
-    ] = None,
-    queries: Traced = None,
-    plot_file: PlotFile | None = None,
-    as_json: AsJson = False,
-) -> None:
-    """Show which inputs the state of each token comes from, over the layers of a stored recording."""
-    fields: dict[str, Any] = {"method": method, "combine": combine, "residual": residual, "discard": discard}
-    fields |= {"layers": layers or None, "queries": queries or None}
-    show = partial(recording_tables.rollout, queries=queries)
-    answer(ctx, lambda client: client.recordings.rollout(id, **fields), show, as_json=as_json, plot_file=plot_file)
+    present(reply, as_json)
 
 
 @app.command()

@@ -175,9 +175,9 @@ def writable(path: Path | None) -> Path | None:
     return path
 
 
-def tensors(reply: WireModel) -> dict[str, NDArray[Any]]:
-    """Return every tensor of a reply, by its dotted name."""
-    return dict(_walk(reply.model_dump(by_alias=True), ""))
+def tensors(value: Any) -> dict[str, NDArray[Any]]:
+    """Return every tensor of a reply, or of a part of it, by its dotted name."""
+    return dict(_walk(value.model_dump(by_alias=True) if isinstance(value, WireModel) else value, ""))
 
 
 def _walk(value: Any, path: str) -> list[tuple[str, NDArray[Any]]]:

@@ -114,7 +114,7 @@ def _show_values(step: Step, shown: NDArray[np.intp]) -> None:
         print_out(Text(f"      {_vector(values)}"))
     elif values.ndim == 1:
         cells = {str(at): _number(values[at]) for at in shown}
-        table([{"     key": "", **cells}])
+        table([{"     key": " ", **cells}])
     else:
         for at in shown:
             print_out(Text(f"      key {at}  {_vector(values[at])}"))

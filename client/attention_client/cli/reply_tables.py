@@ -24,7 +24,7 @@ from attention_contract.schemas.answers import Fits
 from attention_contract.schemas.attention import Ran
 from attention_contract.schemas.checkpoints import CheckpointAttention
 from attention_contract.schemas.effects import EffectsReply
-from attention_contract.schemas.hardware import HardwareInfo
+from attention_contract.schemas.hardware import HardwareInfo, HardwareList
 from attention_contract.schemas.hopfield import HopfieldReply
 from attention_contract.schemas.modules import ModuleInfo, Parameter
 from attention_contract.schemas.recording_statistics import RecordingStatistics
@@ -50,8 +50,8 @@ _COLUMNS: Final = {
     "executed_backward_flops=backward kv_cache_bytes=kv_cache peak_bytes.request=peak predicted.forward.median_ms=ms "
     "predicted.forward.low_ms=from predicted.forward.high_ms=to predicted.gradients.median_ms=gradients_ms "
     "predicted.decode.median_ms=decode_ms",
-    Fits: "longest.size=longest longest.kernel=with longest.bound=bound largest_batch.size=largest_batch "
-    "largest_batch.kernel=of largest_batch.bound=limit",
+    Fits: "longest.size=longest longest.kernel longest.bound largest_batch.size=largest_batch "
+    "largest_batch.kernel largest_batch.bound",
 }
 """The columns of models with many fields."""
 _AXES: Final[dict[type, tuple[str, ...]]] = {
@@ -247,8 +247,9 @@ def _costs(reply: complexity.ComplexityReply) -> None:
         columns=_COLUMNS[complexity.Cost],
     )
     for one, named in zip(series, of, strict=True):
-        line(named | dict(one.growth))
+        line(named | {name: each for name, each in one.growth if name != "letters"})
         line(named | {"per": "token"} | dict(one.costs[-1].per_token))
+    line({"letters": {letter: meaning for one in series for letter, meaning in one.growth.letters.items()}})
     limits = [(one, named, name, each) for one, named in zip(series, of, strict=True) for name, each in one.limits]
     limits = [each for each in limits if isinstance(each[-1], Fits)]
     records(
@@ -300,6 +301,7 @@ def _parents_first(sessions: list[SessionInfo]) -> list[SessionInfo]:
 _VIEWS: Final[dict[type, Callable[[Any], None]]] = {
     complexity.ComplexityReply: _costs,
     EffectsReply: _effects,
+    HardwareList: lambda reply: records(reply.hardware, columns=_COLUMNS[HardwareInfo]),
     HopfieldReply: _retrieved,
     Parameter: _values,
     RecordingStatistics: _recorded,

@@ -27,7 +27,8 @@ _NUMBER: Final = re.compile(r"[-+]?(\d[\d.e+-]*|nan|inf)( [kMGTP]?[A-Z]*)?|")
 
 def print_out(what: Any) -> None:
     """Print to standard output: as wide as the terminal, or 240 columns into a file."""
-    Console(width=None if sys.stdout.isatty() else 240, highlight=False, markup=False).print(what)
+    console = Console(width=None if sys.stdout.isatty() else 240, highlight=False, markup=False)
+    console.print(what, soft_wrap=isinstance(what, Text))
 
 
 def table(rows: Iterable[Mapping[str, str]]) -> None:

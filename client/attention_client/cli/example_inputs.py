@@ -22,7 +22,7 @@ class RandomInputs(BaseModel):
     model_config = ConfigDict(use_attribute_docstrings=True)
 
     keys: int | None = Field(default=None, ge=1)
-    """By default as many as queries."""
+    """Keys of one sequence; default: as many as queries."""
     kv_heads: int | None = Field(default=None, ge=1)
     """Raw attention: key/value heads; default: as many as heads."""
     head_dim: int = Field(default=64, ge=1)

@@ -12,10 +12,9 @@ import anyio
 import httpx
 
 from attention_client import replies
-from attention_client.calls.base import Call, MediaType, Message, ReplyT
+from attention_client.calls.base import Call, Message, ReplyT
 from attention_client.calls.method import Awaited
 from attention_client.client_base import ClientBase
-from attention_client.connection_settings import ApiKey
 from attention_client.many_requests import Errors, Many, bar, in_tasks
 from attention_client.plots import AsyncPlot, drawn
 from attention_client.raw_responses import RawResponse, keeping, note
@@ -40,7 +39,7 @@ class AsyncBody(httpx.AsyncByteStream):
             yield cast("bytes", chunk)
 
 
-class AsyncClient(ClientBase[Awaited, httpx.AsyncClient]):
+class AsyncClient(ClientBase[Awaited, httpx.AsyncClient, httpx.AsyncBaseTransport]):
     """The awaited client: the arguments and the methods of ``Client``. Share one in each event loop.
 
     Its connections are those of aiohttp, beneath httpx. Under trio, give it httpx's own: a ``transport``
@@ -49,22 +48,12 @@ class AsyncClient(ClientBase[Awaited, httpx.AsyncClient]):
 
     _awaits = True
 
-    def __init__(
-        self,
-        base_url: str | None = None,
-        *,
-        timeout: float | None = 60.0,
-        retries: int | None = None,
-        media_type: MediaType = "safetensors",
-        headers: Mapping[str, str] | None = None,
-        api_key: ApiKey | None = None,
-        transport: httpx.AsyncBaseTransport | None = None,
-        http: httpx.AsyncClient | None = None,
-    ) -> None:
-        self._connect(
-            _client(transport), base_url, timeout=timeout, retries=retries, media_type=media_type, headers=headers,
-            api_key=api_key, transport=transport, http=http,
-        )  # fmt: skip
+    def _connections(self, transport: httpx.AsyncBaseTransport | None, **settings: Any) -> httpx.AsyncClient:
+        if transport is not None:
+            return httpx.AsyncClient(transport=transport, **settings)
+        from attention_client.transport import AiohttpClient  # noqa: PLC0415 - the blocking client needs no aiohttp
+
+        return AiohttpClient(**settings)
 
     async def send(self, call: Call[ReplyT]) -> ReplyT:
         """Send a call that ``attention_client.calls`` built, and return its reply."""
@@ -154,11 +143,3 @@ class AsyncClient(ClientBase[Awaited, httpx.AsyncClient]):
         self, kind: type[BaseException] | None, fault: BaseException | None, trace: TracebackType | None
     ) -> None:
         await self.aclose()
-
-
-def _client(transport: httpx.AsyncBaseTransport | None) -> type[httpx.AsyncClient]:
-    if transport is not None:
-        return httpx.AsyncClient
-    from attention_client.transport import AiohttpClient  # noqa: PLC0415 - the blocking client needs no aiohttp
-
-    return AiohttpClient

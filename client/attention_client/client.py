@@ -12,10 +12,9 @@ from typing import Any, ParamSpec, Self, TypeVar, Unpack, cast
 import httpx
 
 from attention_client import replies
-from attention_client.calls.base import Call, MediaType, Message, ReplyT
+from attention_client.calls.base import Call, Message, ReplyT
 from attention_client.calls.method import Blocking
 from attention_client.client_base import ClientBase
-from attention_client.connection_settings import ApiKey
 from attention_client.many_requests import Errors, Many, bar, in_threads
 from attention_client.plots import Plot, drawn
 from attention_client.raw_responses import RawResponse, keeping, note
@@ -40,7 +39,7 @@ class Body(httpx.SyncByteStream):
             yield cast("bytes", chunk)
 
 
-class Client(ClientBase[Blocking, httpx.Client]):
+class Client(ClientBase[Blocking, httpx.Client, httpx.BaseTransport]):
     """A blocking client of one server. Threads may share it; it keeps its connections open until ``close``.
 
     ``base_url`` is by default the environment's ``ATTENTION_URL``, else ``http://127.0.0.1:8000``. ``timeout`` is the
@@ -59,22 +58,8 @@ class Client(ClientBase[Blocking, httpx.Client]):
     head, Dv width of a head's values. B may be missing, and is then missing in the reply.
     """
 
-    def __init__(
-        self,
-        base_url: str | None = None,
-        *,
-        timeout: float | None = 60.0,
-        retries: int | None = None,
-        media_type: MediaType = "safetensors",
-        headers: Mapping[str, str] | None = None,
-        api_key: ApiKey | None = None,
-        transport: httpx.BaseTransport | None = None,
-        http: httpx.Client | None = None,
-    ) -> None:
-        self._connect(
-            httpx.Client, base_url, timeout=timeout, retries=retries, media_type=media_type, headers=headers,
-            api_key=api_key, transport=transport, http=http,
-        )  # fmt: skip
+    def _connections(self, transport: httpx.BaseTransport | None, **settings: Any) -> httpx.Client:
+        return httpx.Client(transport=transport, **settings)
 
     def send(self, call: Call[ReplyT]) -> ReplyT:
         """Send a call that ``attention_client.calls`` built, and return its reply."""

@@ -1,5 +1,6 @@
 """``ClientBase``: the settings of a client, its connections and its groups of calls, whichever way calls are sent."""
 
+from abc import abstractmethod
 from collections.abc import Mapping
 from copy import copy
 from typing import Any, Generic, Self, TypeVar, Unpack
@@ -31,26 +32,33 @@ from attention_client.connection_settings import (
 from attention_client.trace_context import trace_requests
 
 HttpT = TypeVar("HttpT", httpx.Client, httpx.AsyncClient)
+TransportT = TypeVar("TransportT", httpx.BaseTransport, httpx.AsyncBaseTransport)
 
 
-class ClientBase(Questions[WayT], Sender[WayT], Generic[WayT, HttpT]):
+class ClientBase(Questions[WayT], Sender[WayT], Generic[WayT, HttpT, TransportT]):
     """The settings, the connections and the groups of both clients."""
 
-    def _connect(
-        self, make: type[HttpT], base_url: str | None, *, timeout: float | None, retries: int | None,
-        media_type: MediaType, headers: Mapping[str, str] | None, api_key: ApiKey | None, transport: Any,
-        http: HttpT | None,
-    ) -> None:  # fmt: skip
-        """Take the arguments of a client; ``make`` is the class of its httpx client."""
+    def __init__(
+        self,
+        base_url: str | None = None,
+        *,
+        timeout: float | None = 60.0,
+        retries: int | None = None,
+        media_type: MediaType = "safetensors",
+        headers: Mapping[str, str] | None = None,
+        api_key: ApiKey | None = None,
+        transport: TransportT | None = None,
+        http: HttpT | None = None,
+    ) -> None:
         self._policy = Policy(timeout, retries, media_type)
         self._owns_http = http is None
         given_alone(http, headers=headers, api_key=api_key, transport=transport)
-        self._http: HttpT = http or make(
+        self._http: HttpT = http or self._connections(
+            transport,
             base_url=server_url(base_url),
             headers=all_headers(headers, api_key),
             limits=LIMITS,
             timeout=None,  # each attempt gets the time until the deadline
-            transport=transport,
         )
         self._address = address_of(self._http, base_url)
         if self._owns_http:
@@ -64,6 +72,10 @@ class ClientBase(Questions[WayT], Sender[WayT], Generic[WayT, HttpT]):
             if api_key is not None:
                 self.settings["api_key"] = api_key if isinstance(api_key, SecretStr) else SecretStr(api_key)
         self._group()
+
+    @abstractmethod
+    def _connections(self, transport: TransportT | None, **settings: Any) -> HttpT:
+        """Make the httpx client of this client."""
 
     def _group(self) -> None:
         """Make the groups of calls, which are sent by this client."""

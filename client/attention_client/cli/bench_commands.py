@@ -16,10 +16,10 @@ from attention_client.async_client import AsyncClient
 from attention_client.cli import example_inputs, tensor_arguments
 from attention_client.cli.example_inputs import RandomInputs
 from attention_client.cli.invocation import Invocation, client_of, send
-from attention_client.cli.load import Summary, measure
+from attention_client.cli.load import measure
 from attention_client.cli.model_options import Fields, Form, options_of, takes
 from attention_client.cli.reply_output import AsJson
-from attention_client.cli.table_output import table
+from attention_client.cli.table_output import records
 from attention_client.connection_settings import LIMITS
 from attention_contract.schemas.attention import KernelName
 from attention_contract.tensors import DTYPES, DtypeName
@@ -107,11 +107,12 @@ def bench(
 
         found = asyncio.run(_all_levels(invocation, load, sent, begin, lambda: progress.advance(task)))
     if as_json:
-        levels = [one.data() for one in found]
-        typer.echo(to_json({"operation": load.operation, "module": load.module, "levels": levels}))
+        typer.echo(to_json({"operation": load.operation, "module": load.module, "levels": found}))
     else:
-        _show(found)
-    if any(one.errors for one in found):
+        records(found)
+        succeeded = sum(each["succeeded"] for each in found)
+        typer.echo(f"{succeeded} requests succeeded; latencies include encoding and decoding in this client")
+    if any(each["errors"] for each in found):
         raise typer.Exit(1)
 
 
@@ -145,7 +146,7 @@ async def _sent(load: Load, fields: Fields, client: AsyncClient) -> Any:
 async def _all_levels(
     invocation: Invocation, load: Load, send: Callable[[AsyncClient], Any], begin: Callable[[int], None],
     done: Callable[[], None],
-) -> list[Summary]:  # fmt: skip
+) -> list[dict[str, Any]]:  # fmt: skip
     found = []
     async with AsyncClient(invocation.url, timeout=invocation.timeout, retries=0, media_type=load.media_type) as client:
         await client.server.info()  # a server that is not there is one error, not one for each request
@@ -154,17 +155,3 @@ async def _all_levels(
             await measure(partial(send, client), level, load.warm_up, done)
             found.append((await measure(partial(send, client), level, load.requests, done)).summary)
     return found
-
-
-def _show(found: list[Summary]) -> None:
-    table(
-        {
-            "in flight": str(one.concurrency),
-            "requests/s": f"{one.requests_per_second:.4g}",
-            **{name: "–" if time is None else f"{time:.3g}" for name, time in one.times.items()},
-            "failed": ", ".join(f"{count} {code}" for code, count in one.errors.items()) or "0",
-        }
-        for one in found
-    )
-    succeeded = sum(one.succeeded for one in found)
-    typer.echo(f"{succeeded} requests succeeded; latencies include encoding and decoding in this client")

@@ -3,7 +3,8 @@
 A server that does not answer within a second, or refuses, completes nothing and prints nothing.
 """
 
-from collections.abc import Callable
+import json
+from collections.abc import Callable, Iterable
 from typing import get_args
 
 import typer
@@ -12,7 +13,6 @@ from attention_client.client import Client
 from attention_contract.schemas.attention import Tap
 
 _INPUTS = ("query", "key", "value", "mask", "past_key", "past_value", "gate", "beta")
-_SPEC_KINDS = ("score", "position", "normalizer", "method")
 _TIMEOUT = 1.0
 """Seconds that a completion may wait for the server."""
 
@@ -40,6 +40,11 @@ def _argument(ctx: typer.Context, name: str) -> str | None:
     return found if isinstance(found, str) else None
 
 
+def _names(ctx: typer.Context, incomplete: str, question: Callable[[Client], Iterable[str]]) -> list[str]:
+    """Return the names of the server that begin so."""
+    return _starting(_asked(ctx, lambda client: [*dict.fromkeys(question(client))]), incomplete)
+
+
 def taps(incomplete: str) -> list[str]:
     """Complete the name of a tap."""
     return _starting([*get_args(Tap)], incomplete)
@@ -47,7 +52,7 @@ def taps(incomplete: str) -> list[str]:
 
 def modules(ctx: typer.Context, incomplete: str) -> list[str]:
     """Complete the name of a resident module."""
-    return _starting(_asked(ctx, lambda client: [one.name for one in client.modules.list().modules]), incomplete)
+    return _names(ctx, incomplete, lambda client: (each.name for each in client.modules.list().modules))
 
 
 def parameters(ctx: typer.Context, incomplete: str) -> list[str]:
@@ -55,8 +60,7 @@ def parameters(ctx: typer.Context, incomplete: str) -> list[str]:
     name = _argument(ctx, "name")
     if name is None:
         return []
-    found = _asked(ctx, lambda client: [one.name for one in client.modules.parameters(name).parameters])
-    return _starting(found, incomplete)
+    return _names(ctx, incomplete, lambda client: (each.name for each in client.modules.parameters(name).parameters))
 
 
 def differentiable(ctx: typer.Context, incomplete: str) -> list[str]:
@@ -65,31 +69,33 @@ def differentiable(ctx: typer.Context, incomplete: str) -> list[str]:
     return _starting(known, incomplete) + parameters(ctx, incomplete)
 
 
-def _variants(ctx: typer.Context) -> list[tuple[str, str]]:
-    """Return kind and name of every variant, joined while they travel through ``_asked``."""
-    found = _asked(ctx, lambda client: [f"{one.kind} {one.name}" for one in client.server.variants().variants])
-    return [(kind, name) for kind, _, name in (one.partition(" ") for one in found)]
-
-
 def kernels(ctx: typer.Context, incomplete: str) -> list[str]:
     """Complete the name of a kernel."""
-    return _starting([name for kind, name in _variants(ctx) if kind == "kernel"], incomplete)
+    return _names(
+        ctx,
+        incomplete,
+        lambda client: (each.name for each in client.server.variants().variants if each.kind == "kernel"),
+    )
 
 
 def specs(ctx: typer.Context, incomplete: str) -> list[str]:
     """Complete a spec of one variant, as in ``{"method": {"name": "linear"}}``."""
     if incomplete and not incomplete.startswith("{"):
         return []
-    whole = {"mask": '{{"masks": [{{"name": "{}"}}]}}'}
-    whole |= {kind: f'{{{{"{kind}": {{{{"name": "{{}}"}}}}}}}}' for kind in _SPEC_KINDS}
-    return _starting([whole[kind].format(name) for kind, name in _variants(ctx) if kind in whole], incomplete)
+
+    def written(client: Client) -> Iterable[str]:
+        for each in client.server.variants().variants:
+            if each.kind == "mask":
+                yield json.dumps({"masks": [{"name": each.name}]})
+            elif each.kind != "kernel":
+                yield json.dumps({each.kind: {"name": each.name}})
+
+    return _names(ctx, incomplete, written)
 
 
 def checkpoints(ctx: typer.Context, incomplete: str) -> list[str]:
     """Complete the path of a checkpoint in the model repository."""
-    return _starting(
-        _asked(ctx, lambda client: [one.path for one in client.checkpoints.list().checkpoints]), incomplete
-    )
+    return _names(ctx, incomplete, lambda client: (each.path for each in client.checkpoints.list().checkpoints))
 
 
 def layers(ctx: typer.Context, incomplete: str) -> list[str]:
@@ -97,8 +103,7 @@ def layers(ctx: typer.Context, incomplete: str) -> list[str]:
     path = _argument(ctx, "checkpoint")
     if path is None:
         return []
-    found = _asked(ctx, lambda client: [str(one.layer) for one in client.checkpoints.get(path).attentions])
-    return _starting([*dict.fromkeys(found)], incomplete)
+    return _names(ctx, incomplete, lambda client: (str(each.layer) for each in client.checkpoints.get(path).attentions))
 
 
 def compared(ctx: typer.Context, incomplete: str) -> list[str]:
@@ -107,11 +112,9 @@ def compared(ctx: typer.Context, incomplete: str) -> list[str]:
     if not hashed:
         ends = [f"{one}#" for one in checkpoints(ctx, incomplete)]
         return kernels(ctx, incomplete) + modules(ctx, incomplete) + ends
-    found = _asked(
-        ctx,
-        lambda client: [
-            f"{path}#{one.layer}{'.cross' if one.part == 'cross' else ''}"
-            for one in client.checkpoints.get(path).attentions
-        ],
-    )
-    return _starting([*dict.fromkeys(found)], incomplete)
+
+    def named(client: Client) -> Iterable[str]:
+        for each in client.checkpoints.get(path).attentions:
+            yield f"{path}#{each.layer}{'.cross' if each.part == 'cross' else ''}"
+
+    return _names(ctx, incomplete, named)

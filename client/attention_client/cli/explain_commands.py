@@ -1,12 +1,12 @@
 """``attention explain``."""
 
+from dataclasses import asdict
 from pathlib import Path
 from typing import Annotated, Any
 
 import numpy as np
 import typer
 from numpy.typing import NDArray
-from rich.text import Text
 
 from attention_client.cli import example_inputs
 from attention_client.cli.explanation import Explanation, Step, explain
@@ -93,17 +93,17 @@ def shown_keys(found: Explanation, count: int) -> NDArray[np.intp]:
 
 def _show(found: Explanation, count: int, figure: Path | None) -> None:
     shown = shown_keys(found, count)
-    print_out(Text(f"query {found.query} of head {found.head}, sequence {found.sequence}", style="bold"))
+    print_out(f"query {found.query} of head {found.head}, sequence {found.sequence}", "bold")
     for note in found.notes:
-        print_out(Text(note, style="dim"))
+        print_out(note, "dim")
     for title, steps in (("forward", found.forward), ("backward", found.backward)):
-        print_out(Text(f"\n{title}", style="bold"))
+        print_out(f"\n{title}", "bold")
         for at, step in enumerate(steps, 1):
-            print_out(Text(f"{at:>2}  {step.symbol}   {step.formula}".rstrip()))
+            print_out(f"{at:>2}  {step.symbol}   {step.formula}".rstrip())
             _show_values(step, shown)
     for identity, error in found.checks.items():
         verdict = "holds" if error <= found.tolerance else "FAILS"
-        print_out(Text(f"{identity} {verdict}: error {error:.1e} beside the largest number", style="dim"))
+        print_out(f"{identity} {verdict}: error {error:.1e} beside the largest number", "dim")
     if figure is not None:
         typer.echo(f"{figure}: {figure.stat().st_size} bytes")
 
@@ -111,15 +111,15 @@ def _show(found: Explanation, count: int, figure: Path | None) -> None:
 def _show_values(step: Step, shown: NDArray[np.intp]) -> None:
     values = step.values.astype(np.float64)
     if not step.per_key:
-        print_out(Text(f"      {_vector(values)}"))
+        print_out(f"      {_vector(values)}")
     elif values.ndim == 1:
         cells = {str(at): _number(values[at]) for at in shown}
         table([{"     key": " ", **cells}])
     else:
         for at in shown:
-            print_out(Text(f"      key {at}  {_vector(values[at])}"))
+            print_out(f"      key {at}  {_vector(values[at])}")
     if step.per_key and len(values) > len(shown):
-        print_out(Text(f"      … of {len(values)} keys", style="dim"))
+        print_out(f"      … of {len(values)} keys", "dim")
 
 
 def _number(value: float) -> str:
@@ -132,12 +132,7 @@ def _vector(values: NDArray[Any]) -> str:
 
 
 def _as_data(found: Explanation) -> dict[str, Any]:
-    def steps(several: list[Step]) -> list[dict[str, Any]]:
-        return [{"symbol": one.symbol, "tap": one.tap, "formula": one.formula, "values": one.values} for one in several]
-
-    return {
-        "sequence": found.sequence, "head": found.head, "query": found.query,
-        "spec": found.spec.model_dump(mode="json", exclude_none=True), "forward": steps(found.forward),
-        "backward": steps(found.backward), "notes": found.notes, "checks": found.checks,
-        "consistent": found.consistent,
-    }  # fmt: skip
+    spec = found.spec.model_dump(mode="json", exclude_none=True)
+    data = asdict(found) | {"spec": spec, "consistent": found.consistent}
+    del data["tolerance"]
+    return data

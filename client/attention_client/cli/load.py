@@ -4,51 +4,17 @@ import asyncio
 import time
 from collections import Counter
 from collections.abc import Awaitable, Callable
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from typing import Any, Final
 
 import numpy as np
 
 from attention_contract.errors import AttentionError
+from attention_contract.schemas.attention import Ran
 
 PERCENTILES: Final = (50, 90, 99)
 Send = Callable[[], Awaitable[Any]]
 """Send one request, and return its reply."""
-
-
-@dataclass(frozen=True)
-class Summary:
-    """Figures of one level of concurrency; times are None if no request succeeded."""
-
-    concurrency: int
-    succeeded: int
-    errors: dict[str, int]
-    """Refusals, by their code."""
-    seconds: float
-    requests_per_second: float
-    p50_ms: float | None
-    """From building the request to the decoded reply, of those that succeeded."""
-    p90_ms: float | None
-    p99_ms: float | None
-    max_ms: float | None
-    compute_ms: float | None
-    """Median on the server's device."""
-    queue_ms: float | None
-    """Median between admission and execution."""
-    batch: float | None
-    """Mean number of requests that ran together."""
-
-    @property
-    def times(self) -> dict[str, float | None]:
-        """The milliseconds and the batch, by the heading of their column."""
-        return {
-            "p50 ms": self.p50_ms, "p90 ms": self.p90_ms, "p99 ms": self.p99_ms, "largest ms": self.max_ms,
-            "compute ms": self.compute_ms, "queued ms": self.queue_ms, "batch": self.batch,
-        }  # fmt: skip
-
-    def data(self) -> dict[str, Any]:
-        """Return the fields as plain data."""
-        return asdict(self)
 
 
 @dataclass
@@ -57,35 +23,33 @@ class Measured:
 
     concurrency: int
     latencies_ms: list[float] = field(default_factory=list)
-    compute_ms: list[float] = field(default_factory=list)
-    queue_ms: list[float] = field(default_factory=list)
-    batches: list[int] = field(default_factory=list)
+    """From building the request to the decoded reply, of those that succeeded."""
+    ran: list[Ran] = field(default_factory=list)
+    """The runs of these on the server."""
     errors: Counter[str] = field(default_factory=Counter)
+    """Codes of the refusals."""
     seconds: float = 0.0
 
     @property
-    def summary(self) -> Summary:
-        """The figures of this level."""
-        count = len(self.latencies_ms)
-        p50, p90, p99 = np.percentile(self.latencies_ms, PERCENTILES).tolist() if count else [None] * 3
-        return Summary(
-            self.concurrency,
-            count,
-            dict(self.errors),
-            self.seconds,
-            count / self.seconds if self.seconds else 0.0,
-            p50,
-            p90,
-            p99,
-            max(self.latencies_ms, default=None),
-            _median(self.compute_ms),
-            _median(self.queue_ms),
-            float(np.mean(self.batches)) if self.batches else None,
-        )
+    def summary(self) -> dict[str, Any]:
+        """The figures of this level: percentiles and medians, and the mean number that ran together.
 
-
-def _median(values: list[float]) -> float | None:
-    return float(np.median(values)) if values else None
+        Times are None if no request succeeded.
+        """
+        succeeded = len(self.latencies_ms)
+        spread = np.percentile(self.latencies_ms, PERCENTILES).tolist() if succeeded else [None] * len(PERCENTILES)
+        return {
+            "concurrency": self.concurrency,
+            "succeeded": succeeded,
+            "errors": dict(self.errors),
+            "seconds": self.seconds,
+            "requests_per_second": succeeded / self.seconds if self.seconds else 0.0,
+            **{f"p{percent}_ms": value for percent, value in zip(PERCENTILES, spread, strict=True)},
+            "max_ms": max(self.latencies_ms, default=None),
+            "compute_ms": float(np.median([each.compute_ms for each in self.ran])) if succeeded else None,
+            "queue_ms": float(np.median([each.queue_ms for each in self.ran])) if succeeded else None,
+            "batch": float(np.mean([each.batch for each in self.ran])) if succeeded else None,
+        }
 
 
 async def measure(send: Send, concurrency: int, requests: int, done: Callable[[], None]) -> Measured:
@@ -101,9 +65,7 @@ async def measure(send: Send, concurrency: int, requests: int, done: Callable[[]
                 measured.errors[fault.code] += 1
             else:
                 measured.latencies_ms.append(1e3 * (time.perf_counter() - began))
-                measured.compute_ms.append(reply.ran.compute_ms)
-                measured.queue_ms.append(reply.ran.queue_ms)
-                measured.batches.append(reply.ran.batch)
+                measured.ran.append(reply.ran)
             done()
 
     began = time.perf_counter()

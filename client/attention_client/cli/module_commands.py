@@ -92,7 +92,7 @@ def parameters(
         if parameter is None:
             listed = client.modules.parameters(name)
             if output is not None:
-                tensor_arguments.write_named(output, _every_parameter(client, listed))
+                tensor_arguments.write(output, _every_parameter(client, listed))
             else:
                 present(listed, as_json)
             return

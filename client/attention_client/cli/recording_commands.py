@@ -10,6 +10,7 @@ from attention_client.cli import recording_tables
 from attention_client.cli.invocation import client_of
 from attention_client.cli.reply_output import AsJson, drawable, present
 from attention_client.cli.request_commands import Id, RequestCommand, group
+from attention_client.cli.tensor_arguments import ending_in
 from attention_client.recording import Recording
 from attention_client.recording import record as record_text
 from attention_client.recording.checkpoint_model import load_model, path_in_repository
@@ -49,17 +50,8 @@ ModelsDir = Annotated[
 ]
 
 
-def _writable(path: Path | None) -> Path | None:
-    """Check the path to write a recording to before anything runs. An option's callback."""
-    if path is not None and path.suffix != ENDING:
-        raise typer.BadParameter(f"expected a file that ends in {ENDING}; got {path}")
-    if path is not None and not path.absolute().parent.is_dir():
-        raise typer.BadParameter(f"there is no folder {path.absolute().parent}")
-    return path
-
-
 Output = Annotated[
-    Path | None, typer.Option("--output", "-o", callback=_writable, help="Write the recording: .safetensors.")
+    Path | None, typer.Option("--output", "-o", callback=ending_in(ENDING), help="Write the recording: .safetensors.")
 ]
 
 

@@ -4,7 +4,6 @@ from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
-from rich.text import Text
 
 from attention_client.cli.table_output import cell, number, print_out, table
 from attention_client.recording import Recording
@@ -24,11 +23,11 @@ def facts(recording: Recording) -> None:
     sizes = ", ".join(f"{len(labels)} tokens of {stack}" for stack, labels in told.tokens.items())
     kinds = sorted({name.rpartition(".")[2] for name in recording.tensors})
     target = f" → {cell('target', told.target)}" if told.target else ""
-    print_out(Text(f"{told.model}: {cell('text', told.text)}{target}"))
-    print_out(Text(f"{sizes}; {', '.join(kinds)}", style="dim"))
+    print_out(f"{told.model}: {cell('text', told.text)}{target}")
+    print_out(f"{sizes}; {', '.join(kinds)}", "dim")
     if told.computed is not None:
-        print_out(Text(f"attention: {_COMPUTED[told.computed]}", style="dim"))
-    print_out(Text(", ".join(f"{name} {version}" for name, version in told.versions.items()), style="dim"))
+        print_out(f"attention: {_COMPUTED[told.computed]}", "dim")
+    print_out(", ".join(f"{name} {version}" for name, version in told.versions.items()), "dim")
 
 
 def heads(recording: Recording, layer: str | None, head: int | None) -> None:

@@ -29,16 +29,7 @@ Output = Annotated[
 ]
 
 
-def drawable(path: Path | None) -> Path | None:
-    """Check the path to draw to before anything runs. An option's callback."""
-    endings = [f".{ending}" for ending in PICTURES.values()]
-    if path is not None and path.suffix.lower() not in endings:
-        raise typer.BadParameter(f"expected a file that ends in {' or '.join(endings)}, got {path.name}")
-    if path is not None and not path.absolute().parent.is_dir():
-        raise typer.BadParameter(f"there is no folder {path.parent}")
-    return path
-
-
+drawable = tensor_arguments.ending_in(*(f".{ending}" for ending in PICTURES.values()))
 Plot = Annotated[
     Path | None,
     typer.Option(

@@ -30,7 +30,7 @@ from attention_contract.schemas.modules import ModuleInfo, Parameter
 from attention_contract.schemas.recording_statistics import RecordingStatistics
 from attention_contract.schemas.rollout import RecordingRollout, RolloutReply
 from attention_contract.schemas.server import Variant
-from attention_contract.schemas.sessions import SessionInfo, SessionList
+from attention_contract.schemas.sessions import SessionList
 from attention_contract.schemas.similarity import RecordingSimilarity, SimilarityReply
 from attention_contract.tensors import dtype_name
 
@@ -76,13 +76,11 @@ def ran(told: Ran) -> None:
     """Print one line on what ran."""
     at = f" version {told.version[:12]}" if told.version else ""
     print_out(
-        Text(
-            f"{told.kernel} on {told.device} in {told.dtype}{at}: {scaled(told.flops, 'FLOP')}, "
-            f"{told.compute_ms:.3g} ms (predicted {told.predicted_ms:.3g}, from {told.predicted_low_ms:.3g} to "
-            f"{told.predicted_high_ms:.3g}; queued {told.queue_ms:.3g}), "
-            f"up to {scaled(told.peak_bytes, 'B')}, batch of {told.batch}",
-            style="dim",
-        )
+        f"{told.kernel} on {told.device} in {told.dtype}{at}: {scaled(told.flops, 'FLOP')}, "
+        f"{told.compute_ms:.3g} ms (predicted {told.predicted_ms:.3g}, from {told.predicted_low_ms:.3g} to "
+        f"{told.predicted_high_ms:.3g}; queued {told.queue_ms:.3g}), "
+        f"up to {scaled(told.peak_bytes, 'B')}, batch of {told.batch}",
+        "dim",
     )
 
 
@@ -108,7 +106,7 @@ def _fields(reply: WireModel, prefix: str = "") -> None:
     table(_tensor_row(name, array) for name, array in arrays.items())
     for name, part in parts.items():
         if len(parts) + bool(arrays) > 1:
-            print_out(Text(f"{prefix}{name}".replace("_", " "), style="bold"))
+            print_out(f"{prefix}{name}".replace("_", " "), "bold")
         part()
     line(flat(scalars))
 
@@ -178,7 +176,7 @@ def _retrieved(reply: HopfieldReply) -> None:
 
 def _values(reply: Parameter) -> None:
     line({"shape": reply.value.shape, "dtype": dtype_name(reply.value)})
-    print_out(Text(np.array2string(reply.value.astype(np.float64), precision=4, threshold=200)))
+    print_out(np.array2string(reply.value.astype(np.float64), precision=4, threshold=200))
 
 
 def _recorded(reply: RecordingStatistics) -> None:
@@ -224,10 +222,8 @@ def _traced(reply: RolloutReply) -> None:
     recorded = reply if isinstance(reply, RecordingRollout) else None
     tokens = recorded.tokens if recorded else reply.names.keys
     named = [f"{at} {tokens[at]}" if tokens else str(at) for at in range(reply.values.shape[1])]
-    traced = [
-        named[int(each)] if each.isdecimal() else each
-        for each in reply.names.queries or map(str, range(len(reply.values)))
-    ]
+    numbered = recorded is not None or tokens is None
+    traced = [named[int(each)] if numbered else each for each in reply.names.queries or ()] or named
     table({"token": query, "comes from": _nearest(row, named)} for query, row in zip(traced, reply.values, strict=True))
     if recorded:
         line({"layers": recorded.layers})
@@ -270,7 +266,7 @@ def _sessions(reply: SessionList) -> None:
     """Print the sessions of each module as a tree of forks."""
     trees: dict[str, Tree] = {}
     nodes: dict[str, Tree] = {}
-    for each in _parents_first(reply.sessions):
+    for each in reply.sessions:  # a parent is older
         above = nodes.get(each.parent or "") or trees.setdefault(each.module, Tree(Text(each.module, style="bold")))
         size = f"{each.sequences} × {each.length} tokens" if each.sequences > 1 else f"{each.length} tokens"
         held = "" if each.held == each.length else f", {each.held} held"
@@ -283,19 +279,7 @@ def _sessions(reply: SessionList) -> None:
     pages = (
         f"{reply.pages} pages of {reply.page_tokens} tokens, {reply.shared_pages} shared; {scaled(reply.bytes, 'B')}"
     )
-    print_out(Text(f"{len(reply.sessions)} sessions; {pages}", style="dim"))
-
-
-def _parents_first(sessions: list[SessionInfo]) -> list[SessionInfo]:
-    parents = {each.session: each.parent for each in sessions}
-
-    def depth(session: str | None) -> int:
-        count = 0
-        while session in parents:
-            session, count = parents[session], count + 1
-        return count
-
-    return sorted(sessions, key=lambda each: depth(each.session))
+    print_out(f"{len(reply.sessions)} sessions; {pages}", "dim")
 
 
 _VIEWS: Final[dict[type, Callable[[Any], None]]] = {

@@ -25,10 +25,10 @@ _UNITS: Final = {"bytes": "B", "flops": "FLOP", "count": ""}
 _NUMBER: Final = re.compile(r"[-+]?(\d[\d.e+-]*|nan|inf)( [kMGTP]?[A-Z]*)?|")
 
 
-def print_out(what: Any) -> None:
-    """Print to standard output: as wide as the terminal, or 240 columns into a file."""
+def print_out(what: Any, style: str = "") -> None:
+    """Print a text in its style, or anything else as wide as the terminal, or 240 columns into a file."""
     console = Console(width=None if sys.stdout.isatty() else 240, highlight=False, markup=False)
-    console.print(what, soft_wrap=isinstance(what, Text))
+    console.print(Text(what, style) if isinstance(what, str) else what, soft_wrap=isinstance(what, str))
 
 
 def table(rows: Iterable[Mapping[str, str]]) -> None:
@@ -47,7 +47,7 @@ def table(rows: Iterable[Mapping[str, str]]) -> None:
     if shown:
         print_out(drawn)
     if len(every) > len(shown):
-        print_out(Text(f"… and {len(every) - len(shown)} more rows; --json and -o give all of them", style="dim"))
+        print_out(f"… and {len(every) - len(shown)} more rows; --json and -o give all of them", "dim")
 
 
 def by_index(
@@ -108,7 +108,7 @@ def line(found: Mapping[str, Any]) -> None:
     """Print what is set in one line."""
     told = {_spaced(name): cell(name, each) for name, each in found.items()}
     if any(told.values()):
-        print_out(Text("; ".join(f"{name} {each}" for name, each in told.items() if each), style="dim"))
+        print_out("; ".join(f"{name} {each}" for name, each in told.items() if each), "dim")
 
 
 # ── cells ────────────────────────────────────────────────────────────────────────────────────────────────────────────

@@ -7,7 +7,7 @@ safetensors; ``-.npy``, ``-.npz`` and ``-.json`` choose another format.
 
 import sys
 import zlib
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from io import BytesIO
 from pathlib import Path
 from typing import Any
@@ -164,15 +164,22 @@ def to_pipe(path: Path | None) -> bool:
     return path is not None and str(path) in {_PIPE, *(f"{_PIPE}{suffix}" for suffix in SUFFIXES)}
 
 
-def writable(path: Path | None) -> Path | None:
-    """Check the path to write to before anything is asked. An option's callback."""
-    if to_pipe(path):
+def ending_in(*suffixes: str, pipe: bool = False) -> Callable[[Path | None], Path | None]:
+    """Return an option's callback that checks the path to write to before anything is asked."""
+
+    def check(path: Path | None) -> Path | None:
+        if path is None or (pipe and to_pipe(path)):
+            return path
+        if path.suffix.lower() not in suffixes:
+            raise typer.BadParameter(f"expected a file that ends in {' or '.join(suffixes)}; got {path}")
+        if not path.absolute().parent.is_dir():
+            raise typer.BadParameter(f"there is no folder {path.absolute().parent}")
         return path
-    if path is not None and path.suffix not in SUFFIXES:
-        raise typer.BadParameter(f"expected a file that ends in {', '.join(SUFFIXES)}; got {path}")
-    if path is not None and not path.absolute().parent.is_dir():
-        raise typer.BadParameter(f"there is no folder {path.absolute().parent}")
-    return path
+
+    return check
+
+
+writable = ending_in(*SUFFIXES, pipe=True)
 
 
 def tensors(value: Any) -> dict[str, NDArray[Any]]:
@@ -188,35 +195,20 @@ def _walk(value: Any, path: str) -> list[tuple[str, NDArray[Any]]]:
     return []
 
 
-def write(path: Path, reply: WireModel, chief: str | None = None) -> None:
-    """Write a reply: whole as .safetensors or .json, its tensors as .npz, its chief or only tensor as .npy."""
-    suffix = _suffix(path)
+def write(path: Path, reply: WireModel | Mapping[str, NDArray[Any]], chief: str | None = None) -> None:
+    """Write a reply, or tensors by name.
+
+    .safetensors and .json hold all of a reply, .npz its tensors, and .npy its chief or only tensor.
+    """
+    suffix = (str(path).removeprefix(_PIPE) or ".safetensors") if to_pipe(path) else path.suffix
     if suffix == ".json":
         content = to_json(reply)
-    elif suffix == ".safetensors":
+    elif suffix != ".safetensors":
+        content = _numpy_file(path, suffix, tensors(reply), chief)
+    elif isinstance(reply, WireModel):
         content = b"".join(to_safetensors(reply, "reply"))
     else:
-        content = _numpy_file(path, suffix, tensors(reply), chief)
-    _put(path, content)
-
-
-def write_named(path: Path, found: Mapping[str, NDArray[Any]]) -> None:
-    """Write tensors by name."""
-    suffix = _suffix(path)
-    if suffix == ".json":
-        content = to_json(dict(found))
-    elif suffix == ".safetensors":
-        content = save({name: np.ascontiguousarray(array) for name, array in found.items()})
-    else:
-        content = _numpy_file(path, suffix, found, None)
-    _put(path, content)
-
-
-def _suffix(path: Path) -> str:
-    return (str(path).removeprefix(_PIPE) or ".safetensors") if to_pipe(path) else path.suffix
-
-
-def _put(path: Path, content: bytes) -> None:
+        content = save({name: np.ascontiguousarray(array) for name, array in reply.items()})
     if to_pipe(path):
         sys.stdout.buffer.write(content)
         sys.stdout.buffer.flush()
@@ -225,7 +217,8 @@ def _put(path: Path, content: bytes) -> None:
 
 
 def _numpy_file(path: Path, suffix: str, given: Mapping[str, NDArray[Any]], chief: str | None) -> bytes:
-    found = {name: _for_numpy(array) for name, array in given.items()}
+    bfloat16 = DTYPES["bfloat16"]  # which numpy's files do not know
+    found = {name: array.astype(np.float32) if array.dtype == bfloat16 else array for name, array in given.items()}
     file = BytesIO()
     if suffix == ".npz":
         np.savez(file, **found)  # type: ignore[arg-type]
@@ -236,8 +229,3 @@ def _numpy_file(path: Path, suffix: str, given: Mapping[str, NDArray[Any]], chie
         raise typer.BadParameter(f"{path} holds one tensor; the reply has {', '.join(found)}: write .npz instead")
     np.save(file, found[chief])
     return file.getvalue()
-
-
-def _for_numpy(array: NDArray[Any]) -> NDArray[Any]:
-    """Widen bfloat16, which numpy's files do not know, to float32."""
-    return array.astype(np.float32) if array.dtype == DTYPES["bfloat16"] else array

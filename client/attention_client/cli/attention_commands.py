@@ -87,7 +87,7 @@ COMMANDS: Final = {
         "Show what each edit of a sweep does to the output; by default each head is knocked out in turn.\n\n"
         "-o writes the changes of the output too.",
         operations.raw_effects, chief="effects.norm", prepare=_sweep_and_differences,
-        forms={"sweep": Form(metavar="JSON|FILE", names=("--edit",), read=lambda text, _: read_object(text, "edit"))},
+        forms={"sweep": Form(metavar="JSON|FILE", name="--edit", read=lambda text, _: read_object(text, "edit"))},
     ),
     "complexity": RequestCommand(
         "complexity", operations.complexity, "Predict the cost of an attention at a shape or over a sweep of shapes.",
@@ -95,7 +95,7 @@ COMMANDS: Final = {
         forms={
             "sweep": Form(metavar="DIMENSION=N,N,…", read=_sweep),
             "compare": Form(
-                list[str], "JSON|FILE", names=("--compare",),
+                list[str], "JSON|FILE", name="--compare",
                 read=lambda texts, field: [read_json(text, field) for text in texts],
             ),
         },
@@ -103,7 +103,7 @@ COMMANDS: Final = {
     "circuits": RequestCommand(
         "circuits", operations.circuits,
         "Show what each head's projections compute together: QK and OV circuits, spectra, composition scores.",
-        forms={"with_": Form(names=("--with",), complete=completion.modules)},
+        forms={"with_": Form(name="--with", complete=completion.modules)},
     ),
     "rollout": RequestCommand(
         "attention.rollout", operations.rollout,
@@ -114,7 +114,7 @@ COMMANDS: Final = {
         "attention.similarity", operations.similarity,
         "Show the most similar heads of each, by weights or features that files hold.",
         positional=("a", "b"), chief="values",
-        forms={"measure": Form(bool, names=("--cka",), default=False, read=lambda _, __: "cka")},
+        forms={"measure": Form(bool, name="--cka", read=lambda _, __: "cka")},
     ),
     "hopfield": RequestCommand(
         "hopfield.retrieve", operations.hopfield_retrieve,
@@ -122,7 +122,7 @@ COMMANDS: Final = {
         chief="states", prepare=_association_for_programs,
         forms={
             "beta": Form(metavar="NUMBER[,…]", read=_beta),
-            "return_association": Form(bool, names=("--return-association/--no-return-association",)),
+            "return_association": Form(bool, name="--return-association/--no-return-association"),
         },
     ),
 }  # fmt: skip

@@ -10,7 +10,7 @@ from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from difflib import get_close_matches
 from pathlib import Path
-from typing import Annotated, Any, Final, Literal, NamedTuple, get_args, get_origin, get_type_hints
+from typing import Annotated, Any, Final, Literal, NamedTuple, get_args, get_origin
 
 import numpy as np
 import typer
@@ -34,13 +34,18 @@ class Form:
     kind: Any = str
     metavar: str | None = None
     read: Callable[[Any, str], Any] = lambda value, _: value
-    names: tuple[str, ...] = ()
-    default: Any = None
+    name: str = ""
+    """Its name at the shell; default: the field's."""
     least: int | None = None
     most: int | None = None
     """The bounds of a number, or of the items of a list."""
     complete: Callable[..., list[str]] | None = None
     check: Callable[[Any], Any] | None = None
+
+    @property
+    def unset(self) -> Any:
+        """The value of an option that is not given: False for a flag that can only be set."""
+        return False if self.kind is bool and "/" not in self.name else None
 
 
 class FieldOption(NamedTuple):
@@ -81,33 +86,23 @@ def options_of(
             found |= options_of(members_of(field.annotation)[0], forms=forms, within=(name,))
             continue
         form = (forms or {}).get(name) or _FORMS.get(name) or _form_of(name, field, checked)
+        shared: dict[str, Any] = {"metavar": form.metavar, "min": form.least, "max": form.most, "help": _help(field)}
+        shared["autocompletion"] = form.complete or _COMPLETE.get(name)
+        told = typer.Argument(**shared) if name in positional else typer.Option(
+            form.name or f"--{_dashed(field.alias or name)}", callback=form.check, **shared,
+            rich_help_panel=panel or ("Tensors" if form.metavar == "FILE" else None),
+        )  # fmt: skip
         # A file of the query may hold all inputs, and numbers may be of raw attention alone.
         required = field.is_required() and form.metavar == "FILE" and name != "query"
-        told = _argument(field, form) if name in positional else _option(name, field, form, panel)
         annotation: Any = Annotated[form.kind if required else form.kind | None, told]
-        found[name] = FieldOption(parameter(name, annotation, ... if required else form.default), form, (*within, name))
+        found[name] = FieldOption(parameter(name, annotation, ... if required else form.unset), form, (*within, name))
     return found
-
-
-def _argument(field: FieldInfo, form: Form) -> Any:
-    return typer.Argument(metavar=form.metavar, autocompletion=form.complete, help=_help(field))
-
-
-def _option(name: str, field: FieldInfo, form: Form, panel: str | None) -> Any:
-    return typer.Option(
-        *form.names or [f"--{_dashed(field.alias or name)}"], metavar=form.metavar, min=form.least, max=form.most,
-        help=_help(field, get_origin(form.kind) is list),
-        autocompletion=form.complete or _COMPLETE.get(name), callback=form.check,
-        rich_help_panel=panel or ("Tensors" if form.metavar == "FILE" else None),
-    )  # fmt: skip
 
 
 def parameter(name: str, annotation: Any, default: Any = None) -> inspect.Parameter:
     """Return a parameter of a command; ``...`` for one that must be given."""
-    empty = inspect.Parameter.empty
-    return inspect.Parameter(
-        name, inspect.Parameter.KEYWORD_ONLY, annotation=annotation, default=empty if default is ... else default
-    )
+    told = inspect.Parameter.empty if default is ... else default
+    return inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, annotation=annotation, default=told)
 
 
 def fields_of(given: Fields, options: Mapping[str, FieldOption]) -> Fields:
@@ -115,7 +110,7 @@ def fields_of(given: Fields, options: Mapping[str, FieldOption]) -> Fields:
     fields: Fields = {}
     for name, (_, form, path) in options.items():
         value = given.pop(name, None)
-        if value is None or value in (form.default, []):
+        if value is None or value in (form.unset, []):
             continue
         part = fields if len(path) == 1 else fields.setdefault(path[0], {})
         part[path[-1]] = form.read(value, name)
@@ -141,13 +136,11 @@ def takes(
         def extended(**given: Any) -> None:
             command(read(given, options), **given)
 
-        hints = get_type_hints(command, include_extras=True)
-        _, *own = inspect.signature(command).parameters.values()
-        named = [each.replace(annotation=hints[each.name], kind=inspect.Parameter.KEYWORD_ONLY) for each in own]
-        first = [each for each in named if each.name == "ctx"]
-        rest = [each for each in named if each.name != "ctx" and each.name not in {other.name for other in beside}]
-        every = [*first, *beside, *rest, *(option.parameter for option in options.values())]
-        with_signature(extended, command.__name__, command.__doc__ or "", every)
+        _, ctx, *own = inspect.signature(command).parameters.values()
+        rest = [each for each in own if each.name not in {other.name for other in beside}]
+        every = [ctx, *beside, *rest, *(option.parameter for option in options.values())]
+        named = [each.replace(kind=inspect.Parameter.KEYWORD_ONLY) for each in every]
+        with_signature(extended, command.__name__, command.__doc__ or "", named)
         return extended
 
     return extend
@@ -157,52 +150,46 @@ def _dashed(name: str) -> str:
     return name.replace("_", "-")
 
 
-def _help(field: FieldInfo, repeated: bool = False) -> str:
-    """Return the field's docstring on one line, and its default if the docstring does not tell it."""
+def _help(field: FieldInfo) -> str:
+    """Return the field's docstring on one line, with the choices and the default that it does not tell."""
     text = escape(" ".join((field.description or "").replace("``", "").split()))
     kind = members_of(field.annotation)[0]
-    item = members_of(get_args(kind)[0])[0] if repeated else kind
-    choices = [str(each) for each in get_args(item)] if get_origin(item) is Literal else []
-    text += " May be repeated." if repeated else ""
-    text += f" One of {', '.join(choices)}." if len(choices) > 1 and not all(each in text for each in choices) else ""
     default = field.get_default(call_default_factory=True)
-    told = (
-        ", ".join(default) if isinstance(default, list) and all(isinstance(item, str) for item in default) else default
-    )
-    shown = told if isinstance(told, str) or (isinstance(told, (int, float)) and not isinstance(told, bool)) else ""
-    return text if shown == "" or "default" in text.lower() else rf"{text}  [dim]\[default: {shown}][/dim]"
+    if get_origin(kind) is list:
+        kind = members_of(get_args(kind)[0])[0]
+        default = ", ".join(default) if default and isinstance(default[0], str) else None
+        text += "" if _is_model(kind) else " May be repeated."
+    choices = get_args(kind) if get_origin(kind) is Literal else ()
+    if len(choices) > 1 and not all(each in text for each in choices):
+        text += f" One of {', '.join(choices)}."
+    told = "default" in text.lower() or isinstance(default, bool) or not isinstance(default, str | int | float)
+    return text if told or default == "" else rf"{text}  [dim]\[default: {default}][/dim]"
 
 
 def _form_of(name: str, field: FieldInfo, checked: bool) -> Form:
     """Return the form of an option for values of the field's type."""
     kind = members_of(field.annotation)[0]
     origin, arguments = get_origin(kind), get_args(kind)
-    if origin is list and not _is_model(members_of(arguments[0])[0]):
-        return _repeated(name, field, arguments[0])
-    if kind is bool:
-        option = f"--{_dashed(name)}"
-        alone = field.default is False
-        return Form(bool, names=(option if alone else f"{option}/--no-{option[2:]}",), default=False if alone else None)
+    if origin is list and not _is_model(item := members_of(arguments[0])[0]):
+        option = f"--{_dashed(_SINGULAR.get(name) or (field.alias or name).removesuffix('s'))}"
+        least, _ = _bounds(get_args(arguments[0])[1:])
+        return Form(list[int], name=option, least=least) if item is int else Form(list[str], "NAME", name=option)
     if origin in {list, dict, np.ndarray} or _is_model(kind):
         return _from_file(kind)
-    if not checked:
-        return Form(kind if kind in {int, float} else str, "NAME" if origin is Literal else None)
-    least, most = (
-        next((getattr(each, end) for each in field.metadata if hasattr(each, end)), None) for end in ("ge", "le")
-    )
-    return Form(kind, least=least, most=most)
+    if kind is bool and field.default is not False:
+        return Form(bool, name=f"--{_dashed(name)}/--no-{_dashed(name)}")
+    if kind is bool:
+        return Form(bool, name=f"--{_dashed(name)}")
+    if checked:
+        return Form(kind, least=_bounds([field])[0], most=_bounds([field])[1])
+    return Form(kind if kind in {int, float} else str, "NAME" if origin is Literal else None)
 
 
-def _repeated(name: str, field: FieldInfo, item: Any) -> Form:
-    """Return an option in the singular, for one item of a list."""
-    number = members_of(item)[0] is int
-    option = _SINGULAR.get(name) or (field.alias or name).removesuffix("s")
-    told = get_args(item)[1:] if get_origin(item) is Annotated else ()
-    bounds = [each for info in told if isinstance(info, FieldInfo) for each in info.metadata]
-    least = next((each.ge for each in bounds if hasattr(each, "ge")), None)
-    return Form(
-        list[int] if number else list[str], None if number else "NAME", names=(f"--{_dashed(option)}",), least=least
-    )
+def _bounds(told: Sequence[Any]) -> tuple[int | None, int | None]:
+    """Return the smallest and the largest number that fields allow."""
+    limits = [each for field in told if isinstance(field, FieldInfo) for each in field.metadata]
+    least, most = (next((getattr(each, end) for each in limits if hasattr(each, end)), None) for end in ("ge", "le"))
+    return least, most
 
 
 def _from_file(kind: Any) -> Form:
@@ -254,10 +241,10 @@ def _labels(text: str, _: str) -> list[str]:
 
 
 _FORMS: Final = {
-    "return_": Form(list[str], "TAP", names=("--return",), complete=completion.taps, check=_taps),
+    "return_": Form(list[str], "TAP", name="--return", complete=completion.taps, check=_taps),
     "dropout": Form(metavar="P|JSON", read=_dropout),
     "labels": Form(metavar="WORDS|FILE", read=_labels),
     "query_labels": Form(metavar="WORDS|FILE", read=_labels),
-    "compare": Form(bool, names=("--differences",), default=False, read=lambda _, __: "unedited"),
+    "compare": Form(bool, name="--differences", read=lambda _, __: "unedited"),
 }
 """Forms of options that the types of their fields do not tell."""

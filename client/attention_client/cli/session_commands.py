@@ -18,7 +18,7 @@ _SHOW: Final = RequestCommand(
 )
 _OPEN: Final = RequestCommand(
     "sessions.create", operations.open_session, "Open a session of a module and print its id.",
-    forms={"from_": Form(metavar="ID", names=("--from",), read=lambda session, _: {"session": session})},
+    forms={"from_": Form(metavar="ID", name="--from", read=lambda session, _: {"session": session})},
 )  # fmt: skip
 app = group("List, open, show and end the decode sessions of a server.", _LIST)
 app.command("show")(_SHOW.command())

@@ -91,11 +91,12 @@ def call(operation: Operation[ReplyT], arguments: Mapping[str, Any]) -> Call[Rep
 
     ``options`` among the arguments holds the settings of the call, and may hold fields of the request too.
     """
-    known = {} if operation.request is None else operation.request.model_fields
-    keywords = arguments.get("options", {})
     given = {name: value for name, value in arguments.items() if name not in {"self", "options"}}
-    given |= {name: value for name, value in keywords.items() if name in known}
-    options: Any = {name: value for name, value in keywords.items() if name not in known}
+    options: Any = arguments.get("options", {})
+    if operation.request is not None and not options.keys() <= CallOptions.__annotations__.keys():
+        known = operation.request.model_fields
+        given |= {name: value for name, value in options.items() if name in known}
+        options = {name: value for name, value in options.items() if name not in known}
     fields = {name: plain(value) for name, value in given.items() if value is not None}
     path = {name: _checked(name, fields.pop(name, "")) for _, name, _, _ in Formatter().parse(operation.path) if name}
     if operation.request is None:
